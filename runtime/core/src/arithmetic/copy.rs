@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 /// Below this many bytes the C library's copy is a few vector moves as well.
 const LIBRARY_COPY_MAX: usize = 1 << 10;
 
-/// Copies for another core that reads the copy next: through the caches, or past them for a while where that was
-/// measured to be faster.
+/// Copies for another core that reads the copy next: through the caches, or for a while past them where measurements
+/// show that to be faster.
 ///
 /// What a copy through the caches takes depends on where the lines are: those that were streamed before, and read since
-/// by this core, are in no other core's caches. So single copies through the caches tell nothing while streaming is on.
+/// by this core, are in no other core's caches. So single copies through the caches show nothing while streaming is on.
 /// Instead, streaming ends by itself, and begins anew after many slow copies in a row.
 #[derive(Debug, Default)]
 pub struct AdaptiveCopy {
@@ -123,16 +123,16 @@ impl AdaptiveCopy {
         let is_trial = self.is_trial();
         let streams = is_trial || self.bytes_to_stream > 0;
         self.bytes_to_stream = self.bytes_to_stream.saturating_sub(to.len());
-        let copy_it = match streams {
+        let copy_piece = match streams {
             true => copy_past_caches,
             false => copy,
         };
         if !is_trial && self.untimed < Self::TIMED_INTERVAL {
             self.untimed += 1;
-            return copy_it(to, from);
+            return copy_piece(to, from);
         }
         let began = Instant::now();
-        copy_it(to, from);
+        copy_piece(to, from);
         self.update(streams, to.len(), began.elapsed());
     }
 

@@ -5,7 +5,7 @@
 pub struct CommState {
     /// Identifies the communicator: all its ranks report the same value.
     pub id: String,
-    /// What the backend's library says of it, as names and values.
+    /// What the backend's library reports about the communicator, as names and values.
     pub facts: Vec<(String, String)>,
 }
 

@@ -82,10 +82,10 @@ impl GroupContext {
     }
 }
 
-/// Makes the backends of a world's groups. Registered by name, chosen by the configuration.
+/// Makes the backends of a world's groups. The configuration selects a factory by its name.
 ///
 /// # Thread safety
-/// One for each world. Groups may be made from several threads.
+/// A world has a factory of its own. Several threads may make groups at the same time.
 pub trait BackendFactory: Send + Sync {
     /// The name of the backend, in configurations and in records.
     fn name(&self) -> &'static str;
@@ -164,7 +164,7 @@ pub trait BackendSet {
     }
 }
 
-/// What the group gives a backend along with an operation.
+/// The parameters that a group passes to its backend with an operation.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// The sequence number (`collective_seq_id`, or `p2p_seq_id`), for error messages and comparisons of ranks.
@@ -431,7 +431,7 @@ pub trait Backend: Send + Sync {
         Err(self.refuse("the release of memory"))
     }
 
-    /// Undoes [`suspend`](Self::suspend). All members call it; waits and fails as that does.
+    /// Undoes [`suspend`](Self::suspend). All members call it. It waits and fails as `suspend` does.
     fn resume(&self, deadline: Deadline) -> Result<()> {
         let _ = deadline;
         Err(self.refuse("the release of memory"))
@@ -440,7 +440,7 @@ pub trait Backend: Send + Sync {
     /// The device memory of the group's communicators on this rank.
     ///
     /// # Errors
-    /// `Unsupported` where the backend or its library does not tell.
+    /// `Unsupported` where the backend or its library does not report it.
     fn comm_memory(&self) -> Result<CommMemory> {
         Err(self.refuse("the memory of communicators"))
     }
@@ -470,16 +470,16 @@ pub trait Backend: Send + Sync {
     }
 
     /// Whether the process is to end after an operation of this backend has failed, once the dump is written:
-    /// where the remains of the operation would harm whatever the process does next.
+    /// where the remains of the operation would harm what the process does next.
     fn ends_process(&self) -> bool {
         false
     }
 
-    /// The error `Unsupported` for a function, `what`, that this backend does not offer.
-    fn refuse(&self, what: &str) -> Error {
+    /// The error `Unsupported` for a `feature` that this backend does not offer.
+    fn refuse(&self, feature: &str) -> Error {
         Error::new(
             ErrorKind::Unsupported,
-            format!("backend {} does not offer {what}", self.name()),
+            format!("backend {} does not offer {feature}", self.name()),
         )
     }
 }

@@ -48,7 +48,7 @@ fn writable<'a, T: Element>(slices: &'a mut [&mut [T]]) -> Vec<Buffer<'a>> {
     slices.map(|slice| Buffer::from_mut(slice)).collect()
 }
 
-pub(crate) fn other_op(op: Op<'static>) -> Error {
+pub(crate) fn wrong_op_error(op: Op<'static>) -> Error {
     Error::new(
         ErrorKind::Backend,
         format!("the backend returned another operation: {}", op.op_type()),
@@ -56,7 +56,7 @@ pub(crate) fn other_op(op: Op<'static>) -> Error {
 }
 
 /// Defines the two forms of a collective on a single buffer.
-macro_rules! lone {
+macro_rules! on_one_buffer {
     ($(#[$doc:meta])* $name:ident, $name_async:ident, $variant:ident { $($field:ident: $type:ty),* }) => {
         $(#[$doc])*
         #[track_caller]
@@ -72,7 +72,7 @@ macro_rules! lone {
             let buffer = Buffer::from_vec(buffer);
             self.submit(Op::$variant { buffer, $($field: $field.into()),* }, |op, _| {
                 let Op::$variant { buffer, .. } = op else {
-                    return Err(other_op(op));
+                    return Err(wrong_op_error(op));
                 };
                 vec_of(buffer)
             })
@@ -128,7 +128,7 @@ macro_rules! in_out {
             let $output = in_out!(@own $out_shape $output);
             self.submit(Op::$variant { $input, $output, $($field: $field.into()),* }, |op, _| {
                 let Op::$variant { $input, $output, .. } = op else {
-                    return Err(other_op(op));
+                    return Err(wrong_op_error(op));
                 };
                 Ok((in_out!(@back $in_shape $input)?, in_out!(@back $out_shape $output)?))
             })
@@ -137,22 +137,22 @@ macro_rules! in_out {
 }
 
 impl ProcessGroup {
-    lone! {
-        /// Every rank's `buffer` ends as the reduction of all.
+    on_one_buffer! {
+        /// Every rank's `buffer` ends as the reduction of all ranks' buffers.
         all_reduce, all_reduce_async, AllReduce { op: impl Into<Reduction> }
     }
 
-    lone! {
-        /// The root's `buffer` ends as the reduction of all; the others' stay as they are.
+    on_one_buffer! {
+        /// The root's `buffer` ends as the reduction of all ranks' buffers; the others' stay as they are.
         reduce, reduce_async, Reduce { op: impl Into<Reduction>, root: u32 }
     }
 
-    lone! {
+    on_one_buffer! {
         /// Every rank's `buffer` ends as the root's.
         broadcast, broadcast_async, Broadcast { root: u32 }
     }
 
-    /// Reduces each buffer over all ranks, in place; all of them as one operation.
+    /// Reduces each of several buffers over all ranks, in place, as one operation.
     #[track_caller]
     pub fn all_reduce_coalesced<T: Element>(
         &self,
@@ -181,7 +181,7 @@ impl ProcessGroup {
         };
         self.submit(op, |op, _| {
             let Op::AllReduceCoalesced { buffers, .. } = op else {
-                return Err(other_op(op));
+                return Err(wrong_op_error(op));
             };
             vecs_of(buffers)
         })

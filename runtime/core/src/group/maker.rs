@@ -30,7 +30,7 @@ pub(crate) trait GroupMaker: Send + Sync {
     fn decline_split(&self, parent: &Group, options: &GroupOptions) -> Result<()>;
 
     /// The store, with a prefix for the group with this wire id.
-    fn notes(&self, wire_id: u64) -> Arc<dyn Store>;
+    fn group_store(&self, wire_id: u64) -> Arc<dyn Store>;
 }
 
 /// Options of a new group.
@@ -56,7 +56,8 @@ impl GroupOptions {
     }
 }
 
-/// The group that a new group is made from, if any: its backends may have a cheaper way than to connect anew.
+/// The group that a new group is made from, if any: its backends may make those of the new group at less cost than by
+/// new connections.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
     /// No other group.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// The most ranks that the text of an error lists.
 const MAX_RANKS: usize = 64;
 
-/// The ranks that the error of a monitored barrier names, of those that did not arrive.
+/// Which of the ranks that did not arrive the error of a monitored barrier names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingRanks {
     /// The first in the order of ranks.
@@ -63,7 +63,7 @@ impl ProcessGroup {
 
     fn monitored(&self, missing: MissingRanks) -> Result<MonitoredBarrier> {
         Ok(MonitoredBarrier {
-            store: self.notes()?,
+            store: self.group_store()?,
             ranks: self.ranks().to_vec(),
             rank: self.rank(),
             missing,
@@ -102,7 +102,7 @@ impl ProcessGroup {
             .copied()
             .filter(|rank| !excluding.contains(rank))
             .collect();
-        let store = self.notes()?;
+        let store = self.group_store()?;
         // A failed call may be followed by one with another list. So the n-th calls of all members belong together.
         let round = store.add(&format!("shrink/calls/{own_rank}"), 1)?;
         let wanted = format!("{excluding:?}");
@@ -152,7 +152,7 @@ impl ProcessGroup {
     /// # Errors
     /// `PeerLost` if the published list contains the caller. Otherwise the store's error.
     pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
-        let store = self.notes()?;
+        let store = self.group_store()?;
         let own_rank = self.ranks()[self.rank() as usize];
         let round = store.add(&format!("absent/calls/{own_rank}"), 1)?;
         let arrival = |rank: &Rank| format!("absent/{round}/{rank}");
@@ -203,8 +203,8 @@ impl ProcessGroup {
     }
 
     /// The store under the group's own prefix.
-    fn notes(&self) -> Result<Arc<dyn Store>> {
-        Ok(self.group.maker()?.notes(self.group.wire_id()))
+    fn group_store(&self) -> Result<Arc<dyn Store>> {
+        Ok(self.group.maker()?.group_store(self.group.wire_id()))
     }
 }
 
@@ -336,6 +336,6 @@ impl MonitoredBarrier {
 const MIN_WAIT: Duration = Duration::from_millis(1);
 const RESULT: &str = "verdict";
 
-fn key(share: &Share, what: &str) -> String {
-    format!("monitored_barrier/{}/{what}", share.seq())
+fn key(share: &Share, name: &str) -> String {
+    format!("monitored_barrier/{}/{name}", share.seq())
 }

@@ -1,7 +1,7 @@
 //! Messages from one rank to another, alone and in batches.
 
 use crate::backend::Done;
-use crate::group::collectives::{other_op, vec_of};
+use crate::group::collectives::{vec_of, wrong_op_error};
 use crate::group::process_group::ProcessGroup;
 use crate::group::work::Work;
 use crate::op::Op;
@@ -119,7 +119,7 @@ pub(crate) fn message<T: Element>(op: Op<'static>, _: Done) -> Result<Vec<T>> {
     if let Op::Send { buffer, .. } | Op::Recv { buffer, .. } = op {
         vec_of(buffer)
     } else {
-        Err(other_op(op))
+        Err(wrong_op_error(op))
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn coalesced_ops(op: Op<'static>, _: Done) -> Result<Vec<Op<'static>>
     if let Op::Coalesced(ops) = op {
         Ok(ops)
     } else {
-        Err(other_op(op))
+        Err(wrong_op_error(op))
     }
 }
 

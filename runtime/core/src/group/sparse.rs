@@ -128,8 +128,8 @@ impl<T: Element> SparseTensor<T> {
         usize::try_from(block).ok()
     }
 
-    /// The properties that must be equal on all ranks (element type, number of sparse dimensions, number of
-    /// dimensions, shape padded with zeros), and last the number of this rank's index tuples.
+    /// What ranks exchange first: the properties that must be equal on all ranks (element type, number of sparse
+    /// dimensions, number of dimensions, shape padded with zeros), then the number of this rank's index tuples.
     fn head(&self) -> [u64; MAX_DIMENSIONS + 4] {
         let mut head = [0; MAX_DIMENSIONS + 4];
         head[0] = T::DTYPE.code().into();
@@ -278,11 +278,11 @@ fn gather_and_add<T: Element>(
         indices: vec![0; count * dims],
         values: vec![T::default(); count * block],
     };
-    for (nth, (tuple, parts)) in found.iter().enumerate() {
+    for (position, (tuple, parts)) in found.iter().enumerate() {
         for (dim, &index) in tuple.iter().enumerate() {
-            sum.indices[dim * count + nth] = index;
+            sum.indices[dim * count + position] = index;
         }
-        let out = &mut sum.values[nth * block..(nth + 1) * block];
+        let out = &mut sum.values[position * block..(position + 1) * block];
         let part = |&(rank, at): &(usize, usize)| &values[rank][at * block..(at + 1) * block];
         add(&parts.iter().map(part).collect::<Vec<_>>(), out)?;
     }

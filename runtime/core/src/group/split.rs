@@ -22,17 +22,17 @@ impl ProcessGroup {
         options: &GroupOptions,
     ) -> Result<Option<ProcessGroup>> {
         let choice = [color.map_or(-1, i64::from), key];
-        let mut all = vec![0i64; 2 * self.size() as usize];
-        self.all_gather_single(&choice, &mut all)?;
+        let mut choices = vec![0i64; 2 * self.size() as usize];
+        self.all_gather_single(&choice, &mut choices)?;
         let maker = self.group.maker()?;
         let Some(color) = color else {
             maker.decline_split(&self.group, options)?;
             return Ok(None);
         };
         let mut members: Vec<(i64, u32)> = (0..self.size())
-            .zip(all.chunks_exact(2))
-            .filter(|(_, theirs)| theirs[0] == i64::from(color))
-            .map(|(group_rank, theirs)| (theirs[1], group_rank))
+            .zip(choices.chunks_exact(2))
+            .filter(|(_, choice)| choice[0] == i64::from(color))
+            .map(|(group_rank, choice)| (choice[1], group_rank))
             .collect();
         members.sort_unstable();
         let ranks: Vec<Rank> = members

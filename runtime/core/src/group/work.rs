@@ -513,7 +513,7 @@ impl<T> Work<T> {
         Deadline::At(self.in_flight.due() + self.in_flight.group.cleanup_time())
     }
 
-    /// Waits for the end, and for what ends with it after an error.
+    /// Waits for the end; after an error that makes the group unusable, also until the watchdog has aborted the group.
     fn until_end(&self) -> Result<Done> {
         let _waiting = self.in_flight.begin_wait();
         self.in_flight.wait(self.latest());

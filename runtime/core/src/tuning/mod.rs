@@ -55,7 +55,7 @@ macro_rules! named_values {
             }
 
             fn from_name(text: &str) -> Option<Self> {
-                Self::ALL.iter().copied().find(|it| it.name() == text)
+                Self::ALL.iter().copied().find(|value| value.name() == text)
             }
         }
 
@@ -245,8 +245,8 @@ impl Tuning {
         let parsed = count.trim().parse().ok();
         let parsed = parsed.filter(|count| (1..=MAX_STREAMS).contains(count));
         self.streams = parsed.ok_or_else(|| {
-            let what = format!("{count:?} streams between two ranks: give 1 to {MAX_STREAMS}");
-            Error::new(ErrorKind::InvalidArgument, what)
+            let message = format!("{count:?} streams between two ranks: give 1 to {MAX_STREAMS}");
+            Error::new(ErrorKind::InvalidArgument, message)
         })?;
         Ok(())
     }
@@ -270,16 +270,16 @@ fn without_comment(line: &str) -> &str {
 
 fn parse_choice(line: &str, fields: &[&str]) -> Result<Choice> {
     let refuse = |why: String| {
-        let what = format!("the line {line:?} of the tuning table: {why}");
-        Error::new(ErrorKind::InvalidArgument, what)
+        let message = format!("the line {line:?} of the tuning table: {why}");
+        Error::new(ErrorKind::InvalidArgument, message)
     };
     let &[pattern, topology, ranks, bytes, algorithm] = fields else {
         let form = "operation, topology, ranks, bytes, algorithm, or streams and a number";
         return Err(refuse(format!("it must be {form}")));
     };
-    let unknown = |what: &str, text: &str, known: Vec<&str>| {
+    let unknown = |kind: &str, text: &str, known: Vec<&str>| {
         refuse(format!(
-            "{text:?} is not a known {what}: give {}",
+            "{text:?} is not a known {kind}: give {}",
             known.join(", ")
         ))
     };
@@ -292,8 +292,8 @@ fn parse_choice(line: &str, fields: &[&str]) -> Result<Choice> {
         unknown("topology", topology, known)
     })?;
     let known = Algorithm::of(named_pattern, named_topology);
-    let named = Algorithm::from_name(algorithm).filter(|it| known.contains(it));
-    let named = named.ok_or_else(|| {
+    let named_algorithm = Algorithm::from_name(algorithm).filter(|named| known.contains(named));
+    let named_algorithm = named_algorithm.ok_or_else(|| {
         let known = known.iter().map(|it| it.name()).collect();
         unknown(
             &format!("algorithm for {pattern} over {topology}"),
@@ -301,11 +301,11 @@ fn parse_choice(line: &str, fields: &[&str]) -> Result<Choice> {
             known,
         )
     })?;
-    let parse_max = |what: &str, text: &str| match (text, parse_size(text)) {
+    let parse_max = |unit: &str, text: &str| match (text, parse_size(text)) {
         ("any", _) => Ok(None),
         (_, Some(max)) => Ok(Some(max)),
         _ => Err(refuse(format!(
-            "{text:?} is not a number of {what}: give one (with K, M or G for powers of 1024) or any"
+            "{text:?} is not a number of {unit}: give one (with K, M or G for powers of 1024) or any"
         ))),
     };
     Ok(Choice {
@@ -313,7 +313,7 @@ fn parse_choice(line: &str, fields: &[&str]) -> Result<Choice> {
         topology: named_topology,
         ranks: parse_max("ranks", ranks)?,
         bytes: parse_max("bytes", bytes)?,
-        algorithm: named,
+        algorithm: named_algorithm,
     })
 }
 

@@ -62,9 +62,9 @@ impl<B: BackendSet> WorldBuilder<B> {
         self
     }
 
-    /// Says that the process of rank 0 serves the [`store`](Self::store) although the world does not, so that a store
-    /// that does not answer leads to that process. Without effect unless [`Rendezvous::uses_agent_store`] is set: else
-    /// the store is taken to be at rank 0 anyway.
+    /// Says that the process of rank 0 serves the [`store`](Self::store), although the world does not: if the store
+    /// does not answer, errors then name rank 0. This has an effect only if [`Rendezvous::uses_agent_store`] is set;
+    /// otherwise the store is taken to be at rank 0 anyway.
     #[must_use]
     pub fn store_at_rank_0(mut self) -> Self {
         self.store_is_at_rank_0 = true;
@@ -447,18 +447,18 @@ fn open_backends(
         factories.push(open(context)?);
     }
     let full_name = |key: String| store.inner().name(&store.name(&key));
-    let notes_of = |factory: &Arc<dyn BackendFactory>| {
+    let announced_by = |factory: &Arc<dyn BackendFactory>| {
         let notes = factory.announcement().into_iter();
         notes
             .map(|(key, note)| (full_name(key), note))
             .collect::<Vec<_>>()
     };
-    let first = factories.iter().flat_map(&notes_of);
+    let first = factories.iter().flat_map(&announced_by);
     write_notes(root, first.chain(serve_endpoint()).collect())?;
     let mut others = Vec::new();
     for open in to_open {
         let factory = open(context)?;
-        others.extend(notes_of(&factory));
+        others.extend(announced_by(&factory));
         factories.push(factory);
     }
     write_notes(root, others)?;

@@ -50,7 +50,7 @@ impl WorldShared {
         }
         loop {
             let time_left = deadline.saturating_duration_since(Instant::now());
-            let (key, slice) = (self.all_gone(), POLL_INTERVAL.min(time_left));
+            let (key, slice) = (self.all_gone_key(), POLL_INTERVAL.min(time_left));
             let waited = self.ask(time_left.min(POLL_INTERVAL * 2), move |notes| {
                 notes.wait(&[&key], slice)
             });
@@ -121,8 +121,8 @@ impl WorldShared {
     /// not reply within `within`.
     fn count_departure(&self, within: Duration) -> Option<Result<()>> {
         let remaining = self.remaining.load(Ordering::Relaxed);
-        let own_key = gone(remaining, self.place.rank);
-        let all_gone = self.all_gone();
+        let own_key = gone_key(remaining, self.place.rank);
+        let all_gone = self.all_gone_key();
         let (store, attempt) = (self.store.clone(), self.place.attempt);
         self.ask(within, move |notes| {
             notes.set(&own_key, b"")?;
@@ -183,7 +183,10 @@ impl WorldShared {
         let remaining = self.remaining.load(Ordering::Relaxed);
         let ranks = ranks.to_vec();
         let found = self.ask(POLL_INTERVAL, move |notes| {
-            let keys: Vec<String> = ranks.iter().map(|&rank| gone(remaining, rank)).collect();
+            let keys: Vec<String> = ranks
+                .iter()
+                .map(|&rank| gone_key(remaining, rank))
+                .collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             // This request returns the error of a store that fails: the ranks must not be taken for missing.
             notes.check(&keys[..1])?;
@@ -201,7 +204,7 @@ impl WorldShared {
         let lost = |rank: &Rank| {
             self.factories
                 .iter()
-                .any(|it| it.is_lost(*rank, CHECK_TIME))
+                .any(|factory| factory.is_lost(*rank, CHECK_TIME))
         };
         let lost: Vec<Rank> = asked.filter(lost).collect();
         // A process that has ended since the store was read may have published before that it leaves.
@@ -226,7 +229,7 @@ impl WorldShared {
 
     fn store_silent(&self, limit: Duration) -> Error {
         let waited = text::duration(limit);
-        if self.is_at_rank_0() {
+        if self.store_is_at_rank_0() {
             let message = format!("rank 0, which serves the store, did not answer within {waited}");
             return Error::new(ErrorKind::Timeout, message).with_rank(0);
         }
@@ -236,7 +239,7 @@ impl WorldShared {
     }
 
     fn store_lost(&self, error: Error) -> Error {
-        if self.is_at_rank_0() {
+        if self.store_is_at_rank_0() {
             let message = "rank 0, which serves the store, is gone: it ended before the shutdown";
             return Error::new(ErrorKind::PeerLost, message)
                 .with_rank(0)
@@ -246,7 +249,7 @@ impl WorldShared {
     }
 
     /// Whether rank 0 serves the store, and this rank is not rank 0.
-    fn is_at_rank_0(&self) -> bool {
+    fn store_is_at_rank_0(&self) -> bool {
         self.place.rank != 0 && !self.place.uses_agent_store
     }
 
@@ -254,7 +257,7 @@ impl WorldShared {
         format!("lost/{}", self.remaining.load(Ordering::Relaxed))
     }
 
-    fn all_gone(&self) -> String {
+    fn all_gone_key(&self) -> String {
         format!("all gone/{}", self.remaining.load(Ordering::Relaxed))
     }
 
@@ -267,6 +270,6 @@ impl WorldShared {
 }
 
 /// The key that a rank sets when it leaves.
-fn gone(remaining: u32, rank: Rank) -> String {
+fn gone_key(remaining: u32, rank: Rank) -> String {
     format!("gone/{remaining}/{rank}")
 }

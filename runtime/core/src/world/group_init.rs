@@ -72,7 +72,7 @@ impl GroupMaker for WorldShared {
         })
     }
 
-    fn notes(&self, wire_id: u64) -> Arc<dyn Store> {
+    fn group_store(&self, wire_id: u64) -> Arc<dyn Store> {
         let prefix = format!("rcomm/{}/group/{wire_id:016x}", self.place.attempt);
         Arc::new(PrefixStore::new(prefix, self.root.clone()))
     }
@@ -106,7 +106,7 @@ impl WorldShared {
             ))
         })?;
         let spec = options.backend.as_ref().unwrap_or(&self.config.backend);
-        let store = self.notes(wire_id);
+        let store = self.group_store(wire_id);
         let deadline = Deadline::In(self.config.init_timeout).started();
         let checks = self.checks.load(Ordering::Relaxed);
         // A rank that compares would wait for ranks that do not.

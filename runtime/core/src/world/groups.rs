@@ -48,7 +48,7 @@ impl<B> World<B> {
                 .unwrap_or_else(PoisonError::into_inner);
             shared.retain(|(_, group)| group.refusal().is_none());
             let mut known = shared.iter();
-            let known = known.find(|(desc, it)| *desc == options.desc && it.ranks() == ranks);
+            let known = known.find(|(desc, group)| *desc == options.desc && group.ranks() == ranks);
             known.map(|(_, group)| group.clone())
         };
         if let Some(known) = find() {
@@ -112,7 +112,7 @@ impl<B> World<B> {
     }
 
     /// Waits until no operation that was issued (by a call that returns a [`Work`](crate::Work)) is pending in any
-    /// group. Their handles tell whether they failed.
+    /// group. The handles of the operations say whether they failed.
     ///
     /// # Blocking
     /// For `timeout` at most. Operations that are issued meanwhile count too.
@@ -134,7 +134,7 @@ impl<B> World<B> {
             if left.is_zero() {
                 let named = pending
                     .iter()
-                    .map(|it| format!("{} in {}", it.pending(), it.name()));
+                    .map(|group| format!("{} in {}", group.pending(), group.name()));
                 let named: Vec<String> = named.collect();
                 let message = format!(
                     "operations are still pending after {}: {}",
@@ -174,7 +174,7 @@ impl<B> World<B> {
         let entry = record.entries.iter().find(|entry| {
             let group = &record.groups[entry.group as usize].info;
             matches!(entry.state, EntryState::Scheduled | EntryState::Started)
-                && groups.iter().any(|it| it.name() == group.name)
+                && groups.iter().any(|pending| pending.name() == group.name)
         })?;
         let seq = match entry.is_p2p {
             true => entry.p2p_seq_id,

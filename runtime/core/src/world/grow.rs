@@ -142,7 +142,7 @@ pub(super) fn place_in(place: &Rendezvous, round: &Round) -> Rendezvous {
     Rendezvous {
         world_size: round.size,
         attempt: round.attempt,
-        // How many of the further ranks are on this host is not known.
+        // It is not known how many of the added ranks are on this host.
         local_world_size: place.local_world_size.filter(|_| is_as_large),
         ..place.clone()
     }

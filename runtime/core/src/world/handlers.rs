@@ -1,4 +1,4 @@
-//! What the endpoint of a rank does for a program beyond showing its record.
+//! The handlers of a rank's endpoint: functions that a client calls by `POST /handlers/NAME`.
 
 use super::{World, WorldShared};
 use crate::op::error::{Error, ErrorKind, Result};
@@ -29,7 +29,10 @@ impl<B> World<B> {
         + Sync
         + 'static,
     ) -> Result<()> {
-        let endpoint = self.threads.as_ref().and_then(|it| it.endpoint.as_ref());
+        let endpoint = self
+            .threads
+            .as_ref()
+            .and_then(|threads| threads.endpoint.as_ref());
         let endpoint = endpoint.ok_or_else(|| {
             let message = "this rank has no endpoint that could answer requests";
             Error::new(ErrorKind::Unsupported, message)

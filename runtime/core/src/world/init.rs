@@ -91,7 +91,7 @@ pub(crate) fn rendezvous(
         return Err(Refused {
             error,
             readers: place.world_size.into(),
-            keep: late_ranks(config, deadline),
+            keep: late_rank_time(config, deadline),
         });
     }
     let is_last = matches!(replies.last(), Some(&BatchReply::Count(count))
@@ -135,7 +135,7 @@ pub(crate) fn rendezvous(
         tracing::debug!(%error, "the store closed after the refusal was read");
     }
     let (readers, keep) = match ranks.is_empty() {
-        true => (place.world_size.into(), late_ranks(config, deadline)),
+        true => (place.world_size.into(), late_rank_time(config, deadline)),
         // The time to start has passed: ranks that did not arrive are not waited for.
         false => (notes.add(&count, 0).unwrap_or(0), config.status_wait),
     };
@@ -187,16 +187,17 @@ pub(crate) fn name_store_host(error: Error, store: &dyn Store, place: &Rendezvou
     }
 }
 
-/// The error of a rendezvous in which the store has not answered by the deadline and for `more` after it.
+/// The error of a rendezvous in which the store has not answered by the deadline, nor within [`Config::status_wait`]
+/// after it.
 pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Config) -> Error {
-    let whose = match (store.server(), place.uses_agent_store) {
+    let which_store = match (store.server(), place.uses_agent_store) {
         (None, _) => "the store".to_owned(),
         (Some(server), true) => format!("the store at {server}, which the launcher serves,"),
         (Some(server), false) => format!("the store at {server}, which rank 0 serves,"),
     };
     let message = format!(
-        "{whose} did not answer within {} of the start and {} more: its process or the network to it may have stopped, \
-         so it is not known which ranks have arrived",
+        "{which_store} did not answer within {} of the start and {} more: its process or the network to it may have \
+         stopped, so it is not known which ranks have arrived",
         text::duration(config.init_timeout),
         text::duration(config.status_wait),
     );
@@ -212,10 +213,10 @@ pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Confi
 /// is closed.
 const STORE_KEPT: Duration = Duration::from_secs(10);
 /// How often the rank that serves the store counts the ranks that have read a refusal.
-const COUNTING: Duration = Duration::from_millis(5);
+const COUNT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How long ranks that start later are waited for.
-fn late_ranks(config: &Config, deadline: Deadline) -> Duration {
+fn late_rank_time(config: &Config, deadline: Deadline) -> Duration {
     STORE_KEPT.min(deadline.remaining()).max(config.status_wait)
 }
 
@@ -227,7 +228,7 @@ fn keep_store(notes: &dyn Store, place: &Rendezvous, readers: i64, limit: Durati
         && Instant::now() < until
         && notes.add(REFUSAL_READ, 0).is_ok_and(|read| read < readers)
     {
-        std::thread::sleep(COUNTING);
+        std::thread::sleep(COUNT_INTERVAL);
     }
 }
 
@@ -259,11 +260,11 @@ fn result_for_all(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> 
     let keys: Vec<String> = std::iter::once(settings_key(place)).chain(keys).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let values = notes.multi_get(&keys, deadline.remaining())?;
-    let (text, given) = values
+    let (settings, statements) = values
         .split_first()
-        .map_or((&[][..], &[][..]), |(text, given)| (text.as_slice(), given));
-    let text = String::from_utf8_lossy(text);
-    Ok(compare_secrets(given).unwrap_or_else(|| format!("{YES}{text}")))
+        .map_or((&[][..], &[][..]), |(first, rest)| (first.as_slice(), rest));
+    let settings = String::from_utf8_lossy(settings);
+    Ok(compare_secrets(statements).unwrap_or_else(|| format!("{YES}{settings}")))
 }
 
 /// The part of a rank's statement on its secret that is compared with the others': without the public key of
@@ -283,8 +284,9 @@ fn was_given(statement: &[u8]) -> bool {
 /// The error message if the secrets that the ranks were given differ; `None` if they agree.
 fn compare_secrets(statements: &[Vec<u8>]) -> Option<String> {
     let first = statements.first()?;
-    let other =
-        |(rank, it): (Rank, &Vec<u8>)| (comparable(it) != comparable(first)).then_some(rank);
+    let other = |(rank, statement): (Rank, &Vec<u8>)| {
+        (comparable(statement) != comparable(first)).then_some(rank)
+    };
     let others: Vec<Rank> = (0..).zip(statements).filter_map(other).collect();
     if others.is_empty() {
         return None;
@@ -438,7 +440,7 @@ pub(crate) fn open_recorder(
     }
 }
 
-/// The number of operations that a ring of this many MiB holds.
+/// The number of operations that a ring of `mib` MiB holds.
 fn entries_within(recorder: &RecorderConfig, mib: u32) -> Result<u32> {
     let bytes = (mib as usize).saturating_mul(1 << 20);
     recorder.entries_within(bytes).ok_or_else(|| {

@@ -50,9 +50,9 @@ impl JobSecret {
             return Ok(Self::ToAgree(Box::new(StaticSecret::from(random))));
         }
         let user = Secret::of_user().map_err(|error| {
-            let what = "the ranks of this host share their secret in a file, which cannot be used: set \
+            let message = "the ranks of this host share their secret in a file, which cannot be used: set \
                         RCOMM_JOB_SECRET to the same value on all ranks";
-            Error::new(ErrorKind::Io, what).with_source(error)
+            Error::new(ErrorKind::Io, message).with_source(error)
         })?;
         let job = user.derive(&format!("job {}", place.job));
         Ok(Self::OfUser { user, job })
@@ -73,7 +73,7 @@ impl JobSecret {
             Self::OfUser { user, .. } => Some(user),
             Self::ToAgree(_) => None,
         };
-        let proved = |secret: Option<&Secret>| match (tls, secret.cloned()) {
+        let access_with = |secret: Option<&Secret>| match (tls, secret.cloned()) {
             (Some(tls), secret) => StoreAccess::Tls(tls.clone(), secret),
             (None, Some(secret)) => StoreAccess::Secret(secret),
             (None, None) => StoreAccess::Open,
@@ -83,8 +83,8 @@ impl JobSecret {
             (StoreChoice::Open, _) => Ok(StoreAccess::Open),
             // The launcher's agent serves the store (as torchrun's does), and asks for no proof.
             (StoreChoice::Auto, _) if place.uses_agent_store => Ok(StoreAccess::Open),
-            (StoreChoice::Auto, None) => Ok(proved(None)),
-            (_, Some(secret)) => Ok(proved(Some(secret))),
+            (StoreChoice::Auto, None) => Ok(access_with(None)),
+            (_, Some(secret)) => Ok(access_with(Some(secret))),
             (StoreChoice::Secret, None) => Err(Error::new(
                 ErrorKind::InvalidArgument,
                 "RCOMM_STORE is \"secret\", and the ranks of several hosts were given none: set \
@@ -162,9 +162,9 @@ impl JobSecret {
                 _ => None,
             };
             return opened.ok_or_else(|| {
-                let what = "the secret that rank 0 sealed for this rank cannot be opened: another process \
+                let message = "the secret that rank 0 sealed for this rank cannot be opened: another process \
                             writes to the store. Set RCOMM_JOB_SECRET to the same value on all ranks";
-                Error::new(ErrorKind::Unauthorized, what)
+                Error::new(ErrorKind::Unauthorized, message)
             });
         }
         let secret = generate_secret()?;
@@ -173,8 +173,8 @@ impl JobSecret {
         let mut envelopes = Vec::new();
         for (rank, statement) in (0..).zip(&values).skip(1) {
             let theirs = public_key(statement).ok_or_else(|| {
-                let what = format!("rank {rank} left no public key in the store");
-                Error::new(ErrorKind::Rendezvous, what)
+                let message = format!("rank {rank} left no public key in the store");
+                Error::new(ErrorKind::Rendezvous, message)
             })?;
             envelopes.push((sealed_key(rank), seal(&own_key, &theirs, rank, &secret)));
         }
@@ -300,7 +300,7 @@ mod tests {
         changed[3] ^= 1;
         assert!(open(&keys[1], &public[0], 1, &changed).is_none());
         assert!(open(&keys[1], &public[0], 1, &envelope[1..]).is_none());
-        // With this public key, a point of small order, anybody could compute the shared key.
+        // This public key is a point of small order: anybody could compute the shared key.
         let known = PublicKey::from([0; 32]);
         assert!(shared(&keys[0], &known, 1).is_none());
         assert!(open(&keys[1], &known, 1, &seal(&keys[0], &known, 1, &secret)).is_none());

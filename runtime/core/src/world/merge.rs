@@ -55,13 +55,13 @@ impl<B> World<B> {
             store.append(&list, format!("{};", ranks.join(",")).as_bytes())?;
             // Each group adds its list before it is counted, so the last one finds all of them.
             if store.add(&count, group.size().into())? >= size.into() {
-                let all = store.get(&list, group.timeout())?;
-                store.set(&whole, &all)?;
+                let lists = store.get(&list, group.timeout())?;
+                store.set(&whole, &lists)?;
             }
         }
         if let Err(error) = store.wait(&[&whole], group.timeout()) {
-            let has_come = store.check(&[&list]).unwrap_or(false);
-            let arrived = match has_come {
+            let is_begun = store.check(&[&list]).unwrap_or(false);
+            let arrived = match is_begun {
                 true => store.get(&list, group.timeout()).unwrap_or_default(),
                 false => Vec::new(),
             };

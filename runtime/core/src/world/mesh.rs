@@ -47,7 +47,7 @@ impl<B> World<B> {
         }
         let product = dimensions
             .iter()
-            .try_fold(1u32, |all, &(_, size)| all.checked_mul(size));
+            .try_fold(1u32, |product, &(_, size)| product.checked_mul(size));
         if product.map(|product| product as usize) != Some(ranks.len()) || dimensions.is_empty() {
             let count = ranks.len();
             return refuse(format!(
@@ -109,7 +109,8 @@ impl<B> World<B> {
 impl DeviceMesh {
     /// The names and sizes of the dimensions.
     pub fn dimensions(&self) -> impl Iterator<Item = (&str, u32)> {
-        self.dimensions.iter().map(|it| (it.name.as_str(), it.size))
+        let dimensions = self.dimensions.iter();
+        dimensions.map(|dimension| (dimension.name.as_str(), dimension.size))
     }
 
     /// The group along a dimension that this rank is in; `None` if there is no such dimension.
@@ -124,22 +125,23 @@ impl DeviceMesh {
 
     /// The rank in the world at these coordinates, one for each dimension; `None` if a coordinate is outside of its
     /// dimension, or if there are more or fewer of them than dimensions.
-    pub fn rank_at(&self, places: &[u32]) -> Option<Rank> {
-        if places.len() != self.dimensions.len() {
+    pub fn rank_at(&self, coordinates: &[u32]) -> Option<Rank> {
+        if coordinates.len() != self.dimensions.len() {
             return None;
         }
-        let mut at = 0;
-        for (dimension, &place) in self.dimensions.iter().zip(places) {
-            if place >= dimension.size {
+        let mut index = 0;
+        for (dimension, &coordinate) in self.dimensions.iter().zip(coordinates) {
+            if coordinate >= dimension.size {
                 return None;
             }
-            at = at * dimension.size as usize + place as usize;
+            index = index * dimension.size as usize + coordinate as usize;
         }
-        self.ranks.get(at).copied()
+        self.ranks.get(index).copied()
     }
 
-    fn position(&self, dimension: &str) -> Option<usize> {
-        self.dimensions.iter().position(|it| it.name == dimension)
+    fn position(&self, name: &str) -> Option<usize> {
+        let mut dimensions = self.dimensions.iter();
+        dimensions.position(|dimension| dimension.name == name)
     }
 
     /// The ranks that differ from this one in these dimensions alone, in the row-major order of the mesh.
@@ -160,7 +162,7 @@ impl DeviceMesh {
         ranks.collect()
     }
 
-    /// `tp of pp 3, dp 0`: what a group over these dimensions is, and which one of its kind.
+    /// The description of this rank's group over these dimensions, as `tp of pp 3, dp 0`.
     fn describe(&self, chosen: &[usize]) -> String {
         let names: Vec<&str> = chosen
             .iter()

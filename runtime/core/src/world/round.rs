@@ -67,7 +67,9 @@ impl Round {
             Error::new(ErrorKind::Store, message)
         };
         let attempt = std::str::from_utf8(&attempt).ok();
-        let attempt: u32 = attempt.and_then(|it| it.parse().ok()).ok_or_else(foreign)?;
+        let attempt: u32 = attempt
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(foreign)?;
         // The key exists, so this does not wait.
         let text = store.get(&key(attempt), Duration::from_secs(1))?;
         Self::from_text(attempt, &text)

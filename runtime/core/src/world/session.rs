@@ -81,12 +81,12 @@ pub(super) fn connect(
         };
         if deadline.remaining().is_zero() {
             let (host, port) = (&place.master_addr, place.master_port);
-            let what = if closed.is_none() {
+            let reason = if closed.is_none() {
                 "is that of a world that has ended: rank 0 has not begun a new one in time"
             } else {
                 "was closed before it replied, and rank 0 did not open another in time"
             };
-            let message = format!("the store at {host} port {port} {what}");
+            let message = format!("the store at {host} port {port} {reason}");
             let error = Error::new(ErrorKind::Rendezvous, message).with_rank(0);
             return Err(match closed {
                 Some(closed) => error.with_source(closed),

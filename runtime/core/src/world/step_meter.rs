@@ -23,7 +23,7 @@ enum Stage {
 }
 
 impl StepMeter {
-    /// Takes a step that begins now. Does not wait: while another thread is in here, it does nothing.
+    /// Notes a step that begins now. Does not wait: if another thread notes one at this moment, it does nothing.
     pub(super) fn note(&self, step: i64, rank: Rank, recorder: &FlightRecorder) {
         let Ok(mut stage) = self.0.try_lock() else {
             return;

@@ -103,10 +103,10 @@ impl FakeBackend {
             ticket.end(Progress::Failed(error.clone()));
             return;
         }
-        let all: Vec<Arc<Ticket>> = members.iter().flatten().cloned().collect();
-        if all.len() == size {
+        let tickets: Vec<Arc<Ticket>> = members.iter().flatten().cloned().collect();
+        if tickets.len() == size {
             group_state.turns.remove(&turn);
-            carry_out(&all, &self.group.info.ranks);
+            carry_out(&tickets, &self.group.info.ranks);
         }
     }
 
@@ -125,14 +125,14 @@ impl FakeBackend {
                 own_end.matches_with(owner, &other_end, message.owner)
             });
             match found {
-                Some(at) => {
-                    let other = group_state.unmatched.remove(at);
-                    let mine = (ticket, part, owner);
-                    let theirs = (&other.ticket, other.part, other.owner);
+                Some(index) => {
+                    let peer = group_state.unmatched.remove(index);
+                    let own_half = (ticket, part, owner);
+                    let peer_half = (&peer.ticket, peer.part, peer.owner);
                     if own_end.is_send {
-                        deliver(mine, theirs);
+                        deliver(own_half, peer_half);
                     } else {
-                        deliver(theirs, mine);
+                        deliver(peer_half, own_half);
                     }
                 }
                 None => group_state.unmatched.push(Message {

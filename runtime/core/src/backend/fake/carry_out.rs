@@ -17,7 +17,10 @@ pub(super) fn carry_out(tickets: &[Arc<Ticket>], ranks: &[Rank]) {
     if tickets.iter().any(|ticket| ticket.has_ended()) {
         return;
     }
-    let ops: Option<Vec<Op<'static>>> = tickets.iter().map(|it| it.lock().op.take()).collect();
+    let ops: Option<Vec<Op<'static>>> = tickets
+        .iter()
+        .map(|ticket| ticket.lock().op.take())
+        .collect();
     let Some(mut ops) = ops else { return };
     let result = run_all(&mut ops, ranks);
     for (ticket, op) in tickets.iter().zip(ops) {
@@ -71,12 +74,13 @@ fn comparable(op: &Op<'_>) -> (OpType, Option<u32>, Option<ReduceOp>, Option<Str
     let kind = op.op_type();
     // Only the root has the list of all parts.
     let is_listed_once = matches!(kind.pattern(), Pattern::Gather | Pattern::Scatter);
-    let even = kind.parts() == Parts::Equal && !is_listed_once;
+    let has_equal_sizes = kind.parts() == Parts::Equal && !is_listed_once;
     let shapes = |buffers: &[Buffer<'_>]| -> Vec<_> {
         let facts = buffers.iter().map(|buffer| (buffer.dtype(), buffer.len()));
         facts.collect()
     };
-    let sizes = even.then(|| format!("{:?} {:?}", shapes(op.inputs()), shapes(op.outputs())));
+    let sizes =
+        has_equal_sizes.then(|| format!("{:?} {:?}", shapes(op.inputs()), shapes(op.outputs())));
     let reduction = op.reduction().map(|reduction| reduction.op);
     (op.op_type(), op.root(), reduction, sizes)
 }
@@ -130,10 +134,10 @@ fn combine(inputs: &[&Buffer<'_>], reductions: &[Reduction]) -> Result<Vec<u8>> 
     Ok(out)
 }
 
-/// The bytes of part `at` of `parts` equal ones.
-fn part(bytes: &[u8], at: usize, parts: usize) -> &[u8] {
+/// Part `index` of `bytes`, which consist of `parts` equal ones.
+fn part(bytes: &[u8], index: usize, parts: usize) -> &[u8] {
     let len = bytes.len() / parts;
-    &bytes[at * len..(at + 1) * len]
+    &bytes[index * len..(index + 1) * len]
 }
 
 /// Moves and combines the data of the ranks' operations, which are all of one kind.
@@ -165,31 +169,31 @@ fn output_of(
     at: usize,
 ) -> Result<Option<Vec<u8>>> {
     let size = ops.len();
-    let all = |pick: usize| -> Vec<&Buffer<'_>> {
-        let inputs = ops.iter().map(|op| &op.inputs()[pick]);
+    let inputs_at = |index: usize| -> Vec<&Buffer<'_>> {
+        let inputs = ops.iter().map(|op| &op.inputs()[index]);
         inputs.collect()
     };
     let kind = ops[0].op_type();
     let is_list = kind.layout() == Layout::List;
     let root = ops[0].root().unwrap_or(0) as usize;
     let bytes = match kind.pattern() {
-        Pattern::AllReduce => combine(&all(at), reductions)?,
-        Pattern::Reduce if rank == root => combine(&all(at), reductions)?,
+        Pattern::AllReduce => combine(&inputs_at(at), reductions)?,
+        Pattern::Reduce if rank == root => combine(&inputs_at(at), reductions)?,
         Pattern::Broadcast if rank != root => bytes_of(&ops[root].inputs()[at])?,
         Pattern::AllGather | Pattern::Gather if is_list => bytes_of(&ops[at].inputs()[0])?,
         Pattern::Gather if rank != root => return Ok(None),
         Pattern::AllGather | Pattern::Gather => {
-            let parts = all(at).into_iter().map(bytes_of);
+            let parts = inputs_at(at).into_iter().map(bytes_of);
             parts.collect::<Result<Vec<_>>>()?.concat()
         }
-        Pattern::ReduceScatter if is_list => combine(&all(rank), reductions)?,
-        Pattern::ReduceScatter => part(&combine(&all(at), reductions)?, rank, size).to_vec(),
+        Pattern::ReduceScatter if is_list => combine(&inputs_at(rank), reductions)?,
+        Pattern::ReduceScatter => part(&combine(&inputs_at(at), reductions)?, rank, size).to_vec(),
         Pattern::AllToAll if is_list => bytes_of(&ops[at].inputs()[rank])?,
         Pattern::AllToAll if kind.has_splits() => collect_splits(ops, rank)?,
         Pattern::AllToAll => {
-            let wholes = all(0).into_iter().map(bytes_of);
-            let wholes = wholes.collect::<Result<Vec<_>>>()?;
-            let parts = wholes.iter().map(|whole| part(whole, rank, size));
+            let inputs = inputs_at(0).into_iter().map(bytes_of);
+            let inputs = inputs.collect::<Result<Vec<_>>>()?;
+            let parts = inputs.iter().map(|input| part(input, rank, size));
             parts.collect::<Vec<_>>().concat()
         }
         Pattern::Scatter if is_list => bytes_of(&ops[root].inputs()[rank])?,

@@ -50,6 +50,7 @@ pub(super) struct FabricState {
 }
 
 impl FabricState {
+    /// Checks that one of the groups has this fault's name and rank; before any group is made, any fault is accepted.
     fn check(&self, fault: &FakeFault) -> Result<()> {
         let refuse = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
         let (rank, group) = (fault.rank, &fault.group);
@@ -78,9 +79,10 @@ impl FabricState {
         seq: u64,
     ) -> Option<FakeFaultKind> {
         let mut faults = self.faults.iter();
-        let at = faults.position(|it| it.rank == rank && it.group == group && it.seq == seq)?;
-        self.happened[at] = true;
-        Some(self.faults[at].kind)
+        let index = faults
+            .position(|fault| fault.rank == rank && fault.group == group && fault.seq == seq)?;
+        self.happened[index] = true;
+        Some(self.faults[index].kind)
     }
 }
 
@@ -95,6 +97,7 @@ pub(super) struct FabricGroup {
     pub(super) left: HashMap<u32, Error>,
 }
 
+/// A send or a receive that waits for its other half.
 pub(super) struct Message {
     pub(super) owner: u32,
     pub(super) ticket: Arc<Ticket>,

@@ -28,8 +28,8 @@ impl Crossings {
     /// Takes the call sites from which the ranks issued operation `seq`, on which they agree. Returns a warning if
     /// they show a crossing that was not reported.
     pub(super) fn take(&mut self, seq: u64, sites: Vec<String>, ranks: &[Rank]) -> Option<String> {
-        let together = sites.windows(2).all(|pair| pair[0] == pair[1]);
-        if together {
+        let is_one_site = sites.windows(2).all(|pair| pair[0] == pair[1]);
+        if is_one_site {
             self.apart.clear();
             self.reported = false;
             if let Some(site) = sites.into_iter().next()
@@ -40,33 +40,36 @@ impl Crossings {
             }
             return None;
         }
-        let found = if self.reported {
+        let warning = if self.reported {
             None
         } else {
             let mut before = self.apart.iter();
-            before.find_map(|(earlier, there)| self.cross((*earlier, there), (seq, &sites), ranks))
+            before.find_map(|(earlier, sites_then)| {
+                self.crossing_of((*earlier, sites_then), (seq, &sites), ranks)
+            })
         };
-        self.reported |= found.is_some();
+        self.reported |= warning.is_some();
         self.apart.push_back((seq, sites));
         if self.apart.len() > REMEMBERED {
             self.apart.pop_front();
         }
-        found
+        warning
     }
 
     /// The warning if some ranks issued two operations from two call sites and others issued them from the same
     /// call sites in the opposite order; all ranks must have issued an operation from each of the two before.
-    fn cross(
+    fn crossing_of(
         &self,
-        (earlier, there): (u64, &[String]),
-        (seq, here): (u64, &[String]),
+        (earlier, sites_then): (u64, &[String]),
+        (seq, sites_now): (u64, &[String]),
         ranks: &[Rank],
     ) -> Option<String> {
-        let path = |at: usize| (there[at].as_str(), here[at].as_str());
+        let path = |index: usize| (sites_then[index].as_str(), sites_now[index].as_str());
         let is_known =
             |(a, b): (&str, &str)| a != b && self.common.contains(a) && self.common.contains(b);
-        let (first, second) = (0..here.len()).map(path).find(|&(a, b)| {
-            is_known((a, b)) && (0..here.len()).any(|other| path(other) == (b, a))
+        let members = 0..sites_now.len();
+        let (first, second) = members.clone().map(path).find(|&(a, b)| {
+            is_known((a, b)) && members.clone().any(|other| path(other) == (b, a))
         })?;
         let side = |wanted: (&str, &str)| -> Vec<Rank> {
             let on_side = ranks
@@ -75,13 +78,13 @@ impl Crossings {
                 .filter(|&(at, _)| path(at) == wanted);
             on_side.map(|(_, &rank)| rank).collect()
         };
-        let [one, other] = [side((first, second)), side((second, first))];
+        let [in_order, reversed] = [side((first, second)), side((second, first))];
         Some(format!(
             "{} issued #{earlier} at {first} and #{seq} at {second}, {} the other way round: the operations agree, \
              but data of different calls are combined; do two threads share the group, or did a rank leave \
              a call out?",
-            text::ranks(&one, MAX_NAMED),
-            text::ranks(&other, MAX_NAMED),
+            text::ranks(&in_order, MAX_NAMED),
+            text::ranks(&reversed, MAX_NAMED),
         ))
     }
 }

@@ -142,7 +142,7 @@ impl Backend for Wrapper {
         );
         let compared_op = Arc::new(ComparedOp {
             stage: Mutex::new(CheckStage::Comparing { op, side: None }),
-            moved: Condvar::new(),
+            stage_changed: Condvar::new(),
             inner: self.inner.clone(),
             comparison: self.comparison.clone(),
             call: call.clone(),
@@ -253,7 +253,7 @@ impl Backend for Wrapper {
 /// An issued collective: first in the comparison, then in the wrapped backend.
 struct ComparedOp {
     stage: Mutex<CheckStage>,
-    moved: Condvar,
+    stage_changed: Condvar,
     inner: Arc<dyn Backend>,
     comparison: Arc<Comparison>,
     call: Call,
@@ -316,7 +316,7 @@ impl ComparedOp {
             },
         };
         *self.lock() = next;
-        self.moved.notify_all();
+        self.stage_changed.notify_all();
         // While the operation was being passed on, the observer could not see an end that the backend reported.
         if self.progress().has_ended() {
             observer.ended();
@@ -363,11 +363,11 @@ impl Pending for ComparedOp {
                 self.poll();
             }
             let stage = self.lock();
-            let waited = self
-                .moved
-                .wait_timeout_while(stage, deadline.remaining(), |stage| {
-                    matches!(stage, CheckStage::Passing)
-                });
+            let waited =
+                self.stage_changed
+                    .wait_timeout_while(stage, deadline.remaining(), |stage| {
+                        matches!(stage, CheckStage::Passing)
+                    });
             drop(waited);
         }
     }

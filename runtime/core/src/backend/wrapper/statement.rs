@@ -17,7 +17,7 @@ const SITE_LEN: usize = 128;
 const SITE: usize = STATEMENT_LEN - SITE_LEN;
 /// The most ranks that an error names; it counts the rest.
 pub(super) const MAX_NAMED: usize = 8;
-/// The number of the NaN's input that stands for "no NaN".
+/// Stands in place of the number of the NaN's input if there is no NaN.
 const NONE: u32 = u32::MAX;
 
 /// One rank's view of one collective, as text that is equal on ranks that agree.
@@ -92,7 +92,7 @@ fn describe(op: &Op<'_>) -> String {
         Some(op) => format!("({op})"),
         None => String::new(),
     };
-    let what = if let Op::Coalesced(ops) = op {
+    let buffers = if let Op::Coalesced(ops) = op {
         let ops: Vec<String> = ops.iter().map(describe).collect();
         format!(" [{}]", ops.join("; "))
     } else {
@@ -102,14 +102,14 @@ fn describe(op: &Op<'_>) -> String {
         Some(root) => format!(" with root {root}"),
         None => String::new(),
     };
-    format!("{kind}{reduction}{what}{root}")
+    format!("{kind}{reduction}{buffers}{root}")
 }
 
 /// The buffers whose types and sizes all members must agree on; where sizes may differ, the type.
 fn agreed_buffers(op: &Op<'_>) -> String {
     let kind = op.op_type();
-    let of = |buffers: &[Buffer<'_>]| match buffers {
-        [one] if kind.layout() != Layout::Several => format!("{one:?}"),
+    let to_text = |buffers: &[Buffer<'_>]| match buffers {
+        [buffer] if kind.layout() != Layout::Several => format!("{buffer:?}"),
         _ => format!("{buffers:?}"),
     };
     let of_type = |buffers: &[Buffer<'_>]| {
@@ -119,16 +119,20 @@ fn agreed_buffers(op: &Op<'_>) -> String {
     let (inputs, outputs) = (op.inputs(), op.outputs());
     let is_equal = kind.parts() == Parts::Equal;
     match kind.pattern() {
-        Pattern::AllReduce | Pattern::Reduce | Pattern::Broadcast => format!(" of {}", of(inputs)),
-        Pattern::AllGather if is_equal => format!(" of {}", of(inputs)),
+        Pattern::AllReduce | Pattern::Reduce | Pattern::Broadcast => {
+            format!(" of {}", to_text(inputs))
+        }
+        Pattern::AllGather if is_equal => format!(" of {}", to_text(inputs)),
         // All members have the list of all parts.
         Pattern::AllGather => format!(" into {outputs:?}"),
         Pattern::ReduceScatter if !is_equal => format!(" of {inputs:?}"),
-        Pattern::ReduceScatter if kind.layout() == Layout::List => format!(" into {}", of(outputs)),
-        Pattern::ReduceScatter => format!(" of {}", of(inputs)),
-        Pattern::AllToAll | Pattern::Gather if is_equal => format!(" of {}", of(inputs)),
+        Pattern::ReduceScatter if kind.layout() == Layout::List => {
+            format!(" into {}", to_text(outputs))
+        }
+        Pattern::ReduceScatter => format!(" of {}", to_text(inputs)),
+        Pattern::AllToAll | Pattern::Gather if is_equal => format!(" of {}", to_text(inputs)),
         Pattern::AllToAll | Pattern::Gather => of_type(inputs),
-        Pattern::Scatter if is_equal => format!(" into {}", of(outputs)),
+        Pattern::Scatter if is_equal => format!(" into {}", to_text(outputs)),
         Pattern::Scatter => of_type(outputs),
         Pattern::Barrier
         | Pattern::Send
@@ -194,8 +198,10 @@ fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
         }
     }
     // A call site that all ranks share is left out.
-    let one_site = sets.iter().all(|(it, _)| it.site == sets[0].0.site);
-    let shown = |statement: &Statement| match (one_site, statement.site.as_str()) {
+    let is_one_site = sets
+        .iter()
+        .all(|(statement, _)| statement.site == sets[0].0.site);
+    let shown = |statement: &Statement| match (is_one_site, statement.site.as_str()) {
         (true, _) | (_, "") => statement.text.clone(),
         (false, site) => format!("{} at {site}", statement.text),
     };

@@ -16,8 +16,8 @@ pub(super) const NOT_SERIALIZABLE: u64 = u64::MAX;
 /// # Errors
 /// `InvalidArgument` names the first such rank.
 pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<()> {
-    for (rank, &len) in (0u32..).zip(lens) {
-        let owner = owner(rank);
+    for (index, &len) in (0u32..).zip(lens) {
+        let owner = owner(index);
         let message = if len == NOT_SERIALIZABLE {
             format!("rank {owner} of the group could not serialize its value, or gave none")
         } else if len > MAX_OBJECT_BYTES as u64 {

@@ -38,7 +38,7 @@ impl ProcessGroup {
         let len = length_of(&bytes);
         let send = |buffer| Op::Send { buffer, peer, tag };
         let mut first = send(Buffer::from_vec(vec![len]));
-        self.refuse_peer(&first)?;
+        self.check_peer(&first)?;
         let own_rank = self.rank();
         let fits = check_lengths(&[len], |_| own_rank);
         if fits.is_ok() {
@@ -91,7 +91,7 @@ impl ProcessGroup {
             tag,
         };
         let first = receive(Buffer::from_vec(vec![0u64]));
-        self.refuse_peer(&first)?;
+        self.check_peer(&first)?;
         let mut has_length = false;
         let then = move |op| {
             if has_length {
@@ -111,7 +111,7 @@ impl ProcessGroup {
         decode(bytes, peer).map_err(|error| error.in_group(self.desc()))
     }
 
-    fn refuse_peer(&self, op: &Op<'_>) -> Result<()> {
+    fn check_peer(&self, op: &Op<'_>) -> Result<()> {
         op.validate(self.rank(), self.size())
             .map_err(|error| error.in_group(self.desc()))
     }

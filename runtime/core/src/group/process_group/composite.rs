@@ -196,7 +196,7 @@ impl Group {
         site: &'static Location<'static>,
     ) -> Result<(OpInfo, Tickets, Share)> {
         let lane = match op_record.parts {
-            // The lane is not used: any will do.
+            // The lane is not used.
             Parts::None => Some(0),
             Parts::Messages | Parts::Collectives(_) => {
                 let mut lanes = self.lanes.iter();
@@ -335,9 +335,9 @@ impl ProcessGroup {
         // As for any issued operation: the watchdog ends it, and the deadline only if the watchdog cannot.
         share.deadline = Deadline::At(share.due + group.cleanup_time());
         let in_flight = InFlightOp::new(group.clone(), op_info, tickets);
-        let made = Arc::new(Mutex::new(None));
+        let result = Arc::new(Mutex::new(None));
         let pending = PendingJob::new(in_flight.clone());
-        let (result_slot, pending_job) = (made.clone(), pending.clone());
+        let (result_slot, pending_job) = (result.clone(), pending.clone());
         group.worker().push(Box::new(move || {
             pending_job.run(|| {
                 let value = share.run_body(body)?;
@@ -348,7 +348,7 @@ impl ProcessGroup {
         in_flight.launched(pending);
         group.watch().add_in_flight(in_flight.clone());
         Ok(Work::with_result(in_flight, move || {
-            made.lock().unwrap_or_else(PoisonError::into_inner).take()
+            result.lock().unwrap_or_else(PoisonError::into_inner).take()
         }))
     }
 

@@ -56,7 +56,7 @@ pub(crate) struct Group {
     pub(super) watch: Arc<Watch>,
     maker: Weak<dyn GroupMaker>,
     config: Arc<Config>,
-    /// The hints of the options with which it was made.
+    /// The hints with which the group was made.
     pub(super) hints: Hints,
     timeout_ms: AtomicU64,
     /// Whether the group measures how long its operations run.
@@ -152,8 +152,8 @@ impl Group {
     /// `Closed` once the world was shut down or dropped.
     pub(crate) fn maker(&self) -> Result<Arc<dyn GroupMaker>> {
         self.maker.upgrade().ok_or_else(|| {
-            let gone = Error::new(ErrorKind::Closed, "the world was shut down");
-            gone.in_group(self.label())
+            let error = Error::new(ErrorKind::Closed, "the world was shut down");
+            error.in_group(self.label())
         })
     }
 
@@ -173,16 +173,16 @@ impl Group {
     }
 
     pub(super) fn set_timing(&self, timing: Timing) -> Result<()> {
-        let on = timing == Timing::On;
-        let other = self.lanes.iter().find(|it| !it.backend.runs_on_host());
-        if let (Some(lane), true) = (other, on) {
+        let is_on = timing == Timing::On;
+        let off_host = self.lanes.iter().find(|lane| !lane.backend.runs_on_host());
+        if let (Some(lane), true) = (off_host, is_on) {
             let name = lane.backend.name();
             let message = format!(
                 "the backend {name} does not run its operations on the host's threads, so the group cannot time them"
             );
             return Err(Error::new(ErrorKind::Unsupported, message).in_group(self.label()));
         }
-        self.timing.store(on, Ordering::Relaxed);
+        self.timing.store(is_on, Ordering::Relaxed);
         Ok(())
     }
 

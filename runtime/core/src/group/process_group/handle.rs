@@ -268,10 +268,10 @@ impl ProcessGroup {
         Ok(Work::new(in_flight, unpack))
     }
 
-    /// The handle of a block without operations, which has ended.
+    /// The handle of a block without operations. It has ended, since there is nothing to do.
     pub(crate) fn submit_empty(&self) -> Result<Work<Vec<Op<'static>>>> {
-        let nothing = Op::Coalesced(Vec::new());
-        let in_flight = self.group.submit_nothing(nothing, self.options())?;
+        let block = Op::Coalesced(Vec::new());
+        let in_flight = self.group.submit_nothing(block, self.options())?;
         Ok(Work::new(in_flight, coalesced_ops))
     }
 }

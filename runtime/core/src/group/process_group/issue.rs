@@ -197,7 +197,7 @@ impl Group {
             deadline: Deadline::In(op_info.timeout),
             hints: options.hints.clone(),
         };
-        let observer = Recorded {
+        let observer = StartObserver {
             recorder: &self.recorder,
             tickets: &tickets,
             began: self.is_timed().then(Instant::now),
@@ -243,11 +243,11 @@ impl Group {
         // A backend that ends an overdue operation itself can name the ranks that it waited for. Otherwise
         // the watchdog ends the operation, after the dump, and the backend does so only if the watchdog
         // cannot.
-        let beyond = match self.lanes[lane].backend.ends_overdue_within() {
+        let grace = match self.lanes[lane].backend.ends_overdue_within() {
             Duration::ZERO => self.cleanup_time(),
             _ => Duration::ZERO,
         };
-        let deadline = Deadline::In(op_info.timeout.saturating_add(beyond)).started();
+        let deadline = Deadline::In(op_info.timeout.saturating_add(grace)).started();
         let call = Call {
             seq: op_info.seq,
             turn,
@@ -300,7 +300,7 @@ impl Group {
             operation: Ticket::of_words([0; 3]),
         };
         let in_flight = InFlightOp::new(self.clone(), op_info, tickets);
-        in_flight.launched(Arc::new(Ended(Mutex::new(Some(op)))));
+        in_flight.launched(Arc::new(EndedAtOnce(Mutex::new(Some(op)))));
         Ok(in_flight)
     }
 
@@ -366,20 +366,20 @@ impl Group {
         members.collect()
     }
 
-    /// The additional time of the operation that is issued now. `counts` is whether it consists of
-    /// collectives. The caller holds the issue lock.
+    /// The additional time of the operation that is issued now. `is_collective` is whether it consists of collectives.
+    /// The caller holds the issue lock.
     #[inline]
-    pub(super) fn extension(&self, issue: &mut Issue, counts: bool) -> Duration {
+    pub(super) fn extension(&self, issue: &mut Issue, is_collective: bool) -> Duration {
         if issue.extension.extra.is_zero() {
             return Duration::ZERO;
         }
-        self.use_extension(issue, counts)
+        self.use_extension(issue, is_collective)
     }
 
     #[cold]
-    fn use_extension(&self, issue: &mut Issue, counts: bool) -> Duration {
+    fn use_extension(&self, issue: &mut Issue, is_collective: bool) -> Duration {
         issue.extension = issue.extension.after(self.ended.load(Ordering::Acquire));
-        if counts && issue.extension.first == 0 && !issue.extension.extra.is_zero() {
+        if is_collective && issue.extension.first == 0 && !issue.extension.extra.is_zero() {
             issue.extension.first = issue.turns.iter().sum::<u64>() + 1;
         }
         issue.extension.extra
@@ -493,10 +493,10 @@ fn no_lane_for(buffer: &Buffer<'_>) -> Error {
     )
 }
 
-/// An operation that had nothing to do.
-struct Ended(Mutex<Option<Op<'static>>>);
+/// The backend's handle of an operation that has ended at once, since there was nothing to do.
+struct EndedAtOnce(Mutex<Option<Op<'static>>>);
 
-impl Pending for Ended {
+impl Pending for EndedAtOnce {
     fn progress(&self) -> Progress {
         Progress::Completed(Done::default())
     }
@@ -511,16 +511,16 @@ impl Pending for Ended {
 }
 
 /// Records the start of a blocking operation that had to wait for its turn.
-struct Recorded<'a> {
+struct StartObserver<'a> {
     recorder: &'a FlightRecorder,
     tickets: &'a Tickets,
-    /// When it was given to the backend, if the group times its operations.
+    /// When the operation was passed to the backend, if the group times its operations.
     began: Option<Instant>,
     /// How long it waited for its turn from then on, in ns.
     waited: AtomicU64,
 }
 
-impl Recorded<'_> {
+impl StartObserver<'_> {
     /// How long the operation has run, if the group times its operations.
     #[inline]
     fn ran(&self) -> Option<Duration> {
@@ -529,7 +529,7 @@ impl Recorded<'_> {
     }
 }
 
-impl Observer for Recorded<'_> {
+impl Observer for StartObserver<'_> {
     fn started(&self) {
         if let Some(began) = self.began {
             let waited = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);

@@ -63,7 +63,7 @@ impl Worker {
         let started = std::thread::Builder::new()
             .name(format!("rcomm/{}/{group}", self.kind))
             .spawn(move || job_queue.work());
-        *thread = Some(started.map_err(|e| Error::io("cannot start a group's thread", e))?);
+        *thread = Some(started.map_err(|error| Error::io("cannot start a group's thread", error))?);
         Ok(())
     }
 
@@ -94,7 +94,8 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.job_queue.close();
         let thread = lock(&self.thread).take();
-        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
+        let own_id = std::thread::current().id();
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != own_id) {
             // A panic of the thread was already reported when it happened.
             let _ = thread.join();
         }
@@ -187,7 +188,9 @@ impl Pending for PendingJob {
         let progress = lock(&self.progress);
         let waited = self
             .ended
-            .wait_timeout_while(progress, deadline.remaining(), |it| !it.has_ended());
+            .wait_timeout_while(progress, deadline.remaining(), |progress| {
+                !progress.has_ended()
+            });
         let (progress, _) = waited.unwrap_or_else(PoisonError::into_inner);
         progress.clone()
     }

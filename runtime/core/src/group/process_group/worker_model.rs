@@ -1,5 +1,5 @@
-//! Checks the job queue under the orders of events that loom explores, and checks that an error in its wake-ups is
-//! detected.
+//! Runs the job queue in each order of events that loom explores. Another test shows that this model detects a missing
+//! wake-up.
 
 use super::JobQueue;
 use crate::op::monitor::model::{All, Model, NoThread, One, Wakes, count_orders};
@@ -8,7 +8,8 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// One thread queues a job and ends a hold that was begun before, while another one waits until all is done.
+/// One thread queues a job and ends an earlier hold, while another one waits until the queue has drained. Returns the
+/// number of orders.
 fn jobs_are_done_after_drain<W: Wakes + 'static>() -> usize {
     count_orders(|| {
         let queue: Arc<JobQueue<Model<super::Queue, W>>> = Arc::new(JobQueue::default());
@@ -36,7 +37,7 @@ fn jobs_are_done_after_drain<W: Wakes + 'static>() -> usize {
 }
 
 #[test]
-fn what_is_queued_is_done_once_before_drain_returns() {
+fn queued_jobs_are_done_once_before_drain_returns() {
     assert!(jobs_are_done_after_drain::<All>() > 20);
 }
 
@@ -50,7 +51,7 @@ fn a_queue_that_wakes_one_thread_or_none_fails_the_model() {
 
 #[test]
 fn jobs_that_are_queued_when_the_queue_is_closed_are_done() {
-    let visited = count_orders(|| {
+    let orders = count_orders(|| {
         let queue: Arc<JobQueue<Model<super::Queue>>> = Arc::new(JobQueue::default());
         let done = Arc::new(AtomicUsize::new(0));
         let worker = loom::thread::spawn({
@@ -67,5 +68,5 @@ fn jobs_that_are_queued_when_the_queue_is_closed_are_done() {
         worker.join().expect("the thread panicked");
         assert_eq!(done.load(Ordering::Relaxed), 2);
     });
-    assert!(visited > 5, "{visited}");
+    assert!(orders > 5, "{orders}");
 }

@@ -196,7 +196,7 @@ impl Window {
     /// As [`put`](Self::put), from memory of any kind.
     #[track_caller]
     pub fn put_buffer(&self, peer: u32, offset: usize, from: &Buffer<'_>) -> Result<()> {
-        let offset = self.bytes(OpType::Put, from, offset)?;
+        let offset = self.offset_in_bytes(OpType::Put, from, offset)?;
         let op_record = op_record(OpType::Put, peer, Some(tensor_of(from)));
         self.group
             .run_recorded(&op_record, Location::caller(), |share| {
@@ -226,7 +226,7 @@ impl Window {
         offset: usize,
         from: Buffer<'static>,
     ) -> Result<Work<Buffer<'static>>> {
-        let offset = self.bytes(OpType::Put, &from, offset)?;
+        let offset = self.offset_in_bytes(OpType::Put, &from, offset)?;
         let shape = from.shape().to_vec();
         let op_record = op_record(OpType::Put, peer, Some(tensor(from.dtype(), &shape)));
         let (inner, outstanding_call) = (self.inner.clone(), self.outstanding.begin());
@@ -247,7 +247,7 @@ impl Window {
     /// As [`get`](Self::get), into memory of any kind.
     #[track_caller]
     pub fn get_buffer(&self, peer: u32, offset: usize, into: &mut Buffer<'_>) -> Result<()> {
-        let offset = self.bytes(OpType::Get, into, offset)?;
+        let offset = self.offset_in_bytes(OpType::Get, into, offset)?;
         let shape = into.shape().to_vec();
         let op_record = op_record(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
         self.group
@@ -276,7 +276,7 @@ impl Window {
         offset: usize,
         mut into: Buffer<'static>,
     ) -> Result<Work<Buffer<'static>>> {
-        let offset = self.bytes(OpType::Get, &into, offset)?;
+        let offset = self.offset_in_bytes(OpType::Get, &into, offset)?;
         let shape = into.shape().to_vec();
         let op_record = op_record(OpType::Get, peer, Some(tensor(into.dtype(), &shape)));
         let (inner, outstanding_call) = (self.inner.clone(), self.outstanding.begin());
@@ -370,11 +370,11 @@ impl Window {
         closed.map_err(|error| error.in_group(self.group.desc()))
     }
 
-    /// `offset` in bytes.
+    /// Converts `offset` from elements to bytes.
     ///
     /// # Errors
     /// `InvalidArgument` if the buffer has another element type than the window, or the offset overflows.
-    fn bytes(&self, op: OpType, buffer: &Buffer<'_>, offset: usize) -> Result<usize> {
+    fn offset_in_bytes(&self, op: OpType, buffer: &Buffer<'_>, offset: usize) -> Result<usize> {
         let refuse = |message: String| {
             let error = Error::new(ErrorKind::InvalidArgument, message);
             error.in_group(self.group.desc()).during(op)

@@ -124,6 +124,8 @@ macro_rules! combine_floats {
 }
 combine_floats!(f32 f64);
 
+/// Combines the sources by `C`, a block of `N` elements at a time.
+///
 /// # Safety
 /// As [`run`], and the processor has `I`.
 #[inline(always)]
@@ -173,6 +175,8 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Fold
     }
 }
 
+/// Calls [`fold`] with the types for `op` and `dtype`.
+///
 /// # Safety
 /// As [`run`], and the processor has `I`.
 #[inline(always)]
@@ -345,6 +349,8 @@ pub(super) enum Conversion {
     Narrow,
 }
 
+/// Converts between the narrow format `F` and `f32`, a block of `N` elements at a time.
+///
 /// # Safety
 /// As [`convert`], and the processor has `I`.
 #[inline(always)]
@@ -387,6 +393,8 @@ unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
     }
 }
 
+/// Calls [`convert_all`] with the format of `dtype`.
+///
 /// # Safety
 /// As [`convert`], and the processor has `I`.
 #[inline(always)]

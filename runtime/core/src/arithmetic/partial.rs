@@ -53,11 +53,11 @@ impl Partial {
             ReduceOp::Avg => ReduceOp::Sum,
             op => op,
         };
-        let mut all: Vec<&[u8]> = Vec::with_capacity(inputs.len() + 1);
-        all.extend(before);
+        let mut terms: Vec<&[u8]> = Vec::with_capacity(inputs.len() + 1);
+        terms.extend(before);
         if !self.is_narrow() {
-            all.extend(inputs);
-            combine(op, self.dtype, &all, after, None);
+            terms.extend(inputs);
+            combine(op, self.dtype, &terms, after, None);
             return;
         }
         let width = after.len();
@@ -66,8 +66,8 @@ impl Partial {
             for (wide, input) in scratch.chunks_exact_mut(width).zip(inputs) {
                 self.convert(Conversion::Widen, input, wide);
             }
-            all.extend(scratch.chunks_exact(width));
-            combine(op, DType::F32, &all, after, None);
+            terms.extend(scratch.chunks_exact(width));
+            combine(op, DType::F32, &terms, after, None);
         }
     }
 
@@ -153,8 +153,8 @@ mod tests {
                     let Some(size) = dtype.size() else { continue };
                     let len = noise.len() / 5 / size * size;
                     let inputs: Vec<&[u8]> = noise.chunks_exact(len).take(5).collect();
-                    let mut whole = vec![0; len];
-                    combine(op, dtype, &inputs, &mut whole, None);
+                    let mut expected = vec![0; len];
+                    combine(op, dtype, &inputs, &mut expected, None);
                     let partial = Partial::new(op, dtype);
                     let mut scratch = Vec::new();
                     let mut first = vec![0; partial.len(len)];
@@ -163,7 +163,7 @@ mod tests {
                     partial.step(Some(&first), &inputs[cut..], &mut second, &mut scratch);
                     let mut result = vec![0; len];
                     partial.finish(&mut second, 5, &mut result);
-                    prop_assert!(result == whole, "{op} of {dtype}");
+                    prop_assert!(result == expected, "{op} of {dtype}");
                 }
             }
         }

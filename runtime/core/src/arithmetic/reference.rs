@@ -28,10 +28,10 @@ fn fold_f32(op: ReduceOp, values: &[f32]) -> f32 {
     fold_float(op, &wide, |v| f64::from(v as f32)) as f32
 }
 
-fn fold_integer(op: ReduceOp, values: &[i128], bits: u32, signed: bool) -> i128 {
+fn fold_integer(op: ReduceOp, values: &[i128], bits: u32, is_signed: bool) -> i128 {
     let wrap = |value: i128| {
         let value = value & ((1i128 << bits) - 1);
-        if signed && value >> (bits - 1) != 0 {
+        if is_signed && value >> (bits - 1) != 0 {
             value - (1i128 << bits)
         } else {
             value

@@ -140,12 +140,12 @@ fn two_short_inputs_give_the_result_of_the_loops() {
                 let (mut left, mut right) = (first.clone(), second.clone());
                 combine_in_place(op, dtype, &mut left, 0, &[second], None);
                 combine_in_place(op, dtype, &mut right, 1, &[first], None);
-                for (got, way) in [(apart, "apart"), (left, "as first"), (right, "as second")] {
+                for (got, output) in [(apart, "apart"), (left, "as first"), (right, "as second")] {
                     let mut elements = got.chunks(size).zip(expected.chunks(size));
-                    let same = elements.all(|(got, want)| {
+                    let are_equal = elements.all(|(got, want)| {
                         got == want || is_nan(dtype, got) && is_nan(dtype, want)
                     });
-                    assert!(same, "{op} of {dtype}, {count} elements, {way}");
+                    assert!(are_equal, "{op} of {dtype}, {count} elements, {output}");
                 }
             }
         }
@@ -186,8 +186,8 @@ fn combine_everywhere_writes_the_result_of_combine_to_every_buffer() {
         let mut expected = vec![0; 4 * 333];
         combine(ReduceOp::Sum, DType::I32, &inputs, &mut expected, None);
         let mut buffers = data.clone();
-        let mut all: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
-        combine_everywhere(ReduceOp::Sum, DType::I32, &mut all);
+        let mut slices: Vec<&mut [u8]> = buffers.iter_mut().map(Vec::as_mut_slice).collect();
+        combine_everywhere(ReduceOp::Sum, DType::I32, &mut slices);
         assert!(buffers.iter().all(|buffer| *buffer == expected), "{ranks}");
     }
 }

@@ -48,9 +48,9 @@ macro_rules! elements {
 /// `len` zeros; an error where `vec!` would panic or abort, since so many cannot be allocated.
 fn zeros<T: Element>(len: usize) -> Result<Vec<T>> {
     let mut elements = Vec::new();
-    elements.try_reserve_exact(len).map_err(|e| {
+    elements.try_reserve_exact(len).map_err(|error| {
         let bytes = len as u128 * size_of::<T>() as u128;
-        let message = format!("cannot allocate {bytes} bytes for {len} elements: {e}");
+        let message = format!("cannot allocate {bytes} bytes for {len} elements: {error}");
         Error::new(ErrorKind::InvalidArgument, message)
     })?;
     elements.resize(len, T::default());

@@ -19,8 +19,8 @@ pub enum ErrorKind {
     Timeout = 1,
     /// The group was aborted; pending and later operations end with this.
     Aborted = 2,
-    /// The connection to a peer broke, or its process is gone; or another rank, which the message names, has ended the
-    /// group because of the ranks of the error: at its deadline, for instance, which this rank had not reached.
+    /// The connection to a peer broke, or its process has ended. Or another rank, which the message names, has ended
+    /// the group because of the ranks that the error names: at its own deadline, for instance, before this rank's.
     PeerLost = 3,
     /// Ranks disagree on operation, type, size, root or reduction.
     Mismatch = 4,
@@ -66,7 +66,7 @@ struct Facts {
     /// The failure record that the error was made from, where it holds more facts than these fields.
     failure: Option<Failure>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
-    /// The group is still usable, whatever the kind.
+    /// Whether the group is still usable, although other errors of this kind make it unusable.
     spares_group: bool,
     /// Facts that were added later, at the end of the sentence.
     more: String,
@@ -89,10 +89,10 @@ impl Error {
         }))
     }
 
-    /// An error of the operating system; `what` is a lower-case fragment that says what failed.
-    pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
+    /// An error of the operating system; `message` is a lower-case fragment that says what failed.
+    pub fn io(message: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         let source = source.into();
-        Self::new(ErrorKind::Io, what).with_source(source)
+        Self::new(ErrorKind::Io, message).with_source(source)
     }
 
     /// Names the group (its description, or its name).
@@ -148,7 +148,7 @@ impl Error {
         self
     }
 
-    /// Puts facts that were learned later in front of the message, since they matter more than it.
+    /// Puts facts that were learned later, and matter more than the message, in front of it.
     #[must_use]
     pub(crate) fn with_lead(mut self, facts: &str) -> Self {
         self.0.message = format!("{facts}: {}", self.0.message);

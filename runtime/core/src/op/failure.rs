@@ -37,9 +37,10 @@ impl Error {
         Self::new(ErrorKind::Aborted, message).with_failure(failure)
     }
 
-    /// The error of the loss of processes that are known to have ended, which its message begins with; `why` follows.
+    /// The error for ranks whose processes are known to have ended. Its message begins with that, and continues with
+    /// `why`.
     pub fn gone(ranks: &[Rank], why: &str) -> Self {
-        let message = format!("{}{why}", are_gone(ranks));
+        let message = format!("{}{why}", gone_clause(ranks));
         Self::new(ErrorKind::PeerLost, message).with_ranks(ranks)
     }
 
@@ -63,14 +64,14 @@ impl Error {
     }
 
     /// Whether the processes that this error names are known to have ended: to this rank, or to the rank whose failure
-    /// it passes on. The only field of a failure that tells it from the loss of a connection is its text.
+    /// it passes on. Only the text of a failure distinguishes that from the loss of a connection.
     pub(crate) fn are_gone(&self) -> bool {
         self.is_loss()
             && match self.known_failure() {
-                Some(known) => known.text.starts_with(&are_gone(&known.ranks)),
+                Some(known) => known.text.starts_with(&gone_clause(&known.ranks)),
                 None => self
                     .message_with_cause()
-                    .starts_with(&are_gone(self.ranks())),
+                    .starts_with(&gone_clause(self.ranks())),
             }
     }
 
@@ -124,7 +125,7 @@ impl Error {
 }
 
 /// The beginning of a sentence on processes that have ended.
-fn are_gone(ranks: &[Rank]) -> String {
+fn gone_clause(ranks: &[Rank]) -> String {
     let verb = if ranks.len() == 1 { "is" } else { "are" };
     format!("{} {verb} gone", text::ranks(ranks, MAX_RANKS))
 }

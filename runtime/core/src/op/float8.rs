@@ -143,10 +143,10 @@ impl std::fmt::Debug for F8E5M2 {
 mod tests {
     use super::*;
 
-    /// The bit pattern of the value nearest to `x`, ties to even; `all[i]` is the value of the bit pattern `i`.
-    fn nearest(all: &[f32], x: f32) -> usize {
-        let distance = |i: usize| (f64::from(all[i]) - f64::from(x)).abs();
-        (0..all.len())
+    /// The bit pattern of the value nearest to `x`, ties to even; `values[i]` is the value of the bit pattern `i`.
+    fn nearest(values: &[f32], x: f32) -> usize {
+        let distance = |i: usize| (f64::from(values[i]) - f64::from(x)).abs();
+        (0..values.len())
             .min_by(|&a, &b| {
                 distance(a)
                     .total_cmp(&distance(b))

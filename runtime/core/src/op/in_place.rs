@@ -73,8 +73,8 @@ impl<'a> Op<'a> {
 }
 
 #[inline]
-fn copy_if<'a>(shares: bool, input: &mut Buffer<'a>) -> Result<()> {
-    if shares {
+fn copy_if<'a>(shares_memory: bool, input: &mut Buffer<'a>) -> Result<()> {
+    if shares_memory {
         *input = input.to_owned()?;
     }
     Ok(())
@@ -90,9 +90,10 @@ fn is_part(part: &Buffer<'_>, whole: &Buffer<'_>, own_rank: usize, size: usize) 
         && part.as_ptr().addr() == whole.as_ptr().addr() + own_rank * part.size_bytes()
 }
 
+/// Whether both buffers are exactly the same foreign memory of the host.
 #[inline]
-fn is_same(one: &Buffer<'_>, other: &Buffer<'_>) -> bool {
-    is_part(one, other, 0, 1)
+fn is_same(first: &Buffer<'_>, second: &Buffer<'_>) -> bool {
+    is_part(first, second, 0, 1)
 }
 
 #[inline]

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// What a [`Monitor`] does, so that a model can put other locks in its place.
+/// The functions of a [`Monitor`], as a trait: models replace its locks by loom's.
 pub(crate) trait Shared<T> {
     /// Uses the state under the lock, and wakes no thread.
     fn with<R>(&self, body: impl FnOnce(&mut T) -> R) -> R;
@@ -11,12 +11,12 @@ pub(crate) trait Shared<T> {
     /// Wakes all waiting threads, which look at the state again.
     fn wake_all(&self);
 
-    /// Waits until the state is `ready`, for `limit` at most (`None`: for ever). Then uses it in either case,
-    /// under the same lock.
+    /// Waits until `is_ready` holds, for `limit` at most; without a limit if that is `None`. Then uses the state under
+    /// the same lock, even if the limit has passed.
     fn when<R>(
         &self,
         limit: Option<Duration>,
-        ready: impl Fn(&T) -> bool,
+        is_ready: impl Fn(&T) -> bool,
         body: impl FnOnce(&mut T) -> R,
     ) -> R;
 }
@@ -46,10 +46,10 @@ impl<T> Shared<T> for Monitor<T> {
     fn when<R>(
         &self,
         limit: Option<Duration>,
-        ready: impl Fn(&T) -> bool,
+        is_ready: impl Fn(&T) -> bool,
         body: impl FnOnce(&mut T) -> R,
     ) -> R {
-        let (state, waits) = (self.lock(), |state: &mut T| !ready(state));
+        let (state, waits) = (self.lock(), |state: &mut T| !is_ready(state));
         let mut state = match limit {
             None => self
                 .changed
@@ -81,32 +81,32 @@ pub(crate) mod model {
         fn wake(changed: &Condvar);
     }
 
-    /// As the product does.
-    pub(crate) struct All;
+    /// Wakes all threads, as a [`Monitor`](super::Monitor) does.
+    pub(crate) struct WakeAll;
 
-    impl Wakes for All {
+    impl Wakes for WakeAll {
         fn wake(changed: &Condvar) {
             changed.notify_all();
         }
     }
 
     /// Wakes one thread, perhaps one that waits for something else.
-    pub(crate) struct One;
+    pub(crate) struct WakeOne;
 
-    impl Wakes for One {
+    impl Wakes for WakeOne {
         fn wake(changed: &Condvar) {
             changed.notify_one();
         }
     }
 
     /// Wakes no thread.
-    pub(crate) struct NoThread;
+    pub(crate) struct WakeNone;
 
-    impl Wakes for NoThread {
+    impl Wakes for WakeNone {
         fn wake(_: &Condvar) {}
     }
 
-    pub(crate) struct Model<T, W = All> {
+    pub(crate) struct Model<T, W = WakeAll> {
         state: Mutex<T>,
         changed: Condvar,
         wakes: std::marker::PhantomData<fn(W)>,
@@ -134,29 +134,29 @@ pub(crate) mod model {
         fn when<R>(
             &self,
             _: Option<Duration>,
-            ready: impl Fn(&T) -> bool,
+            is_ready: impl Fn(&T) -> bool,
             body: impl FnOnce(&mut T) -> R,
         ) -> R {
             let mut state = self.state.lock().expect("a thread has panicked");
-            while !ready(&state) {
+            while !is_ready(&state) {
                 state = self.changed.wait(state).expect("a thread has panicked");
             }
             body(&mut state)
         }
     }
 
-    /// Runs a model and returns how many orders of events loom visited.
+    /// Runs a model and returns how many orders of events loom has explored.
     pub(crate) fn count_orders(model: impl Fn() + Send + Sync + 'static) -> usize {
         static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let _guard = ONE_AT_A_TIME.lock();
-        let visited = std::sync::Arc::new(AtomicUsize::new(0));
-        let count = visited.clone();
+        let orders = std::sync::Arc::new(AtomicUsize::new(0));
+        let count = orders.clone();
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(3);
         builder.check(move || {
             count.fetch_add(1, Ordering::Relaxed);
             model();
         });
-        visited.load(Ordering::Relaxed)
+        orders.load(Ordering::Relaxed)
     }
 }

@@ -93,26 +93,26 @@ pub struct Sides<'o, 'a> {
 /// Picks the field of a role out of a variant's fields: `pick!(role in field role field role ...)`.
 macro_rules! pick {
     (inputs in) => { &[] };
-    (inputs in $it:ident input $($rest:tt)*) => { $it.buffers() };
-    (inputs in $it:ident both $($rest:tt)*) => { $it.buffers() };
+    (inputs in $field:ident input $($rest:tt)*) => { $field.buffers() };
+    (inputs in $field:ident both $($rest:tt)*) => { $field.buffers() };
     (inputs_only in) => { &[] };
-    (inputs_only in $it:ident input $($rest:tt)*) => { $it.buffers() };
+    (inputs_only in $field:ident input $($rest:tt)*) => { $field.buffers() };
     (outputs in) => { &[] };
-    (outputs in $it:ident output $($rest:tt)*) => { $it.buffers() };
-    (outputs in $it:ident both $($rest:tt)*) => { $it.buffers() };
+    (outputs in $field:ident output $($rest:tt)*) => { $field.buffers() };
+    (outputs in $field:ident both $($rest:tt)*) => { $field.buffers() };
     (outputs_mut in) => { &mut [] };
-    (outputs_mut in $it:ident output $($rest:tt)*) => { $it.buffers_mut() };
-    (outputs_mut in $it:ident both $($rest:tt)*) => { $it.buffers_mut() };
+    (outputs_mut in $field:ident output $($rest:tt)*) => { $field.buffers_mut() };
+    (outputs_mut in $field:ident both $($rest:tt)*) => { $field.buffers_mut() };
     (root in) => { None };
-    (root in $it:ident root $($rest:tt)*) => { Some(*$it) };
+    (root in $field:ident root $($rest:tt)*) => { Some(*$field) };
     (reduction in) => { None };
-    (reduction in $it:ident reduction $($rest:tt)*) => { Some($it) };
+    (reduction in $field:ident reduction $($rest:tt)*) => { Some($field) };
     (tag in) => { None };
-    (tag in $it:ident tag $($rest:tt)*) => { Some(*$it) };
+    (tag in $field:ident tag $($rest:tt)*) => { Some(*$field) };
     (peer in) => { Peer::None };
-    (peer in $it:ident to $($rest:tt)*) => { Peer::Rank(*$it) };
-    (peer in $it:ident from $($rest:tt)*) => {
-        match *$it {
+    (peer in $field:ident to $($rest:tt)*) => { Peer::Rank(*$field) };
+    (peer in $field:ident from $($rest:tt)*) => {
+        match *$field {
             Some(peer) => Peer::Rank(peer),
             None => Peer::Any,
         }
@@ -121,7 +121,7 @@ macro_rules! pick {
     (splits in $in:ident input_splits $out:ident output_splits $($rest:tt)*) => {
         Some(($in.as_slice(), $out.as_slice()))
     };
-    ($what:ident in $it:ident $role:ident $($rest:tt)*) => { pick!($what in $($rest)*) };
+    ($wanted:ident in $field:ident $role:ident $($rest:tt)*) => { pick!($wanted in $($rest)*) };
 }
 
 /// Declares [`Op`], and its accessors from the roles of its fields: `both`, `input` or `output` for buffers,
@@ -291,7 +291,7 @@ operations! {
     /// noted otherwise. Inputs are only read, and outputs are written. The description of a field `buffer` or `buffers`
     /// says which of the two it is, or that it is both.
     pub enum Op<'a> {
-        /// Every rank's `buffer` ends as the reduction of all.
+        /// Every rank's `buffer` ends as the reduction of all ranks' buffers.
         AllReduce {
             /// Input, then result.
             buffer: Buffer<'a> as both,
@@ -305,7 +305,7 @@ operations! {
             /// How to combine.
             op: Reduction as reduction,
         },
-        /// The root's `buffer` ends as the reduction of all; the others' are left as they were.
+        /// The root's `buffer` ends as the reduction of all ranks' buffers; the others' are left as they were.
         Reduce {
             /// Input; on the root, afterwards the result.
             buffer: Buffer<'a> as both,

@@ -27,9 +27,10 @@ impl Reduction {
         }
     }
 
-    /// As [`premul_sum`](Self::premul_sum), by the number in `scale`, which is read when the operation runs: one
-    /// element of the type of the operation's elements, in the host's memory or on the device of the operation's
-    /// buffers. On the device, earlier work may compute it, and the host does not wait for that (`ncclScalarDevice`).
+    /// As [`premul_sum`](Self::premul_sum), with the number in `scale` as the factor, which is read when the operation
+    /// runs. `scale` holds one element of the type of the operation's elements, in the host's memory or on the device
+    /// of the operation's buffers. On the device, earlier work may compute it, and the host does not wait for that
+    /// (`ncclScalarDevice`).
     ///
     /// Operations on other types, on another device, or on memory that overlaps what they write are refused.
     pub fn premul_sum_by(scale: Buffer<'static>) -> Self {
@@ -74,17 +75,19 @@ impl Reduction {
             Bf16, Bool, Complex64, Complex128, F8E4M3, F8E5M2, F16, F32, F64, I8, I16, I32, I64,
             U8, U16, U32, U64,
         };
-        let integer = matches!(dtype, I8 | U8 | I16 | U16 | I32 | U32 | I64 | U64);
-        let float = matches!(dtype, F16 | Bf16 | F32 | F64);
-        let float8 = matches!(dtype, F8E4M3 | F8E5M2);
-        let complex = matches!(dtype, Complex64 | Complex128);
-        let boolean = matches!(dtype, Bool);
+        let is_integer = matches!(dtype, I8 | U8 | I16 | U16 | I32 | U32 | I64 | U64);
+        let is_float = matches!(dtype, F16 | Bf16 | F32 | F64);
+        let is_float8 = matches!(dtype, F8E4M3 | F8E5M2);
+        let is_complex = matches!(dtype, Complex64 | Complex128);
+        let is_bool = matches!(dtype, Bool);
         match op {
-            ReduceOp::Sum | ReduceOp::Product => integer || float || float8 || complex || boolean,
-            ReduceOp::Avg => integer || float || float8 || complex,
-            ReduceOp::Min | ReduceOp::Max => integer || float || float8 || boolean,
-            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => integer || boolean,
-            ReduceOp::PremulSum => float,
+            ReduceOp::Sum | ReduceOp::Product => {
+                is_integer || is_float || is_float8 || is_complex || is_bool
+            }
+            ReduceOp::Avg => is_integer || is_float || is_float8 || is_complex,
+            ReduceOp::Min | ReduceOp::Max => is_integer || is_float || is_float8 || is_bool,
+            ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => is_integer || is_bool,
+            ReduceOp::PremulSum => is_float,
         }
     }
 }

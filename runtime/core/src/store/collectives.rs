@@ -161,13 +161,13 @@ impl StoreCollectives {
         })
     }
 
-    fn check_root(&self, root: u32, passes: bool) -> Result<()> {
+    fn check_root(&self, root: u32, passes_value: bool) -> Result<()> {
         let (rank, size) = (self.rank, self.size);
         let message = if root >= size {
             format!("root {root} is not one of {size} ranks")
-        } else if passes && root != rank {
+        } else if passes_value && root != rank {
             format!("rank {rank} passes what only rank {root}, the root, may pass")
-        } else if !passes && root == rank {
+        } else if !passes_value && root == rank {
             format!("rank {rank} is the root and passes nothing")
         } else {
             return Ok(());
@@ -175,34 +175,34 @@ impl StoreCollectives {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    fn call<R>(&self, what: &str, body: impl FnOnce(&mut Call<'_>) -> Result<R>) -> Result<R> {
+    fn call<R>(&self, name: &str, body: impl FnOnce(&mut Call<'_>) -> Result<R>) -> Result<R> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.calls += 1;
-        let prefix = format!("{}/{}/{what}", self.name, state.calls);
+        let prefix = format!("{}/{}/{name}", self.name, state.calls);
         let mut call = Call {
             own_key: format!("{prefix}/{}", self.rank),
-            all: self,
+            collectives: self,
             prefix,
-            before: std::mem::take(&mut state.set_keys),
+            earlier_keys: std::mem::take(&mut state.set_keys),
             state: &mut state,
         };
         let result = body(&mut call);
-        // What `sweep` has not removed.
-        let mut before = std::mem::take(&mut call.before);
-        before.append(&mut call.state.set_keys);
-        call.state.set_keys = before;
+        // Keys that `sweep` has not removed are left for the next call.
+        let mut earlier_keys = std::mem::take(&mut call.earlier_keys);
+        earlier_keys.append(&mut call.state.set_keys);
+        call.state.set_keys = earlier_keys;
         result
     }
 }
 
-/// One call.
+/// One call of a collective, on this rank.
 struct Call<'a> {
-    all: &'a StoreCollectives,
+    collectives: &'a StoreCollectives,
     prefix: String,
     /// The key of this rank.
     own_key: String,
     /// The keys of earlier calls.
-    before: Vec<String>,
+    earlier_keys: Vec<String>,
     state: &'a mut State,
 }
 
@@ -212,7 +212,7 @@ impl Call<'_> {
     }
 
     fn set_own(&mut self, value: &[u8]) -> Result<()> {
-        self.all.store.set(&self.own_key, value)?;
+        self.collectives.store.set(&self.own_key, value)?;
         self.state.set_keys.push(self.own_key.clone());
         Ok(())
     }
@@ -225,7 +225,7 @@ impl Call<'_> {
             format!("{}/count", self.prefix),
         );
         let done = format!("{}/done", self.prefix);
-        let store = &self.all.store;
+        let store = &self.collectives.store;
         let replies = store.batch(&[
             BatchRequest::Set {
                 key: &self.own_key,
@@ -242,7 +242,7 @@ impl Call<'_> {
         ])?;
         self.state.set_keys.push(self.own_key.clone());
         let is_last = matches!(replies[..], [.., super::BatchReply::Count(count)]
-            if count == i64::from(self.all.size));
+            if count == i64::from(self.collectives.size));
         if is_last {
             self.state
                 .set_keys
@@ -265,7 +265,7 @@ impl Call<'_> {
     }
 
     fn get(&self, rank: u32, timeout: Duration) -> Result<Vec<u8>> {
-        let value = self.all.store.get(&self.key(rank), timeout);
+        let value = self.collectives.store.get(&self.key(rank), timeout);
         value.map_err(|error| match error.kind() {
             ErrorKind::Timeout => self.late(&[rank], timeout),
             _ => error,
@@ -273,9 +273,11 @@ impl Call<'_> {
     }
 
     fn get_all(&self, timeout: Duration) -> Result<Vec<Vec<u8>>> {
-        let keys: Vec<String> = (0..self.all.size).map(|rank| self.key(rank)).collect();
+        let keys: Vec<String> = (0..self.collectives.size)
+            .map(|rank| self.key(rank))
+            .collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let values = self.all.store.multi_get(&keys, timeout);
+        let values = self.collectives.store.multi_get(&keys, timeout);
         values.map_err(|error| self.name_absent(error, timeout))
     }
 
@@ -284,14 +286,16 @@ impl Call<'_> {
         if error.kind() != ErrorKind::Timeout {
             return error;
         }
-        let keys: Vec<String> = (0..self.all.size).map(|rank| self.key(rank)).collect();
+        let keys: Vec<String> = (0..self.collectives.size)
+            .map(|rank| self.key(rank))
+            .collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let until = Instant::now() + NAMING_TIME;
-        let came = which_are_set(&*self.all.store, &keys, until);
-        let absent = (0..).zip(came).filter(|(_, came)| !came);
+        let arrived = which_are_set(&*self.collectives.store, &keys, until);
+        let absent = (0..).zip(arrived).filter(|(_, arrived)| !arrived);
         let absent: Vec<u32> = absent.map(|(rank, _)| rank).collect();
-        // This rank has come: if its own key is not seen, the store did not answer.
-        if absent.contains(&self.all.rank) {
+        // This rank has come: if the store does not show its own key, it did not answer.
+        if absent.contains(&self.collectives.rank) {
             return error.with_more("the store did not say which ranks are absent");
         }
         self.late(&absent, timeout)
@@ -309,9 +313,9 @@ impl Call<'_> {
 
     /// Removes what this rank set in earlier calls: every rank has come to this one, so none reads it any more.
     fn sweep(&mut self) {
-        for key in self.before.drain(..) {
+        for key in self.earlier_keys.drain(..) {
             // A key that stays does no harm.
-            let _ = self.all.store.delete(&key);
+            let _ = self.collectives.store.delete(&key);
         }
     }
 }

@@ -65,7 +65,12 @@ impl FileStore {
             .create(true)
             .mode(0o600)
             .open(&path)
-            .map_err(|e| Error::io(format!("cannot open the store file {}", path.display()), e))?;
+            .map_err(|error| {
+                Error::io(
+                    format!("cannot open the store file {}", path.display()),
+                    error,
+                )
+            })?;
         let store = Self {
             path,
             world_size,
@@ -90,19 +95,20 @@ impl FileStore {
         access: LockKind,
         work: impl FnOnce(&mut Log) -> io::Result<T>,
     ) -> Result<T> {
-        let failed = |e: io::Error| Error::io(format!("the store file {}", self.path.display()), e);
+        let failed =
+            |error: io::Error| Error::io(format!("the store file {}", self.path.display()), error);
         let mut log = self.lock();
         self.lock_file(&log.file, access)?;
-        let result = log
-            .catch_up(access)
-            .and_then(|()| work(&mut log))
-            .map_err(|e| match e.kind() {
-                io::ErrorKind::InvalidData => Error::new(
-                    ErrorKind::Store,
-                    format!("the store file {}: {e}", self.path.display()),
-                ),
-                _ => failed(e),
-            });
+        let result =
+            log.catch_up(access)
+                .and_then(|()| work(&mut log))
+                .map_err(|error| match error.kind() {
+                    io::ErrorKind::InvalidData => Error::new(
+                        ErrorKind::Store,
+                        format!("the store file {}: {error}", self.path.display()),
+                    ),
+                    _ => failed(error),
+                });
         let unlocked = log.file.unlock().map_err(failed);
         let result = result?;
         unlocked.map(|()| result)
@@ -132,9 +138,9 @@ impl FileStore {
                         ),
                     ));
                 }
-                Err(TryLockError::Error(e)) => {
-                    let what = format!("cannot lock the store file {}", self.path.display());
-                    return Err(Error::io(what, e));
+                Err(TryLockError::Error(error)) => {
+                    let message = format!("cannot lock the store file {}", self.path.display());
+                    return Err(Error::io(message, error));
                 }
             }
         }
@@ -363,8 +369,8 @@ impl Store for FileStore {
         self.write(|table| {
             let name = raw(key);
             let held = table.get(name.as_bytes()).unwrap_or_default();
-            let whole = [held, value].concat();
-            vec![(name, whole)]
+            let joined = [held, value].concat();
+            vec![(name, joined)]
         })
     }
 

@@ -173,8 +173,7 @@ pub trait Store: Send + Sync {
     /// The count stays stored under `key`, so a key serves for one barrier only.
     fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()>;
 
-    /// Where the process listens that serves this store, for messages: its host and port. `None` if it is not known
-    /// that there is one.
+    /// The host and port of the process that serves this store, for messages; `None` if no such process is known.
     fn server(&self) -> Option<String> {
         None
     }
@@ -215,7 +214,7 @@ pub(crate) fn which_are_set(store: &dyn Store, keys: &[&str], until: Instant) ->
             present.append(&mut which_are_set(store, right, until));
             present
         }
-        all => vec![all.unwrap_or(false); keys.len()],
+        are_set => vec![are_set.unwrap_or(false); keys.len()],
     }
 }
 
@@ -249,14 +248,14 @@ fn timed_out<'a>(missing: impl IntoIterator<Item = &'a str>, timeout: Duration) 
 
 /// The error of a barrier that `arrived` of `world_size` ranks reached; `None` if the number is not known.
 fn barrier_timed_out(key: &str, arrived: Option<i64>, world_size: u32, timeout: Duration) -> Error {
-    let who = match arrived {
+    let ranks = match arrived {
         Some(arrived) => format!("{arrived} of {world_size} ranks"),
         None => format!("not all {world_size} ranks"),
     };
     Error::new(
         ErrorKind::Timeout,
         format!(
-            "barrier {key:?}: {who} arrived within {}",
+            "barrier {key:?}: {ranks} arrived within {}",
             text::duration(timeout)
         ),
     )

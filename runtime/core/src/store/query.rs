@@ -35,13 +35,13 @@ impl<T: Send + 'static> StoreQuery<T> {
         }
     }
 
-    /// The reply, or the store's error; `None` if neither arrives within this time, or if an earlier call has
-    /// returned it.
+    /// The reply, or the store's error; `None` if neither arrives within `limit`, or if an earlier call has returned
+    /// it.
     pub fn answer_within(&self, limit: Duration) -> Option<Result<T>> {
         self.0.recv_timeout(limit).ok()
     }
 
-    /// Starts the request and waits for the reply, for at most this time; `None` if there is none by then.
+    /// Starts the request and waits for the reply, for at most `limit`; `None` if there is none by then.
     pub fn ask_within(
         store: &Arc<dyn Store>,
         limit: Duration,

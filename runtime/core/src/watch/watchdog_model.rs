@@ -4,7 +4,7 @@
 use super::{Fault, Inbox, Requests};
 use crate::op::error::{Error, ErrorKind};
 use crate::op::info::OpInfo;
-use crate::op::monitor::model::{All, Model, NoThread, Wakes, count_orders};
+use crate::op::monitor::model::{Model, WakeAll, WakeNone, Wakes, count_orders};
 
 use rcomm_recorder::model::OpType;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,7 +30,7 @@ fn fault(wire_id: u64) -> Fault {
 }
 
 /// Two callers report a fault each, then the watchdog is stopped. It must find both faults, although no time-out ends
-/// its waits. Returns the number of orders.
+/// its waits. Returns how many orders loom has explored.
 fn every_fault_is_found<W: Wakes + 'static>() -> usize {
     count_orders(|| {
         let inbox: Arc<Inbox<Model<Requests, W>>> = Arc::new(Inbox::default());
@@ -64,11 +64,11 @@ fn every_fault_is_found<W: Wakes + 'static>() -> usize {
 
 #[test]
 fn the_watchdog_finds_every_fault_once_and_ends() {
-    assert!(every_fault_is_found::<All>() > 20);
+    assert!(every_fault_is_found::<WakeAll>() > 20);
 }
 
 #[test]
 fn an_inbox_that_wakes_no_thread_fails_the_model() {
-    let none = catch_unwind(AssertUnwindSafe(every_fault_is_found::<NoThread>));
+    let none = catch_unwind(AssertUnwindSafe(every_fault_is_found::<WakeNone>));
     assert!(none.is_err());
 }

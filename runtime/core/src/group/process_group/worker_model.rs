@@ -2,14 +2,14 @@
 //! wake-up.
 
 use super::JobQueue;
-use crate::op::monitor::model::{All, Model, NoThread, One, Wakes, count_orders};
+use crate::op::monitor::model::{Model, WakeAll, WakeNone, WakeOne, Wakes, count_orders};
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// One thread queues a job and ends an earlier hold, while another one waits until the queue has drained. Returns the
-/// number of orders.
+/// One thread queues a job and ends an earlier hold, while another one waits until the queue has drained. Returns how
+/// many orders loom has explored.
 fn jobs_are_done_after_drain<W: Wakes + 'static>() -> usize {
     count_orders(|| {
         let queue: Arc<JobQueue<Model<super::Queue, W>>> = Arc::new(JobQueue::default());
@@ -38,14 +38,14 @@ fn jobs_are_done_after_drain<W: Wakes + 'static>() -> usize {
 
 #[test]
 fn queued_jobs_are_done_once_before_drain_returns() {
-    assert!(jobs_are_done_after_drain::<All>() > 20);
+    assert!(jobs_are_done_after_drain::<WakeAll>() > 20);
 }
 
 #[test]
 fn a_queue_that_wakes_one_thread_or_none_fails_the_model() {
-    let one = catch_unwind(AssertUnwindSafe(jobs_are_done_after_drain::<One>));
+    let one = catch_unwind(AssertUnwindSafe(jobs_are_done_after_drain::<WakeOne>));
     assert!(one.is_err());
-    let none = catch_unwind(AssertUnwindSafe(jobs_are_done_after_drain::<NoThread>));
+    let none = catch_unwind(AssertUnwindSafe(jobs_are_done_after_drain::<WakeNone>));
     assert!(none.is_err());
 }
 

@@ -127,7 +127,9 @@ impl<'a> Buffer<'a> {
     /// # Errors
     /// `InvalidArgument` if the shape has another number of elements.
     pub fn with_shape(mut self, shape: &[u64]) -> Result<Self> {
-        let elements = shape.iter().try_fold(1u64, |all, &n| all.checked_mul(n));
+        let elements = shape
+            .iter()
+            .try_fold(1u64, |product, &n| product.checked_mul(n));
         if elements != Some(self.len) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,

@@ -4,12 +4,12 @@ use super::*;
 fn into_vec_returns_the_vector_that_the_buffer_was_made_from() {
     let mut vec = Vec::with_capacity(10);
     vec.extend([1.0f32, 2.0, 3.0]);
-    let at = vec.as_ptr();
+    let address = vec.as_ptr();
     let mut buffer = Buffer::from_vec(vec);
     buffer.as_mut_slice::<f32>().unwrap()[1] = 5.0;
     let back = buffer.into_vec::<f32>().unwrap();
     assert_eq!(back, [1.0, 5.0, 3.0]);
-    assert_eq!((back.as_ptr(), back.capacity()), (at, 10));
+    assert_eq!((back.as_ptr(), back.capacity()), (address, 10));
 }
 
 #[test]

@@ -121,7 +121,7 @@ impl<'a> Op<'a> {
     fn compare_uses(&self, own_rank: u32) -> Result<(), Refusal> {
         let mut uses = Vec::new();
         self.collect_uses(own_rank, &mut uses);
-        uses.sort_by_key(|it| it.start);
+        uses.sort_by_key(|buffer_use| buffer_use.start);
         // The use with the highest end address so far: of all uses, and of those that write.
         let mut furthest: [Option<&Use<'_, '_>>; 2] = [None, None];
         for next in &uses {
@@ -136,7 +136,7 @@ impl<'a> Op<'a> {
             }
             let slots = if next.writes { 0..2 } else { 0..1 };
             for slot in &mut furthest[slots] {
-                if slot.is_none_or(|it| it.end < next.end) {
+                if slot.is_none_or(|furthest| furthest.end < next.end) {
                     *slot = Some(next);
                 }
             }
@@ -173,7 +173,7 @@ impl<'a> Op<'a> {
         self.outputs().iter().for_each(|buffer| add(buffer, writes));
         let inputs = self.inputs_only().iter();
         inputs.for_each(|buffer| add(buffer, false));
-        if let Some(scale) = self.reduction().and_then(|it| it.scale.as_deref()) {
+        if let Some(scale) = self.reduction().and_then(|by| by.scale.as_deref()) {
             add(scale, false);
         }
     }
@@ -267,7 +267,7 @@ impl<'a> Op<'a> {
     /// list, one buffer for each rank; otherwise, all ranks' parts in the buffer for each of `ones`.
     fn check_parts(
         &self,
-        what: &str,
+        side: &str,
         ones: &[Buffer<'_>],
         wholes: &[Buffer<'_>],
         own_rank: u32,
@@ -276,7 +276,7 @@ impl<'a> Op<'a> {
         let kind = self.op_type();
         match (kind.layout(), ones) {
             (Layout::List, [one]) => {
-                check_list(what, wholes, size)?;
+                check_list(side, wholes, size)?;
                 match kind.parts() {
                     Parts::Equal => check_even(one, wholes),
                     Parts::PerRank | Parts::PerPair => check_own(one, wholes, own_rank),
@@ -285,11 +285,11 @@ impl<'a> Op<'a> {
             (Layout::Several, _) => {
                 check_pairs(self.inputs(), self.outputs())?;
                 let mut pairs = ones.iter().zip(wholes);
-                pairs.try_for_each(|(one, whole)| check_holds(one, whole, size, what))
+                pairs.try_for_each(|(one, whole)| check_holds(one, whole, size, side))
             }
             (Layout::Single, _) => {
                 let mut pairs = ones.iter().zip(wholes);
-                pairs.try_for_each(|(one, whole)| check_holds(one, whole, size, what))
+                pairs.try_for_each(|(one, whole)| check_holds(one, whole, size, side))
             }
             (Layout::List | Layout::Absent | Layout::InPlace | Layout::Sparse, _) => Ok(()),
         }
@@ -463,9 +463,9 @@ fn check(is_right: bool, message: impl FnOnce() -> String) -> Result<(), Refusal
     Err(Refusal::Argument(message()))
 }
 
-fn check_list(what: &str, buffers: &[Buffer<'_>], expected: u32) -> Result<(), Refusal> {
+fn check_list(side: &str, buffers: &[Buffer<'_>], expected: u32) -> Result<(), Refusal> {
     check(buffers.len() == expected as usize, || {
-        format!("{} {what}s where {expected} are needed", buffers.len())
+        format!("{} {side}s where {expected} are needed", buffers.len())
     })
 }
 
@@ -511,18 +511,18 @@ fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own_rank: u32) -> Result<()
     }
 }
 
-/// Checks that `whole` holds one part like `part` for each rank; `what` names `whole` in the message.
+/// Checks that `whole` holds one part like `part` for each rank; `side` names `whole` in the message.
 fn check_holds(
     part: &Buffer<'_>,
     whole: &Buffer<'_>,
     size: u32,
-    what: &str,
+    side: &str,
 ) -> Result<(), Refusal> {
     check(
         part.dtype() == whole.dtype() && part.len().checked_mul(size as usize) == Some(whole.len()),
         || {
             format!(
-                "the {what} {whole:?} does not hold {size} parts like {part:?}, one for each rank"
+                "the {side} {whole:?} does not hold {size} parts like {part:?}, one for each rank"
             )
         },
     )
@@ -539,16 +539,16 @@ fn check_pairs(inputs: &[Buffer<'_>], outputs: &[Buffer<'_>]) -> Result<(), Refu
 }
 
 fn check_splits(
-    what: &str,
+    side: &str,
     whole: &Buffer<'_>,
     splits: &[usize],
     size: u32,
 ) -> Result<(), Refusal> {
     check(splits.len() == size as usize, || {
-        format!("{} {what} splits for {size} ranks", splits.len())
+        format!("{} {side} splits for {size} ranks", splits.len())
     })?;
     let sum = splits.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
     check(sum == Some(whole.len()), || {
-        format!("{what} splits {splits:?} do not add up to {whole:?}")
+        format!("{side} splits {splits:?} do not add up to {whole:?}")
     })
 }

@@ -54,14 +54,22 @@ fn a_factor_in_memory_is_one_element_of_the_type_on_the_same_device() {
         "{text}"
     );
     let memory = std::sync::Arc::new([2f32; 1]);
-    let at = std::ptr::NonNull::from(&*memory).cast();
+    let address = std::ptr::NonNull::from(&*memory).cast();
     // SAFETY: nothing reads this memory, which `memory` keeps alive.
     let on_device = unsafe {
-        Buffer::from_raw(at, 1, DType::F32, Device::Cuda(0), Access::Read, memory).unwrap()
+        Buffer::from_raw(
+            address,
+            1,
+            DType::F32,
+            Device::Cuda(0),
+            Access::Read,
+            memory,
+        )
+        .unwrap()
     };
     let text = refusal(scaled(floats(3), on_device));
     assert!(text.contains("is on another device than"), "{text}");
-    // Other reductions do not use it.
+    // Other reductions do not use the factor.
     let op = Op::AllReduce {
         buffer: floats(3),
         op: Reduction {
@@ -73,7 +81,7 @@ fn a_factor_in_memory_is_one_element_of_the_type_on_the_same_device() {
 }
 
 #[test]
-fn what_the_cheap_check_accepts_the_full_check_accepts() {
+fn the_full_check_accepts_all_that_the_cheap_check_accepts() {
     let sizes = [0, 1, 2, 4];
     let mut accepted = 0;
     for (one, other) in sizes

@@ -10,6 +10,7 @@ fn too_long(message: String) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
 
+/// The name under which the server stores a key of the user. Checks its length.
 pub(super) fn name_of(key: &str) -> Result<Vec<u8>> {
     let name = [&[PREFIX], key.as_bytes()].concat();
     if name.len() as u64 > MAX_KEY {
@@ -22,6 +23,7 @@ pub(super) fn name_of(key: &str) -> Result<Vec<u8>> {
     Ok(name)
 }
 
+/// As [`name_of`] for each of several keys. Checks their number, too.
 pub(super) fn names_of(keys: &[&str]) -> Result<Vec<Vec<u8>>> {
     checked_number(keys.len())?;
     keys.iter().map(|key| name_of(key)).collect()
@@ -38,6 +40,7 @@ pub(super) fn checked_number(keys: usize) -> Result<()> {
     Ok(())
 }
 
+/// Returns the value if it is not too long.
 pub(super) fn checked_value(value: &[u8]) -> Result<&[u8]> {
     if value.len() as u64 > MAX_VALUE {
         return Err(too_long(format!(
@@ -48,6 +51,7 @@ pub(super) fn checked_value(value: &[u8]) -> Result<&[u8]> {
     Ok(value)
 }
 
+/// Returns the request if it is not too long.
 pub(super) fn checked(request: Encoder) -> Result<Encoder> {
     if request.bytes().len() > MAX_MESSAGE {
         return Err(too_long(format!(

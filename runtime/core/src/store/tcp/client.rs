@@ -45,6 +45,7 @@ pub(super) enum Broken {
     Late,
     /// The server closed the connection.
     Closed,
+    /// A system call failed.
     Failed(io::Error),
     /// TLS failed.
     Tls(TlsError),
@@ -79,6 +80,7 @@ pub(super) enum Waited {
     TimedOut,
 }
 
+/// A connection to a server. One request is sent at a time, and its reply read.
 pub(super) struct Connection {
     socket: TcpStream,
     tls: Option<Box<TlsSession>>,
@@ -173,9 +175,9 @@ impl Connection {
             let left = left_until(deadline).max(Duration::from_millis(1));
             match Self::connect_to(address, left, access) {
                 Ok(connection) => return Ok(connection),
-                Err(found @ Obstacle::Foreign(_)) => return Err(found),
-                Err(found) if found.is_final() => return Err(found),
-                Err(found) => obstacle = found,
+                Err(error @ Obstacle::Foreign(_)) => return Err(error),
+                Err(error) if error.is_final() => return Err(error),
+                Err(error) => obstacle = error,
             }
         }
         Err(obstacle)
@@ -188,11 +190,11 @@ impl Connection {
     ) -> Result<Self, Obstacle> {
         let deadline = Instant::now() + timeout;
         let socket =
-            TcpStream::connect_timeout(&address, timeout.min(CONNECT_LIMIT)).map_err(|e| {
-                if e.kind() == io::ErrorKind::ConnectionRefused {
+            TcpStream::connect_timeout(&address, timeout.min(CONNECT_LIMIT)).map_err(|error| {
+                if error.kind() == io::ErrorKind::ConnectionRefused {
                     Obstacle::Refused
                 } else {
-                    Obstacle::Unreachable(e)
+                    Obstacle::Unreachable(error)
                 }
             })?;
         // A socket can connect to itself if its target is an ephemeral port without a listener.
@@ -336,14 +338,14 @@ impl Connection {
     /// As [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may come instead. No
     /// reply begins with the bytes of a refusal, except one of the 2^64 values of a number.
     fn read_reply(&mut self, length: usize, deadline: Instant) -> Result<&[u8], Broken> {
-        let looked_at = length.min(STORE_REFUSAL.len());
+        let compared = length.min(STORE_REFUSAL.len());
         loop {
             let received = &self.inbox[self.used..];
-            let same = received.len().min(looked_at);
-            if received[..same] != STORE_REFUSAL[..same] {
+            let available = received.len().min(compared);
+            if received[..available] != STORE_REFUSAL[..available] {
                 return self.read_bytes(length, deadline);
             }
-            if same == looked_at {
+            if available == compared {
                 break;
             }
             self.fill(deadline)?;
@@ -357,7 +359,7 @@ impl Connection {
             }
         }
         let reason = self.inbox[from..].strip_prefix(&STORE_REFUSAL[..]);
-        let line = reason.and_then(|it| it.split(|&byte| byte == b'\n').next());
+        let line = reason.and_then(|text| text.split(|&byte| byte == b'\n').next());
         match line {
             Some(line) => Err(Broken::Refused(String::from_utf8_lossy(line).into_owned())),
             None => Err(Broken::Garbled(self.first_bytes())),
@@ -482,6 +484,7 @@ impl Connection {
         }
     }
 
+    /// Sleeps until the socket reports `event`, or the deadline passes (`Late`). May wake earlier.
     fn sleep(&self, event: PollFlags, deadline: Instant) -> Result<(), Broken> {
         let left = left_until(deadline);
         if left.is_zero() {

@@ -190,7 +190,7 @@ pub(super) struct Scanner {
     /// Within `Keys` or `Pairs`: how many strings are left, once the count was read.
     strings: Option<u32>,
     /// The offset in the request of the next length or count to read.
-    at: usize,
+    offset: usize,
 }
 
 impl Scanner {
@@ -205,7 +205,7 @@ impl Scanner {
                 };
                 let op = OpCode::of(code).ok_or(Violation::UnknownOpCode(code))?;
                 self.op = Some(op);
-                self.at = 1;
+                self.offset = 1;
                 op
             }
         };
@@ -214,7 +214,7 @@ impl Scanner {
                 Field::Key => self.skip_key(request)?,
                 Field::Value => self.skip_value(request)?,
                 Field::Bytes(length) => {
-                    self.at += length;
+                    self.offset += length;
                     true
                 }
                 Field::Keys => self.skip_strings(request, 1)?,
@@ -225,10 +225,10 @@ impl Scanner {
             }
             self.field += 1;
         }
-        if self.at > request.len() {
+        if self.offset > request.len() {
             return Ok(None);
         }
-        let length = self.at;
+        let length = self.offset;
         *self = Self::default();
         Ok(Some(length))
     }
@@ -247,14 +247,14 @@ impl Scanner {
         limit: u64,
         too_long: fn(u64) -> Violation,
     ) -> Result<bool, Violation> {
-        let Some(length) = number(request, self.at) else {
+        let Some(length) = number(request, self.offset) else {
             return Ok(false);
         };
         if length > limit {
             return Err(too_long(length));
         }
-        self.at += 8 + length as usize;
-        if self.at > MAX_MESSAGE {
+        self.offset += 8 + length as usize;
+        if self.offset > MAX_MESSAGE {
             return Err(Violation::RequestTooLong);
         }
         Ok(true)
@@ -264,13 +264,13 @@ impl Scanner {
         let mut left = match self.strings {
             Some(left) => left,
             None => {
-                let Some(count) = number(request, self.at) else {
+                let Some(count) = number(request, self.offset) else {
                     return Ok(false);
                 };
                 if count > MAX_KEYS {
                     return Err(Violation::TooManyKeys(count));
                 }
-                self.at += 8;
+                self.offset += 8;
                 count as u32 * per_key
             }
         };
@@ -292,9 +292,9 @@ impl Scanner {
     }
 }
 
-/// The `u64` at `at`, if its bytes are there.
-fn number(bytes: &[u8], at: usize) -> Option<u64> {
-    let bytes = bytes.get(at..)?.first_chunk()?;
+/// The `u64` at `offset`, if its bytes are there.
+fn number(bytes: &[u8], offset: usize) -> Option<u64> {
+    let bytes = bytes.get(offset..)?.first_chunk()?;
     Some(u64::from_le_bytes(*bytes))
 }
 
@@ -383,7 +383,7 @@ fn string<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 pub(super) struct Strings<'a>(&'a [u8]);
 
 impl<'a> Strings<'a> {
-    /// Takes all that follows the count: the strings are the last field of their requests.
+    /// Takes all bytes after the count: the strings are the last field of their requests.
     fn counted(rest: &mut &'a [u8]) -> Option<Self> {
         let _: [u8; 8] = take(rest)?;
         Some(Self(std::mem::take(rest)))

@@ -9,9 +9,9 @@ use std::time::Duration;
 /// after one poll without a message it does not poll for many sleeps. So an idle thread uses no processor time for
 /// polling, and a thread whose messages arrive at intervals just above the limit uses little.
 ///
-/// A thread that polls yields its processor between two looks. Where another program keeps the processor busy, the
-/// thread gets it back only after some milliseconds, with its message there all the time. Such a poll counts as one
-/// without a message.
+/// A thread that polls yields its processor between two reads of the socket. Where another program keeps the processor
+/// busy, the thread gets it back only after some milliseconds, although its message has been there. Such a poll counts
+/// as one without a message.
 pub(super) struct Spin {
     short_sleeps: u32,
     pause: u32,

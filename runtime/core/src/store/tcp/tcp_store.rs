@@ -94,7 +94,8 @@ impl TcpStore {
         Self::dial(host, port, timeout, access, Some(server))
     }
 
-    /// Connects to `server`, and stops it when the store is dropped. `access` is what the server was made with.
+    /// Connects to `server`, and stops it when the store is dropped. `access` is the access that the server was made
+    /// with.
     ///
     /// # Errors
     /// As [`connect_with`](Self::connect_with).
@@ -164,11 +165,11 @@ impl TcpStore {
     /// Runs `exchange` on a connection that no other call uses, and keeps the connection if nothing went wrong.
     fn call<T>(
         &self,
-        what: &str,
+        name: &str,
         exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
     ) -> Result<T> {
         self.try_call(exchange)?
-            .map_err(|broken| self.broken(what, broken))
+            .map_err(|broken| self.broken(name, broken))
     }
 
     fn try_call<T>(
@@ -204,52 +205,52 @@ impl TcpStore {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn broken(&self, what: &str, broken: Broken) -> Error {
+    fn broken(&self, name: &str, broken: Broken) -> Error {
         let (host, port) = (&self.host, self.port);
         let store = |message| Error::new(ErrorKind::Store, message);
         match broken {
             Broken::Late => Error::new(
                 ErrorKind::Timeout,
                 format!(
-                    "the store at {host} port {port} did not answer {what}: its process or the \
+                    "the store at {host} port {port} did not answer {name}: its process or the \
                      network to it may have stopped"
                 ),
             ),
             Broken::Closed => store(format!(
-                "the store at {host} port {port} closed the connection during {what}: its process \
+                "the store at {host} port {port} closed the connection during {name}: its process \
                  is gone, or it refused the request"
             )),
             Broken::Failed(error) => store(format!(
-                "the connection to the store at {host} port {port} broke during {what}"
+                "the connection to the store at {host} port {port} broke during {name}"
             ))
             .with_source(error),
             Broken::Tls(why) => store(format!(
-                "TLS with the store at {host} port {port} failed during {what}: {why}"
+                "TLS with the store at {host} port {port} failed during {name}: {why}"
             )),
             Broken::Refused(reason) => store(format!(
-                "the store at {host} port {port} refused {what}: {reason}"
+                "the store at {host} port {port} refused {name}: {reason}"
             )),
             Broken::Garbled(answer) => store(format!(
-                "the store at {host} port {port} answered {what} with {answer}"
+                "the store at {host} port {port} answered {name} with {answer}"
             )),
         }
     }
 
     /// Sends a request to which the server does not reply, and a PING whose reply shows that the server has
     /// handled the request.
-    fn send_and_confirm(&self, what: &str, request: Encoder) -> Result<()> {
+    fn send_and_confirm(&self, name: &str, request: Encoder) -> Result<()> {
         let request = request.op(OpCode::Ping).u32(NONCE);
-        self.ask(what, request, Connection::read_nonce)
+        self.ask(name, request, Connection::read_nonce)
     }
 
     fn ask<T>(
         &self,
-        what: &str,
+        name: &str,
         request: Encoder,
         read: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
     ) -> Result<T> {
         let request = checked(request)?;
-        self.call(what, |connection, deadline| {
+        self.call(name, |connection, deadline| {
             connection.send(request.bytes(), deadline)?;
             read(connection, deadline)
         })
@@ -257,18 +258,18 @@ impl TcpStore {
 
     fn add_raw(&self, name: &[u8], delta: i64) -> Result<i64> {
         let request = Encoder::default().op(OpCode::Add).string(name).i64(delta);
-        let what = format!("add of {delta} to {:?}", String::from_utf8_lossy(name));
-        self.ask(&what, request, Connection::read_i64)
+        let call_name = format!("add of {delta} to {:?}", String::from_utf8_lossy(name));
+        self.ask(&call_name, request, Connection::read_i64)
     }
 
-    /// The values of `keys` once all are there. `op` is the request for the values, GET or MULTI_GET; `what`
-    /// names the call in errors.
+    /// The values of `keys` once all are there. `op` is the request for the values, GET or MULTI_GET; `name` is
+    /// the name of the call in errors.
     ///
     /// One write contains a check of the keys, a request for the values, and a wait. If a key was missing, the
     /// values are requested again when the wait ends.
     fn values(
         &self,
-        what: &str,
+        name: &str,
         keys: &[&str],
         op: OpCode,
         timeout: Duration,
@@ -298,16 +299,16 @@ impl TcpStore {
         };
         if !self.closes_on_missing.load(Ordering::Relaxed) {
             let mut missed = false;
-            let all = Encoder::default()
+            let requests = Encoder::default()
                 .op(OpCode::Check)
                 .strings(&names)
                 .then(&ask)
                 .then(&wait);
-            let all = checked(all)?;
+            let requests = checked(requests)?;
             let answered = self.try_call(|connection, deadline| {
                 // Everything but the wait is answered at once, however short the caller's time-out.
                 let deadline = deadline.min(until + GRACE);
-                connection.send(all.bytes(), deadline)?;
+                connection.send(requests.bytes(), deadline)?;
                 missed = !connection.read_answer(deadline)?;
                 let values = read(connection, deadline)?;
                 if missed {
@@ -326,10 +327,10 @@ impl TcpStore {
                 Err(Broken::Closed) if missed => {
                     self.closes_on_missing.store(true, Ordering::Relaxed);
                 }
-                Err(broken) => return Err(self.broken(what, broken)),
+                Err(broken) => return Err(self.broken(name, broken)),
             }
         }
-        let values = self.ask(what, wait, |connection, _| wait_and_ask(connection))?;
+        let values = self.ask(name, wait, |connection, _| wait_and_ask(connection))?;
         self.or_missing(values, keys, timeout)
     }
 
@@ -360,12 +361,12 @@ impl TcpStore {
 /// # Errors
 /// [`ErrorKind::Rendezvous`] if it does not resolve.
 pub fn addresses_of(host: &str) -> Result<Vec<IpAddr>> {
-    let found = (host, 0).to_socket_addrs().map_err(|e| {
+    let found = (host, 0).to_socket_addrs().map_err(|error| {
         Error::new(
             ErrorKind::Rendezvous,
             format!("the name {host:?} of the store has no address"),
         )
-        .with_source(e)
+        .with_source(error)
     })?;
     let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
     addresses.dedup();
@@ -387,8 +388,8 @@ impl Store for TcpStore {
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
-        let what = format!("get of {key:?}");
-        let values = self.values(&what, &[key], OpCode::Get, timeout)?;
+        let name = format!("get of {key:?}");
+        let values = self.values(&name, &[key], OpCode::Get, timeout)?;
         Ok(values.into_iter().next().unwrap_or_default())
     }
 
@@ -441,8 +442,8 @@ impl Store for TcpStore {
         let request = Encoder::default()
             .op(OpCode::DeleteKey)
             .string(&name_of(key)?);
-        let what = format!("delete of {key:?}");
-        Ok(self.ask(&what, request, Connection::read_i64)? != 0)
+        let name = format!("delete of {key:?}");
+        Ok(self.ask(&name, request, Connection::read_i64)? != 0)
     }
 
     fn num_keys(&self) -> Result<u64> {
@@ -489,18 +490,18 @@ impl Store for TcpStore {
     }
 
     fn batch(&self, requests: &[BatchRequest<'_>]) -> Result<Vec<BatchReply>> {
-        let mut all = Encoder::default();
+        let mut encoder = Encoder::default();
         for request in requests {
             let name = name_of(request.key())?;
-            all = match *request {
-                BatchRequest::Set { value, .. } => all
+            encoder = match *request {
+                BatchRequest::Set { value, .. } => encoder
                     .op(OpCode::Set)
                     .string(&name)
                     .string(checked_value(value)?),
-                BatchRequest::Add { delta, .. } => all.op(OpCode::Add).string(&name).i64(delta),
+                BatchRequest::Add { delta, .. } => encoder.op(OpCode::Add).string(&name).i64(delta),
                 BatchRequest::CompareSet {
                     expected, desired, ..
-                } => all
+                } => encoder
                     .op(OpCode::CompareSet)
                     .string(&name)
                     .string(checked_value(expected)?)
@@ -509,8 +510,8 @@ impl Store for TcpStore {
         }
         // A SET has no reply: the reply to a later request shows that the server has handled it, and a PING
         // follows the last request.
-        all = all.op(OpCode::Ping).u32(NONCE);
-        self.ask("batch", all, |connection, deadline| {
+        encoder = encoder.op(OpCode::Ping).u32(NONCE);
+        self.ask("batch", encoder, |connection, deadline| {
             let mut replies = Vec::with_capacity(requests.len());
             for request in requests {
                 replies.push(match request {
@@ -532,8 +533,8 @@ impl Store for TcpStore {
             .op(OpCode::Barrier)
             .string(&name_of(key)?)
             .i64(i64::from(world_size));
-        let what = format!("barrier {key:?}");
-        match self.ask(&what, request, |connection, _| connection.read_wait(until))? {
+        let name = format!("barrier {key:?}");
+        match self.ask(&name, request, |connection, _| connection.read_wait(until))? {
             Waited::Ended => Ok(()),
             Waited::TimedOut => {
                 let arrived = self.add(key, 0).ok();
@@ -592,8 +593,8 @@ impl QueueStore for TcpStore {
         let request = Encoder::default()
             .op(OpCode::QueueLen)
             .string(&name_of(key)?);
-        let what = format!("queue_len of {key:?}");
-        let length = self.ask(&what, request, Connection::read_i64)?;
+        let name = format!("queue_len of {key:?}");
+        let length = self.ask(&name, request, Connection::read_i64)?;
         Ok(length.unsigned_abs())
     }
 }

@@ -95,8 +95,8 @@ impl ClientConnection {
         }
     }
 
-    /// The key, or what TLS makes of it for this connection alone.
-    pub(super) fn tied<'k>(&self, key: &'k Secret) -> Cow<'k, Secret> {
+    /// The key; over TLS, the key that is derived from it for this connection alone.
+    pub(super) fn bound_key<'k>(&self, key: &'k Secret) -> Cow<'k, Secret> {
         match &self.tls {
             Some(session) => Cow::Owned(session.bind(key)),
             None => Cow::Borrowed(key),

@@ -32,6 +32,7 @@ const STOP: u64 = u64::MAX;
 /// The token of the first listener; further listeners count down from it.
 const LISTENER: u64 = STOP - 1;
 
+/// The server's sockets and data, owned by its thread.
 pub(super) struct EventLoop {
     epoll: OwnedFd,
     listeners: Vec<OwnedFd>,
@@ -186,7 +187,7 @@ impl EventLoop {
             match epoll::add(&self.epoll, &socket, data, epoll::EventFlags::IN) {
                 Ok(()) => {
                     let host = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-                    let host = host.map(|it| it.ip().to_canonical());
+                    let host = host.map(|address| address.ip().to_canonical());
                     let id = slot.key();
                     let tls = self.tls.as_ref().map(Tls::answer);
                     let new = slot.insert(ClientConnection::new(socket, host, tls));
@@ -218,8 +219,8 @@ impl EventLoop {
             return;
         }
         // All events but writability (bytes, the end, an error) show in a read.
-        let reads = flags.difference(epoll::EventFlags::OUT) != epoll::EventFlags::empty();
-        let mut link = match reads {
+        let must_read = flags.difference(epoll::EventFlags::OUT) != epoll::EventFlags::empty();
+        let mut link = match must_read {
             true => self.read(id),
             false => LinkState::Open,
         };
@@ -254,7 +255,7 @@ impl EventLoop {
         let count = match read {
             Ok(0) => return LinkState::Lost,
             Ok(count) => count,
-            Err(error) => return self.not_read(id, &error),
+            Err(error) => return self.handle_read_error(id, &error),
         };
         if let Admission::Refused = connection.admission {
             return LinkState::Open;
@@ -278,7 +279,7 @@ impl EventLoop {
         link
     }
 
-    /// Answers what is complete in `bytes` and keeps the rest as the connection's inbox.
+    /// Answers the complete requests in `bytes` and keeps the rest as the connection's inbox.
     fn answer(&mut self, id: ConnectionId, mut bytes: Vec<u8>) -> LinkState {
         match (
             self.answer_requests(id, &bytes),
@@ -298,12 +299,13 @@ impl EventLoop {
         }
     }
 
-    /// Updates the counters of the bytes and requests that the connection holds.
-    fn count(&mut self, id: ConnectionId, progress: bool) -> LinkState {
+    /// Updates the counters of the bytes and requests that the connection holds. `has_finished` is whether a request
+    /// was finished since the last call.
+    fn count(&mut self, id: ConnectionId, has_finished: bool) -> LinkState {
         let Some(connection) = self.connections.get_mut(id) else {
             return LinkState::Open;
         };
-        match self.quota.count(id, connection, progress) {
+        match self.quota.count(id, connection, has_finished) {
             Ok(()) => LinkState::Open,
             Err(violation) => self.refuse(id, violation),
         }
@@ -380,7 +382,7 @@ impl EventLoop {
         }
     }
 
-    /// The violation of a client that began with this byte.
+    /// The violation of a client whose request began with this byte before it may use the store.
     fn not_admitted(&self, code: u8) -> Violation {
         /// The first byte of TLS, which no request has.
         const TLS_HANDSHAKE: u8 = 0x16;
@@ -392,7 +394,7 @@ impl EventLoop {
     }
 
     /// Handles a failed read.
-    fn not_read(&mut self, id: ConnectionId, error: &io::Error) -> LinkState {
+    fn handle_read_error(&mut self, id: ConnectionId, error: &io::Error) -> LinkState {
         if matches!(
             error.kind(),
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
@@ -407,7 +409,7 @@ impl EventLoop {
             (Some(why), Some(connection)) if !matches!(why, TlsError::Closed) => {
                 let peer = connection
                     .host
-                    .map_or("an unknown host".to_owned(), |it| it.to_string());
+                    .map_or("an unknown host".to_owned(), |host| host.to_string());
                 tracing::warn!(
                     peer,
                     "the store server closes a connection whose TLS has failed: {why}"
@@ -439,13 +441,13 @@ impl EventLoop {
                 return Err(Violation::WrongMagic(magic));
             }
             (Admission::Validated, Some(Request::Hello(nonce)), Some(key)) => {
-                let made = StoreChallenge::new(&connection.tied(key), &nonce);
+                let made = StoreChallenge::new(&connection.bound_key(key), &nonce);
                 let (challenge, answer) = made.map_err(|_| Violation::NoRandomness)?;
                 connection.outbox.extend_from_slice(&answer);
                 Admission::Challenged(challenge)
             }
             (Admission::Challenged(challenge), Some(Request::Proof(proof)), Some(key)) => {
-                if !challenge.is_met(&connection.tied(key), &proof) {
+                if !challenge.is_met(&connection.bound_key(key), &proof) {
                     return Err(Violation::WrongProof);
                 }
                 connection.outbox.push(STOP_WAITING);
@@ -462,7 +464,8 @@ impl EventLoop {
     /// Checks that all unread replies together are within their limit.
     fn check_unread(&self) -> Result<(), Violation> {
         let limit = self.quota.limits.unread_bytes;
-        let held = self.connections.iter().map(|(_, it)| it.unsent()).sum();
+        let connections = self.connections.iter();
+        let held = connections.map(|(_, connection)| connection.unsent()).sum();
         match held > limit {
             true => Err(Violation::TooManyUnreadBytes(held, limit)),
             false => Ok(()),
@@ -477,21 +480,21 @@ impl EventLoop {
         };
         let peer = rustix::net::getpeername(&connection.socket).ok().flatten();
         tracing::warn!(?peer, "the store server closes a connection: {violation}");
-        let unproved =
+        let lacks_proof =
             self.key.is_some() && !matches!(connection.admission, Admission::Served { .. });
-        if unproved {
+        if lacks_proof {
             let peer = connection
                 .host
-                .map_or("an unknown host".to_owned(), |it| it.to_string());
+                .map_or("an unknown host".to_owned(), |host| host.to_string());
             self.state.count_refused(&peer);
         }
-        let ours = matches!(connection.admission, Admission::Served { proved: true });
-        let of_ours = [
+        let has_proved = matches!(connection.admission, Admission::Served { proved: true });
+        let explained_to_all = [
             Violation::NoSecretHere,
             Violation::NeedsTls,
             Violation::NoTlsHere,
         ];
-        if !ours && !unproved && !of_ours.contains(&violation) {
+        if !has_proved && !lacks_proof && !explained_to_all.contains(&violation) {
             return LinkState::Lost;
         }
         self.state.forget(id);
@@ -523,8 +526,8 @@ impl EventLoop {
         }
     }
 
-    /// Sends what can be sent, continues with requests that were held back if the peer has read enough,
-    /// and asks epoll for what the connection needs next.
+    /// Sends what the socket accepts, continues with requests that were held back if the peer has read enough,
+    /// and sets the events that epoll reports for the connection.
     fn settle(&mut self, id: ConnectionId) -> LinkState {
         let connection = loop {
             let Some(connection) = self.connections.get_mut(id) else {
@@ -569,7 +572,7 @@ impl EventLoop {
             if let Admission::Challenged(_) = connection.admission {
                 let peer = connection
                     .host
-                    .map_or("an unknown host".to_owned(), |it| it.to_string());
+                    .map_or("an unknown host".to_owned(), |host| host.to_string());
                 tracing::warn!(
                     peer,
                     "a client of the store disconnected instead of proving the job's secret"

@@ -70,7 +70,7 @@ impl TcpStoreServer {
     ) -> Result<Self> {
         let mut listeners = Vec::new();
         let mut bound = None;
-        let mut not_ours = Vec::new();
+        let mut not_local = Vec::new();
         for &address in addresses {
             let port = bound.map_or(port, |bound: SocketAddr| bound.port());
             match listen_on(SocketAddr::new(address, port)) {
@@ -78,7 +78,9 @@ impl TcpStoreServer {
                     listeners.push(listener);
                     bound.get_or_insert(address);
                 }
-                Err(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) => not_ours.push(address.to_string()),
+                Err(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) => {
+                    not_local.push(address.to_string())
+                }
                 Err(error) => return Err(refused(address, port, error)),
             }
         }
@@ -88,7 +90,7 @@ impl TcpStoreServer {
                 format!(
                     "the store server cannot listen: this host does not have the address {}. Is it \
                      the host of MASTER_ADDR?",
-                    not_ours.join(" or ")
+                    not_local.join(" or ")
                 ),
             ));
         };
@@ -100,13 +102,13 @@ impl TcpStoreServer {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn bind_any(port: u16, access: &StoreAccess, limits: StoreLimits) -> Result<Self> {
-        let either: SocketAddr = (Ipv6Addr::UNSPECIFIED, port).into();
-        match listen_on(either) {
+        let unspecified: SocketAddr = (Ipv6Addr::UNSPECIFIED, port).into();
+        match listen_on(unspecified) {
             Ok((listener, bound)) => Self::start(vec![listener], bound, access, limits),
             Err(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT) => {
                 Self::bind_with(&[Ipv4Addr::UNSPECIFIED.into()], port, access, limits)
             }
-            Err(error) => Err(refused(either.ip(), port, error)),
+            Err(error) => Err(refused(unspecified.ip(), port, error)),
         }
     }
 
@@ -128,7 +130,7 @@ impl TcpStoreServer {
                 thread: Some(thread),
             })
         };
-        start().map_err(|e| Error::io("the store server cannot start", e))
+        start().map_err(|error| Error::io("the store server cannot start", error))
     }
 
     /// The port on which the server listens.
@@ -161,8 +163,8 @@ impl Drop for TcpStoreServer {
 
 fn refused(address: IpAddr, port: u16, error: Errno) -> Error {
     if error != Errno::ADDRINUSE {
-        let what = format!("the store server cannot listen on {address} port {port}");
-        return Error::io(what, error);
+        let message = format!("the store server cannot listen on {address} port {port}");
+        return Error::io(message, error);
     }
     Error::new(
         ErrorKind::Rendezvous,

@@ -21,6 +21,7 @@ pub(super) enum Overdue {
     Request,
 }
 
+/// The connections under a deadline, and what is counted toward the limits.
 pub(super) struct Quota {
     pub(super) limits: StoreLimits,
     /// Connections that may not use the store, not yet or no longer, by the moment when they are closed.
@@ -51,9 +52,9 @@ impl Quota {
         new: &mut ClientConnection,
     ) -> Option<ConnectionId> {
         let oldest = self.proofs.first().map(|(_, oldest)| *oldest);
-        let too_many = self.proofs.len() >= self.limits.unproved;
+        let is_full = self.proofs.len() >= self.limits.unproved;
         self.set_deadline(id, new, self.limits.proof_time);
-        oldest.filter(|_| too_many)
+        oldest.filter(|_| is_full)
     }
 
     /// Notes that the connection may use the store from now on.
@@ -80,13 +81,13 @@ impl Quota {
         self.proofs.insert((deadline, id));
     }
 
-    /// Updates the counters from the connection's inbox. `progress`: a request was finished since the last call. Fails
-    /// if a limit is exceeded.
+    /// Updates the counters from the connection's inbox. `has_finished` is whether a request was finished since the
+    /// last call. Fails if a limit is exceeded.
     pub(super) fn count(
         &mut self,
         id: ConnectionId,
         connection: &mut ClientConnection,
-        progress: bool,
+        has_finished: bool,
     ) -> Result<(), Violation> {
         let held = connection.inbox.len();
         if held == 0 && connection.counted == 0 {
@@ -95,11 +96,11 @@ impl Quota {
         self.unfinished_bytes = self.unfinished_bytes - connection.counted + held;
         connection.counted = held;
         if let Admission::Served { .. } = connection.admission {
-            let unfinished = held > 0 && !connection.paused;
-            if connection.deadline.is_some() && (progress || !unfinished) {
-                self.finished(id, connection);
+            let is_unfinished = held > 0 && !connection.paused;
+            if connection.deadline.is_some() && (has_finished || !is_unfinished) {
+                self.end_deadline(id, connection);
             }
-            if unfinished && connection.deadline.is_none() {
+            if is_unfinished && connection.deadline.is_none() {
                 let count = self.per_host.entry(connection.host).or_default();
                 if *count >= self.limits.unfinished_per_host {
                     return Err(Violation::TooManyUnfinished(*count));
@@ -120,7 +121,8 @@ impl Quota {
         }
     }
 
-    fn finished(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
+    /// Ends the deadline that the connection has, if any.
+    fn end_deadline(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
         let Some(deadline) = connection.deadline.take() else {
             return;
         };
@@ -137,7 +139,7 @@ impl Quota {
 
     /// Removes the connection from all limits.
     pub(super) fn forget(&mut self, id: ConnectionId, connection: &mut ClientConnection) {
-        self.finished(id, connection);
+        self.end_deadline(id, connection);
         self.unfinished_bytes -= connection.counted;
         connection.counted = 0;
     }

@@ -17,7 +17,7 @@ type Key = Box<[u8]>;
 /// The key under which the server stores how many clients it refused, and the address of the last.
 const REFUSED: &[u8] = b"/rcomm/refused";
 
-/// What one connection waits for; it has at most one such wait.
+/// The wait of a connection, which has at most one at a time.
 enum PendingWait {
     Keys { keys: Vec<Key>, missing: usize },
     Barrier(Key),
@@ -37,6 +37,7 @@ impl PendingWait {
     }
 }
 
+/// The table, and the waits of all connections.
 pub(super) struct State {
     table: Table,
     /// Limits of the table together with the pending waits: bytes and names.
@@ -68,7 +69,7 @@ impl State {
     /// Counts a client that was refused. Ranks read this count when another rank does not arrive.
     pub(super) fn count_refused(&mut self, peer: &str) {
         let refused = self.table.get(REFUSED).map(String::from_utf8_lossy);
-        let times = refused.and_then(|it| it.split(' ').next()?.parse::<u64>().ok());
+        let times = refused.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
         let text = format!("{} {peer}", times.unwrap_or(0).saturating_add(1));
         self.table.set(REFUSED, text.as_bytes());
     }
@@ -122,8 +123,8 @@ impl State {
                 reply_number(out, count);
             }
             Request::Check(mut keys) => {
-                let all = keys.all(|key| self.table.has(key));
-                out.push(u8::from(!all));
+                let are_set = keys.all(|key| self.table.has(key));
+                out.push(u8::from(!are_set));
             }
             Request::Wait(keys) => self.wait(from, keys, out)?,
             Request::GetNumKeys => reply_number(out, self.table.len() as i64),

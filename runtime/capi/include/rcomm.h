@@ -329,7 +329,7 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
 // `config` may be written.
 int32_t rcomm_config_new(struct rcomm_config **config);
 
-// Sets an option by the name of its variable of the environment (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
+// Sets an option by the name of its environment variable (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
 // `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value
 // that the option cannot have, and a name that begins with `RCOMM_` and that no option has, are
 // `RCOMM_INVALID_ARGUMENT`.
@@ -414,8 +414,8 @@ int32_t rcomm_group_on_terms(const struct rcomm_group *group,
                              struct rcomm_group **handle);
 
 // Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is
-// called once, on any thread, when the handle is freed and every operation called with it has let go of its memory,
-// also after an error. So the owner of buffers can be handed over, instead of asking `rcomm_work_released`.
+// called once, on any thread, when the handle is freed and every operation called with it has released its memory,
+// also after an error. So a caller can pass on the owner of its buffers, and need not call `rcomm_work_released`.
 //
 // # Safety
 // `group` is a valid handle; `release` may be called once with `owner`, on any thread; `handle` may be written.
@@ -947,8 +947,8 @@ int32_t rcomm_reducer_average(const struct rcomm_reducer *reducer,
                               void **average,
                               size_t *len);
 
-// Gives the average of a sparse parameter's gradient in the last step, with its rows in ascending order; NULL if no
-// rank has used the parameter.
+// Writes to `*out` the average of a sparse parameter's gradient in the last step, with its rows in ascending order;
+// NULL if no rank has used the parameter.
 //
 // # Safety
 // `reducer` is a valid handle; `out` may be written, and its tensor is freed with `rcomm_sparse_free`.
@@ -958,8 +958,8 @@ int32_t rcomm_reducer_sparse_average(const struct rcomm_reducer *reducer,
 
 // Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has
 // no input left. Every rank calls it once at the end. Needs the option `uneven`. Writes in how many steps this rank
-// took part so, and a rank of the group that had input in the last step, the same on all ranks: its parameters are
-// those of all steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
+// took part in that way, and a rank of the group that had input in the last step, the same on all ranks: its
+// parameters are those of all steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
 //
 // # Safety
 // `reducer` is a valid handle; `shadowed` and `last` are NULL or may be written.
@@ -1164,9 +1164,9 @@ void rcomm_window_free(struct rcomm_window *window);
 // `work` is a valid handle.
 int32_t rcomm_work_wait(const struct rcomm_work *work);
 
-// Waits for at most `timeout_ms` (0 only looks, also while other threads wait for the operation). If it has ended,
-// `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation continues. After an
-// error that aborts the group this may wait until the rank's dump was made.
+// Waits for at most `timeout_ms` (0 = does not wait, also while other threads wait for the operation). If it has
+// ended, `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation continues. After
+// an error that aborts the group this may wait until the rank's dump was made.
 //
 // # Safety
 // `work` is a valid handle; `ended` may be written.
@@ -1272,7 +1272,7 @@ int32_t rcomm_shutdown(struct rcomm_world *world);
 int32_t rcomm_shutdown_within(struct rcomm_world *world,
                               uint64_t timeout_ms);
 
-// Goes on without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
+// Continues without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
 // groups with a lost member are aborted. All ranks that are left call this with the same list; it waits for them,
 // for the time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep
 // their numbers.

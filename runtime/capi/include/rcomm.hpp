@@ -2,7 +2,7 @@
  * A thin wrapper of rcomm.h for C++17: handles that free themselves, element types from the types of
  * pointers, and errors as exceptions. Everything is inline: a program links the C library only.
  *
- * What is not here is called with the C functions and get(). A handle that was moved from is empty, and may
+ * For everything else, call the C functions with get(). A handle that was moved from is empty, and may
  * only be assigned to or destroyed.
  */
 #ifndef RCOMM_HPP
@@ -115,18 +115,19 @@ class Group {
 
     void barrier() const { check(rcomm_barrier(get(), nullptr)); }
 
-    template <typename T> void all_reduce(T *data, std::size_t count, rcomm_reduction how = sum) const {
-        check(rcomm_all_reduce(get(), data, count, dtype<T>::code, how, nullptr));
+    template <typename T> void all_reduce(T *data, std::size_t count, rcomm_reduction reduction = sum) const {
+        check(rcomm_all_reduce(get(), data, count, dtype<T>::code, reduction, nullptr));
     }
 
-    template <typename T> Work all_reduce_async(T *data, std::size_t count, rcomm_reduction how = sum) const {
+    template <typename T> Work all_reduce_async(T *data, std::size_t count, rcomm_reduction reduction = sum) const {
         rcomm_work *work = nullptr;
-        check(rcomm_all_reduce(get(), data, count, dtype<T>::code, how, &work));
+        check(rcomm_all_reduce(get(), data, count, dtype<T>::code, reduction, &work));
         return Work(work);
     }
 
-    template <typename T> void reduce(T *data, std::size_t count, uint32_t root, rcomm_reduction how = sum) const {
-        check(rcomm_reduce(get(), data, count, dtype<T>::code, how, root, nullptr));
+    template <typename T>
+    void reduce(T *data, std::size_t count, uint32_t root, rcomm_reduction reduction = sum) const {
+        check(rcomm_reduce(get(), data, count, dtype<T>::code, reduction, root, nullptr));
     }
 
     template <typename T> void broadcast(T *data, std::size_t count, uint32_t root) const {
@@ -140,8 +141,8 @@ class Group {
 
     /* `in` has size() times `count` elements. */
     template <typename T>
-    void reduce_scatter(const T *in, T *out, std::size_t count, rcomm_reduction how = sum) const {
-        check(rcomm_reduce_scatter_single(get(), in, out, count, dtype<T>::code, how, nullptr));
+    void reduce_scatter(const T *in, T *out, std::size_t count, rcomm_reduction reduction = sum) const {
+        check(rcomm_reduce_scatter_single(get(), in, out, count, dtype<T>::code, reduction, nullptr));
     }
 
     template <typename T> void send(const T *data, std::size_t count, uint32_t to, uint32_t tag = 0) const {

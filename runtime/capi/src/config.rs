@@ -38,7 +38,7 @@ pub unsafe extern "C" fn rcomm_config_new(config: *mut *mut Configuration) -> i3
     call(|| unsafe { give(config, Configuration::default()) })
 }
 
-/// Sets an option by the name of its variable of the environment (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
+/// Sets an option by the name of its environment variable (`RCOMM_RING_DIR`, `RCOMM_TIMEOUT_MS`, `RANK`,
 /// `MASTER_ADDR` and so on), in place of that variable. An empty text counts as a variable that is not set. A value
 /// that the option cannot have, and a name that begins with `RCOMM_` and that no option has, are
 /// `RCOMM_INVALID_ARGUMENT`.

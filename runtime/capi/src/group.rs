@@ -188,8 +188,8 @@ pub unsafe extern "C" fn rcomm_group_on_terms(
 }
 
 /// Makes another handle of the same group, to be freed, that keeps `owner`, whatever that is: `release(owner)` is
-/// called once, on any thread, when the handle is freed and every operation called with it has let go of its memory,
-/// also after an error. So the owner of buffers can be handed over, instead of asking `rcomm_work_released`.
+/// called once, on any thread, when the handle is freed and every operation called with it has released its memory,
+/// also after an error. So a caller can pass on the owner of its buffers, and need not call `rcomm_work_released`.
 ///
 /// # Safety
 /// `group` is a valid handle; `release` may be called once with `owner`, on any thread; `handle` may be written.

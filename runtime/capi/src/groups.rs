@@ -39,11 +39,12 @@ pub unsafe extern "C" fn rcomm_device_mesh(
             dimensions.push((unsafe { text(name, "the name of a dimension")? }, size));
         }
         let mesh = world.core().device_mesh(&dimensions)?;
-        for (at, (name, _)) in dimensions.iter().enumerate() {
+        for (index, (name, _)) in dimensions.iter().enumerate() {
             let group = mesh.group(name).cloned();
             let group = group.ok_or_else(|| refused(format!("there is no dimension {name}")))?;
-            // SAFETY: `groups` is not NULL, and the caller lets `count` handles be written there; `at` is less.
-            unsafe { give(groups.add(at), Group::new(group))? };
+            // SAFETY: `groups` is not NULL, and the caller lets `count` handles be written there; `index`
+            // is less than that.
+            unsafe { give(groups.add(index), Group::new(group))? };
         }
         Ok(())
     })

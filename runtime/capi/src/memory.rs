@@ -15,7 +15,7 @@ pub(crate) fn kept_by_caller() -> Owner {
     Arc::new(())
 }
 
-/// Something of C that is released once the last operation has let go of it.
+/// An owner on C's side, which is released once no operation uses its memory any more.
 struct Released {
     owner: *mut c_void,
     release: unsafe extern "C" fn(owner: *mut c_void),
@@ -82,6 +82,8 @@ pub(crate) unsafe fn output(
     unsafe { buffer(data, count, dtype, Access::Write, owner) }
 }
 
+/// Makes a buffer of `count` elements.
+///
 /// # Safety
 /// As [`input`], and with [`Access::Write`] as [`output`].
 unsafe fn buffer(
@@ -110,12 +112,12 @@ unsafe fn buffer(
 ///
 /// # Safety
 /// `data` is NULL, or `count` values lie there, aligned, that stay unchanged while the result is used.
-pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, what: &str) -> Result<&'a [T]> {
+pub(crate) unsafe fn array<'a, T>(data: *const T, count: usize, name: &str) -> Result<&'a [T]> {
     if count == 0 {
         return Ok(&[]);
     }
     if data.is_null() {
-        return Err(refused(format!("{what} is NULL")));
+        return Err(refused(format!("{name} is NULL")));
     }
     // SAFETY: `data` is not NULL (checked above), so the caller has `count` aligned values there, which
     // stay unchanged while the result is used.

@@ -12,6 +12,8 @@ use std::ffi::{CString, c_char};
 
 impl Made for Value {}
 
+/// Parses a JSON text that C passed.
+///
 /// # Safety
 /// `json` is NULL, or ends with a zero byte and stays unchanged during the call.
 unsafe fn value_of(json: *const c_char) -> Result<Value> {
@@ -20,6 +22,8 @@ unsafe fn value_of(json: *const c_char) -> Result<Value> {
     serde_json::from_str(json).map_err(|error| refused(format!("the value is not JSON: {error}")))
 }
 
+/// Writes to `*out` the value as a JSON text that C frees.
+///
 /// # Safety
 /// `out` is NULL or may be written.
 pub(crate) unsafe fn give_json(out: *mut *mut c_char, value: &Value) -> Result<()> {
@@ -127,7 +131,7 @@ pub unsafe extern "C" fn rcomm_gather_object(
         let value = unsafe { value_of(json)? };
         group.gather_object_async(&value, root)
     };
-    let read = |all: Option<Vec<Value>>| all.map_or(Value::Null, Value::Array);
+    let read = |values: Option<Vec<Value>>| values.map_or(Value::Null, Value::Array);
     // SAFETY: the caller keeps `group` alive during the call; `out` and `work` are NULL or writable.
     unsafe { exchange(group, out, work, start, read) }
 }

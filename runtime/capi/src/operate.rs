@@ -79,6 +79,8 @@ impl BufferMaker<'_> {
         Ok(unsafe { memory::array(counts, size, "the list of counts")? }.to_vec())
     }
 
+    /// Makes an input buffer of `count` elements of the operation's type.
+    ///
     /// # Safety
     /// As [`memory::input`].
     pub(crate) unsafe fn input(
@@ -90,6 +92,8 @@ impl BufferMaker<'_> {
         unsafe { memory::input(data, count, self.dtype, self.owner) }
     }
 
+    /// Makes an output buffer of `count` elements of the operation's type.
+    ///
     /// # Safety
     /// As [`memory::output`].
     pub(crate) unsafe fn output(&self, data: *mut c_void, count: usize) -> Result<Buffer<'static>> {
@@ -97,6 +101,8 @@ impl BufferMaker<'_> {
         unsafe { memory::output(data, count, self.dtype, self.owner) }
     }
 
+    /// Makes a list of input buffers of these lengths.
+    ///
     /// # Safety
     /// As [`memory::inputs`].
     pub(crate) unsafe fn inputs(
@@ -108,6 +114,8 @@ impl BufferMaker<'_> {
         unsafe { memory::inputs(list, counts, self.dtype, self.owner) }
     }
 
+    /// Makes a list of output buffers of these lengths.
+    ///
     /// # Safety
     /// As [`memory::outputs`].
     pub(crate) unsafe fn outputs(

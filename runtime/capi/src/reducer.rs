@@ -3,7 +3,7 @@
 use crate::group::Group;
 use crate::memory::{array, dtype_of, input, kept_by_caller};
 use crate::object::give_json;
-use crate::reducer_options::Given;
+use crate::reducer_options::GivenOptions;
 use crate::sparse::Sparse;
 use crate::status::{borrow, call, free, give, put, refused, text};
 use rcomm::data_parallel::{Gradient, Joined, Parameter, Reducer as CoreReducer, UnusedParameters};
@@ -144,9 +144,12 @@ impl<T: Gradient> AnyReducer for Typed<T> {
 fn new_reducer<T: Gradient>(
     group: &ProcessGroup,
     parameters: Vec<Parameter>,
-    given: Given,
+    given: GivenOptions,
 ) -> Result<Box<dyn AnyReducer>> {
-    let shapes = parameters.iter().map(|it| it.shape.clone()).collect();
+    let shapes = parameters
+        .iter()
+        .map(|parameter| parameter.shape.clone())
+        .collect();
     let options = given.options::<T>(&parameters)?;
     let core = CoreReducer::<T>::new(group, parameters, options)?;
     Ok(Box::new(Typed { core, shapes }))
@@ -160,13 +163,13 @@ unsafe fn make(
     group: *const Group,
     parameters: Vec<Parameter>,
     dtype: u8,
-    given: Given,
+    given: GivenOptions,
     reducer: *mut *mut Reducer,
 ) -> Result<()> {
     // SAFETY: the caller keeps the handle `group` alive during the call.
     let group = unsafe { &borrow(group, "the group")?.core };
     let dtype = dtype_of(dtype)?;
-    let of_type = match dtype {
+    let new_of_type = match dtype {
         DType::F32 => new_reducer::<f32>,
         DType::F64 => new_reducer::<f64>,
         DType::F16 => new_reducer::<f16>,
@@ -176,7 +179,7 @@ unsafe fn make(
     if reducer.is_null() {
         return Err(refused("the pointer for the handle is NULL"));
     }
-    let core = Mutex::new(of_type(group, parameters, given)?);
+    let core = Mutex::new(new_of_type(group, parameters, given)?);
     // SAFETY: `reducer` is not NULL, so the caller lets a handle be written there.
     unsafe { give(reducer, Reducer { core, dtype }) }
 }
@@ -229,7 +232,7 @@ pub unsafe extern "C" fn rcomm_reducer_new(
         let parameters = named
             .iter()
             .map(|&(name, len)| Parameter::new(name, &[len]));
-        let mut given = Given::default();
+        let mut given = GivenOptions::default();
         given.set_sizes(first_bytes, bucket_bytes);
         if find_unused != 0 {
             given.unused = UnusedParameters::Find;
@@ -268,9 +271,9 @@ pub unsafe extern "C" fn rcomm_reducer_new_with(
         // SAFETY: the caller passes `count` names and lengths.
         let named = unsafe { named(names, lens, count)? };
         let given = match options.is_null() {
-            true => Given::default(),
+            true => GivenOptions::default(),
             // SAFETY: `options` is not NULL, so it ends with a zero byte, and stays unchanged during the call.
-            false => Given::parse(unsafe { text(options, "the options")? })?,
+            false => GivenOptions::parse(unsafe { text(options, "the options")? })?,
         };
         let parameters = given.parameters(&named)?;
         // SAFETY: `group` is a valid handle, and the caller lets a handle be written to `reducer`.
@@ -294,9 +297,9 @@ pub unsafe extern "C" fn rcomm_reducer_gradient(
     call(|| {
         // SAFETY: the caller keeps the handle `reducer` alive during the call.
         let reducer = unsafe { borrow(reducer, "the reducer")? };
-        let (at, elements) = reducer.core().gradient(parameter)?;
+        let (address, elements) = reducer.core().gradient(parameter)?;
         // SAFETY: `gradient` is NULL, which is refused, or the caller lets one address be written there.
-        unsafe { put(gradient, at)? };
+        unsafe { put(gradient, address)? };
         // SAFETY: `len` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(len, elements) }
     })
@@ -374,16 +377,16 @@ pub unsafe extern "C" fn rcomm_reducer_average(
         // SAFETY: the caller keeps the handle `reducer` alive during the call.
         let reducer = unsafe { borrow(reducer, "the reducer")? };
         let part = reducer.core().average(parameter);
-        let (at, elements) = part.unwrap_or((std::ptr::null_mut(), 0));
+        let (address, elements) = part.unwrap_or((std::ptr::null_mut(), 0));
         // SAFETY: `average` is NULL, which is refused, or the caller lets one address be written there.
-        unsafe { put(average, at)? };
+        unsafe { put(average, address)? };
         // SAFETY: `len` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(len, elements) }
     })
 }
 
-/// Gives the average of a sparse parameter's gradient in the last step, with its rows in ascending order; NULL if no
-/// rank has used the parameter.
+/// Writes to `*out` the average of a sparse parameter's gradient in the last step, with its rows in ascending order;
+/// NULL if no rank has used the parameter.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `out` may be written, and its tensor is freed with `rcomm_sparse_free`.
@@ -408,8 +411,8 @@ pub unsafe extern "C" fn rcomm_reducer_sparse_average(
 
 /// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has
 /// no input left. Every rank calls it once at the end. Needs the option `uneven`. Writes in how many steps this rank
-/// took part so, and a rank of the group that had input in the last step, the same on all ranks: its parameters are
-/// those of all steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
+/// took part in that way, and a rank of the group that had input in the last step, the same on all ranks: its
+/// parameters are those of all steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `shadowed` and `last` are NULL or may be written.

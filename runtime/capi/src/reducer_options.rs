@@ -22,7 +22,7 @@ enum Hook {
 
 /// The options of a reducer of any element type.
 #[derive(Clone, Debug)]
-pub(crate) struct Given {
+pub(crate) struct GivenOptions {
     buckets: BucketSizes,
     rebuild_buckets: bool,
     pub(crate) unused: UnusedParameters,
@@ -34,7 +34,7 @@ pub(crate) struct Given {
     shapes: Option<Vec<Vec<u64>>>,
 }
 
-impl Default for Given {
+impl Default for GivenOptions {
     fn default() -> Self {
         Self {
             buckets: BucketSizes::default(),
@@ -63,8 +63,8 @@ fn size(value: &Value) -> Option<usize> {
     usize::try_from(value.as_u64()?).ok()
 }
 
-fn list<T>(value: &Value, each: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> {
-    value.as_array()?.iter().map(each).collect()
+fn list<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> {
+    value.as_array()?.iter().map(read).collect()
 }
 
 /// The value that has this name.
@@ -78,7 +78,7 @@ fn hook(value: &Value) -> Option<Hook> {
     if value.as_str() == Some("int8") {
         return Some(Hook::Int8);
     }
-    let object = value.as_object().filter(|it| it.len() == 1)?;
+    let object = value.as_object().filter(|object| object.len() == 1)?;
     let options = object.get("power_sgd")?.as_object()?;
     let known = |key: &String| matches!(key.as_str(), "rank" | "start");
     if !options.keys().all(known) {
@@ -90,7 +90,7 @@ fn hook(value: &Value) -> Option<Hook> {
     })
 }
 
-impl Given {
+impl GivenOptions {
     /// Sets the sizes of buckets in bytes; 0 = the default.
     pub(crate) fn set_sizes(&mut self, first: usize, rest: usize) {
         for (size, given) in [
@@ -185,7 +185,9 @@ impl Given {
             )));
         }
         let parameters = named.iter().zip(shapes).map(|(&(name, len), shape)| {
-            let elements = shape.iter().try_fold(1u64, |all, &n| all.checked_mul(n));
+            let elements = shape
+                .iter()
+                .try_fold(1u64, |product, &n| product.checked_mul(n));
             match elements == Some(len) {
                 true => Ok(Parameter::new(name, shape)),
                 false => Err(refused(format!(

@@ -38,8 +38,8 @@ struct Part<'a> {
     values: Buffer<'static>,
 }
 
-/// Sums. If `work` is not NULL, starts the operation, writes its handle there and returns `None`; otherwise blocks
-/// until the sum is there and returns the sum.
+/// Sums the sparse tensors of all ranks, of this element type. If `work` is not NULL, starts the operation, writes its
+/// handle there and returns `None`; otherwise blocks until the sum is there and returns the sum.
 ///
 /// # Safety
 /// `work` is NULL or may be written.
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
         let shape = unsafe { array(shape, dims, "the shape")? }.to_vec();
         let index_count = nnz.checked_mul(sparse_dims);
         let mut block = shape.get(sparse_dims..).unwrap_or_default().iter();
-        let block = block.try_fold(1u64, |all, &n| all.checked_mul(n));
+        let block = block.try_fold(1u64, |product, &n| product.checked_mul(n));
         let block = block.and_then(|block| usize::try_from(block).ok());
         let count = block.and_then(|block| block.checked_mul(nnz));
         let (Some(index_count), Some(count)) = (index_count, count) else {

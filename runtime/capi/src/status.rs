@@ -50,20 +50,20 @@ pub(crate) fn refused(message: impl Into<String>) -> Error {
 ///
 /// # Safety
 /// `handle` is NULL, or came from [`give`] with this type and is not freed while the result is used.
-pub(crate) unsafe fn borrow<'a, T: Sync>(handle: *const T, what: &str) -> Result<&'a T> {
+pub(crate) unsafe fn borrow<'a, T: Sync>(handle: *const T, name: &str) -> Result<&'a T> {
     // SAFETY: NULL is `None`; any other handle is a box of a `T` made by `give`, which the caller frees
     // only after the last use of the result. Threads share it, as `Sync` allows; no code has it
     // exclusively.
-    unsafe { handle.as_ref() }.ok_or_else(|| refused(format!("{what} is NULL")))
+    unsafe { handle.as_ref() }.ok_or_else(|| refused(format!("{name} is NULL")))
 }
 
 /// Takes back a handle that C no longer uses.
 ///
 /// # Safety
 /// `handle` is NULL, or came from [`give`] with this type; no thread uses it afterwards.
-pub(crate) unsafe fn consume<T>(handle: *mut T, what: &str) -> Result<Box<T>> {
+pub(crate) unsafe fn consume<T>(handle: *mut T, name: &str) -> Result<Box<T>> {
     if handle.is_null() {
-        return Err(refused(format!("{what} is NULL")));
+        return Err(refused(format!("{name} is NULL")));
     }
     // SAFETY: not NULL (checked above), so `give` made it from a box of this type. No thread uses it any
     // more, and the caller gives it up, so it is freed once.
@@ -111,13 +111,13 @@ pub(crate) unsafe fn give<T: Send + Sync>(out: *mut *mut T, value: T) -> Result<
 ///
 /// # Safety
 /// `text` is NULL, or ends with a zero byte and stays unchanged while the result is used.
-pub(crate) unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str> {
+pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str> {
     if text.is_null() {
-        return Err(refused(format!("{what} is NULL")));
+        return Err(refused(format!("{name} is NULL")));
     }
     // SAFETY: not NULL (checked above), so it ends with a zero byte. The caller leaves it as it is while
     // the result is used.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str()
-        .map_err(|_| refused(format!("{what} is not UTF-8")))
+        .map_err(|_| refused(format!("{name} is not UTF-8")))
 }

@@ -287,11 +287,11 @@ impl Store for CallerStore {
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let started = Instant::now();
-        let of = |&key: &&str| {
+        let value_of = |&key: &&str| {
             let left = timeout.saturating_sub(started.elapsed()).max(LEAST_TIME);
             self.look(key, left)?.ok_or_else(|| absent(&[key], timeout))
         };
-        keys.iter().map(of).collect()
+        keys.iter().map(value_of).collect()
     }
 
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {

@@ -12,8 +12,8 @@ use std::time::Duration;
 /// An operation in progress.
 pub struct WorkHandle {
     group: ProcessGroup,
-    /// Threads that wait hold it for reading, so that others can look. Once the operation has ended, all of them let go
-    /// of it, and one replaces the state.
+    /// Threads that wait hold this lock for reading, so that others can read the state. Once the operation has ended,
+    /// all of them release it, and one replaces the state.
     state: RwLock<State>,
 }
 
@@ -49,7 +49,7 @@ pub(crate) trait Made: Any + Send {
 
 /// An operation in progress, whatever its result type.
 pub(crate) trait UnderWay: Send + Sync {
-    /// Waits for at most this long; with a time of 0, only looks.
+    /// Waits for at most this long; with a time of 0, does not wait.
     fn wait_timeout(&self, timeout: Duration) -> WorkStatus;
 
     /// Calls `callback` with the code of the result when the operation ends, or now if it has.
@@ -294,9 +294,9 @@ pub unsafe extern "C" fn rcomm_work_wait(work: *const WorkHandle) -> i32 {
     })
 }
 
-/// Waits for at most `timeout_ms` (0 only looks, also while other threads wait for the operation). If it has ended,
-/// `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation continues. After an
-/// error that aborts the group this may wait until the rank's dump was made.
+/// Waits for at most `timeout_ms` (0 = does not wait, also while other threads wait for the operation). If it has
+/// ended, `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation continues. After
+/// an error that aborts the group this may wait until the rank's dump was made.
 ///
 /// # Safety
 /// `work` is a valid handle; `ended` may be written.

@@ -166,7 +166,7 @@ pub unsafe extern "C" fn rcomm_shutdown_within(world: *mut World, timeout_ms: u6
     })
 }
 
-/// Goes on without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
+/// Continues without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
 /// groups with a lost member are aborted. All ranks that are left call this with the same list; it waits for them,
 /// for the time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep
 /// their numbers.
@@ -294,6 +294,8 @@ pub unsafe extern "C" fn rcomm_waits(world: *const World, json: *mut *mut c_char
     })
 }
 
+/// Writes to `*out` a text that C frees.
+///
 /// # Safety
 /// `out` is NULL or may be written.
 unsafe fn give_text(out: *mut *mut c_char, text: impl Into<Vec<u8>>) -> rcomm::Result<()> {

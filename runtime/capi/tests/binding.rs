@@ -210,7 +210,7 @@ const LISTED: [(&str, &[&str]); 8] = [
 ];
 
 /// `Type::method` of the public methods in blocks `impl ... Type` of a source.
-fn methods(of: &str, text: &str, found: &mut BTreeSet<String>) {
+fn methods(type_name: &str, text: &str, found: &mut BTreeSet<String>) {
     let mut is_inside = false;
     for line in text.lines() {
         if line.starts_with("impl") {
@@ -218,7 +218,7 @@ fn methods(of: &str, text: &str, found: &mut BTreeSet<String>) {
             let is_trait = head.len() != line.len();
             let name = |word: &str| {
                 let word = word.split('<').next().unwrap_or(word);
-                word.trim_end_matches('{') == of
+                word.trim_end_matches('{') == type_name
             };
             is_inside = !is_trait && line.split_whitespace().any(name);
         } else if line.starts_with('}') {
@@ -229,7 +229,7 @@ fn methods(of: &str, text: &str, found: &mut BTreeSet<String>) {
         };
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let name = &rest[..end.unwrap_or(rest.len())];
-        found.insert(format!("{of}::{}", name.trim_end_matches("_async")));
+        found.insert(format!("{type_name}::{}", name.trim_end_matches("_async")));
     }
 }
 
@@ -244,11 +244,11 @@ fn words(cell: &str) -> impl Iterator<Item = &str> {
 fn the_table_of_functions_has_no_gap() {
     let core = root().join("../core/src");
     let mut methods_found = BTreeSet::new();
-    for (of, files) in LISTED {
+    for (type_name, files) in LISTED {
         for file in files {
             let text = std::fs::read_to_string(core.join(file));
             let text = text.unwrap_or_else(|error| panic!("{file}: {error}"));
-            methods(of, &text, &mut methods_found);
+            methods(type_name, &text, &mut methods_found);
         }
     }
     // The operations that a macro makes have no `pub fn` of their own.
@@ -273,19 +273,19 @@ fn the_table_of_functions_has_no_gap() {
             "{rust} has neither a function nor a reason"
         );
         // Several methods of one type may share a row: the type is that of the first.
-        let mut of = "";
+        let mut type_name = "";
         for word in words(&rust) {
             match word.split_once("::") {
                 Some((first, _)) => {
-                    of = first;
+                    type_name = first;
                     listed.insert(word.to_owned());
                 }
-                None => drop(listed.insert(format!("{of}::{word}"))),
+                None => drop(listed.insert(format!("{type_name}::{word}"))),
             }
         }
         named.extend(
             words(&c)
-                .filter(|it| it.starts_with("rcomm_"))
+                .filter(|word| word.starts_with("rcomm_"))
                 .map(str::to_owned),
         );
     }

@@ -484,8 +484,8 @@ static void await_count(atomic_int *counter, int value) {
     CHECK(atomic_load(counter) == value);
 }
 
-/* A thread waits for an operation, and another looks at it; callbacks are called and owners released, once. */
-static void looks(void) {
+/* A thread waits for an operation, and another one tests it; callbacks are called and owners released, once. */
+static void tests_while_another_waits(void) {
     atomic_int called = 0, released = 0;
     float number = 1.0f;
     uint32_t token = 0;
@@ -493,7 +493,7 @@ static void looks(void) {
     rcomm_work *work = NULL;
     OK(rcomm_group_keeping(group, &released, release, &kept));
     if (rank != 0) {
-        /* Rank 0 has looked. */
+        /* Rank 0 has tested its operation before it sends this. */
         OK(rcomm_recv(group, &token, 1, RCOMM_U32, 0, 9, NULL));
     }
     OK(rcomm_all_reduce(kept, &number, 1, RCOMM_F32, SUM, &work));
@@ -722,7 +722,7 @@ static void reducer_options(rcomm_world *world) {
     rcomm_group_free(dp);
 }
 
-/* Groups of those that are left. Here nobody is lost: the last rank is left out although it runs. */
+/* Groups of those that are left. Here no rank is lost: the last rank is left out although it runs. */
 static void shrinks(rcomm_world *world) {
     char *absent = NULL;
     uint32_t all[MAX];
@@ -771,7 +771,7 @@ int main(void) {
     options();
     in_place();
     coalesced();
-    looks();
+    tests_while_another_waits();
     records(world);
     groups(world);
     more_groups(world);

@@ -1,4 +1,4 @@
-/* A rank in C, where SIGPIPE ends the process unless somebody prevents it. `survivor SCENARIO`:
+/* A rank in C, where SIGPIPE ends the process unless the library prevents it. `survivor SCENARIO`:
  * "endpoint": works until the file that RCOMM_TEST_STOP names exists.
  * "peer": rank 1 dies after the first message, rank 0 sends messages until that fails, and exits with 3. */
 #define _POSIX_C_SOURCE 200809L

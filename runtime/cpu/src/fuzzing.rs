@@ -46,12 +46,12 @@ mod tests {
         for file in files {
             let input = fs::read(file.path()).expect("the input can be read");
             println!("{}", file.path().display());
-            for at in 0..=input.len() {
+            for offset in 0..=input.len() {
                 let mut changed = input.clone();
-                if let Some(byte) = changed.get_mut(at) {
+                if let Some(byte) = changed.get_mut(offset) {
                     *byte ^= 0x81;
                 }
-                for bytes in [&changed[..], &input[..at]] {
+                for bytes in [&changed[..], &input[..offset]] {
                     read_handshakes(bytes);
                     receive_any_bytes(bytes).expect("a connection over the loopback interface");
                 }

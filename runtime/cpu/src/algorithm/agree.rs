@@ -26,12 +26,13 @@ pub(super) struct Agreement {
     op_headers: Vec<OpHeader>,
     /// Number of exchanges so far. It must be the same on all ranks and is checked in every message, so that ranks that
     /// run different steps detect it.
-    count: u64,
+    exchanges: u64,
     /// Space for the head of the next message, then the blocks that this rank has so far.
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
     /// The offset in `outgoing` at which each block starts, and the end of the last block.
     starts: Vec<usize>,
+    /// This rank's index among the participants of the last exchange.
     rank: usize,
 }
 
@@ -54,7 +55,7 @@ impl Agreement {
     ) -> Result<(), Failure> {
         let (rank, size) = (participants.index, participants.members.len());
         self.rank = rank;
-        self.count += 1;
+        self.exchanges += 1;
         self.outgoing.clear();
         self.outgoing.resize(HEAD, 0);
         self.outgoing.extend_from_slice(&op_header.encode());
@@ -72,10 +73,11 @@ impl Agreement {
         }
 
         self.op_headers.clear();
-        for of in 0..size {
-            let block = &self.outgoing[self.starts[(of + size - rank) % size]..];
+        for index in 0..size {
+            let block = &self.outgoing[self.starts[(index + size - rank) % size]..];
             let op_header = block.first_chunk().and_then(OpHeader::decode);
-            let op_header = op_header.ok_or_else(|| garbled(channels, participants.members[of]))?;
+            let op_header =
+                op_header.ok_or_else(|| garbled(channels, participants.members[index]))?;
             self.op_headers.push(op_header);
         }
         Ok(())
@@ -92,8 +94,8 @@ impl Agreement {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let end = self.starts[blocks];
-        let expected = head(self.count, distance, blocks, 0);
-        let ours = head(self.count, distance, blocks, end - HEAD);
+        let expected = head(self.exchanges, distance, blocks, 0);
+        let ours = head(self.exchanges, distance, blocks, end - HEAD);
         self.outgoing[..HEAD].copy_from_slice(&ours);
 
         let mut theirs = [0; HEAD];
@@ -103,7 +105,7 @@ impl Agreement {
         ];
         channels.drive_until(&mut transfers, policy, |transfers| transfers[1].is_done())?;
         let sent = transfers[0].sent();
-        let length = length(channels, ahead, &theirs, &expected, blocks)?;
+        let length = length_after_head(channels, ahead, &theirs, &expected, blocks)?;
         self.incoming.clear();
         self.incoming.resize(length, 0);
         let mut transfers = [
@@ -113,15 +115,18 @@ impl Agreement {
         channels.drive(&mut transfers, policy)?;
 
         let base = self.outgoing.len();
-        let mut at = 0;
+        let mut offset = 0;
         for _ in 0..blocks {
-            let block = self.incoming.get(at..).and_then(|rest| rest.first_chunk());
+            let block = self
+                .incoming
+                .get(offset..)
+                .and_then(|rest| rest.first_chunk());
             let op_header = block.and_then(OpHeader::decode);
             let op_header = op_header.ok_or_else(|| garbled(channels, ahead))?;
-            at += OP_HEADER_LEN + op_header.inline as usize;
-            self.starts.push(base + at);
+            offset += OP_HEADER_LEN + op_header.inline as usize;
+            self.starts.push(base + offset);
         }
-        if at != length {
+        if offset != length {
             return Err(garbled(channels, ahead));
         }
         self.outgoing.extend_from_slice(&self.incoming);
@@ -139,10 +144,15 @@ impl Agreement {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<usize, Failure> {
         self.rank = participants.index;
-        self.count += 1;
+        self.exchanges += 1;
         let peer = participants.members[1 - participants.index];
         let mut ours = [0; HEADER_MESSAGE];
-        ours[..HEAD].copy_from_slice(&head(self.count, 1, 1, OP_HEADER_LEN + after_header.len()));
+        ours[..HEAD].copy_from_slice(&head(
+            self.exchanges,
+            1,
+            1,
+            OP_HEADER_LEN + after_header.len(),
+        ));
         ours[HEAD..].copy_from_slice(&op_header.encode());
         let mut theirs = [0; HEADER_MESSAGE];
         let mut transfers = [
@@ -154,8 +164,8 @@ impl Agreement {
         })?;
         let sent = transfers[0].sent() - HEADER_MESSAGE;
         let (start, block) = theirs.split_at(HEAD);
-        let expected = head(self.count, 1, 1, 0);
-        let length = length(channels, peer, start, &expected, 1)?;
+        let expected = head(self.exchanges, 1, 1, 0);
+        let length = length_after_head(channels, peer, start, &expected, 1)?;
         let theirs = block.first_chunk().and_then(OpHeader::decode);
         let theirs = theirs.filter(|op_header| OP_HEADER_LEN + op_header.inline as usize == length);
         let theirs = theirs.ok_or_else(|| garbled(channels, peer))?;
@@ -187,7 +197,7 @@ impl Agreement {
 }
 
 /// Checks the head of a message from `peer`, and returns how many bytes follow it.
-fn length(
+fn length_after_head(
     channels: &Channels,
     peer: usize,
     head: &[u8],
@@ -211,10 +221,11 @@ fn length(
     Ok(length)
 }
 
-fn head(count: u64, distance: usize, blocks: usize, length: usize) -> [u8; HEAD] {
+/// Encodes the head of a message with `length` bytes of blocks.
+fn head(exchange: u64, distance: usize, blocks: usize, length: usize) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[..4].copy_from_slice(&MAGIC.to_le_bytes());
-    head[4..12].copy_from_slice(&count.to_le_bytes());
+    head[4..12].copy_from_slice(&exchange.to_le_bytes());
     head[12..16].copy_from_slice(&(distance as u32).to_le_bytes());
     head[16..20].copy_from_slice(&(blocks as u32).to_le_bytes());
     head[20..].copy_from_slice(&(length as u32).to_le_bytes());

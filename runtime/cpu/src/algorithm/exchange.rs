@@ -20,9 +20,9 @@ fn others(position: Position) -> impl Iterator<Item = usize> {
     (1..size).map(move |step| (rank + step) % size)
 }
 
-/// The bytes of `range` in its segment number `at`; empty if `range` has fewer segments.
-fn segment(range: &Range<usize>, at: usize) -> Range<usize> {
-    let start = (range.start + at * SEGMENT).min(range.end);
+/// The bytes of `range` in its segment `index`; empty if `range` has fewer segments.
+fn segment(range: &Range<usize>, index: usize) -> Range<usize> {
+    let start = (range.start + index * SEGMENT).min(range.end);
     start..(start + SEGMENT).min(range.end)
 }
 
@@ -109,8 +109,8 @@ fn in_order(scratch: &[u8], width: usize, position: Position) -> Vec<&[u8]> {
     (0..size)
         .filter(|&peer| peer != rank)
         .map(|peer| {
-            let at = (peer + size - rank) % size - 1;
-            &scratch[at * width..(at + 1) * width]
+            let index = (peer + size - rank) % size - 1;
+            &scratch[index * width..(index + 1) * width]
         })
         .collect()
 }
@@ -144,9 +144,9 @@ pub(super) fn reduce_scatter(
         if mine.is_empty() {
             continue;
         }
-        let mut all = in_order(scratch, mine.len(), position);
-        all.insert(rank, &inputs.part(rank)[mine.clone()]);
-        arithmetic::combine(by.op, by.dtype, &all, &mut output[mine], None);
+        let mut contributions = in_order(scratch, mine.len(), position);
+        contributions.insert(rank, &inputs.part(rank)[mine.clone()]);
+        arithmetic::combine(by.op, by.dtype, &contributions, &mut output[mine], None);
     }
     Ok(())
 }

@@ -69,8 +69,8 @@ impl ChannelEngine {
             ..
         } = step;
         let listed: Vec<u8>;
-        let choice = choose(&self.plan, &collective, position, |it| {
-            it != Algorithm::Nested
+        let choice = choose(&self.plan, &collective, position, |algorithm| {
+            algorithm != Algorithm::Nested
         });
         let is_inline = choice == Algorithm::Notice;
         if choice == Algorithm::Swap
@@ -95,10 +95,10 @@ impl ChannelEngine {
         agreement.exchange(&mut self.channels, participants, op_header, inline, policy)?;
         let mut compared = op_header::compare(agreement.op_headers());
         if compared.is_ok() && has_lists(op_header.op) {
-            let all: Vec<Vec<u64>> = (0..position.size)
+            let counts: Vec<Vec<u64>> = (0..position.size)
                 .map(|rank| agreement.counts(rank))
                 .collect();
-            compared = compare_lists(agreement.op_headers(), &all);
+            compared = compare_lists(agreement.op_headers(), &counts);
         }
         compared
             .map_err(|found| Failure::Mismatch(self.channels.global(found.rank), found.message))?;

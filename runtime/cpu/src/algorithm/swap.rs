@@ -40,10 +40,10 @@ impl ChannelEngine {
             agreement.exchange_pair(channels, participants, op_header, &data[..ahead], policy)?;
         let theirs = agreement.op_headers()[peer].inline as usize;
         if let Err(found) = op_header::compare(agreement.op_headers()) {
-            let mut waste = vec![0; theirs];
+            let mut discarded = vec![0; theirs];
             let mut transfers = [
                 Transfer::send_rest(peer, &data[..ahead], sent),
-                Transfer::receive(peer, &mut waste),
+                Transfer::receive(peer, &mut discarded),
             ];
             channels.drive(&mut transfers, policy)?;
             return Err(Failure::Mismatch(

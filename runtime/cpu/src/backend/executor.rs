@@ -266,7 +266,9 @@ impl Executor {
         self.shared.issued.fetch_add(1, Ordering::Release);
         self.shared.wake(queue);
         let thread = lock(&self.thread).take();
-        if let Some(thread) = thread.filter(|it| it.thread().id() != std::thread::current().id()) {
+        if let Some(thread) =
+            thread.filter(|handle| handle.thread().id() != std::thread::current().id())
+        {
             // A panic in the thread was already reported where it happened.
             let _ = thread.join();
         }
@@ -362,15 +364,15 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
         drop(queue);
 
         let (mut moved, mut failed) = (false, false);
-        let mut at = 0;
-        while at < active.len() {
-            let task = &mut active[at];
+        let mut index = 0;
+        while index < active.len() {
+            let task = &mut active[index];
             let mut policy = WaitPolicy::new(&group.stop, task.call.deadline, group.wait_mode);
             let mut requests = task.requests.iter_mut();
             let advanced = group.p2p.advance(&mut task.op, &mut requests, &mut policy);
             let outcome = match advanced {
-                Ok(some) => {
-                    moved |= some;
+                Ok(has_moved) => {
+                    moved |= has_moved;
                     p2p::outcome(&mut task.requests)
                 }
                 Err(failure) => Some(Err(failure)),
@@ -378,7 +380,7 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
             let outcome = match (outcome, policy.check()) {
                 (Some(outcome), _) => outcome,
                 (None, Ok(())) => {
-                    at += 1;
+                    index += 1;
                     continue;
                 }
                 (None, Err(Interrupted::TimedOut)) => {
@@ -386,9 +388,9 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
                 }
                 (None, Err(stopped)) => Err(stopped.into()),
             };
-            // What this rank waited for when an operation failed stays in the record.
+            // After a failure, the record keeps the ranks that this rank waited for.
             failed |= outcome.is_err();
-            let task = active.remove(at);
+            let task = active.remove(index);
             let result = group.finish_p2p(&task.requests, task.began, outcome);
             shared.end(task, result);
             moved = true;

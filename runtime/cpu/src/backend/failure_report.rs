@@ -99,8 +99,8 @@ impl CpuGroup {
         }
     }
 
-    /// Waits until the peers have been released: for [`NOTE_TIME`] after the group's failure at most. A process
-    /// that ended before could look to them as if it had been lost.
+    /// Waits until the peers have been released: for [`NOTE_TIME`] after the group's failure at most. To the peers, a
+    /// process that ends before that could look lost.
     pub(crate) fn finish_notice(&self) {
         let mut notice = self.notice.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = notice.take() {
@@ -154,8 +154,9 @@ impl CpuGroup {
                 format!("the store has {text:?} for the address of rank {peer}"),
             )
             .with_rank(peer),
-            Failure::Garbled(rank, what) => {
-                Error::new(ErrorKind::Backend, format!("rank {rank} sent {what}")).with_rank(rank)
+            Failure::Garbled(rank, message) => {
+                Error::new(ErrorKind::Backend, format!("rank {rank} sent {message}"))
+                    .with_rank(rank)
             }
             Failure::Mismatch(rank, message) => {
                 Error::new(ErrorKind::Mismatch, message).with_rank(rank)
@@ -192,8 +193,8 @@ impl CpuGroup {
         let (mut is_first_look, mut still_runs) = (true, false);
         loop {
             // The peer is checked before its note is read: a peer that is gone has already written any
-            // note that it leaves. On a busy host the check may take all of its time, so it has only half of the whole
-            // time, and the note has the rest.
+            // note that it leaves. On a busy host the check may last until its deadline, so it gets half of the time,
+            // and the note the rest.
             let half = deadline.min(Instant::now() + REASON_TIME / 2);
             let mut looking = WaitPolicy::new(&stop, Deadline::At(half), self.wait_mode);
             let found = self.mesh.find_gone(rank, &mut looking);
@@ -211,15 +212,15 @@ impl CpuGroup {
             }
             is_first_look = false;
             match found {
-                Ok(PeerState::Gone) => return self.lost(rank, cause),
+                Ok(PeerState::Gone) => return self.lost_error(rank, cause),
                 Ok(_) | Err(Failure::Gone(..)) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 Ok(_) => return with_cause(ended(rank, still_runs), cause),
                 Err(Failure::Interrupted(_) | Failure::Late(_)) if Instant::now() < deadline => {}
                 Err(Failure::Io(error)) => {
-                    let what = format!("cannot find out whether rank {rank} is gone");
-                    return Error::io(what, error);
+                    let message = format!("cannot find out whether rank {rank} is gone");
+                    return Error::io(message, error);
                 }
                 Err(_) => return with_cause(ended(rank, false), cause),
             }
@@ -236,7 +237,8 @@ impl CpuGroup {
                 .all(|&rank| rank != from && matches!(self.mesh.is_gone(rank, policy), Ok(false)))
     }
 
-    fn lost(&self, rank: Rank, cause: Option<io::Error>) -> Error {
+    /// Returns the error for the loss of `rank`, which also names the other members that are gone.
+    fn lost_error(&self, rank: Rank, cause: Option<io::Error>) -> Error {
         let mut lost = self.other_lost(rank);
         if lost.is_empty() {
             return with_cause(Error::gone(&[rank], ": its connection ended"), cause);
@@ -254,7 +256,9 @@ impl CpuGroup {
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), self.wait_mode);
         let own_rank = self.mesh.rank();
         let others = self.ranks.iter().copied();
-        let mut others: Vec<Rank> = others.filter(|&it| it != rank && it != own_rank).collect();
+        let mut others: Vec<Rank> = others
+            .filter(|&other| other != rank && other != own_rank)
+            .collect();
         if others.len() > MAX_CHECKED {
             return Vec::new();
         }
@@ -293,6 +297,7 @@ impl CpuGroup {
         }
     }
 
+    /// Whether the store has this rank's note; `None` if it does not answer within this time.
     fn has_note(&self, rank: Rank, limit: Duration) -> Option<rcomm_core::Result<bool>> {
         let look = move |store: &dyn Store| Ok(Note::look(store, rank)?.is_some());
         StoreQuery::ask_within(&self.store, limit, look)
@@ -314,12 +319,13 @@ struct WaitingPeers {
 }
 
 impl WaitingPeers {
-    /// Releases them, and refuses those that come later.
+    /// Releases the peers, and refuses the channels of peers that come later.
     fn refuse(&self) {
         self.mesh.give_up(self.group);
         self.release();
     }
 
+    /// Ends the waits of the peers: shuts the group's sockets down, and marks the shared memory.
     fn release(&self) {
         cut(&self.sockets);
         if let Some(close_guard) = &self.close_guard {

@@ -80,7 +80,7 @@ impl CpuGroup {
     /// its messages reach through memory. Sets `wait_mode` and `close_guard` if the group gets an exchange area on this
     /// host. `None` if no two ranks of the group are on one host, or if all are on this one and its segment has no
     /// space for the group.
-    pub(crate) fn share(
+    pub(crate) fn open_shared_memory(
         &mut self,
         id: u64,
         layout: Layout,
@@ -91,7 +91,7 @@ impl CpuGroup {
             return Ok(None);
         }
         let here = layout.neighbors().to_vec();
-        let ranks: Arc<[Rank]> = here.iter().map(|&at| self.ranks[at]).collect();
+        let ranks: Arc<[Rank]> = here.iter().map(|&rank| self.ranks[rank]).collect();
         let mut shm_exchange = |key| {
             let host = self.mesh.host();
             host.shm_exchange(key, layout.index_on_host(), &ranks, policy)
@@ -144,7 +144,7 @@ impl CpuGroup {
 
     pub(crate) fn policy(&self, call: &Call) -> WaitPolicy<'_> {
         let wait_mode = self.wait_mode.hinted(call.hints.wait);
-        WaitPolicy::new(&self.stop, call.deadline, wait_mode).of(self.waiting(call))
+        WaitPolicy::new(&self.stop, call.deadline, wait_mode).for_operation(self.waiting(call))
     }
 
     /// Returns the operation of this call, for the record of waits.
@@ -172,6 +172,7 @@ impl CpuGroup {
         WaitPolicy::new(&self.stop, Deadline::In(Duration::MAX), WaitMode::Helper)
     }
 
+    /// Fails with the reason for which the group was stopped, if it was.
     pub(crate) fn refuse_if_stopped(&self) -> Result<()> {
         if !self.stop.is_raised() {
             return Ok(());
@@ -236,8 +237,7 @@ impl CpuGroup {
         }
     }
 
-    /// Ends the sends and receives of these requests, which began at this time of
-    /// [`begin_message`](Self::begin_message).
+    /// Ends the sends and receives of these requests. `began` is what [`begin_message`](Self::begin_message) returned.
     pub(crate) fn finish_p2p(
         &self,
         requests: &[Request],
@@ -264,9 +264,9 @@ fn received_from(source: Option<usize>) -> Done {
 }
 
 /// The identifier of a part of a group: a hash, which differs from all others with high probability.
-pub(crate) fn derived_id(what: &str, group: u64, number: u64) -> u64 {
+pub(crate) fn derived_id(part: &str, group: u64, number: u64) -> u64 {
     let digest: [u8; 32] = Sha256::new()
-        .chain_update(what)
+        .chain_update(part)
         .chain_update(group.to_le_bytes())
         .chain_update(number.to_le_bytes())
         .finalize()

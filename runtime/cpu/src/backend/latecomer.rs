@@ -1,13 +1,13 @@
 //! Refuses the operation of a rank that comes after other members have given up the group, or that ends it after they
 //! have given up that operation.
 //!
-//! What those ranks sent before may be waiting in sockets and in shared memory, and there may be room to send to them:
+//! Data that those ranks sent before may be waiting in sockets and in shared memory, with space to send to them:
 //! without this check such an operation could complete on the late rank alone. Collectives in shared memory need no
 //! check, since their ranks decide each phase together. In all other operations, a member that has given up has cut
 //! its connections, or marked the shared memory, after it had left its reason in the store.
 //!
-//! A process that a signal has stopped inside a collective may also find there all that it needs. So a collective that
-//! lasted long is checked once more before it returns `Ok`.
+//! A process that a signal has stopped inside a collective may also find all data that it needs, and complete the
+//! collective alone. So a collective that lasted long is checked once more before it returns `Ok`.
 
 use super::group::CpuGroup;
 use super::note::find_rank_that_gave_up;
@@ -74,7 +74,8 @@ impl Punctuality {
 }
 
 impl CpuGroup {
-    /// Returns the present time, for [`end_message`](Self::end_message); 0 in a group whose ranks all share memory.
+    /// Returns the present time in nanoseconds, for [`end_message`](Self::end_message); 0 in a group whose ranks all
+    /// share memory.
     pub(super) fn begin_message(&self) -> u64 {
         match self.is_in_memory {
             true => 0,
@@ -90,7 +91,8 @@ impl CpuGroup {
     }
 
     /// Fails if a member has left the group or given it up: a collective needs all members. Looks for such a member
-    /// only if this rank may be late. Returns when the collective began, for [`end_collective`](Self::end_collective).
+    /// only if this rank may be late. Returns when the collective began, in nanoseconds, for
+    /// [`end_collective`](Self::end_collective).
     ///
     /// # Blocking
     /// As [`fail`](Self::fail), after such a member was found.
@@ -160,26 +162,27 @@ impl CpuGroup {
         }
         let sends = op.op_type().pattern() == Pattern::Send;
         match op.peer() {
-            Peer::Rank(peer) => self.refuse_without(peer as usize, sends),
+            Peer::Rank(peer) => self.refuse_if_left(peer as usize, sends),
             Peer::Any => {
-                let mut others = (0..self.ranks.len()).filter(|&at| at != self.rank);
-                others.try_for_each(|at| self.refuse_without(at, sends))
+                let mut others = (0..self.ranks.len()).filter(|&peer| peer != self.rank);
+                others.try_for_each(|peer| self.refuse_if_left(peer, sends))
             }
             Peer::None => Ok(()),
         }
     }
 
+    /// Fails if this member has given up the group, or if it has left and the operation sends to it.
     #[inline]
-    fn refuse_without(&self, at: usize, sends: bool) -> Result<()> {
-        let has_closed = match (self.p2p.place_in_memory(at), &self.close_guard) {
+    fn refuse_if_left(&self, peer: usize, sends: bool) -> Result<()> {
+        let has_closed = match (self.p2p.place_in_memory(peer), &self.close_guard) {
             (Some(place), Some(guard)) => guard.has_left(place),
             _ => {
                 self.punctuality.may_be_late(self.punctuality.now())
-                    && self.closed_members().contains(&self.ranks[at])
+                    && self.closed_members().contains(&self.ranks[peer])
             }
         };
         if has_closed {
-            self.refuse_closed(self.ranks[at], sends)
+            self.refuse_closed(self.ranks[peer], sends)
         } else {
             Ok(())
         }
@@ -197,6 +200,7 @@ impl CpuGroup {
         found
     }
 
+    /// Works as [`refuse_if_left`](Self::refuse_if_left) for a member that has closed its connection.
     #[cold]
     fn refuse_closed(&self, rank: Rank, sends: bool) -> Result<()> {
         let lock = || {

@@ -136,6 +136,7 @@ pub struct CpuBackend {
 /// The windows that were opened on a group.
 #[derive(Default)]
 struct Windows {
+    /// Number of windows that were opened so far.
     opened: u64,
     /// The groups of windows whose opening may not have finished.
     opening: Vec<Weak<CpuGroup>>,
@@ -181,7 +182,7 @@ impl CpuBackend {
             punctuality: Punctuality::default(),
             notice: Mutex::default(),
         };
-        let shared = group.share(id, layout, channels(&sockets), &mut policy);
+        let shared = group.open_shared_memory(id, layout, channels(&sockets), &mut policy);
         if let Some((engine, neighbors)) = shared.map_err(|failure| group.explain(failure))? {
             group.is_in_memory = matches!(engine, CollectiveEngine::ShmExchange(_));
             group.engine = Mutex::new(engine);
@@ -244,8 +245,8 @@ impl Backend for CpuBackend {
     fn abort(&self, reason: &AbortReason) {
         self.group.give_up(reason);
         let windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-        for side in windows.opening.iter().filter_map(Weak::upgrade) {
-            side.give_up(reason);
+        for group in windows.opening.iter().filter_map(Weak::upgrade) {
+            group.give_up(reason);
         }
         for window in windows.open.iter().filter_map(Weak::upgrade) {
             window.abort(reason);
@@ -306,17 +307,17 @@ impl Backend for CpuBackend {
         windows.opened += 1;
         let number = windows.opened;
         drop(windows);
-        let side = self.for_window(number, deadline)?;
+        let backend = self.for_window(number, deadline)?;
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
-        windows.opening.retain(|side| side.strong_count() > 0);
-        windows.opening.push(Arc::downgrade(&side.group));
+        windows.opening.retain(|group| group.strong_count() > 0);
+        windows.opening.push(Arc::downgrade(&backend.group));
         drop(windows);
         // An abort before this point did not reach the window's group, so the stop is checked here.
         self.group.refuse_if_stopped()?;
         let name = &self.context.info.name;
-        let group = side.group.clone();
+        let group = backend.group.clone();
         let members = Members {
-            messages: Box::new(side),
+            messages: Box::new(backend),
             mesh: group.mesh.clone(),
             rank: group.rank,
             ranks: group.ranks.clone(),
@@ -333,13 +334,13 @@ impl Backend for CpuBackend {
 impl CpuBackend {
     /// Makes a backend of the same members for the window with this number.
     fn for_window(&self, number: u64, deadline: Deadline) -> Result<Self> {
-        let mut side = self.context.clone();
-        side.wire_id = derived_id("window", side.wire_id, number);
-        side.info.name = format!("{}/window{number}", side.info.name);
-        side.store = Arc::new(PrefixStore::new(format!("window{number}"), side.store));
+        let mut context = self.context.clone();
+        context.wire_id = derived_id("window", context.wire_id, number);
+        context.info.name = format!("{}/window{number}", context.info.name);
+        context.store = Arc::new(PrefixStore::new(format!("window{number}"), context.store));
         let group = &self.group;
         let mesh = group.mesh.clone();
-        Self::new(mesh, side, &group.stop, deadline)
+        Self::new(mesh, context, &group.stop, deadline)
     }
 }
 

@@ -11,7 +11,9 @@ const GIVEN_UP: u64 = 1 << 63;
 pub(crate) struct Sequencer {
     /// The current turn, and [`GIVEN_UP`].
     current: AtomicU64,
+    /// A thread locks it before it looks at the turn and sleeps, so that it misses no wake-up.
     sleepers: Mutex<()>,
+    /// Number of threads that sleep. Without any, the wake-up, a system call, is skipped.
     sleeping: AtomicU64,
     turn_changed: Condvar,
 }

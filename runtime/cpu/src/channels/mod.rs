@@ -223,7 +223,12 @@ impl Channels {
             let mut channel = self.neighbors.channel(peer, streams).map_err(Failure::Io)?;
             self.mesh.links().add(rank, &mut channel);
             let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-            sockets.extend(channel.sockets().iter().map(|it| (rank, it.clone())));
+            sockets.extend(
+                channel
+                    .sockets()
+                    .iter()
+                    .map(|socket| (rank, socket.clone())),
+            );
             *slot = Some(channel);
         }
         slot.as_mut().ok_or(Failure::Closed)
@@ -240,13 +245,13 @@ impl Channels {
         })
     }
 
-    /// Opens the channels of the transfers, and runs the transfers until `enough` returns true. Transfers that are not
-    /// done by then may be continued later.
+    /// Opens the channels of the transfers, and runs the transfers until `is_enough` returns true. Transfers that are
+    /// not done by then may be continued later.
     pub(super) fn drive_until(
         &mut self,
         transfers: &mut [Transfer<'_>],
         policy: &mut WaitPolicy<'_>,
-        enough: impl Fn(&[Transfer<'_>]) -> bool,
+        is_enough: impl Fn(&[Transfer<'_>]) -> bool,
     ) -> Result<(), Failure> {
         for transfer in transfers.iter() {
             for peer in [transfer.receives(), transfer.sends()]
@@ -266,7 +271,7 @@ impl Channels {
                     noted.clear();
                 }
             }
-            if enough(transfers) {
+            if is_enough(transfers) {
                 return Ok(());
             }
             let pause = policy
@@ -363,11 +368,11 @@ impl Channels {
                     continue;
                 };
                 let channel = self.channels[peer].as_mut().ok_or(Failure::Closed)?;
-                let some = channel
+                let count = channel
                     .read(&mut bytes[*done..])
                     .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
-                *done += some;
-                moved |= some > 0;
+                *done += count;
+                moved |= count > 0;
                 // If this transfer is done, the next one in the list may use the channel in this pass.
                 self.receiving[peer] = *done < bytes.len();
             }
@@ -387,13 +392,13 @@ impl Channels {
                     Transfer::Receive { .. } | Transfer::Swap(_) => continue,
                 };
                 let channel = self.channels[peer].as_mut().ok_or(Failure::Closed)?;
-                let some = match done.checked_sub(head.len()) {
+                let count = match done.checked_sub(head.len()) {
                     Some(done) => channel.write(&ready[done..]),
                     None => channel.write_both(&head[*done..], ready),
                 };
-                let some = some.map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
-                *done += some;
-                moved |= some > 0;
+                let count = count.map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
+                *done += count;
+                moved |= count > 0;
                 self.sending[peer] = transfer.sends().is_some();
             }
         }

@@ -103,12 +103,12 @@ impl<'a> Swap<'a> {
         if ready < self.bytes.len() {
             ready -= ready % BLOCK;
         }
-        let some = ready.saturating_sub(self.done);
-        if some > 0 {
-            let theirs = &self.scratch[self.start..self.start + some];
+        let count = ready.saturating_sub(self.done);
+        if count > 0 {
+            let theirs = &self.scratch[self.start..self.start + count];
             (self.combine)(&mut self.bytes[self.done..ready], theirs);
             self.done = ready;
-            self.start += some;
+            self.start += count;
         }
         let end = self.end();
         let is_little = end - self.start < BLOCK;
@@ -146,11 +146,11 @@ mod tests {
             (7, 7, 0),
         ] {
             let mut ends: [Vec<u8>; 2] = [3usize, 5].map(|step| {
-                let bytes = (0..len).map(|at| (at * step / 2) as u8);
+                let bytes = (0..len).map(|index| (index * step / 2) as u8);
                 bytes.collect()
             });
             let sum: Vec<u8> = (0..len)
-                .map(|at| ends[0][at].wrapping_add(ends[1][at]))
+                .map(|index| ends[0][index].wrapping_add(ends[1][index]))
                 .collect();
             let mut scratch = [vec![0; space], vec![0; space]];
             let [first, second] = &mut ends;

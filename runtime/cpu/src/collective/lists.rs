@@ -79,10 +79,10 @@ mod tests {
 
     #[test]
     fn lists_are_sent_where_not_every_rank_knows_all_counts() {
-        let all = OpType::ALL.iter().copied();
-        let with: Vec<&str> = all.filter(|&op| has_lists(op)).map(OpType::name).collect();
+        let ops = OpType::ALL.iter().copied();
+        let names: Vec<&str> = ops.filter(|&op| has_lists(op)).map(OpType::name).collect();
         assert_eq!(
-            with,
+            names,
             ["all_to_all", "all_to_all_v_single", "gather_v", "scatter_v"]
         );
     }

@@ -70,10 +70,15 @@ impl OpHeader {
 
     /// Reads a header; `None` if the bytes are not a valid header.
     pub(crate) fn decode(bytes: &[u8; OP_HEADER_LEN]) -> Option<Self> {
-        let word = |at: usize| {
-            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        let word = |offset: usize| {
+            u32::from_le_bytes([
+                bytes[offset],
+                bytes[offset + 1],
+                bytes[offset + 2],
+                bytes[offset + 3],
+            ])
         };
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let long = |offset: usize| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
         if word(0) != MAGIC {
             return None;
         }
@@ -172,9 +177,9 @@ pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
             .filter(|n| n.agrees_with(op_header))
             .count()
     };
-    let most = op_headers.iter().map(votes).max().unwrap_or(0);
+    let most_votes = op_headers.iter().map(votes).max().unwrap_or(0);
     let majority = (0..op_headers.len())
-        .find(|&rank| votes(&op_headers[rank]) == most)
+        .find(|&rank| votes(&op_headers[rank]) == most_votes)
         .unwrap_or(0);
     let differing = (0..op_headers.len())
         .find(|&rank| !op_headers[rank].agrees_with(&op_headers[majority]))

@@ -27,7 +27,7 @@ impl Scaled {
 
     /// Reads the factor from memory if the caller passed it there.
     #[inline]
-    fn of(reduction: &Reduction) -> Result<Self, Failure> {
+    fn new(reduction: &Reduction) -> Result<Self, Failure> {
         let op = reduction.op;
         if op != ReduceOp::PremulSum {
             return Ok(Self { op, factor: 1.0 });
@@ -51,7 +51,7 @@ pub(crate) fn for_each_step(
         return Ok(());
     }
     let kind = op.op_type();
-    let reduction = op.reduction().map(Scaled::of).transpose()?;
+    let reduction = op.reduction().map(Scaled::new).transpose()?;
     let op_header = OpHeader {
         root: op.root(),
         reduce: reduction.map(|reduction| reduction.op),
@@ -69,13 +69,13 @@ pub(crate) fn for_each_step(
         let op_header = with_part(op_header, 0, 0);
         return perform(Step::new(op_header, Vec::new(), Collective::Barrier));
     }
-    for (at, output) in outputs.iter_mut().enumerate() {
+    for (index, output) in outputs.iter_mut().enumerate() {
         let sides = Sides {
-            inputs: inputs.get(at..=at).unwrap_or_default(),
+            inputs: inputs.get(index..=index).unwrap_or_default(),
             outputs: std::slice::from_mut(output),
             splits: None,
         };
-        let op_header = with_part(op_header, at, count);
+        let op_header = with_part(op_header, index, count);
         perform_one(kind, sides, op_header, reduction, position, perform)?;
     }
     Ok(())
@@ -141,7 +141,7 @@ fn perform_one(
             let input = &inputs[0];
             let op_header = match kind.parts() {
                 Parts::Equal => with_count(op_header, input),
-                Parts::PerRank | Parts::PerPair => listed(op_header, input, outputs),
+                Parts::PerRank | Parts::PerPair => with_list(op_header, input, outputs),
             };
             let input = input.as_bytes().map_err(argument_failure)?;
             let outputs = all_outputs(outputs, is_list, size)?;
@@ -151,7 +151,7 @@ fn perform_one(
             let output = &mut outputs[0];
             let by = combination(output, reduction);
             if is_list {
-                let op_header = listed(op_header, output, inputs);
+                let op_header = with_list(op_header, output, inputs);
                 return reduce_scatter_list(
                     inputs,
                     output,
@@ -273,7 +273,7 @@ fn with_count(op_header: OpHeader, buffer: &Buffer<'_>) -> OpHeader {
 }
 
 /// The header of an operation in which all ranks have the same list of parts. `own_part` is this rank's part.
-fn listed(op_header: OpHeader, own_part: &Buffer<'_>, parts: &[Buffer<'_>]) -> OpHeader {
+fn with_list(op_header: OpHeader, own_part: &Buffer<'_>, parts: &[Buffer<'_>]) -> OpHeader {
     OpHeader {
         dtype: own_part.dtype(),
         own_count: own_part.len() as u64,
@@ -282,10 +282,10 @@ fn listed(op_header: OpHeader, own_part: &Buffer<'_>, parts: &[Buffer<'_>]) -> O
     }
 }
 
-fn with_part(op_header: OpHeader, at: usize, count: usize) -> OpHeader {
+fn with_part(op_header: OpHeader, index: usize, count: usize) -> OpHeader {
     // A `u32` suffices: four billion buffers do not fit in memory.
     OpHeader {
-        part: (at as u32, count as u32),
+        part: (index as u32, count as u32),
         ..op_header
     }
 }
@@ -294,7 +294,7 @@ fn with_part(op_header: OpHeader, at: usize, count: usize) -> OpHeader {
 fn rooted(
     op_header: OpHeader,
     own_part: &Buffer<'_>,
-    all: &[Buffer<'_>],
+    all_parts: &[Buffer<'_>],
     kind: OpType,
 ) -> (OpHeader, Vec<u64>) {
     match kind.parts() {
@@ -305,7 +305,7 @@ fn rooted(
                 own_count: own_part.len() as u64,
                 ..op_header
             };
-            (op_header, counts_of(all).collect())
+            (op_header, counts_of(all_parts).collect())
         }
     }
 }

@@ -119,7 +119,7 @@ impl Interfaces {
         for entry in found {
             let name = entry.interface_name;
             let known = interfaces.iter().position(|known| known.name == name);
-            let at = known.unwrap_or_else(|| {
+            let index = known.unwrap_or_else(|| {
                 interfaces.push(Interface {
                     name,
                     is_up: entry.flags.contains(InterfaceFlags::IFF_UP),
@@ -132,7 +132,7 @@ impl Interfaces {
                 v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
             });
             let address = address.filter(|&address| is_usable_by_others(address));
-            interfaces[at].addresses.extend(address);
+            interfaces[index].addresses.extend(address);
         }
         Ok(Self(interfaces))
     }
@@ -174,16 +174,20 @@ impl Interfaces {
 
 impl fmt::Display for Interfaces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, interface) in self.0.iter().enumerate() {
-            let comma = if at == 0 { "" } else { ", " };
+        for (index, interface) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
             write!(f, "{comma}{} (", interface.name)?;
             if !interface.is_up {
                 f.write_str("down")?;
             } else if interface.addresses.is_empty() {
                 f.write_str("no address")?;
             }
-            for (at, address) in interface.addresses.iter().enumerate() {
-                let comma = if at == 0 && interface.is_up { "" } else { ", " };
+            for (index, address) in interface.addresses.iter().enumerate() {
+                let comma = if index == 0 && interface.is_up {
+                    ""
+                } else {
+                    ", "
+                };
                 write!(f, "{comma}{address}")?;
             }
             f.write_str(")")?;
@@ -218,7 +222,7 @@ mod tests {
         ])
     }
 
-    fn at(master_addr: &str) -> Config {
+    fn config_with_store_at(master_addr: &str) -> Config {
         let rendezvous = Rendezvous::explicit(0, 2, master_addr, 29500).unwrap();
         Config {
             rendezvous: Some(rendezvous),
@@ -269,8 +273,14 @@ mod tests {
     #[test]
     fn job_whose_store_is_on_the_loopback_interface_uses_that_interface() {
         assert_eq!(choose(&Config::default()).unwrap(), ip("127.0.0.1"));
-        assert_eq!(choose(&at("127.0.0.1")).unwrap(), ip("127.0.0.1"));
-        assert_eq!(choose(&at("localhost")).unwrap(), ip("127.0.0.1"));
+        assert_eq!(
+            choose(&config_with_store_at("127.0.0.1")).unwrap(),
+            ip("127.0.0.1")
+        );
+        assert_eq!(
+            choose(&config_with_store_at("localhost")).unwrap(),
+            ip("127.0.0.1")
+        );
     }
 
     #[test]
@@ -278,7 +288,7 @@ mod tests {
         let interfaces = Interfaces::of_host().unwrap();
         let beyond = interfaces.first_beyond_loopback();
         let expected = beyond.map_or(ip("127.0.0.1"), |(_, address)| address);
-        assert_eq!(choose(&at("0.0.0.0")).unwrap(), expected);
+        assert_eq!(choose(&config_with_store_at("0.0.0.0")).unwrap(), expected);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! [`Mesh`], the connections of one rank: which rank dials which, and whether a peer is still alive.
 
-use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
+use super::handshake::{ANSWER_LEN, ChannelKind, Decision, End, Handshake, Identity};
 use super::host::Host;
 use super::links::Links;
 use super::listener::{ChannelId, Listener, ListenerState, milliseconds};
@@ -171,7 +171,7 @@ impl Mesh {
     /// Returns `CorePerRank` if this host has a core for each of its ranks, judged by their number alone, else
     /// `Oversubscribed`. It is computed on the first call, which takes a dozen system calls.
     pub(crate) fn wait_mode(&self) -> WaitMode {
-        let find_out = || WaitMode::of(self.local_ranks as usize);
+        let find_out = || WaitMode::for_local_ranks(self.local_ranks as usize);
         *self.wait_mode.get_or_init(find_out)
     }
 
@@ -320,7 +320,7 @@ impl Mesh {
                 Ok(PeerState::Runs)
             }
             Ok(None) => Ok(PeerState::Unknown),
-            // Only a refusal shows that it does not listen any more; any other error may be one of the network.
+            // Only a refusal shows that the peer does not listen any more; any other error may be one of the network.
             Err(Failure::Gone(_, Some(error))) if is_refusal(&error) => Ok(PeerState::Gone),
             Err(failure) => Err(failure),
         }
@@ -393,6 +393,7 @@ impl Mesh {
         }
     }
 
+    /// Connects to the peer and performs the handshake. Retries until the policy ends the wait.
     fn dial(&self, handshake: Handshake, policy: &mut WaitPolicy<'_>) -> Result<Wire, Failure> {
         let address = self.address_of(handshake.to, policy)?;
         let gone = |error| Failure::Gone(handshake.to, Some(error));
@@ -414,8 +415,8 @@ impl Mesh {
                     }
                 }
                 Err(error) => {
-                    let what = format!("{address}: {error}");
-                    return Err(gone(io::Error::new(error.kind(), what)));
+                    let message = format!("{address}: {error}");
+                    return Err(gone(io::Error::new(error.kind(), message)));
                 }
             }
         };
@@ -438,28 +439,28 @@ impl Mesh {
         handshake_stream.send(&first)?;
         let mut answer = [0; ANSWER_LEN];
         handshake_stream.receive(&mut answer)?;
-        let refuse = |verdict: Option<Verdict>| Failure::Refused {
+        let refuse = |decision: Option<Decision>| Failure::Refused {
             peer: handshake.to,
             address,
-            kind: Verdict::kind_of(verdict),
-            why: Verdict::reason_of(verdict).into(),
+            kind: Decision::kind_of(decision),
+            why: Decision::reason_of(decision).into(),
         };
         let word = [answer[0], answer[1], answer[2], answer[3]];
-        match Verdict::from_bytes(word) {
-            Some(Verdict::Welcome) => {}
+        match Decision::from_bytes(word) {
+            Some(Decision::Welcome) => {}
             other => return Err(refuse(other)),
         }
-        let mut theirs = [0; 32];
-        theirs.copy_from_slice(&answer[4..36]);
+        let mut their_nonce = [0; 32];
+        their_nonce.copy_from_slice(&answer[4..36]);
         let proof = &answer[36..];
-        if !identity.verifies(End::Acceptor, &first, &theirs, proof) {
-            return Err(refuse(Some(Verdict::WrongSecret)));
+        if !identity.verifies(End::Acceptor, &first, &their_nonce, proof) {
+            return Err(refuse(Some(Decision::WrongSecret)));
         }
-        handshake_stream.send(&identity.prove(End::Dialer, &first, &theirs))?;
+        handshake_stream.send(&identity.prove(End::Dialer, &first, &their_nonce))?;
         let mut last = [0; 4];
         handshake_stream.receive(&mut last)?;
-        match Verdict::from_bytes(last) {
-            Some(Verdict::Welcome) => Ok(handshake_stream.wire),
+        match Decision::from_bytes(last) {
+            Some(Decision::Welcome) => Ok(handshake_stream.wire),
             other => Err(refuse(other)),
         }
     }
@@ -482,6 +483,7 @@ impl Mesh {
         }
     }
 
+    /// Returns the address that `peer` has published; waits for it until the policy ends the wait.
     fn address_of(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<SocketAddr, Failure> {
         let key = address_key(peer);
         loop {
@@ -543,7 +545,7 @@ impl HandshakeStream<'_, '_> {
         let mut sent = 0;
         while sent < bytes.len() {
             match self.wire.write(&bytes[sent..]) {
-                Ok(some) => sent += some,
+                Ok(count) => sent += count,
                 Err(error) => self.wait_or_fail(error, PollFlags::OUT)?,
             }
         }
@@ -558,7 +560,7 @@ impl HandshakeStream<'_, '_> {
                     let end = io::ErrorKind::UnexpectedEof.into();
                     return Err(Failure::Gone(self.peer, Some(end)));
                 }
-                Ok(some) => received += some,
+                Ok(count) => received += count,
                 Err(error) => self.wait_or_fail(error, PollFlags::IN)?,
             }
         }

@@ -3,9 +3,9 @@
 //! | from | bytes | what |
 //! |---|---|---|
 //! | dialer | 88 | [`Handshake`]: magic, version, kind, world size, ranks, stream, group, job, nonce |
-//! | acceptor | 68 | [`Verdict`], the acceptor's nonce, HMAC over the handshake and this nonce |
+//! | acceptor | 68 | [`Decision`], the acceptor's nonce, HMAC over the handshake and this nonce |
 //! | dialer | 32 | HMAC over the same bytes with another label |
-//! | acceptor | 4 | [`Verdict`] |
+//! | acceptor | 4 | [`Decision`] |
 //!
 //! Numbers are little-endian. Both ends prove that they know the job's secret before either trusts the
 //! other; the labels prevent one end's proof from being replayed as the other's. Without TLS the bytes that
@@ -55,10 +55,10 @@ impl ChannelKind {
     }
 }
 
-/// The acceptor's verdict on a handshake or a proof.
+/// The acceptor's decision on a handshake or a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Verdict {
+pub(crate) enum Decision {
     /// The handshake may continue.
     Welcome = 0,
     /// The caller uses another protocol or another version of this protocol, or names a kind or stream that does not
@@ -74,7 +74,7 @@ pub(crate) enum Verdict {
     NeedsTls = 5,
 }
 
-impl Verdict {
+impl Decision {
     pub(crate) fn from_bytes(bytes: [u8; 4]) -> Option<Self> {
         Some(match u32::from_le_bytes(bytes) {
             0 => Self::Welcome,
@@ -91,10 +91,10 @@ impl Verdict {
         (self as u32).to_le_bytes()
     }
 
-    /// Returns the reason for a refusal, for an error message. A `verdict` of `None` means that the answer was
-    /// not a valid verdict.
-    pub(crate) fn reason_of(verdict: Option<Self>) -> &'static str {
-        match verdict {
+    /// Returns the reason for a refusal, for an error message. A `decision` of `None` means that the answer was
+    /// not a valid decision.
+    pub(crate) fn reason_of(decision: Option<Self>) -> &'static str {
+        match decision {
             None => "it is not a rank",
             Some(Self::Welcome) => "it accepted",
             Some(Self::OtherProtocol) => {
@@ -110,9 +110,9 @@ impl Verdict {
         }
     }
 
-    /// Returns the kind of the error for a refusal; `verdict` as in [`reason_of`](Self::reason_of).
-    pub(crate) fn kind_of(verdict: Option<Self>) -> ErrorKind {
-        match verdict {
+    /// Returns the kind of the error for a refusal; `decision` as in [`reason_of`](Self::reason_of).
+    pub(crate) fn kind_of(decision: Option<Self>) -> ErrorKind {
+        match decision {
             Some(Self::WrongSecret | Self::NeedsTls) => ErrorKind::Unauthorized,
             None | Some(Self::Welcome | Self::OtherProtocol | Self::OtherJob | Self::OtherRank) => {
                 ErrorKind::Rendezvous
@@ -223,28 +223,33 @@ impl Handshake {
         bytes
     }
 
-    /// Reads a handshake addressed to `identity`, or returns the verdict with which it is refused.
+    /// Reads a handshake addressed to `identity`, or returns the decision with which it is refused.
     pub(crate) fn decode(
         bytes: &[u8; HANDSHAKE_LEN],
         identity: &Identity,
-    ) -> Result<Self, Verdict> {
-        let word = |at: usize| {
-            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+    ) -> Result<Self, Decision> {
+        let word = |offset: usize| {
+            u32::from_le_bytes([
+                bytes[offset],
+                bytes[offset + 1],
+                bytes[offset + 2],
+                bytes[offset + 3],
+            ])
         };
         if bytes[..8] != MAGIC || word(8) != VERSION {
-            return Err(Verdict::OtherProtocol);
+            return Err(Decision::OtherProtocol);
         }
-        let kind = ChannelKind::from_code(word(12)).ok_or(Verdict::OtherProtocol)?;
+        let kind = ChannelKind::from_code(word(12)).ok_or(Decision::OtherProtocol)?;
         if bytes[40..56] != identity.job {
-            return Err(Verdict::OtherJob);
+            return Err(Decision::OtherJob);
         }
         let (from, to) = (word(20), word(24));
         if word(16) != identity.world_size || to != identity.rank || from >= identity.world_size {
-            return Err(Verdict::OtherRank);
+            return Err(Decision::OtherRank);
         }
         let stream = word(28);
         if stream as usize >= MAX_STREAMS {
-            return Err(Verdict::OtherProtocol);
+            return Err(Decision::OtherProtocol);
         }
         let group = u64::from(word(32)) | u64::from(word(36)) << 32;
         Ok(Self {
@@ -300,15 +305,15 @@ mod tests {
         let read =
             |rank, size, job| Handshake::decode(&bytes, &Identity::new(rank, size, job, &secret()));
         assert_eq!(read(1, 4, "job"), Ok(handshake()));
-        assert_eq!(read(2, 4, "job"), Err(Verdict::OtherRank));
-        assert_eq!(read(1, 5, "job"), Err(Verdict::OtherRank));
-        assert_eq!(read(1, 4, "other"), Err(Verdict::OtherJob));
+        assert_eq!(read(2, 4, "job"), Err(Decision::OtherRank));
+        assert_eq!(read(1, 5, "job"), Err(Decision::OtherRank));
+        assert_eq!(read(1, 4, "other"), Err(Decision::OtherJob));
         let mut corrupted = bytes;
         corrupted[0] ^= 1;
         let me = Identity::new(1, 4, "job", &secret());
         assert_eq!(
             Handshake::decode(&corrupted, &me),
-            Err(Verdict::OtherProtocol)
+            Err(Decision::OtherProtocol)
         );
     }
 

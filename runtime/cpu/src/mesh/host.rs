@@ -9,7 +9,7 @@
 //! others know whether to look for the rank in the segment.
 
 use super::fill_random;
-use super::handshake::{ANSWER_LEN, ChannelKind, End, Handshake, Identity, Verdict};
+use super::handshake::{ANSWER_LEN, ChannelKind, Decision, End, Handshake, Identity};
 use super::layout::Layout;
 use crate::transport::fd_passing;
 use crate::transport::shm::{Segment, ShmExchange, ShmExchangeError};
@@ -34,9 +34,9 @@ use std::time::Duration;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long to wait for ranks to enter the shared memory before looking for their notes in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
-/// How long before the deadline a rank looks which ranks did not publish their host.
+/// How long before the deadline a rank checks which ranks have not published their host.
 const LOOK_TIME: Duration = Duration::from_millis(200);
-/// At most this many ranks that did not publish their host are named.
+/// At most this many ranks that have not published their host are named.
 const MAX_NAMED: usize = 8;
 /// The host's name in the note of a rank that shares no memory.
 const NONE: &str = "-";
@@ -179,8 +179,8 @@ impl Host {
             )
         })?;
         let segment = request_segment(identity, maker, socket, world.world_size).map_err(|e| {
-            let what = format!("cannot share memory with rank {maker} of this host");
-            Error::io(what, e).with_rank(maker)
+            let message = format!("cannot share memory with rank {maker} of this host");
+            Error::io(message, e).with_rank(maker)
         })?;
         self.segment = Some(Arc::new(segment));
         Ok(None)
@@ -194,7 +194,7 @@ impl Host {
     pub(crate) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
         let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let is_here = |rank| self.segment.as_ref().is_some_and(|s| s.has_entered(rank));
-        let unknown = |at: &Rank| !is_here(*at) && !known.contains_key(at);
+        let unknown = |rank: &Rank| !is_here(*rank) && !known.contains_key(rank);
         let mut unread: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
         if let (false, true, Some(segment)) =
             (unread.is_empty(), self.is_single_host, &self.segment)
@@ -209,12 +209,12 @@ impl Host {
             let first = time_left.saturating_sub(LOOK_TIME.min(time_left / 4));
             let notes = match self.store.multi_get(&keys, first) {
                 Err(error) if error.kind() == ErrorKind::Timeout => {
-                    // Looks before the deadline: at that, the rank that serves the store may give up as well.
-                    let Ok(absent) = self.without_notes(&unread) else {
+                    // Checks before the deadline: at the deadline, the rank that serves the store may give up as well.
+                    let Ok(absent) = self.ranks_without_notes(&unread) else {
                         return Err(error);
                     };
                     let notes = self.store.multi_get(&keys, deadline.remaining());
-                    notes.map_err(|error| self.not_connected(error, absent, time_left))?
+                    notes.map_err(|error| self.not_connected_error(error, absent, time_left))?
                 }
                 notes => notes?,
             };
@@ -239,7 +239,7 @@ impl Host {
     ///
     /// # Errors
     /// That of the first request that the store does not answer.
-    fn without_notes(&self, ranks: &[Rank]) -> Result<Vec<Rank>> {
+    fn ranks_without_notes(&self, ranks: &[Rank]) -> Result<Vec<Rank>> {
         let mut absent = Vec::new();
         for &rank in ranks {
             if absent.len() < MAX_NAMED && !self.store.check(&[&host_key(rank)])? {
@@ -249,9 +249,9 @@ impl Host {
         Ok(absent)
     }
 
-    /// The error of a wait of this length for the notes of ranks of which `absent` had none shortly before its end: it
-    /// names them, unless they have come since.
-    fn not_connected(&self, error: Error, mut absent: Vec<Rank>, waited: Duration) -> Error {
+    /// The error of a wait for notes that lasted `waited`. It names the ranks of `absent`, which had no note shortly
+    /// before the end of the wait, unless their notes have come since.
+    fn not_connected_error(&self, error: Error, mut absent: Vec<Rank>, waited: Duration) -> Error {
         // If the store does not answer any more, the rank that serves it has given up before this one.
         if error.kind() == ErrorKind::Timeout {
             let has_come = |rank: &Rank| matches!(self.store.check(&[&host_key(*rank)]), Ok(true));
@@ -283,7 +283,7 @@ impl Host {
             return counted;
         }
         let known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = known.iter().filter(|(at, _)| **at != rank);
+        let others = known.iter().filter(|(other, _)| **other != rank);
         let others = others.filter_map(|(_, note)| note.machine.as_ref());
         let here = others.filter(|(theirs, _)| theirs == machine);
         let mut sets: Vec<Processors> = here.map(|&(_, set)| set).collect();
@@ -318,9 +318,9 @@ impl Host {
     }
 
     /// Logs once that a rank of this machine shares no memory with this rank, since users may not expect that.
-    fn report_separate_memory(&self, rank: Rank, of_rank: &str) {
+    fn report_separate_memory(&self, rank: Rank, other_name: &str) {
         let machine = self.name.split_inclusive(SEPARATOR).next();
-        let is_here = machine.is_some_and(|machine| of_rank.starts_with(machine));
+        let is_here = machine.is_some_and(|machine| other_name.starts_with(machine));
         if is_here && !self.is_separation_reported.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 rank,
@@ -407,6 +407,7 @@ fn listen() -> io::Result<(String, UnixListener)> {
     Ok((socket, listener))
 }
 
+/// Requests the segment from the rank `maker`, which listens on this abstract unix socket.
 fn request_segment(
     identity: &Identity,
     maker: Rank,
@@ -434,21 +435,21 @@ fn request_segment(
     stream.write_all(&first)?;
     let mut answer = [0; ANSWER_LEN];
     stream.read_exact(&mut answer)?;
-    let refused = |verdict| io::Error::other(Verdict::reason_of(verdict));
-    match Verdict::from_bytes([answer[0], answer[1], answer[2], answer[3]]) {
-        Some(Verdict::Welcome) => {}
+    let refused = |decision| io::Error::other(Decision::reason_of(decision));
+    match Decision::from_bytes([answer[0], answer[1], answer[2], answer[3]]) {
+        Some(Decision::Welcome) => {}
         other => return Err(refused(other)),
     }
-    let mut theirs = [0; 32];
-    theirs.copy_from_slice(&answer[4..36]);
-    if !identity.verifies(End::Acceptor, &first, &theirs, &answer[36..]) {
-        return Err(refused(Some(Verdict::WrongSecret)));
+    let mut their_nonce = [0; 32];
+    their_nonce.copy_from_slice(&answer[4..36]);
+    if !identity.verifies(End::Acceptor, &first, &their_nonce, &answer[36..]) {
+        return Err(refused(Some(Decision::WrongSecret)));
     }
-    stream.write_all(&identity.prove(End::Dialer, &first, &theirs))?;
+    stream.write_all(&identity.prove(End::Dialer, &first, &their_nonce))?;
     let mut last = [0; 4];
     let file = fd_passing::receive(&stream, &mut last)?;
-    match (Verdict::from_bytes(last), file) {
-        (Some(Verdict::Welcome), Some(file)) => {
+    match (Decision::from_bytes(last), file) {
+        (Some(Decision::Welcome), Some(file)) => {
             Segment::attach(file, identity.rank, world_size as usize)
         }
         (other, _) => Err(refused(other)),

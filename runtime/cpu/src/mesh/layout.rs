@@ -16,7 +16,7 @@ impl Layout {
     pub(crate) fn new<N: PartialEq>(names: &[Option<N>], rank: usize) -> Self {
         let mut hosts: Vec<Vec<usize>> = Vec::new();
         let mut hosts_and_indices = Vec::with_capacity(names.len());
-        for (at, name) in names.iter().enumerate() {
+        for (member, name) in names.iter().enumerate() {
             let known = hosts
                 .iter()
                 .position(|host| name.is_some() && names[host[0]] == *name);
@@ -25,7 +25,7 @@ impl Layout {
                 hosts.push(Vec::new());
             }
             hosts_and_indices.push((host, hosts[host].len()));
-            hosts[host].push(at);
+            hosts[host].push(member);
         }
         Self {
             hosts,
@@ -70,7 +70,7 @@ impl Layout {
     }
 
     /// Number of ranks on the host with the fewest ranks.
-    pub(crate) fn fewest(&self) -> usize {
+    pub(crate) fn fewest_ranks(&self) -> usize {
         self.hosts.iter().map(Vec::len).min().unwrap_or(0)
     }
 
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!((layout.host(), layout.index_on_host()), (0, 1));
         assert_eq!(layout.leaders(), [0, 1, 3, 4]);
         assert_eq!(layout.host_and_index(4), (3, 0));
-        assert_eq!(layout.fewest(), 1);
+        assert_eq!(layout.fewest_ranks(), 1);
         assert!(layout.is_nested() && !layout.is_in_order());
     }
 

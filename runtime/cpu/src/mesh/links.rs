@@ -79,14 +79,13 @@ impl Links {
             return;
         };
         let mut peers = lock(&self.peers);
-        let Some(known) = known(&mut peers, peer, recorder) else {
+        let Some(peer) = peer_with_row(&mut peers, peer, recorder) else {
             return;
         };
-        known.sockets.retain(|socket| socket.strong_count() > 0);
-        known
-            .sockets
+        peer.sockets.retain(|socket| socket.strong_count() > 0);
+        peer.sockets
             .extend(channel.streams().iter().map(Arc::downgrade));
-        channel.count_in(known.counts.clone());
+        channel.count_in(peer.counts.clone());
     }
 
     /// Records that an operation has waited for these peers for this long, and samples all connections. Does
@@ -149,7 +148,7 @@ impl Links {
         for peer in lock(&self.peers).values_mut() {
             let mut sockets = peer.sockets.iter().filter_map(Weak::upgrade);
             let error = sockets.find_map(|socket| socket.take_error().ok()?);
-            // The system reports it once, so a read of the socket sees only its end.
+            // The system reports an error only once, so a later read of the socket sees only its end.
             peer.is_aborted |= error.as_ref().is_some_and(is_abort);
             if let Some(errno) = error.and_then(|error| error.raw_os_error()) {
                 recorder.update_peer(peer.row, |facts| {
@@ -169,7 +168,7 @@ impl Links {
         let mut peers = lock(&self.peers);
         for &rank in ranks {
             // A peer that shares memory with this rank has no connection; it gets a row at the first long wait for it.
-            let Some(peer) = known(&mut peers, rank, recorder) else {
+            let Some(peer) = peer_with_row(&mut peers, rank, recorder) else {
                 continue;
             };
             recorder.update_peer(peer.row, |facts| {
@@ -184,11 +183,11 @@ impl Links {
             let sockets = peer.sockets.iter().filter_map(Weak::upgrade);
             // A closed socket is skipped; without an open socket, the last sample remains.
             let open: Vec<SocketHealth> = sockets.filter_map(|socket| health(&socket)).collect();
-            let Some(heard) = open.iter().map(|socket| socket.heard).min() else {
+            let Some(silent_for) = open.iter().map(|socket| socket.silent_for).min() else {
                 continue;
             };
             let sample = |facts: &mut PeerFacts| {
-                facts.heard = facts.heard.max(before(now, heard));
+                facts.heard = facts.heard.max(before(now, silent_for));
                 facts.sampled = now;
                 facts.interval = self.interval;
                 facts.unacknowledged = open.iter().map(|socket| socket.unacknowledged).sum();
@@ -199,8 +198,8 @@ impl Links {
     }
 }
 
-/// What is known of a peer, with a row of the ring; `None` if there is no row left.
-fn known<'a>(
+/// The connections to a peer, for which a row of the ring is reserved at the first call; `None` if no row is left.
+fn peer_with_row<'a>(
     peers: &'a mut HashMap<Rank, Peer>,
     rank: Rank,
     recorder: &FlightRecorder,

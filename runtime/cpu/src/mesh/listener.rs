@@ -1,7 +1,7 @@
 //! The thread `rcomm/mesh`: performs handshakes with callers, and passes their channels to the threads that use them.
 
 use super::handshake::{
-    ANSWER_LEN, ChannelKind, End, HANDSHAKE_LEN, Handshake, Identity, PROOF_LEN, Verdict,
+    ANSWER_LEN, ChannelKind, Decision, End, HANDSHAKE_LEN, Handshake, Identity, PROOF_LEN,
 };
 use super::{fill_random, lock};
 use crate::transport::{Wire, fd_passing, shm::Segment};
@@ -25,8 +25,8 @@ const MAX_OF_HOST: usize = 512;
 /// A handshake that takes less than this is not ended for another one: its caller would take this rank for gone. Ranks
 /// need milliseconds.
 const LEAST_TIME: Duration = Duration::from_secs(1);
-/// How many callers are accepted before the handshakes in progress are looked at again.
-const AT_ONCE: usize = 64;
+/// The largest number of callers that are accepted before the handshakes in progress are advanced again.
+const MAX_ACCEPTED_AT_ONCE: usize = 64;
 /// The time-out of a handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long a caller whose TLS was refused may take to read why.
@@ -44,7 +44,7 @@ pub(super) struct ChannelId {
 /// The channels that other ranks have opened.
 #[derive(Default)]
 pub(super) struct Arrived {
-    /// Those that no thread of this rank has taken yet.
+    /// The channels that no thread of this rank has taken yet.
     pub(super) channels: HashMap<ChannelId, Wire>,
     /// Groups whose operations have failed on this rank: their channels are refused.
     pub(super) given_up: HashSet<u64>,
@@ -87,16 +87,16 @@ pub(super) struct Listener {
 /// How many handshakes may be in progress.
 #[derive(Clone, Copy)]
 struct Limits {
-    all: usize,
-    of_host: usize,
+    total: usize,
+    per_host: usize,
     least_time: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            all: MAX_HANDSHAKES,
-            of_host: MAX_OF_HOST,
+            total: MAX_HANDSHAKES,
+            per_host: MAX_OF_HOST,
             least_time: LEAST_TIME,
         }
     }
@@ -136,10 +136,10 @@ impl Caller {
         }
     }
 
-    fn identity<'i>(&self, of: &'i Identity) -> Cow<'i, Identity> {
+    fn identity<'i>(&self, base: &'i Identity) -> Cow<'i, Identity> {
         match self {
-            Self::Tcp(wire) => of.tied_to(wire.tls.as_deref()),
-            Self::Unix(_) => Cow::Borrowed(of),
+            Self::Tcp(wire) => base.tied_to(wire.tls.as_deref()),
+            Self::Unix(_) => Cow::Borrowed(base),
         }
     }
 
@@ -205,11 +205,12 @@ impl Listener {
         }
     }
 
+    /// Answers callers until `stop` is set.
     pub(super) fn work(mut self) {
         while !self.shared.stop.load(Ordering::Acquire) {
             let mut sockets = vec![PollFd::new(&*self.wake, PollFlags::IN)];
             // At the limit, new callers wait in the system's queue until a handshake is old enough to make room.
-            if self.pending.len() < self.limits.all || self.most_crowding().is_some() {
+            if self.pending.len() < self.limits.total || self.most_crowding().is_some() {
                 sockets.push(PollFd::new(&self.tcp, PollFlags::IN));
                 if let Some((listener, _)) = &self.segment_server {
                     sockets.push(PollFd::new(listener, PollFlags::IN));
@@ -245,15 +246,15 @@ impl Listener {
 
     fn accept(&mut self) {
         self.accept_neighbors();
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_ACCEPTED_AT_ONCE {
             if !self.make_room() {
                 return;
             }
             match self.tcp.accept() {
                 Ok((stream, from)) => {
                     let host = Some(from.ip().to_canonical());
-                    let of_host = self.pending.iter().filter(|it| it.host == host);
-                    if of_host.count() >= self.limits.of_host
+                    let of_host = self.pending.iter().filter(|pending| pending.host == host);
+                    if of_host.count() >= self.limits.per_host
                         && let Some(oldest) = self.oldest_of(host)
                     {
                         self.end_early(oldest);
@@ -282,12 +283,12 @@ impl Listener {
 
     /// Whether a handshake can begin: at the limit, another one is ended for it.
     fn make_room(&mut self) -> bool {
-        if self.pending.len() < self.limits.all {
+        if self.pending.len() < self.limits.total {
             return true;
         }
         let crowding = self.most_crowding();
-        if let Some(at) = crowding {
-            self.end_early(at);
+        if let Some(index) = crowding {
+            self.end_early(index);
         }
         crowding.is_some()
     }
@@ -306,14 +307,17 @@ impl Listener {
     /// first message, as a rank does at once.
     fn oldest_of(&self, host: Option<IpAddr>) -> Option<usize> {
         let pending = self.pending.iter().enumerate();
-        let old = pending
-            .filter(|(_, it)| it.host == host && it.since.elapsed() >= self.limits.least_time);
-        let oldest = old.min_by_key(|(_, it)| (it.answered.is_some(), it.since));
-        oldest.map(|(at, _)| at)
+        let old = pending.filter(|(_, handshake)| {
+            handshake.host == host && handshake.since.elapsed() >= self.limits.least_time
+        });
+        let oldest =
+            old.min_by_key(|(_, handshake)| (handshake.answered.is_some(), handshake.since));
+        oldest.map(|(index, _)| index)
     }
 
-    fn end_early(&mut self, at: usize) {
-        self.pending.swap_remove(at);
+    /// Ends the handshake at this index to make room for another.
+    fn end_early(&mut self, index: usize) {
+        self.pending.swap_remove(index);
         let count = self.shared.refused.fetch_add(1, Ordering::Relaxed) + 1;
         tracing::warn!(
             count,
@@ -323,11 +327,14 @@ impl Listener {
 
     /// Accepts connections from this host's ranks, and refuses those of other users.
     fn accept_neighbors(&mut self) {
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_ACCEPTED_AT_ONCE {
             if self.segment_server.is_none() || !self.make_room() {
                 return;
             }
-            let accepted = self.segment_server.as_ref().map(|(it, _)| it.accept());
+            let accepted = self
+                .segment_server
+                .as_ref()
+                .map(|(listener, _)| listener.accept());
             let Some(Ok((stream, _))) = accepted else {
                 // There is no caller, or its connection cannot be accepted.
                 return;
@@ -344,18 +351,18 @@ impl Listener {
 
     /// Reads what has arrived for the pending handshakes, and ends those that are complete, invalid or too old.
     fn advance_handshakes(&mut self) {
-        let mut at = 0;
-        while at < self.pending.len() {
-            let outcome = self.pending[at].read_handshake(&self.identity);
-            let expired = self.pending[at].since.elapsed() > HANDSHAKE_TIME;
+        let mut index = 0;
+        while index < self.pending.len() {
+            let outcome = self.pending[index].read_handshake(&self.identity);
+            let expired = self.pending[index].since.elapsed() > HANDSHAKE_TIME;
             match outcome {
-                HandshakeProgress::More if !expired => at += 1,
+                HandshakeProgress::More if !expired => index += 1,
                 HandshakeProgress::Channel(id) => {
-                    let handshake = self.pending.swap_remove(at);
+                    let handshake = self.pending.swap_remove(index);
                     // The welcome is sent before another thread gets the channel, since that thread may write at
                     // once. Four bytes always fit into a new socket's buffer; a broken socket is detected at its
                     // first use.
-                    let welcome = Verdict::Welcome.to_bytes();
+                    let welcome = Decision::Welcome.to_bytes();
                     match (handshake.caller, &self.segment_server) {
                         (Caller::Tcp(mut wire), _) if id.kind != ChannelKind::Segment => {
                             // The caller may send its data and exit as soon as it has read the welcome. A thread
@@ -383,7 +390,7 @@ impl Listener {
                     }
                 }
                 outcome => {
-                    let caller = self.pending.swap_remove(at).caller;
+                    let caller = self.pending.swap_remove(index).caller;
                     if let (HandshakeProgress::NoTls, Caller::Tcp(wire)) = (outcome, caller)
                         && wire.socket.shutdown(Shutdown::Write).is_ok()
                         && self.without_tls.len() < MAX_HANDSHAKES
@@ -427,7 +434,7 @@ impl PendingHandshake {
                 let missing = needed - self.received.len();
                 match self.caller.read(&mut more[..missing]) {
                     Ok(0) => return HandshakeProgress::Refused,
-                    Ok(some) => self.received.extend_from_slice(&more[..some]),
+                    Ok(count) => self.received.extend_from_slice(&more[..count]),
                     Err(error)
                         if matches!(
                             error.kind(),
@@ -454,7 +461,7 @@ impl PendingHandshake {
                             stream: handshake.stream,
                         });
                     }
-                    let _ = self.caller.write_all(&Verdict::WrongSecret.to_bytes());
+                    let _ = self.caller.write_all(&Decision::WrongSecret.to_bytes());
                     return HandshakeProgress::Refused;
                 }
             }
@@ -472,7 +479,7 @@ impl PendingHandshake {
         match TlsError::of(error) {
             Some(TlsError::Plain) => {
                 let mut answer = [0; ANSWER_LEN];
-                answer[..4].copy_from_slice(&Verdict::NeedsTls.to_bytes());
+                answer[..4].copy_from_slice(&Decision::NeedsTls.to_bytes());
                 let _ = wire.write_few(&answer);
                 HandshakeProgress::NoTls
             }
@@ -489,8 +496,8 @@ impl PendingHandshake {
         let mut answer = [0; ANSWER_LEN];
         let handshake = match Handshake::decode(&first, identity) {
             Ok(handshake) => handshake,
-            Err(verdict) => {
-                answer[..4].copy_from_slice(&verdict.to_bytes());
+            Err(decision) => {
+                answer[..4].copy_from_slice(&decision.to_bytes());
                 let _ = self.caller.write_all(&answer);
                 return false;
             }
@@ -556,8 +563,8 @@ mod tests {
         let mut listener =
             Listener::new(identity(1), None, shared.clone(), tcp, None, wake.clone());
         listener.limits = Limits {
-            all: 8,
-            of_host: 4,
+            total: 8,
+            per_host: 4,
             least_time: Duration::from_millis(50),
         };
         let thread = std::thread::spawn(move || listener.work());
@@ -565,7 +572,7 @@ mod tests {
         let idle = |_| TcpStream::connect(("127.0.0.1", port)).unwrap();
         let mut idle: Vec<TcpStream> = (0..16).map(idle).collect();
         let welcome = meet(port, &identity(3));
-        assert_eq!(welcome, Verdict::Welcome.to_bytes());
+        assert_eq!(welcome, Decision::Welcome.to_bytes());
         let id = ChannelId {
             group: GROUP,
             kind: ChannelKind::P2p,
@@ -574,10 +581,10 @@ mod tests {
         };
         assert!(lock(&shared.arrived).channels.contains_key(&id));
         assert!(shared.refused.load(Ordering::Relaxed) >= 9);
-        for one in &idle {
-            one.set_nonblocking(true).unwrap();
+        for socket in &idle {
+            socket.set_nonblocking(true).unwrap();
         }
-        let is_open = |one: &mut TcpStream| drop_received(one);
+        let is_open = |socket: &mut TcpStream| drop_received(socket);
         assert!(!is_open(&mut idle[0]));
         assert!(is_open(&mut idle[15]));
         shared.stop.store(true, Ordering::Release);

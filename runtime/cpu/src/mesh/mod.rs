@@ -24,13 +24,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Keys and values that a rank publishes in the world's store, so that others find the rank.
 pub(crate) type KeysToPublish = Vec<(String, Vec<u8>)>;
 
-/// What was found out about a peer.
+/// The result of a check whether a peer still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerState {
     /// It has dropped its mesh, or its process has ended: it closed a connection, or nothing listens at its address.
     Gone,
     /// It has answered just now.
     Runs,
+    /// The check showed neither.
     Unknown,
 }
 

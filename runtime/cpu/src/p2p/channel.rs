@@ -120,12 +120,12 @@ impl PeerChannel {
             return Ok(false);
         }
         while let (Some(frame), Some(channel)) = (self.replies.front(), self.channel.as_mut()) {
-            let some = channel.write(&frame[self.replied..])?;
-            if some == 0 {
+            let count = channel.write(&frame[self.replied..])?;
+            if count == 0 {
                 break;
             }
             moved = true;
-            self.replied += some;
+            self.replied += count;
             if self.replied == FRAME_BYTES {
                 self.replied = 0;
                 self.replies.pop_front();
@@ -195,7 +195,7 @@ impl PeerChannel {
         &mut self,
         request: &mut Request,
         bytes: &mut [u8],
-        at: usize,
+        peer: usize,
         rank: Rank,
     ) -> Result<bool, Failure> {
         let gone = |error| Failure::Gone(rank, Some(error));
@@ -204,7 +204,7 @@ impl PeerChannel {
             && let Some(kept) = self.take_unexpected(request)
         {
             self.waiting.retain(|waiting| waiting.receive != request.id);
-            request.stage = Stage::Receiving { peer: at };
+            request.stage = Stage::Receiving { peer };
             let frame = kept.frame;
             let (dtype, len) = (request.dtype, bytes.len() as u64);
             let fits = frame.dtype == dtype && frame.len == len;
@@ -214,11 +214,11 @@ impl PeerChannel {
                         self.refuse(&frame, dtype, len);
                         self.reply().map_err(gone)?;
                     }
-                    return Err(frame.misfits(dtype, len, at, rank));
+                    return Err(frame.misfits(dtype, len, peer, rank));
                 }
                 Some(message) => {
                     bytes.copy_from_slice(&message);
-                    request.stage = Stage::Done { source: Some(at) };
+                    request.stage = Stage::Done { source: Some(peer) };
                 }
                 None => {
                     self.clear(&frame, request.id);
@@ -227,7 +227,7 @@ impl PeerChannel {
             }
             return Ok(true);
         }
-        moved |= match self.read_on(Some((request, &mut *bytes, at)), rank) {
+        moved |= match self.read_on(Some((request, &mut *bytes, peer)), rank) {
             // Other threads can still take the messages that are kept for them.
             Err(Failure::Gone(..)) if self.has_match_for_waiting() => return Ok(moved),
             read => read?,
@@ -239,7 +239,7 @@ impl PeerChannel {
         {
             let frame = *frame;
             self.incoming = Incoming::Skip { left: frame.len };
-            return Err(frame.misfits(request.dtype, bytes.len() as u64, at, rank));
+            return Err(frame.misfits(request.dtype, bytes.len() as u64, peer, rank));
         }
         Ok(moved)
     }
@@ -263,9 +263,9 @@ impl PeerChannel {
                     if self.kept_bytes > MAX_KEPT {
                         return Ok(moved);
                     }
-                    let some = channel.read(&mut bytes[*done..]).map_err(gone)?;
-                    *done += some;
-                    if some == 0 {
+                    let count = channel.read(&mut bytes[*done..]).map_err(gone)?;
+                    *done += count;
+                    if count == 0 {
                         return Ok(moved);
                     }
                     moved = true;
@@ -283,7 +283,7 @@ impl PeerChannel {
                     frame,
                     done,
                 } => {
-                    let Some((request, bytes, at)) = &mut mine else {
+                    let Some((request, bytes, peer)) = &mut mine else {
                         return Ok(moved);
                     };
                     if *receive != request.id {
@@ -293,17 +293,19 @@ impl PeerChannel {
                         if frame.dtype != request.dtype || frame.len != bytes.len() as u64 {
                             return Ok(true);
                         }
-                        request.stage = Stage::Receiving { peer: *at };
+                        request.stage = Stage::Receiving { peer: *peer };
                     }
                     while *done < bytes.len() {
-                        let some = channel.read(&mut bytes[*done..]).map_err(gone)?;
-                        *done += some;
-                        if some == 0 {
+                        let count = channel.read(&mut bytes[*done..]).map_err(gone)?;
+                        *done += count;
+                        if count == 0 {
                             return Ok(moved);
                         }
                         moved = true;
                     }
-                    request.stage = Stage::Done { source: Some(*at) };
+                    request.stage = Stage::Done {
+                        source: Some(*peer),
+                    };
                     self.next_frame();
                     return Ok(true);
                 }
@@ -313,9 +315,9 @@ impl PeerChannel {
                     done,
                 } => {
                     while *done < message.len() {
-                        let some = channel.read(&mut message[*done..]).map_err(gone)?;
-                        *done += some;
-                        if some == 0 {
+                        let count = channel.read(&mut message[*done..]).map_err(gone)?;
+                        *done += count;
+                        if count == 0 {
                             return Ok(moved);
                         }
                         moved = true;
@@ -330,14 +332,14 @@ impl PeerChannel {
                     return Ok(true);
                 }
                 Incoming::Skip { left } => {
-                    let mut waste = [0; 4096];
+                    let mut discarded = [0; 4096];
                     while *left > 0 {
-                        let want = waste
+                        let want = discarded
                             .len()
                             .min(usize::try_from(*left).unwrap_or(usize::MAX));
-                        let some = channel.read(&mut waste[..want]).map_err(gone)?;
-                        *left -= some as u64;
-                        if some == 0 {
+                        let count = channel.read(&mut discarded[..want]).map_err(gone)?;
+                        *left -= count as u64;
+                        if count == 0 {
                             return Ok(moved);
                         }
                         moved = true;

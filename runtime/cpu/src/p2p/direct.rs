@@ -58,10 +58,10 @@ impl P2p {
             tag,
         } = op
         {
-            let (at, dtype) = (*peer as usize, buffer.dtype());
+            let (from, dtype) = (*peer as usize, buffer.dtype());
             let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
-            match self.receive_at_once(at, *tag, dtype, bytes, policy) {
-                None => return Ok(Some(at)),
+            match self.receive_at_once(from, *tag, dtype, bytes, policy) {
+                None => return Ok(Some(from)),
                 left => left,
             }
         } else {
@@ -78,12 +78,12 @@ impl P2p {
     #[inline]
     fn send_at_once(
         &self,
-        at: usize,
+        to: usize,
         tag: u32,
         dtype: DType,
         bytes: &[u8],
     ) -> Result<Option<Request>, Failure> {
-        let mut guard = lock(&self.peers[at]);
+        let mut guard = lock(&self.peers[to]);
         let peer = &mut *guard;
         let is_free = peer.queue.is_empty()
             && peer.replies.is_empty()
@@ -93,7 +93,7 @@ impl P2p {
         let mut done = 0;
         if let Some(channel) = peer.channel.as_mut().filter(|_| is_free) {
             let written = channel.write_both(&frame, bytes);
-            done = written.map_err(|error| Failure::Gone(self.ranks[at], Some(error)))?;
+            done = written.map_err(|error| Failure::Gone(self.ranks[to], Some(error)))?;
             if done == FRAME_BYTES + bytes.len() {
                 return Ok(None);
             }
@@ -101,11 +101,11 @@ impl P2p {
         let id = self.next_id();
         let stage = if done == 0 {
             peer.queue.push_back(id);
-            Stage::SendQueued { peer: at }
+            Stage::SendQueued { peer: to }
         } else {
             peer.outgoing = Outgoing::Send(id);
             Stage::SendWriting {
-                peer: at,
+                peer: to,
                 frame,
                 done,
                 offer: false,
@@ -119,7 +119,7 @@ impl P2p {
     #[inline]
     fn receive_at_once(
         &self,
-        at: usize,
+        from: usize,
         tag: u32,
         dtype: DType,
         bytes: &mut [u8],
@@ -127,7 +127,7 @@ impl P2p {
     ) -> Option<Request> {
         let id = self.next_id();
         let head = Frame::eager(tag, dtype, bytes.len()).encode();
-        let mut peer = lock(&self.peers[at]);
+        let mut peer = lock(&self.peers[from]);
         peer.waiting.push_back(Waiting {
             receive: id,
             tag,
@@ -140,7 +140,7 @@ impl P2p {
                 Found::Other => break,
             };
             drop(peer);
-            let view = self.views[at].get();
+            let view = self.views[from].get();
             let has_come = view.is_some_and(|view| {
                 loop {
                     if !matches!(policy.pause(), Ok(Pause::Poll)) {
@@ -154,9 +154,9 @@ impl P2p {
             if !has_come {
                 break;
             }
-            peer = lock(&self.peers[at]);
+            peer = lock(&self.peers[from]);
         }
-        let stage = Stage::Receive { peer: Some(at) };
+        let stage = Stage::Receive { peer: Some(from) };
         Some(Request::new(id, tag, dtype, stage))
     }
 }

@@ -26,6 +26,7 @@ pub(super) enum FrameKind {
     Refuse = 5,
 }
 
+/// The header on the wire; see the documentation of this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: FrameKind,
@@ -66,10 +67,15 @@ impl Frame {
     /// Reads a frame; `None` if the bytes are not a valid frame. An `Eager` frame of a message of more than
     /// [`MAX_EAGER_BYTES`] is not. Bytes 6, 7 and 12 to 15 are not used, and ignored.
     pub(super) fn decode(bytes: &[u8; FRAME_BYTES]) -> Option<Self> {
-        let word = |at: usize| {
-            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        let word = |offset: usize| {
+            u32::from_le_bytes([
+                bytes[offset],
+                bytes[offset + 1],
+                bytes[offset + 2],
+                bytes[offset + 3],
+            ])
         };
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let long = |offset: usize| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
         if word(0) != MAGIC {
             return None;
         }
@@ -93,11 +99,11 @@ impl Frame {
         Some(frame)
     }
 
-    /// Returns the failure of the send of this message, on the sender: rank `at` of the group, which is `rank` in the
+    /// Returns the failure of the send of this message, on the sender: rank `peer` of the group, which is `rank` in the
     /// world, has refused it, since its receive expects `expected` bytes of type `dtype`.
-    pub(super) fn refused(&self, dtype: DType, expected: u64, at: usize, rank: Rank) -> Failure {
+    pub(super) fn refused(&self, dtype: DType, expected: u64, peer: usize, rank: Rank) -> Failure {
         let message = format!(
-            "the message with tag {} has {}, but the receive on rank {at} of the group expects {}",
+            "the message with tag {} has {}, but the receive on rank {peer} of the group expects {}",
             self.tag,
             describe_length(self.dtype, self.len),
             describe_length(dtype, expected)
@@ -106,10 +112,10 @@ impl Frame {
     }
 
     /// Returns the failure of the receive of this message, on the receiver: it expects `expected` bytes of type
-    /// `dtype`. The sender is rank `at` of the group, which is `rank` in the world.
-    pub(super) fn misfits(&self, dtype: DType, expected: u64, at: usize, rank: Rank) -> Failure {
+    /// `dtype`. The sender is rank `peer` of the group, which is `rank` in the world.
+    pub(super) fn misfits(&self, dtype: DType, expected: u64, peer: usize, rank: Rank) -> Failure {
         let message = format!(
-            "the message with tag {} from rank {at} of the group has {}, but its receive expects {}",
+            "the message with tag {} from rank {peer} of the group has {}, but its receive expects {}",
             self.tag,
             describe_length(self.dtype, self.len),
             describe_length(dtype, expected)
@@ -118,8 +124,8 @@ impl Frame {
     }
 }
 
-/// So many elements of the type as these bytes hold; bytes, if that is no whole number or the size of an element is not
-/// known.
+/// Describes this number of bytes in elements of the type; in bytes if it is no whole number of elements, or the size
+/// of an element is not known.
 fn describe_length(dtype: DType, bytes: u64) -> String {
     let size = dtype.size().map_or(0, |size| size as u64);
     let (count, unit) = match size > 0 && bytes.is_multiple_of(size) {
@@ -135,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_is_told_in_elements_only_if_it_is_a_whole_number_of_them() {
+    fn a_length_is_in_elements_only_if_it_is_a_whole_number_of_them() {
         assert_eq!(describe_length(DType::I32, 32), "8 elements of Int");
         assert_eq!(describe_length(DType::I32, 4), "1 element of Int");
         assert_eq!(describe_length(DType::I32, 7), "7 bytes of Int");

@@ -58,7 +58,7 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
             }
             let result = channel.receive(request, buffer, 0, 1);
             match request.keep_mismatch(result) {
-                Ok(some) => moved |= some,
+                Ok(has_moved) => moved |= has_moved,
                 // An error ends the group.
                 Err(_) => return Ok(()),
             }

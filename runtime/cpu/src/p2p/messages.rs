@@ -59,11 +59,11 @@ impl P2p {
         Self { neighbors, ..self }
     }
 
-    /// The place of the rank `at` of the group among the ranks that share memory with this rank; `None` if `at` does
+    /// The place of the rank `peer` of the group among the ranks that share memory with this rank; `None` if `peer` does
     /// not.
     #[inline]
-    pub(crate) fn place_in_memory(&self, at: usize) -> Option<usize> {
-        self.neighbors.place_of(at).map(|(_, place)| place)
+    pub(crate) fn place_in_memory(&self, peer: usize) -> Option<usize> {
+        self.neighbors.place_of(peer).map(|(_, place)| place)
     }
 
     /// Queues each send or receive of `op`, in order, and appends their requests to `requests`.
@@ -210,55 +210,64 @@ impl P2p {
     /// open.
     pub(super) fn open(
         &self,
-        at: usize,
+        index: usize,
         peer: &mut PeerChannel,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
         if peer.channel.is_some() {
             return Ok(true);
         }
-        let rank = self.ranks[at];
+        let rank = self.ranks[index];
         let request = ChannelRequest {
             group: self.group,
             kind: ChannelKind::P2p,
             peer: rank,
-            streams: self.neighbors.streams(at, &self.mesh),
+            streams: self.neighbors.streams(index, &self.mesh),
         };
         let Some(streams) = self.mesh.try_connect(request, policy)? else {
             return Ok(false);
         };
-        let mut channel = self.neighbors.channel(at, streams).map_err(Failure::Io)?;
+        let mut channel = self
+            .neighbors
+            .channel(index, streams)
+            .map_err(Failure::Io)?;
         self.mesh.links().add(rank, &mut channel);
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
-        sockets.extend(channel.sockets().iter().map(|it| (rank, it.clone())));
+        sockets.extend(
+            channel
+                .sockets()
+                .iter()
+                .map(|socket| (rank, socket.clone())),
+        );
         if let Channel::Shm(stream) = &channel {
-            self.views[at].get_or_init(|| stream.view());
+            self.views[index].get_or_init(|| stream.view());
         }
         peer.channel = Some(channel);
         Ok(true)
     }
 
+    /// Works as [`advance`](Self::advance) for one send.
     fn advance_send(
         &self,
         request: &mut Request,
         bytes: &[u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
-        let at = match request.stage {
+        let index = match request.stage {
             Stage::SendQueued { peer }
             | Stage::SendWriting { peer, .. }
             | Stage::SendOffered { peer } => peer,
             _ => return Ok(false),
         };
-        let mut guard = lock(&self.peers[at]);
+        let mut guard = lock(&self.peers[index]);
         let peer = &mut *guard;
-        if !self.open(at, peer, policy)? {
+        if !self.open(index, peer, policy)? {
             return Ok(false);
         }
-        let gone = |error| Failure::Gone(self.ranks[at], Some(error));
+        let gone = |error| Failure::Gone(self.ranks[index], Some(error));
         let mut moved = peer.reply().map_err(gone)?;
         if matches!(request.stage, Stage::SendOffered { .. }) {
-            moved |= peer.read_on(None, self.ranks[at])?;
+            moved |= peer.read_on(None, self.ranks[index])?;
         }
         let mut frame = Frame::eager(request.tag, request.dtype, bytes.len());
         match request.stage {
@@ -275,7 +284,7 @@ impl P2p {
                     frame.id = request.id;
                 }
                 request.stage = Stage::SendWriting {
-                    peer: at,
+                    peer: index,
                     frame: frame.encode(),
                     done: 0,
                     offer,
@@ -287,7 +296,7 @@ impl P2p {
                 };
                 if peer.answers[found].kind == FrameKind::Refuse {
                     let answer = peer.answers.swap_remove(found);
-                    return Err(frame.refused(answer.dtype, answer.len, at, self.ranks[at]));
+                    return Err(frame.refused(answer.dtype, answer.len, index, self.ranks[index]));
                 }
                 if peer.outgoing != Outgoing::Free || !peer.replies.is_empty() {
                     return Ok(moved);
@@ -297,7 +306,7 @@ impl P2p {
                 frame.kind = FrameKind::Data;
                 frame.id = request.id;
                 request.stage = Stage::SendWriting {
-                    peer: at,
+                    peer: index,
                     frame: frame.encode(),
                     done: 0,
                     offer: false,
@@ -314,9 +323,9 @@ impl P2p {
         let channel = peer.channel.as_mut().ok_or(Failure::Closed)?;
         let follows: &[u8] = if *offer { &[] } else { bytes };
         while *done < FRAME_BYTES {
-            let some = channel.write_both(&frame[*done..], follows).map_err(gone)?;
-            *done += some;
-            if some == 0 {
+            let count = channel.write_both(&frame[*done..], follows).map_err(gone)?;
+            *done += count;
+            if count == 0 {
                 return Ok(moved);
             }
             moved = true;
@@ -324,13 +333,13 @@ impl P2p {
         if *offer {
             peer.outgoing = Outgoing::Free;
             peer.offered.push(request.id);
-            request.stage = Stage::SendOffered { peer: at };
+            request.stage = Stage::SendOffered { peer: index };
             return Ok(true);
         }
         while *done - FRAME_BYTES < bytes.len() {
-            let some = channel.write(&bytes[*done - FRAME_BYTES..]).map_err(gone)?;
-            *done += some;
-            if some == 0 {
+            let count = channel.write(&bytes[*done - FRAME_BYTES..]).map_err(gone)?;
+            *done += count;
+            if count == 0 {
                 return Ok(moved);
             }
             moved = true;
@@ -340,6 +349,7 @@ impl P2p {
         Ok(true)
     }
 
+    /// Works as [`advance`](Self::advance) for one receive.
     fn advance_receive(
         &self,
         request: &mut Request,
@@ -367,20 +377,22 @@ impl P2p {
         }
     }
 
+    /// Advances a receive on the channel to one peer; a receive from any rank leaves the other peers' queues once it has
+    /// matched a message.
     fn receive_from(
         &self,
-        at: usize,
+        index: usize,
         request: &mut Request,
         bytes: &mut [u8],
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
-        let mut guard = lock(&self.peers[at]);
+        let mut guard = lock(&self.peers[index]);
         let peer = &mut *guard;
-        if !self.open(at, peer, policy)? {
+        if !self.open(index, peer, policy)? {
             return Ok(false);
         }
         let from_any = matches!(request.stage, Stage::Receive { peer: None });
-        let moved = peer.receive(request, bytes, at, self.ranks[at])?;
+        let moved = peer.receive(request, bytes, index, self.ranks[index])?;
         drop(guard);
         if from_any && !matches!(request.stage, Stage::Receive { .. }) {
             for peer in &self.peers {

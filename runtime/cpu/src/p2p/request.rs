@@ -15,6 +15,7 @@ pub(crate) struct Request {
     pub(super) failure: Option<Failure>,
 }
 
+/// How far a request got.
 pub(super) enum Stage {
     /// The send is in the queue for its peer.
     SendQueued { peer: usize },
@@ -40,8 +41,8 @@ pub(super) enum Stage {
 /// Returns the result of the operation that consists of these requests: the failure of the first that has one. Takes
 /// that failure, so a second call does not return it again. `None` if a request has not ended.
 pub(crate) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
-    let done = |request: &Request| matches!(request.stage, Stage::Done { .. });
-    if !requests.iter().all(done) {
+    let has_ended = |request: &Request| matches!(request.stage, Stage::Done { .. });
+    if !requests.iter().all(has_ended) {
         return None;
     }
     let failure = requests.iter_mut().find_map(|r| r.failure.take());

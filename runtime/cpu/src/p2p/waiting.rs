@@ -46,16 +46,18 @@ impl P2p {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         for request in requests {
-            let Some(at) = request.peer() else { continue };
-            if lock(&self.peers[at]).channel.is_some()
-                || !self.mesh.is_gone(self.ranks[at], policy)?
+            let Some(index) = request.peer() else {
+                continue;
+            };
+            if lock(&self.peers[index]).channel.is_some()
+                || !self.mesh.is_gone(self.ranks[index], policy)?
             {
                 continue;
             }
             // A channel that the peer has opened before it ended is valid, with all bytes that the peer has sent.
-            let mut peer = lock(&self.peers[at]);
-            if !self.open(at, &mut peer, policy)? {
-                return Err(Failure::Gone(self.ranks[at], None));
+            let mut peer = lock(&self.peers[index]);
+            if !self.open(index, &mut peer, policy)? {
+                return Err(Failure::Gone(self.ranks[index], None));
             }
         }
         Ok(())
@@ -77,11 +79,11 @@ impl P2p {
                 (_, Some(peer)) => peer..peer + 1,
                 (_, None) => 0..self.peers.len(),
             };
-            for at in peers {
-                if self.ranks[at] == self.mesh.rank() {
+            for index in peers {
+                if self.ranks[index] == self.mesh.rank() {
                     continue;
                 }
-                let mut peer = lock(&self.peers[at]);
+                let mut peer = lock(&self.peers[index]);
                 let peer = &mut *peer;
                 let Some(channel) = &mut peer.channel else {
                     // There is no socket on which to wait for the peer to connect.

@@ -56,7 +56,7 @@ impl<'a> DirectAccess<'a> {
         mapped: Vec<Option<RegionBytes>>,
     ) -> Self {
         let mut rank_bytes = Vec::with_capacity(mapped.len());
-        for (at, (need, mapped)) in terms.needs.iter().zip(mapped).enumerate() {
+        for (owner, (need, mapped)) in terms.needs.iter().zip(mapped).enumerate() {
             let own_or_mapped = need.map(|need| match mapped {
                 Some((mapped, bytes)) => {
                     assert_eq!(bytes.len(), need.len, "not the length of the terms");
@@ -71,7 +71,7 @@ impl<'a> DirectAccess<'a> {
                     }
                 }
                 None => {
-                    assert_eq!(at, rank, "another rank's bytes are not mapped");
+                    assert_eq!(owner, rank, "another rank's bytes are not mapped");
                     assert!(
                         exposed.is_open() && exposed.len() == need.len,
                         "this rank's bytes are not exposed, or not in the length of the terms"
@@ -103,7 +103,7 @@ impl<'a> DirectAccess<'a> {
     }
 
     /// Returns the bytes of `rank`, under terms by which all ranks only read.
-    pub(crate) fn of(&self, rank: usize) -> &[u8] {
+    pub(crate) fn bytes_of(&self, rank: usize) -> &[u8] {
         assert_eq!(self.rule, Rule::Read, "the terms let ranks write");
         let own_or_mapped = self.rank_bytes[rank]
             .as_ref()
@@ -115,7 +115,7 @@ impl<'a> DirectAccess<'a> {
 
     /// Returns the bytes of `rank`, and this rank's own bytes, which were lent for writing and which no other rank
     /// may access.
-    pub(crate) fn of_and_own(&mut self, rank: usize) -> (&[u8], &mut [u8]) {
+    pub(crate) fn bytes_of_and_own(&mut self, rank: usize) -> (&[u8], &mut [u8]) {
         assert!(
             self.rank_bytes[self.rank].is_none() && self.exposed.access() == Access::Write,
             "other ranks may access this rank's bytes, or they were lent for reading"
@@ -125,7 +125,7 @@ impl<'a> DirectAccess<'a> {
         let own_bytes = unsafe {
             std::slice::from_raw_parts_mut(self.exposed.start().as_ptr(), self.exposed.len())
         };
-        (self.of(rank), own_bytes)
+        (self.bytes_of(rank), own_bytes)
     }
 
     /// Returns the range of the bytes that this rank works on for all ranks; empty unless the rule is

@@ -149,7 +149,7 @@ impl Backing {
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
-        let made = unsafe {
+        let private = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
                 layout.size(),
@@ -157,7 +157,7 @@ impl Backing {
                 MapFlags::PRIVATE,
             )
         };
-        let moved = made.and_then(|private| {
+        let moved = private.and_then(|private| {
             // SAFETY: the caller guarantees that `len` bytes are readable at `place`, the beginning of a page.
             // `private` is a mapping of the same length, which also begins with a page, and nothing else uses it.
             unsafe { copy_while_written(place, private.cast(), layout.size()) };
@@ -192,18 +192,18 @@ impl Backing {
 unsafe fn copy_while_written(from: NonNull<u8>, to: *mut u8, len: usize) {
     const WORD: usize = size_of::<u64>();
     let words = len / WORD;
-    for at in 0..words {
+    for index in 0..words {
         // SAFETY: the word is inside both ranges, and aligned. If another process writes it at the same time, the
         // copy may be a mix of old and new bytes.
         unsafe {
-            let word = from.cast::<u64>().add(at).read_volatile();
-            to.cast::<u64>().add(at).write(word);
+            let word = from.cast::<u64>().add(index).read_volatile();
+            to.cast::<u64>().add(index).write(word);
         }
     }
-    for at in words * WORD..len {
-        // SAFETY: `at` is less than `len`, so the byte is inside both ranges. If another process writes it at the
+    for offset in words * WORD..len {
+        // SAFETY: `offset` is less than `len`, so the byte is inside both ranges. If another process writes it at the
         // same time, the copy is the old or the new byte.
-        unsafe { to.add(at).write(from.add(at).read_volatile()) };
+        unsafe { to.add(offset).write(from.add(offset).read_volatile()) };
     }
 }
 
@@ -247,27 +247,27 @@ mod tests {
         let page = rustix::param::page_size();
         let backing = Backing::create(3 * page + 5, Weak::new()).unwrap();
         let other = Region::attach(&backing.region().handle()).unwrap();
-        let byte = |region: &Region, at: usize| {
+        let byte = |region: &Region, offset: usize| {
             // SAFETY: the callers pass offsets within the region's `3 * page + 5` bytes; no reference to
             // them exists.
-            unsafe { region.start().as_ptr().add(at) }
+            unsafe { region.start().as_ptr().add(offset) }
         };
         let cut = page..3 * page + 5;
-        for at in [0, cut.start, cut.end - 1] {
-            // SAFETY: `at` is less than the region's length, and nothing else uses the byte.
-            unsafe { byte(backing.region(), at).write(7) };
+        for offset in [0, cut.start, cut.end - 1] {
+            // SAFETY: `offset` is less than the region's length, and nothing else uses the byte.
+            unsafe { byte(backing.region(), offset).write(7) };
         }
         let place = NonNull::new(byte(backing.region(), cut.start)).unwrap();
         // SAFETY: `place` is the beginning of a page, `cut` reaches to the end of the region, and no other
         // thread uses either.
         unsafe { backing.cut_off(place, cut.len()) };
-        for at in [0, cut.start, cut.end - 1] {
-            // SAFETY: `at` is less than the region's length, and nothing uses the byte in this mapping at
+        for offset in [0, cut.start, cut.end - 1] {
+            // SAFETY: `offset` is less than the region's length, and nothing uses the byte in this mapping at
             // the same time.
-            unsafe { byte(&other, at).write(9) };
-            let expected = if cut.contains(&at) { 7 } else { 9 };
-            // SAFETY: `at` is less than the region's length; the byte is initialized, as the file's is.
-            assert_eq!(unsafe { byte(backing.region(), at).read() }, expected);
+            unsafe { byte(&other, offset).write(9) };
+            let expected = if cut.contains(&offset) { 7 } else { 9 };
+            // SAFETY: `offset` is less than the region's length; the byte is initialized, as the file's is.
+            assert_eq!(unsafe { byte(backing.region(), offset).read() }, expected);
         }
         assert!(backing.whole_pages(&(0..page)).is_none());
     }

@@ -47,12 +47,12 @@ impl<'a> Exposed<'a> {
 
     fn new(registry: &Registry, bytes: NonNull<[u8]>, access: Access) -> Self {
         let start = bytes.cast::<u8>();
-        let at = start.addr().get();
+        let address = start.addr().get();
         Self {
             start,
             len: bytes.len(),
             access,
-            backing: registry.find(at..at + bytes.len()),
+            backing: registry.find(address..address + bytes.len()),
             is_open: false,
             loan: PhantomData,
         }

@@ -35,7 +35,7 @@ struct KnownRegion {
     /// Whether all other ranks could map the region when it became known.
     is_mapped: bool,
     /// The value of `operations` when the region was last used.
-    used: u64,
+    last_used: u64,
 }
 
 /// One rank's view of the regions that a group's ranks have mapped from each other.
@@ -120,7 +120,7 @@ impl MappedRegions {
     /// Returns the chosen regions that are not known yet, with their ranks.
     fn unknown(&self, chosen: &[Option<ChosenBytes>]) -> Vec<(usize, RegionHandle)> {
         let regions = chosen.iter().enumerate();
-        let regions = regions.filter_map(|(rank, it)| Some((rank, it.as_ref()?.region)));
+        let regions = regions.filter_map(|(rank, bytes)| Some((rank, bytes.as_ref()?.region)));
         regions
             .filter(|(rank, region)| !self.known[*rank].contains_key(&region.id))
             .collect()
@@ -148,7 +148,7 @@ impl MappedRegions {
             let known = KnownRegion {
                 mapped,
                 is_mapped: false,
-                used: self.operations,
+                last_used: self.operations,
             };
             self.known[*rank].insert(region.id, known);
         }
@@ -166,8 +166,9 @@ impl MappedRegions {
                 }
             }
             while known.len() > MAX_REGIONS
-                && let Some((&oldest, _)) =
-                    known.iter().min_by_key(|(id, known)| (known.used, **id))
+                && let Some((&oldest, _)) = known
+                    .iter()
+                    .min_by_key(|(id, known)| (known.last_used, **id))
             {
                 known.remove(&oldest);
             }
@@ -175,10 +176,12 @@ impl MappedRegions {
     }
 
     fn are_mapped(&self, chosen: &[Option<ChosenBytes>]) -> bool {
-        let mut all = self.known.iter().zip(chosen);
-        all.all(|(known, chosen)| {
+        let mut regions = self.known.iter().zip(chosen);
+        regions.all(|(known, chosen)| {
             let Some(chosen) = chosen else { return true };
-            known.get(&chosen.region.id).is_some_and(|it| it.is_mapped)
+            known
+                .get(&chosen.region.id)
+                .is_some_and(|known| known.is_mapped)
         })
     }
 
@@ -187,13 +190,13 @@ impl MappedRegions {
         &mut self,
         chosen: &[Option<ChosenBytes>],
     ) -> io::Result<Vec<Option<RegionBytes>>> {
-        let mut all = Vec::with_capacity(chosen.len());
+        let mut ranks = Vec::with_capacity(chosen.len());
         for (rank, (known, chosen)) in self.known.iter_mut().zip(chosen).enumerate() {
             let mut found = None;
             if let Some(chosen) = chosen
                 && let Some(known) = known.get_mut(&chosen.region.id)
             {
-                known.used = self.operations;
+                known.last_used = self.operations;
                 if rank != self.rank {
                     let mapped = match known.mapped.take() {
                         Some(mapped) => mapped,
@@ -207,9 +210,9 @@ impl MappedRegions {
                     found = Some((mapped, chosen.bytes.clone()));
                 }
             }
-            all.push(found);
+            ranks.push(found);
         }
-        Ok(all)
+        Ok(ranks)
     }
 }
 

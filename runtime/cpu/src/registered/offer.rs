@@ -32,10 +32,15 @@ impl Offer {
     /// Reads an offer; `None` if the bytes are not an offer.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; OFFER_LEN] = bytes.first_chunk()?;
-        let word = |at: usize| {
-            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        let word = |offset: usize| {
+            u32::from_le_bytes([
+                bytes[offset],
+                bytes[offset + 1],
+                bytes[offset + 2],
+                bytes[offset + 3],
+            ])
         };
-        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let long = |offset: usize| u64::from(word(offset)) | u64::from(word(offset + 4)) << 32;
         let (id, number) = (long(0), word(12).cast_signed());
         if id == 0 || number < 0 {
             return None;

@@ -55,22 +55,22 @@ impl Region {
     ///
     /// # Errors
     /// Those of the system; also if the handle now leads to another file, or if the file can be truncated.
-    pub(crate) fn attach(at: &RegionHandle) -> io::Result<Self> {
-        let path = format!("/proc/{}/fd/{}", at.pid, at.number);
+    pub(crate) fn attach(handle: &RegionHandle) -> io::Result<Self> {
+        let path = format!("/proc/{}/fd/{}", handle.pid, handle.number);
         // The path may by now lead to any file: the call must not block, nor make a terminal the controlling one.
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         let found = rustix::fs::fstat(&file)?;
         let sealed = rustix::fs::fcntl_get_seals(&file)?;
-        if found.st_ino != at.id
-            || u64::try_from(found.st_size).ok() != Some(at.len.max(1) as u64)
+        if found.st_ino != handle.id
+            || u64::try_from(found.st_size).ok() != Some(handle.len.max(1) as u64)
             || !sealed.contains(SealFlags::SHRINK)
         {
             return Err(io::Error::other(
                 "the file is not the memory to which the handle refers",
             ));
         }
-        Self::map(file, at.id, at.len)
+        Self::map(file, handle.id, handle.len)
     }
 
     fn map(file: OwnedFd, id: u64, len: usize) -> io::Result<Self> {
@@ -157,15 +157,15 @@ mod tests {
     #[test]
     fn only_the_file_of_the_handle_is_mapped() {
         let region = Region::create(100).unwrap();
-        let at = region.handle();
-        assert!(Region::attach(&at).is_ok());
-        assert!(Region::attach(&RegionHandle { len: 99, ..at }).is_err());
-        let id = at.id ^ 1;
-        assert!(Region::attach(&RegionHandle { id, ..at }).is_err());
+        let handle = region.handle();
+        assert!(Region::attach(&handle).is_ok());
+        assert!(Region::attach(&RegionHandle { len: 99, ..handle }).is_err());
+        let id = handle.id ^ 1;
+        assert!(Region::attach(&RegionHandle { id, ..handle }).is_err());
         // Another region of the same length, as if it had reused the descriptor's number.
         let other = Region::create(100).unwrap();
         let number = other.handle().number;
-        assert!(Region::attach(&RegionHandle { number, ..at }).is_err());
+        assert!(Region::attach(&RegionHandle { number, ..handle }).is_err());
     }
 
     #[test]

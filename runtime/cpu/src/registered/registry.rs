@@ -74,9 +74,9 @@ impl Registry {
         self.find(start..start + memory.size_bytes()).is_some()
     }
 
-    /// Logs once that the system refused huge pages, if the result `asked` is an error.
-    pub(crate) fn note_huge_pages(&self, asked: io::Result<()>) {
-        if let Err(error) = asked
+    /// Logs once that the system refused huge pages, if the result `requested` of the request is an error.
+    pub(crate) fn note_huge_pages(&self, requested: io::Result<()>) {
+        if let Err(error) = requested
             && !self.reported.small_pages.swap(true, Ordering::Relaxed)
         {
             tracing::info!(

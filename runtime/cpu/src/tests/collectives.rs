@@ -12,18 +12,18 @@ use std::time::Instant;
 const COUNTS: &[usize] = &[0, 1, 2, 7, 64, 257, 1021, 2048, 8191, 200_003];
 const SIZES: &[u32] = &[1, 2, 3, 8];
 
-/// The input of `rank` at the index `at`: small integers, so that sums are exact in any order.
-fn value(rank: usize, at: usize) -> f32 {
-    ((rank * 31 + at * 7) % 97) as f32 - 20.0
+/// The input of `rank` at this index: small integers, so that sums are exact in any order.
+fn value(rank: usize, index: usize) -> f32 {
+    ((rank * 31 + index * 7) % 97) as f32 - 20.0
 }
 
 fn input(rank: usize, count: usize) -> Vec<f32> {
-    (0..count).map(|at| value(rank, at)).collect()
+    (0..count).map(|index| value(rank, index)).collect()
 }
 
 fn sum(size: usize, count: usize) -> Vec<f32> {
     (0..count)
-        .map(|at| (0..size).map(|rank| value(rank, at)).sum())
+        .map(|index| (0..size).map(|rank| value(rank, index)).sum())
         .collect()
 }
 
@@ -61,12 +61,12 @@ fn all_reduce_gives_every_rank_the_sum() {
 
 #[test]
 fn averages_of_floats_have_the_same_bits_on_every_rank_and_wiring() {
-    let mut all = Vec::new();
+    let mut all_results = Vec::new();
     for &wiring in WIRINGS {
         for count in [300, 100_003] {
             let results = world(5, wiring, |rig| {
                 let mut data: Vec<f32> = (0..count)
-                    .map(|at| (value(rig.rank, at) * 1.1).exp2())
+                    .map(|index| (value(rig.rank, index) * 1.1).exp2())
                     .collect();
                 rig.run(Op::AllReduce {
                     buffer: Buffer::from_mut(&mut data),
@@ -78,23 +78,23 @@ fn averages_of_floats_have_the_same_bits_on_every_rank_and_wiring() {
             for result in &results[1..] {
                 assert!(*result == results[0]);
             }
-            all.push((count, results[0].clone()));
+            all_results.push((count, results[0].clone()));
         }
     }
-    for (count, result) in &all {
-        let same = all
+    for (count, result) in &all_results {
+        let same = all_results
             .iter()
             .filter(|(c, r)| c == count && r == result)
             .count();
         assert_eq!(same, WIRINGS.len());
     }
     let by_rank_order: Vec<u32> = (0..300)
-        .map(|at| {
-            let terms = (0..5).map(|rank| (value(rank, at) * 1.1).exp2());
+        .map(|index| {
+            let terms = (0..5).map(|rank| (value(rank, index) * 1.1).exp2());
             (terms.reduce(|a, b| a + b).unwrap() / 5.0).to_bits()
         })
         .collect();
-    assert!(all[0].1 == by_rank_order);
+    assert!(all_results[0].1 == by_rank_order);
 }
 
 #[test]
@@ -103,11 +103,12 @@ fn two_ranks_over_sockets_get_the_bits_of_the_reference() {
         // Sizes around the limits of inline data, of a block, and of how far sending may be ahead of receiving.
         for count in [1, 1023, 1025, 65_535, 65_537, 70_001, 400_003] {
             let of_rank = |rank: usize| -> Vec<f32> {
-                let at = |at: usize| f32::from_bits((at * 2 + rank) as u32 ^ 0x7f80_0000);
-                let odd = |at: usize| at % 3 == rank;
-                let finite = |at: usize| (value(rank, at) * 1.1).exp2();
+                let special =
+                    |index: usize| f32::from_bits((index * 2 + rank) as u32 ^ 0x7f80_0000);
+                let odd = |index: usize| index % 3 == rank;
+                let finite = |index: usize| (value(rank, index) * 1.1).exp2();
                 (0..count)
-                    .map(|n| if odd(n) { at(n) } else { finite(n) })
+                    .map(|n| if odd(n) { special(n) } else { finite(n) })
                     .collect()
             };
             let results = world(2, wiring, |rig| {
@@ -154,11 +155,11 @@ fn every_type_and_reduction_gives_the_result_of_the_arithmetic() {
                         let mut data = Buffer::zeroed(dtype, count).unwrap();
                         let bytes = data.as_bytes_mut().unwrap();
                         let len = bytes.len() as u8;
-                        bytes.iter_mut().enumerate().for_each(|(at, byte)| {
+                        bytes.iter_mut().enumerate().for_each(|(index, byte)| {
                             *byte = if dtype == DType::Bool {
-                                at as u8 & 1
+                                index as u8 & 1
                             } else {
-                                (at as u8).wrapping_mul(37) & 0x3f ^ len & 1
+                                (index as u8).wrapping_mul(37) & 0x3f ^ len & 1
                             };
                         });
                         let copy = data.as_bytes().unwrap().to_vec();
@@ -190,8 +191,8 @@ fn every_type_and_reduction_gives_the_result_of_the_arithmetic() {
 #[test]
 fn reduce_gives_the_root_the_sum_and_does_not_change_other_buffers() {
     on_all(|rig| {
-        for (at, &count) in COUNTS.iter().enumerate() {
-            let root = (at % rig.size) as u32;
+        for (index, &count) in COUNTS.iter().enumerate() {
+            let root = (index % rig.size) as u32;
             let mut data = input(rig.rank, count);
             rig.run(Op::Reduce {
                 buffer: Buffer::from_mut(&mut data),
@@ -211,8 +212,8 @@ fn reduce_gives_the_root_the_sum_and_does_not_change_other_buffers() {
 #[test]
 fn broadcast_gives_every_rank_the_roots_data() {
     on_all(|rig| {
-        for (at, &count) in COUNTS.iter().enumerate() {
-            let root = (at * 3 % rig.size) as u32;
+        for (index, &count) in COUNTS.iter().enumerate() {
+            let root = (index * 3 % rig.size) as u32;
             let mut data = input(rig.rank, count);
             rig.run(Op::Broadcast {
                 buffer: Buffer::from_mut(&mut data),
@@ -254,8 +255,8 @@ fn reduce_scatter_gives_every_rank_its_part_of_the_sum() {
     on_all(|rig| {
         for &count in COUNTS {
             let own_input = input(rig.rank, count * rig.size);
-            let all = sum(rig.size, count * rig.size);
-            let expected = &all[rig.rank * count..(rig.rank + 1) * count];
+            let total = sum(rig.size, count * rig.size);
+            let expected = &total[rig.rank * count..(rig.rank + 1) * count];
             let mut output = vec![0.0f32; count];
             rig.run(Op::ReduceScatterSingle {
                 input: Buffer::from_slice(&own_input),
@@ -315,15 +316,15 @@ fn operations_with_uneven_parts_give_every_rank_its_parts() {
             for part in &mut parts {
                 part.fill(0.0);
             }
-            let at_root = rig.rank == root;
+            let is_root = rig.rank == root;
             let outputs = parts.iter_mut().map(|p| Buffer::from_mut(p));
             rig.run(Op::GatherV {
                 input: Buffer::from_slice(&own_input),
-                outputs: outputs.filter(|_| at_root).collect(),
+                outputs: outputs.filter(|_| is_root).collect(),
                 root: root as u32,
             })
             .unwrap();
-            for (rank, part) in parts.iter().enumerate().filter(|_| at_root) {
+            for (rank, part) in parts.iter().enumerate().filter(|_| is_root) {
                 assert!(*part == input(rank, lens[rank]));
             }
 
@@ -331,7 +332,7 @@ fn operations_with_uneven_parts_give_every_rank_its_parts() {
             let inputs = inputs.iter().map(|i| Buffer::from_slice(i));
             let mut output = vec![0.0; lens[rig.rank]];
             rig.run(Op::ScatterV {
-                inputs: inputs.filter(|_| at_root).collect(),
+                inputs: inputs.filter(|_| is_root).collect(),
                 output: Buffer::from_mut(&mut output),
                 root: root as u32,
             })
@@ -346,9 +347,9 @@ fn gather_and_scatter_move_parts_to_and_from_the_root() {
     on_all_and_nested(|rig| {
         for &count in COUNTS {
             let root = rig.size / 2;
-            let at_root = rig.rank == root;
+            let is_root = rig.rank == root;
             let own_input = input(rig.rank, count);
-            let mut parts = vec![vec![0.0f32; count]; if at_root { rig.size } else { 0 }];
+            let mut parts = vec![vec![0.0f32; count]; if is_root { rig.size } else { 0 }];
             rig.run(Op::Gather {
                 input: Buffer::from_slice(&own_input),
                 outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),

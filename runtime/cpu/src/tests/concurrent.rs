@@ -58,9 +58,9 @@ fn two_receivers(wiring: Wiring, first: Option<usize>) {
             rig.run(Op::Barrier).unwrap();
             return;
         }
-        let all = |from| move || (0..ROUNDS).map(|_| receive_one(rig, from, 8)).collect();
-        let mut all: Vec<i32> = std::thread::scope(|scope| {
-            let receivers: [_; 2] = [first, Some(0)].map(|from| scope.spawn(all(from)));
+        let receive = |from| move || (0..ROUNDS).map(|_| receive_one(rig, from, 8)).collect();
+        let mut numbers: Vec<i32> = std::thread::scope(|scope| {
+            let receivers: [_; 2] = [first, Some(0)].map(|from| scope.spawn(receive(from)));
             let received = receivers.map(|receiver| -> Vec<i32> { receiver.join().unwrap() });
             for received in &received {
                 assert!(received.is_sorted(), "{received:?}");
@@ -68,8 +68,8 @@ fn two_receivers(wiring: Wiring, first: Option<usize>) {
             received.concat()
         });
         rig.run(Op::Barrier).unwrap();
-        all.sort_unstable();
-        assert!(all.into_iter().eq(0..2 * ROUNDS as i32));
+        numbers.sort_unstable();
+        assert!(numbers.into_iter().eq(0..2 * ROUNDS as i32));
     });
 }
 

@@ -92,8 +92,8 @@ fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
                     .map(Result::unwrap_err)
                     .collect::<Vec<_>>()
             });
-            for of_rank in &errors {
-                for (error, first) in of_rank.iter().zip(&errors[0]) {
+            for rank_errors in &errors {
+                for (error, first) in rank_errors.iter().zip(&errors[0]) {
                     assert_eq!(error.kind(), ErrorKind::Mismatch);
                     assert_eq!(error.to_string(), first.to_string());
                     assert_eq!(error.rank(), Some(1), "{error}");
@@ -183,8 +183,8 @@ fn a_rank_whose_connections_end_while_it_answers_is_not_called_gone() {
         store.set("failed", b"").unwrap();
         assert_eq!((error.kind(), error.rank()), (ErrorKind::PeerLost, Some(1)));
         let text = error.to_string();
-        let said = "the connection to rank 1 ended, but its process still runs";
-        assert!(text.starts_with(said), "{text}");
+        let expected = "the connection to rank 1 ended, but its process still runs";
+        assert!(text.starts_with(expected), "{text}");
     });
 }
 
@@ -257,7 +257,7 @@ fn callers_without_the_secret_are_refused_and_counted_and_do_not_affect_ranks() 
             let mut caller = TcpStream::connect(&address).unwrap();
             caller.write_all(&[0x5a; 500]).unwrap();
             let mut answer = Vec::new();
-            // The caller is refused with a verdict or a reset; in both cases the connection ends.
+            // The caller is refused with an answer or a reset; in both cases the connection ends.
             let _ = caller.read_to_end(&mut answer);
             // A valid handshake without the secret.
             let mut context = world_context(rig.store.clone(), 1, 2, Wiring::Tcp);

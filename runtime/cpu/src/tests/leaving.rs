@@ -144,7 +144,7 @@ fn a_message_that_a_rank_sent_before_it_left_is_received() {
 }
 
 #[test]
-fn a_host_that_does_not_answer_holds_up_no_question_beyond_its_limit() {
+fn a_host_that_does_not_answer_delays_no_check_beyond_its_limit() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     let address = listener.local_addr().unwrap();
@@ -160,7 +160,7 @@ fn a_host_that_does_not_answer_holds_up_no_question_beyond_its_limit() {
         .unwrap();
     let context = world_context(store, 0, 2, Wiring::Tcp);
     let factory = CpuFactory::open(&context).unwrap();
-    // On a busy machine a question may take longer, but not every time.
+    // On a busy machine a check may take longer, but not every check does.
     let is_short = |_| {
         let began = Instant::now();
         assert!(!factory.is_lost(1, Duration::from_millis(50)));

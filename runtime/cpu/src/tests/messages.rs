@@ -6,9 +6,10 @@ use rcomm_core::backend::Progress;
 
 const COUNTS: &[usize] = &[0, 1, 1000, 1024, 16_384, 16_385, 300_007];
 
+/// Elements that differ by sender, tag and position.
 pub(super) fn message(from: usize, tag: u32, count: usize) -> Vec<i32> {
     (0..count)
-        .map(|at| (from * 1_000_003 + tag as usize * 7919 + at) as i32)
+        .map(|index| (from * 1_000_003 + tag as usize * 7919 + index) as i32)
         .collect()
 }
 

@@ -15,8 +15,8 @@ fn filled(rig: &Rig, value: f32) -> Buffer<'static> {
 }
 
 fn is_all(buffer: &Buffer<'_>, value: f32) -> bool {
-    let mut all = buffer.as_slice::<f32>().unwrap().iter();
-    all.all(|&it| it == value)
+    let mut elements = buffer.as_slice::<f32>().unwrap().iter();
+    elements.all(|&element| element == value)
 }
 
 /// Runs the operation on these buffers themselves, not on copies.
@@ -44,7 +44,7 @@ fn inode_of(address: usize) -> Option<String> {
     let covers = |words: &Vec<String>| {
         let mut ends = words[0]
             .split('-')
-            .map(|it| usize::from_str_radix(it, 16).unwrap());
+            .map(|end| usize::from_str_radix(end, 16).unwrap());
         ends.next() <= Some(address) && Some(address) < ends.next()
     };
     let inode = maps().into_iter().find(covers)?.swap_remove(4);
@@ -141,7 +141,8 @@ fn results_are_the_same_whichever_ranks_have_registered_buffers() {
                     output: all.lend(),
                 };
                 run(rig, gather, LONG).unwrap();
-                let expected: Vec<f32> = (0..COUNT * n).map(|at| (at / COUNT) as f32).collect();
+                let expected: Vec<f32> =
+                    (0..COUNT * n).map(|index| (index / COUNT) as f32).collect();
                 assert!(all.as_slice::<f32>().unwrap() == expected);
                 let scatter = Op::ReduceScatterSingle {
                     input: all.lend(),
@@ -241,19 +242,19 @@ fn a_buffer_that_begins_inside_a_page_is_not_mapped_by_others() {
     world(2, Wiring::Registered, |rig| {
         let mut buffer = filled(rig, 1.0);
         let address = buffer.as_ptr().addr();
-        let all = buffer.as_mut_slice::<f32>().unwrap();
-        let (left, right) = all.split_at_mut(1000);
+        let elements = buffer.as_mut_slice::<f32>().unwrap();
+        let (left, right) = elements.split_at_mut(1000);
         run(rig, sum(Buffer::from_mut(right)), LONG).unwrap();
         run(rig, Op::Barrier, LONG).unwrap();
         assert_eq!(mappings(address), 1, "not mapped by its owner alone");
         run(rig, Op::Barrier, LONG).unwrap();
-        assert!(left.iter().all(|&it| it == 1.0) && right.iter().all(|&it| it == 2.0));
-        let (left, right) = all.split_at_mut(1024);
+        assert!(left.iter().all(|&x| x == 1.0) && right.iter().all(|&x| x == 2.0));
+        let (left, right) = elements.split_at_mut(1024);
         run(rig, sum(Buffer::from_mut(right)), LONG).unwrap();
         run(rig, Op::Barrier, LONG).unwrap();
         assert_eq!(mappings(address), 2);
         run(rig, Op::Barrier, LONG).unwrap();
-        assert!(left[..1000].iter().all(|&it| it == 1.0) && right.iter().all(|&it| it == 4.0));
+        assert!(left[..1000].iter().all(|&x| x == 1.0) && right.iter().all(|&x| x == 4.0));
     });
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SocketHealth {
     /// How long ago the last bytes or the last acknowledgement arrived.
-    pub(crate) heard: Duration,
+    pub(crate) silent_for: Duration,
     /// Packets that were sent and not acknowledged.
     pub(crate) unacknowledged: u32,
 }
@@ -37,7 +37,7 @@ pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
     (done == 0 && info.tcpi_state == ESTABLISHED).then(|| {
         let ago = info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv);
         SocketHealth {
-            heard: Duration::from_millis(ago.into()),
+            silent_for: Duration::from_millis(ago.into()),
             unacknowledged: info.tcpi_unacked,
         }
     })
@@ -85,8 +85,8 @@ mod tests {
         std::thread::sleep(Duration::from_millis(30));
         far.write_all(&[1]).unwrap();
         near.peek(&mut [0]).unwrap();
-        let heard = health(&near).unwrap().heard;
-        assert!(heard <= began.elapsed(), "{heard:?}");
+        let silent_for = health(&near).unwrap().silent_for;
+        assert!(silent_for <= began.elapsed(), "{silent_for:?}");
         near.shutdown(Shutdown::Both).unwrap();
         assert_eq!(health(&near), None);
     }

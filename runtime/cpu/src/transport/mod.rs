@@ -1,7 +1,7 @@
 //! Moves bytes from one rank to another.
 //!
 //! All ranks of one host can exchange bytes with each other in one step, through shared memory ([`shm`]). Between two
-//! ranks, bytes go over a [`Channel`]: it is a stream of bytes in both directions, over sockets or in shared memory. It
+//! ranks, bytes go over a [`Channel`], a stream of bytes in both directions over sockets or in shared memory. A channel
 //! never blocks: it moves the bytes that it can move now, and the callers decide how to wait before they try again.
 
 pub(crate) mod fd_passing;
@@ -65,8 +65,8 @@ impl Wire {
     /// The system's error, and `WouldBlock` if there is no room.
     pub(crate) fn write_few(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let some = self.write(bytes)?;
-            bytes = &bytes[some..];
+            let written = self.write(bytes)?;
+            bytes = &bytes[written..];
         }
         Ok(())
     }

@@ -77,8 +77,9 @@ impl Turn {
         }
     }
 
-    fn pass(&mut self, some: usize, streams: usize) {
-        self.done += some;
+    /// Counts bytes that were sent or received; begins the turn of the next stream when this one's is over.
+    fn pass(&mut self, moved: usize, streams: usize) {
+        self.done += moved;
         if self.done >= STRIPE {
             self.done = 0;
             self.stream = (self.stream + 1) % streams;
@@ -124,15 +125,15 @@ impl TcpChannel {
         self.counts = Some(counts);
     }
 
-    fn count_received(&self, some: usize) {
+    fn count_received(&self, moved: usize) {
         if let Some(counts) = &self.counts {
-            counts.received.fetch_add(some as u64, Ordering::Relaxed);
+            counts.received.fetch_add(moved as u64, Ordering::Relaxed);
         }
     }
 
-    fn count_sent(&self, some: usize) {
+    fn count_sent(&self, moved: usize) {
         if let Some(counts) = &self.counts {
-            counts.sent.fetch_add(some as u64, Ordering::Relaxed);
+            counts.sent.fetch_add(moved as u64, Ordering::Relaxed);
         }
     }
 
@@ -164,22 +165,22 @@ impl TcpChannel {
             };
             if into.len() >= BUFFER {
                 let most = self.read.most(into.len(), count);
-                let got = zero_if_not_ready(receive(&mut into[..most]), true)?;
-                self.read.pass(got, count);
-                self.count_received(got);
-                return Ok(got);
+                let received = zero_if_not_ready(receive(&mut into[..most]), true)?;
+                self.read.pass(received, count);
+                self.count_received(received);
+                return Ok(received);
             }
             let most = self.read.most(BUFFER, count);
-            let got = zero_if_not_ready(receive(&mut self.buffer[..most]), true)?;
-            self.read.pass(got, count);
-            self.count_received(got);
-            self.unread = 0..got;
+            let received = zero_if_not_ready(receive(&mut self.buffer[..most]), true)?;
+            self.read.pass(received, count);
+            self.count_received(received);
+            self.unread = 0..received;
         }
-        let some = into.len().min(self.unread.len());
+        let moved = into.len().min(self.unread.len());
         let start = self.unread.start;
-        into[..some].copy_from_slice(&self.buffer[start..start + some]);
-        self.unread.start += some;
-        Ok(some)
+        into[..moved].copy_from_slice(&self.buffer[start..start + moved]);
+        self.unread.start += moved;
+        Ok(moved)
     }
 
     pub(super) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
@@ -193,10 +194,10 @@ impl TcpChannel {
             None => stream.write(&from[..most]),
             Some(session) => session.write(stream, &from[..most]),
         };
-        let some = zero_if_not_ready(written, false)?;
-        self.written.pass(some, count);
-        self.count_sent(some);
-        Ok(some)
+        let moved = zero_if_not_ready(written, false)?;
+        self.written.pass(moved, count);
+        self.count_sent(moved);
+        Ok(moved)
     }
 
     pub(super) fn write_both(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
@@ -214,10 +215,10 @@ impl TcpChannel {
             }
             Some(session) => session.write_both(stream, head, rest),
         };
-        let some = zero_if_not_ready(sent, false)?;
-        self.written.pass(some, count);
-        self.count_sent(some);
-        Ok(some)
+        let moved = zero_if_not_ready(sent, false)?;
+        self.written.pass(moved, count);
+        self.count_sent(moved);
+        Ok(moved)
     }
 }
 
@@ -228,9 +229,9 @@ impl Drop for TcpChannel {
         for stream in &self.streams {
             let mut taken = 0;
             while taken < LAST_BYTES
-                && let Ok((some @ 1.., _)) = recv(stream, &mut *self.buffer, RecvFlags::DONTWAIT)
+                && let Ok((moved @ 1.., _)) = recv(stream, &mut *self.buffer, RecvFlags::DONTWAIT)
             {
-                taken += some;
+                taken += moved;
             }
         }
     }
@@ -240,7 +241,7 @@ impl Drop for TcpChannel {
 fn zero_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usize> {
     match result {
         Ok(0) if is_read => Err(io::ErrorKind::UnexpectedEof.into()),
-        Ok(some) => Ok(some),
+        Ok(moved) => Ok(moved),
         Err(error)
             if matches!(
                 error.kind(),
@@ -283,7 +284,7 @@ pub(crate) fn poll<'a>(
     bell: Option<&OwnedFd>,
     time: Duration,
 ) -> io::Result<()> {
-    let mut all: Vec<PollFd<'_>> = sockets
+    let mut fds: Vec<PollFd<'_>> = sockets
         .map(|(stream, interest)| {
             let flags = match interest {
                 Interest::Read => PollFlags::IN,
@@ -292,12 +293,12 @@ pub(crate) fn poll<'a>(
             PollFd::new(stream, flags)
         })
         .collect();
-    all.extend(bell.map(|bell| PollFd::new(bell, PollFlags::IN)));
+    fds.extend(bell.map(|bell| PollFd::new(bell, PollFlags::IN)));
     let time = Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(time.subsec_nanos()),
     };
-    match rustix::event::poll(&mut all, Some(&time)) {
+    match rustix::event::poll(&mut fds, Some(&time)) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -327,7 +328,7 @@ mod tests {
         for streams in [1, 2, 5] {
             let [mut here, mut there] = pair(streams);
             let sent: Vec<u8> = (0..3 * 5 * STRIPE + 77)
-                .map(|at| (at * 7 / 3) as u8)
+                .map(|index| (index * 7 / 3) as u8)
                 .collect();
             let mut received = vec![0; sent.len()];
             let (mut out, mut into) = (0, 0);
@@ -374,16 +375,16 @@ mod tests {
         let piece = vec![7; STRIPE];
         let (mut sent, mut idle) = (0, 0);
         while idle < 3 {
-            let some = here.write(&piece).unwrap();
-            sent += some;
-            idle = if some == 0 { idle + 1 } else { 0 };
+            let moved = here.write(&piece).unwrap();
+            sent += moved;
+            idle = if moved == 0 { idle + 1 } else { 0 };
         }
         drop(here);
         let mut received = 0;
         let mut into = vec![0; STRIPE];
         let end = loop {
             match there.read(&mut into) {
-                Ok(some) => received += some,
+                Ok(moved) => received += moved,
                 Err(error) => break error,
             }
         };

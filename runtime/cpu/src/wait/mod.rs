@@ -64,7 +64,7 @@ impl WaitMode {
     }
 
     /// The mode for this number of ranks on the host, compared with the cores that this process may use.
-    pub(crate) fn of(local_ranks: usize) -> Self {
+    pub(crate) fn for_local_ranks(local_ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if local_ranks <= cores {
             Self::CorePerRank
@@ -130,8 +130,10 @@ pub(crate) struct WaitPolicy<'a> {
     stop: &'a Stop,
     deadline: Deadline,
     wait_mode: WaitMode,
+    /// Number of polls without success since the last progress.
     polls: u32,
     waiting: Option<WaitingOperation>,
+    /// When the clock was first read since the last progress.
     idle_since: Option<Instant>,
 }
 
@@ -148,7 +150,7 @@ impl<'a> WaitPolicy<'a> {
     }
 
     /// Sets the operation that waits, for the record of what a rank waits for.
-    pub(crate) fn of(self, waiting: WaitingOperation) -> Self {
+    pub(crate) fn for_operation(self, waiting: WaitingOperation) -> Self {
         Self {
             waiting: Some(waiting),
             ..self

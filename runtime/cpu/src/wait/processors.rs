@@ -3,19 +3,21 @@
 use super::WaitMode;
 
 /// Number of 64-bit words of a [set](Processors): enough for 1024 processors, as in the C library's `cpu_set_t`.
-pub(crate) const SET: usize = 16;
+pub(crate) const SET_WORDS: usize = 16;
 
 /// A set of processors, with one bit for each.
-pub(crate) type Processors = [u64; SET];
+pub(crate) type Processors = [u64; SET_WORDS];
 
 /// The processors on which this thread may run; all if the system does not report them.
 pub(crate) fn own_processors() -> Processors {
     let Ok(set) = rustix::thread::sched_getaffinity(None) else {
-        return [u64::MAX; SET];
+        return [u64::MAX; SET_WORDS];
     };
-    let mut processors = [0; SET];
-    for at in (0..rustix::thread::CpuSet::MAX_CPU.min(SET * 64)).filter(|&at| set.is_set(at)) {
-        processors[at / 64] |= 1 << (at % 64);
+    let mut processors = [0; SET_WORDS];
+    for processor in (0..rustix::thread::CpuSet::MAX_CPU.min(SET_WORDS * 64))
+        .filter(|&processor| set.is_set(processor))
+    {
+        processors[processor / 64] |= 1 << (processor % 64);
     }
     processors
 }
@@ -30,15 +32,15 @@ pub(crate) fn wait_mode_of(sets: &[Processors]) -> WaitMode {
             .zip(outer)
             .all(|(inner, outer)| inner & !outer == 0)
     };
-    let all = sets.iter().fold([0; SET], |all: Processors, set| {
-        std::array::from_fn(|at| all[at] | set[at])
+    let union = sets.iter().fold([0; SET_WORDS], |union: Processors, set| {
+        std::array::from_fn(|index| union[index] | set[index])
     });
     let is_oversubscribed = |set: &Processors| {
         let processors: u32 = set.iter().map(|word| word.count_ones()).sum();
         let ranks = sets.iter().filter(|inner| is_within(inner, set)).count();
         ranks > processors as usize
     };
-    if is_oversubscribed(&all) || sets.iter().any(is_oversubscribed) {
+    if is_oversubscribed(&union) || sets.iter().any(is_oversubscribed) {
         WaitMode::Oversubscribed
     } else {
         WaitMode::CorePerRank
@@ -63,9 +65,9 @@ mod tests {
     use super::*;
 
     fn on(processors: &[usize]) -> Processors {
-        let mut set = [0; SET];
-        for &at in processors {
-            set[at / 64] |= 1 << (at % 64);
+        let mut set = [0; SET_WORDS];
+        for &processor in processors {
+            set[processor / 64] |= 1 << (processor % 64);
         }
         set
     }
@@ -94,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_set_is_parsed_as_it_was_formatted() {
-        for set in [on(&[]), on(&[0, 63, 64, 1023]), [u64::MAX; SET]] {
+        for set in [on(&[]), on(&[0, 63, 64, 1023]), [u64::MAX; SET_WORDS]] {
             assert_eq!(parse(&format(&set)), Some(set));
         }
         for words in ["", "1", "1,2", "x,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0"] {

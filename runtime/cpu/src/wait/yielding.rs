@@ -33,8 +33,8 @@ struct Yields {
 impl Yields {
     const NONE: Self = Self { sleeps: 0, left: 0 };
 
-    /// Takes a yield that took this time into account.
-    fn took(&mut self, time: Duration) {
+    /// Takes the duration of a yield into account.
+    fn record(&mut self, time: Duration) {
         if time < SLOW {
             self.sleeps -= self.sleeps.div_ceil(DECAY);
             return;
@@ -58,7 +58,7 @@ pub(super) fn takes_too_long() -> bool {
 pub(super) fn yield_and_measure(start: Instant) {
     std::thread::yield_now();
     let mut yields = YIELDS.get();
-    yields.took(start.elapsed());
+    yields.record(start.elapsed());
     YIELDS.set(yields);
 }
 
@@ -78,25 +78,25 @@ mod tests {
     #[test]
     fn slow_yields_are_tried_less_and_less_often() {
         let mut yields = Yields::NONE;
-        yields.took(SLOW / 2);
+        yields.record(SLOW / 2);
         assert_eq!(yields.left, 0);
         let mut sleeps = Vec::new();
         for _ in 0..8 {
-            yields.took(SLOW);
+            yields.record(SLOW);
             sleeps.push(yields.left);
         }
         assert_eq!(sleeps, [32, 64, 128, 256, 512, 1024, 1024, 1024]);
         // One slow yield in twenty keeps the number of sleeps at the maximum.
         for _ in 0..20 {
-            yields.took(SLOW / 100);
+            yields.record(SLOW / 100);
         }
-        yields.took(SLOW);
+        yields.record(SLOW);
         assert_eq!(yields.left, 1024);
         // After many fast yields a slow one counts as the first.
         for _ in 0..1000 {
-            yields.took(SLOW / 100);
+            yields.record(SLOW / 100);
         }
-        yields.took(SLOW);
+        yields.record(SLOW);
         assert_eq!(yields.left, 32);
     }
 

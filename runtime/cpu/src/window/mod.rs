@@ -69,22 +69,28 @@ impl PartDescription {
         bytes[8..12].copy_from_slice(&self.pid.to_le_bytes());
         bytes[12] = self.dtype.code();
         bytes[16..24].copy_from_slice(&self.bytes.to_le_bytes());
-        for (at, region) in [(24, self.data), (44, self.counters)] {
-            let (number, id, len) = region.map_or((-1, 0, 0), |it| (it.number, it.id, it.len));
-            bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
-            bytes[at + 4..at + 12].copy_from_slice(&id.to_le_bytes());
-            bytes[at + 12..at + 20].copy_from_slice(&(len as u64).to_le_bytes());
+        for (offset, region) in [(24, self.data), (44, self.counters)] {
+            let (number, id, len) =
+                region.map_or((-1, 0, 0), |region| (region.number, region.id, region.len));
+            bytes[offset..offset + 4].copy_from_slice(&number.to_le_bytes());
+            bytes[offset + 4..offset + 12].copy_from_slice(&id.to_le_bytes());
+            bytes[offset + 12..offset + 20].copy_from_slice(&(len as u64).to_le_bytes());
         }
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
-        let long = |at: usize| Some(u64::from(word(at)?) | u64::from(word(at + 4)?) << 32);
+        let word = |offset: usize| {
+            Some(u32::from_le_bytes(
+                bytes.get(offset..offset + 4)?.try_into().ok()?,
+            ))
+        };
+        let long =
+            |offset: usize| Some(u64::from(word(offset)?) | u64::from(word(offset + 4)?) << 32);
         let pid = word(8)?;
-        let region = |at: usize| {
-            let number = word(at)?.cast_signed();
-            let (id, len) = (long(at + 4)?, usize::try_from(long(at + 12)?).ok()?);
+        let region = |offset: usize| {
+            let number = word(offset)?.cast_signed();
+            let (id, len) = (long(offset + 4)?, usize::try_from(long(offset + 12)?).ok()?);
             (number >= 0).then_some(RegionHandle {
                 pid,
                 number,
@@ -141,6 +147,7 @@ impl WindowState {
         self.messages.run(op, call, &NoObserver)
     }
 
+    /// Returns the counter of `rank`'s signals in this memory.
     fn counter<'a>(&self, memory: &'a RemoteMemory, rank: usize) -> Result<&'a AtomicU32> {
         memory
             .word(rank * 4)
@@ -239,7 +246,7 @@ impl CpuWindow {
         )?;
         let needs_messages = peer_parts
             .iter()
-            .any(|it| it.data.is_none() || it.counters.is_none());
+            .any(|part| part.data.is_none() || part.counters.is_none());
         let mut needs_service = [u8::from(needs_messages)];
         let mut op = Op::AllReduce {
             buffer: Buffer::from_mut(&mut needs_service),
@@ -287,6 +294,7 @@ impl CpuWindow {
         }
     }
 
+    /// Fails if the window was stopped, or `peer` is not one of its ranks.
     fn check_peer(&self, peer: u32) -> Result<()> {
         self.refuse_if_stopped()?;
         let size = self.shared.ranks.len();
@@ -311,6 +319,7 @@ fn range(parts: &[PeerPart], peer: u32, offset: usize, len: usize) -> Result<&Pe
     Ok(part)
 }
 
+/// Returns the part of a peer; fails once the window is closed, since it then has no parts.
 fn part(parts: &[PeerPart], peer: u32) -> Result<&PeerPart> {
     let closed = || Error::new(ErrorKind::Closed, "the window was closed");
     parts.get(peer as usize).ok_or_else(closed)
@@ -325,17 +334,17 @@ fn map_parts(
     gathered: &[u8],
 ) -> Result<Vec<PeerPart>> {
     let mut peer_parts = Vec::new();
-    for (at, bytes) in gathered.chunks_exact(DESCRIPTION_LEN).enumerate() {
-        let rank = shared.ranks[at];
+    for (index, bytes) in gathered.chunks_exact(DESCRIPTION_LEN).enumerate() {
+        let rank = shared.ranks[index];
         let description = PartDescription::decode(bytes).ok_or_else(|| {
             let message =
                 format!("rank {rank} sent a malformed description of its part of the window");
             Error::new(ErrorKind::Backend, message).with_rank(rank)
         })?;
         let bytes = usize::try_from(description.bytes).unwrap_or(usize::MAX);
-        let here = description.host != 0 && description.host == own_description.host;
+        let is_here = description.host != 0 && description.host == own_description.host;
         let map = |region: Option<RegionHandle>, least: usize| {
-            let region = region.filter(|region| here && region.len >= least);
+            let region = region.filter(|region| is_here && region.len >= least);
             match region.map(|region| SharedMemory::attach(&region)) {
                 Some(Ok(mapped)) => Some(Arc::new(mapped).access()),
                 Some(Err(error)) => {
@@ -345,10 +354,10 @@ fn map_parts(
                 None => None,
             }
         };
-        let (data, counters) = if at == shared.rank {
+        let (data, counters) = if index == shared.rank {
             (Some(memory.clone()), Some(shared.counters.clone()))
         } else {
-            let data = map(description.data, bytes).and_then(|all| all.part(0, bytes).ok());
+            let data = map(description.data, bytes).and_then(|memory| memory.part(0, bytes).ok());
             let counters = map(description.counters, shared.ranks.len() * 4);
             // A signal must not overtake earlier puts, so both take the same path.
             match (data, counters) {
@@ -367,15 +376,15 @@ fn map_parts(
         ));
     }
     let first = peer_parts.first().map(|(description, _)| description.dtype);
-    if let Some(at) = peer_parts
+    if let Some(index) = peer_parts
         .iter()
         .position(|(description, _)| Some(description.dtype) != first)
     {
         let message = format!(
             "the parts of a window differ: rank {} has elements of type {}, rank {} of {}",
-            shared.ranks[0], peer_parts[0].0.dtype, shared.ranks[at], peer_parts[at].0.dtype
+            shared.ranks[0], peer_parts[0].0.dtype, shared.ranks[index], peer_parts[index].0.dtype
         );
-        return Err(Error::new(ErrorKind::Mismatch, message).with_rank(shared.ranks[at]));
+        return Err(Error::new(ErrorKind::Mismatch, message).with_rank(shared.ranks[index]));
     }
     Ok(peer_parts
         .into_iter()
@@ -506,8 +515,8 @@ impl BackendWindow for CpuWindow {
             }
         }
         // Each member learns whether its part is still mapped here; if it is, its caller does not get the memory back.
-        let still_mapped = |(at, part): (usize, &PeerPart)| {
-            let data = part.data.as_ref().filter(|_| at != shared.rank);
+        let still_mapped = |(peer, part): (usize, &PeerPart)| {
+            let data = part.data.as_ref().filter(|_| peer != shared.rank);
             u8::from(data.is_some_and(|data| !data.is_alone()))
         };
         let mut exchanged = Op::AllToAllSingle {

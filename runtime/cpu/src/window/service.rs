@@ -43,8 +43,8 @@ impl WindowRequest {
             Self::End => (4, 0, 0),
         };
         let mut bytes = [0; HEAD];
-        for (at, word) in [kind, offset as u64, len as u64].into_iter().enumerate() {
-            bytes[at * 8..(at + 1) * 8].copy_from_slice(&word.to_le_bytes());
+        for (index, word) in [kind, offset as u64, len as u64].into_iter().enumerate() {
+            bytes[index * 8..(index + 1) * 8].copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
@@ -53,13 +53,13 @@ impl WindowRequest {
     /// beyond the part.
     fn decode(bytes: &[u8; HEAD], size: usize) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
-        let [kind, offset, len] = [0, 1, 2].map(|at| u64::from_le_bytes(words[at]));
+        let [kind, offset, len] = [0, 1, 2].map(|index| u64::from_le_bytes(words[index]));
         let offset = usize::try_from(offset).ok()?;
         let len = usize::try_from(len).ok()?;
-        let inside = len <= PIECE && offset.checked_add(len)? <= size;
+        let is_inside = len <= PIECE && offset.checked_add(len)? <= size;
         match kind {
-            1 if inside => Some(Self::Put { offset, len }),
-            2 if inside => Some(Self::Get { offset, len }),
+            1 if is_inside => Some(Self::Put { offset, len }),
+            2 if is_inside => Some(Self::Get { offset, len }),
             3 => Some(Self::Signal),
             4 => Some(Self::End),
             _ => None,
@@ -108,9 +108,9 @@ pub(super) fn send_put(
     bytes: &[u8],
     deadline: Deadline,
 ) -> Result<()> {
-    for (at, piece) in bytes.chunks(PIECE).enumerate() {
+    for (index, piece) in bytes.chunks(PIECE).enumerate() {
         let request = WindowRequest::Put {
-            offset: offset + at * PIECE,
+            offset: offset + index * PIECE,
             len: piece.len(),
         };
         send(shared, peer, HEAD_TAG, &request.encode(), deadline)?;
@@ -127,9 +127,9 @@ pub(super) fn send_get(
     into: &mut [u8],
     deadline: Deadline,
 ) -> Result<()> {
-    for (at, piece) in into.chunks_mut(PIECE).enumerate() {
+    for (index, piece) in into.chunks_mut(PIECE).enumerate() {
         let request = WindowRequest::Get {
-            offset: offset + at * PIECE,
+            offset: offset + index * PIECE,
             len: piece.len(),
         };
         send(shared, peer, HEAD_TAG, &request.encode(), deadline)?;
@@ -202,6 +202,7 @@ impl Service {
         }
     }
 
+    /// Waits for the next request, and carries it out.
     fn answer(&mut self) -> Result<()> {
         let shared = &self.shared;
         let no_deadline = Deadline::In(Duration::MAX);

@@ -18,8 +18,8 @@ impl SharedMemory {
     }
 
     /// Maps the memory of another process of this host.
-    pub(super) fn attach(at: &RegionHandle) -> io::Result<Self> {
-        Region::attach(at).map(Self)
+    pub(super) fn attach(handle: &RegionHandle) -> io::Result<Self> {
+        Region::attach(handle).map(Self)
     }
 
     /// The handle by which other processes map this memory; only for memory that this process has made.

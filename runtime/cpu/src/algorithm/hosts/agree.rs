@@ -30,11 +30,11 @@ pub(super) enum Contribution {
 
 impl Contribution {
     /// Returns the number of bytes of `rank`, if it is known.
-    fn of(self, rank: usize) -> Option<usize> {
+    fn len_of(self, rank: usize) -> Option<usize> {
         match self {
             Self::Nothing => Some(0),
             Self::Each(len) => Some(len),
-            Self::One(one, len) => Some(if one == rank { len } else { 0 }),
+            Self::One(sender, len) => Some(if sender == rank { len } else { 0 }),
             Self::List => None,
         }
     }
@@ -58,7 +58,7 @@ pub(super) struct HostAgreement {
     starts: Vec<usize>,
     /// The largest sum of a rank's list of counts, in bytes: a list has the parts of a rooted operation, or those that
     /// the rank sends.
-    listed: usize,
+    max_listed: usize,
     agreement: Agreement,
 }
 
@@ -67,7 +67,7 @@ const AGREED: u8 = 1;
 /// First byte of this line if the ranks do not agree: the slot of the next phase then holds the reason.
 const REFUSED: u8 = 2;
 /// Bytes of this line before the data of all ranks, if the data fits into the line: the first byte, and seven of
-/// [`HostAgreement::listed`].
+/// [`HostAgreement::max_listed`].
 const HEAD: usize = 8;
 /// The largest number in seven bytes.
 const MOST_LISTED: u64 = u64::MAX >> 8;
@@ -76,14 +76,14 @@ const REASON: usize = 4096;
 
 impl HostAgreement {
     /// The bytes of `rank`.
-    pub(super) fn of(&self, rank: usize) -> &[u8] {
+    pub(super) fn bytes_of(&self, rank: usize) -> &[u8] {
         &self.bytes[self.starts[rank]..self.starts[rank + 1]]
     }
 
     /// The largest sum of a rank's list of counts in the last agreement, in bytes, if it had lists: the same on all
     /// ranks.
-    pub(super) fn listed(&self) -> usize {
-        self.listed
+    pub(super) fn max_listed(&self) -> usize {
+        self.max_listed
     }
 
     /// Exchanges headers and data with all ranks.
@@ -100,7 +100,7 @@ impl HostAgreement {
     ) -> Result<(), Failure> {
         self.bytes.clear();
         self.starts.clear();
-        self.listed = 0;
+        self.max_listed = 0;
         via.host_exchange.begin(op_header.signature());
         let differing = self.agree_inside_host(
             via.host_exchange,
@@ -116,18 +116,18 @@ impl HostAgreement {
             contribution
         };
         let len = (0..position.size)
-            .filter_map(|rank| expected.of(rank))
+            .filter_map(|rank| expected.len_of(rank))
             .sum();
         if via.layout.index_on_host() > 0 {
             return self.receive_agreed(via, position, expected, len, policy);
         }
         self.announce(via, op_header, differing, policy)?;
-        let verdict = match self.compare(via, op_header)? {
+        let outcome = match self.compare(via, op_header)? {
             Ok(()) => self.order_by_rank(via, position, op_header, contribution)?,
             disagreement => disagreement,
         };
-        self.show_result(via.host_exchange, &verdict, len, policy)?;
-        verdict.map_err(|found| Failure::Mismatch(via.channels.global(found.rank), found.message))
+        self.show_result(via.host_exchange, &outcome, len, policy)?;
+        outcome.map_err(|found| Failure::Mismatch(via.channels.global(found.rank), found.message))
     }
 
     /// Compares the headers of this host's ranks: returns the headers if they differ, and otherwise stores the ranks'
@@ -146,13 +146,13 @@ impl HostAgreement {
         let mut list_header = op_header;
         if contribution == Contribution::List {
             if OP_HEADER_LEN + own_bytes.len() > SLOT {
-                let what = format!(
+                let message = format!(
                     "{} bytes of counts, more than a slot holds",
                     own_bytes.len()
                 );
                 return Err(Failure::Garbled(
                     host_exchange.global(host_exchange.index()),
-                    what,
+                    message,
                 ));
             }
             list_header.inline = own_bytes.len() as u32;
@@ -264,7 +264,8 @@ impl HostAgreement {
             .exchange(via.channels, participants, host_header, &ours, policy)
     }
 
-    /// Compares the hosts' headers; if they differ, or the ranks of a host disagree, compares those of all ranks.
+    /// Compares the hosts' headers; if they differ, or the ranks of a host disagree, compares the headers of all ranks.
+    /// The outer error is a malformed message of a host.
     fn compare(
         &self,
         via: &HostTransports<'_>,
@@ -296,7 +297,8 @@ impl HostAgreement {
         }
     }
 
-    /// Puts the hosts' data in the order of ranks, and compares lists of counts.
+    /// Puts the hosts' data in the order of ranks, and compares lists of counts. The outer error is a malformed message
+    /// of a host.
     fn order_by_rank(
         &mut self,
         via: &HostTransports<'_>,
@@ -305,23 +307,23 @@ impl HostAgreement {
         contribution: Contribution,
     ) -> Result<Result<(), Disagreement>, Failure> {
         let layout = via.layout;
-        let mut of_hosts = Vec::with_capacity(layout.hosts());
+        let mut host_parts = Vec::with_capacity(layout.hosts());
         for host in 0..layout.hosts() {
             let contributed = parts(self.agreement.inline(host), layout.ranks_of(host).len());
-            of_hosts.push(contributed.ok_or_else(|| garbled(via, host))?);
+            host_parts.push(contributed.ok_or_else(|| garbled(via, host))?);
         }
         self.bytes.clear();
         self.starts.clear();
         let mut op_headers = Vec::new();
         for rank in 0..position.size {
             self.starts.push(self.bytes.len());
-            let (host, at) = layout.host_and_index(rank);
-            let mut part = of_hosts[host][at];
+            let (host, index) = layout.host_and_index(rank);
+            let mut part = host_parts[host][index];
             if contribution == Contribution::List {
                 let rank_header = part.first_chunk().and_then(OpHeader::decode);
                 op_headers.push(rank_header.ok_or_else(|| garbled(via, host))?);
                 part = &part[OP_HEADER_LEN..];
-            } else if let Some(len) = contribution.of(rank) {
+            } else if let Some(len) = contribution.len_of(rank) {
                 // The part may end with old contents of the rank's line, which are dropped.
                 part = part.get(..len).ok_or_else(|| garbled(via, host))?;
             }
@@ -332,15 +334,15 @@ impl HostAgreement {
             return Ok(Ok(()));
         }
         let lists: Vec<Vec<u64>> = (0..position.size)
-            .map(|rank| counts(self.of(rank)))
+            .map(|rank| counts(self.bytes_of(rank)))
             .collect();
         let element = op_header.dtype.size().unwrap_or(1) as u64;
         let sums = lists.iter().map(|list| {
             let counts = list.iter().take(position.size);
             counts.fold(0u64, |sum, &count| sum.saturating_add(count))
         });
-        let most = sums.max().unwrap_or(0).saturating_mul(element);
-        self.listed = usize::try_from(most.min(MOST_LISTED)).unwrap_or(usize::MAX);
+        let max_bytes = sums.max().unwrap_or(0).saturating_mul(element);
+        self.max_listed = usize::try_from(max_bytes.min(MOST_LISTED)).unwrap_or(usize::MAX);
         Ok(compare_lists(&op_headers, &lists))
     }
 
@@ -349,14 +351,14 @@ impl HostAgreement {
     fn show_result(
         &mut self,
         host_exchange: &mut HostExchange,
-        verdict: &Result<(), Disagreement>,
+        outcome: &Result<(), Disagreement>,
         len: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let mut line = [0; INLINE];
         let is_inline = HEAD + len <= INLINE;
         let used = if is_inline { 0 } else { len };
-        if let Err(found) = verdict {
+        if let Err(found) = outcome {
             line[0] = REFUSED;
             host_exchange.run_agreed_phase(&line, used, policy)?;
             let reason = reason(found);
@@ -365,7 +367,7 @@ impl HostAgreement {
             });
             return host_exchange.run_agreed_phase(&[], REASON, policy);
         }
-        line[..HEAD].copy_from_slice(&((self.listed as u64) << 8).to_le_bytes());
+        line[..HEAD].copy_from_slice(&((self.max_listed as u64) << 8).to_le_bytes());
         line[0] = AGREED;
         let bytes = &self.bytes;
         if is_inline {
@@ -395,7 +397,7 @@ impl HostAgreement {
                 let head = line
                     .first_chunk()
                     .map_or(0, |bytes| u64::from_le_bytes(*bytes));
-                self.listed = usize::try_from(head >> 8).unwrap_or(usize::MAX);
+                self.max_listed = usize::try_from(head >> 8).unwrap_or(usize::MAX);
                 let contributed = match is_inline {
                     true => &line[HEAD..HEAD + len],
                     false => &host_exchange.slot(0)[..len],
@@ -403,11 +405,11 @@ impl HostAgreement {
                 self.bytes.clear();
                 self.bytes.extend_from_slice(contributed);
                 self.starts.clear();
-                let mut at = 0;
-                self.starts.push(at);
+                let mut end = 0;
+                self.starts.push(end);
                 for rank in 0..position.size {
-                    at += contribution.of(rank).unwrap_or(0);
-                    self.starts.push(at);
+                    end += contribution.len_of(rank).unwrap_or(0);
+                    self.starts.push(end);
                 }
                 Ok(())
             }
@@ -470,7 +472,7 @@ fn reason(found: &Disagreement) -> Vec<u8> {
 fn read_reason(slot: &[u8], size: usize) -> Option<Disagreement> {
     let (numbers, text) = slot.split_at_checked(8)?;
     let numbers = numbers.as_chunks::<4>().0;
-    let [rank, len] = [0, 1].map(|at| u32::from_le_bytes(numbers[at]) as usize);
+    let [rank, len] = [0, 1].map(|index| u32::from_le_bytes(numbers[index]) as usize);
     let message = String::from_utf8_lossy(text.get(..len)?).into_owned();
     (rank < size).then_some(Disagreement { rank, message })
 }

@@ -44,20 +44,20 @@ struct ChunkLayout {
 }
 
 impl ChunkLayout {
-    fn of(stripes: usize, longest: usize) -> Self {
+    fn new(stripes: usize, longest: usize) -> Self {
         // Whole cache lines of 64 bytes.
-        let most = (SLOT / stripes) & !63;
+        let max_len = (SLOT / stripes) & !63;
         Self {
             stripes,
-            len: most.min(longest.next_multiple_of(64)).max(64),
+            len: max_len.min(longest.next_multiple_of(64)).max(64),
         }
     }
 
     fn chunks(self, longest: usize) -> impl Iterator<Item = Range<usize>> {
-        (0..longest.div_ceil(self.len)).map(move |at| at * self.len..(at + 1) * self.len)
+        (0..longest.div_ceil(self.len)).map(move |chunk| chunk * self.len..(chunk + 1) * self.len)
     }
 
-    fn at(self, stripe: usize) -> usize {
+    fn offset(self, stripe: usize) -> usize {
         stripe * self.len
     }
 
@@ -168,14 +168,14 @@ impl Chain {
     ) -> Result<(), Failure> {
         let index = via.layout.index_on_host();
         let longest = inputs.iter().map(|input| input.len()).max().unwrap_or(0);
-        let layout = ChunkLayout::of(inputs.len(), longest);
+        let layout = ChunkLayout::new(inputs.len(), longest);
         for range in layout.chunks(longest) {
             if via.host_exchange.size() > 1 {
                 via.host_exchange.fill(layout.used(), |slot, copier| {
                     for (stripe, input) in inputs.iter().enumerate().filter(|(at, _)| *at != index)
                     {
                         let piece = &input[clip(&range, input.len())];
-                        copier.copy(&mut slot[layout.at(stripe)..][..piece.len()], piece);
+                        copier.copy(&mut slot[layout.offset(stripe)..][..piece.len()], piece);
                     }
                 });
                 via.host_exchange
@@ -183,7 +183,7 @@ impl Chain {
             }
             if let Some(input) = inputs.get(index) {
                 let piece = &input[clip(&range, input.len())];
-                self.combine_chunk(via, position, piece, layout.at(index), by, policy)?;
+                self.combine_chunk(via, position, piece, layout.offset(index), by, policy)?;
             }
         }
         Ok(())
@@ -191,13 +191,13 @@ impl Chain {
 
     /// Processes one chunk of this rank's stripe: receives the combined data of the previous hosts, combines the data
     /// of this host's ranks with it in order, and sends the result to the next host, or keeps it on the last host.
-    /// `piece` is this rank's input; the inputs of the others are at `at` in their slots.
+    /// `piece` is this rank's input; the inputs of the others are at `offset` in their slots.
     fn combine_chunk(
         &mut self,
         via: &mut HostTransports<'_>,
         position: Position,
         piece: &[u8],
-        at: usize,
+        offset: usize,
         by: Combination,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
@@ -213,7 +213,7 @@ impl Chain {
         let host_exchange = &*via.host_exchange;
         let inputs = (0..host_exchange.size()).map(|index| match index == stripe {
             true => piece,
-            false => &host_exchange.slot(index)[at..][..piece.len()],
+            false => &host_exchange.slot(index)[offset..][..piece.len()],
         });
         let inputs: Vec<&[u8]> = inputs.collect();
         let before = (host > 0).then_some(&self.before[..]);
@@ -242,7 +242,7 @@ impl Chain {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
         let (layout, index) = (via.layout, via.layout.index_on_host());
-        let count = layout.fewest();
+        let count = layout.fewest_ranks();
         let mut items: Vec<Vec<usize>> = vec![Vec::new(); count];
         for rank in 0..position.size {
             items[layout.host_and_index(rank).1 % count].push(rank);
@@ -307,7 +307,7 @@ fn is_last(via: &HostTransports<'_>) -> bool {
 
 /// The stripes of a block of `len` bytes.
 fn stripes(via: &HostTransports<'_>, len: usize, by: Combination) -> Vec<Range<usize>> {
-    let count = via.layout.fewest();
+    let count = via.layout.fewest_ranks();
     (0..count)
         .map(|stripe| part_of(stripe, count, len, by.element()))
         .collect()
@@ -320,16 +320,16 @@ fn send_back(
     policy: &mut WaitPolicy<'_>,
 ) -> Result<(), Failure> {
     let (layout, host, index) = (via.layout, via.layout.host(), via.layout.index_on_host());
-    let at = |host: usize| layout.ranks_of(host)[index];
-    let previous = host.checked_sub(1).map(at);
+    let peer_on = |host: usize| layout.ranks_of(host)[index];
+    let previous = host.checked_sub(1).map(peer_on);
     let transfer = match previous {
         Some(previous) if is_last(via) => Transfer::send(previous, stripe),
-        _ => Transfer::relay(at(host + 1), previous, stripe),
+        _ => Transfer::relay(peer_on(host + 1), previous, stripe),
     };
     via.channels.drive(&mut [transfer], policy)
 }
 
-/// The ranks of a host show each other their stripes of a block.
+/// The ranks of a host show each other their stripes of a block, and each copies the other stripes into its `block`.
 pub(super) fn put_together(
     via: &mut HostTransports<'_>,
     block: &mut [u8],
@@ -355,9 +355,9 @@ pub(super) fn put_together(
             });
         }
         host_exchange.run_agreed_phase(&[], range.len(), policy)?;
-        for (stripe, whole) in stripes.iter().enumerate().filter(|(at, _)| *at != index) {
-            let piece = piece(whole);
-            let shown = &host_exchange.slot(stripe)[..piece.len()];
+        for (owner, stripe) in stripes.iter().enumerate().filter(|(at, _)| *at != index) {
+            let piece = piece(stripe);
+            let shown = &host_exchange.slot(owner)[..piece.len()];
             copy(&mut block[piece], shown);
         }
     }

@@ -106,7 +106,7 @@ impl HostsEngine {
         }
         let ranks = neighbors
             .iter()
-            .map(|&at| engine.channels.global(at))
+            .map(|&rank| engine.channels.global(rank))
             .collect();
         Ok(Self {
             host_exchange: HostExchange::new(shm_exchanges.phases, ranks, layout.index_on_host()),
@@ -124,16 +124,16 @@ impl HostsEngine {
     /// Reads from the store whether every host has an exchange area. The first operation does this, so that making a
     /// group does not wait for other hosts.
     fn find_hierarchy(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Hierarchy, Failure> {
-        let several = (0..self.layout.hosts()).filter(|&at| self.layout.ranks_of(at).len() > 1);
-        let several: Vec<usize> = several.collect();
-        let keys: Vec<String> = several.iter().map(|&host| shm_exchange_key(host)).collect();
+        let hosts = (0..self.layout.hosts()).filter(|&host| self.layout.ranks_of(host).len() > 1);
+        let hosts: Vec<usize> = hosts.collect();
+        let keys: Vec<String> = hosts.iter().map(|&host| shm_exchange_key(host)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         loop {
             if let Err(why) = policy.check() {
                 if !matches!(why, Interrupted::TimedOut) {
                     return Err(why.into());
                 }
-                let absent = several.iter().zip(&keys).filter(|(_, key)| {
+                let absent = hosts.iter().zip(&keys).filter(|(_, key)| {
                     // A failed look-up does not show that the key is absent.
                     !self.store.check(&[key]).unwrap_or(true)
                 });
@@ -204,18 +204,20 @@ impl HostsEngine {
         let agreement = &mut self.agreement;
         agreement.exchange(&mut via, position, op_header, contributed, policy)?;
         if is_inline_data {
-            let inline = |rank| agreement.of(rank);
+            let inline = |rank| agreement.bytes_of(rank);
             return finish_small(&mut collective, position, inline, via.channels);
         }
         let is_listed = has_lists(op_header.op);
         if is_listed {
             // The sizes are known only now.
             let (pattern, _) = extent(&collective, position);
-            let can_list =
-                pattern != Pattern::AllToAll || pairs::can_list(via.layout, position.size);
-            choice = self.plan.choose(pattern, agreement.listed(), |algorithm| {
-                algorithm != Algorithm::Nested || can_list
-            });
+            let sizes_fit =
+                pattern != Pattern::AllToAll || pairs::sizes_fit_slot(via.layout, position.size);
+            choice = self
+                .plan
+                .choose(pattern, agreement.max_listed(), |algorithm| {
+                    algorithm != Algorithm::Nested || sizes_fit
+                });
         }
         let sizes = if is_listed {
             Sizes::Listed

@@ -1,7 +1,7 @@
 //! All_to_all over several hosts: one message from each host to each other host.
 //!
-//! For each pair of hosts, one rank of either carries what the ranks of the two have for each other. The pairs of a
-//! host are divided among its ranks.
+//! For each pair of hosts, one rank on each of the two carries the parts between them. The pairs of a host are divided
+//! among its ranks.
 //!
 //! 1. The ranks of a host show each other their inputs. Each copies what is for itself, and what it carries to other
 //!    hosts.
@@ -22,14 +22,14 @@ use crate::wait::{Failure, WaitPolicy};
 use rcomm_core::arithmetic::copy;
 use std::ops::Range;
 
-/// Whether the sizes of the parts, if they differ, fit into a slot.
-pub(super) fn can_list(layout: &Layout, size: usize) -> bool {
-    let most = (0..layout.hosts()).map(|host| layout.ranks_of(host).len());
-    let counts = size.checked_mul(most.max().unwrap_or(0));
+/// Whether the lists of the parts' sizes, which the ranks exchange if the sizes differ, fit into a slot on every host.
+pub(super) fn sizes_fit_slot(layout: &Layout, size: usize) -> bool {
+    let ranks = (0..layout.hosts()).map(|host| layout.ranks_of(host).len());
+    let counts = size.checked_mul(ranks.max().unwrap_or(0));
     counts.is_some_and(|counts| counts <= SLOT / 8)
 }
 
-/// What a rank has for the ranks of another host, or has from there.
+/// The parts that this rank carries to another host, or from it.
 struct Message {
     /// The other host, and its rank with which this one exchanges messages.
     host: usize,
@@ -59,7 +59,7 @@ pub(super) fn all_to_all(
     let mut sent: Vec<Message> = carried_by(layout, layout.index_on_host())
         .map(|host| Message::new(layout, host))
         .collect();
-    // What this rank copies from others into each message, and where to.
+    // The parts that this rank copies into its messages: the part, the message's index, the part's end in the message.
     let mut to_carry: Vec<(Shown, usize, usize)> = Vec::new();
     for (at, message) in sent.iter_mut().enumerate() {
         let mut len = 0;
@@ -155,7 +155,7 @@ impl Message {
     }
 }
 
-/// Copies what `window` has of a part, which is in `slot`, into the part.
+/// Copies the bytes of a part that are in `window` from `slot` into the part.
 fn copy_shown(shown: &Shown, slot: &[u8], window: &Range<usize>, into: &mut [u8]) {
     if let Some((in_part, in_window)) = overlap(shown.start, shown.len, window) {
         copy(&mut into[in_part], &slot[in_window]);
@@ -202,7 +202,7 @@ fn decode(bytes: &[u8]) -> impl Iterator<Item = u64> {
     counts.iter().map(|count| u64::from_le_bytes(*count))
 }
 
-/// What the ranks of this host get from other hosts.
+/// The parts that the ranks of this host receive from other hosts.
 struct Received {
     /// The length of each message that this rank receives.
     lens: Vec<usize>,
@@ -277,25 +277,25 @@ fn exchange_counts(
     };
     for (index, counts) in counts.into_iter().enumerate() {
         let starts = self::starts(counts.into_iter());
-        let mut at = 0;
+        let mut position = 0;
         for host in carried_by(layout, index) {
-            let first = starts[at];
+            let first = starts[position];
             for &from in layout.ranks_of(host) {
-                let (start, end) = (starts[at + own], starts[at + own + 1]);
+                let (start, end) = (starts[position + own], starts[position + own + 1]);
                 let len = end - start;
                 received.parts.push((from, Shown { index, start, len }));
-                at += here;
+                position += here;
             }
             if index == own {
-                received.lens.push(starts[at] - first);
+                received.lens.push(starts[position] - first);
             }
         }
-        received.longest = received.longest.max(starts[at]);
+        received.longest = received.longest.max(starts[position]);
     }
     Ok(received)
 }
 
-/// The ranks of this host show each other their inputs. `see` is called with the slots, and the range of
+/// The ranks of this host show each other their inputs. `read_slots` is called with the slots, and the range of
 /// each input that they show.
 fn show_inputs(
     via: &mut HostTransports<'_>,
@@ -303,7 +303,7 @@ fn show_inputs(
     inputs: &Inputs<'_>,
     starts: &[Vec<usize>],
     policy: &mut WaitPolicy<'_>,
-    see: &mut dyn FnMut(&HostExchange, Range<usize>),
+    read_slots: &mut dyn FnMut(&HostExchange, Range<usize>),
 ) -> Result<(), Failure> {
     let host_exchange = &mut *via.host_exchange;
     if host_exchange.size() == 1 {
@@ -323,7 +323,7 @@ fn show_inputs(
             }
         });
         host_exchange.run_agreed_phase(&[], window.len(), policy)?;
-        see(host_exchange, window);
+        read_slots(host_exchange, window);
     }
     Ok(())
 }
@@ -338,18 +338,22 @@ fn hand_out(
 ) -> Result<(), Failure> {
     let own = via.layout.index_on_host();
     for (from, shown) in &received.parts {
-        // The ranks have compared these sizes before.
+        // The ranks have agreed on these sizes, so another size is an error of the peer.
         if shown.len != outputs.len(*from) {
-            let what = format!("{} bytes instead of {}", shown.len, outputs.len(*from));
-            return Err(Failure::Garbled(via.channels.global(*from), what));
+            let message = format!("{} bytes instead of {}", shown.len, outputs.len(*from));
+            return Err(Failure::Garbled(via.channels.global(*from), message));
         }
     }
-    let messages: Vec<&[u8]> = arrived.iter().map(|it| &it.bytes[..]).collect();
-    let whole = messages.concat();
-    for (from, shown) in received.parts.iter().filter(|(_, it)| it.index == own) {
+    let messages: Vec<&[u8]> = arrived.iter().map(|message| &message.bytes[..]).collect();
+    let joined = messages.concat();
+    for (from, shown) in received
+        .parts
+        .iter()
+        .filter(|(_, shown)| shown.index == own)
+    {
         copy(
             outputs.part_mut(*from),
-            &whole[shown.start..shown.start + shown.len],
+            &joined[shown.start..shown.start + shown.len],
         );
     }
     let host_exchange = &mut *via.host_exchange;
@@ -359,11 +363,15 @@ fn hand_out(
     for start in (0..received.longest).step_by(SLOT) {
         let window = start..received.longest.min(start + SLOT);
         host_exchange.fill(window.len(), |slot, copier| {
-            let piece = &whole[window.start.min(whole.len())..window.end.min(whole.len())];
+            let piece = &joined[window.start.min(joined.len())..window.end.min(joined.len())];
             copier.copy(&mut slot[..piece.len()], piece);
         });
         host_exchange.run_agreed_phase(&[], window.len(), policy)?;
-        for (from, shown) in received.parts.iter().filter(|(_, it)| it.index != own) {
+        for (from, shown) in received
+            .parts
+            .iter()
+            .filter(|(_, shown)| shown.index != own)
+        {
             let slot = host_exchange.slot(shown.index);
             copy_shown(shown, slot, &window, outputs.part_mut(*from));
         }

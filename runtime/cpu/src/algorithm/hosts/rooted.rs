@@ -11,9 +11,9 @@ use rcomm_core::arithmetic::copy;
 /// Whether all ranks know the sizes of all parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sizes {
-    /// They are equal.
+    /// The sizes are equal.
     Even,
-    /// Each rank knows its own.
+    /// Each rank knows only the size of its own part.
     Listed,
 }
 
@@ -154,7 +154,10 @@ fn collect(
 ) -> Result<(), Failure> {
     let host_exchange = &mut *via.host_exchange;
     let own = host_exchange.index();
-    let shown = lens.iter().enumerate().filter(|(at, _)| *at != collector);
+    let shown = lens
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| *index != collector);
     let longest = shown.map(|(_, &len)| len).max().unwrap_or(0);
     for start in (0..longest).step_by(SLOT) {
         let window = start..longest.min(start + SLOT);
@@ -166,9 +169,10 @@ fn collect(
             });
         }
         host_exchange.run_agreed_phase(&[], window.len(), policy)?;
-        for (at, part) in parts.iter_mut().enumerate().filter(|(at, _)| *at != own) {
+        let others = parts.iter_mut().enumerate();
+        for (index, part) in others.filter(|(index, _)| *index != own) {
             let range = clip(part.len());
-            let piece = &host_exchange.slot(at)[..range.len()];
+            let piece = &host_exchange.slot(index)[..range.len()];
             copy(&mut part[range], piece);
         }
     }

@@ -24,9 +24,9 @@ pub(super) fn broadcast(
     let (layout, hosts) = (via.layout, via.layout.hosts());
     let (source, root_index) = layout.host_and_index(root);
     let index = layout.index_on_host();
-    let count = layout.fewest();
+    let count = layout.fewest_ranks();
     let is_source = layout.host() == source;
-    let at = |host: usize| layout.ranks_of(host % hosts)[index];
+    let peer_on = |host: usize| layout.ranks_of(host % hosts)[index];
     let next = (layout.host() + 1) % hosts;
     let len = data.bytes().len();
     for start in (0..len).step_by(BLOCK) {
@@ -39,11 +39,11 @@ pub(super) fn broadcast(
         }
         if let Some(stripe) = stripes.get(index) {
             let stripe = start + stripe.start..start + stripe.end;
-            let to = (next != source).then(|| at(next));
+            let to = (next != source).then(|| peer_on(next));
             let transfer = match (&mut data, to) {
                 (data, Some(to)) if is_source => Transfer::send(to, &data.bytes()[stripe]),
                 (Data::Write(data), to) if !is_source => {
-                    Transfer::relay(at(layout.host() + hosts - 1), to, &mut data[stripe])
+                    Transfer::relay(peer_on(layout.host() + hosts - 1), to, &mut data[stripe])
                 }
                 _ => continue,
             };

@@ -60,7 +60,7 @@ pub(super) struct DirectSizes(Vec<(Pattern, Range<usize>)>);
 impl DirectSizes {
     pub(super) fn new(plan: &Plan) -> Self {
         let patterns = Pattern::ALL.iter().copied();
-        let spans = patterns.map(|it| (it, plan.span(it, Algorithm::Direct)));
+        let spans = patterns.map(|pattern| (pattern, plan.span(pattern, Algorithm::Direct)));
         Self(spans.filter(|(_, span)| !span.is_empty()).collect())
     }
 
@@ -73,7 +73,7 @@ impl DirectSizes {
     /// Whether the ranks check an operation of this pattern and size.
     pub(super) fn contains(&self, pattern: Pattern, bytes: usize) -> bool {
         let mut spans = self.0.iter();
-        spans.any(|(it, span)| *it == pattern && span.contains(&bytes))
+        spans.any(|(checked, span)| *checked == pattern && span.contains(&bytes))
     }
 }
 
@@ -98,11 +98,11 @@ impl PhaseContext<'_, '_> {
         collective: Collective<'a>,
     ) -> Result<Option<Collective<'a>>, Failure> {
         let Position { rank, size, .. } = self.position;
-        let all = |len: usize, access| vec![Some(Need { len, access }); size];
+        let same_needs = |len: usize, access| vec![Some(Need { len, access }); size];
         match collective {
             Collective::AllReduce { data, by } => {
                 let terms = AccessTerms {
-                    needs: all(data.len(), Access::Write),
+                    needs: same_needs(data.len(), Access::Write),
                     rule: Rule::Share,
                 };
                 match self.agree(Data::Write(data), &[terms])? {
@@ -114,7 +114,7 @@ impl PhaseContext<'_, '_> {
                 }
             }
             Collective::Reduce { data, by, root } => {
-                let mut needs = all(data.bytes().len(), Access::Read);
+                let mut needs = same_needs(data.bytes().len(), Access::Read);
                 needs[root] = needs[root].map(|need| Need {
                     access: Access::Write,
                     ..need
@@ -122,13 +122,13 @@ impl PhaseContext<'_, '_> {
                 let rule = Rule::Share;
                 match self.agree(data, &[AccessTerms { needs, rule }])? {
                     Agreed::Slots(data) => Ok(Some(Collective::Reduce { data, by, root })),
-                    Agreed::Direct(_, access) => self.combine_shares_for(access, by, root),
+                    Agreed::Direct(_, access) => self.combine_shares_into_root(access, by, root),
                 }
             }
             Collective::Broadcast { data, root } => {
                 let len = data.bytes().len();
                 let need = |access| Some(Need { len, access });
-                let mut all_ranks = all(len, Access::Write);
+                let mut all_ranks = same_needs(len, Access::Write);
                 all_ranks[root] = need(Access::Read);
                 let mut root_alone = vec![None; size];
                 root_alone[root] = need(Access::Read);
@@ -147,7 +147,7 @@ impl PhaseContext<'_, '_> {
                     Agreed::Direct(0, access) => self.copy_shares(access, root),
                     Agreed::Direct(_, mut access) => {
                         if rank != root {
-                            let (from, to) = access.of_and_own(root);
+                            let (from, to) = access.bytes_of_and_own(root);
                             self.take(to, from, len)?;
                         }
                         self.end(access)
@@ -171,9 +171,9 @@ impl PhaseContext<'_, '_> {
                         outputs,
                     })),
                     Agreed::Direct(_, access) => {
-                        let whole = (0..size).map(|rank| outputs.len(rank)).sum();
+                        let result_len = (0..size).map(|rank| outputs.len(rank)).sum();
                         for peer in std::iter::once(rank).chain(self.others()) {
-                            self.take(outputs.part_mut(peer), access.of(peer), whole)?;
+                            self.take(outputs.part_mut(peer), access.bytes_of(peer), result_len)?;
                         }
                         self.end(access)
                     }
@@ -185,7 +185,7 @@ impl PhaseContext<'_, '_> {
                 by,
             } => {
                 let terms = AccessTerms {
-                    needs: all(bytes.len(), Access::Read),
+                    needs: same_needs(bytes.len(), Access::Read),
                     rule: Rule::Read,
                 };
                 match self.agree(Data::Read(bytes), &[terms])? {
@@ -202,7 +202,7 @@ impl PhaseContext<'_, '_> {
                 outputs,
             } => {
                 let terms = AccessTerms {
-                    needs: all(bytes.len(), Access::Read),
+                    needs: same_needs(bytes.len(), Access::Read),
                     rule: Rule::Read,
                 };
                 match self.agree(Data::Read(bytes), &[terms])? {
@@ -217,6 +217,7 @@ impl PhaseContext<'_, '_> {
         }
     }
 
+    /// Offers this rank's data to the other ranks, and agrees with them on the first of `terms` that all offers allow.
     fn agree<'a>(&mut self, data: Data<'a>, terms: &[AccessTerms]) -> Result<Agreed<'a>, Failure> {
         let Some(regions) = self.regions.take() else {
             return Ok(Agreed::Slots(data));
@@ -244,7 +245,7 @@ impl PhaseContext<'_, '_> {
         self.end(access)
     }
 
-    fn combine_shares_for<'a>(
+    fn combine_shares_into_root<'a>(
         &mut self,
         mut access: DirectAccess<'_>,
         by: Combination,
@@ -272,8 +273,10 @@ impl PhaseContext<'_, '_> {
             let from = start + piece.start..start + piece.end;
             with_inputs(
                 size,
-                |peer| &access.of(peer)[from.clone()],
-                |all| arithmetic::combine(by.op, by.dtype, all, &mut output[piece.clone()], None),
+                |peer| &access.bytes_of(peer)[from.clone()],
+                |inputs| {
+                    arithmetic::combine(by.op, by.dtype, inputs, &mut output[piece.clone()], None)
+                },
             );
             self.check_stop()?;
         }
@@ -285,12 +288,12 @@ impl PhaseContext<'_, '_> {
         mut access: DirectAccess<'_>,
         root: usize,
     ) -> Result<Option<Collective<'a>>, Failure> {
-        let whole = access.share().len() * self.position.size;
+        let result_len = access.share().len() * self.position.size;
         for piece in pieces(access.share()) {
             let mut shares = access.shares(piece);
             let from = shares.remove(root);
             for to in shares {
-                copy_result(written(to), from.bytes(), whole);
+                copy_result(written(to), from.bytes(), result_len);
             }
             self.check_stop()?;
         }
@@ -306,16 +309,16 @@ impl PhaseContext<'_, '_> {
         for peer in std::iter::once(rank).chain(self.others()) {
             let to = outputs.part_mut(peer);
             let len = to.len();
-            let from = &access.of(peer)[rank * len..][..len];
+            let from = &access.bytes_of(peer)[rank * len..][..len];
             self.take(to, from, len * size)?;
         }
         self.end(access)
     }
 
-    /// Copies bytes of a result of `whole` bytes, piece by piece.
-    fn take(&mut self, to: &mut [u8], from: &[u8], whole: usize) -> Result<(), Failure> {
+    /// Copies bytes of a result of `result_len` bytes, piece by piece.
+    fn take(&mut self, to: &mut [u8], from: &[u8], result_len: usize) -> Result<(), Failure> {
         for piece in pieces(0..to.len()) {
-            copy_result(&mut to[piece.clone()], &from[piece], whole);
+            copy_result(&mut to[piece.clone()], &from[piece], result_len);
             self.check_stop()?;
         }
         Ok(())
@@ -359,8 +362,8 @@ fn read(data: Data<'_>) -> &[u8] {
 /// between elements.
 fn pieces(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let count = range.len().div_ceil(PIECE);
-    (0..count).map(move |at| {
-        let start = range.start + at * PIECE;
+    (0..count).map(move |index| {
+        let start = range.start + index * PIECE;
         start..(start + PIECE).min(range.end)
     })
 }

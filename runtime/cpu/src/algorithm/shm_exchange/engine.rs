@@ -17,7 +17,7 @@ pub(crate) struct ShmEngine {
     copier: AdaptiveCopy,
     ranks: Arc<[Rank]>,
     /// The maximum size in bytes of an all_reduce in which every rank combines all inputs, in one phase.
-    whole: usize,
+    max_whole: usize,
     /// The minimum size in bytes of an operation for which the ranks may check for registered buffers.
     least_direct: usize,
     direct: Box<Direct>,
@@ -38,10 +38,10 @@ impl ShmEngine {
         plan: &Plan,
         registry: Arc<Registry>,
     ) -> Self {
-        let whole = plan.most(Pattern::AllReduce, Algorithm::Whole).min(SLOT);
+        let max_whole = plan.most(Pattern::AllReduce, Algorithm::Whole).min(SLOT);
         let direct_sizes = DirectSizes::new(plan);
         Self {
-            whole,
+            max_whole,
             least_direct: direct_sizes.least(),
             direct: Box::new(Direct {
                 direct_sizes,
@@ -61,14 +61,14 @@ impl ShmEngine {
         position: Position,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<(), Failure> {
-        let done = self.run_phases(step, position, policy);
-        if let Err(failure) = &done
+        let result = self.run_phases(step, position, policy);
+        if let Err(failure) = &result
             && !matches!(failure, Failure::Mismatch(..))
         {
             // After this failure the group's ranks reach no agreement over this exchange area any more.
             self.direct.regions.unmap_all();
         }
-        done
+        result
     }
 
     #[inline]
@@ -86,7 +86,7 @@ impl ShmEngine {
             position,
             op_header,
             signature: step.signature,
-            whole: self.whole,
+            max_whole: self.max_whole,
             regions: Some(&mut self.direct.regions),
             policy,
         };
@@ -100,10 +100,10 @@ impl ShmEngine {
             bytes >= self.least_direct && self.direct.direct_sizes.contains(pattern, bytes)
         });
         if !is_direct {
-            return context.by_shm_exchange(step.collective, longest);
+            return context.run_in_slots(step.collective, longest);
         }
         match context.run_direct(step.collective)? {
-            Some(collective) => context.by_shm_exchange(collective, longest),
+            Some(collective) => context.run_in_slots(collective, longest),
             None => Ok(()),
         }
     }
@@ -112,7 +112,7 @@ impl ShmEngine {
 impl PhaseContext<'_, '_> {
     /// Runs the operation through lines and slots. `longest` is the length in bytes of the longest part of
     /// any rank, if the ranks have exchanged lists of counts.
-    fn by_shm_exchange(
+    fn run_in_slots(
         &mut self,
         collective: Collective<'_>,
         longest: Option<usize>,

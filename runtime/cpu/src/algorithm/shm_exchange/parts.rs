@@ -93,7 +93,7 @@ impl PhaseContext<'_, '_> {
                     true => inputs.part(rank),
                     false => &self.part_in_line(peer, longest)[..len],
                 },
-                |all| arithmetic::combine(by.op, by.dtype, all, output, None),
+                |inputs| arithmetic::combine(by.op, by.dtype, inputs, output, None),
             );
             return Ok(());
         }
@@ -108,9 +108,11 @@ impl PhaseContext<'_, '_> {
                 size,
                 |peer| match peer == rank {
                     true => &inputs.part(rank)[mine.clone()],
-                    false => &slots.of(peer)[section_of(rank, peer) * section..][..mine.len()],
+                    false => &slots.slot(peer)[section_of(rank, peer) * section..][..mine.len()],
                 },
-                |all| arithmetic::combine(by.op, by.dtype, all, &mut output[mine.clone()], None),
+                |inputs| {
+                    arithmetic::combine(by.op, by.dtype, inputs, &mut output[mine.clone()], None)
+                },
             );
         }
         Ok(())
@@ -239,16 +241,16 @@ impl PhaseContext<'_, '_> {
         for peer in peers {
             let part = inputs.part(peer);
             let range = clip(range, part.len());
-            let at = section_of(peer, rank) * section;
-            let piece = &mut slot[at..at + range.len()];
+            let start = section_of(peer, rank) * section;
+            let piece = &mut slot[start..start + range.len()];
             self.copier.copy(piece, &part[range]);
         }
     }
 }
 
-/// Copies a piece of a result of `whole` bytes; bypasses the caches if the result does not fit into them.
-pub(super) fn copy_result(to: &mut [u8], from: &[u8], whole: usize) {
-    if whole < STREAMED {
+/// Copies a piece of a result of `result_len` bytes; bypasses the caches if the result does not fit into them.
+pub(super) fn copy_result(to: &mut [u8], from: &[u8], result_len: usize) {
+    if result_len < STREAMED {
         copy(to, from);
     } else {
         copy_past_caches(to, from);
@@ -258,8 +260,8 @@ pub(super) fn copy_result(to: &mut [u8], from: &[u8], whole: usize) {
 /// Length of a slot's sections, one for each other rank: whole cache lines of 64 bytes, and at most `longest` rounded
 /// up to whole cache lines.
 fn section_len(size: usize, longest: usize) -> usize {
-    let most = (SLOT / (size - 1)).min(CHUNK) & !63;
-    most.min(longest.max(1).next_multiple_of(64))
+    let max_len = (SLOT / (size - 1)).min(CHUNK) & !63;
+    max_len.min(longest.max(1).next_multiple_of(64))
 }
 
 /// Index of the section of `writer`'s slot that `reader` reads. A rank has no section for itself, so that
@@ -271,7 +273,7 @@ fn section_of(reader: usize, writer: usize) -> usize {
 /// Splits `len` bytes into chunks. For 0 bytes there is one empty chunk, since the ranks run a phase in any case.
 fn chunks(len: usize, chunk: usize) -> impl Iterator<Item = Range<usize>> {
     let count = len.div_ceil(chunk).max(1);
-    (0..count).map(move |at| at * chunk..((at + 1) * chunk).min(len))
+    (0..count).map(move |index| index * chunk..((index + 1) * chunk).min(len))
 }
 
 /// Limits `range` to the bytes that a shorter part has.

@@ -17,7 +17,7 @@ pub(super) struct PhaseContext<'a, 'p> {
     pub(super) op_header: &'a OpHeader,
     pub(super) signature: u64,
     /// The largest number of bytes of an all_reduce in which every rank combines all inputs.
-    pub(super) whole: usize,
+    pub(super) max_whole: usize,
     /// The registered memory of the ranks; `None` while the ranks agree on access to it.
     pub(super) regions: Option<&'a mut MappedRegions>,
     pub(super) policy: &'a mut WaitPolicy<'p>,
@@ -95,8 +95,8 @@ impl PhaseContext<'_, '_> {
         let len = lists.len() * 8;
         op_header.inline = u32::try_from(len).unwrap_or(u32::MAX);
         if OP_HEADER_LEN + len > SLOT {
-            let what = format!("{} counts, more than a slot holds", lists.len());
-            return Err(Failure::Garbled(self.ranks[self.position.rank], what));
+            let message = format!("{} counts, more than a slot holds", lists.len());
+            return Err(Failure::Garbled(self.ranks[self.position.rank], message));
         }
         let slot = self.shm_exchange.next_slot(SLOT);
         slot[..OP_HEADER_LEN].copy_from_slice(&op_header.encode());
@@ -105,7 +105,7 @@ impl PhaseContext<'_, '_> {
         }
         // The lists may have different lengths, which the ranks do not know yet, so this phase shows whole slots.
         self.run_phase(SLOT)?;
-        let (mut op_headers, mut all) = (Vec::new(), Vec::new());
+        let (mut op_headers, mut all_counts) = (Vec::new(), Vec::new());
         for rank in 0..self.position.size {
             let slot = self.shm_exchange.slot(rank);
             let op_header = slot.first_chunk().and_then(OpHeader::decode);
@@ -118,21 +118,23 @@ impl PhaseContext<'_, '_> {
             let counts = bytes.chunks_exact(8);
             let counts = counts
                 .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]));
-            all.push(counts.collect());
+            all_counts.push(counts.collect());
             op_headers.push(op_header);
         }
-        compare_lists(&op_headers, &all)
+        compare_lists(&op_headers, &all_counts)
             .map_err(|found| Failure::Mismatch(self.ranks[found.rank], found.message))?;
-        let longest = all.iter().flatten().copied().max().unwrap_or(0);
+        let longest = all_counts.iter().flatten().copied().max().unwrap_or(0);
         let element = self.op_header.dtype.size().unwrap_or(1);
         Ok(Some(usize::try_from(longest).unwrap_or(0) * element))
     }
 
+    /// The other ranks, starting with the next one, so that not all ranks start with rank 0.
     pub(super) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let Position { rank, size, .. } = self.position;
         (1..size).map(move |step| (rank + step) % size)
     }
 
+    /// The slots of all ranks as the last phase shows them.
     pub(super) fn slots(&mut self) -> Slots<'_> {
         self.shm_exchange.slots_and_next(0).0
     }

@@ -76,7 +76,7 @@ impl Shares {
 impl PhaseContext<'_, '_> {
     #[inline]
     pub(super) fn all_reduce(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
-        if data.len() <= self.whole {
+        if data.len() <= self.max_whole {
             self.all_reduce_whole(data, by)
         } else {
             self.all_reduce_shares(data, by)
@@ -97,8 +97,8 @@ impl PhaseContext<'_, '_> {
             self.run_phase(len)?;
         }
         let shm_exchange = &*self.shm_exchange;
-        let other = |at: usize| {
-            let peer = at + usize::from(at >= rank);
+        let other = |index: usize| {
+            let peer = index + usize::from(index >= rank);
             match is_inline {
                 true => shm_exchange.inline(peer, len),
                 false => &shm_exchange.slot(peer)[..len],
@@ -128,7 +128,7 @@ impl PhaseContext<'_, '_> {
             if let Some(chunk) = phase.checked_sub(1) {
                 for peer in peers {
                     let range = shares.part(peer, chunk);
-                    let share = &slots.of(peer)[shares.share_at(phase)..][..range.len()];
+                    let share = &slots.slot(peer)[shares.share_at(phase)..][..range.len()];
                     copy(&mut data[range], share);
                 }
             }
@@ -136,9 +136,9 @@ impl PhaseContext<'_, '_> {
                 let mine = shares.part(rank, phase);
                 let width = mine.len();
                 let share = &mut next[shares.share_at(phase + 1)..][..width];
-                let other = |at: usize| {
-                    let peer = at + usize::from(at >= rank);
-                    &slots.of(peer)[shares.input_at(rank, peer, phase)..][..width]
+                let other = |index: usize| {
+                    let peer = index + usize::from(index >= rank);
+                    &slots.slot(peer)[shares.input_at(rank, peer, phase)..][..width]
                 };
                 with_inputs(size - 1, other, |others| {
                     let out = &mut data[mine];
@@ -170,8 +170,8 @@ impl PhaseContext<'_, '_> {
         let slot = self.shm_exchange.next_slot(shares.used(phase));
         for peer in peers {
             let piece = &data[shares.part(peer, phase)];
-            let at = shares.input_at(peer, self.position.rank, phase);
-            self.copier.copy(&mut slot[at..][..piece.len()], piece);
+            let start = shares.input_at(peer, self.position.rank, phase);
+            self.copier.copy(&mut slot[start..][..piece.len()], piece);
         }
     }
 
@@ -199,7 +199,7 @@ impl PhaseContext<'_, '_> {
             {
                 for peer in (0..size).filter(|&peer| peer != root) {
                     let range = shares.part(peer, chunk);
-                    let share = &slots.of(peer)[shares.share_at(phase)..][..range.len()];
+                    let share = &slots.slot(peer)[shares.share_at(phase)..][..range.len()];
                     copy(&mut data[range], share);
                 }
             }
@@ -209,7 +209,7 @@ impl PhaseContext<'_, '_> {
                 let share = &mut next[shares.share_at(phase + 1)..][..width];
                 let input = |peer: usize| match peer == rank {
                     true => &data.bytes()[mine.clone()],
-                    false => &slots.of(peer)[shares.input_at(rank, peer, phase)..][..width],
+                    false => &slots.slot(peer)[shares.input_at(rank, peer, phase)..][..width],
                 };
                 with_inputs(size, input, |inputs| {
                     arithmetic::combine(by.op, by.dtype, inputs, share, None);
@@ -223,26 +223,26 @@ impl PhaseContext<'_, '_> {
     }
 }
 
-/// Calls `use_them` with `count` inputs, which are collected on the stack if they are few.
+/// Calls `use_inputs` with `count` inputs, which are collected on the stack if they are few.
 #[inline]
 pub(super) fn with_inputs<'a>(
     count: usize,
     input: impl Fn(usize) -> &'a [u8],
-    use_them: impl FnOnce(&[&'a [u8]]),
+    use_inputs: impl FnOnce(&[&'a [u8]]),
 ) {
     const FEW: usize = 8;
     if count == 1 {
-        use_them(&[input(0)]);
+        use_inputs(&[input(0)]);
     } else if count == 2 {
-        use_them(&[input(0), input(1)]);
+        use_inputs(&[input(0), input(1)]);
     } else if count <= FEW {
         let mut few: [&[u8]; FEW] = [&[]; FEW];
-        for (at, entry) in few[..count].iter_mut().enumerate() {
-            *entry = input(at);
+        for (index, entry) in few[..count].iter_mut().enumerate() {
+            *entry = input(index);
         }
-        use_them(&few[..count]);
+        use_inputs(&few[..count]);
     } else {
-        let all: Vec<&[u8]> = (0..count).map(input).collect();
-        use_them(&all);
+        let many: Vec<&[u8]> = (0..count).map(input).collect();
+        use_inputs(&many);
     }
 }

@@ -30,7 +30,7 @@ pub(super) const AGREEMENTS_LEN: usize = AGREEMENTS * AGREEMENT_LEN;
 pub(super) fn agree(table: &Mapping, start: usize, number: u64, value: &[u8]) -> Option<Agreement> {
     let number = number.max(1);
     let first = (number % AGREEMENTS as u64) as usize;
-    let entries = (first..first + PROBES).map(|at| start + at % AGREEMENTS * AGREEMENT_LEN);
+    let entries = (first..first + PROBES).map(|index| start + index % AGREEMENTS * AGREEMENT_LEN);
     for entry in entries {
         if set_once(table.long(entry), number) != number {
             continue;
@@ -68,10 +68,10 @@ fn hash(value: &[u8]) -> u64 {
 
 fn write(table: &Mapping, entry: usize, value: &[u8]) {
     let value = &value[..value.len().min(TEXT_LEN)];
-    for (at, part) in value.chunks(8).enumerate() {
+    for (index, part) in value.chunks(8).enumerate() {
         let mut bytes = [0; 8];
         bytes[..part.len()].copy_from_slice(part);
-        let word = table.long(entry + TEXT + at * 8);
+        let word = table.long(entry + TEXT + index * 8);
         word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
     }
     // The stored number is the length plus 1, since 0 means that the value is not written yet.
@@ -90,7 +90,7 @@ fn read(table: &Mapping, entry: usize) -> Vec<u8> {
         }
         std::thread::yield_now();
     };
-    let words = (0..TEXT_LEN / 8).map(|at| table.long(entry + TEXT + at * 8));
+    let words = (0..TEXT_LEN / 8).map(|index| table.long(entry + TEXT + index * 8));
     let bytes = words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
     bytes.take(len).collect()
 }

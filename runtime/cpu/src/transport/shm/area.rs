@@ -99,11 +99,11 @@ mod tests {
     #[test]
     fn every_pair_has_an_index_of_its_own() {
         for size in [2, 3, 8] {
-            let mut all: Vec<usize> = (0..size)
+            let mut indices: Vec<usize> = (0..size)
                 .flat_map(|high| (0..high).map(move |low| pair_of(low, high)))
                 .collect();
-            all.sort_unstable();
-            assert_eq!(all, (0..pairs(size)).collect::<Vec<_>>());
+            indices.sort_unstable();
+            assert_eq!(indices, (0..pairs(size)).collect::<Vec<_>>());
         }
         assert_eq!(pair_of(2, 5), pair_of(5, 2));
     }

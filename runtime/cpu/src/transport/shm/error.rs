@@ -30,7 +30,7 @@ impl ShmExchangeError {
             Self::GivenUp { first, absent } => match ranks.get(first) {
                 Some(&rank) => Failure::GivenUp {
                     rank,
-                    absent: absent.into_iter().map(|at| ranks[at]).collect(),
+                    absent: absent.into_iter().map(|rank| ranks[rank]).collect(),
                 },
                 // Any rank may have written it.
                 None => Failure::Io(io::Error::new(

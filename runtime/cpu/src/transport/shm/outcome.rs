@@ -120,11 +120,11 @@ mod tests {
     ) -> bool {
         std::thread::sleep(late);
         flags[rank].store(1, Ordering::Release);
-        let all = |_| flags.iter().all(|flag| flag.load(Ordering::Acquire) == 1);
+        let all_published = |_| flags.iter().all(|flag| flag.load(Ordering::Acquire) == 1);
         let until = Instant::now() + time_out;
         let mut vote = Vote::GiveUp(rank);
         while Instant::now() < until {
-            if all(1) {
+            if all_published(1) {
                 vote = Vote::Ask;
                 break;
             }
@@ -134,7 +134,7 @@ mod tests {
         if matches!(vote, Vote::Ask) && outcome.is_open() {
             return true;
         }
-        outcome.decide(1, vote, all).is_none()
+        outcome.decide(1, vote, all_published).is_none()
     }
 
     #[test]
@@ -146,10 +146,10 @@ mod tests {
             let outcome = AtomicU64::new(OPEN);
             // The times are spread up to this many microseconds, so that the orders of arriving and giving
             // up vary. The spread grows, since the duration of a decision depends on the machine.
-            let most = 1_000 << (round / 8).min(10);
+            let spread = 1_000 << (round / 8).min(10);
             let times = |rank: u64| {
                 let mixed = (round * 3 + rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-                [mixed % most, (mixed >> 20) % most].map(Duration::from_micros)
+                [mixed % spread, (mixed >> 20) % spread].map(Duration::from_micros)
             };
             let ends: Vec<bool> = std::thread::scope(|scope| {
                 let (flags, outcome) = (&flags, &outcome);

@@ -167,16 +167,17 @@ impl Segment {
         Self::refusals_at(world_size) + REFUSALS * 8
     }
 
-    fn group_entry(&self, at: usize) -> usize {
-        HEAD + self.world_size * RANK_ENTRY_LEN + at * GROUP_ENTRY_LEN
+    fn group_entry(&self, index: usize) -> usize {
+        HEAD + self.world_size * RANK_ENTRY_LEN + index * GROUP_ENTRY_LEN
     }
 
+    /// Writes this rank's entry, and counts the rank.
     fn enter(&self) {
         let entry = Self::rank_entry(self.rank);
         let pid = std::process::id();
         self.table.word(entry + 4).store(pid, Ordering::Relaxed);
-        for (at, word) in own_processors().into_iter().enumerate() {
-            let place = self.table.long(entry + RANK_PROCESSORS + at * 8);
+        for (index, word) in own_processors().into_iter().enumerate() {
+            let place = self.table.long(entry + RANK_PROCESSORS + index * 8);
             place.store(word, Ordering::Relaxed);
         }
         self.table.word(entry).store(PRESENT, Ordering::Release);
@@ -223,8 +224,8 @@ impl Segment {
             let entry = HEAD + rank * RANK_ENTRY_LEN;
             let is_present = self.table.word(entry).load(Ordering::Acquire) == PRESENT;
             is_present.then(|| {
-                let word = |at| self.table.long(entry + RANK_PROCESSORS + at * 8);
-                std::array::from_fn(|at| word(at).load(Ordering::Relaxed))
+                let word = |index| self.table.long(entry + RANK_PROCESSORS + index * 8);
+                std::array::from_fn(|index| word(index).load(Ordering::Relaxed))
             })
         });
         let sets: Vec<Processors> = sets.collect();
@@ -290,59 +291,60 @@ impl Segment {
         }
     }
 
-    /// The offset in the file of the area with index `at`.
-    fn area(&self, at: usize) -> usize {
-        Self::table_len(self.world_size) + at * self.stride
+    /// The offset in the file of the area with this index.
+    fn area(&self, index: usize) -> usize {
+        Self::table_len(self.world_size) + index * self.stride
     }
 
-    /// Maps `len` bytes of the area with index `at`, from its byte `start` on. Fails if they are not all in the area.
-    pub(super) fn map_area(&self, at: usize, start: usize, len: usize) -> io::Result<Mapping> {
+    /// Maps `len` bytes of the area with this index, from its byte `start` on. Fails if they are not all in the area.
+    pub(super) fn map_area(&self, index: usize, start: usize, len: usize) -> io::Result<Mapping> {
         let end = start.checked_add(len);
-        if at >= GROUPS || end.is_none_or(|end| end > self.stride) {
+        if index >= GROUPS || end.is_none_or(|end| end > self.stride) {
             return Err(io::Error::other(format!(
-                "{len} bytes from byte {start} of area {at} are not in the segment, which has \
+                "{len} bytes from byte {start} of area {index} are not in the segment, which has \
                  {GROUPS} areas of {} bytes",
                 self.stride
             )));
         }
-        Mapping::new(&self.file, self.area(at) + start, len)
+        Mapping::new(&self.file, self.area(index) + start, len)
     }
 
     /// Counts a rank that leaves the group of an area; returns how many have left.
-    pub(super) fn leave_area(&self, at: usize) -> usize {
-        let left = self.table.word(self.group_entry(at) + 4);
+    pub(super) fn leave_area(&self, index: usize) -> usize {
+        let left = self.table.word(self.group_entry(index) + 4);
         left.fetch_add(1, Ordering::AcqRel) as usize + 1
     }
 
     /// Returns the first `len` bytes of an area's memory to the system, and frees the area for later groups.
-    pub(super) fn free_area(&self, at: usize, len: usize) {
+    pub(super) fn free_area(&self, index: usize, len: usize) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let (start, len) = (self.area(at) as u64, len as u64);
+        let (start, len) = (self.area(index) as u64, len as u64);
         // An area that cannot be emptied stays claimed.
         if rustix::fs::fallocate(&self.file, flags, start, len).is_ok() {
-            let state = self.table.word(self.group_entry(at));
+            let state = self.table.word(self.group_entry(index));
             state.store(0, Ordering::Release);
         }
     }
 
     /// Claims a free area for the group with this key, and publishes the result; `None` if no area is free.
     fn claim(&self, key: u64) -> Option<usize> {
-        let found = indices(key).find(|&at| {
-            let state = self.table.word(self.group_entry(at));
+        let found = indices(key).find(|&index| {
+            let state = self.table.word(self.group_entry(index));
             let (new, order) = (CLAIMED, Ordering::Relaxed);
             state
                 .compare_exchange(0, new, Ordering::Acquire, order)
                 .is_ok()
         });
-        if let Some(at) = found {
-            let entry = self.group_entry(at);
+        if let Some(index) = found {
+            let entry = self.group_entry(index);
             self.table.word(entry + 4).store(0, Ordering::Relaxed);
             self.table.long(entry + 8).store(key, Ordering::Relaxed);
             self.table.word(entry).store(READY, Ordering::Release);
         } else {
             // The refusal is published: the other ranks must not wait for an area that will never be made.
-            let at = self.table.word(REFUSED).fetch_add(1, Ordering::Relaxed) as usize % REFUSALS;
-            self.refusal(at)
+            let index =
+                self.table.word(REFUSED).fetch_add(1, Ordering::Relaxed) as usize % REFUSALS;
+            self.refusal(index)
                 .store(key.wrapping_add(1), Ordering::Release);
         }
         let claims = self.table.word(CLAIMS);
@@ -362,23 +364,24 @@ impl Segment {
         sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn refusal(&self, at: usize) -> &AtomicU64 {
-        self.table.long(Self::refusals_at(self.world_size) + at * 8)
+    fn refusal(&self, index: usize) -> &AtomicU64 {
+        self.table
+            .long(Self::refusals_at(self.world_size) + index * 8)
     }
 
     /// Returns the result of a group's claim: `Some(Some(index))` with the index of its area, or `Some(None)` for a
     /// refusal. `None` if there is no claim yet, or if the refusal is no longer kept.
     fn answer_to(&self, key: u64) -> Option<Option<usize>> {
-        let is_its_entry = |&at: &usize| {
-            let entry = self.group_entry(at);
+        let is_entry_of_group = |&index: &usize| {
+            let entry = self.group_entry(index);
             self.table.word(entry).load(Ordering::Acquire) == READY
                 && self.table.long(entry + 8).load(Ordering::Relaxed) == key
         };
-        if let Some(at) = indices(key).find(is_its_entry) {
-            return Some(Some(at));
+        if let Some(index) = indices(key).find(is_entry_of_group) {
+            return Some(Some(index));
         }
-        let refused =
-            (0..REFUSALS).any(|at| self.refusal(at).load(Ordering::Acquire) == key.wrapping_add(1));
+        let refused = (0..REFUSALS)
+            .any(|index| self.refusal(index).load(Ordering::Acquire) == key.wrapping_add(1));
         refused.then_some(None)
     }
 

@@ -78,10 +78,10 @@ impl ShmExchange {
         ranks: Arc<[Rank]>,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<Self>, ShmExchangeError> {
-        let Some(at) = segment.area_of(key, rank, ranks[0], policy)? else {
+        let Some(place) = segment.area_of(key, rank, ranks[0], policy)? else {
             return Ok(None);
         };
-        Ok(Some(Self::new(segment.clone(), at, rank, ranks)?))
+        Ok(Some(Self::new(segment.clone(), place, rank, ranks)?))
     }
 
     /// Makes the end of `rank` of the group, for the area with the index `place` in the segment.
@@ -126,10 +126,12 @@ impl ShmExchange {
         rank * CONTROL + (phase & 1) as usize * LINE
     }
 
+    /// Number of threads that sleep on a flag of `rank`.
     fn sleepers(&self, rank: usize) -> &AtomicU32 {
         self.area.word(rank * CONTROL + 2 * LINE)
     }
 
+    /// Not zero once `rank` has left the group.
     fn left(&self, rank: usize) -> &AtomicU32 {
         self.area.word(rank * CONTROL + 3 * LINE)
     }
@@ -149,11 +151,12 @@ impl ShmExchange {
             >= 0
     }
 
-    /// Decides with the other ranks whether this phase has failed. With a reason, this rank proposes that it has. If
-    /// this returns no error, all ranks continue, or have continued, as if no rank had given up.
+    /// Decides with the other ranks whether this phase has failed. With a reason, this rank proposes that it has. After
+    /// `Ok`, all ranks continue, or have continued, as if no rank had given up.
     #[cold]
     fn decide(&self, why: Option<ShmExchangeError>) -> Result<(), ShmExchangeError> {
-        let all_published = |phase| (0..self.ranks.len()).all(|at| self.has_published(at, phase));
+        let all_published =
+            |phase| (0..self.ranks.len()).all(|rank| self.has_published(rank, phase));
         let vote = match why {
             Some(_) => Vote::GiveUp(self.rank),
             None => Vote::Ask,
@@ -168,13 +171,14 @@ impl ShmExchange {
     fn given_up(&self, first: usize) -> ShmExchangeError {
         let absent = match self.outcome().has_failed_in(self.phase) {
             true => (0..self.ranks.len())
-                .filter(|&at| !self.has_published(at, self.phase))
+                .filter(|&rank| !self.has_published(rank, self.phase))
                 .collect(),
             false => Vec::new(),
         };
         ShmExchangeError::GivenUp { first, absent }
     }
 
+    /// The offset of a rank's slot in the area.
     #[inline]
     fn slot_at(&self, rank: usize, layout: SlotLayout) -> usize {
         let size = self.ranks.len();
@@ -346,14 +350,14 @@ impl ShmExchange {
     fn fetch(&self, start: usize, len: usize) {
         let lines = self.area.at(start, len);
         #[cfg(target_arch = "x86_64")]
-        for at in (0..len).step_by(64) {
+        for offset in (0..len).step_by(64) {
             // Assembly, since the intrinsic becomes a fetch for reading if the build's target may lack `prefetchw`.
             // All 64-bit processors accept the instruction; on some it has no effect.
             // SAFETY: the instruction is a hint and changes no memory; the address is inside the mapping.
             unsafe {
                 std::arch::asm!(
                     "prefetchw [{line}]",
-                    line = in(reg) lines.add(at),
+                    line = in(reg) lines.add(offset),
                     options(nostack, preserves_flags, readonly)
                 );
             }
@@ -362,6 +366,7 @@ impl ShmExchange {
         let _ = lines;
     }
 
+    /// Writes this rank's line of the next phase, and stores the phase into its flag.
     #[inline]
     fn publish(&mut self, signature: u64, inline: &[u8]) {
         assert!(
@@ -418,6 +423,8 @@ impl ShmExchange {
         }
     }
 
+    /// Sleeps until `flag`, the flag of `rank`, is no longer `seen`, or `time` has passed. Fails if `rank` is gone or
+    /// the phase was given up.
     #[cold]
     fn sleep(
         &self,
@@ -505,7 +512,7 @@ pub(crate) struct Slots<'a> {
 impl<'a> Slots<'a> {
     /// Works as [`ShmExchange::slot`].
     #[inline]
-    pub(crate) fn of(self, rank: usize) -> &'a [u8] {
+    pub(crate) fn slot(self, rank: usize) -> &'a [u8] {
         self.shm_exchange.slot(rank)
     }
 }

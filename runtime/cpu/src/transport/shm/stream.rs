@@ -241,11 +241,11 @@ impl ShmStream {
     /// it sent was read.
     #[inline]
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let some = match self.readable()? {
+        let count = match self.readable()? {
             Readable::Cell { start, len } => return Ok(self.read_cell(start, len, into)),
-            Readable::Ring(some) => some.min(into.len()),
+            Readable::Ring(count) => count.min(into.len()),
         };
-        if some == 0 {
+        if count == 0 {
             let is_end = self.closed && !into.is_empty();
             return if is_end {
                 Err(io::ErrorKind::UnexpectedEof.into())
@@ -253,9 +253,9 @@ impl ShmStream {
                 Ok(0)
             };
         }
-        self.get(self.read, &mut into[..some]);
-        self.pass(some);
-        Ok(some)
+        self.get(self.read, &mut into[..count]);
+        self.pass(count);
+        Ok(count)
     }
 
     /// Fills `into` with the bytes after this head, if the next bytes of the stream are exactly this head and all bytes
@@ -268,8 +268,11 @@ impl ShmStream {
     ) -> io::Result<Found> {
         let len = HEAD + into.len();
         match self.readable()? {
-            Readable::Cell { start, len: there } => {
-                if there != len {
+            Readable::Cell {
+                start,
+                len: available,
+            } => {
+                if available != len {
                     return Ok(Found::Other);
                 }
                 let from = self.rings.at(start, len);
@@ -290,9 +293,9 @@ impl ShmStream {
                     cells_read: self.cells_read,
                 }));
             }
-            Readable::Ring(there) => {
+            Readable::Ring(available) => {
                 let mut first = [0; HEAD];
-                if there < len {
+                if available < len {
                     return Ok(Found::Other);
                 }
                 self.get(self.read, &mut first);
@@ -306,14 +309,14 @@ impl ShmStream {
         Ok(Found::All)
     }
 
-    /// Copies bytes of the ring that have arrived.
+    /// Copies bytes of the ring that have arrived, from the byte at `position` on. Does not count them as read.
     fn get(&self, position: u64, into: &mut [u8]) {
         let start = (position % self.ring_len as u64) as usize;
         let first = into.len().min(self.ring_len - start);
         let (first, second) = into.split_at_mut(first);
         let data = self.into + RING_HEAD;
-        for (piece, at) in [(first, start), (second, 0)] {
-            let from = self.rings.at(data + at, piece.len());
+        for (piece, offset) in [(first, start), (second, 0)] {
+            let from = self.rings.at(data + offset, piece.len());
             // SAFETY: the writer stored its count, which `readable` has seen, after it had written these bytes. It
             // writes here again only after `pass` has stored a count of read bytes that includes them.
             let from = unsafe { std::slice::from_raw_parts(from, piece.len()) };
@@ -322,8 +325,8 @@ impl ShmStream {
     }
 
     /// Records that this many bytes of the ring were read.
-    fn pass(&mut self, some: usize) {
-        self.read += some as u64;
+    fn pass(&mut self, count: usize) {
+        self.read += count as u64;
         self.count(self.into, READ)
             .store(self.read, Ordering::Release);
         self.wake_if_asleep(self.into, WRITER_SLEEPS);
@@ -332,18 +335,18 @@ impl ShmStream {
     /// Reads from the next cell, whose unread `len` bytes are at `start`.
     #[inline]
     fn read_cell(&mut self, start: usize, len: usize, into: &mut [u8]) -> usize {
-        let some = len.min(into.len());
-        let from = self.rings.at(start, some);
+        let count = len.min(into.len());
+        let from = self.rings.at(start, count);
         // SAFETY: `readable` has seen the cell's number, which the writer stored after the cell's bytes. The writer
         // writes them again only after `pass_cell` below has stored its count.
-        let from = unsafe { std::slice::from_raw_parts(from, some) };
-        into[..some].copy_from_slice(from);
-        if some < len {
-            self.cell_done += some;
-            return some;
+        let from = unsafe { std::slice::from_raw_parts(from, count) };
+        into[..count].copy_from_slice(from);
+        if count < len {
+            self.cell_done += count;
+            return count;
         }
         self.pass_cell();
-        some
+        count
     }
 
     /// Records that the next cell was read to its end.
@@ -379,17 +382,17 @@ impl ShmStream {
         let room = self.writable()?.min(PIECE);
         let head = &head[..room.min(head.len())];
         let rest = &rest[..rest.len().min(room - head.len())];
-        let some = head.len() + rest.len();
-        if some == 0 {
+        let count = head.len() + rest.len();
+        if count == 0 {
             return Ok(0);
         }
         self.put(self.written, head);
         self.put(self.written + head.len() as u64, rest);
-        self.written += some as u64;
+        self.written += count as u64;
         let written = self.count(self.out, WRITTEN);
         written.store(self.written, Ordering::Release);
         self.wake_if_asleep(self.out, READER_SLEEPS);
-        Ok(some)
+        Ok(count)
     }
 
     /// Whether there is a free cell to write.
@@ -421,13 +424,13 @@ impl ShmStream {
         self.wake_if_asleep(self.out, READER_SLEEPS);
     }
 
-    /// Copies bytes to free space of the ring.
+    /// Copies bytes to free space of the ring, from `position` on. Does not count them as written.
     fn put(&mut self, position: u64, bytes: &[u8]) {
         let start = (position % self.ring_len as u64) as usize;
         let (first, second) = bytes.split_at(bytes.len().min(self.ring_len - start));
         let data = self.out + RING_HEAD;
-        for (piece, at) in [(first, start), (second, 0)] {
-            let to = self.rings.at(data + at, piece.len());
+        for (piece, offset) in [(first, start), (second, 0)] {
+            let to = self.rings.at(data + offset, piece.len());
             // SAFETY: this rank alone writes this ring, through `&mut self`. The reader has read the bytes that were
             // here (`writable` has seen its count), and reads here again only after it has seen a count of written
             // bytes that includes the new ones.
@@ -482,8 +485,8 @@ impl ShmStream {
                 .store(1, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
-        let is_nothing = matches!(self.readable()?, Readable::Ring(0));
-        Ok(waits.to_read && !is_nothing || waits.to_write && self.writable()? > 0)
+        let is_empty = matches!(self.readable()?, Readable::Ring(0));
+        Ok(waits.to_read && !is_empty || waits.to_write && self.writable()? > 0)
     }
 
     /// Checks that the distance between two counts of one ring is at most the ring's size.

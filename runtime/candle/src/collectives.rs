@@ -54,13 +54,13 @@ impl TensorGroup for ProcessGroup {
     fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Tensor> {
         let mut dims = vec![self.size() as usize];
         dims.extend(tensor.dims());
-        let all = zeros_like(tensor, dims)?;
+        let gathered = zeros_like(tensor, dims)?;
         read(tensor, |input| {
-            write(&all, |output| {
+            write(&gathered, |output| {
                 self.execute(Op::AllGatherSingle { input, output })
             })
         })?;
-        Ok(all)
+        Ok(gathered)
     }
 
     #[track_caller]

@@ -20,15 +20,15 @@ pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> R
     };
     let range = range_of(layout)?;
     let buffer = match storage {
-        CpuStorage::U8(all) => Buffer::from_slice(&all[range]),
-        CpuStorage::U32(all) => Buffer::from_slice(&all[range]),
-        CpuStorage::I16(all) => Buffer::from_slice(&all[range]),
-        CpuStorage::I32(all) => Buffer::from_slice(&all[range]),
-        CpuStorage::I64(all) => Buffer::from_slice(&all[range]),
-        CpuStorage::BF16(all) => Buffer::from_slice(&all[range]),
-        CpuStorage::F16(all) => Buffer::from_slice(&all[range]),
-        CpuStorage::F32(all) => Buffer::from_slice(&all[range]),
-        CpuStorage::F64(all) => Buffer::from_slice(&all[range]),
+        CpuStorage::U8(elements) => Buffer::from_slice(&elements[range]),
+        CpuStorage::U32(elements) => Buffer::from_slice(&elements[range]),
+        CpuStorage::I16(elements) => Buffer::from_slice(&elements[range]),
+        CpuStorage::I32(elements) => Buffer::from_slice(&elements[range]),
+        CpuStorage::I64(elements) => Buffer::from_slice(&elements[range]),
+        CpuStorage::BF16(elements) => Buffer::from_slice(&elements[range]),
+        CpuStorage::F16(elements) => Buffer::from_slice(&elements[range]),
+        CpuStorage::F32(elements) => Buffer::from_slice(&elements[range]),
+        CpuStorage::F64(elements) => Buffer::from_slice(&elements[range]),
         _ => return Err(unknown_type(tensor)),
     };
     body(shaped(buffer, layout)?)
@@ -73,15 +73,15 @@ where
     fn run(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<R> {
         let range = range_of(layout)?;
         let buffer = match storage {
-            CpuStorage::U8(all) => Buffer::from_mut(&mut all[range]),
-            CpuStorage::U32(all) => Buffer::from_mut(&mut all[range]),
-            CpuStorage::I16(all) => Buffer::from_mut(&mut all[range]),
-            CpuStorage::I32(all) => Buffer::from_mut(&mut all[range]),
-            CpuStorage::I64(all) => Buffer::from_mut(&mut all[range]),
-            CpuStorage::BF16(all) => Buffer::from_mut(&mut all[range]),
-            CpuStorage::F16(all) => Buffer::from_mut(&mut all[range]),
-            CpuStorage::F32(all) => Buffer::from_mut(&mut all[range]),
-            CpuStorage::F64(all) => Buffer::from_mut(&mut all[range]),
+            CpuStorage::U8(elements) => Buffer::from_mut(&mut elements[range]),
+            CpuStorage::U32(elements) => Buffer::from_mut(&mut elements[range]),
+            CpuStorage::I16(elements) => Buffer::from_mut(&mut elements[range]),
+            CpuStorage::I32(elements) => Buffer::from_mut(&mut elements[range]),
+            CpuStorage::I64(elements) => Buffer::from_mut(&mut elements[range]),
+            CpuStorage::BF16(elements) => Buffer::from_mut(&mut elements[range]),
+            CpuStorage::F16(elements) => Buffer::from_mut(&mut elements[range]),
+            CpuStorage::F32(elements) => Buffer::from_mut(&mut elements[range]),
+            CpuStorage::F64(elements) => Buffer::from_mut(&mut elements[range]),
             _ => {
                 return Err(unsupported(
                     "the element type of this tensor is not supported",
@@ -128,8 +128,8 @@ pub fn tensor_of(buffer: Buffer<'static>) -> Result<Tensor> {
         let vec: Vec<T> = buffer
             .into_vec()
             .map_err(|buffer| unsupported(format!("{buffer:?} does not own its memory")))?;
-        let made = Tensor::from_vec(vec, dims, &candle_core::Device::Cpu);
-        made.map_err(from_candle)
+        let tensor = Tensor::from_vec(vec, dims, &candle_core::Device::Cpu);
+        tensor.map_err(from_candle)
     }
     match buffer.dtype() {
         DType::U8 => make::<u8>(buffer),

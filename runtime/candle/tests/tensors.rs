@@ -20,7 +20,7 @@ const TYPES: [DType; 9] = [
 
 /// Six small numbers, different on each rank.
 fn tensor(rank: u32, dtype: DType) -> Tensor {
-    let numbers: Vec<f32> = (0..6).map(|at| (rank * 2 + at + 1) as f32).collect();
+    let numbers: Vec<f32> = (0..6).map(|index| (rank * 2 + index + 1) as f32).collect();
     let tensor = Tensor::from_vec(numbers, (2, 3), &Device::Cpu).unwrap();
     tensor.to_dtype(dtype).unwrap()
 }
@@ -43,23 +43,21 @@ fn tensors_of_every_shared_type_are_reduced_gathered_and_sent() {
                 let both = [tensor(0, dtype), tensor(1, dtype)];
                 let sum = (&both[0] + &both[1]).unwrap();
 
-                let of_rank = tensor(rank, dtype);
-                group.all_reduce_tensor(&of_rank, ReduceOp::Sum).unwrap();
-                assert_eq!(numbers(&of_rank), numbers(&sum), "{dtype:?}");
+                let own = tensor(rank, dtype);
+                group.all_reduce_tensor(&own, ReduceOp::Sum).unwrap();
+                assert_eq!(numbers(&own), numbers(&sum), "{dtype:?}");
 
-                let of_rank = tensor(rank, dtype);
-                group.broadcast_tensor(&of_rank, 1).unwrap();
-                assert_eq!(numbers(&of_rank), numbers(&both[1]), "{dtype:?}");
+                let own = tensor(rank, dtype);
+                group.broadcast_tensor(&own, 1).unwrap();
+                assert_eq!(numbers(&own), numbers(&both[1]), "{dtype:?}");
 
-                let all = group.all_gather_tensor(&tensor(rank, dtype)).unwrap();
-                assert_eq!(all.dims(), [2, 2, 3]);
+                let gathered = group.all_gather_tensor(&tensor(rank, dtype)).unwrap();
+                assert_eq!(gathered.dims(), [2, 2, 3]);
                 let stacked = Tensor::stack(&both, 0).unwrap();
-                assert_eq!(numbers(&all), numbers(&stacked), "{dtype:?}");
+                assert_eq!(numbers(&gathered), numbers(&stacked), "{dtype:?}");
 
-                let of_rank = tensor(rank, dtype);
-                let part = group
-                    .reduce_scatter_tensor(&of_rank, ReduceOp::Sum)
-                    .unwrap();
+                let own = tensor(rank, dtype);
+                let part = group.reduce_scatter_tensor(&own, ReduceOp::Sum).unwrap();
                 assert_eq!(part.dims(), [3]);
                 let expected = sum.get(rank as usize).unwrap();
                 assert_eq!(numbers(&part), numbers(&expected), "{dtype:?}");
@@ -67,9 +65,9 @@ fn tensors_of_every_shared_type_are_reduced_gathered_and_sent() {
                 if rank == 0 {
                     group.send_tensor(&tensor(0, dtype), 1, 3).unwrap();
                 } else {
-                    let got = Tensor::zeros((2, 3), dtype, &Device::Cpu).unwrap();
-                    group.recv_tensor(&got, 0, 3).unwrap();
-                    assert_eq!(numbers(&got), numbers(&both[0]), "{dtype:?}");
+                    let received = Tensor::zeros((2, 3), dtype, &Device::Cpu).unwrap();
+                    group.recv_tensor(&received, 0, 3).unwrap();
+                    assert_eq!(numbers(&received), numbers(&both[0]), "{dtype:?}");
                 }
             }
             world.shutdown().unwrap();
@@ -89,17 +87,19 @@ fn a_view_is_reduced_in_place_and_changes_the_tensor_that_shares_its_memory() {
             // The second row: its memory does not start at the start of the tensor's.
             let row = var.narrow(0, 1, 1).unwrap();
             group.all_reduce_tensor(&row, ReduceOp::Sum).unwrap();
-            let of_rank = numbers(&tensor(group.rank(), DType::F32));
-            assert_eq!(numbers(var.as_tensor())[..3], of_rank[..3]);
+            let own = numbers(&tensor(group.rank(), DType::F32));
+            assert_eq!(numbers(var.as_tensor())[..3], own[..3]);
             assert_eq!(numbers(var.as_tensor())[3..], [10.0, 12.0, 14.0]);
 
             // Memory is lent, not copied.
-            let at = read(var.as_tensor(), |buffer| Ok(buffer.as_ptr() as usize)).unwrap();
-            let row_at = write(&row, |buffer| Ok(buffer.as_ptr() as usize)).unwrap();
-            assert_eq!(row_at - at, 3 * size_of::<f32>());
+            let start = read(var.as_tensor(), |buffer| Ok(buffer.as_ptr() as usize)).unwrap();
+            let row_start = write(&row, |buffer| Ok(buffer.as_ptr() as usize)).unwrap();
+            assert_eq!(row_start - start, 3 * size_of::<f32>());
             let shapes = world.snapshot().signatures;
             assert!(
-                shapes.iter().any(|it| it.input_sizes == [vec![1, 3]]),
+                shapes
+                    .iter()
+                    .any(|signature| signature.input_sizes == [vec![1, 3]]),
                 "{shapes:?}"
             );
             world.shutdown().unwrap();
@@ -115,9 +115,9 @@ fn copies_of_tensors_are_reduced_asynchronously() {
         |_| {},
         |world| {
             let group = world.group();
-            let of_rank = tensor(group.rank(), DType::BF16);
+            let own = tensor(group.rank(), DType::BF16);
             let op = Op::AllReduce {
-                buffer: copy_of(&of_rank).unwrap(),
+                buffer: copy_of(&own).unwrap(),
                 op: ReduceOp::Max.into(),
             };
             let (op, _) = group.execute_async(op).unwrap().wait().unwrap();

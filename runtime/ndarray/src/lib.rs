@@ -90,8 +90,8 @@ pub fn array_of<T: Element>(buffer: Buffer<'static>) -> Result<ArrayD<T>> {
         );
         Error::new(ErrorKind::InvalidArgument, message)
     })?;
-    let made = ArrayD::from_shape_vec(IxDyn(&shape), elements);
-    made.map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))
+    let array = ArrayD::from_shape_vec(IxDyn(&shape), elements);
+    array.map_err(|error| Error::new(ErrorKind::InvalidArgument, error.to_string()))
 }
 
 /// Collectives and messages of a group in terms of arrays. Each method does what the operation of its name does.
@@ -178,13 +178,13 @@ impl ArrayGroup for ProcessGroup {
         let mut dims = D::Larger::zeros(array.ndim() + 1);
         dims[0] = self.size() as usize;
         dims.slice_mut()[1..].copy_from_slice(array.shape());
-        let mut all = Array::default(dims);
+        let mut gathered = Array::default(dims);
         read(array, |input| {
-            write(&mut all, |output| {
+            write(&mut gathered, |output| {
                 self.execute(Op::AllGatherSingle { input, output })
             })
         })?;
-        Ok(all)
+        Ok(gathered)
     }
 
     #[track_caller]

@@ -24,7 +24,7 @@ fn arrays_whose_strides_differ_between_ranks_are_combined_by_index() {
         let rank = group.rank();
         let sum = image(0) + image(1);
         // One rank has the channels last in memory.
-        let of_rank = || match rank {
+        let own_image = || match rank {
             0 => image(0),
             _ => {
                 let last = image(1).permuted_axes([0, 2, 3, 1]);
@@ -32,34 +32,34 @@ fn arrays_whose_strides_differ_between_ranks_are_combined_by_index() {
                 last.permuted_axes([0, 3, 1, 2])
             }
         };
-        assert_eq!(of_rank(), image(rank));
-        assert_eq!(of_rank().is_standard_layout(), rank == 0);
+        assert_eq!(own_image(), image(rank));
+        assert_eq!(own_image().is_standard_layout(), rank == 0);
 
-        let mut reduced = of_rank();
+        let mut reduced = own_image();
         group.all_reduce_array(&mut reduced, ReduceOp::Sum).unwrap();
         assert_eq!(reduced, sum);
-        assert_eq!(reduced.strides(), of_rank().strides());
+        assert_eq!(reduced.strides(), own_image().strides());
 
-        let mut sent = of_rank();
+        let mut sent = own_image();
         group.broadcast_array(&mut sent, 1).unwrap();
         assert_eq!(sent, image(1));
 
-        let all = group.all_gather_array(&of_rank()).unwrap();
-        assert_eq!(all.shape(), [2, 2, 3, 4, 5]);
-        assert_eq!(all.index_axis(Axis(0), 0), image(0));
-        assert_eq!(all.index_axis(Axis(0), 1), image(1));
+        let gathered = group.all_gather_array(&own_image()).unwrap();
+        assert_eq!(gathered.shape(), [2, 2, 3, 4, 5]);
+        assert_eq!(gathered.index_axis(Axis(0), 0), image(0));
+        assert_eq!(gathered.index_axis(Axis(0), 1), image(1));
 
         let part = group
-            .reduce_scatter_array(&of_rank(), ReduceOp::Sum)
+            .reduce_scatter_array(&own_image(), ReduceOp::Sum)
             .unwrap();
         assert_eq!(part, sum.index_axis(Axis(0), rank as usize));
 
         if rank == 1 {
-            group.send_array(&of_rank(), 0, 3).unwrap();
+            group.send_array(&own_image(), 0, 3).unwrap();
         } else {
-            let mut got = Array4::<f32>::zeros((5, 4, 3, 2)).reversed_axes();
-            group.recv_array(&mut got, 1, 3).unwrap();
-            assert_eq!(got, image(1));
+            let mut received = Array4::<f32>::zeros((5, 4, 3, 2)).reversed_axes();
+            group.recv_array(&mut received, 1, 3).unwrap();
+            assert_eq!(received, image(1));
         }
         world.shutdown().unwrap();
     });
@@ -68,8 +68,8 @@ fn arrays_whose_strides_differ_between_ranks_are_combined_by_index() {
 #[test]
 fn a_slice_of_an_array_is_written_and_the_rest_is_not() {
     on_two(|world| {
-        let mut all = Array2::<i64>::ones((4, 6));
-        let mut every_other = all.slice_mut(s![..;-2, ..;2]);
+        let mut array = Array2::<i64>::ones((4, 6));
+        let mut every_other = array.slice_mut(s![..;-2, ..;2]);
         world
             .group()
             .all_reduce_array(&mut every_other, ReduceOp::Sum)
@@ -77,7 +77,7 @@ fn a_slice_of_an_array_is_written_and_the_rest_is_not() {
         let expected = Array2::from_shape_fn((4, 6), |(row, column)| {
             1 + i64::from(row % 2 == 1 && column % 2 == 0)
         });
-        assert_eq!(all, expected);
+        assert_eq!(array, expected);
         world.shutdown().unwrap();
     });
 }
@@ -89,14 +89,14 @@ fn arrays_without_dimensions_or_elements_are_taken() {
         let mut number = ndarray::arr0(f64::from(group.rank()) + 0.5);
         group.all_reduce_array(&mut number, ReduceOp::Max).unwrap();
         assert_eq!(number.into_scalar(), 1.5);
-        let all = group
+        let gathered = group
             .all_gather_array(&ndarray::arr0(group.rank()))
             .unwrap();
-        assert_eq!(all, array![0, 1]);
+        assert_eq!(gathered, array![0, 1]);
         let mut none = Array3::<f16>::default((3, 0, 2));
         group.all_reduce_array(&mut none, ReduceOp::Sum).unwrap();
-        let all = group.all_gather_array(&none).unwrap();
-        assert_eq!(all.shape(), [2, 3, 0, 2]);
+        let gathered = group.all_gather_array(&none).unwrap();
+        assert_eq!(gathered.shape(), [2, 3, 0, 2]);
         world.shutdown().unwrap();
     });
 }
@@ -115,12 +115,12 @@ fn a_wrong_length_is_an_error_of_both_ranks_and_leaves_a_strided_array_as_it_was
 
 #[test]
 fn arrays_become_buffers_and_buffers_become_arrays() {
-    let cut = {
+    let sliced = {
         let mut all = Array1::from_iter(0..10u32);
         all.slice_collapse(s![3..7]);
         all
     };
-    let buffer = buffer_of(cut).unwrap();
+    let buffer = buffer_of(sliced).unwrap();
     assert_eq!((buffer.dtype(), buffer.shape()), (DType::U32, &[4][..]));
     assert_eq!(
         array_of::<u32>(buffer).unwrap(),

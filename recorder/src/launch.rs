@@ -134,9 +134,12 @@ mod tests {
             ("OMPI_COMM_WORLD_SIZE", "4"),
             ("PMIX_NAMESPACE", "prterun-1"),
         ]);
-        assert_eq!(mpi.and_then(|it| it.job).as_deref(), Some("prterun-1"));
+        assert_eq!(
+            mpi.and_then(|launched| launched.job).as_deref(),
+            Some("prterun-1")
+        );
         let pmi = from(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]);
-        assert_eq!(pmi.and_then(|it| it.job), None);
+        assert_eq!(pmi.and_then(|launched| launched.job), None);
     }
 
     #[test]

@@ -62,6 +62,7 @@ fn client(endpoint: &Endpoint) -> EndpointClient {
     EndpointClient::new(endpoint.address().clone(), None)
 }
 
+/// A deadline that no test reaches unless it fails.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
@@ -127,21 +128,21 @@ fn later_requests_return_changes_and_an_unknown_number_returns_the_whole_record(
             .collect();
         (ids, answer.partial, answer.change)
     };
-    let (all, partial, first) = ids(None);
-    assert_eq!((all, partial), (vec![1, 2, 3], false));
-    let (none, partial, second) = ids(first);
-    assert_eq!((none, partial), (vec![], true));
+    let (returned, partial, first) = ids(None);
+    assert_eq!((returned, partial), (vec![1, 2, 3], false));
+    let (returned, partial, second) = ids(first);
+    assert_eq!((returned, partial), (vec![], true));
     recorder.completed(tickets[1]);
     begin(&recorder, group, 4);
-    let (changed, partial, third) = ids(second);
-    assert_eq!((changed, partial), (vec![2, 4], true));
+    let (returned, partial, third) = ids(second);
+    assert_eq!((returned, partial), (vec![2, 4], true));
     // An older number still returns all changes since then, and the newest one returns none.
     assert_eq!(ids(first).0, [2, 4]);
     assert_eq!(ids(third).0, [0; 0]);
     let before_first = first.map(|first| first - 1);
     for foreign in [Some(0), before_first, Some(u64::MAX)] {
-        let (all, partial, _) = ids(foreign);
-        assert_eq!((all, partial), (vec![1, 2, 3, 4], false));
+        let (returned, partial, _) = ids(foreign);
+        assert_eq!((returned, partial), (vec![1, 2, 3, 4], false));
     }
 }
 
@@ -204,10 +205,10 @@ fn follower_has_the_same_record_as_a_full_request() {
         }
         recorder.step(round.cast_signed());
         assert_eq!(follower.poll(soon()).unwrap(), []);
-        let all = client(&endpoint).dump(None, soon()).unwrap().dump;
-        assert_eq!(resolved(follower.dump()), resolved(&all), "round {round}");
-        assert_eq!(follower.dump().status, all.status);
-        assert_eq!(follower.dump().groups, all.groups);
+        let full = client(&endpoint).dump(None, soon()).unwrap().dump;
+        assert_eq!(resolved(follower.dump()), resolved(&full), "round {round}");
+        assert_eq!(follower.dump().status, full.status);
+        assert_eq!(follower.dump().groups, full.groups);
     }
 }
 
@@ -217,8 +218,8 @@ fn a_process_writes_its_dump_on_request() {
     let (recorder, _) = recorder(directory.path());
     let endpoint = Endpoint::serve(recorder.clone(), Listen::beside(&recorder).unwrap()).unwrap();
     let ask = || client(&endpoint).write_dump(soon());
-    let none = ask().unwrap_err().to_string();
-    assert!(none.contains("does not write dumps"), "{none}");
+    let refused = ask().unwrap_err().to_string();
+    assert!(refused.contains("does not write dumps"), "{refused}");
     let path = directory.path().join("rank_1.json");
     let writer = recorder.clone();
     let target = path.clone();
@@ -232,8 +233,8 @@ fn a_process_writes_its_dump_on_request() {
     let (dump, _) = Dump::read(&std::fs::read(&path).unwrap()).unwrap();
     assert_eq!(dump.identity.rank, Some(1));
     endpoint.write_dumps(|| Err("the disk is full".to_owned()));
-    let full = ask().unwrap_err().to_string();
-    assert!(full.contains("the disk is full"), "{full}");
+    let failed = ask().unwrap_err().to_string();
+    assert!(failed.contains("the disk is full"), "{failed}");
 }
 
 #[test]
@@ -267,14 +268,14 @@ fn with_tls_an_endpoint_answers_only_clients_with_a_certificate_of_its_ca() {
     let listen = Listen::Tls(loopback, token.clone(), identity(&ca, "rank"));
     let endpoint = Endpoint::serve(recorder.clone(), listen).unwrap();
     let address = endpoint.address().clone();
-    // Clients that send nothing, or only the beginning of a handshake, do not keep others out.
     let EndpointAddress::Tcp(socket) = address else {
         panic!("{address}");
     };
+    // Clients that send nothing, or only the beginning of a handshake, do not keep others out.
     let held: Vec<TcpStream> = (0..2 * MAX_CONNECTIONS)
-        .map(|at| {
+        .map(|index| {
             let mut stream = TcpStream::connect(socket).unwrap();
-            stream.write_all(&[0x16, 3, 1, 2][..at % 5]).unwrap();
+            stream.write_all(&[0x16, 3, 1, 2][..index % 5]).unwrap();
             stream
         })
         .collect();

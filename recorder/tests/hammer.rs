@@ -63,6 +63,7 @@ fn world() -> ProcessGroupInfo {
     }
 }
 
+/// Panics unless all fields of this entry are those of one operation.
 fn check(dump: &Dump, entry: &Entry) {
     let n = entry.collective_seq_id;
     assert_eq!(entry.p2p_seq_id, n * 3, "{entry:?}");
@@ -148,9 +149,9 @@ fn reader_in_another_process_sees_no_torn_entry() {
     let reader = RingReader::attach(writer.read_line()).unwrap();
     let seconds = std::env::var("RCOMM_HAMMER_SECONDS").ok();
     let seconds = Duration::from_secs(seconds.map_or(3, |seconds| seconds.parse().unwrap()));
-    let begun = Instant::now();
+    let start = Instant::now();
     let (mut reads, mut snapshots, mut with_splits, mut newest) = (0, 0_u64, 0_usize, 0);
-    while reads < MIN_READS || begun.elapsed() < seconds {
+    while reads < MIN_READS || start.elapsed() < seconds {
         let dump = reader.snapshot();
         for entry in &dump.entries {
             check(&dump, entry);
@@ -163,7 +164,7 @@ fn reader_in_another_process_sees_no_torn_entry() {
         reads += dump.entries.len();
         snapshots += 1;
         assert!(
-            begun.elapsed() < seconds + Duration::from_secs(120),
+            start.elapsed() < seconds + Duration::from_secs(120),
             "the writer is stuck"
         );
     }

@@ -91,10 +91,11 @@ fn rank_that_is_stuck_in_teardown() {
     drop(JoinOnDrop(Some(stuck)));
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+/// Waits until this holds, for at most a minute.
+fn wait_until(awaited: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !holds() {
-        assert!(Instant::now() < deadline, "waited for a minute: {what}");
+        assert!(Instant::now() < deadline, "waited for a minute: {awaited}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -125,8 +126,8 @@ fn ring_of_a_killed_process_is_complete_and_reported_dead() {
         let mut rank = Child::spawn("rank_that_records_forever", directory.path());
         let reader = RingReader::attach(rank.read_line()).unwrap();
         assert!(reader.is_alive());
-        // Each round ends at another moment.
-        until("records", || reader.records() > 5_000 + round * 777);
+        // Each round kills the process at a different record.
+        wait_until("records", || reader.records() > 5_000 + round * 777);
         rank.signal(Signal::KILL);
         rank.wait();
         assert!(!reader.is_alive());
@@ -145,16 +146,16 @@ fn ring_of_a_stopped_process_is_readable_and_reported_alive() {
     let directory = tempfile::tempdir().unwrap();
     let mut rank = Child::spawn("rank_that_records_forever", directory.path());
     let reader = RingReader::attach(rank.read_line()).unwrap();
-    until("records", || reader.records() > 5_000);
+    wait_until("records", || reader.records() > 5_000);
     rank.signal(Signal::STOP);
     // The signal takes effect some time later: wait until no record is added any more.
     let mut before = 0;
-    until("a standstill", || {
+    wait_until("a standstill", || {
         let records = reader.records();
         std::thread::sleep(Duration::from_millis(20));
-        let still = before == records;
+        let is_unchanged = before == records;
         before = records;
-        still
+        is_unchanged
     });
     let dump = reader.snapshot();
     check_no_gap(&dump);
@@ -165,7 +166,7 @@ fn ring_of_a_stopped_process_is_readable_and_reported_alive() {
             .is_empty()
     );
     rank.signal(Signal::CONT);
-    until("records after the pause", || reader.records() > before);
+    wait_until("records after the pause", || reader.records() > before);
 }
 
 #[test]

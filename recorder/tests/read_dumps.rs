@@ -1,4 +1,4 @@
-//! Reads dumps: real ones, whole, truncated and damaged, and small ones written by hand.
+//! Reads dumps: real ones, both complete and with bytes cut off or changed, and small ones written by hand.
 #![allow(clippy::unwrap_used)]
 
 mod indices;
@@ -37,18 +37,18 @@ fn comparable(mut dump: Dump) -> Dump {
         entry.stack = None;
     }
     let mut order: Vec<u32> = (0..dump.groups.len() as u32).collect();
-    order.sort_by_key(|&at| {
-        let info = &dump.groups[at as usize].info;
+    order.sort_by_key(|&index| {
+        let info = &dump.groups[index as usize].info;
         (info.name.clone(), info.id)
     });
     let groups = &dump.groups;
     dump.groups = order
         .iter()
-        .map(|&at| groups[at as usize].clone())
+        .map(|&index| groups[index as usize].clone())
         .collect();
     for entry in &mut dump.entries {
-        let at = order.iter().position(|&old| old == entry.group).unwrap();
-        entry.group = at as u32;
+        let index = order.iter().position(|&old| old == entry.group).unwrap();
+        entry.group = index as u32;
     }
     dump
 }
@@ -182,30 +182,30 @@ fn every_prefix_of_a_dump_gives_its_complete_entries_or_an_error() {
         "batch-ring-w4/pickle/rank_1",
         "batch-ring-w4/json/rank_1.json",
     ] {
-        let whole = bytes(path);
-        let (full, _) = Dump::read(&whole).unwrap();
-        let mut most = 0;
-        for len in 0..whole.len() {
-            match Dump::read(&whole[..len]) {
+        let complete = bytes(path);
+        let (full, _) = Dump::read(&complete).unwrap();
+        let mut most_entries = 0;
+        for len in 0..complete.len() {
+            match Dump::read(&complete[..len]) {
                 Ok((dump, problems)) => {
                     assert_eq!(problems.len(), 1, "{path} cut at {len}");
-                    assert!(dump.entries.len() >= most, "{path} cut at {len}");
-                    most = dump.entries.len();
-                    for (cut, entry) in dump.entries.iter().zip(&full.entries) {
-                        assert_eq!(cut.record_id, entry.record_id);
-                        assert_eq!(cut.time_created_ns, entry.time_created_ns);
+                    assert!(dump.entries.len() >= most_entries, "{path} cut at {len}");
+                    most_entries = dump.entries.len();
+                    for (entry, expected) in dump.entries.iter().zip(&full.entries) {
+                        assert_eq!(entry.record_id, expected.record_id);
+                        assert_eq!(entry.time_created_ns, expected.time_created_ns);
                         assert_eq!(
-                            dump.signatures[cut.signature as usize],
-                            full.signatures[entry.signature as usize]
+                            dump.signatures[entry.signature as usize],
+                            full.signatures[expected.signature as usize]
                         );
                     }
                 }
                 Err(ReadError::Empty) => assert_eq!(len, 0),
-                Err(ReadError::Lost { of, .. }) => assert_eq!((of, most), (len, 0)),
+                Err(ReadError::Lost { of, .. }) => assert_eq!((of, most_entries), (len, 0)),
                 Err(other) => panic!("{path} cut at {len}: {other}"),
             }
         }
-        assert_eq!(most, full.entries.len(), "{path}");
+        assert_eq!(most_entries, full.entries.len(), "{path}");
     }
 }
 
@@ -215,12 +215,12 @@ fn a_changed_byte_anywhere_causes_no_panic_and_no_invalid_index() {
         "batch-ring-w4/pickle/rank_1",
         "batch-ring-w4/json/rank_1.json",
     ] {
-        let whole = bytes(path);
-        let mut state = 1_u32;
-        for at in 0..whole.len() {
-            let mut damaged = whole.clone();
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            damaged[at] ^= ((state >> 24) as u8).max(1);
+        let valid = bytes(path);
+        let mut random = 1_u32;
+        for index in 0..valid.len() {
+            let mut damaged = valid.clone();
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            damaged[index] ^= ((random >> 24) as u8).max(1);
             if let Ok((dump, _)) = Dump::read(&damaged) {
                 check_indices(&dump);
             }
@@ -230,12 +230,12 @@ fn a_changed_byte_anywhere_causes_no_panic_and_no_invalid_index() {
 
 #[test]
 fn a_newer_major_version_is_refused_and_a_newer_minor_one_is_read() {
-    let with = |version: &str| {
+    let read_version = |version: &str| {
         let text = format!(r#"{{"version":"{version}","pg_config":{{}},"news":[1,{{"a":[]}}]}}"#);
         Dump::read(text.as_bytes())
     };
-    assert!(matches!(with("3.0"), Err(ReadError::Version(_))));
-    assert_eq!(with("2.99").unwrap().0.version.minor, 99);
+    assert!(matches!(read_version("3.0"), Err(ReadError::Version(_))));
+    assert_eq!(read_version("2.99").unwrap().0.version.minor, 99);
 }
 
 #[test]
@@ -484,9 +484,9 @@ fn empty_input_and_input_that_is_no_dump_are_refused() {
             Err(ReadError::NotADump { .. })
         ));
     }
-    // Alone, an empty list of entries shows no dump, in either encoding; a list with one does.
-    let none = pickle(b"}X\x07\x00\x00\x00entries]s");
-    for empty in [&br#"{"entries": []}"#[..], &none] {
+    // An empty list of entries alone does not identify a dump, in either encoding; a list with an entry does.
+    let empty_pickle = pickle(b"}X\x07\x00\x00\x00entries]s");
+    for empty in [&br#"{"entries": []}"#[..], &empty_pickle] {
         let read = Dump::read(empty);
         assert!(matches!(read, Err(ReadError::NotADump { .. })), "{read:?}");
     }

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-const ALL: KeptJobs = KeptJobs {
+/// Limits that keep every job.
+const MAX: KeptJobs = KeptJobs {
     jobs: usize::MAX,
     bytes: u64::MAX,
 };
@@ -24,18 +25,19 @@ fn ring(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
     ring_on(None, directory, job, rank)
 }
 
-/// Makes a job of two ranks that have ended without removing their rings.
-fn make_dead_job(directory: &Path, job: &str) {
+/// Creates the rings of a job of two ranks that have ended without removing them.
+fn create_dead_job(directory: &Path, job: &str) {
     for rank in 0..2 {
         // Dropping the recorder releases the lock without removing the file, as the end of the process does.
         drop(ring(directory, job, rank));
     }
 }
 
+/// The jobs that have rings in this directory.
 fn jobs(directory: &Path) -> BTreeSet<String> {
     let rings = list_rings(directory).expect("a directory").into_iter();
     rings
-        .map(|it| it.ring.expect("a ring").identity.job)
+        .map(|listing| listing.ring.expect("a ring").identity.job)
         .collect()
 }
 
@@ -48,15 +50,15 @@ fn the_oldest_dead_jobs_beyond_the_count_are_removed_and_no_other() {
     let directory = tempfile::tempdir().expect("a directory");
     let root = directory.path();
     for job in ["a", "b", "c", "d"] {
-        make_dead_job(root, job);
+        create_dead_job(root, job);
     }
     let alive = ring(root, "alive", 0);
-    let kept = KeptJobs { jobs: 4, ..ALL };
+    let kept = KeptJobs { jobs: 4, ..MAX };
     assert_eq!(kept.apply(root).expect("a directory").len(), 0);
-    remove_jobs_beside(&alive, &KeptJobs { jobs: 2, ..ALL });
+    remove_jobs_beside(&alive, &KeptJobs { jobs: 2, ..MAX });
     assert_eq!(jobs(root), names(["alive", "c", "d"]));
     assert!(!root.join("a").exists());
-    remove_jobs_beside(&alive, &KeptJobs { jobs: 0, ..ALL });
+    remove_jobs_beside(&alive, &KeptJobs { jobs: 0, ..MAX });
     assert_eq!(jobs(root), names(["alive"]));
 }
 
@@ -65,18 +67,18 @@ fn dead_jobs_beyond_the_limit_of_bytes_are_removed_but_never_the_newest() {
     let directory = tempfile::tempdir().expect("a directory");
     let root = directory.path();
     for job in ["a", "b", "c"] {
-        make_dead_job(root, job);
+        create_dead_job(root, job);
     }
     let occupied = |job: &str| -> u64 {
         let files = std::fs::read_dir(root.join(job)).expect("a directory");
-        let about = files.map(|file| file.and_then(|file| file.metadata()).expect("a file"));
-        about.map(|about| about.blocks() * 512).sum()
+        let metadata = files.map(|file| file.and_then(|file| file.metadata()).expect("a file"));
+        metadata.map(|metadata| metadata.blocks() * 512).sum()
     };
-    let two = occupied("b") + occupied("c");
-    let bytes = |bytes| KeptJobs { bytes, ..ALL };
-    bytes(two).apply(root).expect("a directory");
+    let b_and_c = occupied("b") + occupied("c");
+    let bytes = |bytes| KeptJobs { bytes, ..MAX };
+    bytes(b_and_c).apply(root).expect("a directory");
     assert_eq!(jobs(root), names(["b", "c"]));
-    bytes(two - 1).apply(root).expect("a directory");
+    bytes(b_and_c - 1).apply(root).expect("a directory");
     assert_eq!(jobs(root), names(["c"]));
     bytes(0).apply(root).expect("a directory");
     assert_eq!(jobs(root), names(["c"]));
@@ -91,8 +93,8 @@ fn a_job_that_may_live_is_kept() {
     drop(ring(root, "half", 0));
     let _half = ring(root, "half", 1);
     drop(ring_on(Some("elsewhere"), root, "distant", 0));
-    make_dead_job(root, "restarting");
-    make_dead_job(root, "launched");
+    create_dead_job(root, "restarting");
+    create_dead_job(root, "launched");
     let host = rustix::system::uname()
         .nodename()
         .to_string_lossy()
@@ -110,7 +112,7 @@ fn a_job_that_may_live_is_kept() {
     };
     launch("restarting", std::process::id(), 0);
     launch("launched", std::process::id(), 1);
-    let removed = KeptJobs { jobs: 0, ..ALL }.apply(root);
+    let removed = KeptJobs { jobs: 0, ..MAX }.apply(root);
     assert_eq!(removed.expect("a directory"), [root.join("launched")]);
     assert_eq!(jobs(root), names(["half", "distant", "restarting"]));
     // The launch record was removed with the rings.

@@ -64,13 +64,13 @@ fn reader(recorder: &FlightRecorder) -> RingReader {
 }
 
 /// Number of bytes of the ring's file that are reserved.
-fn space(recorder: &FlightRecorder) -> u64 {
-    let about = recorder.storage().path().unwrap().metadata().unwrap();
-    about.blocks() * 512
+fn reserved_bytes(recorder: &FlightRecorder) -> u64 {
+    let metadata = recorder.storage().path().unwrap().metadata().unwrap();
+    metadata.blocks() * 512
 }
 
 /// Number of page faults of this thread without disk access.
-fn faults() -> u64 {
+fn minor_faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
     let after_name = stat.rsplit(')').next().unwrap();
     // Field 10 of the file; the split has removed the first two.
@@ -88,14 +88,14 @@ fn ring_grows_as_it_is_written_and_readers_see_all_records() {
     let recorder = recorder(directory.path());
     let group = group(&recorder);
     let early = reader(&recorder);
-    let whole = recorder.size_bytes() as u64;
+    let size = recorder.size_bytes() as u64;
     assert!(
-        space(&recorder) < whole / 2,
+        reserved_bytes(&recorder) < size / 2,
         "too much of the file is reserved at the start"
     );
     assert_eq!(early.snapshot().entries.len(), 0);
     // Reading unreserved parts does not reserve them.
-    assert!(space(&recorder) < whole / 2);
+    assert!(reserved_bytes(&recorder) < size / 2);
 
     record(&recorder, group, 5_000);
     for dump in [
@@ -107,7 +107,7 @@ fn ring_grows_as_it_is_written_and_readers_see_all_records() {
         assert_eq!(ids, (1..=5_000).collect::<Vec<_>>());
     }
     assert!(
-        space(&recorder) < whole,
+        reserved_bytes(&recorder) < size,
         "the whole file is reserved, though part of it was never written"
     );
 
@@ -123,7 +123,7 @@ fn ring_grows_as_it_is_written_and_readers_see_all_records() {
         let signature = &dump.signatures[last.signature as usize];
         assert_eq!(signature.input_splits, [3, 4]);
     }
-    assert_eq!(space(&recorder), whole);
+    assert_eq!(reserved_bytes(&recorder), size);
     let counters = recorder.counters();
     assert_eq!((counters.records_lost, counters.updates_lost), (0, 0));
     recorder.close().unwrap();
@@ -133,19 +133,22 @@ fn ring_grows_as_it_is_written_and_readers_see_all_records() {
 fn records_in_a_touched_ring_cause_no_page_fault() {
     let directory = directory();
     let entries = 16_384;
-    let [with, without] = [true, false].map(|touched| {
+    let [touched_faults, untouched_faults] = [true, false].map(|touched| {
         let recorder = recorder(&directory.path().join(touched.to_string()));
         let group = group(&recorder);
         record(&recorder, group, 8);
-        faults();
+        minor_faults();
         while touched && recorder.touch_ahead(64 << 10) {}
-        let before = faults();
+        let before = minor_faults();
         record(&recorder, group, entries);
-        faults() - before
+        minor_faults() - before
     });
-    assert!(with < 16, "{with} faults");
+    assert!(touched_faults < 16, "{touched_faults} faults");
     // A page holds 32 records.
-    assert!(without >= entries / 32 - 16, "{without} faults");
+    assert!(
+        untouched_faults >= entries / 32 - 16,
+        "{untouched_faults} faults"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Rings that others truncate while they are in use: neither their owners nor their readers die of it.
+//! Rings that another program truncates while they are in use: neither their owners nor their readers crash.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Set in the process that a test starts of itself.
+/// Environment variable that is set in the child process of a test.
 const CHILD: &str = "RCOMM_TEST_TRUNCATED";
 
 fn recorder(directory: &Path) -> (FlightRecorder, GroupHandle, PathBuf) {
@@ -52,7 +52,7 @@ fn truncate(ring: &Path, bytes: u64) {
 }
 
 #[test]
-fn the_owner_of_a_truncated_ring_records_on_in_its_own_memory() {
+fn the_owner_of_a_truncated_ring_continues_to_record_in_its_own_memory() {
     let directory = tempfile::tempdir().unwrap();
     let (recorder, group, path) = recorder(directory.path());
     record(&recorder, group, 1);
@@ -73,7 +73,7 @@ fn the_owner_of_a_truncated_ring_records_on_in_its_own_memory() {
     let dump = recorder.snapshot();
     let last = dump.entries.last().unwrap();
     assert_eq!(last.collective_seq_id, 3_000);
-    // Readers that were attached before report that the ring is truncated, and do not take the rank for idle.
+    // Readers that were attached before report the truncation, so the rank does not seem to be idle.
     let error = reader.read().unwrap_err().to_string();
     assert!(error.contains("truncated"), "{error}");
     assert!(!follower.poll().whole);
@@ -90,7 +90,7 @@ fn readers_survive_a_ring_that_changes_its_size_under_them() {
     for seq in 1..=1_024 {
         record(&recorder, group, seq);
     }
-    let whole = std::fs::metadata(&path).unwrap().len();
+    let size = std::fs::metadata(&path).unwrap().len();
     let reader = RingReader::attach(&path).unwrap();
     assert_eq!(reader.read().unwrap().entries.len(), 1_024);
     let mut follower = RingFollower::new(RingReader::attach(&path).unwrap(), 2_048);
@@ -99,7 +99,7 @@ fn readers_survive_a_ring_that_changes_its_size_under_them() {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 truncate(&path, 4_096);
-                truncate(&path, whole);
+                truncate(&path, size);
             }
         });
         for _ in 0..300 {

@@ -18,7 +18,8 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps")
 }
 
-fn read_whole(bytes: &[u8]) -> Dump {
+/// Reads a dump that has no problems.
+fn read_valid(bytes: &[u8]) -> Dump {
     let (dump, problems) = Dump::read(bytes).unwrap();
     assert!(problems.is_empty(), "{problems:?}");
     dump
@@ -27,18 +28,18 @@ fn read_whole(bytes: &[u8]) -> Dump {
 /// The entries with their indices resolved, since the order of the tables does not matter.
 fn content(dump: &Dump) -> Vec<(Entry, Signature, Vec<Frame>, Option<ThreadInfo>)> {
     let resolve = |entry: &Entry| {
-        let stack = entry.stack.map(|at| &dump.stacks[at as usize]);
+        let stack = entry.stack.map(|stack| &dump.stacks[stack as usize]);
         let frames = stack.into_iter().flatten();
-        let frames = frames.map(|&at| dump.frames[at as usize].clone()).collect();
-        let thread = entry.thread.map(|at| dump.threads[at as usize].clone());
-        let plain = Entry {
+        let frames = frames.map(|&frame| dump.frames[frame as usize].clone());
+        let thread = entry.thread.map(|row| dump.threads[row as usize].clone());
+        let without_indices = Entry {
             signature: 0,
             stack: None,
             thread: None,
             ..entry.clone()
         };
         let signature = dump.signatures[entry.signature as usize].clone();
-        (plain, signature, frames, thread)
+        (without_indices, signature, frames.collect(), thread)
     };
     dump.entries.iter().map(resolve).collect()
 }
@@ -69,8 +70,8 @@ fn every_real_dump_is_read_back_from_both_encodings() {
         for file in files {
             let path = file.unwrap().path();
             let (dump, _) = Dump::read(&std::fs::read(&path).unwrap()).unwrap();
-            assert_same(&dump, &read_whole(&dump.to_json()));
-            assert_same(&dump, &read_whole(&dump.to_pickle()));
+            assert_same(&dump, &read_valid(&dump.to_json()));
+            assert_same(&dump, &read_valid(&dump.to_pickle()));
             dumps += 1;
         }
     }
@@ -248,7 +249,10 @@ fn dump() -> impl Strategy<Value = Dump> {
                 }),
                 comm_lib_version: "0.1".to_owned(),
                 groups,
-                signatures: signatures.into_iter().map(|(_, it)| it).collect(),
+                signatures: signatures
+                    .into_iter()
+                    .map(|(_, signature)| signature)
+                    .collect(),
                 frames: vec![frame("step", 3), frame("main", 9)],
                 stacks: vec![vec![0, 1], vec![1]],
                 threads: vec![
@@ -288,7 +292,7 @@ fn reducer_steps() -> Vec<ReducerStep> {
         communication_ns: 5,
         exposed_ns: 6,
     };
-    let whole = ReducerStep {
+    let with_buckets = ReducerStep {
         id: 4,
         group: 7,
         ended_ns: 1_795_000_000_000_000_001,
@@ -310,7 +314,7 @@ fn reducer_steps() -> Vec<ReducerStep> {
         },
         buckets: vec![bucket(0), bucket(5)],
     };
-    vec![empty, whole]
+    vec![empty, with_buckets]
 }
 
 /// Connections to all kinds of ends.
@@ -340,8 +344,8 @@ fn peers() -> Vec<PeerLink> {
 proptest! {
     #[test]
     fn any_dump_is_read_back_from_both_encodings(dump in dump()) {
-        assert_same(&dump, &read_whole(&dump.to_json()));
-        assert_same(&dump, &read_whole(&dump.to_pickle()));
+        assert_same(&dump, &read_valid(&dump.to_json()));
+        assert_same(&dump, &read_valid(&dump.to_pickle()));
     }
 }
 
@@ -357,6 +361,7 @@ fn python() -> Option<String> {
     python
 }
 
+/// Runs a command that must succeed; returns its output and then its errors.
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let utf8 = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -389,30 +394,30 @@ fn stuck_rank(rank: u32) -> Dump {
     signatures[2].output_dtypes.clear();
     signatures.push(collective(OpType::AllReduce, 64));
     let issued = if rank == 2 { 4 } else { 5 };
-    let entry = |at: u32| Entry {
-        record_id: (at + 1).into(),
-        collective_seq_id: (at + 1).into(),
+    let entry = |index: u32| Entry {
+        record_id: (index + 1).into(),
+        collective_seq_id: (index + 1).into(),
         p2p_seq_id: 0,
-        op_id: (at + 1).into(),
+        op_id: (index + 1).into(),
         group: 0,
-        signature: at,
+        signature: index,
         stack: Some(0),
-        op: if at == 4 {
+        op: if index == 4 {
             OpType::AllReduce
         } else {
-            ops[at as usize]
+            ops[index as usize]
         },
-        state: if at == 4 {
+        state: if index == 4 {
             EntryState::Started
         } else {
             EntryState::Completed
         },
-        retired: at != 4,
+        retired: index != 4,
         is_p2p: false,
         peer: Peer::None,
-        root: (at == 1).then_some(0),
+        root: (index == 1).then_some(0),
         reduce_op: Some(ReduceOp::Sum),
-        time_created_ns: 1_795_000_000_000_000_000 + i64::from(at),
+        time_created_ns: 1_795_000_000_000_000_000 + i64::from(index),
         time_discovered_started_ns: 1_795_000_000_000_000_100,
         time_discovered_completed_ns: 0,
         duration_ms: None,
@@ -452,16 +457,20 @@ fn stuck_rank(rank: u32) -> Dump {
 
 #[test]
 fn a_pickle_has_a_backend_that_pytorch_knows_and_the_real_one_in_a_key_of_its_own() {
-    let has = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|it| it == text.as_bytes());
+    let has = |bytes: &[u8], text: &str| {
+        let mut windows = bytes.windows(text.len());
+        windows.any(|window| window == text.as_bytes())
+    };
     let dump = stuck_rank(0);
     let (pickle, json) = (dump.to_pickle(), dump.to_json());
     assert!(has(&pickle, "c10d:all_reduce") && !has(&pickle, "cpu:"));
     assert!(has(&json, "cpu:all_reduce") && !has(&json, "c10d:"));
     for bytes in [&pickle, &json] {
-        let read = read_whole(bytes);
-        assert!(read.signatures.iter().all(|it| it.backend == "cpu"));
+        let read = read_valid(bytes);
+        let mut signatures = read.signatures.iter();
+        assert!(signatures.all(|signature| signature.backend == "cpu"));
     }
-    // A name that PyTorch knows stays as it is, and so does the record of another recorder.
+    // A name that PyTorch knows is not changed, nor is a dump of another recorder.
     let named = |backend: &str, recorder| {
         let mut dump = stuck_rank(0);
         dump.recorder = recorder;
@@ -535,15 +544,15 @@ for line in sys.stdin.read().splitlines():
         };
         for file in files {
             let path = file.unwrap().path();
-            let dump = read_whole(&std::fs::read(&path).unwrap());
+            let dump = read_valid(&std::fs::read(&path).unwrap());
             let rank = path.file_name().unwrap().to_string_lossy().into_owned();
-            let again = folder.path().join(format!("{name}-{rank}"));
+            let rewritten = folder.path().join(format!("{name}-{rank}"));
             // The names contain both ends of a message only if the rank is known.
             let rank: String = rank.chars().filter(char::is_ascii_digit).collect();
             let mut dump = dump;
             dump.identity.rank = rank.parse().ok();
-            std::fs::write(&again, dump.to_pickle()).unwrap();
-            pairs += &format!("{}\t{}\n", path.display(), again.display());
+            std::fs::write(&rewritten, dump.to_pickle()).unwrap();
+            pairs += &format!("{}\t{}\n", path.display(), rewritten.display());
         }
     }
     let list = folder.path().join("pairs");

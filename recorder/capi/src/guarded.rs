@@ -54,22 +54,23 @@ pub struct ForkGuarded {
 }
 
 impl ForkGuarded {
-    /// Guards a recorder that this process has just created. If that fails, its ring is removed again: the file would
-    /// tell of a rank that never began.
+    /// Guards a recorder that this process has just created. If that fails, its ring is removed: readers would take the
+    /// file for the record of a rank that died.
     ///
     /// # Errors
     /// If the kernel cannot mark memory to be cleared in a forked child (before Linux 4.14).
     pub fn new(recorder: FlightRecorder) -> Result<Self, Error> {
-        Self::by(recorder, Owner::of_process())
+        Self::with_owner(recorder, Owner::of_process())
     }
 
-    fn by(recorder: FlightRecorder, owner: Option<&'static Owner>) -> Result<Self, Error> {
+    fn with_owner(recorder: FlightRecorder, owner: Option<&'static Owner>) -> Result<Self, Error> {
         let Some(Owner(word)) = owner else {
             // A file that cannot be removed is left: the error below matters more.
             let _ = recorder.discard();
-            let what = "mark memory to be cleared in forked children, as Linux 4.14 and later can";
+            let action =
+                "mark memory to be cleared in forked children, as Linux 4.14 and later can";
             return Err(Error::Io {
-                what: what.to_owned(),
+                what: action.to_owned(),
                 source: ErrorKind::Unsupported.into(),
             });
         };
@@ -115,7 +116,7 @@ mod tests {
         let recorder = FlightRecorder::create(&config).expect("a ring");
         let ring = recorder.storage().path().expect("a file").to_owned();
         assert!(ring.exists());
-        let refused = ForkGuarded::by(recorder, None).expect_err("no owner");
+        let refused = ForkGuarded::with_owner(recorder, None).expect_err("no owner");
         assert!(refused.to_string().contains("Linux 4.14"), "{refused}");
         assert!(!ring.exists());
     }

@@ -55,7 +55,7 @@ pub struct CallTicket {
     pub words: [u64; 3],
 }
 
-const NOTHING: CallTicket = CallTicket { words: [0; 3] };
+const NO_TICKET: CallTicket = CallTicket { words: [0; 3] };
 
 /// Records that the calling thread issues an operation now. Returns its ticket; if it was not recorded, one that later
 /// calls ignore.
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn rcomm_recorder_begin(
     recorder: *const Handle,
     operation: *const CallOperation,
 ) -> CallTicket {
-    quietly(NOTHING, || {
+    quietly(NO_TICKET, || {
         // SAFETY: `recorder` is NULL or a valid handle, and `operation` is NULL or points to an operation
         // that the caller does not change; both for the time of this call.
         let (recorder, call) = unsafe { (Handle::recorder(recorder)?, operation.as_ref()?) };
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn rcomm_recorder_begin(
 /// # Safety
 /// `recorder` is NULL or a valid handle.
 #[inline]
-unsafe fn with(
+unsafe fn with_ticket(
     recorder: *const Handle,
     ticket: CallTicket,
     act: impl FnOnce(&rcomm_recorder::record::FlightRecorder, Ticket),
@@ -125,8 +125,8 @@ unsafe fn with(
     quietly((), || {
         // SAFETY: `recorder` is NULL or a valid handle, as this function requires of its caller.
         let recorder = unsafe { Handle::recorder(recorder)? };
-        let known = ticket.words[0] != 0;
-        known.then(|| act(recorder, Ticket::of_words(ticket.words)))
+        let is_known = ticket.words[0] != 0;
+        is_known.then(|| act(recorder, Ticket::of_words(ticket.words)))
     });
 }
 
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn rcomm_recorder_started(recorder: *const Handle, ticket:
     // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL. The ticket consists of numbers that
     // safe code looks up: a wrong one cannot violate memory safety.
     unsafe {
-        with(recorder, ticket, |recorder, ticket| {
+        with_ticket(recorder, ticket, |recorder, ticket| {
             recorder.started(ticket)
         })
     }
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn rcomm_recorder_started(recorder: *const Handle, ticket:
 pub unsafe extern "C" fn rcomm_recorder_completed(recorder: *const Handle, ticket: CallTicket) {
     // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
     unsafe {
-        with(recorder, ticket, |recorder, ticket| {
+        with_ticket(recorder, ticket, |recorder, ticket| {
             recorder.completed(ticket)
         })
     }
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn rcomm_recorder_completed_after(
 ) {
     // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
     unsafe {
-        with(recorder, ticket, |recorder, ticket| {
+        with_ticket(recorder, ticket, |recorder, ticket| {
             let duration = Duration::from_nanos(duration_ns);
             recorder.completed_at(ticket, recorder.now(), Some(duration));
         });
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn rcomm_recorder_completed_after(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_recorder_failed(recorder: *const Handle, ticket: CallTicket) {
     // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
-    unsafe { with(recorder, ticket, |recorder, ticket| recorder.failed(ticket)) }
+    unsafe { with_ticket(recorder, ticket, |recorder, ticket| recorder.failed(ticket)) }
 }
 
 /// Records that an operation is no longer watched: its further progress will not be recorded.
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn rcomm_recorder_failed(recorder: *const Handle, ticket: 
 pub unsafe extern "C" fn rcomm_recorder_retired(recorder: *const Handle, ticket: CallTicket) {
     // SAFETY: the caller keeps `recorder` alive during the call, if it is not NULL.
     unsafe {
-        with(recorder, ticket, |recorder, ticket| {
+        with_ticket(recorder, ticket, |recorder, ticket| {
             recorder.retired(ticket)
         })
     }

@@ -99,27 +99,27 @@ pub unsafe extern "C" fn rcomm_recorder_open(
     call(|| {
         // SAFETY: `config` is NULL (refused here) or points to a configuration that the caller does not
         // change during this call.
-        let given = unsafe { config.as_ref() }.ok_or("the configuration is NULL")?;
+        let settings = unsafe { config.as_ref() }.ok_or("the configuration is NULL")?;
         if recorder.is_null() {
             return Err("the pointer for the handle is NULL".to_owned());
         }
         // SAFETY: both texts of the configuration are NULL or end with a zero byte, and the caller does not
         // change them during this call, which copies them.
-        let (job, directory) = unsafe { (text(given.job), text(given.directory)) };
-        let mut config = RecorderConfig::new(job, given.rank, given.world_size);
-        config.attempt = given.attempt;
-        if given.entries > 0 {
-            config.entries = given.entries;
+        let (job, directory) = unsafe { (text(settings.job), text(settings.directory)) };
+        let mut config = RecorderConfig::new(job, settings.rank, settings.world_size);
+        config.attempt = settings.attempt;
+        if settings.entries > 0 {
+            config.entries = settings.entries;
         }
         if !directory.is_empty() {
             config.placement = Placement::Dir(directory.as_ref().into());
         }
-        let made = FlightRecorder::create(&config).map_err(|error| error.to_string())?;
-        remove_jobs_beside(&made, &KeptJobs::default());
-        let made = ForkGuarded::new(made).map_err(|error| error.to_string())?;
+        let created = FlightRecorder::create(&config).map_err(|error| error.to_string())?;
+        remove_jobs_beside(&created, &KeptJobs::default());
+        let created = ForkGuarded::new(created).map_err(|error| error.to_string())?;
         // SAFETY: `recorder` is not NULL (checked above), so the caller lets this function write one
         // pointer there.
-        unsafe { recorder.write(Box::into_raw(Box::new(Handle(made)))) };
+        unsafe { recorder.write(Box::into_raw(Box::new(Handle(created)))) };
         Ok(())
     })
 }
@@ -213,8 +213,8 @@ pub unsafe extern "C" fn rcomm_recorder_group(recorder: *const Handle, group: *c
             ranks: ranks.into(),
         };
         let timeout = Duration::from_millis(group.timeout_ms);
-        let by_place = group.ranks.is_null() && group.own_rank < group.size;
-        let added = match by_place {
+        let is_by_place = group.ranks.is_null() && group.own_rank < group.size;
+        let added = match is_by_place {
             true => {
                 let (rank, size) = (group.own_rank, group.size);
                 recorder.add_group_by_place(&info, GroupPlace { rank, size }, timeout)
@@ -320,6 +320,8 @@ pub unsafe extern "C" fn rcomm_recorder_signature(
     })
 }
 
+/// The tensors that a caller passed; none for NULL.
+///
 /// # Safety
 /// `tensors` is NULL or holds `count` tensors, and the `shape` of each is NULL or holds as many extents as
 /// it has dimensions. All of it stays unchanged while the result is used.
@@ -336,6 +338,8 @@ unsafe fn tensors<'a>(tensors: *const CallTensor, count: usize) -> Vec<Tensor<'a
     tensors.iter().map(tensor).collect()
 }
 
+/// The `count` values at `start`; none for NULL.
+///
 /// # Safety
 /// `start` is NULL, or points to `count` aligned values that stay unchanged while the result is used.
 pub(crate) unsafe fn list<'a, T>(start: *const T, count: usize) -> &'a [T] {

@@ -7,10 +7,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(what) \
+#define CHECK(condition) \
     do { \
-        if (!(what)) { \
-            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #what, rcomm_recorder_last_error()); \
+        if (!(condition)) { \
+            fprintf(stderr, "line %d: %s: %s\n", __LINE__, #condition, rcomm_recorder_last_error()); \
             exit(1); \
         } \
     } while (0)
@@ -24,13 +24,13 @@ static rcomm_recorder *open_ring(const char *folder, uint32_t rank) {
 }
 
 static rcomm_recorder_operation operation(uint32_t group, uint8_t op) {
-    rcomm_recorder_operation made;
-    memset(&made, 0, sizeof made);
-    made.group = group;
-    made.op = op;
-    made.reduction = 255;
-    made.call_site = made.peer = made.root = RCOMM_RECORDER_NONE;
-    return made;
+    rcomm_recorder_operation result;
+    memset(&result, 0, sizeof result);
+    result.group = group;
+    result.op = op;
+    result.reduction = 255;
+    result.call_site = result.peer = result.root = RCOMM_RECORDER_NONE;
+    return result;
 }
 
 int main(int count, char **arguments) {

@@ -109,14 +109,16 @@ impl Recorder {
     pub fn name(self) -> &'static str {
         let mut names = Self::NAMES.iter();
         names
-            .find(|(it, _)| *it == self)
+            .find(|(recorder, _)| *recorder == self)
             .map_or("", |(_, name)| name)
     }
 
     /// The recorder of this exact name, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         let mut names = Self::NAMES.iter();
-        names.find(|(_, it)| *it == name).map(|&(it, _)| it)
+        names
+            .find(|(_, known)| *known == name)
+            .map(|&(recorder, _)| recorder)
     }
 }
 
@@ -138,7 +140,7 @@ pub struct Identity {
     pub pid: u32,
     /// When the record was taken, wall clock, ns since the epoch; 0 if unknown.
     pub dump_time_ns: i64,
-    /// When the record was begun, by rings when they were made, wall clock, ns since the epoch; 0 if unknown.
+    /// When the record began, for a ring when it was made, wall clock, ns since the epoch; 0 if unknown.
     // Summaries hold it in a part of its own.
     #[serde(skip)]
     pub begun_ns: i64,
@@ -253,10 +255,11 @@ impl Dump {
         }
     }
 
+    /// Index of the first entry that [`newest`](Self::newest) keeps.
     fn first_of_newest(&self, count: usize) -> usize {
         let beyond = self.entries.len().saturating_sub(count);
-        let is_open = |e: &Entry| e.state < EntryState::Completed && !e.retired;
-        let open = self.entries[..beyond].iter().position(is_open);
-        open.unwrap_or(beyond)
+        let is_pending = |e: &Entry| e.state < EntryState::Completed && !e.retired;
+        let pending = self.entries[..beyond].iter().position(is_pending);
+        pending.unwrap_or(beyond)
     }
 }

@@ -95,7 +95,9 @@ impl Signature {
 }
 
 fn shape_elements(shape: &[u64]) -> u64 {
-    shape.iter().fold(1, |all, &n| all.saturating_mul(n))
+    shape
+        .iter()
+        .fold(1, |product, &n| product.saturating_mul(n))
 }
 
 fn elements(sizes: &[Vec<u64>]) -> u64 {

@@ -40,8 +40,8 @@ impl ProcessGroupInfo {
 
     /// Returns the group rank of a global rank; `None` if it is not a member.
     pub fn group_rank_of(&self, rank: Rank) -> Option<u32> {
-        let at = self.ranks.iter().position(|&r| r == rank)?;
-        u32::try_from(at).ok()
+        let index = self.ranks.iter().position(|&r| r == rank)?;
+        u32::try_from(index).ok()
     }
 
     /// Returns the global rank of a group rank; `None` if there is no such member.

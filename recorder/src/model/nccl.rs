@@ -104,7 +104,7 @@ impl LinkWait {
 
     /// The value with this number in a ring; `None` if there is none.
     pub fn from_code(code: u8) -> Option<Self> {
-        Self::NAMES.get(usize::from(code)).map(|&(it, _)| it)
+        Self::NAMES.get(usize::from(code)).map(|&(wait, _)| wait)
     }
 
     /// Its name in dumps.
@@ -115,8 +115,8 @@ impl LinkWait {
     fn from_name(name: &str) -> Option<Self> {
         Self::NAMES
             .iter()
-            .find(|(_, it)| *it == name)
-            .map(|&(it, _)| it)
+            .find(|(_, known)| *known == name)
+            .map(|&(wait, _)| wait)
     }
 }
 
@@ -211,6 +211,7 @@ impl Communicator {
     }
 }
 
+/// The value of `key` in a text of `key=value` pairs with white space between them.
 fn field<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     let mut fields = text.split_ascii_whitespace();
     fields.find_map(|field| field.strip_prefix(key)?.strip_prefix('='))

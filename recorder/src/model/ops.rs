@@ -386,9 +386,9 @@ impl OpType {
 mod tests {
     use super::*;
 
-    fn names(which: impl Fn(OpType) -> bool) -> Vec<&'static str> {
-        let all = OpType::ALL.iter().copied();
-        all.filter(|&op| which(op)).map(OpType::name).collect()
+    fn names(select: impl Fn(OpType) -> bool) -> Vec<&'static str> {
+        let ops = OpType::ALL.iter().copied();
+        ops.filter(|&op| select(op)).map(OpType::name).collect()
     }
 
     #[test]
@@ -461,15 +461,15 @@ mod tests {
 
     #[test]
     fn bus_factors_are_those_of_nccl_tests() {
-        let of = |op: OpType| op.bus().factor(4);
-        assert_eq!(of(OpType::AllReduce), Some(1.5));
-        assert_eq!(of(OpType::AllGatherSingle), Some(0.75));
-        assert_eq!(of(OpType::ReduceScatterV), Some(0.75));
-        assert_eq!(of(OpType::AllToAllVSingle), Some(0.75));
-        assert_eq!(of(OpType::Broadcast), Some(1.0));
-        assert_eq!(of(OpType::Reduce), Some(1.0));
-        assert_eq!(of(OpType::Send), Some(1.0));
-        assert_eq!(of(OpType::Barrier), None);
-        assert_eq!(of(OpType::AllReduceSparse), None);
+        let factor = |op: OpType| op.bus().factor(4);
+        assert_eq!(factor(OpType::AllReduce), Some(1.5));
+        assert_eq!(factor(OpType::AllGatherSingle), Some(0.75));
+        assert_eq!(factor(OpType::ReduceScatterV), Some(0.75));
+        assert_eq!(factor(OpType::AllToAllVSingle), Some(0.75));
+        assert_eq!(factor(OpType::Broadcast), Some(1.0));
+        assert_eq!(factor(OpType::Reduce), Some(1.0));
+        assert_eq!(factor(OpType::Send), Some(1.0));
+        assert_eq!(factor(OpType::Barrier), None);
+        assert_eq!(factor(OpType::AllReduceSparse), None);
     }
 }

@@ -50,7 +50,7 @@ pub struct RankStatus {
     pub exit: Option<ProcessExit>,
 }
 
-/// The end of a process by itself, as it noted it last of all.
+/// The end of a process that ended by itself, as the process noted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessExit {
     /// When it noted its exit code, wall clock, ns since the epoch.

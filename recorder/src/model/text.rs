@@ -38,8 +38,8 @@ pub fn duration_ms(ms: f64) -> String {
     } else if seconds < 119.5 {
         format!("{seconds:.0} s")
     } else {
-        let whole = seconds.round() as u64;
-        match (whole / 3600, whole / 60 % 60, whole % 60) {
+        let rounded = seconds.round() as u64;
+        match (rounded / 3600, rounded / 60 % 60, rounded % 60) {
             (0, minutes, 0) => format!("{minutes} min"),
             (0, minutes, rest) => format!("{minutes} min {rest} s"),
             (hours, 0, _) => format!("{hours} h"),
@@ -74,8 +74,8 @@ pub fn age(ms: Option<f64>) -> String {
                 s if s < 9.95 => format!("{s:.1}s"),
                 s if s < 119.5 => format!("{s:.0}s"),
                 s => {
-                    let whole = s.round() as u64;
-                    let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
+                    let total = s.round() as u64;
+                    let (hours, minutes, seconds) = (total / 3600, total / 60 % 60, total % 60);
                     match hours {
                         0 if seconds == 0 => format!("{minutes}m"),
                         0 => format!("{minutes}m{seconds:02}s"),

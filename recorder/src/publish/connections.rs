@@ -46,7 +46,8 @@ pub(super) fn bind_tcp(
 
 /// A unix socket of mode 0600 at this path. A socket file that no process serves is replaced.
 pub(super) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    let is_socket = fs::symlink_metadata(path).is_ok_and(|about| about.file_type().is_socket());
+    let is_socket =
+        fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     if is_socket && UnixStream::connect(path).is_err() {
         fs::remove_file(path)?;
     }
@@ -70,10 +71,10 @@ impl Listener {
             Self::Tcp(listener, _) => listener.as_fd(),
         };
         loop {
-            let mut both =
-                [listener, stopped.as_fd()].map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN));
-            match poll(&mut both, None) {
-                Ok(_) if !both[1].revents().is_empty() => return false,
+            let mut fds =
+                [listener, stopped.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match poll(&mut fds, None) {
+                Ok(_) if !fds[1].revents().is_empty() => return false,
                 Ok(_) => return true,
                 Err(Errno::INTR) => {}
                 Err(_) => return false,
@@ -143,7 +144,7 @@ fn start<S>(stream: S, router: &Router, place: Arc<Place>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    tokio::spawn(converse(stream, router.clone(), place));
+    tokio::spawn(serve_connection(stream, router.clone(), place));
 }
 
 /// As [`start`], once TLS is set up with the client.
@@ -161,7 +162,7 @@ fn start_with_tls(
         };
         // A client that is slow, or whose TLS fails (TLS itself tells it why), ends only its own task.
         if let Ok(Ok(Some(stream))) = secured {
-            converse(stream, router, place).await;
+            serve_connection(stream, router, place).await;
         }
     });
 }
@@ -192,7 +193,7 @@ async fn secure(
 }
 
 /// Serves one connection, until it ends or its place is taken.
-async fn converse<S>(stream: S, router: Router, place: Arc<Place>)
+async fn serve_connection<S>(stream: S, router: Router, place: Arc<Place>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

@@ -41,7 +41,7 @@ pub enum DumpFileError {
 const MAX_NUMBERED: u32 = 1000;
 /// The end of the name of a dump that is not complete.
 const PART: &str = ".part";
-/// Such a file that is older than this and not locked belongs to a process that was killed.
+/// An incomplete dump that is older than this and not locked belongs to a process that was killed.
 const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 /// Writes `bytes` as a new file of mode 0600 and returns its path.
@@ -64,7 +64,9 @@ pub fn write_dump_file(path: &Path, bytes: &[u8]) -> Result<PathBuf, DumpFileErr
             "the path has no file name",
         )));
     };
-    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
     if let Some(folder) = folder {
         DirBuilder::new()
             .recursive(true)
@@ -91,7 +93,7 @@ pub fn write_dump_file(path: &Path, bytes: &[u8]) -> Result<PathBuf, DumpFileErr
     })
 }
 
-/// Removes what processes that were killed left of dumps of this name. Errors are ignored: it harms no one.
+/// Removes the incomplete dumps of this name that killed processes left. Errors are ignored: such a file does no harm.
 fn remove_abandoned(folder: &Path, name: &OsStr) {
     let mut begin = OsString::from(".");
     begin.push(name);
@@ -102,17 +104,18 @@ fn remove_abandoned(folder: &Path, name: &OsStr) {
         let is_part =
             found.starts_with(begin.as_encoded_bytes()) && found.ends_with(PART.as_bytes());
         let is_old = || {
-            let about = file.metadata().ok().filter(std::fs::Metadata::is_file);
-            let age = about.and_then(|about| about.modified().ok()?.elapsed().ok());
+            let metadata = file.metadata().ok().filter(std::fs::Metadata::is_file);
+            let age = metadata.and_then(|metadata| metadata.modified().ok()?.elapsed().ok());
             age.is_some_and(|age| age > ABANDONED_AFTER)
         };
-        let is_free = || File::open(file.path()).is_ok_and(|it| it.try_lock().is_ok());
+        let is_free = || File::open(file.path()).is_ok_and(|file| file.try_lock().is_ok());
         if is_part && is_old() && is_free() {
             let _ = std::fs::remove_file(file.path());
         }
     }
 }
 
+/// `path` for 0, else `path.<number>`.
 fn numbered(path: &Path, number: u32) -> PathBuf {
     if number == 0 {
         return path.to_owned();
@@ -243,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_writers_left_of_a_dump_is_removed_and_nothing_else() {
+    fn incomplete_dumps_of_killed_writers_are_removed_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let long_ago = std::time::SystemTime::now() - 2 * ABANDONED_AFTER;
         let old = |name: &str| {

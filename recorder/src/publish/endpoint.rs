@@ -150,9 +150,9 @@ impl Endpoint {
             .spawn(move || {
                 // Tokio's writes raise SIGPIPE on this thread if a client is gone. Only Rust programs ignore it; it
                 // would end others. The thread has no other use for it, so a failure to block it is ignored.
-                let mut pipe = SigSet::empty();
-                pipe.add(Signal::SIGPIPE);
-                let _ = pipe.thread_block();
+                let mut blocked = SigSet::empty();
+                blocked.add(Signal::SIGPIPE);
+                let _ = blocked.thread_block();
                 if listener.wait_for_connection(&stopped) {
                     let router = router(recorder, served, token);
                     // If Tokio's runtime or its listener cannot be made, this thread has nothing to serve. Open
@@ -255,6 +255,7 @@ impl Drop for Endpoint {
     }
 }
 
+/// The state that the routes share.
 pub(super) struct Served {
     pub(super) recorder: Arc<FlightRecorder>,
     changes: Mutex<Changes>,
@@ -305,18 +306,19 @@ async fn check_token(token: Option<&EndpointToken>, request: Request, next: Next
     let Some(token) = token else {
         return admit(request, next).await;
     };
-    let given = request
+    let presented = request
         .headers()
         .get(header::AUTHORIZATION)
         .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "))
         .unwrap_or_default();
-    if token.as_str().as_bytes().ct_eq(given).into() {
+    if token.as_str().as_bytes().ct_eq(presented).into() {
         return admit(request, next).await;
     }
     let why = "missing or wrong token\n";
     (StatusCode::UNAUTHORIZED, why).into_response()
 }
 
+/// Answers an admitted request, whose connection keeps its place from now on.
 async fn admit(request: Request, next: Next) -> Response {
     if let Some(place) = request.extensions().get::<Arc<Place>>() {
         place.admit();

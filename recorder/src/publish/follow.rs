@@ -130,14 +130,14 @@ impl FollowedDump {
             .collect();
         let mut group_at = Vec::new();
         for group in groups {
-            let at = *known
+            let index = *known
                 .entry(group.info.id)
                 .or_insert(dump.groups.len() as u32);
-            match dump.groups.get_mut(at as usize) {
+            match dump.groups.get_mut(index as usize) {
                 Some(old) => *old = group,
                 None => dump.groups.push(group),
             }
-            group_at.push(at);
+            group_at.push(index);
         }
         let signature_at = merge(&mut dump.signatures, &mut self.signatures, signatures);
         let frame_at = merge(&mut dump.frames, &mut self.frames, frames);
@@ -157,8 +157,8 @@ impl FollowedDump {
             };
             let id = entry.record_id;
             match dump.entries.binary_search_by_key(&id, |old| old.record_id) {
-                Ok(at) => dump.entries[at] = entry,
-                Err(at) => dump.entries.insert(at, entry),
+                Ok(index) => dump.entries[index] = entry,
+                Err(index) => dump.entries.insert(index, entry),
             }
         }
         let newest = dump.entries.last().map_or(0, |entry| entry.record_id);
@@ -176,6 +176,7 @@ impl FollowedDump {
     }
 }
 
+/// The index of each value of a table.
 fn by_value<T: Clone + Eq + Hash>(table: &[T]) -> HashMap<T, u32> {
     table.iter().cloned().zip(0..).collect()
 }

@@ -28,8 +28,8 @@ impl ProgramHandlers {
     /// # Errors
     /// The reason why the handler was not added, as a sentence.
     pub(super) fn add(&self, name: &str, handler: Handler) -> std::result::Result<(), String> {
-        let may = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
-        if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(may) {
+        let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+        if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_allowed) {
             return Err(format!(
                 "{name:?} cannot name a handler: 1 to {MAX_NAME} lower-case letters, digits, - and _"
             ));

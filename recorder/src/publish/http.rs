@@ -315,15 +315,15 @@ impl Stream {
         Ok(())
     }
 
-    /// Appends at most `most` bytes to `bytes` and returns how many; 0 at the end of the stream.
+    /// Appends at most `max_len` bytes to `bytes` and returns how many; 0 at the end of the stream.
     fn read(
         &mut self,
         bytes: &mut Vec<u8>,
-        most: usize,
+        max_len: usize,
         deadline: Instant,
     ) -> std::io::Result<usize> {
         let start = bytes.len();
-        bytes.resize(start + most, 0);
+        bytes.resize(start + max_len, 0);
         let into = &mut bytes[start..];
         let read = loop {
             let left = Some(time_left(deadline)?);
@@ -363,8 +363,8 @@ impl Stream {
         };
         spend(body.len())?;
         while body.len() < length {
-            let most = (length - body.len()).min(256 * 1024);
-            let read = self.read(&mut body, most, deadline)?;
+            let max_len = (length - body.len()).min(256 * 1024);
+            let read = self.read(&mut body, max_len, deadline)?;
             if read == 0 {
                 return Err(HttpError::Cut);
             }

@@ -110,7 +110,7 @@ impl LaunchRecord {
         Self::in_directory_within(job_directory, MAX_SUM)
     }
 
-    fn in_directory_within(job_directory: &Path, mut left: u64) -> Vec<Self> {
+    fn in_directory_within(job_directory: &Path, mut bytes_left: u64) -> Vec<Self> {
         let mut paths: Vec<PathBuf> = fs::read_dir(job_directory)
             .into_iter()
             .flatten()
@@ -121,8 +121,8 @@ impl LaunchRecord {
             .collect();
         paths.sort();
         let read = |path: &PathBuf| {
-            let (record, bytes) = Self::read_within(path, MAX_BYTES.min(left)).ok()?;
-            left -= bytes;
+            let (record, bytes) = Self::read_within(path, MAX_BYTES.min(bytes_left)).ok()?;
+            bytes_left -= bytes;
             Some(record)
         };
         let mut records: Vec<Self> = paths.iter().filter_map(read).collect();
@@ -239,7 +239,10 @@ impl LaunchRecord {
 
     /// How a rank ended, if the record has it.
     pub fn end_of(&self, rank: Rank) -> Option<RankEnd> {
-        self.ranks.iter().find(|it| it.rank == rank)?.end
+        self.ranks
+            .iter()
+            .find(|launched| launched.rank == rank)?
+            .end
     }
 }
 
@@ -261,6 +264,7 @@ fn has_record_name(path: &Path) -> bool {
     node.is_some_and(|node| node.parse::<u32>().is_ok())
 }
 
+/// Writes the file under another name, and then renames it, so that readers see the old or the new file, complete.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt as _;
     let temporary = path.with_file_name(format!(".launch.{}.new", std::process::id()));
@@ -368,11 +372,11 @@ mod tests {
 
     #[test]
     fn truncated_oversized_and_foreign_files_are_refused() {
-        let whole = serde_json::to_vec(&example(0)).unwrap();
-        for end in 0..whole.len() {
-            assert!(LaunchRecord::parse(&whole[..end], MAX_BYTES).is_err());
+        let valid = serde_json::to_vec(&example(0)).unwrap();
+        for end in 0..valid.len() {
+            assert!(LaunchRecord::parse(&valid[..end], MAX_BYTES).is_err());
         }
-        let other = String::from_utf8(whole)
+        let other = String::from_utf8(valid)
             .unwrap()
             .replace("launch/1", "launch/2");
         let why = LaunchRecord::parse(other.as_bytes(), MAX_BYTES).unwrap_err();

@@ -29,15 +29,18 @@ struct Open {
 struct Connection {
     /// `None` for a unix socket.
     host: Option<IpAddr>,
-    /// Tells a stranger's connection to end; `None` once the client is admitted.
+    /// Ends a stranger's connection; `None` once the client is admitted.
     ends: Option<Arc<Notify>>,
 }
 
 impl Open {
     /// The hosts of all strangers, the oldest first, each with the connection's number.
     fn strangers(&self) -> impl DoubleEndedIterator<Item = (u64, Option<IpAddr>)> {
-        let strangers = self.connections.iter().filter(|(_, it)| it.ends.is_some());
-        strangers.map(|(&number, it)| (number, it.host))
+        let strangers = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.ends.is_some());
+        strangers.map(|(&number, connection)| (number, connection.host))
     }
 
     /// The oldest stranger of the host that has the most.
@@ -54,7 +57,7 @@ impl Open {
 
     fn end(&mut self, number: u64) {
         let connection = self.connections.remove(&number);
-        if let Some(ends) = connection.and_then(|it| it.ends) {
+        if let Some(ends) = connection.and_then(|connection| connection.ends) {
             ends.notify_one();
         }
     }

@@ -60,12 +60,12 @@ impl KeptJobs {
         let mut dead = dead_jobs(directory)?;
         dead.sort_by(|a, b| (b.last_ns, &b.directory).cmp(&(a.last_ns, &a.directory)));
         let mut bytes = 0_u64;
-        let mut is_kept = |at: usize, job: &DeadJob| {
+        let mut is_kept = |index: usize, job: &DeadJob| {
             bytes = bytes.saturating_add(job.bytes);
-            at < self.jobs && (at == 0 || bytes <= self.bytes)
+            index < self.jobs && (index == 0 || bytes <= self.bytes)
         };
         let kept = dead.iter().enumerate();
-        let kept = kept.take_while(|(at, job)| is_kept(*at, job)).count();
+        let kept = kept.take_while(|(index, job)| is_kept(*index, job)).count();
         let old = dead.split_off(kept);
         old.iter().for_each(remove);
         Ok(old.into_iter().map(|job| job.directory).collect())
@@ -96,7 +96,10 @@ fn dead_jobs(directory: &Path) -> Result<Vec<DeadJob>> {
 /// another host does not show whether its process is alive: in both cases the job does not count as dead.
 fn dead_job(directory: PathBuf, rings: Vec<(RingName, PathBuf)>, host: &str) -> Option<DeadJob> {
     let launches = LaunchRecord::in_directory(&directory);
-    if !launches.iter().all(|it| it.host == host && it.is_over()) {
+    if !launches
+        .iter()
+        .all(|launch| launch.host == host && launch.is_over())
+    {
         return None;
     }
     let mut job = DeadJob {
@@ -106,7 +109,7 @@ fn dead_job(directory: PathBuf, rings: Vec<(RingName, PathBuf)>, host: &str) -> 
         bytes: 0,
     };
     for (name, path) in rings {
-        let about = fs::symlink_metadata(&path).ok()?;
+        let metadata = fs::symlink_metadata(&path).ok()?;
         let RingListing { path, ring } = RingListing::of(name.part, path);
         let RingSummary {
             identity,
@@ -120,7 +123,9 @@ fn dead_job(directory: PathBuf, rings: Vec<(RingName, PathBuf)>, host: &str) -> 
         }
         job.last_ns = job.last_ns.max(created_ns).max(heartbeat_ns);
         // The system counts blocks of 512 bytes, whatever the block size of the file system is.
-        job.bytes = job.bytes.saturating_add(about.blocks().saturating_mul(512));
+        job.bytes = job
+            .bytes
+            .saturating_add(metadata.blocks().saturating_mul(512));
         job.rings.push(path);
     }
     Some(job)

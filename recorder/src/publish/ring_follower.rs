@@ -108,6 +108,7 @@ impl RingFollower {
         }
     }
 
+    /// Drops all that was read, so that the whole ring is read again.
     fn forget(&mut self) {
         self.record = FollowedDump::default();
         self.newest = 0;
@@ -148,6 +149,7 @@ impl RingFollower {
         (picked, is_written)
     }
 
+    /// Reads the picked slots into the record.
     fn take_in(&mut self, picked: Vec<usize>, owner: Owner) {
         let (view, layout) = self.reader.memory();
         let slots = layout.slots.rows as u64;
@@ -160,8 +162,8 @@ impl RingFollower {
             .set_time_and_reason(self.record.dump_mut(), owner);
         let entries = &self.record.dump().entries;
         self.open.retain(|&id, _| {
-            let at = entries.binary_search_by_key(&id, |entry| entry.record_id);
-            at.map_or(true, |at| !is_settled(&entries[at]))
+            let index = entries.binary_search_by_key(&id, |entry| entry.record_id);
+            index.map_or(true, |index| !is_settled(&entries[index]))
         });
         // NCCL's state covers all operations in progress, also those whose slots this read did not cover.
         let (view, layout) = self.reader.memory();

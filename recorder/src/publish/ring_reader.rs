@@ -73,12 +73,12 @@ impl RingReader {
             path: path.clone(),
             why,
         };
-        let about = rustix::fs::fstat(&file)
+        let metadata = rustix::fs::fstat(&file)
             .map_err(|error| Error::io(format!("stat ring {}", path.display()), error))?;
-        if !rustix::fs::FileType::from_raw_mode(about.st_mode).is_file() {
+        if !rustix::fs::FileType::from_raw_mode(metadata.st_mode).is_file() {
             return Err(not_a_ring("it is not a regular file".to_owned()));
         }
-        let bytes = u64::try_from(about.st_size).unwrap_or(0);
+        let bytes = u64::try_from(metadata.st_size).unwrap_or(0);
         if bytes < layout::HEADER_BYTES as u64 {
             return Err(not_a_ring(format!(
                 "it has {bytes} bytes, less than a ring's header"
@@ -89,8 +89,8 @@ impl RingReader {
                 "it has {bytes} bytes, more than a ring can have"
             )));
         }
-        let whole = View::new(file, bytes as usize);
-        let view = whole.words();
+        let file_view = View::new(file, bytes as usize);
+        let view = file_view.words();
         if view.load(header::MAGIC) != layout::MAGIC {
             return Err(not_a_ring(
                 "it does not start with a ring's magic number".to_owned(),
@@ -113,7 +113,7 @@ impl RingReader {
         };
         Ok(Self {
             path,
-            view: whole,
+            view: file_view,
             layout,
             shares_clock: owner.shares_clock(),
             owner,
@@ -408,8 +408,8 @@ pub(super) fn files_in(directory: &Path) -> Result<Vec<(String, RingName, PathBu
         Ok(jobs) => jobs,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => {
-            let what = format!("list rings in {}", directory.display());
-            return Err(Error::io(what, error));
+            let action = format!("list rings in {}", directory.display());
+            return Err(Error::io(action, error));
         }
     };
     let mut files: Vec<_> = jobs

@@ -153,9 +153,9 @@ fn read(path: &Path) -> Result<Option<Secret>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(error)),
     };
-    let about = file.metadata().map_err(failed)?;
-    let is_own_file = about.is_file() && about.uid() == rustix::process::geteuid().as_raw();
-    if !is_own_file || about.mode() & 0o077 != 0 || about.len() != 32 {
+    let metadata = file.metadata().map_err(failed)?;
+    let is_own_file = metadata.is_file() && metadata.uid() == rustix::process::geteuid().as_raw();
+    if !is_own_file || metadata.mode() & 0o077 != 0 || metadata.len() != 32 {
         let why = "it is not a file of 32 bytes that only this user may read: remove it";
         return Err(failed(io::Error::new(ErrorKind::PermissionDenied, why)));
     }
@@ -216,12 +216,15 @@ mod tests {
     fn the_secret_of_the_user_is_made_once_and_read_by_the_user_only() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("rcomm-7");
-        let made: Vec<[u8; 32]> = std::thread::scope(|scope| {
+        let secrets: Vec<[u8; 32]> = std::thread::scope(|scope| {
             let one = || *Secret::in_folder(&folder).unwrap().as_bytes();
-            let all: Vec<_> = (0..8).map(|_| scope.spawn(one)).collect();
-            all.into_iter().map(|it| it.join().unwrap()).collect()
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(one)).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
         });
-        assert!(made.iter().all(|it| *it == made[0]));
+        assert!(secrets.iter().all(|secret| *secret == secrets[0]));
         let path = folder.join(FILE);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);

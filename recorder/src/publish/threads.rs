@@ -80,8 +80,8 @@ pub fn own_threads() -> io::Result<Vec<OwnThread>> {
 
 fn one_thread(tid: u32, code: &Code, memory: &File) -> OwnThread {
     // A thread that has ended meanwhile has no files: it is shown with its number alone.
-    let read = |what: &str| {
-        let text = fs::read_to_string(format!("/proc/self/task/{tid}/{what}"));
+    let read = |file: &str| {
+        let text = fs::read_to_string(format!("/proc/self/task/{tid}/{file}"));
         text.unwrap_or_default().trim().to_owned()
     };
     let wchan = read("wchan");
@@ -140,20 +140,20 @@ impl Sleep {
 /// The newest part of a stack.
 fn stack(memory: &File, from: u64) -> Vec<u64> {
     let mut bytes = vec![0; STACK_BYTES];
-    let mut have = 0;
+    let mut filled = 0;
     // A read ends where the mapping does: the stack may be shorter.
-    while have < bytes.len() {
-        match memory.read_at(&mut bytes[have..], from + have as u64) {
+    while filled < bytes.len() {
+        match memory.read_at(&mut bytes[filled..], from + filled as u64) {
             Ok(0) | Err(_) => break,
-            Ok(count) => have += count,
+            Ok(count) => filled += count,
         }
     }
-    let words = bytes[..have].chunks_exact(8);
+    let words = bytes[..filled].chunks_exact(8);
     words
         .map(|word| {
             word.iter()
                 .rev()
-                .fold(0, |all, &byte| all << 8 | u64::from(byte))
+                .fold(0, |value, &byte| value << 8 | u64::from(byte))
         })
         .collect()
 }
@@ -213,12 +213,16 @@ impl Code {
         code
     }
 
+    /// The segment that contains this address.
     fn segment(&self, address: u64) -> Option<&Segment> {
-        let after = self.segments.partition_point(|it| it.start <= address);
+        let after = self
+            .segments
+            .partition_point(|segment| segment.start <= address);
         let segment = self.segments.get(after.checked_sub(1)?)?;
         (address < segment.end).then_some(segment)
     }
 
+    /// The place of this address in its file; `None` if no code is mapped there.
     fn find(&self, address: u64) -> Option<CodeAddress> {
         let (module, base) = &self.modules[self.segment(address)?.module];
         Some(CodeAddress {
@@ -252,8 +256,8 @@ fn ends_with_call(bytes: &[u8; CALL_BYTES]) -> bool {
     // (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, "CALL").
     let near = bytes[CALL_BYTES - 5] == 0xE8;
     let indirect = [2, 3, 4, 6, 7].iter().any(|&length| {
-        let at = CALL_BYTES - length;
-        bytes[at] == 0xFF && bytes[at + 1] >> 3 & 7 == 2
+        let start = CALL_BYTES - length;
+        bytes[start] == 0xFF && bytes[start + 1] >> 3 & 7 == 2
     });
     near || indirect
 }
@@ -286,7 +290,10 @@ mod tests {
             instruction: 0x7f01,
         };
         assert_eq!(sleep, Some(expected));
-        assert_eq!(Sleep::parse("-1 0x10 0x20").map(|it| it.number), Some(-1));
+        assert_eq!(
+            Sleep::parse("-1 0x10 0x20").map(|sleep| sleep.number),
+            Some(-1)
+        );
         assert_eq!(Sleep::parse("running"), None);
         assert_eq!(Sleep::parse(""), None);
         assert_eq!(state("7 (a ) b) S 1 7"), "S");
@@ -311,7 +318,7 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn calls_are_told_from_other_instructions() {
+    fn calls_are_distinguished_from_other_instructions() {
         assert!(ends_with_call(&[0x90, 0x90, 0xE8, 1, 2, 3, 4]));
         // call rax; call [rbx+8]; call [rip+4].
         assert!(ends_with_call(&[0x90, 0x90, 0x90, 0x90, 0x90, 0xFF, 0xD0]));
@@ -340,11 +347,11 @@ mod tests {
             let from = sleeps_here as fn(&std::sync::Mutex<()>) as usize as u64;
             loop {
                 let threads = own_threads().unwrap();
-                let found = threads.iter().find(|it| it.name == "sleeps");
-                let is_there = found.is_some_and(|it| {
-                    let callers = it.probable_callers.iter();
-                    let mut inside = callers.filter(|it| (from..from + 1024).contains(&it.address));
-                    it.state == "S" && it.at.is_some() && inside.next().is_some()
+                let found = threads.iter().find(|thread| thread.name == "sleeps");
+                let is_there = found.is_some_and(|thread| {
+                    let mut callers = thread.probable_callers.iter();
+                    let is_inside = callers.any(|call| (from..from + 1024).contains(&call.address));
+                    thread.state == "S" && thread.at.is_some() && is_inside
                 });
                 if is_there {
                     assert!(found.unwrap().system_call.is_some());

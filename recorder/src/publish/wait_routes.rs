@@ -59,29 +59,32 @@ type Family = (
 );
 
 const FAMILIES: [Family; 5] = [
-    ("waits_total", "counter", "Waits that have ended.", |it| {
-        it.count as f64
+    ("waits_total", "counter", "Waits that have ended.", |wait| {
+        wait.count as f64
     }),
     (
         "wait_seconds_total",
         "counter",
         "How long these waits took together.",
-        |it| seconds(it.total_ns),
+        |wait| seconds(wait.total_ns),
     ),
     (
         "wait_seconds_max",
         "gauge",
         "How long the longest of these waits took.",
-        |it| seconds(it.max_ns),
+        |wait| seconds(wait.max_ns),
     ),
-    ("waiting_threads", "gauge", "Threads that wait now.", |it| {
-        it.waiting.into()
-    }),
+    (
+        "waiting_threads",
+        "gauge",
+        "Threads that wait now.",
+        |wait| wait.waiting.into(),
+    ),
     (
         "waiting_seconds",
         "gauge",
         "For how long at least one thread has waited without a break; 0 if none waits.",
-        |it| seconds(it.waiting_ns),
+        |wait| seconds(wait.waiting_ns),
     ),
 ];
 

@@ -23,8 +23,8 @@ pub struct WaitStatistics {
 
 /// Whether a wait may have this name: 1 to 64 lower-case letters, digits, `-`, `_` and `.`.
 pub fn is_wait_name(name: &str) -> bool {
-    let plain = |byte: u8| {
+    let is_allowed = |byte: u8| {
         byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_' | b'.')
     };
-    (1..=64).contains(&name.len()) && name.bytes().all(plain)
+    (1..=64).contains(&name.len()) && name.bytes().all(is_allowed)
 }

@@ -46,7 +46,7 @@ pub(crate) fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
 
 /// `len` bytes from word `start` on; zeros beyond the end of the memory.
 pub(crate) fn load(memory: &impl Read, start: usize, len: usize) -> Vec<u8> {
-    let words = (0..len.div_ceil(8)).map(|i| memory.load(start.saturating_add(i)));
+    let words = (0..len.div_ceil(8)).map(|index| memory.load(start.saturating_add(index)));
     let mut bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
     bytes.truncate(len);
     bytes

@@ -20,7 +20,7 @@ struct SlotSeen {
 pub(crate) struct Changes {
     slots: Vec<SlotSeen>,
     /// The number before the first poll's. No number of an earlier process of this rank is above it, so
-    /// [`knows`](Self::knows) tells those from this process's.
+    /// [`knows`](Self::knows) distinguishes them from those of this process.
     before_first: u64,
     poll: u64,
 }

@@ -51,8 +51,8 @@ impl RingPart {
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         Self::NAMES
             .iter()
-            .find(|(_, it)| *it == name)
-            .map(|&(it, _)| it)
+            .find(|(_, known)| *known == name)
+            .map(|&(part, _)| part)
     }
 
     /// Its number in a ring's header.
@@ -62,7 +62,7 @@ impl RingPart {
 
     pub(crate) fn from_code(code: u64) -> Self {
         let known = Self::NAMES.get(usize::try_from(code).unwrap_or(usize::MAX));
-        known.map_or(Self::Program, |&(it, _)| it)
+        known.map_or(Self::Program, |&(part, _)| part)
     }
 }
 
@@ -127,8 +127,8 @@ impl RecorderConfig {
     /// The largest number of operations for which the ring with its tables takes at most this many bytes: a power of
     /// two, at most [`MAX_ENTRIES`](Self::MAX_ENTRIES). `None` if the tables alone take more.
     pub fn entries_within(&self, bytes: usize) -> Option<u32> {
-        let most = Self::MAX_ENTRIES.ilog2();
-        let mut sizes = (0..=most).rev().map(|power| 1 << power);
+        let max = Self::MAX_ENTRIES.ilog2();
+        let mut sizes = (0..=max).rev().map(|power| 1 << power);
         sizes.find(|&entries| self.bytes_with(entries) <= bytes)
     }
 
@@ -161,6 +161,7 @@ impl RecorderConfig {
         }
     }
 
+    /// Returns an error that names the first invalid value.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |why: String| Err(Error::InvalidConfig(why));
         if self.rank >= self.world_size {
@@ -169,20 +170,20 @@ impl RecorderConfig {
                 self.rank, self.world_size
             ));
         }
-        for (what, text) in [("job", &self.job), ("host", &self.host)] {
+        for (name, text) in [("job", &self.job), ("host", &self.host)] {
             if text.len() > 255 {
                 let len = text.len();
-                return refuse(format!("the {what} name has {len} bytes, more than 255"));
+                return refuse(format!("the {name} name has {len} bytes, more than 255"));
             }
         }
-        for (what, value, most) in [
+        for (name, value, max) in [
             ("entries", self.entries, Self::MAX_ENTRIES),
             ("groups", self.groups, 1 << 16),
             ("signatures", self.signatures, 1 << 16),
             ("call sites", self.call_sites, 1 << 16),
         ] {
-            if value == 0 || value > most {
-                return refuse(format!("{value} {what}: must be from 1 to {most}"));
+            if value == 0 || value > max {
+                return refuse(format!("{value} {name}: must be from 1 to {max}"));
             }
         }
         if self.links > 1 << 16 {

@@ -116,9 +116,9 @@ pub(crate) fn job(memory: &impl Read) -> String {
 }
 
 fn exit(memory: &impl Read, anchor: Anchor) -> Option<ProcessExit> {
-    let at = memory.load(header::EXITED_AT);
-    (at != 0).then(|| ProcessExit {
-        time_ns: anchor.wall_of(at),
+    let exited_at = memory.load(header::EXITED_AT);
+    (exited_at != 0).then(|| ProcessExit {
+        time_ns: anchor.wall_of(exited_at),
         code: u8::try_from(memory.load(header::EXIT_CODE)).unwrap_or(u8::MAX),
     })
 }
@@ -163,6 +163,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
     }
 
+    /// The number of rows in use by this word of the header, at most `rows`.
     fn used(&self, word: usize, rows: usize) -> usize {
         let used = self.memory.load(word).min(rows as u64) as usize;
         // The rows must be loaded after their count.
@@ -170,6 +171,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         used
     }
 
+    /// The bytes of the arena at a reference; `None` if it is invalid.
     fn arena_bytes(&mut self, reference: u64) -> Option<Vec<u8>> {
         let (offset, len) = halves(reference);
         let (offset, len) = (offset as usize, len as usize);
@@ -184,23 +186,25 @@ impl<'a, R: Read> Decoder<'a, R> {
         Some(bytes::load(self.memory, start, len))
     }
 
+    /// The text of the arena at a reference; empty if it is invalid.
     fn text(&mut self, reference: u64) -> String {
         let bytes = self.arena_bytes(reference).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// Adds the groups to the dump.
     fn groups(&mut self) {
         let section = self.layout.groups;
         for row in 0..self.used(header::GROUPS_USED, section.rows) {
             let start = section.row(row, group::WORDS);
-            let word = |at: usize| self.memory.load(start.saturating_add(at));
+            let word = |offset: usize| self.memory.load(start.saturating_add(offset));
             let id = word(group::ID) as u32;
             let (name, desc, ranks) = (word(group::NAME), word(group::DESC), word(group::RANKS));
             let (size, own_rank) = (word(group::SIZE), word(group::OWN_RANK));
             // Members may be stored after the row was admitted; their bytes are stored before the
             // reference.
             self.memory.fence_acquire();
-            let sequence = |at| word(at).cast_signed().saturating_sub(1);
+            let sequence = |offset| word(offset).cast_signed().saturating_sub(1);
             let last_completed = sequence(group::LAST_COMPLETED);
             let status = ProcessGroupStatus {
                 last_enqueued: sequence(group::LAST_ENQUEUED),
@@ -253,6 +257,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         ranks
     }
 
+    /// Adds the threads to the dump.
     fn threads(&mut self) {
         let section = self.layout.threads;
         for row in 0..self.used(header::THREADS_USED, section.rows) {
@@ -285,6 +290,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         unreadable
     }
 
+    /// The entry for record `id`, and in the dump's tables what it refers to.
     fn entry(&mut self, id: u64, words: &[u64; slot::WORDS]) -> Entry {
         let (group, signature) = halves(words[slot::TABLES]);
         let [op, reduction, flags, _, thread_low, thread_high, ..] =
@@ -362,6 +368,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         })
     }
 
+    /// The index in the dump of a record's signature, from the ring's table (`row`), the lap ring, or both.
     fn signature(&mut self, id: u64, op: OpType, row: u32, words: &[u64; slot::WORDS]) -> u32 {
         let range = LapRange {
             position: words[slot::LAP_POSITION],
@@ -400,6 +407,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             .or_insert_with_key(|signature| push(signatures, signature.clone()))
     }
 
+    /// What the lap ring holds for record `id`; `None` if newer records have replaced it.
     fn lap_facts(&mut self, id: u64, range: LapRange) -> Option<lap::LapFacts> {
         let ring = rings::lap_ring(self.layout);
         let words = usize::try_from(range.words).ok()?;
@@ -410,6 +418,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         lap::read(self.memory, &ring, id, range)
     }
 
+    /// The index in the dump of the signature in this row of the ring's table; `None` if the row is not valid.
     fn table_signature(&mut self, row: u32) -> Option<u32> {
         if let Some(&known) = self.signature_rows.get(&row) {
             return known;
@@ -438,8 +447,8 @@ impl<'a, R: Read> Decoder<'a, R> {
         let (line, _) = halves(self.memory.load(start + layout::call_site::LINE));
         let functions = self.layout.functions;
         let function = if (row as usize) < functions.rows {
-            let at = functions.row(row as usize, layout::FUNCTION_WORDS);
-            self.memory.load(at)
+            let start = functions.row(row as usize, layout::FUNCTION_WORDS);
+            self.memory.load(start)
         } else {
             0
         };
@@ -450,6 +459,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         })
     }
 
+    /// The index in the dump of the stack that consists of this row's call site.
     fn stack(&mut self, row: u32) -> Option<u32> {
         if let Some(&known) = self.stack_rows.get(&row) {
             return Some(known);
@@ -461,6 +471,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         Some(stack)
     }
 
+    /// Adds the rank's status to the dump; `unreadable` entries count as dropped.
     fn status(&mut self, unreadable: u64) {
         let lost = self.memory.load(header::RECORDS_LOST);
         let mut status = RankStatus {

@@ -44,21 +44,22 @@ pub(super) fn write<M: Memory>(memory: &M, layout: &RingLayout, failure: &Failur
     let _ = written;
 }
 
-fn fill<W: Word>(words: &[W; failure::WORDS], it: &Failure, at: Timestamp) {
+fn fill<W: Word>(words: &[W; failure::WORDS], recorded: &Failure, at: Timestamp) {
     let store = |word: usize, value| words[word].store(value, Ordering::Relaxed);
-    let operation = it.operation.as_ref();
+    let operation = recorded.operation.as_ref();
     // The bytes of `failure::WHAT`: the kind, whether there is an operation, whether it is P2P, and its code; the upper
     // half is `seen_by`.
     let flags = operation.map_or(0, |op| {
         1 << 8 | u64::from(op.is_p2p) << 16 | u64::from(op.op.code()) << 24
     });
-    let ranks = &it.ranks[..it.ranks.len().min(Failure::MAX_RANKS)];
-    let text = cut(&it.text, Failure::MAX_TEXT).as_bytes();
+    let ranks = &recorded.ranks[..recorded.ranks.len().min(Failure::MAX_RANKS)];
+    let text = cut(&recorded.text, Failure::MAX_TEXT).as_bytes();
     store(failure::WHEN, at.as_ns());
-    let kind = u64::from(it.kind.code());
-    store(failure::WHAT, kind | flags | u64::from(it.seen_by) << 32);
-    let group = it.group.unwrap_or(ProcessGroupInfo::UNKNOWN_ID);
-    store(failure::GROUP, join(group, it.rank_count));
+    let kind = u64::from(recorded.kind.code());
+    let seen_by = u64::from(recorded.seen_by);
+    store(failure::WHAT, kind | flags | seen_by << 32);
+    let group = recorded.group.unwrap_or(ProcessGroupInfo::UNKNOWN_ID);
+    store(failure::GROUP, join(group, recorded.rank_count));
     store(failure::SEQ, operation.map_or(0, |op| op.seq));
     store(failure::RECORD, operation.map_or(0, |op| op.record_id));
     store(
@@ -91,8 +92,8 @@ pub(super) fn read(memory: &impl Read, layout: &RingLayout, anchor: Anchor) -> V
 }
 
 fn failure_of(id: u64, words: &[u64; failure::WORDS], anchor: Anchor) -> Option<Failure> {
-    let what = words[failure::WHAT];
-    let [kind, has_operation, is_p2p, op, ..] = what.to_le_bytes();
+    let facts = words[failure::WHAT];
+    let [kind, has_operation, is_p2p, op, ..] = facts.to_le_bytes();
     let (group, rank_count) = halves(words[failure::GROUP]);
     let (ranks, bytes) = halves(words[failure::LENGTHS]);
     let rank_words = words[failure::RANKS..failure::TEXT].iter();
@@ -115,7 +116,7 @@ fn failure_of(id: u64, words: &[u64; failure::WORDS], anchor: Anchor) -> Option<
             record_id: words[failure::RECORD],
         }),
         time_ns: anchor.wall_of(words[failure::WHEN]),
-        seen_by: halves(what).1,
+        seen_by: halves(facts).1,
         text: String::from_utf8_lossy(&text).into_owned(),
     };
     failure.limit();
@@ -167,13 +168,13 @@ mod tests {
     #[test]
     fn failures_are_read_back_as_written() {
         let recorder = recorder();
-        let all: Vec<u32> = (0..100).collect();
-        for ranks in [&[][..], &[5], &[5, 8, 100], &all] {
+        let all_ranks: Vec<u32> = (0..100).collect();
+        for ranks in [&[][..], &[5], &[5, 8, 100], &all_ranks] {
             recorder.note_failure(&example(ranks));
         }
         let read = recorder.snapshot().failures;
         assert_eq!(read.len(), 4);
-        for (read, ranks) in read.iter().zip([&[][..], &[5], &[5, 8, 100], &all]) {
+        for (read, ranks) in read.iter().zip([&[][..], &[5], &[5, 8, 100], &all_ranks]) {
             let written = Failure {
                 id: read.id,
                 time_ns: read.time_ns,
@@ -212,7 +213,8 @@ mod tests {
         let read = failure_of(1, &words, anchor).unwrap();
         assert!(read.ranks.len() <= Failure::MAX_RANKS);
         assert!(read.text.len() <= Failure::MAX_TEXT);
-        assert_eq!(read.operation.map(|it| it.op), Some(OpType::Other));
+        let operation = read.operation.map(|operation| operation.op);
+        assert_eq!(operation, Some(OpType::Other));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::signature::{self, SignatureKey};
 use super::sync::Read;
 use crate::model::Signature;
 
+/// Words before a record's splits.
 const HEAD_WORDS: usize = 2;
 
 /// The data specific to one record, as it was read.
@@ -29,10 +30,11 @@ pub(super) struct LapRange {
     pub(super) words: u64,
 }
 
+/// The hash at the end of a record's words.
 struct Hash(u64);
 
 impl Hash {
-    fn of(id: u64) -> Self {
+    fn new(id: u64) -> Self {
         Self(id)
     }
 
@@ -51,25 +53,25 @@ pub(super) fn write(
 ) -> Option<LapRange> {
     let [inputs, outputs] = splits;
     let count = inputs.len() + outputs.len();
-    let all = || inputs.iter().chain(outputs).copied();
-    let wide = all().any(|split| split > u64::from(u32::MAX));
-    let split_words = if wide { count } else { count.div_ceil(2) };
+    let all_splits = || inputs.iter().chain(outputs).copied();
+    let is_wide = all_splits().any(|split| split > u64::from(u32::MAX));
+    let split_words = if is_wide { count } else { count.div_ceil(2) };
     let bytes = key.map_or(0, SignatureKey::encoded_len);
     if bytes > signature::MAX_BYTES {
         return None;
     }
     let words = HEAD_WORDS + split_words + bytes.div_ceil(8) + 1;
     let position = ring.write(map, words, |store| {
-        let mut hash = Hash::of(id);
+        let mut hash = Hash::new(id);
         let mut push = |word| {
             hash.add(word);
             store(word);
         };
         push(join(inputs.len() as u32, outputs.len() as u32));
-        push(join(bytes as u32, wide.into()));
-        let mut splits = all();
+        push(join(bytes as u32, is_wide.into()));
+        let mut splits = all_splits();
         while let Some(split) = splits.next() {
-            push(if wide {
+            push(if is_wide {
                 split
             } else {
                 join(split as u32, splits.next().unwrap_or(0) as u32)
@@ -98,7 +100,7 @@ pub(super) fn read(
     let len = usize::try_from(range.words).ok()?;
     let words = ring.read(memory, range.position, len)?;
     let (&written, words) = words.split_last()?;
-    let mut hash = Hash::of(id);
+    let mut hash = Hash::new(id);
     words.iter().for_each(|&word| hash.add(word));
     if hash.0 != written || words.len() < HEAD_WORDS {
         return None;

@@ -504,10 +504,10 @@ impl RingLayout {
     /// The layout in a header, if every section is within the memory and its limit, and every ring's size is a power of
     /// two; else the reason.
     pub(crate) fn load(memory: &impl Read) -> Result<Self, String> {
-        let have = memory.len().saturating_mul(8);
+        let available = memory.len().saturating_mul(8);
         let bytes = usize::try_from(memory.load(header::FILE_BYTES)).unwrap_or(usize::MAX);
-        if bytes > have {
-            return Err(format!("it is truncated: {have} of {bytes} bytes"));
+        if bytes > available {
+            return Err(format!("it is truncated: {available} of {bytes} bytes"));
         }
         let mut layout = Self {
             bytes,
@@ -526,7 +526,7 @@ impl RingLayout {
             peers: NO_SECTION,
             reducer: NO_SECTION,
         };
-        for (section, word, row_bytes, most) in layout.sections() {
+        for (section, word, row_bytes, max) in layout.sections() {
             let start = memory.load(word);
             let rows = memory.load(word + 1);
             let may_lack = [
@@ -546,7 +546,7 @@ impl RingLayout {
             let fits = end.is_some_and(|end| end <= bytes as u64)
                 && start >= HEADER_BYTES as u64
                 && start.is_multiple_of(8)
-                && rows <= most as u64;
+                && rows <= max as u64;
             if !fits {
                 return Err(format!(
                     "its header puts {rows} rows at byte {start} of {bytes} (word {word})"
@@ -557,7 +557,7 @@ impl RingLayout {
                 rows: rows as usize,
             };
         }
-        for (what, rows) in [
+        for (name, rows) in [
             ("slots", layout.slots.rows),
             ("phases", layout.phases.rows),
             ("words in its lap ring", layout.lap.rows),
@@ -568,7 +568,7 @@ impl RingLayout {
             ("steps of reducers", layout.reducer.rows.max(1)),
         ] {
             if !rows.is_power_of_two() {
-                return Err(format!("it has {rows} {what}, not a power of two"));
+                return Err(format!("it has {rows} {name}, not a power of two"));
             }
         }
         Ok(layout)

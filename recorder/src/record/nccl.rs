@@ -75,10 +75,13 @@ pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &RingLayout)
     }
     let mut communicators: Vec<_> = by_row.into_iter().collect();
     communicators.sort_unstable_by_key(|&(row, _)| row);
-    let facts = communicators.iter().map(|(_, it)| it.to_facts());
+    let facts = communicators
+        .iter()
+        .map(|(_, communicator)| communicator.to_facts());
     dump.nccl_comm_state = facts.collect();
 }
 
+/// The progress of an entry's kernel; `None` if the ring has none for it, or the entry has ended.
 fn kernel_of(
     entry: &Entry,
     memory: &impl Read,

@@ -112,17 +112,17 @@ mod tests {
     fn the_window_covers_between_one_and_two_minutes() {
         let second = 1_000_000_000;
         let mut waits = ProcessorWaits::new();
-        let mut at = |seconds: u64, waited: u64| {
+        let mut window_of = |seconds: u64, waited: u64| {
             waits.total_ns += waited;
             let window = waits.window_at(seconds * second);
             (window.since_ns / second, window.waited_ns)
         };
-        assert_eq!(at(10, 5), (10, 0));
-        assert_eq!(at(40, 7), (10, 7));
-        assert_eq!(at(70, 1), (10, 8));
-        assert_eq!(at(129, 1), (10, 9));
-        assert_eq!(at(130, 2), (70, 3));
-        assert_eq!(at(190, 4), (130, 4));
+        assert_eq!(window_of(10, 5), (10, 0));
+        assert_eq!(window_of(40, 7), (10, 7));
+        assert_eq!(window_of(70, 1), (10, 8));
+        assert_eq!(window_of(129, 1), (10, 9));
+        assert_eq!(window_of(130, 2), (70, 3));
+        assert_eq!(window_of(190, 4), (130, 4));
     }
 
     #[test]

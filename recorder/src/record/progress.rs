@@ -11,12 +11,12 @@ use std::time::Duration;
 #[inline]
 pub(super) fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool {
     let state = words[slot::STATE].load(Ordering::Relaxed);
-    let moves = (state as u8) < to as u8;
-    if moves {
+    let advances = (state as u8) < to as u8;
+    if advances {
         let state = state & !0xff | to as u64 | bits;
         words[slot::STATE].store(state, Ordering::Relaxed);
     }
-    moves
+    advances
 }
 
 /// Marks that the operation is no longer watched.

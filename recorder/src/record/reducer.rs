@@ -50,7 +50,7 @@ fn longest(
             continue;
         }
         // The order of the others stays: they move up by one from the place of the shortest.
-        let shortest = (0..count).min_by_key(|&at| kept[at].communication_ns);
+        let shortest = (0..count).min_by_key(|&index| kept[index].communication_ns);
         if let Some(shortest) = shortest
             && kept[shortest].communication_ns < bucket.communication_ns
         {
@@ -73,13 +73,13 @@ fn fill<W: Word>(
     store(reducer::STEP, times.step);
     store(reducer::GROUP, join(group, times.bucket_count));
     store(reducer::KEPT, buckets.len() as u64);
-    let four = [
+    let durations = [
         times.forward_ns,
         times.backward_ns,
         times.communication_ns,
         times.exposed_ns,
     ];
-    for (value, word) in four.into_iter().zip(reducer::TIMES..) {
+    for (value, word) in durations.into_iter().zip(reducer::TIMES..) {
         store(word, value);
     }
     store(reducer::BYTES, times.bytes);
@@ -220,16 +220,16 @@ mod tests {
     #[test]
     fn the_newest_steps_are_read_back_with_their_buckets() {
         let recorder = recorder();
-        let all = reducer::ROWS as u64 + 3;
-        for step in 1..=all {
+        let last_step = reducer::ROWS as u64 + 3;
+        for step in 1..=last_step {
             let buckets = [bucket(0, 7), bucket(1, 8)].into_iter();
             recorder.note_reducer_step(4, &times(step), buckets);
         }
         let steps = recorder.snapshot().reducer_steps;
         let numbers: Vec<u64> = steps.iter().map(|step| step.id).collect();
-        assert_eq!(numbers, (4..=all).collect::<Vec<_>>());
+        assert_eq!(numbers, (4..=last_step).collect::<Vec<_>>());
         let last = steps.last().unwrap();
-        assert_eq!((last.group, last.times), (4, times(all)));
+        assert_eq!((last.group, last.times), (4, times(last_step)));
         assert_eq!(last.buckets, [bucket(0, 7), bucket(1, 8)]);
         assert_eq!(last.slowest_bucket(), Some(&bucket(1, 8)));
         assert!(last.ended_ns > 0);
@@ -239,11 +239,11 @@ mod tests {
     #[test]
     fn of_many_buckets_the_slowest_are_kept_in_order() {
         let recorder = recorder();
-        let most = ReducerStep::MAX_BUCKETS as u32;
-        // Every third bucket is fast.
-        let buckets = (0..2 * most).map(|at| bucket(at, if at % 3 == 0 { 1 } else { 100 }));
-        let slow = buckets.clone().filter(|it| it.communication_ns == 100);
-        let slow: Vec<ReducerBucket> = slow.take(most as usize).collect();
+        let max = ReducerStep::MAX_BUCKETS as u32;
+        let is_fast = |index: u32| index % 3 == 0;
+        let buckets = (0..2 * max).map(|index| bucket(index, if is_fast(index) { 1 } else { 100 }));
+        let slow = buckets.clone().filter(|bucket| !is_fast(bucket.index));
+        let slow: Vec<ReducerBucket> = slow.take(max as usize).collect();
         recorder.note_reducer_step(0, &times(1), buckets);
         let steps = recorder.snapshot().reducer_steps;
         assert_eq!(steps[0].buckets, slow);

@@ -57,7 +57,7 @@ pub(crate) enum Missed {
 pub(crate) enum Found<const N: usize> {
     /// Never written.
     Empty,
-    /// A whole record; `words[0]` is its stamp.
+    /// A complete record; `words[0]` is its stamp.
     Record { id: u64, words: [u64; N] },
     /// Busy or changed at every try, or left incomplete by a process that died while writing.
     Unreadable { id: u64 },
@@ -338,11 +338,11 @@ impl LapRing {
         let position = words[self.head].fetch_add(len as u64, Ordering::Relaxed);
         // A reader that sees one of this writer's words must see the reservation.
         memory.fence(Ordering::Release);
-        let mut at = 0;
+        let mut stored = 0;
         fill(&mut |word| {
-            if at < len {
-                words[self.at(position, at)].store(word, Ordering::Relaxed);
-                at += 1;
+            if stored < len {
+                words[self.index_of(position, stored)].store(word, Ordering::Relaxed);
+                stored += 1;
             }
         });
         Some(position)
@@ -357,21 +357,21 @@ impl LapRing {
 
     /// Copies the `len` words at `position`; `None` if they were overwritten or never written.
     ///
-    /// Words of a writer so slow that it was overtaken itself can still be mixed in: records end with a hash for that
-    /// reason.
+    /// A writer that was itself overtaken may still have stored words in between, so each record ends with a hash.
     pub(crate) fn read(&self, memory: &impl Read, position: u64, len: usize) -> Option<Vec<u64>> {
         if !self.holds(memory, position, len) {
             return None;
         }
         let words = (0..len)
-            .map(|i| memory.load(self.at(position, i)))
+            .map(|offset| memory.load(self.index_of(position, offset)))
             .collect();
         // If a word is from a later writer, the check below sees that writer's reservation.
         memory.fence_acquire();
         self.holds(memory, position, len).then_some(words)
     }
 
-    fn at(&self, position: u64, offset: usize) -> usize {
+    /// The index in the memory of the word `offset` after `position`.
+    fn index_of(&self, position: u64, offset: usize) -> usize {
         let within = position.wrapping_add(offset as u64) & (self.words as u64).wrapping_sub(1);
         self.base.saturating_add(within as usize)
     }

@@ -58,7 +58,7 @@ struct ModelMemory {
 }
 
 impl ModelMemory {
-    fn of(words: usize, honor: Honor) -> Arc<Self> {
+    fn new(words: usize, honor: Honor) -> Arc<Self> {
         let word = |_| ModelWord(AtomicU64::new(0), honor);
         Arc::new(Self {
             words: (0..words).map(word).collect(),
@@ -93,6 +93,7 @@ fn explore(run: impl Fn() + Sync + Send + 'static) -> usize {
     orders.load(Ordering::Relaxed)
 }
 
+/// Whether a run fails in one of its orders.
 fn is_detected(run: impl Fn() + Sync + Send + 'static) -> bool {
     catch_unwind(AssertUnwindSafe(|| explore(run))).is_err()
 }
@@ -129,6 +130,7 @@ fn add_ten_alone(memory: &ModelMemory, id: u64) {
     let _ = slot().update_alone(memory, id, add_ten_to);
 }
 
+/// Fails if the words are not those of one record.
 fn check(found: Found<3>) {
     if let Found::Record { id, words } = found {
         assert_eq!(words[1], words[2], "torn");
@@ -139,7 +141,7 @@ fn check(found: Found<3>) {
 /// Runs a reader concurrently with an action of the writer on a slot that was just written.
 fn one_writer(honor: Honor, action: fn(&ModelMemory)) -> impl Fn() {
     move || {
-        let memory = ModelMemory::of(3, honor);
+        let memory = ModelMemory::new(3, honor);
         let reader = loom::thread::spawn({
             let memory = memory.clone();
             move || check(slot().read(&*memory, 0, 1))
@@ -194,7 +196,7 @@ fn a_slot_published_without_release_is_detected() {
 #[test]
 fn two_writers_never_mix_in_one_slot() {
     let orders = explore(|| {
-        let memory = ModelMemory::of(3, Honor::All);
+        let memory = ModelMemory::new(3, Honor::All);
         put(&memory, 1);
         let late = loom::thread::spawn({
             let memory = memory.clone();
@@ -214,7 +216,7 @@ fn two_writers_never_mix_in_one_slot() {
 fn lapping(honor: Honor) -> impl Fn() {
     move || {
         let ring = LapRing::new(0, 1, 16);
-        let memory = ModelMemory::of(17, honor);
+        let memory = ModelMemory::new(17, honor);
         let put = |memory: &ModelMemory, value| {
             ring.write(memory, 2, |push| {
                 push(value);

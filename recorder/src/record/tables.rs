@@ -51,11 +51,12 @@ impl<K> Level<K> {
         self.used.load(Ordering::Relaxed) >= self.cells.len() / 2
     }
 
+    /// The cells in which a key with this hash may be, in order.
     #[inline]
     fn probe(&self, hash: u64) -> impl Iterator<Item = &OnceLock<(u64, K, u32)>> {
         let mask = self.cells.len() - 1;
         let start = (hash >> 32) as usize;
-        (0..self.cells.len()).map(move |i| &self.cells[(start + i) & mask])
+        (0..self.cells.len()).map(move |offset| &self.cells[(start + offset) & mask])
     }
 }
 
@@ -68,6 +69,7 @@ impl<K> HashIndex<K> {
         index
     }
 
+    /// The row of the key with this hash that `matches`.
     #[inline]
     fn find(&self, hash: u64, matches: impl Fn(&K) -> bool) -> Option<u32> {
         self.find_with_key(hash, matches).map(|(_, row)| row)
@@ -103,7 +105,7 @@ impl<K> HashIndex<K> {
                         level.used.fetch_add(1, Ordering::Relaxed);
                         return;
                     }
-                    Err(back) => entry = back,
+                    Err(returned) => entry = returned,
                 }
             }
             return;
@@ -280,7 +282,7 @@ impl Tables {
         let word = self.layout.signatures.row(row as usize, 1);
         map.words()[word].store(text, Ordering::Relaxed);
         publish(map, header::SIGNATURES_USED, row);
-        self.signatures.add(hash, Box::new(OwnedKey::of(key)), row);
+        self.signatures.add(hash, Box::new(OwnedKey::new(key)), row);
         Some(row)
     }
 
@@ -384,10 +386,10 @@ impl Tables {
         let sites = self.layout.call_sites;
         let start = sites.row(row as usize, layout::call_site::WORDS);
         let functions = self.layout.functions;
-        let of_function = functions.row(row as usize, layout::FUNCTION_WORDS);
+        let function_word = functions.row(row as usize, layout::FUNCTION_WORDS);
         map.words()[start + layout::call_site::FILE].store(file, Ordering::Relaxed);
         map.words()[start + layout::call_site::LINE].store(line, Ordering::Relaxed);
-        map.words()[of_function].store(function, Ordering::Relaxed);
+        map.words()[function_word].store(function, Ordering::Relaxed);
         publish(map, header::CALL_SITES_USED, row);
         Some(row)
     }
@@ -514,12 +516,14 @@ impl<'a> Arena<'a> {
         Some(join(offset as u32, len as u32))
     }
 
+    /// As [`keep`](Self::keep), for ranks as runs.
     fn keep_ranks(&mut self, ranks: &[Rank]) -> Option<u64> {
         let runs = runs_of(ranks);
         let bytes = || runs.iter().flatten().flat_map(|word| word.to_le_bytes());
         self.keep(runs.len() * 16, |byte| bytes().for_each(byte))
     }
 
+    /// As [`keep`](Self::keep), for at most [`MAX_TEXT_BYTES`] of a text.
     fn keep_text(&mut self, text: &str) -> Option<u64> {
         let text = cut(text, MAX_TEXT_BYTES);
         self.keep(text.len(), |byte| text.bytes().for_each(byte))
@@ -535,11 +539,11 @@ fn runs_of(ranks: &[Rank]) -> Vec<[u64; 2]> {
     let mut rest = ranks;
     while let Some((&first, others)) = rest.split_first() {
         let step = others.first().map_or(0, |next| next.wrapping_sub(first));
-        let same = rest
+        let steps = rest
             .windows(2)
             .take_while(|pair| pair[1].wrapping_sub(pair[0]) == step)
             .count();
-        let count = same + 1;
+        let count = steps + 1;
         runs.push([join(first, step), count as u64]);
         rest = &rest[count..];
     }
@@ -579,16 +583,18 @@ mod tests {
         assert_eq!(index.find(8, |key| *key == "a"), None);
 
         let index = HashIndex::new();
-        let many = 3_000;
-        for row in 0..many {
+        let rows = 3_000;
+        for row in 0..rows {
             index.add(spread(u64::from(row)), row, row);
         }
-        for row in 0..many {
+        for row in 0..rows {
             let found = index.find(spread(u64::from(row)), |key| *key == row);
             assert_eq!(found, Some(row));
         }
         let levels = index.levels.iter().map_while(OnceLock::get);
-        let used: Vec<usize> = levels.map(|it| it.used.load(Ordering::Relaxed)).collect();
+        let used: Vec<usize> = levels
+            .map(|level| level.used.load(Ordering::Relaxed))
+            .collect();
         assert_eq!(used, [128, 512, 2048, 312]);
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of a ring once its rank has ended, and which rings a new start of the job removes.
+//! Which rings stay after their ranks have ended, and which of them a new start of the job removes.
 
 use super::*;
 
@@ -19,6 +19,7 @@ fn file_and_directory_are_private_and_removed_on_close() {
     recorder.close().unwrap();
     assert!(!path.exists() && !path.parent().unwrap().exists());
     assert!(reader.is_closed() && !reader.is_alive());
+    // Recording after the close does no harm.
     let world = world(&recorder);
     recorder.begin(&all_reduce(world, 1));
 }
@@ -58,7 +59,7 @@ fn rings_of_ranks_that_ended_well_stay_beside_one_that_did_not() {
     failed.mark_closed();
     well.close().unwrap();
     assert!(paths.iter().all(|path| path.exists()));
-    // A failure counts by itself, too.
+    // The ring with the failure is reason enough, without that of the dead rank.
     fs::remove_file(&paths[0]).unwrap();
     make(3).close().unwrap();
     assert!(paths[1..].iter().all(|path| path.exists()));

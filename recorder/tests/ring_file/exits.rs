@@ -21,6 +21,6 @@ fn the_exit_code_is_read_from_the_ring_of_a_process_that_is_gone() {
     assert!(noted.time_ns >= follower.dump().identity.begun_ns);
     let read = RingReader::attach(&path).unwrap().snapshot();
     assert_eq!(exit(&read), Some(noted));
-    // A dead process gave its last sign of life with it.
+    // The exit code was the last thing that the dead process wrote.
     assert_eq!(read.identity.dump_time_ns, noted.time_ns);
 }

@@ -11,30 +11,30 @@ fn follower_reports_exactly_the_changes_of_a_snapshot() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let mut follower = follow(&recorder, usize::MAX);
-    let mut differs = |what: &str| {
-        assert!(follower.poll().changed, "{what}");
+    let mut assert_changed = |cause: &str| {
+        assert!(follower.poll().changed, "{cause}");
         recorder.heartbeat();
-        let again = follower.poll();
-        assert!(!again.changed && again.alive, "{what}");
-        assert!(again.heartbeat_ns > 0 && again.as_of_ns >= again.heartbeat_ns);
+        let second = follower.poll();
+        assert!(!second.changed && second.alive, "{cause}");
+        assert!(second.heartbeat_ns > 0 && second.as_of_ns >= second.heartbeat_ns);
     };
-    differs("the ring was not read before");
+    assert_changed("the ring was not read before");
     let world = world(&recorder);
-    differs("a group was added");
+    assert_changed("a group was added");
     let ticket = recorder.begin(&all_reduce(world, 1));
-    differs("an operation was issued");
+    assert_changed("an operation was issued");
     recorder.started(ticket);
-    differs("the operation started");
+    assert_changed("the operation started");
     recorder.completed(ticket);
-    differs("the operation completed");
+    assert_changed("the operation completed");
     recorder.retired(ticket);
-    differs("the operation was retired");
+    assert_changed("the operation was retired");
     recorder.phase("evaluate");
-    differs("the phase was set");
+    assert_changed("the phase was set");
     recorder.step(2);
-    differs("the step was set");
+    assert_changed("the step was set");
     recorder.set_group_timeout(world, MINUTE * 2);
-    differs("a time-out was set");
+    assert_changed("a time-out was set");
 }
 
 #[test]
@@ -56,20 +56,20 @@ fn follower_equals_a_snapshot_however_often_the_ring_wraps() {
     let mut follower = follow(&recorder, usize::MAX);
     let reader = RingReader::attach(path_of(&recorder)).unwrap();
     let mut random = 7_u64;
-    let mut open = Vec::new();
+    let mut pending = Vec::new();
     for seq in 1..2_000 {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
         let roll = (random >> 33) % 100;
         if roll < 40 {
-            open.push(recorder.begin(&all_reduce(groups[seq as usize % 2], seq)));
-        } else if let Some(at) = (roll as usize).checked_rem(open.len()) {
+            pending.push(recorder.begin(&all_reduce(groups[seq as usize % 2], seq)));
+        } else if let Some(index) = (roll as usize).checked_rem(pending.len()) {
             match roll % 4 {
-                0 => recorder.started(open[at]),
-                1 => recorder.completed(open[at]),
-                2 => recorder.failed(open[at]),
-                _ => recorder.retired(open.swap_remove(at)),
+                0 => recorder.started(pending[index]),
+                1 => recorder.completed(pending[index]),
+                2 => recorder.failed(pending[index]),
+                _ => recorder.retired(pending.swap_remove(index)),
             }
         }
         if roll.is_multiple_of(7) {
@@ -94,28 +94,28 @@ fn follower_keeps_the_newest_and_all_pending_operations() {
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();
     let world = world(&recorder);
     let mut follower = follow(&recorder, 8);
-    let run = |from: u64, to: u64| {
+    let complete = |from: u64, to: u64| {
         for seq in from..to {
             let ticket = recorder.begin(&all_reduce(world, seq));
             recorder.completed(ticket);
             recorder.retired(ticket);
         }
     };
-    let ids = |follower: &RingFollower| {
+    let count_and_oldest = |follower: &RingFollower| {
         let entries = &follower.dump().entries;
         (entries.len(), entries[0].record_id)
     };
-    run(1, 21);
+    complete(1, 21);
     follower.poll();
-    assert_eq!(ids(&follower), (8, 13));
+    assert_eq!(count_and_oldest(&follower), (8, 13));
     let pending = recorder.begin(&all_reduce(world, 21));
-    run(22, 41);
+    complete(22, 41);
     follower.poll();
-    assert_eq!(ids(&follower), (20, pending.record_id()));
+    assert_eq!(count_and_oldest(&follower), (20, pending.record_id()));
     recorder.completed(pending);
     recorder.retired(pending);
     assert!(follower.poll().changed);
-    assert_eq!(ids(&follower), (8, 33));
+    assert_eq!(count_and_oldest(&follower), (8, 33));
     recorder.close().unwrap();
     let poll = follower.poll();
     assert!(poll.changed && !poll.alive);

@@ -225,10 +225,10 @@ fn a_thread_has_a_row_of_its_own_with_every_recorder() {
     }
     let threads = |recorder: &FlightRecorder| -> Vec<_> {
         let dump = recorder.snapshot();
-        let of = |row: u32| dump.threads[row as usize].id.clone();
+        let id_of = |row: u32| dump.threads[row as usize].id.clone();
         dump.entries
             .iter()
-            .map(|entry| of(entry.thread.unwrap()))
+            .map(|entry| id_of(entry.thread.unwrap()))
             .collect()
     };
     let (of_one, of_other) = (threads(&one), threads(&other));
@@ -276,8 +276,8 @@ fn a_state_never_moves_back() {
     recorder.failed_at(ticket, Timestamp::from_ns(4));
     let entry = &recorder.snapshot().entries[0];
     assert_eq!(entry.state, EntryState::Completed);
-    let took = entry.time_discovered_completed_ns - entry.time_created_ns;
-    assert_eq!(took, 1);
+    let elapsed_ns = entry.time_discovered_completed_ns - entry.time_created_ns;
+    assert_eq!(elapsed_ns, 1);
 }
 
 #[test]
@@ -407,12 +407,12 @@ fn only_operations_in_a_graph_carry_its_id() {
     for (seq, graph) in [(1, 0), (2, 7), (3, LARGEST)] {
         recorder.captured_at(begin(seq), recorder.now(), graph);
     }
-    // The id does not fit: it is not stored and counts as a lost update.
+    // An id that does not fit is not stored and counts as a lost update.
     recorder.captured_at(begin(4), recorder.now(), LARGEST + 1);
     assert_eq!(recorder.counters().updates_lost, 1);
     recorder.completed_at(begin(5), recorder.now(), Some(Duration::from_millis(3)));
     begin(6);
-    // The first end that is recorded counts.
+    // The first recorded end of an operation is final.
     let ended = begin(7);
     recorder.failed(ended);
     recorder.captured_at(ended, recorder.now(), 7);
@@ -448,7 +448,7 @@ fn a_ring_of_the_first_version_is_read_as_before() {
     recorder.completed_at(ticket, recorder.now(), Some(MINUTE));
     let path = path_of(&recorder);
     let read = || timeless(RingReader::attach(&path).unwrap().snapshot());
-    let now = read();
+    let before = read();
     let file = fs::File::options()
         .read(true)
         .write(true)
@@ -474,7 +474,7 @@ fn a_ring_of_the_first_version_is_read_as_before() {
     // It has no steps of reducers.
     const REDUCERS: u64 = 1648;
     file.write_all_at(&[0; 24], REDUCERS).unwrap();
-    assert_eq!(read(), now);
+    assert_eq!(read(), before);
 }
 
 /// A dump's contents, independent of the order of its tables.
@@ -482,8 +482,9 @@ fn content(dump: &Dump) -> impl PartialEq + std::fmt::Debug + use<> {
     let entry = |entry: &rcomm_recorder::model::Entry| {
         let frames = entry.stack.map(|stack| {
             let frames = dump.stacks[stack as usize].iter();
-            let frames: Vec<_> = frames.map(|&at| dump.frames[at as usize].clone()).collect();
             frames
+                .map(|&frame| dump.frames[frame as usize].clone())
+                .collect::<Vec<_>>()
         });
         (
             rcomm_recorder::model::Entry {

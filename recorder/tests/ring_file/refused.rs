@@ -101,22 +101,25 @@ fn ring_with_any_word_damaged_is_refused_or_read_without_harm() {
     }
     let good = fs::read(path_of(&recorder)).unwrap();
     let path = directory.path().join("damaged");
-    let mut read = 0;
+    let mut read_count = 0;
     for word in 0..good.len() / 8 {
-        let at = word * 8..word * 8 + 8;
-        if word >= 256 && good[at.clone()] == [0; 8] {
+        let range = word * 8..word * 8 + 8;
+        if word >= 256 && good[range.clone()] == [0; 8] {
             continue;
         }
         for damage in [[0xff; 8], [0, 0, 0, 0x80, 0, 0, 0, 0x7f], [1; 8]] {
             let mut bytes = good.clone();
-            bytes[at.clone()].copy_from_slice(&damage);
+            bytes[range.clone()].copy_from_slice(&damage);
             fs::write(&path, bytes).unwrap();
             if let Ok(reader) = RingReader::attach(&path) {
                 let dump = reader.snapshot();
                 check_indices(&dump);
-                read += 1;
+                read_count += 1;
             }
         }
     }
-    assert!(read > 500, "only {read} damaged rings were readable");
+    assert!(
+        read_count > 500,
+        "only {read_count} damaged rings were readable"
+    );
 }

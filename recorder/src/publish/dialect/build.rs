@@ -186,8 +186,8 @@ impl Builder {
     /// The index of a frame in the dump, which gets the frame if it is new.
     pub(super) fn frame(&mut self, name: Text, filename: Text, line: u32) -> u32 {
         let key = [name.0.into(), filename.0.into(), line.into()];
-        let (id, new) = self.frames.intern(&key);
-        if new {
+        let (id, is_new) = self.frames.intern(&key);
+        if is_new {
             self.dump.frames.push(Frame {
                 name: self.texts.get(name).to_owned(),
                 filename: self.texts.get(filename).to_owned(),
@@ -199,8 +199,8 @@ impl Builder {
 
     /// The index in the dump of the stack in `frames_of_stack`; the dump gets the stack if it is new.
     pub(super) fn stack(&mut self) -> u32 {
-        let (id, new) = self.stacks.intern(&self.frames_of_stack);
-        if new {
+        let (id, is_new) = self.stacks.intern(&self.frames_of_stack);
+        if is_new {
             self.dump.stacks.push(self.frames_of_stack.clone());
         }
         id
@@ -209,7 +209,7 @@ impl Builder {
     /// Adds the draft as the next entry, or counts it as rejected, and clears it.
     pub(super) fn push(&mut self) {
         let index = self.dump.entries.len() + self.rejected;
-        let wrong = match (self.draft.fields.bad, self.draft.fields.profiling_name) {
+        let invalid_key = match (self.draft.fields.bad, self.draft.fields.profiling_name) {
             (Some(field), _) => Some(field.key()),
             (None, None) => Some(Field::ProfilingName.key()),
             (None, Some(name)) => {
@@ -217,7 +217,7 @@ impl Builder {
                 None
             }
         };
-        if let Some(key) = wrong {
+        if let Some(key) = invalid_key {
             self.reject_entry(key);
         }
         self.draft.reset();
@@ -278,14 +278,15 @@ impl Builder {
         });
     }
 
+    /// The parts of a profiling name, which is parsed at its first use.
     fn name(&mut self, text: Text) -> Name {
         let slot = text.0 as usize;
         if let Some(&Some(name)) = self.names.get(slot) {
             return name;
         }
-        // The pieces are added to the table of texts, so the whole must be copied out of it first.
-        let whole = self.texts.get(text).to_owned();
-        let parsed = ProfilingName::parse(&whole);
+        // The parts of the name are added to the table of texts, so the name must be copied out of it first.
+        let full_name = self.texts.get(text).to_owned();
+        let parsed = ProfilingName::parse(&full_name);
         let name = Name {
             backend: self.texts.intern(parsed.backend),
             op_name: self.texts.intern(parsed.op_name),
@@ -299,6 +300,7 @@ impl Builder {
         name
     }
 
+    /// The index in the dump of the draft's group, which is added if it is new.
     fn group(&mut self) -> u32 {
         let id = self.draft.fields.pg_id;
         // Version 1 has no names: there the local number is the key of `pg_config`.
@@ -310,8 +312,8 @@ impl Builder {
             }
         };
         let key = [id.map_or(NO_ID, u64::from), pair(name, desc)];
-        let (index, new) = self.groups.intern(&key);
-        if new {
+        let (index, is_new) = self.groups.intern(&key);
+        if is_new {
             self.group_names.push(name);
             self.dump.groups.push(DumpGroup {
                 info: ProcessGroupInfo {
@@ -327,6 +329,7 @@ impl Builder {
         index
     }
 
+    /// The index in the dump of the draft's thread, which is added if it is new; `None` without a thread.
     fn thread(&mut self) -> Option<u32> {
         let thread = Thread {
             id: self.draft.fields.thread_id,
@@ -343,8 +346,8 @@ impl Builder {
         }
         let part = |text: Option<Text>| text.map_or(NO_ID, |text| text.0.into());
         let key = [part(thread.id), part(thread.name)];
-        let (index, new) = self.threads.intern(&key);
-        if new {
+        let (index, is_new) = self.threads.intern(&key);
+        if is_new {
             let owned =
                 |text: Option<Text>| text.map_or("", |text| self.texts.get(text)).to_owned();
             let info = ThreadInfo {
@@ -357,6 +360,7 @@ impl Builder {
         Some(index)
     }
 
+    /// The index in the dump of the draft's signature, which is added if it is new.
     fn signature(&mut self, name: Name) -> u32 {
         let key = &mut self.signature_key;
         let draft = &self.draft;
@@ -372,8 +376,8 @@ impl Builder {
             key.extend_from_slice(input);
             key.extend_from_slice(output);
         }
-        let (index, new) = self.signatures.intern(key);
-        if new {
+        let (index, is_new) = self.signatures.intern(key);
+        if is_new {
             let texts = &self.texts;
             let dtypes = |ids: &[u64]| {
                 ids.iter()
@@ -409,15 +413,16 @@ impl Builder {
         self.dump
     }
 
+    /// Adds the file's own stacks to the dump, and sets those of the entries that refer to them by number.
     fn resolve_stacks(&mut self) {
-        let mut of_row = Vec::with_capacity(self.stack_rows.len());
+        let mut stack_of_row = Vec::with_capacity(self.stack_rows.len());
         for row in std::mem::take(&mut self.stack_rows) {
-            let frame = |&at: &u32| self.frame_table.get(at as usize).copied();
+            let frame = |&index: &u32| self.frame_table.get(index as usize).copied();
             self.frames_of_stack = row.iter().filter_map(frame).collect();
-            of_row.push(self.stack());
+            stack_of_row.push(self.stack());
         }
         for &(entry, index) in &self.pending_stacks {
-            self.dump.entries[entry as usize].stack = of_row.get(index as usize).copied();
+            self.dump.entries[entry as usize].stack = stack_of_row.get(index as usize).copied();
         }
     }
 
@@ -425,15 +430,15 @@ impl Builder {
     ///
     /// A file that numbers its groups itself (as rcomm's do) keeps its order of groups.
     fn join_groups(&mut self) {
-        let mut of_name: HashMap<Text, Vec<usize>> = HashMap::new();
-        for (at, &name) in self.group_names.iter().enumerate() {
-            of_name.entry(name).or_default().push(at);
+        let mut groups_of_name: HashMap<Text, Vec<usize>> = HashMap::new();
+        for (index, &name) in self.group_names.iter().enumerate() {
+            groups_of_name.entry(name).or_default().push(index);
         }
-        let mut of_config: Vec<Option<usize>> = Vec::new();
+        let mut group_of_config: Vec<Option<usize>> = Vec::new();
         for config in &self.config {
             let mut found = None;
-            for &at in of_name.get(&config.name).into_iter().flatten() {
-                let group = &mut self.dump.groups[at];
+            for &index in groups_of_name.get(&config.name).into_iter().flatten() {
+                let group = &mut self.dump.groups[index];
                 let info = &mut group.info;
                 if config.id.is_none_or(|id| id == info.id) {
                     group.place = config.place();
@@ -443,14 +448,14 @@ impl Builder {
                     if info.desc.is_empty() {
                         self.texts.get(config.desc).clone_into(&mut info.desc);
                     }
-                    found = Some(at);
+                    found = Some(index);
                 }
             }
-            of_config.push(found);
+            group_of_config.push(found);
         }
         let mut ids: Vec<Option<u32>> = self.config.iter().map(|config| config.id).collect();
-        self.number_unused(&of_config, &mut ids);
-        for ((config, found), id) in self.config.iter().zip(&mut of_config).zip(&ids) {
+        self.number_unused(&group_of_config, &mut ids);
+        for ((config, found), id) in self.config.iter().zip(&mut group_of_config).zip(&ids) {
             if found.is_none() {
                 *found = Some(self.dump.groups.len());
                 self.dump.groups.push(DumpGroup {
@@ -472,7 +477,7 @@ impl Builder {
         }
         let numbered = self.config.iter().all(|config| config.id.is_some());
         let in_file_order = if numbered {
-            of_config.into_iter().flatten().collect()
+            group_of_config.into_iter().flatten().collect()
         } else {
             Vec::new()
         };
@@ -484,12 +489,12 @@ impl Builder {
     /// `pg_config` is keyed by name and `pg_status` by number. PyTorch names its groups by ascending integers and
     /// numbers them in the same order. So if as many names as numbers are left over, they belong together in ascending
     /// order; a single one of each needs no order, whatever the name.
-    fn number_unused(&self, of_config: &[Option<usize>], ids: &mut [Option<u32>]) {
+    fn number_unused(&self, group_of_config: &[Option<usize>], ids: &mut [Option<u32>]) {
         let mut names: Vec<(u64, usize)> = Vec::new();
-        for (at, config) in self.config.iter().enumerate() {
-            if of_config[at].is_none() && config.id.is_none() {
+        for (index, config) in self.config.iter().enumerate() {
+            if group_of_config[index].is_none() && config.id.is_none() {
                 let number = self.texts.get(config.name).parse().ok();
-                names.push((number.unwrap_or(NO_ID), at));
+                names.push((number.unwrap_or(NO_ID), index));
             }
         }
         let used: HashSet<u32> = self.dump.groups.iter().map(|group| group.info.id).collect();
@@ -499,8 +504,8 @@ impl Builder {
         if names.len() == numbers.len() && certain {
             names.sort_unstable();
             numbers.sort_unstable();
-            for ((_, at), id) in names.into_iter().zip(numbers) {
-                ids[at] = Some(id);
+            for ((_, index), id) in names.into_iter().zip(numbers) {
+                ids[index] = Some(id);
             }
         }
     }

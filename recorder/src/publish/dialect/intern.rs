@@ -25,6 +25,7 @@ impl<T> Default for Interner<T> {
     }
 }
 
+/// The values of the run with this number.
 fn run<'a, T>(values: &'a [T], ends: &[usize], id: u32) -> &'a [T] {
     let id = id as usize;
     let start = id.checked_sub(1).map_or(0, |before| ends[before]);
@@ -98,9 +99,9 @@ impl<T: Copy + Eq + Hash + Into<u64>> Recurring<T> {
         if id != NO_RUN && self.runs.get(id) == wanted {
             return (id, false);
         }
-        let (id, new) = self.runs.intern(wanted);
+        let (id, is_new) = self.runs.intern(wanted);
         self.recent[slot] = id;
-        (id, new)
+        (id, is_new)
     }
 }
 

@@ -144,7 +144,7 @@ macro_rules! fields {
         }
 
         impl Field {
-            pub(super) fn of(key: &[u8]) -> Self {
+            pub(super) fn from_key(key: &[u8]) -> Self {
                 $( if key == $key.as_bytes() { return Self::$name; } )+
                 Self::Unknown
             }

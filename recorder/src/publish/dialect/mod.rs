@@ -138,7 +138,7 @@ pub struct DumpReader {
 }
 
 /// Maximum size of each table of working memory that is kept for the next file, in values.
-const KEPT: usize = 1 << 20;
+const MAX_KEPT_VALUES: usize = 1 << 20;
 
 impl DumpReader {
     /// A reader that has allocated no working memory yet.
@@ -166,14 +166,14 @@ impl DumpReader {
                 at: u32::MAX as usize,
             });
         }
-        let encoding = Encoding::of(bytes)?;
+        let encoding = Encoding::detect(bytes)?;
         let mut builder = Builder::default();
         builder.dump.entries = std::mem::take(&mut self.entries);
         let stopped = match encoding {
             Encoding::Pickle => {
                 builder.lists = std::mem::take(&mut self.lists);
                 let stopped = read_pickle::read(bytes, &mut self.pickle, &mut builder);
-                self.pickle.shrink_to(KEPT);
+                self.pickle.shrink_to(MAX_KEPT_VALUES);
                 self.lists = std::mem::take(&mut builder.lists);
                 stopped?
             }
@@ -222,7 +222,7 @@ enum Encoding<'a> {
 }
 
 impl<'a> Encoding<'a> {
-    fn of(bytes: &'a [u8]) -> Result<Self, ReadError> {
+    fn detect(bytes: &'a [u8]) -> Result<Self, ReadError> {
         let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         let first = text.iter().find(|byte| !byte.is_ascii_whitespace());
         match (bytes, first) {

@@ -76,8 +76,8 @@ pub(super) fn op_type(name: &str) -> OpType {
 /// PyTorch's NCCL recorder closes a block with `coalesced`, or with the operation's name in capitals before it
 /// (`ALLGATHER_coalesced`).
 fn is_closing_marker(name: &str) -> bool {
-    name.strip_suffix("_coalesced").is_some_and(|what| {
-        !what.is_empty() && what.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
+    name.strip_suffix("_coalesced").is_some_and(|prefix| {
+        !prefix.is_empty() && prefix.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')
     })
 }
 

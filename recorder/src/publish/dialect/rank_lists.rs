@@ -12,25 +12,25 @@ use std::sync::Arc;
 pub(super) struct RankLists {
     known: HashMap<Box<[u8]>, Arc<[u32]>>,
     /// Bytes of all texts in `known`.
-    kept: usize,
+    kept_bytes: usize,
 }
 
 /// Maximum length of all texts that are kept, bytes.
-const KEPT: usize = 8 << 20;
+const MAX_KEPT_BYTES: usize = 8 << 20;
 
 impl RankLists {
     /// The ranks in a text such as `[0, 1, 2]`; see [`value::ranks`].
-    pub(super) fn of(&mut self, text: &[u8]) -> Arc<[u32]> {
+    pub(super) fn parse(&mut self, text: &[u8]) -> Arc<[u32]> {
         if let Some(ranks) = self.known.get(text) {
             return ranks.clone();
         }
         let ranks: Arc<[u32]> = value::ranks(text).into();
-        if self.kept + text.len() > KEPT {
+        if self.kept_bytes + text.len() > MAX_KEPT_BYTES {
             self.known.clear();
-            self.kept = 0;
+            self.kept_bytes = 0;
         }
-        if text.len() <= KEPT {
-            self.kept += text.len();
+        if text.len() <= MAX_KEPT_BYTES {
+            self.kept_bytes += text.len();
             self.known.insert(text.into(), ranks.clone());
         }
         ranks
@@ -44,24 +44,24 @@ mod tests {
     #[test]
     fn equal_texts_share_one_list() {
         let mut lists = RankLists::default();
-        let one = lists.of(b"[0, 1, 2]");
-        assert_eq!(*one, [0, 1, 2]);
-        assert!(Arc::ptr_eq(&one, &lists.of(b"[0, 1, 2]")));
-        assert_eq!(*lists.of(b"[0, 1, 3]"), [0, 1, 3]);
+        let list = lists.parse(b"[0, 1, 2]");
+        assert_eq!(*list, [0, 1, 2]);
+        assert!(Arc::ptr_eq(&list, &lists.parse(b"[0, 1, 2]")));
+        assert_eq!(*lists.parse(b"[0, 1, 3]"), [0, 1, 3]);
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn the_kept_texts_are_bounded() {
         let mut lists = RankLists::default();
-        let long = |digit: u8| vec![digit; KEPT / 2 - 1];
+        let long = |digit: u8| vec![digit; MAX_KEPT_BYTES / 2 - 1];
         for digit in b'0'..=b'9' {
-            lists.of(&long(digit));
-            lists.of(&[digit]);
-            let all: usize = lists.known.keys().map(|text| text.len()).sum();
-            assert_eq!(lists.kept, all);
-            assert!(lists.kept <= KEPT);
+            lists.parse(&long(digit));
+            lists.parse(&[digit]);
+            let total: usize = lists.known.keys().map(|text| text.len()).sum();
+            assert_eq!(lists.kept_bytes, total);
+            assert!(lists.kept_bytes <= MAX_KEPT_BYTES);
         }
-        lists.of(&vec![b' '; KEPT + 1]);
-        assert!(lists.kept <= KEPT);
+        lists.parse(&vec![b' '; MAX_KEPT_BYTES + 1]);
+        assert!(lists.kept_bytes <= MAX_KEPT_BYTES);
     }
 }

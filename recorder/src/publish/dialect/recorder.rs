@@ -17,16 +17,16 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
         };
     }
     let backend = |signature: u32| dump.signatures[signature as usize].backend.as_str();
-    let all = |holds: &dyn Fn(&crate::model::Entry) -> bool| dump.entries.iter().all(holds);
+    let all_entries = |holds: &dyn Fn(&crate::model::Entry) -> bool| dump.entries.iter().all(holds);
     // torchcomms describes a communicator by its backend, counts collectives and messages together (`p2p_seq_id` is 0),
     // and does not set `is_p2p`.
-    if all(&|entry| {
+    if all_entries(&|entry| {
         let info = &dump.groups[entry.group as usize].info;
         entry.p2p_seq_id == 0 && !entry.is_p2p && info.desc == backend(entry.signature)
     }) {
         return Recorder::Torchcomms;
     }
-    if all(&|entry| {
+    if all_entries(&|entry| {
         backend(entry.signature) == "gloo"
             && entry.state == EntryState::Scheduled
             && entry.time_discovered_started_ns == 0
@@ -35,9 +35,9 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     }) {
         return Recorder::NativeGloo;
     }
-    // These backends have a recorder of their own, with states from device events. What is left (gloo too, unless its
-    // own recorder wrote the dump) was written by PyTorch's hook, which records any backend.
-    if all(&|entry| {
+    // These backends have a recorder of their own, with states from device events. All other dumps (of gloo too, unless
+    // its own recorder wrote them) were written by PyTorch's hook, which records any backend.
+    if all_entries(&|entry| {
         matches!(
             backend(entry.signature),
             "nccl" | "ncclx" | "xccl" | "rccl" | "hccl" | "mccl" | "cncl"
@@ -51,8 +51,8 @@ pub(super) fn detect(dump: &Dump) -> Recorder {
     }
 }
 
-/// Whether markers have completed that close batches of messages, and the messages themselves remain scheduled: as
-/// PyTorch's ProcessGroupNCCL and its forks record them, whatever they call themselves.
+/// Whether completed markers close batches of messages whose own entries are all still scheduled. PyTorch's
+/// ProcessGroupNCCL and its forks record batches so, whatever they call their backend.
 fn markers_hold_states(dump: &Dump) -> bool {
     let batch = |entry: &Entry| (entry.group, entry.p2p_seq_id, entry.collective_seq_id);
     let closed: HashSet<_> = dump

@@ -35,8 +35,9 @@ impl Scalar<'_> {
         }
     }
 
+    /// An integer, from a number, a bool or a string of digits; `None` if it is anything else.
     #[inline(always)]
-    fn whole(self) -> Option<i64> {
+    fn integer(self) -> Option<i64> {
         match self {
             Self::Int(value) => Some(value),
             Self::Bool(value) => Some(value.into()),
@@ -51,9 +52,10 @@ impl Scalar<'_> {
     /// An integer in the range of `T`, from a number, a bool or a string of digits; `None` if it is anything else.
     #[inline(always)]
     pub(super) fn int<T: TryFrom<i64>>(self) -> Option<T> {
-        T::try_from(self.whole()?).ok()
+        T::try_from(self.integer()?).ok()
     }
 
+    /// A bool, from a bool or an integer; none is false.
     #[inline(always)]
     fn flag(self) -> Option<bool> {
         match self {

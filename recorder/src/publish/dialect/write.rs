@@ -67,11 +67,15 @@ pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
         }
         if !dump.failures.is_empty() {
             out.key(top::FAILURES);
-            out.list(|out| dump.failures.iter().for_each(|it| one_failure(it, out)));
+            out.list(|out| {
+                dump.failures
+                    .iter()
+                    .for_each(|failure| one_failure(failure, out))
+            });
         }
         if !dump.peers.is_empty() {
             out.key(top::PEERS);
-            out.list(|out| dump.peers.iter().for_each(|it| peer_link(it, out)));
+            out.list(|out| dump.peers.iter().for_each(|link| peer_link(link, out)));
         }
         if let Some(wait) = dump.processor_wait {
             out.key(top::PROCESSOR_WAIT_SINCE);
@@ -81,7 +85,7 @@ pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
         }
         if !dump.reducer_steps.is_empty() {
             out.key(top::REDUCER_STEPS);
-            out.list(|out| (dump.reducer_steps.iter()).for_each(|it| reducer_step(it, out)));
+            out.list(|out| (dump.reducer_steps.iter()).for_each(|step| reducer_step(step, out)));
         }
         out.stack_tables(dump);
         out.key(top::ENTRIES);
@@ -128,19 +132,19 @@ fn nonzero(value: i64) -> Option<i64> {
     (value != 0).then_some(value)
 }
 
-fn rank_status<E: Encoder>(known: &RankStatus, out: &mut E) {
+fn rank_status<E: Encoder>(own_status: &RankStatus, out: &mut E) {
     out.dict(|out| {
         out.key(rank::PHASE);
-        out.text(&known.phase);
+        out.text(&own_status.phase);
         out.key(rank::PHASE_SINCE);
-        out.int(known.phase_since_ns);
+        out.int(own_status.phase_since_ns);
         out.key(rank::STEP);
-        out.int(known.step);
+        out.int(own_status.step);
         out.key(rank::HEARTBEAT);
-        out.int(known.heartbeat_ns);
+        out.int(own_status.heartbeat_ns);
         out.key(rank::DROPPED);
-        out.uint(known.dropped);
-        if let Some(exit) = known.exit {
+        out.uint(own_status.dropped);
+        if let Some(exit) = own_status.exit {
             out.key(rank::EXIT_CODE);
             out.int(exit.code.into());
             out.key(rank::EXITED);
@@ -149,14 +153,14 @@ fn rank_status<E: Encoder>(known: &RankStatus, out: &mut E) {
     });
 }
 
-fn reducer_step<E: Encoder>(it: &ReducerStep, out: &mut E) {
-    let (times, sums) = (&it.times, &it.times.sums);
+fn reducer_step<E: Encoder>(step: &ReducerStep, out: &mut E) {
+    let (times, sums) = (&step.times, &step.times.sums);
     out.dict(|out| {
         out.key(reducer::ENDED);
-        out.int(it.ended_ns);
+        out.int(step.ended_ns);
         let numbers = [
-            (reducer::ID, it.id),
-            (reducer::GROUP, it.group.into()),
+            (reducer::ID, step.id),
+            (reducer::GROUP, step.group.into()),
             (reducer::STEP, times.step),
             (reducer::FORWARD, times.forward_ns),
             (reducer::BACKWARD, times.backward_ns),
@@ -173,7 +177,7 @@ fn reducer_step<E: Encoder>(it: &ReducerStep, out: &mut E) {
         keyed(&numbers, out);
         out.key(reducer::BUCKETS);
         out.list(|out| {
-            for bucket in &it.buckets {
+            for bucket in &step.buckets {
                 let numbers = [
                     (reducer::INDEX, bucket.index.into()),
                     (reducer::PARAMETERS, bucket.parameters.into()),
@@ -189,6 +193,7 @@ fn reducer_step<E: Encoder>(it: &ReducerStep, out: &mut E) {
     });
 }
 
+/// Each key with its number.
 fn keyed<E: Encoder>(numbers: &[(&str, u64)], out: &mut E) {
     for &(key, value) in numbers {
         out.key(key);
@@ -197,8 +202,8 @@ fn keyed<E: Encoder>(numbers: &[(&str, u64)], out: &mut E) {
 }
 
 /// The connections to one other end, with the keys that have a value.
-fn peer_link<E: Encoder>(it: &PeerLink, out: &mut E) {
-    let (rank, is_store) = match it.end {
+fn peer_link<E: Encoder>(link: &PeerLink, out: &mut E) {
+    let (rank, is_store) = match link.end {
         LinkEnd::Rank(rank) => (Some(rank), false),
         LinkEnd::StoreAtRank(rank) => (Some(rank), true),
         LinkEnd::Store => (None, true),
@@ -213,9 +218,9 @@ fn peer_link<E: Encoder>(it: &PeerLink, out: &mut E) {
             out.uint(rank.into());
         }
         let times = [
-            (peer::HEARD, it.heard_ns),
-            (peer::SAMPLED, it.sampled_ns),
-            (peer::WAITED_SINCE, it.waited_since_ns),
+            (peer::HEARD, link.heard_ns),
+            (peer::SAMPLED, link.sampled_ns),
+            (peer::WAITED_SINCE, link.waited_since_ns),
         ];
         for (key, time) in times {
             if time != 0 {
@@ -223,7 +228,7 @@ fn peer_link<E: Encoder>(it: &PeerLink, out: &mut E) {
                 out.int(time);
             }
         }
-        if let Some(waiting) = it.waiting {
+        if let Some(waiting) = link.waiting {
             out.key(peer::GROUP);
             out.uint(waiting.group.into());
             out.key(peer::SEQ);
@@ -232,11 +237,11 @@ fn peer_link<E: Encoder>(it: &PeerLink, out: &mut E) {
             out.bool(waiting.is_p2p);
         }
         let numbers = [
-            (peer::RECEIVED, it.received),
-            (peer::SENT, it.sent),
-            (peer::UNACKNOWLEDGED, it.unacknowledged.into()),
-            (peer::ERRNO, it.errno.into()),
-            (peer::INTERVAL, it.interval_ms.into()),
+            (peer::RECEIVED, link.received),
+            (peer::SENT, link.sent),
+            (peer::UNACKNOWLEDGED, link.unacknowledged.into()),
+            (peer::ERRNO, link.errno.into()),
+            (peer::INTERVAL, link.interval_ms.into()),
         ];
         for (key, number) in numbers {
             if number != 0 {
@@ -248,21 +253,26 @@ fn peer_link<E: Encoder>(it: &PeerLink, out: &mut E) {
 }
 
 /// One failure, with the keys of its JSON in an endpoint's status.
-fn one_failure<E: Encoder>(it: &Failure, out: &mut E) {
+fn one_failure<E: Encoder>(recorded: &Failure, out: &mut E) {
     out.dict(|out| {
         out.key(failure::ID);
-        out.uint(it.id);
+        out.uint(recorded.id);
         out.key(failure::KIND);
-        out.text(it.kind.name());
+        out.text(recorded.kind.name());
         out.key(failure::RANKS);
-        out.list(|out| it.ranks.iter().for_each(|&rank| out.uint(rank.into())));
+        out.list(|out| {
+            recorded
+                .ranks
+                .iter()
+                .for_each(|&rank| out.uint(rank.into()))
+        });
         out.key(failure::RANK_COUNT);
-        out.uint(it.rank_count.into());
-        if let Some(group) = it.group {
+        out.uint(recorded.rank_count.into());
+        if let Some(group) = recorded.group {
             out.key(failure::GROUP);
             out.uint(group.into());
         }
-        if let Some(operation) = &it.operation {
+        if let Some(operation) = &recorded.operation {
             out.key(failure::OPERATION);
             out.dict(|out| {
                 out.key(failure::OP);
@@ -276,11 +286,11 @@ fn one_failure<E: Encoder>(it: &Failure, out: &mut E) {
             });
         }
         out.key(failure::TIME);
-        out.int(it.time_ns);
+        out.int(recorded.time_ns);
         out.key(failure::SEEN_BY);
-        out.uint(it.seen_by.into());
+        out.uint(recorded.seen_by.into());
         out.key(failure::TEXT);
-        out.text(&it.text);
+        out.text(&recorded.text);
     });
 }
 
@@ -411,6 +421,7 @@ fn entry<E: Encoder>(dump: &Dump, entry: &Entry, out: &mut E) {
     });
 }
 
+/// Writes the key of a field, and returns the encoder for its value.
 fn field<E: Encoder>(out: &mut E, field: Field) -> &mut E {
     out.key(field.key());
     out

@@ -123,21 +123,21 @@ impl Encoder for JsonWriter {
         }
         self.key(top::FRAMES);
         self.list(|out| {
-            for it in &dump.frames {
+            for row in &dump.frames {
                 out.dict(|out| {
                     out.key(frame::NAME);
-                    out.text(&it.name);
+                    out.text(&row.name);
                     out.key(frame::FILENAME);
-                    out.text(&it.filename);
+                    out.text(&row.filename);
                     out.key(frame::LINE);
-                    out.uint(it.line.into());
+                    out.uint(row.line.into());
                 });
             }
         });
         self.key(top::STACKS);
         self.list(|out| {
             for stack in &dump.stacks {
-                out.list(|out| stack.iter().for_each(|&at| out.uint(at.into())));
+                out.list(|out| stack.iter().for_each(|&index| out.uint(index.into())));
             }
         });
     }

@@ -29,21 +29,21 @@ struct Writer {
 }
 
 impl Writer {
-    fn frame(&mut self, dump: &Dump, at: u32) {
-        if let Some(memo) = self.frames[at as usize] {
+    fn frame(&mut self, dump: &Dump, index: u32) {
+        if let Some(memo) = self.frames[index as usize] {
             self.pickle.recall(memo);
             return;
         }
-        let it = &dump.frames[at as usize];
+        let row = &dump.frames[index as usize];
         self.pickle.open_dict();
         self.pickle.text(frame::NAME);
-        self.pickle.text(&it.name);
+        self.pickle.text(&row.name);
         self.pickle.text(frame::FILENAME);
-        self.pickle.text(&it.filename);
+        self.pickle.text(&row.filename);
         self.pickle.text(frame::LINE);
-        self.pickle.uint(it.line.into());
+        self.pickle.uint(row.line.into());
         self.pickle.close_dict();
-        self.frames[at as usize] = Some(self.pickle.remember());
+        self.frames[index as usize] = Some(self.pickle.remember());
     }
 }
 
@@ -109,7 +109,7 @@ impl Encoder for Writer {
 
     fn stack(&mut self, dump: &Dump, stack: Option<u32>) {
         self.key(Field::Frames.key());
-        let frames = stack.map_or(&[][..], |at| &dump.stacks[at as usize]);
-        self.list(|out| frames.iter().for_each(|&at| out.frame(dump, at)));
+        let frames = stack.map_or(&[][..], |index| &dump.stacks[index as usize]);
+        self.list(|out| frames.iter().for_each(|&index| out.frame(dump, index)));
     }
 }

@@ -16,7 +16,8 @@ impl Span {
         self.0 as u32
     }
 
-    pub(in crate::publish) fn of(self, input: &[u8]) -> &[u8] {
+    /// The bytes of the span.
+    pub(in crate::publish) fn bytes_in(self, input: &[u8]) -> &[u8] {
         let len = (self.0 >> 32) as usize;
         &input[self.start() as usize..][..len]
     }

@@ -84,7 +84,10 @@ impl Pickle {
     pub(in crate::publish) fn items(&self, container: u64) -> Items<'_> {
         Items {
             pickle: self,
-            next: self.containers.get(container as usize).map(|it| it.first),
+            next: self
+                .containers
+                .get(container as usize)
+                .map(|container| container.first),
         }
     }
 
@@ -132,6 +135,7 @@ impl Pickle {
         Ok(())
     }
 
+    /// Stores `cell` under this number in the memo.
     #[inline]
     pub(super) fn note(&mut self, slot: usize, cell: Cell, at: usize) -> Result<(), Fault> {
         if slot == self.memo.len() {
@@ -174,6 +178,7 @@ impl Pickle {
         Ok(id)
     }
 
+    /// Replaces the values from `from` on by a tuple of them.
     pub(super) fn tuple(&mut self, from: usize, at: usize) -> Result<(), Fault> {
         let len = self.stack.len() - from;
         if self.items.len() + len > self.items.capacity() {
@@ -214,6 +219,7 @@ impl Pickle {
         Ok(())
     }
 
+    /// Copies `len` values, from `from` on, to the end of this container.
     fn append(&mut self, id: u64, from: usize, len: usize) {
         if len == 0 {
             return;
@@ -274,6 +280,7 @@ impl Pickle {
     }
 }
 
+/// The kind of container to which an instruction adds values.
 #[derive(Clone, Copy)]
 pub(super) enum Filling {
     List,

@@ -249,6 +249,7 @@ impl Pickle {
     }
 }
 
+/// The next `N` bytes; moves `at` behind them.
 fn take<const N: usize>(input: &[u8], at: &mut usize) -> Result<[u8; N], Fault> {
     let rest = input.get(*at..).unwrap_or_default();
     let bytes = rest
@@ -258,6 +259,7 @@ fn take<const N: usize>(input: &[u8], at: &mut usize) -> Result<[u8; N], Fault> 
     Ok(*bytes)
 }
 
+/// The next `len` bytes; moves `at` behind them.
 fn take_slice<'a>(input: &'a [u8], at: &mut usize, len: usize) -> Result<&'a [u8], Fault> {
     let bytes = input
         .get(*at..)

@@ -30,7 +30,7 @@ impl Pickle {
         self.marks == [1]
             && pairs.len().is_multiple_of(2)
             && self.is_empty(*list)
-            && taker.wants(key.of(input))
+            && taker.wants(key.bytes_in(input))
     }
 
     /// Gives `taker` all items since the last MARK, and lets it read what follows. Returns the position at which the

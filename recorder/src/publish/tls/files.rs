@@ -39,11 +39,11 @@ pub(super) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>> 
 pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
     let file = File::open(path);
     if let Ok(file) = &file
-        && let Ok(about) = file.metadata()
+        && let Ok(metadata) = file.metadata()
     {
         // A key that root owns may be readable by its group: keys that a cluster mounts into containers often are.
-        let allowed = if about.uid() == 0 { 0o740 } else { 0o700 };
-        let mode = about.mode() & 0o777;
+        let allowed = if metadata.uid() == 0 { 0o740 } else { 0o700 };
+        let mode = metadata.mode() & 0o777;
         if mode & !allowed != 0 {
             let why = format!(
                 "holds a private key and has mode {mode:03o}, so others than its owner can use it: chmod 600 it"

@@ -56,13 +56,13 @@ impl TlsFiles {
         let paths = [certificate, key, ca].map(|path| PathBuf::from(path.trim()));
         let is_empty = |path: &PathBuf| path.as_os_str().is_empty();
         let [certificate, key, ca] = paths;
-        let all = Self {
+        let named = Self {
             certificate,
             key,
             ca,
         };
-        let is_set = all.paths().into_iter().any(|path| !is_empty(path));
-        is_set.then_some(all)
+        let is_set = named.paths().into_iter().any(|path| !is_empty(path));
+        is_set.then_some(named)
     }
 
     /// The paths, in the order of [`VARIABLES`].

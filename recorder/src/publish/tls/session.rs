@@ -34,8 +34,8 @@ pub struct TlsSession {
     incoming: Incoming,
     /// Whether the last byte of the last [`write`](Self::write) was taken and not reported.
     owed: bool,
-    /// Whether the peer's first byte has been looked at.
-    looked: bool,
+    /// Whether the peer's first byte has been checked.
+    has_peeked: bool,
 }
 
 impl std::fmt::Debug for TlsSession {
@@ -63,13 +63,13 @@ impl Tls {
 }
 
 impl TlsSession {
-    fn new(mut connection: Connection, looked: bool) -> Box<Self> {
+    fn new(mut connection: Connection, has_peeked: bool) -> Box<Self> {
         connection.set_buffer_limit(Some(AHEAD));
         Box::new(Self {
             connection,
             incoming: Incoming::default(),
             owed: false,
-            looked,
+            has_peeked,
         })
     }
 
@@ -92,10 +92,10 @@ impl TlsSession {
             if !self.connection.is_handshaking() {
                 return Ok(Handshake::Done);
             }
-            if !self.looked {
+            if !self.has_peeked {
                 match peek(socket)? {
                     None => return Ok(Handshake::Waits(PollFlags::IN)),
-                    Some(HANDSHAKE_RECORD) => self.looked = true,
+                    Some(HANDSHAKE_RECORD) => self.has_peeked = true,
                     Some(_) => return Err(TlsError::Plain.into()),
                 }
             }
@@ -160,7 +160,7 @@ impl TlsSession {
         let mut read = self.read(socket, into)?;
         while read < into.len() {
             match self.connection.reader().read(&mut into[read..]) {
-                Ok(some @ 1..) => read += some,
+                Ok(count @ 1..) => read += count,
                 // The end shows at the next read of the socket.
                 _ => break,
             }
@@ -192,12 +192,12 @@ impl TlsSession {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let mut taken = usize::from(std::mem::take(&mut self.owed));
-        let both = match taken <= head.len() {
+        let parts = match taken <= head.len() {
             true => [IoSlice::new(&head[taken..]), IoSlice::new(rest)],
             false => [IoSlice::new(&[]), IoSlice::new(&rest[taken..])],
         };
-        if both.iter().any(|part| !part.is_empty()) {
-            taken += self.connection.writer().write_vectored(&both)?;
+        if parts.iter().any(|part| !part.is_empty()) {
+            taken += self.connection.writer().write_vectored(&parts)?;
         }
         if !self.flush(socket)? {
             self.owed = true;
@@ -252,6 +252,7 @@ struct Incoming {
     left: usize,
 }
 
+/// Reads from the socket no more than one record, or as far ahead as [`Incoming`] has space for.
 struct Source<'a> {
     socket: BorrowedFd<'a>,
     state: &'a mut Incoming,
@@ -261,38 +262,39 @@ impl Read for Source<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let state = &mut *self.state;
         if state.unread.is_empty() && !state.buffer.is_empty() {
-            let got = receive(self.socket, &mut state.buffer)?;
-            state.unread = 0..got;
+            let received = receive(self.socket, &mut state.buffer)?;
+            state.unread = 0..received;
         }
         if !state.buffer.is_empty() {
-            let some = into.len().min(state.unread.len());
+            let count = into.len().min(state.unread.len());
             let from = state.unread.start;
-            into[..some].copy_from_slice(&state.buffer[from..from + some]);
-            state.unread.start += some;
-            return Ok(some);
+            into[..count].copy_from_slice(&state.buffer[from..from + count]);
+            state.unread.start += count;
+            return Ok(count);
         }
         if state.left > 0 {
-            let most = into.len().min(state.left);
-            let got = receive(self.socket, &mut into[..most])?;
-            state.left -= got;
-            return Ok(got);
+            let max_len = into.len().min(state.left);
+            let received = receive(self.socket, &mut into[..max_len])?;
+            state.left -= received;
+            return Ok(received);
         }
-        let most = into.len().min(HEAD - state.head_len);
-        let got = receive(self.socket, &mut into[..most])?;
-        state.head[state.head_len..state.head_len + got].copy_from_slice(&into[..got]);
-        state.head_len += got;
+        let max_len = into.len().min(HEAD - state.head_len);
+        let received = receive(self.socket, &mut into[..max_len])?;
+        state.head[state.head_len..state.head_len + received].copy_from_slice(&into[..received]);
+        state.head_len += received;
         if state.head_len == HEAD {
             state.head_len = 0;
             state.left = usize::from(u16::from_be_bytes([state.head[3], state.head[4]]));
         }
-        Ok(got)
+        Ok(received)
     }
 }
 
+/// Receives without blocking; returns the number of bytes, 0 at the end of the stream.
 fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
     loop {
         match recv(socket, &mut *into, RecvFlags::DONTWAIT) {
-            Ok((got, _)) => return Ok(got),
+            Ok((received, _)) => return Ok(received),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -310,6 +312,7 @@ fn peek(socket: BorrowedFd<'_>) -> io::Result<Option<u8>> {
     }
 }
 
+/// Writes to the socket without blocking and without SIGPIPE.
 struct Outgoing<'a>(BorrowedFd<'a>);
 
 impl Write for Outgoing<'_> {

@@ -258,15 +258,15 @@ mod tests {
     #[test]
     fn the_chosen_clock_stays_close_to_the_system_clock_across_corrections() {
         let clock = Clock::choose();
-        let close = 20_000;
+        let tolerance = 20_000;
         let started = monotonic();
         // Past the first three corrections, after about 1, 11 and 111 ms.
         while monotonic() < started + 150 * MILLISECOND {
             let before = monotonic();
             let now = clock.now().0;
             let after = monotonic();
-            assert!(before <= now + close, "{now} is {} early", before - now);
-            assert!(now <= after + close, "{now} is {} late", now - after);
+            assert!(before <= now + tolerance, "{now} is {} early", before - now);
+            assert!(now <= after + tolerance, "{now} is {} late", now - after);
         }
     }
 

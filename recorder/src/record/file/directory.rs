@@ -49,7 +49,7 @@ impl RingId<'_> {
         format!("{}.{}{dot}{part}.ring", self.rank, self.attempt)
     }
 
-    fn taken(&self, path: PathBuf) -> Error {
+    fn taken_error(&self, path: PathBuf) -> Error {
         Error::RankTaken {
             job: self.job.to_owned(),
             attempt: self.attempt,
@@ -92,7 +92,7 @@ impl RingName {
 }
 
 /// Whether a file of this name is a ring, or one that has not got its name yet. A process maps its ring before the ring
-/// has its name, and the kernel's list of its mappings keeps the name of then.
+/// has its name, and the kernel's list of its mappings keeps the file's name from before.
 pub fn is_ring_or_unnamed(name: &str) -> bool {
     let unnamed = || {
         let stem = name.strip_prefix('.')?.strip_suffix(".new")?;
@@ -188,8 +188,8 @@ impl Unnamed {
             .map_err(|error| (bytes, error))
             .and_then(|()| reserve(&self.file, 0, reserved).map_err(|error| (reserved, error)))
             .map_err(|(bytes, error)| {
-                let what = format!("reserve {bytes} bytes in {}", self.directory.display());
-                Error::io(what, error)
+                let action = format!("reserve {bytes} bytes in {}", self.directory.display());
+                Error::io(action, error)
             })
     }
 
@@ -229,7 +229,7 @@ pub(super) fn name(temporary: &Path, directory: &Path, ring: RingId<'_>) -> Resu
             Err(error) => return Err(Error::io(format!("create {}", path.display()), error)),
         }
     }
-    Err(ring.taken(path))
+    Err(ring.taken_error(path))
 }
 
 /// The name of a ring's file before it has the name of a ring.
@@ -271,7 +271,7 @@ fn keep_previous(path: &Path, ring: RingId<'_>) -> Result<()> {
     let mut tries = 0;
     while !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
         if tries == 500 {
-            return Err(ring.taken(path.to_owned()));
+            return Err(ring.taken_error(path.to_owned()));
         }
         tries += 1;
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -302,8 +302,8 @@ fn prune(directory: &Path, ring: RingId<'_>) {
 /// A new ring gets its name and its lock within much less than this time.
 const UNNAMED_TIME: Duration = Duration::from_secs(60);
 
-/// Removes what processes that were killed left in a job's directory: rings that never got their names, and sockets
-/// whose rings are gone or not locked. Errors are ignored, since they harm no one.
+/// Removes the files that killed processes left in a job's directory: rings that never got their names, and sockets
+/// whose rings are gone or not locked. Errors are ignored: such files do no harm.
 fn remove_leftovers(directory: &Path) {
     let files = fs::read_dir(directory).into_iter().flatten().flatten();
     for path in files.map(|entry| entry.path()) {
@@ -323,7 +323,7 @@ fn remove_leftovers(directory: &Path) {
             }
             // A ring has its name and its lock before its owner listens.
             Some(name) if name.ends_with(".sock") => {
-                let inode = |path: &Path| fs::symlink_metadata(path).map(|about| about.ino()).ok();
+                let inode = |path: &Path| fs::symlink_metadata(path).map(|stat| stat.ino()).ok();
                 let found = inode(&path);
                 let is_free = |file| lock_is_free(&file, FlockOperation::NonBlockingLockShared);
                 let ring = path.with_extension("ring");
@@ -368,8 +368,8 @@ pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
 }
 
 /// Whether the lock is free. If it is, it is now taken, until the caller unlocks or closes `file`.
-fn lock_is_free(file: &OwnedFd, how: FlockOperation) -> bool {
-    rfs::flock(file, how).is_ok()
+fn lock_is_free(file: &OwnedFd, operation: FlockOperation) -> bool {
+    rfs::flock(file, operation).is_ok()
 }
 
 /// Whether the process that made this ring is alive.
@@ -423,7 +423,7 @@ pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
     }
     for (newest, ring) in rings {
         let Ok(file) = open(&ring) else { continue };
-        // The owner may have made a ring of this name anew since: that one is locked.
+        // The owner may have created a new ring of this name since: that one is locked.
         let is_free = lock_is_free(&file, FlockOperation::NonBlockingLockExclusive);
         if !is_free || (newest && !is_closed_well(&file)) {
             continue;
@@ -459,10 +459,10 @@ fn world_size_in(path: &Path) -> Option<u64> {
 }
 
 /// A word of a ring's header; `None` if it cannot be read.
-fn word(ring: &OwnedFd, at: usize) -> Option<u64> {
+fn word(ring: &OwnedFd, index: usize) -> Option<u64> {
     const BYTES: usize = size_of::<u64>();
     let mut bytes = [0; BYTES];
-    let read = rustix::io::pread(ring, &mut bytes, (at * BYTES) as u64).ok()?;
+    let read = rustix::io::pread(ring, &mut bytes, (index * BYTES) as u64).ok()?;
     (read == BYTES).then_some(u64::from_ne_bytes(bytes))
 }
 
@@ -494,10 +494,10 @@ pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
         .mode(0o700)
         .create(directory)
         .map_err(|error| Error::io(format!("create directory {shown}"), error))?;
-    let about = fs::symlink_metadata(directory)
+    let stat = fs::symlink_metadata(directory)
         .map_err(|error| Error::io(format!("stat {shown}"), error))?;
-    let is_own_directory = about.is_dir() && about.uid() == rustix::process::geteuid().as_raw();
-    if is_own_directory && about.mode() & 0o022 == 0 {
+    let is_own_directory = stat.is_dir() && stat.uid() == rustix::process::geteuid().as_raw();
+    if is_own_directory && stat.mode() & 0o022 == 0 {
         return Ok(());
     }
     let why = "it is not a directory that only this user may write to";
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_processes_left_is_removed_and_nothing_else() {
+    fn leftovers_of_killed_processes_are_removed_and_nothing_else() {
         use std::os::unix::net::UnixListener;
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);

@@ -1,8 +1,8 @@
 //! The memory of a ring's owner: mapped from a file, or anonymous.
 //!
 //! The `unsafe` here is the system calls on a mapping, and the view of it as atomic words.
-//! [`directory`](super::directory) decides which file is mapped. A file that is truncated while it is mapped harms no
-//! one ([`truncation`](super::truncation)). Readers map nothing ([`view`](super::view)).
+//! [`directory`](super::directory) decides which file is mapped. A file that is truncated while it is mapped does no
+//! harm ([`truncation`](super::truncation)). Readers map nothing ([`view`](super::view)).
 
 #![allow(unsafe_code)]
 
@@ -86,14 +86,14 @@ pub(crate) struct Map {
 impl Map {
     /// Zeroed memory of this process alone.
     pub(crate) fn anonymous(bytes: usize, touch: Touch) -> io::Result<Self> {
-        let map = Self::of(None, bytes, MapFlags::PRIVATE, touch)?;
+        let map = Self::new(None, bytes, MapFlags::PRIVATE, touch)?;
         map.admit(bytes / 8);
         Ok(map)
     }
 
     /// Maps the first `bytes` of an open file, which must be at least as long. No words are admitted yet.
     pub(crate) fn of_file(file: BorrowedFd<'_>, bytes: usize, touch: Touch) -> io::Result<Self> {
-        let mut map = Self::of(Some(file), bytes, MapFlags::SHARED, touch)?;
+        let mut map = Self::new(Some(file), bytes, MapFlags::SHARED, touch)?;
         let start = map.pages.start.as_ptr().expose_provenance();
         map.guard = Some(TruncationGuard::of(start, map.pages.words * 8));
         Ok(map)
@@ -106,7 +106,7 @@ impl Map {
             .is_some_and(TruncationGuard::has_replaced)
     }
 
-    fn of(
+    fn new(
         file: Option<BorrowedFd<'_>>,
         bytes: usize,
         mut flags: MapFlags,

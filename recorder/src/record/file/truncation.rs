@@ -88,6 +88,7 @@ impl Drop for TruncationGuard {
     }
 }
 
+/// Installs the handler of SIGBUS and keeps the earlier action for [`pass_on`].
 fn install() {
     PAGE.store(rustix::param::page_size(), Ordering::Relaxed);
     let mut earlier = MaybeUninit::<sigaction>::zeroed();
@@ -128,13 +129,13 @@ fn replace_page(address: usize) -> bool {
         return false;
     };
     let page = PAGE.load(Ordering::Relaxed);
-    let at = ptr::with_exposed_provenance_mut::<c_void>(address & !(page - 1));
+    let page_start = ptr::with_exposed_provenance_mut::<c_void>(address & !(page - 1));
     let prot = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
     // SAFETY: the page lies in a mapping of this crate, which stays mapped while it is guarded. The thread that faulted
     // is about to access it, so nothing relies on the file's page, which no longer exists. The memory is accessed as
     // atomic words only (`map.rs`), of which zero is a value.
-    let mapped = unsafe { mmap_anonymous(at, page, prot, flags) };
+    let mapped = unsafe { mmap_anonymous(page_start, page, prot, flags) };
     if mapped.is_ok() {
         range.replaced.fetch_add(1, Ordering::Relaxed);
     }
@@ -143,9 +144,9 @@ fn replace_page(address: usize) -> bool {
 
 /// Does what would have been done about the signal without this module.
 fn pass_on(code: c_int, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    let earlier = EARLIER
-        .get()
-        .map_or((libc::SIG_DFL, 0), |it| (it.sa_sigaction, it.sa_flags));
+    let earlier = EARLIER.get().map_or((libc::SIG_DFL, 0), |action| {
+        (action.sa_sigaction, action.sa_flags)
+    });
     match earlier {
         // A signal that a process sent is ignored; one that an access raised ends the process even so.
         (libc::SIG_IGN, _) if code <= 0 => {}

@@ -35,7 +35,7 @@ impl View {
 
     /// Whether the file still has all bytes of the view.
     pub(crate) fn is_whole(&self) -> bool {
-        let size = fstat(&self.file).map_or(0, |about| about.st_size);
+        let size = fstat(&self.file).map_or(0, |status| status.st_size);
         usize::try_from(size / 8).is_ok_and(|words| words >= self.words)
     }
 
@@ -97,8 +97,8 @@ impl Read for Words<'_> {
         if block.first != Some(first) {
             block.fill(&self.view.file, first);
         }
-        let at = (index - first) * 8;
-        let word = block.bytes[at..].first_chunk().copied();
+        let start = (index - first) * 8;
+        let word = block.bytes[start..].first_chunk().copied();
         u64::from_ne_bytes(word.unwrap_or_default())
     }
 

@@ -76,11 +76,11 @@ impl FlightRecorder {
             Placement::Dir(directory) => Self::in_directory(config, directory),
             Placement::Shared => {
                 let directory = directory::default_directory();
-                let made = directory::ensure_private(&directory)
+                let created = directory::ensure_private(&directory)
                     .and_then(|()| Self::in_directory(config, &directory));
-                match made {
+                match created {
                     Err(why @ Error::Io { .. }) => in_memory(Some(why.to_string())),
-                    made => made,
+                    created => created,
                 }
             }
         }
@@ -122,9 +122,9 @@ impl FlightRecorder {
                     true => directory::ensure_private(&directory),
                     false => Ok(()),
                 };
-                let made = usable.and_then(|()| Self::in_directory(&config, &directory));
-                match made {
-                    Ok(made) => return Ok((made, why)),
+                let created = usable.and_then(|()| Self::in_directory(&config, &directory));
+                match created {
+                    Ok(created) => return Ok((created, why)),
                     Err(error @ Error::RankTaken { .. }) if on_conflict == OnConflict::Refuse => {
                         return Err(error);
                     }
@@ -170,6 +170,7 @@ impl FlightRecorder {
         Ok(Self::over(map, layout, Storage::File(path), Some(lock)))
     }
 
+    /// The recorder that writes to this mapped ring.
     fn over(map: Map, layout: RingLayout, storage: Storage, lock: Option<OwnedFd>) -> Self {
         Self {
             map,

@@ -15,20 +15,20 @@ impl FlightRecorder {
     /// Returns whether more remain; false also if the system has no space. A background thread calls it for a ring that
     /// was created with [`Touch::Ahead`](crate::record::Touch::Ahead).
     pub fn touch_ahead(&self, bytes: usize) -> bool {
-        let all = self.layout.bytes / 8;
+        let total = self.layout.bytes / 8;
         let count = bytes / 8;
-        let done = self.touched.fetch_add(count, Ordering::Relaxed);
-        if done >= all {
+        let before = self.touched.fetch_add(count, Ordering::Relaxed);
+        if before >= total {
             return false;
         }
-        let from = (self.layout.slots.word + done) % all;
-        let end = from + count.min(all - done);
-        if !self.reserve_to(end.min(all)) {
+        let from = (self.layout.slots.word + before) % total;
+        let end = from + count.min(total - before);
+        if !self.reserve_to(end.min(total)) {
             return false;
         }
-        self.map.touch(from..end.min(all));
-        self.map.touch(0..end.saturating_sub(all));
-        done + count < all
+        self.map.touch(from..end.min(total));
+        self.map.touch(0..end.saturating_sub(total));
+        before + count < total
     }
 
     /// Writes a slot for which no space is reserved yet.
@@ -55,8 +55,8 @@ impl FlightRecorder {
     /// records, just after start-up. It then waits for the system to provide some pages. Takes no lock: of several
     /// threads that need space at once, each asks the system for it, which changes nothing in what is reserved already.
     fn reserve_to(&self, end: usize) -> bool {
-        let have = self.map.words().len();
-        if end <= have {
+        let reserved = self.map.words().len();
+        if end <= reserved {
             return true;
         }
         let is_stopped = self.growth_stopped.load(Ordering::Relaxed);
@@ -64,7 +64,7 @@ impl FlightRecorder {
             return false;
         };
         let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);
-        if directory::reserve(file, have * 8, bytes).is_err() {
+        if directory::reserve(file, reserved * 8, bytes).is_err() {
             // A record that does not fit is counted as lost, and the rest of the ring is still used.
             self.growth_stopped.store(true, Ordering::Relaxed);
             return false;

@@ -219,7 +219,7 @@ impl FlightRecorder {
             .reduce_op
             .map_or(slot::NO_REDUCTION, ReduceOp::code);
         let flags = if operation.is_p2p { slot::FLAG_P2P } else { 0 };
-        let what = u64::from(operation.op.code())
+        let facts = u64::from(operation.op.code())
             | u64::from(reduction) << 8
             | flags << 16
             | u64::from(thread) << 32;
@@ -237,7 +237,7 @@ impl FlightRecorder {
             store(slot::P2P_SEQ_ID, operation.p2p_seq_id);
             store(slot::OP_ID, operation.op_id);
             store(slot::TABLES, join(operation.group.0, signature.row));
-            store(slot::WHAT, what);
+            store(slot::WHAT, facts);
             store(slot::STATE, state as u64);
             store(slot::ENDS, join(peer, root));
             store(slot::CALL, join(timeout_ms, call_site));
@@ -254,14 +254,14 @@ impl FlightRecorder {
         if written.is_err() {
             self.count(header::RECORDS_LOST);
         }
-        self.note_begun(ticket, operation.start);
+        self.raise_at_issue(ticket, operation.start);
         ticket
     }
 
     /// Like [`raise`](Self::raise), for an operation that is issued now. Operations of a group are issued one at a
     /// time, so no other thread raises these words beyond this ticket's number meanwhile, and a plain store suffices.
     #[inline]
-    fn note_begun(&self, ticket: Ticket, start: Start) {
+    fn raise_at_issue(&self, ticket: Ticket, start: Start) {
         if ticket.sequence == 0 {
             return;
         }
@@ -414,12 +414,12 @@ impl FlightRecorder {
 
     /// Sets the program's phase from now on; at most 104 bytes of the name are kept.
     pub fn phase(&self, name: &str) {
-        let at = self.clock.now();
+        let since = self.clock.now();
         let name = cut(name, phase::MAX_BYTES).as_bytes();
         let words = self.map.words();
         let id = words[header::LAST_PHASE].fetch_add(1, Ordering::Relaxed) + 1;
         let written = self.phases.write(&self.map, id, |words| {
-            words[phase::SINCE].store(at.0, Ordering::Relaxed);
+            words[phase::SINCE].store(since.0, Ordering::Relaxed);
             words[phase::BYTES].store(name.len() as u64, Ordering::Relaxed);
             for (word, value) in words[phase::TEXT..].iter().zip(words_of(name)) {
                 word.store(value, Ordering::Relaxed);
@@ -556,6 +556,7 @@ impl FlightRecorder {
         }
     }
 
+    /// Changes a ticket's record in place, or counts why that was not possible.
     #[inline]
     fn update(&self, ticket: Ticket, change: impl FnOnce(&[AtomicU64; slot::WORDS])) {
         match self.slots.update(&self.map, ticket.id & MAX_ID, change) {
@@ -577,6 +578,7 @@ impl FlightRecorder {
         }
     }
 
+    /// The words of a group's row; `None` if the table has no such row.
     #[inline]
     fn group_words(&self, row: u32) -> Option<&[AtomicU64; group::WORDS]> {
         if row as usize >= self.layout.groups.rows {
@@ -586,6 +588,7 @@ impl FlightRecorder {
         self.map.words().get(start..)?.first_chunk()
     }
 
+    /// Adds 1 to this word of the header.
     #[cold]
     fn count(&self, word: usize) {
         self.map.words()[word].fetch_add(1, Ordering::Relaxed);

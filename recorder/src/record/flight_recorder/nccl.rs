@@ -135,41 +135,42 @@ impl Links {
         if self.keys[first & mask].load(Ordering::Relaxed) == key {
             return Some(first & mask);
         }
-        let at = self
+        let row = self
             .search(key, first, mask)
             .or_else(|| self.replace(key, first, mask, reuse))?;
-        if used.load(Ordering::Relaxed) <= at as u64 {
-            used.fetch_max(at as u64 + 1, Ordering::Relaxed);
+        if used.load(Ordering::Relaxed) <= row as u64 {
+            used.fetch_max(row as u64 + 1, Ordering::Relaxed);
         }
-        Some(at)
+        Some(row)
     }
 
+    /// Finds the row of this key, or gives it a free one.
     #[inline(never)]
     fn search(&self, key: u64, first: usize, mask: usize) -> Option<usize> {
         let rows = (0..PROBES.min(self.keys.len())).map(|i| (first + i) & mask);
         let mut free = None;
-        for at in rows.clone() {
-            match self.keys[at].load(Ordering::Relaxed) {
-                known if known == key => return Some(at),
+        for row in rows.clone() {
+            match self.keys[row].load(Ordering::Relaxed) {
+                known if known == key => return Some(row),
                 0 => {
-                    free = free.or(Some(at));
+                    free = free.or(Some(row));
                     break;
                 }
-                VACANT => free = free.or(Some(at)),
+                VACANT => free = free.or(Some(row)),
                 _ => {}
             }
         }
         // Two threads that insert one key at once may take two rows. Both are then reported, each while its own
         // transfer is in progress.
-        for at in free.into_iter().chain(rows) {
-            let seen = self.keys[at].load(Ordering::Relaxed);
+        for row in free.into_iter().chain(rows) {
+            let seen = self.keys[row].load(Ordering::Relaxed);
             let is_free = seen == 0 || seen == VACANT;
             if is_free
-                && self.keys[at]
+                && self.keys[row]
                     .compare_exchange(seen, key, Ordering::Relaxed, Ordering::Relaxed)
                     .is_ok()
             {
-                return Some(at);
+                return Some(row);
             }
         }
         None
@@ -185,20 +186,20 @@ impl Links {
         mut reuse: impl FnMut(usize) -> bool,
     ) -> Option<usize> {
         let mut rows = (0..PROBES.min(self.keys.len())).map(|i| (first + i) & mask);
-        rows.find(|&at| {
-            let seen = self.keys[at].load(Ordering::Relaxed);
+        rows.find(|&row| {
+            let seen = self.keys[row].load(Ordering::Relaxed);
             // The key is taken away before `reuse` looks: a thread that begins a transfer on the row looks for the key
             // afterwards ([`FlightRecorder::is_link_at`]), so one of the two sees the other.
             let claimed = seen & TAKEN != 0
-                && self.keys[at]
+                && self.keys[row]
                     .compare_exchange(seen, PASSING, Ordering::SeqCst, Ordering::Relaxed)
                     .is_ok();
             if !claimed {
                 return false;
             }
-            let is_free = reuse(at);
+            let is_free = reuse(row);
             let next = if is_free { key } else { seen };
-            self.keys[at].store(next, Ordering::SeqCst);
+            self.keys[row].store(next, Ordering::SeqCst);
             is_free
         })
     }
@@ -325,12 +326,12 @@ impl FlightRecorder {
     ) -> Option<LinkHandle> {
         let key = key_of(place)?;
         let used = &self.map.words()[header::LINKS_USED];
-        let found = (self.links).row_of(key, used, |at| reuse(LinkHandle(at as u32)));
-        let Some(at) = found else {
+        let found = (self.links).row_of(key, used, |row| reuse(LinkHandle(row as u32)));
+        let Some(row) = found else {
             self.count(header::LINKS_LOST);
             return None;
         };
-        Some(LinkHandle(at as u32))
+        Some(LinkHandle(row as u32))
     }
 
     /// Whether the row of this handle still belongs to the link at this place.
@@ -363,11 +364,11 @@ impl FlightRecorder {
         (step, steps): (u32, u32),
         (wait, since): (LinkWait, Timestamp),
     ) {
-        let at = handle.0 as usize;
+        let row = handle.0 as usize;
         let key = self
             .links
             .keys
-            .get(at)
+            .get(row)
             .map_or(0, |key| key.load(Ordering::Relaxed));
         if key & TAKEN == 0 {
             return;
@@ -375,13 +376,14 @@ impl FlightRecorder {
         // Seven bits hold what the link waits for: from `WAIT_SHIFT` up to the peer in the upper half.
         let wait_bits = u64::from(wait.code()) << link::WAIT_SHIFT;
         let place = key & !(0x7f << link::WAIT_SHIFT) | wait_bits;
-        self.write_link(at, place, ticket, join(step, steps), since);
+        self.write_link(row, place, ticket, join(step, steps), since);
     }
 
+    /// Writes the words of a link's row.
     #[inline]
     fn write_link(
         &self,
-        at: usize,
+        row: usize,
         place: u64,
         ticket: Option<Ticket>,
         steps: u64,
@@ -395,7 +397,7 @@ impl FlightRecorder {
             store(link::SINCE, since.0);
         };
         // The id of a row is constant: its index plus the number of rows, so that none is 0.
-        let id = (at + self.links.keys.len()) as u64;
+        let id = (row + self.links.keys.len()) as u64;
         // One thread at a time writes the row: an exchange would cost more than all the rest.
         if self.links.ring.update_alone(&self.map, id, fill) == Err(Missed::Reused) {
             let _ = self.links.ring.write(&self.map, id, fill);
@@ -427,14 +429,14 @@ impl FlightRecorder {
     /// to the number of links. If a transfer is reported at the same time, the record of its link may mix both.
     pub fn release_links(&self, group: GroupHandle, mut released: impl FnMut(LinkHandle)) {
         let used = self.map.words()[header::LINKS_USED].load(Ordering::Relaxed) as usize;
-        for (at, key) in self.links.keys.iter().enumerate().take(used) {
+        for (row, key) in self.links.keys.iter().enumerate().take(used) {
             let seen = key.load(Ordering::Relaxed);
             if seen & TAKEN != 0 && seen & 0xffff == u64::from(group.0) {
                 let idle = u64::from(LinkWait::Idle.code()) << link::WAIT_SHIFT;
                 let place = seen & !(0x7f << link::WAIT_SHIFT) | idle;
-                self.write_link(at, place, None, 0, self.clock.now());
+                self.write_link(row, place, None, 0, self.clock.now());
                 key.store(VACANT, Ordering::Relaxed);
-                released(LinkHandle(at as u32));
+                released(LinkHandle(row as u32));
             }
         }
     }
@@ -493,11 +495,12 @@ mod tests {
         assert_eq!(seen[0].hash, 0xab);
         let place = recorder.snapshot().groups[0].place;
         assert_eq!(place, Some(GroupPlace { rank: 1, size: 2 }));
-        let [one] = &seen[0].links[..] else {
+        let [progress] = &seen[0].links[..] else {
             panic!("{:?}", seen[0].links);
         };
-        assert_eq!((one.channel, one.peer, one.step, one.steps), (3, 1, 2, 16));
-        assert_eq!((one.wait, one.is_send), (LinkWait::Peer, true));
+        assert_eq!((progress.channel, progress.peer), (3, 1));
+        assert_eq!((progress.step, progress.steps), (2, 16));
+        assert_eq!((progress.wait, progress.is_send), (LinkWait::Peer, true));
         recorder.link_idle(link);
         assert_eq!(recorder.snapshot().communicators()[0].links, []);
     }
@@ -513,7 +516,11 @@ mod tests {
         assert_eq!(recorder.link(place(group, 0, 1)), None);
         assert_eq!(recorder.links_lost(), 1);
         let communicators = recorder.snapshot().communicators();
-        assert!(communicators.iter().all(|it| it.links_lost == 1));
+        assert!(
+            communicators
+                .iter()
+                .all(|communicator| communicator.links_lost == 1)
+        );
         recorder.release_links(released, |_| {});
         for channel in 0..16 {
             assert!(recorder.link(place(group, channel, 1)).is_some());
@@ -537,10 +544,10 @@ mod tests {
         assert!(recorder.is_link_at(links[4], places[4]));
         assert_eq!(recorder.link(places[16]), Some(idle));
         recorder.link_at(idle, None, (1, 2), LinkWait::Send);
-        let [one] = &recorder.snapshot().communicators()[0].links[..] else {
+        let [progress] = &recorder.snapshot().communicators()[0].links[..] else {
             panic!("not one link");
         };
-        assert_eq!(one.channel, 16);
+        assert_eq!(progress.channel, 16);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Records what has happened beside the operations: failures, and steps of reducers.
+//! Records what has happened besides the operations: failures, and steps of reducers.
 
 use super::FlightRecorder;
 use crate::model::{Failure, GroupId, ReducerBucket, ReducerTimes};

@@ -38,8 +38,8 @@ impl FlightRecorder {
             .ends
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = ends.iter().position(|&known| known == end) {
-            return Some(PeerHandle(at as u32));
+        if let Some(index) = ends.iter().position(|&known| known == end) {
+            return Some(PeerHandle(index as u32));
         }
         if ends.len() >= self.layout.peers.rows {
             return None;

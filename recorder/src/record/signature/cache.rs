@@ -51,8 +51,7 @@ impl SignatureCache {
         let count = inputs.len();
         // One iterator after the other, not chained: a chain checks for every tensor which of the two is next.
         let first = inputs.clone().next().or_else(|| outputs.clone().next());
-        let at = row_of(op, count, first.as_ref());
-        let row = self.rows[at].as_ref()?;
+        let row = self.rows[row_of(op, count, first.as_ref())].as_ref()?;
         let matches = row.op == op
             && row.inputs == count
             // In most cases both are the same constant.
@@ -74,12 +73,12 @@ impl SignatureCache {
         id: SignatureId,
     ) {
         let tensors = || key.inputs.iter().chain(key.outputs);
-        let at = row_of(op, key.inputs.len(), tensors().next());
+        let row = row_of(op, key.inputs.len(), tensors().next());
         let words = tensors().flat_map(|tensor| {
             let dimensions = tensor.shape.iter().copied();
             std::iter::once(head_of(tensor)).chain(dimensions)
         });
-        self.rows[at] = Some(CacheRow {
+        self.rows[row] = Some(CacheRow {
             backend,
             op,
             inputs: key.inputs.len(),
@@ -106,6 +105,7 @@ fn after<'r, 't>(
     Some(row)
 }
 
+/// A tensor's first word in a [`CacheRow`].
 #[inline]
 fn head_of(tensor: &Tensor<'_>) -> u64 {
     u64::from(tensor.dtype.code()) | (tensor.shape.len() as u64) << 8

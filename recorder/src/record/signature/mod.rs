@@ -21,7 +21,8 @@ pub struct Tensor<'a> {
 
 impl Tensor<'_> {
     fn elements(&self) -> u64 {
-        self.shape.iter().fold(1, |all, &n| all.saturating_mul(n))
+        let sizes = self.shape.iter();
+        sizes.fold(1, |product, &size| product.saturating_mul(size))
     }
 }
 
@@ -75,7 +76,7 @@ pub(crate) const MAX_BYTES: usize = 16 * 1024;
 fn elements(tensors: &[Tensor<'_>]) -> u64 {
     tensors
         .iter()
-        .fold(0, |all, tensor| all.saturating_add(tensor.elements()))
+        .fold(0, |sum, tensor| sum.saturating_add(tensor.elements()))
 }
 
 impl SignatureKey<'_> {
@@ -148,6 +149,7 @@ impl SignatureKey<'_> {
     }
 }
 
+/// The hash of [`SignatureKey::hash_code`].
 struct Mixer(u64);
 
 /// 2^64 divided by the golden ratio: multiplication by it spreads the bits of a number.
@@ -169,7 +171,7 @@ impl Mixer {
             self.add(
                 bytes
                     .iter()
-                    .fold(0, |all, &byte| all << 8 | u64::from(byte)),
+                    .fold(0, |word, &byte| word << 8 | u64::from(byte)),
             );
         }
     }
@@ -201,6 +203,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Signature> {
     })
 }
 
+/// The bytes that are still to be decoded. Its methods return `None` if they end too early.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -225,6 +228,7 @@ impl Bytes<'_> {
         String::from_utf8(bytes.to_vec()).ok()
     }
 
+    /// A dimension in LEB128.
     fn size(&mut self) -> Option<u64> {
         let mut size = 0;
         for shift in (0..64).step_by(7) {
@@ -237,6 +241,7 @@ impl Bytes<'_> {
         None
     }
 
+    /// The shapes and the names of the types of `count` tensors.
     fn tensors(&mut self, count: usize) -> Option<(Vec<Vec<u64>>, Vec<String>)> {
         let mut sizes = Vec::new();
         let mut dtypes = Vec::new();
@@ -265,7 +270,7 @@ pub(crate) struct OwnedKey {
 type OwnedTensor = (DType, Box<[u64]>);
 
 impl OwnedKey {
-    pub(crate) fn of(key: &SignatureKey<'_>) -> Self {
+    pub(crate) fn new(key: &SignatureKey<'_>) -> Self {
         let to_owned = |side: &[Tensor<'_>]| {
             side.iter()
                 .map(|tensor| (tensor.dtype, tensor.shape.into()))
@@ -347,8 +352,8 @@ mod tests {
     }
 
     #[test]
-    fn owned_key_matches_the_key_that_it_was_made_from_only() {
-        let owned = OwnedKey::of(&KEY);
+    fn an_owned_key_matches_only_the_key_that_it_was_copied_from() {
+        let owned = OwnedKey::new(&KEY);
         assert!(owned.matches(&KEY));
         let other = SignatureKey {
             inputs: KEY.outputs,

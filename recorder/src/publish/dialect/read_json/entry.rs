@@ -50,7 +50,7 @@ impl<'de> serde::Deserialize<'de> for FieldKey {
                 f.write_str("a key of an entry")
             }
             fn visit_str<E: Error>(self, key: &str) -> Result<FieldKey, E> {
-                Ok(FieldKey(Field::of(key.as_bytes())))
+                Ok(FieldKey(Field::from_key(key.as_bytes())))
             }
         }
         deserializer.deserialize_str(EntryKeyVisitor)
@@ -72,14 +72,14 @@ impl FieldSeed<'_> {
                 _ => None,
             }
         };
-        let taken = match field {
+        let stored = match field {
             Field::ProfilingName => {
                 draft.fields.profiling_name = text(value);
                 draft.fields.profiling_name.map(|_| ())
             }
             Field::State => match value {
                 Scalar::Text(name) => {
-                    value::state(name.as_bytes()).map(|it| draft.fields.state = it)
+                    value::state(name.as_bytes()).map(|state| draft.fields.state = state)
                 }
                 _ => None,
             },
@@ -111,7 +111,7 @@ impl FieldSeed<'_> {
             | Field::OutputDtypes => None,
             _ => value::set_scalar(&mut draft.fields, field, value),
         };
-        if taken.is_none() {
+        if stored.is_none() {
             draft.reject(field);
         }
     }
@@ -136,14 +136,17 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let Self(builder, field) = self;
         let Builder { draft, texts, .. } = &mut *builder;
-        let mut bad = false;
+        let mut is_invalid = false;
         match field {
             Field::InputSizes | Field::OutputSizes => {
                 let sizes = match field {
                     Field::InputSizes => &mut draft.input_sizes,
                     _ => &mut draft.output_sizes,
                 };
-                while seq.next_element_seed(Shape(sizes, &mut bad))?.is_some() {}
+                while seq
+                    .next_element_seed(Shape(sizes, &mut is_invalid))?
+                    .is_some()
+                {}
             }
             Field::InputSplits | Field::OutputSplits => {
                 let splits = match field {
@@ -153,9 +156,9 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
                 Each(|item: Item<'_>| match item {
                     Item::Scalar(value) => match value.int() {
                         Some(elements) => splits.push(elements),
-                        None => bad = true,
+                        None => is_invalid = true,
                     },
-                    Item::Container => bad = true,
+                    Item::Container => is_invalid = true,
                 })
                 .visit_seq(seq)?;
             }
@@ -166,25 +169,25 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
                 };
                 Each(|item: Item<'_>| match item {
                     Item::Scalar(Scalar::Text(name)) => dtypes.push(texts.intern(name).0.into()),
-                    _ => bad = true,
+                    _ => is_invalid = true,
                 })
                 .visit_seq(seq)?;
             }
             Field::ProcessGroup => {
                 let mut parts = [None; 2];
-                let mut at = 0;
+                let mut index = 0;
                 Each(|item: Item<'_>| {
                     if let (Item::Scalar(Scalar::Text(name)), Some(part)) =
-                        (item, parts.get_mut(at))
+                        (item, parts.get_mut(index))
                     {
                         *part = Some(texts.intern(name));
                     }
-                    at += 1;
+                    index += 1;
                 })
                 .visit_seq(seq)?;
                 let empty = texts.intern("");
                 draft.fields.group = parts[0].map(|name| (name, parts[1].unwrap_or(empty)));
-                bad = draft.fields.group.is_none();
+                is_invalid = draft.fields.group.is_none();
             }
             Field::Frames => {
                 builder.frames_of_stack.clear();
@@ -197,10 +200,10 @@ impl<'de> Visitor<'de> for FieldSeed<'_> {
             }
             _ => {
                 while seq.next_element::<IgnoredAny>()?.is_some() {}
-                bad = field != Field::Unknown;
+                is_invalid = field != Field::Unknown;
             }
         }
-        if bad {
+        if is_invalid {
             builder.draft.reject(field);
         }
         Ok(())
@@ -220,15 +223,15 @@ impl<'de> Visitor<'de> for Shape<'_> {
     skip_map!('de, |shape: Self| *shape.1 = true);
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {
-        let Self(sizes, bad) = self;
-        let at = sizes.len();
+        let Self(sizes, is_invalid) = self;
+        let start = sizes.len();
         sizes.push(0);
         Each(|item: Item<'_>| match item {
             Item::Scalar(Scalar::Int(extent)) if extent >= 0 => sizes.push(extent as u64),
-            _ => *bad = true,
+            _ => *is_invalid = true,
         })
         .visit_seq(seq)?;
-        sizes[at] = (sizes.len() - at - 1) as u64;
+        sizes[start] = (sizes.len() - start - 1) as u64;
         Ok(())
     }
 }

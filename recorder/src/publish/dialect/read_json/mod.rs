@@ -28,9 +28,9 @@ pub(super) fn read(bytes: &[u8], builder: &mut Builder) -> Option<ReadProblem> {
     } else {
         let at = offset(bytes, error.line(), error.column());
         // The parser's message without its position, since `ReadProblem` gives that in bytes.
-        let what = error.to_string();
-        let what = what.split(" at line ").next().unwrap_or_default();
-        (at, Cause::Damaged(what.to_owned()))
+        let message = error.to_string();
+        let message = message.split(" at line ").next().unwrap_or_default();
+        (at, Cause::Damaged(message.to_owned()))
     };
     Some(ReadProblem::Stopped {
         at,
@@ -82,14 +82,14 @@ impl<'de> Visitor<'de> for Whole<'_> {
                 top::REDUCER_STEPS => map.next_value_seed(ReducerSteps(builder))?,
                 top::STATUS => {
                     let mut known = RankStatus::default();
-                    let mut any = false;
+                    let mut has_any = false;
                     map.next_value_seed(EachPair(|key: &str, item: Item<'_>| {
                         if let Item::Scalar(value) = item {
                             value::set_rank_status(&mut known, key, value);
-                            any = true;
+                            has_any = true;
                         }
                     }))?;
-                    builder.dump.status = any.then_some(known);
+                    builder.dump.status = has_any.then_some(known);
                 }
                 key => map.next_value_seed(One(|item: Item<'_>| {
                     if let Item::Scalar(value) = item {

@@ -39,6 +39,7 @@ macro_rules! scalar_visits {
     };
 }
 
+/// Skips a list, which becomes the value of `$take`.
 macro_rules! skip_seq {
     ($de:lifetime, $take:expr) => {
         fn visit_seq<A: SeqAccess<$de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
@@ -48,6 +49,7 @@ macro_rules! skip_seq {
     };
 }
 
+/// Skips a map, which becomes the value of `$take`.
 macro_rules! skip_map {
     ($de:lifetime, $take:expr) => {
         fn visit_map<A: MapAccess<$de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -57,6 +59,7 @@ macro_rules! skip_map {
     };
 }
 
+/// Passes a value of any kind to the type's own visitor.
 macro_rules! any_value {
     ($de:lifetime) => {
         type Value = ();

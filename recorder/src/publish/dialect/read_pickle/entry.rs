@@ -17,6 +17,8 @@ impl Reader<'_> {
         }
     }
 
+    /// Adds an item of the list of entries to the dump, or counts it as rejected; an entry that the end of the file cuts
+    /// off is ignored.
     pub(super) fn item(&mut self, pickle: &Pickle, item: Cell) {
         let Cell::Dict(id) = item else {
             self.builder.reject_entry("(not a dict)");
@@ -30,17 +32,18 @@ impl Reader<'_> {
         self.builder.looks_like_dump |= !self.builder.dump.entries.is_empty();
     }
 
+    /// Reads an entry from its cells into the draft.
     fn entry(&mut self, pickle: &Pickle, id: u64) {
-        let mut at = 0;
+        let mut position = 0;
         for run in pickle.items(id) {
             for pair in run.chunks_exact(2) {
                 if let &[Cell::Text(key), value] = pair {
-                    let field = self.field_of(at, key, Recall::NEVER);
+                    let field = self.field_of(position, key, Recall::NEVER);
                     if self.field(pickle, field, value).is_none() {
                         self.builder.draft.reject(field);
                     }
                 }
-                at += 1;
+                position += 1;
             }
         }
     }
@@ -49,12 +52,12 @@ impl Reader<'_> {
     /// the entry; `None` if the entry does not have the usual form or holds an invalid value.
     pub(super) fn entry_in_place(&mut self, mut cursor: Cursor<'_, '_>) -> Option<usize> {
         cursor.open_dict()?;
-        let mut at = 0;
+        let mut position = 0;
         loop {
-            let field = match self.plan.get(at) {
+            let field = match self.plan.get(position) {
                 Some(planned) if cursor.skip_key(planned.recall) => planned.field,
                 _ => match cursor.key()? {
-                    Some((key, recall)) => self.field_of(at, key, recall),
+                    Some((key, recall)) => self.field_of(position, key, recall),
                     None => return Some(cursor.at()),
                 },
             };
@@ -90,7 +93,7 @@ impl Reader<'_> {
                     self.field(cursor.pickle(), field, value)?;
                 }
             }
-            at += 1;
+            position += 1;
         }
     }
 
@@ -100,13 +103,13 @@ impl Reader<'_> {
         loop {
             if cursor.is_at_list() {
                 let sizes = self.builder.draft.sizes(field);
-                let at = sizes.len();
+                let start = sizes.len();
                 sizes.push(0);
                 let mut shape = cursor.open_item(&shapes)?;
                 while let Some(cell) = cursor.item(&mut shape)? {
                     sizes.push(extent(cell)?);
                 }
-                sizes[at] = (sizes.len() - at - 1) as u64;
+                sizes[start] = (sizes.len() - start - 1) as u64;
                 cursor.close_item(&mut shapes, &shape)?;
             } else if let Some(cell) = cursor.item(&mut shapes)? {
                 self.push_shape(cursor.pickle(), field, cell)?;
@@ -116,20 +119,20 @@ impl Reader<'_> {
         }
     }
 
-    /// The field of the `at`-th key of an entry. Notes `recall`, which reads the same key from the memo, so that the
-    /// key is recognized by position in the next entry.
-    fn field_of(&mut self, at: usize, key: Span, recall: Recall) -> Field {
-        if let Some(planned) = self.plan.get_mut(at)
+    /// The field of the key at this position of an entry, from 0. Notes `recall`, which reads the same key from the
+    /// memo, so that the key is recognized by position in the next entry.
+    fn field_of(&mut self, position: usize, key: Span, recall: Recall) -> Field {
+        if let Some(planned) = self.plan.get_mut(position)
             && planned.key == key
         {
             planned.recall = recall;
             return planned.field;
         }
-        let field = Field::of(self.raw(key));
+        let field = Field::from_key(self.raw(key));
         let planned = Planned { recall, key, field };
-        if let Some(old) = self.plan.get_mut(at) {
+        if let Some(old) = self.plan.get_mut(position) {
             *old = planned;
-        } else if at == self.plan.len() && at < MAX_PLAN {
+        } else if position == self.plan.len() && position < MAX_PLAN {
             self.plan.push(planned);
         }
         field
@@ -217,13 +220,13 @@ impl Reader<'_> {
     fn push_shape(&mut self, pickle: &Pickle, field: Field, shape: Cell) -> Option<()> {
         let Cell::List(id) = shape else { return None };
         let sizes = self.builder.draft.sizes(field);
-        let at = sizes.len();
+        let start = sizes.len();
         sizes.push(0);
         for cell in pickle.list(id) {
             sizes.push(extent(cell)?);
         }
-        let dimensions = sizes.len() - at - 1;
-        sizes[at] = dimensions as u64;
+        let dimensions = sizes.len() - start - 1;
+        sizes[start] = dimensions as u64;
         self.walk(dimensions)
     }
 

@@ -103,14 +103,16 @@ pub(super) fn run(
 const BYTES_OF_ENTRY: usize = 136;
 /// Maximum number of entries for which memory is reserved in advance.
 const MAX_RESERVED: usize = 1 << 14;
+/// Number of slots of the cache of strings.
 const TEXT_SLOTS: usize = 256;
 /// Maximum number of keys per entry that are recognized by position.
 const MAX_PLAN: usize = 64;
 /// Maximum number of shapes, dimensions, types, splits and frames of all entries of a file.
 const MAX_WALKED: usize = 1 << 25;
+/// Marks a container from which no frame was read yet.
 const NO_FRAME: u32 = u32::MAX;
 
-/// The n-th key of the previous entry.
+/// The key at one position of the entries so far.
 struct Planned {
     recall: Recall,
     key: Span,
@@ -125,6 +127,7 @@ struct Reader<'a> {
     lists: usize,
     /// Shapes, dimensions, types, splits and frames of all entries so far.
     walked: usize,
+    /// The keys of the entries so far, by position.
     plan: Vec<Planned>,
     /// The last state, as the file spells it.
     state: Option<(Span, EntryState)>,
@@ -156,7 +159,7 @@ impl Taker for Reader<'_> {
 
 impl<'a> Reader<'a> {
     fn raw(&self, span: Span) -> &'a [u8] {
-        span.of(self.bytes)
+        span.bytes_in(self.bytes)
     }
 
     #[inline(always)]
@@ -195,6 +198,7 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// The text of a key; empty if the key is not a text.
     fn key(&self, cell: Cell) -> &'a str {
         match self.scalar(cell) {
             Scalar::Text(text) => text,
@@ -244,7 +248,7 @@ impl<'a> Reader<'a> {
                             (config::NAME, Cell::Text(span)) => group.name = self.text(span),
                             (config::DESC, Cell::Text(span)) => group.desc = self.text(span),
                             (config::RANKS, Cell::Text(span)) => {
-                                group.ranks = self.builder.lists.of(self.raw(span));
+                                group.ranks = self.builder.lists.parse(self.raw(span));
                             }
                             (config::RANKS, Cell::List(id)) => {
                                 group.ranks = self.ranks(pickle, id).into();

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 fn pickles() -> Vec<PathBuf> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps");
     let scenarios = std::fs::read_dir(fixtures).unwrap();
-    let folders = scenarios.map(|it| it.unwrap().path().join("pickle"));
+    let folders = scenarios.map(|entry| entry.unwrap().path().join("pickle"));
     let files = folders.filter_map(|folder| std::fs::read_dir(folder).ok());
-    let mut files: Vec<_> = files.flatten().map(|it| it.unwrap().path()).collect();
+    let mut files: Vec<_> = files.flatten().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     files
 }
@@ -32,12 +32,12 @@ fn outcome_of(bytes: &[u8], entries: EntryReading) -> (String, usize) {
     )
 }
 
-fn check_both_ways(bytes: &[u8], what: &str) {
+fn check_both_ways(bytes: &[u8], name: &str) {
     let (in_place, stacked) = (
         outcome_of(bytes, EntryReading::InPlace),
         outcome_of(bytes, EntryReading::Stacked),
     );
-    assert!(in_place == stacked, "{what}:\n{in_place:?}\n{stacked:?}");
+    assert!(in_place == stacked, "{name}:\n{in_place:?}\n{stacked:?}");
 }
 
 #[test]
@@ -50,16 +50,16 @@ fn entries_read_in_place_are_those_that_the_machine_reads() {
         check_both_ways(&bytes, &name.to_string());
         // The positions of the truncations and changes differ from file to file.
         for n in 0..8 {
-            let at = (file * 7919 + n * 104_729) % bytes.len();
-            check_both_ways(&bytes[..at], &format!("{name} cut at {at}"));
+            let index = (file * 7919 + n * 104_729) % bytes.len();
+            check_both_ways(&bytes[..index], &format!("{name} cut at {index}"));
             let mut changed = bytes.clone();
-            changed[at] = changed[at].wrapping_add(1 + n as u8);
+            changed[index] = changed[index].wrapping_add(1 + n as u8);
             // Entries that were read in place are in the dump already, even if the machine then loses the list.
             let in_place = outcome_of(&changed, EntryReading::InPlace);
             let stacked = outcome_of(&changed, EntryReading::Stacked);
             assert!(
                 in_place == stacked || in_place.1 > stacked.1,
-                "{name} changed at {at}:\n{in_place:?}\n{stacked:?}"
+                "{name} changed at {index}:\n{in_place:?}\n{stacked:?}"
             );
         }
     }

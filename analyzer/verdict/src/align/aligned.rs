@@ -36,7 +36,7 @@ pub(crate) struct Lane {
     pub(crate) shows_starts: bool,
 }
 
-/// What is kept of [`Aligned::as_recorded`] apart from the records.
+/// The parts of an alignment by [`Aligned::as_recorded`] that do not borrow the records, for [`Aligned::again`].
 #[derive(Debug)]
 pub(crate) struct Alignment {
     by_rank: HashMap<Rank, Range<RecordIx>>,
@@ -65,7 +65,8 @@ pub(crate) struct Aligned<'a> {
     pub(crate) clock_known: Vec<bool>,
     /// The number of families of groups.
     pub(crate) families: usize,
-    /// For each group: the newest collectives that need every member, of the two members that saw the newest complete.
+    /// For each group: the newest completed collectives that need every member, by the two records that show the
+    /// newest.
     pub(super) completed_to: Vec<CompletedTo>,
     /// For each record: whether it was taken too early to show what its rank did in the end.
     ends_early: Vec<bool>,
@@ -79,8 +80,8 @@ impl<'a> Aligned<'a> {
         aligned
     }
 
-    /// As [`Aligned::new`], from the alignment of the same records by [`Aligned::as_recorded`], for which
-    /// [`Record::aligns_once`] holds.
+    /// Like [`Aligned::new`], but reuses the alignment of the same records by [`Aligned::as_recorded`].
+    /// [`Record::aligns_once`] must hold for all of them.
     pub(crate) fn again(
         shared: &'a Shared,
         records: &'a [Record],
@@ -104,7 +105,7 @@ impl<'a> Aligned<'a> {
         aligned
     }
 
-    /// Ends the use of the records.
+    /// The parts that [`Aligned::again`] needs; the records are no longer borrowed.
     pub(crate) fn into_alignment(self) -> Alignment {
         Alignment {
             by_rank: self.by_rank,
@@ -116,15 +117,15 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// As [`Aligned::new`], but without [`Aligned::reopen`]: used to decide which records belong together.
+    /// Like [`Aligned::new`], but without [`Aligned::reopen`]: used to decide which records belong together.
     pub(crate) fn as_recorded(
         shared: &'a Shared,
         records: &'a [Record],
         world_size: Option<u32>,
     ) -> Self {
         let mut by_rank: HashMap<Rank, Range<RecordIx>> = HashMap::with_capacity(records.len());
-        for (at, record) in records.iter().enumerate() {
-            by_rank.entry(record.rank).or_insert(at..at).end = at + 1;
+        for (index, record) in records.iter().enumerate() {
+            by_rank.entry(record.rank).or_insert(index..index).end = index + 1;
         }
         let (groups, group_of) = resolve_groups(shared, records, world_size);
         let mut aligned = Self {
@@ -140,7 +141,7 @@ impl<'a> Aligned<'a> {
             completed_to: Vec::new(),
             ends_early: vec![false; records.len()],
         };
-        let lanes_of = |at: RecordIx| aligned.lanes_of(at, &records[at], &group_of);
+        let lanes_of = |index: RecordIx| aligned.lanes_of(index, &records[index], &group_of);
         aligned.lanes = shared.map(records.len(), lanes_of);
         aligned.families = number_families(&mut aligned.groups, records);
         aligned.find_pending();
@@ -188,7 +189,7 @@ impl<'a> Aligned<'a> {
         }
         match group.lanes.iter().flatten().next() {
             Some(&(peer, _)) => {
-                of_rank.find(|&at| self.records[at].recorder == self.records[peer].recorder)
+                of_rank.find(|&index| self.records[index].recorder == self.records[peer].recorder)
             }
             None => of_rank.next(),
         }
@@ -224,7 +225,7 @@ impl<'a> Aligned<'a> {
         let rest = &lane.collectives[first..];
         let len = rest
             .iter()
-            .take_while(|&&at| self.seq(record, at) == seq)
+            .take_while(|&&position| self.seq(record, position) == seq)
             .count();
         first..first + len
     }
@@ -246,14 +247,14 @@ impl<'a> Aligned<'a> {
             let first = self.seq(record, first);
             return match seq.checked_sub(first) {
                 None => Err(0),
-                Some(at) if (at as usize) < list.len() => Ok(at as usize),
+                Some(index) if (index as usize) < list.len() => Ok(index as usize),
                 Some(_) => Err(list.len()),
             };
         }
-        let at = list.partition_point(|&at| self.seq(record, at) < seq);
-        match list.get(at) {
-            Some(&found) if self.seq(record, found) == seq => Ok(at),
-            _ => Err(at),
+        let index = list.partition_point(|&position| self.seq(record, position) < seq);
+        match list.get(index) {
+            Some(&found) if self.seq(record, found) == seq => Ok(index),
+            _ => Err(index),
         }
     }
 
@@ -277,14 +278,14 @@ impl<'a> Aligned<'a> {
         op.created_ns.saturating_sub(self.offsets_ns[record])
     }
 
-    fn lanes_of(&self, at: RecordIx, record: &Record, group_of: &[Vec<GroupIx>]) -> Vec<Lane> {
-        let mut lanes: Vec<Lane> = group_of[at]
+    fn lanes_of(&self, index: RecordIx, record: &Record, group_of: &[Vec<GroupIx>]) -> Vec<Lane> {
+        let mut lanes: Vec<Lane> = group_of[index]
             .iter()
             .enumerate()
             .map(|(lane, &group)| {
                 let member = position(&self.groups[group].ranks, record.rank);
-                let member =
-                    member.filter(|&member| self.groups[group].lanes[member] == Some((at, lane)));
+                let member = member
+                    .filter(|&member| self.groups[group].lanes[member] == Some((index, lane)));
                 Lane {
                     group,
                     member: member.map_or(NONE, |member| member as u32),
@@ -312,29 +313,29 @@ impl<'a> Aligned<'a> {
     /// means nothing. PyTorch's NCCL recorder records starts where `TORCH_NCCL_ENABLE_TIMING` is set, which may differ
     /// from rank to rank. A lane in which nothing has completed counts as the others of its record, else of its group.
     fn find_starts(&mut self) {
-        let of_lanes: Vec<Vec<Option<bool>>> = (self.lanes.iter().enumerate())
+        let by_lane: Vec<Vec<Option<bool>>> = (self.lanes.iter().enumerate())
             .map(|(record, lanes)| {
                 let starts = lanes.iter().map(|lane| self.starts_of(record, lane));
                 starts.collect()
             })
             .collect();
-        let of_groups: Vec<bool> = (self.groups.iter())
+        let by_group: Vec<bool> = (self.groups.iter())
             .map(|group| {
                 let mut lanes = group.lanes.iter().flatten();
-                lanes.any(|&(record, lane)| of_lanes[record][lane] == Some(true))
+                lanes.any(|&(record, lane)| by_lane[record][lane] == Some(true))
             })
             .collect();
-        for (lanes, of_record) in self.lanes.iter_mut().zip(&of_lanes) {
+        for (lanes, of_record) in self.lanes.iter_mut().zip(&by_lane) {
             let mut known = of_record.iter().flatten();
             let by_record = known.clone().next().map(|_| known.any(|&shown| shown));
             for (lane, shown) in lanes.iter_mut().zip(of_record) {
-                lane.shows_starts = shown.or(by_record).unwrap_or(of_groups[lane.group]);
+                lane.shows_starts = shown.or(by_record).unwrap_or(by_group[lane.group]);
             }
         }
     }
 
-    /// Whether a lane shows starts, by the operations about the oldest that has not completed; `None` if none of them
-    /// has started or completed.
+    /// Whether a lane shows starts, by the operations just before and after the oldest pending one; `None` if none of
+    /// them has started or completed.
     ///
     /// A program may be hundreds of operations ahead of its device, so the newest show nothing.
     fn starts_of(&self, record: RecordIx, lane: &Lane) -> Option<bool> {
@@ -342,7 +343,7 @@ impl<'a> Aligned<'a> {
         if !self.records[record].recorder.sees_device() {
             return Some(false);
         }
-        let done = |&at: &u32| self.op(record, at).completed();
+        let done = |&position: &u32| self.op(record, position).completed();
         let messages_from = lane.messages.iter().rposition(done);
         let around = |from: usize, len: usize| from.saturating_sub(AROUND)..len.min(from + AROUND);
         let collectives = around(lane.pending_from, lane.collectives.len());
@@ -352,7 +353,7 @@ impl<'a> Aligned<'a> {
         );
         let mut ops = (lane.collectives[collectives].iter())
             .chain(&lane.messages[messages])
-            .map(|&at| self.op(record, at));
+            .map(|&position| self.op(record, position));
         let mut completed = false;
         let started = ops.any(|op| {
             completed |= op.completed();
@@ -368,12 +369,15 @@ impl<'a> Aligned<'a> {
             let of_record: Vec<usize> = lanes
                 .iter()
                 .map(|lane| {
-                    let done = |at: u32| {
-                        let op = self.op(record, at);
+                    let done = |position: u32| {
+                        let op = self.op(record, position);
                         op.completed()
                             || (op.retired && retiring_is_all(self.records[record].recorder))
                     };
-                    let last = lane.collectives.iter().rposition(|&at| done(at));
+                    let last = lane
+                        .collectives
+                        .iter()
+                        .rposition(|&position| done(position));
                     last.map_or(0, |last| last + 1)
                 })
                 .collect();
@@ -430,7 +434,7 @@ pub(crate) fn is_message(op: &Op) -> bool {
 }
 
 fn sort_lane(lane: &mut Lane, ops: &[Op]) {
-    let seq = |at: &u32| ops[*at as usize].seq;
+    let seq = |position: &u32| ops[*position as usize].seq;
     if !lane.collectives.is_sorted_by_key(seq) {
         lane.collectives.sort_by_key(seq);
     }

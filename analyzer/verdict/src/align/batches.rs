@@ -1,4 +1,4 @@
-//! Numbers of collectives in which batches of messages were counted.
+//! Corrects the sequence numbers of collectives where the recorder counted batches of messages among them.
 
 use crate::align::record::{LocalGroup, Op};
 
@@ -10,13 +10,13 @@ pub(crate) fn number_without_batches(ops: &mut [Op], groups: &mut [LocalGroup]) 
     struct Count {
         /// Both numbers of the first message; `None` before it.
         first: Option<(u32, u32)>,
-        /// Whether messages count themselves: then they leave the other number alone.
+        /// Whether messages have different `p2p_seq_id`s: then they take no numbers of collectives.
         counts_messages: bool,
         /// Whether messages have different collective numbers.
         counts_batches: bool,
         /// The highest collective number so far.
         highest: u32,
-        /// How many of the numbers up to that are those of batches.
+        /// How many of the numbers up to `highest` are those of batches.
         of_batches: u32,
     }
     let mut counts = vec![Count::default(); groups.len()];
@@ -39,7 +39,7 @@ pub(crate) fn number_without_batches(ops: &mut [Op], groups: &mut [LocalGroup]) 
     }
     for (local, count) in groups.iter_mut().zip(counts) {
         if count.of_batches > 0 {
-            // It counts the batches, too.
+            // The numbers in the recorded status count the batches, too.
             local.status = None;
         }
     }

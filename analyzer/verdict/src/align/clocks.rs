@@ -3,9 +3,9 @@
 //! A collective that needs every member ends on all members at nearly the same moment. The difference of two members'
 //! completion times is therefore the difference of their clocks plus that of the delays with which their recorders
 //! noticed. A single delay may be long, since a watchdog checks periodically, but the delays of two ranks are
-//! distributed alike, so the mean difference over all common collectives approaches that of the clocks. The scatter
-//! between stretches of the record gives its error. For a recorder that records no completion times, issue times are
-//! used. The estimate spreads from group to group to all ranks; the ranks of one host share a clock.
+//! distributed alike, so the mean difference over all common collectives approaches that of the clocks. Its error
+//! follows from how much the means of stretches of the record differ. For a recorder that records no completion times,
+//! issue times are used. The estimate spreads from group to group to all ranks; the ranks of one host share a clock.
 
 use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
 use std::cmp::Reverse;
@@ -67,15 +67,15 @@ pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
 /// number.
 fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
     let mut hosts: BTreeMap<&str, Vec<RecordIx>> = BTreeMap::new();
-    for (record, whole) in aligned.records.iter().enumerate() {
-        let host = whole.identity.host.as_str();
+    for (record, full_record) in aligned.records.iter().enumerate() {
+        let host = full_record.identity.host.as_str();
         if !host.is_empty() && offsets[record].is_some() {
             hosts.entry(host).or_default().push(record);
         }
     }
     for records in hosts.values().filter(|records| records.len() > 1) {
-        let all = records.iter().filter_map(|&record| offsets[record]);
-        let mut sorted_ns: Vec<i64> = all.map(|offset| offset.ns).collect();
+        let estimates = records.iter().filter_map(|&record| offsets[record]);
+        let mut sorted_ns: Vec<i64> = estimates.map(|offset| offset.ns).collect();
         sorted_ns.sort_unstable();
         let common = sorted_ns[sorted_ns.len() / 2];
         let root = (records.len() as f64).sqrt();
@@ -134,8 +134,8 @@ fn connected_to(
             let lanes = aligned.groups[group].lanes.iter().flatten();
             let unknown = lanes.filter(|(other, _)| offsets[*other].is_none());
             let unknown: Vec<RecordIx> = unknown.map(|&(other, _)| other).collect();
-            let differences = aligned.shared.map(unknown.len(), |at| {
-                difference(aligned, group, record, unknown[at])
+            let differences = aligned.shared.map(unknown.len(), |index| {
+                difference(aligned, group, record, unknown[index])
             });
             for (other, difference) in unknown.into_iter().zip(differences) {
                 if let Some(difference) = difference {
@@ -170,8 +170,8 @@ fn difference(
     let mut ends = Vec::with_capacity(SAMPLES);
     let mut issues = Vec::with_capacity(SAMPLES);
     let step = (a.pending_from / SAMPLES).max(1);
-    for at in (0..a.pending_from).rev().step_by(step) {
-        let op = aligned.status_op(one, a, at);
+    for index in (0..a.pending_from).rev().step_by(step) {
+        let op = aligned.status_op(one, a, index);
         if !op.kind.needs_all_members() {
             continue;
         }

@@ -10,7 +10,8 @@ use crate::align::record::{Record, Shared};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 
-/// Shifts up to this far from the one that puts the newest completed operations under one number are tried.
+/// The shift that gives the newest completed operations of both lanes the same number is tried first, and shifts up
+/// to this much smaller or larger.
 const REACH: i64 = 4;
 /// A shift is judged by at most this many of the newest operations.
 const DEPTH: usize = 256;
@@ -19,7 +20,7 @@ const DEPTH: usize = 256;
 /// that recorder leaves at 0.
 pub(crate) fn number_by_communicator(shared: &Shared, records: &mut [Record]) {
     let mut lanes: BTreeMap<u32, Vec<Counted>> = BTreeMap::new();
-    for (at, record) in records.iter_mut().enumerate() {
+    for (index, record) in records.iter_mut().enumerate() {
         if record.recorder != Recorder::Torchcomms {
             continue;
         }
@@ -27,8 +28,8 @@ pub(crate) fn number_by_communicator(shared: &Shared, records: &mut [Record]) {
             .groups
             .iter()
             .map(|_| Counted {
-                record: at,
-                whole: !record.wrapped(),
+                record: index,
+                complete: !record.wrapped(),
                 ..Counted::default()
             })
             .collect();
@@ -60,20 +61,23 @@ struct Counted {
     /// The number of positions up to and including the newest completed one.
     completed: usize,
     /// Whether the ring has dropped nothing, so that the count starts at 1.
-    whole: bool,
+    complete: bool,
 }
 
 fn number(shared: &Shared, records: &mut [Record], lanes: &mut [Counted]) {
-    // The reference is the longest lane that is whole, else the longest of all.
-    let best = lanes
-        .iter()
-        .enumerate()
-        .max_by_key(|(at, lane)| (lane.whole, lane.positions.len(), std::cmp::Reverse(*at)));
+    // The reference is the longest complete lane, else the longest of all.
+    let best = lanes.iter().enumerate().max_by_key(|(index, lane)| {
+        (
+            lane.complete,
+            lane.positions.len(),
+            std::cmp::Reverse(*index),
+        )
+    });
     let Some((reference, _)) = best else { return };
     let bases: Vec<i64> = lanes
         .iter()
         .map(|lane| {
-            if lane.whole || std::ptr::eq(lane, &lanes[reference]) {
+            if lane.complete || std::ptr::eq(lane, &lanes[reference]) {
                 1
             } else {
                 1 + fit(shared, records, lane, &lanes[reference])
@@ -93,19 +97,19 @@ fn number(shared: &Shared, records: &mut [Record], lanes: &mut [Counted]) {
 /// The index in the reference of the lane's first operation; negative if it is older than the reference's first.
 fn fit(shared: &Shared, records: &[Record], lane: &Counted, reference: &Counted) -> i64 {
     let newest = reference.completed as i64 - lane.completed as i64;
-    let call = |lane: &Counted, at: usize| records[lane.record].ops[lane.positions[at]].call;
+    let call = |lane: &Counted, index: usize| records[lane.record].ops[lane.positions[index]].call;
     let misfits = |shift: i64| {
         let overlap = lane.positions.len().min(DEPTH);
         let from = lane.positions.len() - overlap;
         (from..lane.positions.len())
-            .filter(|&at| {
-                let there = usize::try_from(at as i64 + shift).ok();
+            .filter(|&index| {
+                let there = usize::try_from(index as i64 + shift).ok();
                 there
                     .filter(|&there| there < reference.positions.len())
                     .is_some_and(|there| {
                         shared
                             .calls
-                            .difference(call(lane, at), call(reference, there))
+                            .difference(call(lane, index), call(reference, there))
                             .is_some()
                     })
             })

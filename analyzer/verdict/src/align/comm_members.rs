@@ -6,8 +6,9 @@ use rcomm_recorder::model::Rank;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// For each group whose records state only their own group rank: the global ranks in order of group rank. A member
-/// without a record is derived if it is the only such rank of the job, or if the known members lie at equal steps.
+/// For each group whose records state only their own group rank: the global ranks in order of group rank. The global
+/// rank of a member without a record is derived if it is the only such rank of the job, or if the known members lie at
+/// equal steps.
 /// Groups with contradicting records, or with a member that cannot be derived, are left out.
 pub(crate) fn members(records: &[Record], world_size: Option<u32>) -> HashMap<u32, Arc<[Rank]>> {
     let mut groups: HashMap<u32, KnownRanks> = HashMap::new();
@@ -61,14 +62,14 @@ impl KnownRanks {
             .collect();
         // A rank whose record does not list the group is not a member.
         let fits = |rank: Rank| {
-            !taken.contains(&rank) && !read.contains(&rank) && world.is_none_or(|all| rank < all)
+            !taken.contains(&rank) && !read.contains(&rank) && world.is_none_or(|size| rank < size)
         };
         let mut members: Vec<Option<Rank>> = (0..self.size)
             .map(|group_rank| self.ranks.get(&group_rank).copied())
             .collect();
         let unread: Vec<Rank> = world
-            .map(|all| {
-                (0..all.min(MOST_MEMBERS))
+            .map(|size| {
+                (0..size.min(MOST_MEMBERS))
                     .filter(|&rank| fits(rank))
                     .collect()
             })
@@ -123,19 +124,19 @@ mod tests {
         let read = read.iter().copied().collect();
         known_ranks
             .members(&read, Some(world))
-            .map(|it| it.to_vec())
+            .map(|members| members.to_vec())
     }
 
     #[test]
     fn group_ranks_give_the_members_in_order() {
-        let whole = known_ranks(2, &[(1, 0), (0, 3)]);
-        assert_eq!(members(&whole, &[0, 3], 4), Some(vec![3, 0]));
+        let complete = known_ranks(2, &[(1, 0), (0, 3)]);
+        assert_eq!(members(&complete, &[0, 3], 4), Some(vec![3, 0]));
     }
 
     #[test]
     fn the_only_rank_without_a_record_has_the_only_free_group_rank() {
-        let three = known_ranks(4, &[(0, 0), (1, 1), (3, 3)]);
-        assert_eq!(members(&three, &[0, 1, 3], 4), Some(vec![0, 1, 2, 3]));
+        let all_but_one = known_ranks(4, &[(0, 0), (1, 1), (3, 3)]);
+        assert_eq!(members(&all_but_one, &[0, 1, 3], 4), Some(vec![0, 1, 2, 3]));
         // Ranks 4 and 5 left no record either.
         assert_eq!(
             members(&known_ranks(4, &[(0, 0), (1, 2)]), &[0, 2], 6),

@@ -1,9 +1,9 @@
 //! Processes with several devices.
 //!
 //! The profiler plug-in keeps one ring for a process. A process with several devices has several ranks of a
-//! communicator, so its ring lists the communicator once for each of them. Here such a record becomes one for each
-//! rank: ranks are then those of the largest communicator, and not of processes. Which of its devices a rank of another
-//! communicator is, the record does not tell, unless the process has the same ranks in it.
+//! communicator, so its ring lists the communicator once for each of them. Here such a record is split into
+//! one for each rank: ranks are then those of the largest communicator, and not of processes. The record does not show
+//! which device a rank of another communicator belongs to, unless the process has the same ranks in both.
 
 use crate::align::record::{LocalGroup, Op, Record, Shared};
 use crate::report::Problem;
@@ -18,10 +18,10 @@ type Places = BTreeMap<u32, BTreeMap<Rank, usize>>;
 
 fn places_of(record: &Record) -> Places {
     let mut places = Places::new();
-    for (at, local) in record.groups.iter().enumerate() {
+    for (index, local) in record.groups.iter().enumerate() {
         if let Some(place) = local.place {
             let ranks = places.entry(local.group).or_default();
-            ranks.insert(place.rank, at);
+            ranks.insert(place.rank, index);
         }
     }
     places
@@ -51,8 +51,8 @@ pub(crate) fn split(
         match ranks {
             Some((ranks, size)) => {
                 let several = ranks.len() > 1;
-                let of = |&rank| part(&record, rank, size, &kept, several);
-                split.extend(ranks.keys().map(of));
+                let part_of = |&rank| part(&record, rank, size, &kept, several);
+                split.extend(ranks.keys().map(part_of));
             }
             None => {
                 let keeps =
@@ -87,15 +87,18 @@ fn world_of(records: &[Record], places: &[Places]) -> Option<(u32, u32)> {
 
 /// The groups whose ranks every record distinguishes.
 fn kept_groups(places: &[Places], world: Option<u32>) -> BTreeSet<u32> {
-    let mut kept: BTreeSet<u32> = places.iter().flat_map(|of| of.keys().copied()).collect();
+    let mut kept: BTreeSet<u32> = places
+        .iter()
+        .flat_map(|groups| groups.keys().copied())
+        .collect();
     for of_record in places {
-        let whole = world.and_then(|world| of_record.get(&world));
-        let is_told = |ranks: &BTreeMap<Rank, usize>| match whole {
-            Some(whole) => whole.len() == 1 || ranks.keys().eq(whole.keys()),
+        let in_world = world.and_then(|world| of_record.get(&world));
+        let is_distinct = |ranks: &BTreeMap<Rank, usize>| match in_world {
+            Some(in_world) => in_world.len() == 1 || ranks.keys().eq(in_world.keys()),
             None => ranks.len() == 1,
         };
         for (group, ranks) in of_record {
-            if !is_told(ranks) {
+            if !is_distinct(ranks) {
                 kept.remove(group);
             }
         }
@@ -103,7 +106,7 @@ fn kept_groups(places: &[Places], world: Option<u32>) -> BTreeSet<u32> {
     kept
 }
 
-/// Whether operations that are removed had not ended. The record is then judged like one of which a part is missing.
+/// Whether some of the removed operations had not ended. The record is then judged like one that was cut.
 fn hides_pending(record: &Record, kept: &BTreeSet<u32>) -> bool {
     record.ops.iter().any(|op| {
         let local = &record.groups[usize::from(op.group)];
@@ -121,7 +124,7 @@ fn note_removed(
 ) {
     let removed: BTreeSet<u32> = places
         .iter()
-        .flat_map(|of| of.keys().copied())
+        .flat_map(|groups| groups.keys().copied())
         .filter(|group| !kept.contains(group))
         .collect();
     let Some(&first) = removed.first() else {
@@ -183,6 +186,6 @@ fn with_groups(record: &Record, keeps: impl Fn(&LocalGroup) -> bool) -> Record {
         number.is_some()
     };
     part.ops.retain_mut(renumber);
-    part.also.retain_mut(|(_, op)| renumber(op));
+    part.unaligned.retain_mut(|(_, op)| renumber(op));
     part
 }

@@ -1,4 +1,4 @@
-//! Operations that ranks of one program issue at the same point of it, and when a rank issued them.
+//! Operations that all ranks that run the same program issue at the same point of it, and when a rank issued them.
 //!
 //! Collectives are compared between ranks by the family of the group and the sequence number; messages by their index
 //! among the messages of the two ranks, or by the collective that they follow.
@@ -8,7 +8,7 @@ use crate::align::record::{ANY, NONE, Op};
 use crate::align::{Aligned, GroupIx, Lane, Presence, RecordIx};
 use rcomm_recorder::model::OpType;
 
-/// An operation that ranks of one program issue at the same point of it.
+/// An operation that all ranks that run the same program issue at the same point of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum ProgramEvent {
     /// The collective `seq` on the n-th group of a family; `call` is the call that most members issued, or `u32::MAX`
@@ -36,7 +36,7 @@ pub(crate) struct Posted {
     pub(crate) peer: u32,
     /// Its index among the rank's messages in this direction with that peer, or [`NONE`] if the record may lack earlier
     /// ones: then `after` locates it.
-    pub(crate) at: u32,
+    pub(crate) index: u32,
     /// The newest collective that the rank issued before it, in any group.
     pub(crate) after: Option<After>,
     pub(crate) p2p_seq: u32,
@@ -132,7 +132,7 @@ fn posted(
         member: lane.member,
         sends: op.kind == OpType::Send,
         peer,
-        at: place_in_pair(aligned, record, lane, position),
+        index: index_in_pair(aligned, record, lane, position),
         after: after(aligned, record, lane, position),
         p2p_seq: op.p2p_seq,
     })
@@ -144,29 +144,35 @@ pub(crate) fn other_end(aligned: &Aligned<'_>, lane: &Lane, op: &Op) -> u32 {
     peer_of(op, lane.member, members).unwrap_or(op.peer)
 }
 
-/// The newest collective before a message, in any group, and the number of messages like it since.
+/// The newest collective before a message, in any group, and the number of messages with the same direction and peer
+/// between the two.
 fn after(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> Option<After> {
     let mut newest: Option<(u32, &Lane)> = None;
     for other in &aligned.lanes[record] {
-        let before = other.collectives.partition_point(|&at| at < position);
-        if let Some(&at) = before
+        let before = other
+            .collectives
+            .partition_point(|&collective| collective < position);
+        if let Some(&collective) = before
             .checked_sub(1)
-            .and_then(|at| other.collectives.get(at))
-            && newest.is_none_or(|(known, _)| known < at)
+            .and_then(|index| other.collectives.get(index))
+            && newest.is_none_or(|(known, _)| known < collective)
         {
-            newest = Some((at, other));
+            newest = Some((collective, other));
         }
     }
-    let (at, other) = newest?;
+    let (collective, other) = newest?;
     let wanted = aligned.op(record, position);
     let since = lane.messages.iter().filter(|&&message| {
         let op = aligned.op(record, message);
-        at < message && message < position && op.kind == wanted.kind && op.peer == wanted.peer
+        collective < message
+            && message < position
+            && op.kind == wanted.kind
+            && op.peer == wanted.peer
     });
     Some(After {
         family: aligned.groups[other.group].family,
         nth: nth_of_family(aligned, record, other.group),
-        seq: aligned.seq(record, at),
+        seq: aligned.seq(record, collective),
         since: since.count() as u32,
     })
 }
@@ -178,10 +184,10 @@ pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Opt
         let Some((record, lane)) = aligned.lane(group, member) else {
             continue;
         };
-        let Ok(at) = aligned.find(record, lane, seq) else {
+        let Ok(index) = aligned.find(record, lane, seq) else {
             continue;
         };
-        let call = aligned.op(record, lane.collectives[at]).call;
+        let call = aligned.op(record, lane.collectives[index]).call;
         match counts.iter_mut().find(|(known, _)| *known == call) {
             Some((_, count)) => *count += 1,
             None => counts.push((call, 1)),
@@ -213,8 +219,8 @@ pub(crate) fn when(
             let lane_at = lane_of_family(aligned, record, family, nth)?;
             let lane = &aligned.lanes[record][lane_at];
             match aligned.presence(lane.group, lane.member as usize, seq) {
-                Presence::Issued(at) => {
-                    let position = lane.collectives[at];
+                Presence::Issued(index) => {
+                    let position = lane.collectives[index];
                     // With another operation under that number, this rank is at another point.
                     let same = call == u32::MAX
                         || aligned
@@ -271,13 +277,13 @@ fn when_answered(
     };
     let pair = messages.pairs.get(&(lane.group, ends))?;
     let list = if sends { &pair.sends } else { &pair.receives };
-    let at = list
+    let index = list
         .binary_search_by_key(&position, |half| half.position)
         .ok()?;
     let half = if sends {
-        messages.receive_of(pair, at)
+        messages.receive_of(pair, index)
     } else {
-        messages.send_of(pair, at)
+        messages.send_of(pair, index)
     };
     match half {
         Counterpart::Posted(half) => Some(Occurrence::At(half.position)),
@@ -289,18 +295,18 @@ fn when_answered(
 
 /// The index of a message among those of the same rank, peer and direction; [`NONE`] if the ring may have dropped
 /// earlier ones.
-fn place_in_pair(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> u32 {
-    let whole = &aligned.records[record];
-    if whole.wrapped() || whole.only_active {
+fn index_in_pair(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> u32 {
+    let full_record = &aligned.records[record];
+    if full_record.wrapped() || full_record.only_active {
         return NONE;
     }
     let wanted = aligned.op(record, position);
     let earlier = lane
         .messages
         .iter()
-        .take_while(|&&at| at < position)
-        .filter(|&&at| {
-            let op = aligned.op(record, at);
+        .take_while(|&&message| message < position)
+        .filter(|&&message| {
+            let op = aligned.op(record, message);
             op.kind == wanted.kind && op.peer == wanted.peer
         });
     earlier.count() as u32
@@ -312,23 +318,23 @@ fn when_posted(
     lane: &Lane,
     posted: Posted,
 ) -> Option<Occurrence> {
-    let whole = &aligned.records[record];
-    let like = |at: &u32| {
-        let op = aligned.op(record, *at);
+    let full_record = &aligned.records[record];
+    let is_like = |position: &u32| {
+        let op = aligned.op(record, *position);
         op.kind.is_p2p()
             && (op.kind == OpType::Send) == posted.sends
             && other_end(aligned, lane, op) == posted.peer
     };
-    let mut of_pair = lane.messages.iter().copied().filter(like);
-    let found = if posted.at != NONE && !whole.wrapped() && !whole.only_active {
-        of_pair.nth(posted.at as usize)
+    let mut of_pair = lane.messages.iter().copied().filter(is_like);
+    let found = if posted.index != NONE && !full_record.wrapped() && !full_record.only_active {
+        of_pair.nth(posted.index as usize)
     } else {
         let after = posted.after?;
         let there = lane_of_family(aligned, record, after.family, after.nth)?;
         let there = &aligned.lanes[record][there];
         match aligned.presence(there.group, there.member as usize, after.seq) {
-            Presence::Issued(at) => {
-                let from = there.collectives[at];
+            Presence::Issued(index) => {
+                let from = there.collectives[index];
                 of_pair
                     .filter(|&message| message > from)
                     .nth(after.since as usize)
@@ -339,7 +345,7 @@ fn when_posted(
         }
     };
     match found {
-        Some(at) => Some(Occurrence::At(at)),
+        Some(position) => Some(Occurrence::At(position)),
         None => (aligned.lacks_newest(record).is_none()).then_some(Occurrence::Never),
     }
 }
@@ -365,5 +371,5 @@ pub(crate) fn lane_of_family(
     lanes
         .filter(|(_, lane)| aligned.groups[lane.group].family == family && lane.member != NONE)
         .nth(nth as usize)
-        .map(|(at, _)| at)
+        .map(|(index, _)| index)
 }

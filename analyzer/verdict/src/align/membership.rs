@@ -7,9 +7,9 @@ use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// Position of a record in [`Aligned::records`](crate::align::Aligned::records).
+/// Index of a record in [`Aligned::records`](crate::align::Aligned::records).
 pub(crate) type RecordIx = usize;
-/// Position of a group in [`Aligned::groups`](crate::align::Aligned::groups).
+/// Index of a group in [`Aligned::groups`](crate::align::Aligned::groups).
 pub(crate) type GroupIx = usize;
 
 /// One group over all its members.
@@ -30,7 +30,7 @@ pub(crate) struct Group {
     pub(crate) backend: Option<String>,
 }
 
-/// The groups that any rank lists, with their members, and for each record the group of each lane.
+/// The groups that any record lists, with their members, and for each record the group of each of its lanes.
 pub(crate) fn resolve_groups(
     shared: &Shared,
     records: &[Record],
@@ -68,11 +68,11 @@ pub(crate) fn resolve_groups(
     let mut groups: Vec<Group> = Vec::new();
     let mut numbers: HashMap<(u32, usize), GroupIx> = HashMap::new();
     let mut group_of = Vec::with_capacity(records.len());
-    for (at, record) in records.iter().enumerate() {
+    for (index, record) in records.iter().enumerate() {
         let mut of_record = Vec::with_capacity(record.groups.len());
         for (lane, local) in record.groups.iter().enumerate() {
             let parts = parts.get(&local.group).map_or(&[][..], Vec::as_slice);
-            let part = part_of(parts, record, used[at][lane]);
+            let part = part_of(parts, record, used[index][lane]);
             let ix = *numbers.entry((local.group, part)).or_insert_with(|| {
                 let group = &shared.groups[local.group as usize];
                 let backend = parts.get(part).map(|part| part.backend.to_owned());
@@ -109,9 +109,9 @@ pub(crate) fn resolve_groups(
             let group = &mut groups[ix];
             // Another recorder of the rank may list the group without recording operations on it.
             if let Some(member) = position(&group.ranks, record.rank)
-                && (group.lanes[member].is_none() || used[at][lane].is_some())
+                && (group.lanes[member].is_none() || used[index][lane].is_some())
             {
-                group.lanes[member] = Some((at, lane));
+                group.lanes[member] = Some((index, lane));
             }
             of_record.push(ix);
         }
@@ -143,10 +143,10 @@ fn parts_of_groups<'a>(
     records: &[Record],
     used: &[Vec<Option<&'a str>>],
 ) -> HashMap<u32, Vec<GroupPart<'a>>> {
-    let parts = |at: usize| {
-        let groups = records[at].groups.iter().zip(&used[at]);
+    let parts = |index: usize| {
+        let groups = records[index].groups.iter().zip(&used[index]);
         groups.filter_map(move |(local, &backend)| {
-            let recorder = records[at].recorder.name();
+            let recorder = records[index].recorder.name();
             Some((
                 local.group,
                 GroupPart {
@@ -157,17 +157,17 @@ fn parts_of_groups<'a>(
         })
     };
     let mut apart: HashMap<u32, Vec<GroupPart<'a>>> = HashMap::new();
-    for (at, pair) in records.windows(2).enumerate() {
+    for (index, pair) in records.windows(2).enumerate() {
         if pair[0].rank != pair[1].rank {
             continue;
         }
         // Both are records of one rank: compare the later with all of the rank's earlier ones.
-        let of_another_rank = records[..at]
+        let of_another_rank = records[..index]
             .iter()
-            .rposition(|one| one.rank != pair[0].rank);
-        for one in of_another_rank.map_or(0, |before| before + 1)..=at {
-            for (group, mine) in parts(one) {
-                for (_, other) in parts(at + 1).filter(|&(other, _)| other == group) {
+            .rposition(|record| record.rank != pair[0].rank);
+        for earlier in of_another_rank.map_or(0, |before| before + 1)..=index {
+            for (group, mine) in parts(earlier) {
+                for (_, other) in parts(index + 1).filter(|&(other, _)| other == group) {
                     apart.entry(group).or_default().extend([mine, other]);
                 }
             }
@@ -232,8 +232,8 @@ fn add_unread_members(
 /// The index of a rank among the members; `None` if it is not one.
 pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
     // Members are nearly always ascending.
-    if let Ok(at) = ranks.binary_search(&rank) {
-        return Some(at);
+    if let Ok(index) = ranks.binary_search(&rank) {
+        return Some(index);
     }
     ranks.iter().position(|&r| r == rank)
 }
@@ -245,7 +245,7 @@ pub(crate) fn number_families(groups: &mut [Group], records: &[Record]) -> usize
     for group in groups {
         // torchcomms describes a communicator by its backend.
         let mut lanes = group.lanes.iter().flatten();
-        let by_backend = lanes.any(|&(at, _)| records[at].recorder == Recorder::Torchcomms);
+        let by_backend = lanes.any(|&(record, _)| records[record].recorder == Recorder::Torchcomms);
         let has_no_desc = group.desc.is_empty() || group.desc == "undefined" || by_backend;
         let (stem, pattern) = if has_no_desc {
             let first = group.ranks.first().copied().unwrap_or(0);

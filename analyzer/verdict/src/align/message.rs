@@ -60,7 +60,7 @@ pub struct MessageNumbers {
     /// Whether operations are missing, so all further numbers are unknown.
     broken: bool,
     /// Groups in which a receive from any source occurred.
-    vague: HashSet<u32>,
+    with_any_source: HashSet<u32>,
 }
 
 impl MessageNumbers {
@@ -81,15 +81,15 @@ impl MessageNumbers {
                 continue;
             }
             if entry.peer == Peer::Any {
-                self.vague.insert(entry.group);
+                self.with_any_source.insert(entry.group);
             }
             let Some(group) = dump.groups.get(entry.group as usize) else {
                 continue;
             };
             let ranks = &group.info.ranks;
             let in_group = ranks.iter().position(|&member| member == rank);
-            let in_group = in_group.and_then(|at| Rank::try_from(at).ok());
-            let found = in_group.and_then(|at| ends(entry.op, entry.peer, at, ranks.len()));
+            let in_group = in_group.and_then(|index| Rank::try_from(index).ok());
+            let found = in_group.and_then(|member| ends(entry.op, entry.peer, member, ranks.len()));
             let Some((source, destination)) = found else {
                 continue;
             };
@@ -104,7 +104,7 @@ impl MessageNumbers {
             let nth = *count;
             *count += 1;
             // After a receive from any source, further receives in the group have no certain number; sends do.
-            if destination != rank || !self.vague.contains(&entry.group) {
+            if destination != rank || !self.with_any_source.contains(&entry.group) {
                 let message = Message {
                     source,
                     destination,
@@ -216,9 +216,9 @@ mod tests {
         let first = record(1, &[send(1)]);
         assert_eq!(numbers(4, &[first, late]), [None]);
         let any = (OpType::Recv, Peer::Any);
-        let vague = record(1, &[recv(0), any, recv(0), send(0)]);
+        let uncertain = record(1, &[recv(0), any, recv(0), send(0)]);
         assert_eq!(
-            numbers(5, &[vague]),
+            numbers(5, &[uncertain]),
             [Some((4, 5, 0)), None, None, Some((5, 4, 0))]
         );
     }

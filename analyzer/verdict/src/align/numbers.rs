@@ -1,4 +1,4 @@
-//! What all members of a group recorded under each sequence number, in short.
+//! A summary of what all members of a group recorded under each sequence number.
 //!
 //! Comparing the members one number after the other reads a little of every record for each number, and the records of
 //! a large job do not fit into a processor's caches. Here each record is read once, in order.
@@ -14,7 +14,7 @@ pub(crate) struct Number {
     pub(crate) done: u32,
     /// The number of members that have it pending.
     pub(crate) pending: u32,
-    /// Whether all members that recorded it issued the same one call.
+    /// Whether all members that recorded it issued one call each, the same one.
     pub(crate) is_alike: bool,
     /// Whether the first calls of all members that completed it are the same.
     pub(crate) is_done_alike: bool,
@@ -64,16 +64,16 @@ impl Numbers {
     }
 
     fn add(&mut self, aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) {
-        let mut at = 0;
-        while at < lane.collectives.len() {
-            let op = aligned.op(record, lane.collectives[at]);
-            let next = aligned.block(record, lane, at).end;
+        let mut index = 0;
+        while index < lane.collectives.len() {
+            let op = aligned.op(record, lane.collectives[index]);
+            let next = aligned.block(record, lane, index).end;
             let number = &mut self.all[(op.seq - self.low) as usize];
             if number.call == NONE {
                 number.call = op.call;
             }
-            number.is_alike &= next == at + 1 && number.call == op.call;
-            if at < lane.pending_from {
+            number.is_alike &= next == index + 1 && number.call == op.call;
+            if index < lane.pending_from {
                 if number.done_call == NONE {
                     number.done_call = op.call;
                 }
@@ -82,7 +82,7 @@ impl Numbers {
             } else {
                 number.pending += 1;
             }
-            at = next;
+            index = next;
         }
     }
 
@@ -100,23 +100,26 @@ impl Numbers {
             sum += usize::from(counts(number));
             before.push(sum);
         }
-        let of_lane = |record: RecordIx, lane: &Lane| {
+        let count_in = |record: RecordIx, lane: &Lane| {
             let done = &lane.collectives[..lane.pending_from];
             let Some(&first) = done.first() else {
                 return 0;
             };
-            let index = |at: u32| (aligned.seq(record, at) - self.low) as usize;
+            let index = |position: u32| (aligned.seq(record, position) - self.low) as usize;
             if lane.dense {
                 let first = index(first);
                 return before[first + done.len()] - before[first];
             }
-            let mut seen: Vec<usize> = done.iter().map(|&at| index(at)).collect();
-            seen.dedup();
-            seen.into_iter().map(|at| before[at + 1] - before[at]).sum()
+            let mut indices: Vec<usize> = done.iter().map(|&position| index(position)).collect();
+            indices.dedup();
+            let counts = indices
+                .into_iter()
+                .map(|index| before[index + 1] - before[index]);
+            counts.sum()
         };
         let lanes = aligned.groups[group].lanes.iter().flatten();
         lanes
-            .map(|&(record, lane)| (record, of_lane(record, &aligned.lanes[record][lane])))
+            .map(|&(record, lane)| (record, count_in(record, &aligned.lanes[record][lane])))
             .collect()
     }
 }

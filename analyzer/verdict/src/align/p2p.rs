@@ -68,8 +68,8 @@ impl Messages {
             status_ops.collect::<Vec<_>>()
         });
         for (record, lanes) in aligned.lanes.iter().enumerate() {
-            for (lane, of_lane) in lanes.iter().zip(&status_ops[record]) {
-                messages.collect(aligned, record, lane, of_lane);
+            for (lane, lane_status_ops) in lanes.iter().zip(&status_ops[record]) {
+                messages.collect(aligned, record, lane, lane_status_ops);
             }
         }
         messages.status_ops = status_ops;
@@ -87,14 +87,14 @@ impl Messages {
         &self.status_ops[record][lane]
     }
 
-    /// The other half of the `at`-th send of a pair.
-    pub(crate) fn receive_of(&self, pair: &Pair, at: usize) -> Counterpart {
-        counterpart_at(&pair.receives, at as i64 - pair.shift)
+    /// The other half of the `index`-th send of a pair.
+    pub(crate) fn receive_of(&self, pair: &Pair, index: usize) -> Counterpart {
+        counterpart_at(&pair.receives, index as i64 - pair.shift)
     }
 
-    /// The other half of the `at`-th receive of a pair.
-    pub(crate) fn send_of(&self, pair: &Pair, at: usize) -> Counterpart {
-        counterpart_at(&pair.sends, at as i64 + pair.shift)
+    /// The other half of the `index`-th receive of a pair.
+    pub(crate) fn send_of(&self, pair: &Pair, index: usize) -> Counterpart {
+        counterpart_at(&pair.sends, index as i64 + pair.shift)
     }
 
     /// The other half of the send or receive at this position of the record of one end.
@@ -110,8 +110,8 @@ impl Messages {
         let is_send = kind == OpType::Send;
         let list = if is_send { &pair.sends } else { &pair.receives };
         match list.binary_search_by_key(&position, |half| half.position) {
-            Ok(at) if is_send => self.receive_of(pair, at),
-            Ok(at) => self.send_of(pair, at),
+            Ok(index) if is_send => self.receive_of(pair, index),
+            Ok(index) => self.send_of(pair, index),
             Err(_) => Counterpart::Lost,
         }
     }
@@ -169,11 +169,11 @@ pub(crate) fn done(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool 
     aligned.op(record, half.status_op).completed()
 }
 
-fn counterpart_at(list: &[Half], at: i64) -> Counterpart {
-    match usize::try_from(at) {
+fn counterpart_at(list: &[Half], index: i64) -> Counterpart {
+    match usize::try_from(index) {
         Err(_) => Counterpart::Lost,
-        Ok(at) => list
-            .get(at)
+        Ok(index) => list
+            .get(index)
             .map_or(Counterpart::Missing, |&half| Counterpart::Posted(half)),
     }
 }
@@ -184,18 +184,19 @@ fn status_ops_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u3
     if aligned.records[record].recorder != Recorder::Nccl {
         return status_ops;
     }
-    let mut open = 0;
-    for at in 0..lane.messages.len() {
-        let op = aligned.op(record, lane.messages[at]);
-        let starts_anew = at > 0 && aligned.op(record, lane.messages[at - 1]).p2p_seq != op.p2p_seq;
-        if starts_anew {
-            open = at;
+    let mut batch_start = 0;
+    for index in 0..lane.messages.len() {
+        let op = aligned.op(record, lane.messages[index]);
+        let begins_batch =
+            index > 0 && aligned.op(record, lane.messages[index - 1]).p2p_seq != op.p2p_seq;
+        if begins_batch {
+            batch_start = index;
         }
         if op.kind == OpType::Coalesced {
-            for status_op in &mut status_ops[open..at] {
-                *status_op = lane.messages[at];
+            for status_op in &mut status_ops[batch_start..index] {
+                *status_op = lane.messages[index];
             }
-            open = at + 1;
+            batch_start = index + 1;
         }
     }
     status_ops
@@ -212,11 +213,11 @@ fn align_pair(
     ) else {
         return;
     };
-    let whole = |record: RecordIx| {
+    let is_complete = |record: RecordIx| {
         let record = &aligned.records[record];
         !record.wrapped() && !record.only_active
     };
-    if whole(sender) && whole(receiver) {
+    if is_complete(sender) && is_complete(receiver) {
         pair.certain = true;
         return;
     }
@@ -258,8 +259,8 @@ fn align_pair(
 /// A shift is certain if its cost is lower than that of every other by at least this much.
 const CERTAIN_BY: u64 = 2;
 
-/// The positions, on either side, of the newest collective that needs every member, that `one` completed and that
-/// `other` recorded, in any group; `None` if there is none among the newest 4096 of each group.
+/// The newest collective, in any group, that needs every member, that `one` completed and that `other` recorded: its
+/// positions in both records. `None` if there is none among the newest 4096 of each group.
 fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32, u32)> {
     let mut newest: Option<(u32, u32)> = None;
     for lane in &aligned.lanes[one] {
@@ -273,13 +274,13 @@ fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32,
             .iter()
             .rev()
             .take(4096);
-        let common = done.copied().find_map(|at| {
-            let op = aligned.op(one, at);
+        let common = done.copied().find_map(|position| {
+            let op = aligned.op(one, position);
             if !op.kind.needs_all_members() {
                 return None;
             }
             let there = aligned.find(other, peer, op.seq).ok()?;
-            Some((at, peer.collectives[there]))
+            Some((position, peer.collectives[there]))
         });
         newest = newest.max(common);
     }
@@ -298,8 +299,8 @@ fn misfit(
     const DEPTH: usize = 64;
     let mut cost = 0;
     let from = pair.receives.len().saturating_sub(DEPTH);
-    for (at, &receive) in pair.receives.iter().enumerate().skip(from) {
-        let index = at as i64 + shift;
+    for (nth, &receive) in pair.receives.iter().enumerate().skip(from) {
+        let index = nth as i64 + shift;
         let received = done(aligned, receiver, receive);
         match usize::try_from(index)
             .ok()
@@ -313,9 +314,9 @@ fn misfit(
                 let sent = done(aligned, sender, send);
                 // It is rare that only one end has completed, unless one was posted in a batch, which completes as a
                 // whole. Different sizes are a fault in which both remain pending.
-                let alone =
+                let are_single =
                     !is_in_batch(aligned, sender, send) && !is_in_batch(aligned, receiver, receive);
-                cost += u64::from(received != sent && alone) * 3;
+                cost += u64::from(received != sent && are_single) * 3;
                 let differ = aligned
                     .shared
                     .calls
@@ -332,13 +333,13 @@ fn misfit(
         }
     }
     let from = pair.sends.len().saturating_sub(DEPTH);
-    for (at, &send) in pair.sends.iter().enumerate().skip(from) {
+    for (nth, &send) in pair.sends.iter().enumerate().skip(from) {
         let sent = done(aligned, sender, send);
-        let index = at as i64 - shift;
+        let index = nth as i64 - shift;
         cost += u64::from(index < 0 && !sent) * 2;
         // A send rarely completes before its receive is posted: only small messages can.
-        let unreceived = index >= pair.receives.len() as i64;
-        cost += u64::from(unreceived && sent && !is_in_batch(aligned, sender, send)) * 3;
+        let has_no_receive = index >= pair.receives.len() as i64;
+        cost += u64::from(has_no_receive && sent && !is_in_batch(aligned, sender, send)) * 3;
     }
     cost
 }
@@ -348,13 +349,13 @@ fn is_in_batch(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool {
     let seq = aligned.op(record, half.position).p2p_seq;
     let neighbors = [half.position.checked_sub(1), half.position.checked_add(1)];
     half.status_op != half.position
-        && neighbors.into_iter().flatten().any(|at| {
-            let op = aligned.records[record].ops.get(at as usize);
+        && neighbors.into_iter().flatten().any(|neighbor| {
+            let op = aligned.records[record].ops.get(neighbor as usize);
             op.is_some_and(|op| op.kind.is_p2p() && op.p2p_seq == seq)
         })
 }
 
-/// Whether a half has not completed. One that failed counts as pending, since it waited before it gave up.
+/// Whether a half has not completed. A half that failed counts as pending: it waited until it failed.
 pub(crate) fn pending(op: &Op) -> bool {
     op.state != EntryState::Completed
 }

@@ -26,7 +26,7 @@ pub(crate) struct Pending {
     pub(crate) group: GroupIx,
     /// Position of its first entry in the record's operations.
     pub(crate) position: u32,
-    pub(crate) what: PendingKind,
+    pub(crate) kind: PendingKind,
     pub(crate) arrival: Arrival,
     /// Whether it is a receive that a thread of its own holds open while the rank works: such a thread waits for its
     /// next task, and the rank does not wait for it.
@@ -40,8 +40,8 @@ pub(crate) enum PendingKind {
     Batch { halves: Vec<Half> },
 }
 
-/// Whether the ring may have dropped the operation that the rank is in: the program ran far ahead of its device, and
-/// the ring is small.
+/// Whether the ring may have dropped the operation that the rank is in. That happens if the program runs far ahead of
+/// its device and the ring is small.
 pub(crate) fn front_is_lost(record: &Record) -> bool {
     record.wrapped()
         && !record.only_active
@@ -73,8 +73,8 @@ pub(crate) fn on_device(backend: &str) -> bool {
     .any(|name| backend.starts_with(name))
 }
 
-/// Whether this is a message of a rank to itself, of whose end NCCL tells a profiler nothing; one that is copied in
-/// place has not even a peer. It needs no other rank.
+/// Whether this is a message of a rank to itself. NCCL reports no end of such a message to a profiler, and no peer if
+/// it copies in place. It needs no other rank.
 fn is_copy(record: &Record, lane: &Lane, op: &Op) -> bool {
     record.recorder == Recorder::NcclProfiler
         && op.retired
@@ -92,7 +92,7 @@ pub(crate) fn pending_of(
     messages: &Messages,
     record: RecordIx,
 ) -> Vec<Pending> {
-    let whole = &aligned.records[record];
+    let full_record = &aligned.records[record];
     let mut pending: Vec<Pending> = Vec::new();
     let mut started: Vec<bool> = Vec::new();
     let mut shows_starts: Vec<bool> = Vec::new();
@@ -100,13 +100,13 @@ pub(crate) fn pending_of(
         if lane.member == NONE {
             continue;
         }
-        let mut at = lane.pending_from;
-        while at < lane.collectives.len() {
-            let block = aligned.block(record, lane, at);
+        let mut index = lane.pending_from;
+        while index < lane.collectives.len() {
+            let block = aligned.block(record, lane, index);
             let status_op = aligned.op(record, lane.collectives[block.end - 1]);
             // The marker of a block that has completed was left out.
-            let is_closed = whole.only_active
-                && whole.recorder == Recorder::Nccl
+            let is_closed = full_record.only_active
+                && full_record.recorder == Recorder::Nccl
                 && block.len() > 1
                 && status_op.kind != OpType::Coalesced
                 && status_op.state == EntryState::Scheduled;
@@ -114,45 +114,45 @@ pub(crate) fn pending_of(
                 && !is_closed
                 && !aligned.is_over_since(record, lane.group, status_op.seq)
             {
-                let any_started = block.clone().any(|at| {
-                    let op = aligned.op(record, lane.collectives[at]);
+                let any_started = block.clone().any(|index| {
+                    let op = aligned.op(record, lane.collectives[index]);
                     op.state == EntryState::Started || op.started_us != NONE
                 });
                 pending.push(Pending {
                     group: lane.group,
-                    position: lane.collectives[at],
-                    what: PendingKind::Collective { seq: status_op.seq },
+                    position: lane.collectives[index],
+                    kind: PendingKind::Collective { seq: status_op.seq },
                     arrival: Arrival::Queued,
                     held_open: false,
                 });
                 started.push(any_started);
                 shows_starts.push(lane.shows_starts);
             }
-            at = block.end;
+            index = block.end;
         }
         let status_ops = messages.status_ops(record, lane_at);
-        let mut at = 0;
+        let mut index = 0;
         // A send or receive is over if a later one with the same peer and direction has completed.
         let mut over = overtaken(aligned, record, &lane.messages, status_ops);
-        if whole.only_active && whole.recorder == Recorder::Nccl {
+        if full_record.only_active && full_record.recorder == Recorder::Nccl {
             leave_out_closed(aligned, record, &lane.messages, status_ops, &mut over);
             leave_out_matched(aligned, messages, (record, lane), status_ops, &mut over);
         }
-        while at < lane.messages.len() {
-            let status_op = status_ops[at];
-            let end = at
-                + status_ops[at..]
+        while index < lane.messages.len() {
+            let status_op = status_ops[index];
+            let end = index
+                + status_ops[index..]
                     .iter()
                     .take_while(|&&other| other == status_op)
                     .count();
             let op = aligned.op(record, status_op);
-            let halves: Vec<Half> = (at..end)
-                .filter(|&at| {
-                    let op = aligned.op(record, lane.messages[at]);
-                    !over[at] && op.kind.is_p2p() && !is_copy(whole, lane, op)
+            let halves: Vec<Half> = (index..end)
+                .filter(|&index| {
+                    let op = aligned.op(record, lane.messages[index]);
+                    !over[index] && op.kind.is_p2p() && !is_copy(full_record, lane, op)
                 })
-                .map(|at| Half {
-                    position: lane.messages[at],
+                .map(|index| Half {
+                    position: lane.messages[index],
                     status_op,
                 })
                 .collect();
@@ -160,34 +160,34 @@ pub(crate) fn pending_of(
                 pending.push(Pending {
                     group: lane.group,
                     position: halves[0].position,
-                    what: PendingKind::Batch { halves },
+                    kind: PendingKind::Batch { halves },
                     arrival: Arrival::Queued,
                     held_open: false,
                 });
                 started.push(op.state == EntryState::Started || op.started_us != NONE);
                 shows_starts.push(lane.shows_starts);
             }
-            at = end;
+            index = end;
         }
     }
     let mut order: Vec<usize> = (0..pending.len()).collect();
-    order.sort_by_key(|&at| pending[at].position);
-    let backend = |at: &usize| {
-        let op = aligned.op(record, pending[*at].position);
+    order.sort_by_key(|&index| pending[index].position);
+    let backend = |index: &usize| {
+        let op = aligned.op(record, pending[*index].position);
         on_device(&aligned.shared.calls.get(op.call).signature.backend)
     };
-    let device = whole.recorder.sees_device() || order.iter().any(backend);
+    let device = full_record.recorder.sees_device() || order.iter().any(backend);
     let mut lane_has_head: HashMap<(GroupIx, bool), bool> = HashMap::new();
-    for (nth, &at) in order.iter().enumerate() {
-        let one = &mut pending[at];
-        let is_message = matches!(one.what, PendingKind::Batch { .. });
+    for (nth, &index) in order.iter().enumerate() {
+        let operation = &mut pending[index];
+        let is_message = matches!(operation.kind, PendingKind::Batch { .. });
         // A device runs the messages and collectives of a group in one order; a host does not.
-        let lane = (one.group, is_message && !device);
-        let head = !std::mem::replace(lane_has_head.entry(lane).or_default(), true);
-        one.arrival = if shows_starts[at] {
-            if started[at] {
+        let lane = (operation.group, is_message && !device);
+        let is_head = !std::mem::replace(lane_has_head.entry(lane).or_default(), true);
+        operation.arrival = if shows_starts[index] {
+            if started[index] {
                 Arrival::Arrived
-            } else if head {
+            } else if is_head {
                 Arrival::Head
             } else {
                 Arrival::Queued
@@ -195,26 +195,26 @@ pub(crate) fn pending_of(
         } else if device {
             if nth == 0 {
                 Arrival::Arrived
-            } else if head {
+            } else if is_head {
                 Arrival::Head
             } else {
                 Arrival::Queued
             }
-        } else if head || is_message {
+        } else if is_head || is_message {
             Arrival::Arrived
         } else {
             Arrival::Queued
         };
     }
-    let lost = device && front_is_lost(whole);
+    let lost = device && front_is_lost(full_record);
     let mut sorted = Vec::with_capacity(pending.len());
-    for at in order {
-        let mut one = pending[at].clone();
+    for index in order {
+        let mut operation = pending[index].clone();
         if lost {
-            one.arrival = one.arrival.min(Arrival::Head);
+            operation.arrival = operation.arrival.min(Arrival::Head);
         }
-        one.held_open = is_held_open(aligned, record, &one);
-        sorted.push(one);
+        operation.held_open = is_held_open(aligned, record, &operation);
+        sorted.push(operation);
     }
     sorted
 }
@@ -223,17 +223,17 @@ pub(crate) fn pending_of(
 const GOES_ON: usize = 3;
 
 /// Whether these are receives of a thread that has issued nothing else, while other threads of the rank went on.
-fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, one: &Pending) -> bool {
-    let PendingKind::Batch { halves } = &one.what else {
+fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, operation: &Pending) -> bool {
+    let PendingKind::Batch { halves } = &operation.kind else {
         return false;
     };
     let receives = |half: &Half| aligned.op(record, half.position).kind == OpType::Recv;
-    let op = aligned.op(record, one.position);
-    halves.iter().all(receives) && goes_on_beside(aligned, record, op, one.position)
+    let op = aligned.op(record, operation.position);
+    halves.iter().all(receives) && goes_on_beside(aligned, record, op, operation.position)
 }
 
-/// Whether the thread that issued this unfinished operation has issued nothing of another kind, and other threads of the
-/// rank went on after it.
+/// Whether the thread that issued this unfinished operation has issued operations of its kind only, and other threads
+/// of the rank went on after it.
 pub(crate) fn goes_on_beside(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -244,20 +244,23 @@ pub(crate) fn goes_on_beside(
         return false;
     }
     let ops = &aligned.records[record].ops;
-    let its = |other: &&Op| other.thread == op.thread;
+    let is_of_thread = |other: &&Op| other.thread == op.thread;
     let with_others = |other: &&Op| {
         let lane = aligned.lanes[record].get(usize::from(other.group));
         lane.is_some_and(|lane| aligned.groups[lane.group].ranks.len() != 1)
     };
-    let of_others = ops[position as usize..].iter();
-    of_others
-        .filter(|other| other.thread != NONE && !its(other))
+    let later = ops[position as usize..].iter();
+    later
+        .filter(|other| other.thread != NONE && !is_of_thread(other))
         .filter(|other| other.completed() && other.kind != OpType::Send)
         .filter(with_others)
         .take(GOES_ON)
         .count()
         == GOES_ON
-        && ops.iter().filter(its).all(|it| it.kind == op.kind)
+        && ops
+            .iter()
+            .filter(is_of_thread)
+            .all(|own| own.kind == op.kind)
 }
 
 /// For each unfinished operation of a record: when the thread that issued it last completed an operation that it issued
@@ -275,8 +278,8 @@ pub(crate) fn active_ns(
     let mut active: Vec<i64> = Vec::with_capacity(pending.len());
     let mut last_done: HashMap<u32, i64> = HashMap::new();
     let mut later = aligned.records[record].ops.len();
-    for one in pending.iter().rev() {
-        let position = one.position as usize;
+    for operation in pending.iter().rev() {
+        let position = operation.position as usize;
         for op in &aligned.records[record].ops[position + 1..later] {
             if op.completed()
                 && op.thread != NONE
@@ -288,7 +291,7 @@ pub(crate) fn active_ns(
             }
         }
         later = position + 1;
-        let op = aligned.op(record, one.position);
+        let op = aligned.op(record, operation.position);
         let issued_ns = aligned.created_ns(record, op);
         let is_cause = over && op.state == EntryState::Failed;
         let done_ns = last_done.get(&op.thread).filter(|_| !is_cause).copied();
@@ -298,8 +301,8 @@ pub(crate) fn active_ns(
     active
 }
 
-/// Marks the messages of batches that have completed, in the record of a rank that left out what has completed: the
-/// marker that closed such a batch is missing, and its messages stay `scheduled`. A lane that has markers, or several
+/// Marks the messages of completed batches in a record from which completed operations were left out: the marker that
+/// closed such a batch is missing, and its messages stay `scheduled`. A lane that has markers, or several
 /// messages of one number, sends in batches.
 fn leave_out_closed(
     aligned: &Aligned<'_>,
@@ -308,17 +311,19 @@ fn leave_out_closed(
     status_ops: &[u32],
     over: &mut [bool],
 ) {
-    let op = |at: u32| aligned.op(record, at);
-    let is_one = |pair: &[u32]| op(pair[0]).p2p_seq == op(pair[1]).p2p_seq;
-    let has_batches =
-        list.iter().any(|&at| op(at).kind == OpType::Coalesced) || list.windows(2).any(is_one);
-    for ((over, at), status_op) in over.iter_mut().zip(list).zip(status_ops) {
-        *over |= has_batches && at == status_op && op(*at).kind.is_p2p();
+    let op = |position: u32| aligned.op(record, position);
+    let is_same_batch = |pair: &[u32]| op(pair[0]).p2p_seq == op(pair[1]).p2p_seq;
+    let has_batches = list
+        .iter()
+        .any(|&position| op(position).kind == OpType::Coalesced)
+        || list.windows(2).any(is_same_batch);
+    for ((over, position), status_op) in over.iter_mut().zip(list).zip(status_ops) {
+        *over |= has_batches && position == status_op && op(*position).kind.is_p2p();
     }
 }
 
-/// Marks messages without a marker whose other half was posted, too, in the record of a rank that left out what has
-/// completed: the marker of a batch of one may be missing as well, since it completed. A message that has started is in
+/// Marks messages without a marker whose other half was posted, too, in a record from which completed operations were
+/// left out: the marker of a batch of one may be missing because the batch completed. A message that has started is in
 /// no batch.
 fn leave_out_matched(
     aligned: &Aligned<'_>,
@@ -328,14 +333,15 @@ fn leave_out_matched(
     over: &mut [bool],
 ) {
     let members = aligned.groups[lane.group].ranks.len();
-    for ((over, &at), &status_op) in over.iter_mut().zip(&lane.messages).zip(status_ops) {
-        let op = aligned.op(record, at);
-        let is_alone = at == status_op && op.kind.is_p2p() && op.state == EntryState::Scheduled;
+    for ((over, &position), &status_op) in over.iter_mut().zip(&lane.messages).zip(status_ops) {
+        let op = aligned.op(record, position);
+        let is_alone =
+            position == status_op && op.kind.is_p2p() && op.state == EntryState::Scheduled;
         if !is_alone {
             continue;
         }
         let ends = message::ends(op.kind, op.peer(), lane.member, members);
-        let other = ends.map(|ends| messages.other_half((lane.group, ends), op.kind, at));
+        let other = ends.map(|ends| messages.other_half((lane.group, ends), op.kind, position));
         *over |= match other {
             Some(Counterpart::Posted(_) | Counterpart::Lost) => true,
             Some(Counterpart::Missing) | None => false,
@@ -352,18 +358,18 @@ fn overtaken(
 ) -> Vec<bool> {
     let mut over = vec![false; list.len()];
     let mut done_after: Vec<(OpType, u32)> = Vec::new();
-    for at in (0..list.len()).rev() {
-        let op = aligned.op(record, list[at]);
+    for index in (0..list.len()).rev() {
+        let op = aligned.op(record, list[index]);
         if !op.kind.is_p2p() {
             continue;
         }
         let key = (op.kind, op.peer);
-        if aligned.op(record, status_ops[at]).completed() {
+        if aligned.op(record, status_ops[index]).completed() {
             if !done_after.contains(&key) {
                 done_after.push(key);
             }
         } else if done_after.contains(&key) {
-            over[at] = true;
+            over[index] = true;
         }
     }
     over

@@ -1,4 +1,4 @@
-//! What a record shows about one collective, and whether it was taken too early to show it.
+//! What a record shows about one collective, and whether the record was taken too early to show it.
 
 use crate::align::membership::{GroupIx, RecordIx};
 use crate::align::record::{NONE, Op};
@@ -82,19 +82,19 @@ impl Aligned<'_> {
 
     fn presence_in(&self, record: RecordIx, lane_at: usize, seq: u32) -> Presence {
         let lane = &self.lanes[record][lane_at];
-        let whole = &self.records[record];
+        let full_record = &self.records[record];
         match self.find(record, lane, seq) {
-            Ok(at) => return Presence::Issued(at),
-            Err(at) if at < lane.collectives.len() => return Presence::Lost,
+            Ok(index) => return Presence::Issued(index),
+            Err(index) if index < lane.collectives.len() => return Presence::Lost,
             Err(_) => {}
         }
         // The number is above every number in the lane.
-        if whole.cut {
+        if full_record.cut {
             return Presence::Unknown(UnknownReason::Cut);
         }
-        let status = whole.groups[lane_at].status;
+        let status = full_record.groups[lane_at].status;
         if let Some(status) = status {
-            let counts_collectives = match whole.recorder {
+            let counts_collectives = match full_record.recorder {
                 Recorder::Rcomm | Recorder::NcclProfiler => true,
                 // The number is that of the newest operation: of a message it counts messages.
                 Recorder::Nccl => self.ends_with_collective(lane),
@@ -114,7 +114,7 @@ impl Aligned<'_> {
                 };
             }
         }
-        if whole.only_active {
+        if full_record.only_active {
             // A collective that no member can complete alone would still be active, so it was never issued.
             return if self.completes_together(lane.group, seq) {
                 Presence::Absent
@@ -122,7 +122,7 @@ impl Aligned<'_> {
                 Presence::Unknown(UnknownReason::HistoryLost)
             };
         }
-        if lane.collectives.is_empty() && whole.wrapped() {
+        if lane.collectives.is_empty() && full_record.wrapped() {
             return self.by_peers(lane.group, record, seq);
         }
         Presence::Absent
@@ -146,7 +146,7 @@ impl Aligned<'_> {
     pub(super) fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
         // At most this many peers of each group are compared, which bounds the time in large groups.
         const MOST_PEERS: usize = 16;
-        let later = self.lanes[record].iter().any(|lane| {
+        let is_after_common = self.lanes[record].iter().any(|lane| {
             let Some(&oldest) = lane.collectives.first() else {
                 return false;
             };
@@ -160,17 +160,17 @@ impl Aligned<'_> {
             let mut peers = peers.filter(|&&(peer, _)| peer != record).take(MOST_PEERS);
             peers.any(|&(peer, there)| {
                 let there = &self.lanes[peer][there];
-                let issued = self.lanes[peer].iter().find(|one| one.group == group);
+                let issued = self.lanes[peer].iter().find(|lane| lane.group == group);
                 let position = |lane: &Lane, seq| {
-                    let at = self.find(peer, lane, seq).ok()?;
-                    Some(lane.collectives[at])
+                    let index = self.find(peer, lane, seq).ok()?;
+                    Some(lane.collectives[index])
                 };
                 let issued = issued.and_then(|lane| position(lane, seq));
                 let both = both_issued(there, peer).and_then(|seq| position(there, seq));
-                both.is_some_and(|both| issued.is_some_and(|at| both < at))
+                both.is_some_and(|both| issued.is_some_and(|issued| both < issued))
             })
         });
-        if later {
+        if is_after_common {
             Presence::Absent
         } else {
             Presence::Unknown(UnknownReason::HistoryLost)
@@ -183,8 +183,8 @@ impl Aligned<'_> {
         let lanes = self.groups[group].lanes.iter().flatten();
         let mut entries = lanes.filter_map(|&(record, lane)| {
             let lane = &self.lanes[record][lane];
-            let at = self.find(record, lane, seq).ok()?;
-            Some(self.op(record, lane.collectives[at]))
+            let index = self.find(record, lane, seq).ok()?;
+            Some(self.op(record, lane.collectives[index]))
         });
         let waits = |op: &Op| op.kind.needs_all_members() && !op.completed();
         entries.next().is_some_and(waits) && entries.all(waits)
@@ -199,11 +199,11 @@ impl Aligned<'_> {
             }
             let lane = &self.lanes[record][lane];
             let done = lane.collectives[..lane.pending_from].iter().rev();
-            let found = done.copied().find(|&at| {
-                let op = self.op(record, at);
+            let found = done.copied().find(|&position| {
+                let op = self.op(record, position);
                 op.completed() && op.kind.needs_all_members()
             });
-            let found = found.map(|at| (self.seq(record, at), record));
+            let found = found.map(|position| (self.seq(record, position), record));
             if found > completed.newest {
                 completed.second = completed.newest;
                 completed.newest = found;
@@ -221,14 +221,18 @@ impl Aligned<'_> {
             && self.completed_to[group].is_over(seq)
     }
 
-    /// Whether other records than this one and `except` show that its rank issued collectives that it lacks, or completed
-    /// some that are pending in it: then it was taken before that, and what it lacks proves nothing.
+    /// Whether other records show that this one was taken too early: they show collectives as completed that it lacks
+    /// or shows as pending. What it lacks then proves nothing. `except` is a record that is not asked.
     ///
-    /// A record that states when it was taken is judged by that time, and the ring of a stopped process lacks nothing: an
-    /// operation in which the process had done its part may complete for the others after the stop.
+    /// False for a record that states when it was taken, which is judged by that time, and for the ring of a stopped
+    /// process, which lacks nothing: an operation in which the process had done its part may complete for the others
+    /// after the stop.
     pub(crate) fn ends_before_its_peers(&self, record: RecordIx, except: Option<RecordIx>) -> bool {
-        let whole = &self.records[record];
-        if whole.identity.dump_time_ns > 0 || whole.only_active || whole.stop().is_some() {
+        let full_record = &self.records[record];
+        if full_record.identity.dump_time_ns > 0
+            || full_record.only_active
+            || full_record.stop().is_some()
+        {
             return false;
         }
         self.lanes[record].iter().any(|lane| {
@@ -238,7 +242,7 @@ impl Aligned<'_> {
             ) {
                 (Some(&pending), _) => self.seq(record, pending).saturating_sub(1),
                 (None, Some(&newest)) => self.seq(record, newest),
-                (None, None) if whole.wrapped() => return false,
+                (None, None) if full_record.wrapped() => return false,
                 (None, None) => 0,
             };
             let others = self.completed_to[lane.group].by_others(except);

@@ -76,7 +76,7 @@ impl Op {
         self.state == EntryState::Completed
     }
 
-    /// When its completion was noticed, wall clock of its host, ns; `None` if it was not.
+    /// When its completion was noticed, wall clock of its host, ns; `None` if it was not noticed or is not recorded.
     pub(crate) fn completed_ns(&self) -> Option<i64> {
         (self.completed_us != NONE).then(|| {
             self.created_ns
@@ -120,7 +120,7 @@ pub(crate) struct LocalGroup {
     pub(crate) id: GroupId,
     /// Index into [`Shared::groups`].
     pub(crate) group: u32,
-    /// As this record states it: a rank that made another group may state another one.
+    /// The description as this record states it: a rank that made another group under this name may state another one.
     pub(crate) desc: Box<str>,
     pub(crate) status: Option<ProcessGroupStatus>,
     /// The rank's own group rank and the size, if the record holds these and not the members.
@@ -146,7 +146,7 @@ pub(crate) struct Record {
     pub(crate) ops: Vec<Op>,
     /// Operations that were pending in another record of the process and that this one no longer holds, each with its
     /// `record_id`. They align with none.
-    pub(crate) also: Vec<(u64, Op)>,
+    pub(crate) unaligned: Vec<(u64, Op)>,
     /// `record_id` of the first operation.
     pub(crate) first_id: u64,
     /// Whether the file was cut, so the newest part is missing.
@@ -159,11 +159,11 @@ pub(crate) struct Record {
     pub(crate) closed_ns: i64,
     /// The process's connections.
     pub(crate) peers: Vec<PeerLink>,
-    /// How long its threads had to wait for a processor, if that was recorded.
+    /// How long the process's threads had to wait for a processor, if that was recorded.
     pub(crate) processor_wait: Option<ProcessorWait>,
     /// When its file was written, ns by the clock of the file system, if the record itself states no time.
     pub(crate) written_ns: Option<i64>,
-    /// Why it is not of the rank that its name states; `None` if it may be.
+    /// Why it cannot be of the rank that its file's name states; `None` if it may be.
     pub(crate) misnamed: Option<String>,
 }
 
@@ -244,9 +244,9 @@ impl Record {
 
     /// The operation of this `record_id`, from this record or another one of its process.
     pub(crate) fn operation(&self, record_id: u64) -> Option<&Op> {
-        let mut also = self.also.iter();
+        let mut unaligned = self.unaligned.iter();
         let held = self.ops.iter().find(|op| self.record_id(op) == record_id);
-        held.or_else(|| Some(&also.find(|(id, _)| *id == record_id)?.1))
+        held.or_else(|| Some(&unaligned.find(|(id, _)| *id == record_id)?.1))
     }
 }
 
@@ -261,11 +261,11 @@ pub(crate) struct SharedGroup {
     pub(crate) desc: String,
 }
 
-/// One membership among the groups of a name, the process's own rank in it if that is recorded in place of the members,
-/// and the incarnation of its newest group.
+/// For groups of one name: their members, the process's own group rank if that is recorded in place of the members, and
+/// the incarnation of the newest of them.
 type Namesake<'a> = (&'a Arc<[Rank]>, Option<Rank>, u32);
 
-/// Whether two lists are equal. Records that are kept share lists, so large ones are compared by address first.
+/// Whether two lists are equal. Records share lists, so addresses are compared first, which is fast for large lists.
 fn same_ranks(a: &Arc<[Rank]>, b: &Arc<[Rank]>) -> bool {
     Arc::ptr_eq(a, b) || a == b
 }
@@ -291,9 +291,10 @@ pub(crate) struct Shared {
 pub(crate) struct Unusable(pub(crate) String);
 
 impl Shared {
-    /// The results of `of` for each number below `count`, in order; computed by the caller's threads, if it lends some.
-    pub(crate) fn map<T: Send>(&self, count: usize, of: impl Fn(usize) -> T + Sync) -> Vec<T> {
-        workers::map(self.workers.as_deref(), count, of)
+    /// The results of `compute` for each number below `count`, in order. The caller's threads share the work, if it
+    /// lends some.
+    pub(crate) fn map<T: Send>(&self, count: usize, compute: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        workers::map(self.workers.as_deref(), count, compute)
     }
 
     /// Converts a dump into a record and interns its tables.
@@ -403,7 +404,7 @@ impl Shared {
             communicators,
             comm_ids: comm_ids_of(dump),
             ops,
-            also: Vec::new(),
+            unaligned: Vec::new(),
             first_id,
             cut: extent == Extent::Cut,
             only_active,
@@ -418,8 +419,8 @@ impl Shared {
 
     fn groups_of(&mut self, dump: &Dump) -> Vec<LocalGroup> {
         let mut order: Vec<usize> = (0..dump.groups.len()).collect();
-        order.sort_by_key(|&i| dump.groups[i].info.id);
-        let mut seen: HashMap<&str, Vec<Namesake<'_>>> = HashMap::new();
+        order.sort_by_key(|&index| dump.groups[index].info.id);
+        let mut by_name: HashMap<&str, Vec<Namesake<'_>>> = HashMap::new();
         let mut groups = vec![
             LocalGroup {
                 id: 0,
@@ -430,29 +431,30 @@ impl Shared {
             };
             dump.groups.len()
         ];
-        for i in order {
-            let info = &dump.groups[i].info;
-            let namesakes = seen.entry(&info.name).or_default();
-            let place = dump.groups[i].place.filter(|_| info.ranks.is_empty());
+        for index in order {
+            let info = &dump.groups[index].info;
+            let namesakes = by_name.entry(&info.name).or_default();
+            let place = dump.groups[index].place.filter(|_| info.ranks.is_empty());
             // A process with several devices has several ranks of one communicator.
-            let own = place.map(|place| place.rank);
-            let same =
-                |known: &&mut Namesake<'_>| same_ranks(known.0, &info.ranks) && known.1 == own;
+            let group_rank = place.map(|place| place.rank);
+            let same = |known: &&mut Namesake<'_>| {
+                same_ranks(known.0, &info.ranks) && known.1 == group_rank
+            };
             let incarnation = match namesakes.iter_mut().find(same) {
                 Some((_, _, newest)) => {
                     *newest += 1;
                     *newest
                 }
                 None => {
-                    namesakes.push((&info.ranks, own, 0));
+                    namesakes.push((&info.ranks, group_rank, 0));
                     0
                 }
             };
-            groups[i] = LocalGroup {
+            groups[index] = LocalGroup {
                 id: info.id,
                 group: self.group(&info.name, &info.desc, &info.ranks, incarnation),
                 desc: info.desc.as_str().into(),
-                status: dump.groups[i].status,
+                status: dump.groups[index].status,
                 place,
             };
         }
@@ -503,18 +505,18 @@ impl Shared {
                 }
             })
             .collect();
-        let mut of_job: Vec<u32> = Vec::new();
+        let mut interned: Vec<u32> = Vec::new();
         dump.stacks
             .iter()
             .map(|stack| {
-                of_job.clear();
-                of_job.extend(stack.iter().map(|&frame| frames[frame as usize]));
-                match self.stack_ids.get(&of_job) {
+                interned.clear();
+                interned.extend(stack.iter().map(|&frame| frames[frame as usize]));
+                match self.stack_ids.get(&interned) {
                     Some(&id) => id,
                     None => {
                         let id = self.stacks.len() as u32;
-                        self.stacks.push(of_job.clone());
-                        self.stack_ids.insert(of_job.clone(), id);
+                        self.stacks.push(interned.clone());
+                        self.stack_ids.insert(interned.clone(), id);
                         id
                     }
                 }
@@ -523,8 +525,8 @@ impl Shared {
     }
 }
 
-/// Why a dump by PyTorch's NCCL recorder is not of the rank that its name states: it has operations of a group of which
-/// that rank is not a member. `None` if there is no such group.
+/// Why a dump by PyTorch's NCCL recorder cannot be of the rank that its file's name states: it has operations of a
+/// group of which that rank is not a member. `None` if there is no such group.
 fn contradicts_groups(dump: &Dump, rank: Rank) -> Option<String> {
     if dump.recorder != Recorder::Nccl {
         return None;

@@ -12,8 +12,8 @@ impl Aligned<'_> {
     /// ranks that others wait for.
     pub(crate) fn reopen(&mut self) {
         for group in 0..self.groups.len() {
-            if let Some(apart) = self.first_difference(group) {
-                self.reopen_retired(group, Some(apart));
+            if let Some(misfit) = self.first_difference(group) {
+                self.reopen_retired(group, Some(misfit));
             }
         }
         // Reopened operations show which ranks are missed, and that may reopen more. Eight rounds bound the time.
@@ -25,16 +25,16 @@ impl Aligned<'_> {
     }
 
     /// Reopens collectives that need every member and that a member never issued, unless the job ran on while the
-    /// records were taken. With `apart`, a number under which the members' calls do not fit, reopens from that number
+    /// records were taken. With `misfit`, a number under which the members' calls do not fit, reopens from that number
     /// on in any case. Changes only records in which `retired` is the only sign of an end.
-    pub(crate) fn reopen_retired(&mut self, group: GroupIx, apart: Option<u32>) {
+    pub(crate) fn reopen_retired(&mut self, group: GroupIx, misfit: Option<u32>) {
         let mut behind: Option<u32> = None;
         for member in 0..self.groups[group].ranks.len() {
             let Some((record, lane)) = self.groups[group].lanes[member] else {
                 let rank = self.groups[group].ranks[member];
-                let whole = self.record_in(group, rank);
-                let whole = whole.map(|record| &self.records[record]);
-                if whole
+                let full_record = self.record_in(group, rank);
+                let full_record = full_record.map(|record| &self.records[record]);
+                if full_record
                     .is_some_and(|record| !record.cut && !record.wrapped() && !record.only_active)
                 {
                     behind = Some(0);
@@ -45,15 +45,15 @@ impl Aligned<'_> {
                 continue;
             }
             let newest = self.lanes[record][lane].collectives.last();
-            let newest = newest.map_or(0, |&at| self.seq(record, at));
+            let newest = newest.map_or(0, |&position| self.seq(record, position));
             if newest > 0 || !self.records[record].wrapped() {
                 behind = Some(behind.map_or(newest, |b| b.min(newest)));
             }
         }
-        if apart.is_none() && self.went_on(group, behind) {
+        if misfit.is_none() && self.went_on(group, behind) {
             return;
         }
-        let before = apart.map(|seq| seq.saturating_sub(1));
+        let before = misfit.map(|seq| seq.saturating_sub(1));
         let Some(behind) = behind.into_iter().chain(before).min() else {
             return;
         };
@@ -65,13 +65,13 @@ impl Aligned<'_> {
                 continue;
             }
             let list = &self.lanes[record][lane].collectives;
-            let reopened = list.iter().position(|&at| {
-                let op = self.op(record, at);
-                op.seq > behind && (op.kind.needs_all_members() || apart == Some(op.seq))
+            let reopened = list.iter().position(|&position| {
+                let op = self.op(record, position);
+                op.seq > behind && (op.kind.needs_all_members() || misfit == Some(op.seq))
             });
-            if let Some(at) = reopened {
+            if let Some(index) = reopened {
                 let from = &mut self.lanes[record][lane].pending_from;
-                *from = (*from).min(at);
+                *from = (*from).min(index);
             }
         }
     }
@@ -104,19 +104,19 @@ impl Aligned<'_> {
             return None;
         }
         let mut first: HashMap<u32, u32> = HashMap::new();
-        let mut apart: Option<u32> = None;
+        let mut lowest: Option<u32> = None;
         for (record, lane) in lanes() {
             let lane = &self.lanes[record][lane];
             // A coalesced block could be compared only as a whole.
-            for &at in lane.collectives.iter().filter(|_| lane.dense) {
-                let op = self.op(record, at);
+            for &position in lane.collectives.iter().filter(|_| lane.dense) {
+                let op = self.op(record, position);
                 let known = *first.entry(op.seq).or_insert(op.call);
                 if self.shared.calls.difference(known, op.call).is_some() {
-                    apart = Some(apart.map_or(op.seq, |seq| seq.min(op.seq)));
+                    lowest = Some(lowest.map_or(op.seq, |seq| seq.min(op.seq)));
                 }
             }
         }
-        apart
+        lowest
     }
 
     /// Reopens the newest operation of ranks that others wait for and that seem to wait for nothing, in records in
@@ -148,14 +148,14 @@ impl Aligned<'_> {
             if self.groups[group].ranks.len() < 2 {
                 continue;
             }
-            let together = self.groups[group].ranks.iter().all(|&rank| {
+            let are_together = self.groups[group].ranks.iter().all(|&rank| {
                 let Some(other) = self.record_in(group, rank) else {
                     return true;
                 };
                 let there = newest(other).map(|(lane, seq)| (self.lanes[other][lane].group, seq));
                 self.records[other].cut || there == Some((group, seq))
             });
-            if together {
+            if are_together {
                 let lanes = self.groups[group].lanes.iter().flatten();
                 reopened.extend(lanes.map(|&(record, lane)| (record, lane, seq)));
             } else if self.is_behind(group, seq) {
@@ -163,9 +163,9 @@ impl Aligned<'_> {
             }
         }
         for &(record, lane, seq) in &reopened {
-            if let Ok(at) = self.find(record, &self.lanes[record][lane], seq) {
+            if let Ok(index) = self.find(record, &self.lanes[record][lane], seq) {
                 let from = &mut self.lanes[record][lane].pending_from;
-                *from = (*from).min(at);
+                *from = (*from).min(index);
             }
         }
         !reopened.is_empty()
@@ -186,12 +186,12 @@ impl Aligned<'_> {
                     let newest = self.lanes[record][lane].collectives.last()?;
                     Some(self.seq(record, *newest))
                 });
-                let whole = &self.records[record];
+                let full_record = &self.records[record];
                 match newest {
-                    _ if whole.cut => false,
+                    _ if full_record.cut => false,
                     Some(newest) => newest < seq,
                     // The ring holds nothing of the group.
-                    None if whole.wrapped() => {
+                    None if full_record.wrapped() => {
                         self.by_peers(group, record, seq) == Presence::Absent
                     }
                     None => false,
@@ -201,19 +201,20 @@ impl Aligned<'_> {
 
     /// The records in which `retired` is the only sign of an end, and that have nothing pending.
     fn idle(&self) -> Vec<RecordIx> {
-        let all = 0..self.records.len();
-        all.filter(|&record| {
-            let mut lanes = self.lanes[record].iter();
-            retiring_is_all(self.records[record].recorder)
-                && lanes.all(|lane| lane.pending_from >= lane.collectives.len())
-        })
-        .collect()
+        let records = 0..self.records.len();
+        records
+            .filter(|&record| {
+                let mut lanes = self.lanes[record].iter();
+                retiring_is_all(self.records[record].recorder)
+                    && lanes.all(|lane| lane.pending_from >= lane.collectives.len())
+            })
+            .collect()
     }
 
     /// The records of ranks that have not issued the newest collective of a group in which a peer waits.
     fn missed(&self) -> BTreeSet<RecordIx> {
         let mut missed = BTreeSet::new();
-        for (at, group) in self.groups.iter().enumerate() {
+        for (index, group) in self.groups.iter().enumerate() {
             let waits_in = group.lanes.iter().flatten().filter_map(|&(record, lane)| {
                 let lane = &self.lanes[record][lane];
                 let newest = *lane.collectives.last()?;
@@ -228,7 +229,7 @@ impl Aligned<'_> {
                     Some(self.seq(record, *newest))
                 });
                 if newest.is_none_or(|newest| newest < waits_in) {
-                    missed.extend(self.record_in(at, rank));
+                    missed.extend(self.record_in(index, rank));
                 }
             }
         }

@@ -11,14 +11,14 @@ use rcomm_recorder::model::{Communicator, EntryState, OpType, Pattern};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, HashMap};
 
-/// The most calls that the program's recorder may have recorded before they reached NCCL.
+/// At most this many calls that the program's recorder has recorded may not have reached NCCL yet.
 const AHEAD: usize = 4;
-/// The most operations that only the plug-in records: a backend issues one itself to connect the ranks of a new
-/// communicator.
+/// At most this many operations are only in the plug-in's record: a backend issues one itself to connect the ranks of a
+/// new communicator.
 const PLUGIN_ONLY: usize = 1;
-/// If either record has dropped operations, at least this many must agree; fewer are enough if both records are known
-/// to be of one process and the times agree, too. Where only times show that the process is the same, this many must
-/// agree in any case.
+/// If either ring has dropped operations, at least this many must agree; fewer are enough if both records are known to
+/// be of one process and the times agree, too. If only times show that the process is the same, this many must agree in
+/// any case.
 const ENOUGH: usize = 8;
 /// The longest time between the issue of one call as the program's recorder and as the plug-in recorded it, ns. It
 /// counts where the process or the number of operations does not show that the calls are the same.
@@ -27,20 +27,27 @@ const NEAR_NS: u64 = 50_000_000;
 /// Joins the plug-in's records to the programs', and drops what has been joined.
 pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
     let mut of_rank: BTreeMap<_, Vec<usize>> = BTreeMap::new();
-    for (at, record) in records.iter().enumerate() {
-        of_rank.entry(record.rank).or_default().push(at);
+    for (index, record) in records.iter().enumerate() {
+        of_rank.entry(record.rank).or_default().push(index);
     }
     let mut empty = Vec::new();
-    for ats in of_rank.values() {
-        let is_plugin = |at: &&usize| records[**at].recorder == Recorder::NcclProfiler;
+    for indices in of_rank.values() {
+        let is_plugin = |index: &&usize| records[**index].recorder == Recorder::NcclProfiler;
         // `provenance` has left aside the records of other runs.
         let (&[plugin], [_, ..]) = (
-            &*ats.iter().filter(is_plugin).copied().collect::<Vec<_>>(),
-            &*ats.iter().filter(|at| !is_plugin(at)).collect::<Vec<_>>(),
+            &*indices
+                .iter()
+                .filter(is_plugin)
+                .copied()
+                .collect::<Vec<_>>(),
+            &*indices
+                .iter()
+                .filter(|index| !is_plugin(index))
+                .collect::<Vec<_>>(),
         ) else {
             continue;
         };
-        for &program in ats.iter().filter(|&&at| at != plugin) {
+        for &program in indices.iter().filter(|&&index| index != plugin) {
             match same_process(&records[plugin], &records[program]) {
                 Some(false) => {}
                 same => join_two(shared, records, [plugin, program], same == Some(true)),
@@ -51,8 +58,8 @@ pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
         }
     }
     empty.sort_unstable();
-    for at in empty.into_iter().rev() {
-        records.remove(at);
+    for index in empty.into_iter().rev() {
+        records.remove(index);
     }
 }
 
@@ -116,7 +123,7 @@ fn join_two(
     drop_groups(shared, &mut records[plugin], &joined);
 }
 
-/// An operation in both records, by its place in each.
+/// An operation in both records, by its position in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pair {
     plugin: usize,
@@ -129,7 +136,10 @@ fn communicator_of<'a>(
     local: usize,
 ) -> Option<&'a Communicator> {
     let name = &shared.groups[record.groups[local].group as usize].name;
-    record.communicators.iter().find(|it| it.group == *name)
+    record
+        .communicators
+        .iter()
+        .find(|communicator| communicator.group == *name)
 }
 
 /// The program's group that this communicator carries, with the operations that both records hold: by NCCL's number
@@ -167,17 +177,17 @@ fn partner(
         let group = &shared.groups[local.group as usize];
         !known.desc.is_empty() && (known.desc == group.name || known.desc == group.desc)
     };
-    let all = |fits_too: &dyn Fn(&LocalGroup) -> bool| -> Vec<usize> {
+    let groups_that = |also_fits: &dyn Fn(&LocalGroup) -> bool| -> Vec<usize> {
         let groups = program.groups.iter().enumerate();
         groups
-            .filter(|(_, local)| fits(local) && fits_too(local))
-            .map(|(at, _)| at)
+            .filter(|(_, local)| fits(local) && also_fits(local))
+            .map(|(index, _)| index)
             .collect()
     };
-    let mut candidates = all(&by_number);
+    let mut candidates = groups_that(&by_number);
     let is_numbered = !candidates.is_empty();
     if !is_numbered {
-        candidates = all(&by_name);
+        candidates = groups_that(&by_name);
     }
     let agreeing = candidates.into_iter().filter_map(|group| {
         let pairs = pairs([plugin, program], local, group, is_one_process)?;
@@ -218,7 +228,7 @@ fn collectives(record: &Record, group: usize) -> Vec<(usize, Pattern)> {
     let ops = record.ops.iter().enumerate();
     let of_group = ops.filter(|(_, op)| usize::from(op.group) == group && !op.is_p2p);
     of_group
-        .filter_map(|(at, op)| Some((at, as_collective(op.kind)?)))
+        .filter_map(|(position, op)| Some((position, as_collective(op.kind)?)))
         .collect()
 }
 
@@ -231,21 +241,21 @@ fn pairs(
 ) -> Option<Vec<Pair>> {
     let seen = collectives(plugin, local);
     let issued = collectives(program, group);
-    let is_whole = !plugin.wrapped() && !program.wrapped();
+    let is_complete = !plugin.wrapped() && !program.wrapped();
     // From the newest: the program may be ahead by calls that have not reached NCCL.
     let offsets = (0..=AHEAD.min(issued.len().saturating_sub(1))).filter_map(|ahead| {
         let issued = issued[..issued.len() - ahead].iter().rev();
         let pairs = agree(seen.iter().rev().zip(issued))?;
-        let is_enough = match is_whole {
+        let is_enough = match is_complete {
             true => seen.len() <= pairs.len() + PLUGIN_ONLY,
             false => pairs.len() >= ENOUGH || is_one_process && are_near([plugin, program], &pairs),
         };
         is_enough.then_some(())?;
-        let apart = |pair: &Pair| {
+        let distance_ns = |pair: &Pair| {
             let [a, b] = [plugin.ops[pair.plugin], program.ops[pair.program]];
             u128::from(a.created_ns.abs_diff(b.created_ns))
         };
-        let mean = pairs.iter().map(apart).sum::<u128>() / pairs.len() as u128;
+        let mean = pairs.iter().map(distance_ns).sum::<u128>() / pairs.len() as u128;
         Some((mean, pairs))
     });
     offsets
@@ -271,33 +281,41 @@ fn messages(shared: &Shared, plugin: &Record, local: usize, program: &Record) ->
     let (name, ranks) = desc.rsplit_once('/')?;
     let (from, to) = ranks.split_once('-')?;
     let [from, to]: [u32; 2] = [from.parse().ok()?, to.parse().ok()?];
-    let is_whole = !plugin.wrapped() && !program.wrapped();
-    let named = |local: &LocalGroup| shared.groups[local.group as usize].name == name;
-    let group = program.groups.iter().position(named).filter(|_| is_whole)?;
+    let is_complete = !plugin.wrapped() && !program.wrapped();
+    let has_name = |local: &LocalGroup| shared.groups[local.group as usize].name == name;
+    let group = program
+        .groups
+        .iter()
+        .position(has_name)
+        .filter(|_| is_complete)?;
     let group_rank = plugin.groups[local].place?.rank;
     // Rank 0 of such a communicator sends, rank 1 receives.
     let (peer, pattern) = match group_rank {
         0 => (to, Pattern::Send),
         _ => (from, Pattern::Recv),
     };
-    let of = |record: &Record, group: usize, peer: Option<u32>| -> Vec<(usize, Pattern)> {
+    let matching = |record: &Record, group: usize, peer: Option<u32>| -> Vec<(usize, Pattern)> {
         let ops = record.ops.iter().enumerate();
         let of_group = ops.filter(|(_, op)| usize::from(op.group) == group);
-        let right = |op: &Op| op.kind.pattern() == pattern && peer.is_none_or(|it| it == op.peer);
+        let is_wanted =
+            |op: &Op| op.kind.pattern() == pattern && peer.is_none_or(|peer| peer == op.peer);
         of_group
-            .filter(|(_, op)| right(op))
-            .map(|(at, _)| (at, pattern))
+            .filter(|(_, op)| is_wanted(op))
+            .map(|(position, _)| (position, pattern))
             .collect()
     };
-    let (seen, issued) = (of(plugin, local, None), of(program, group, Some(peer)));
+    let (seen, issued) = (
+        matching(plugin, local, None),
+        matching(program, group, Some(peer)),
+    );
     (seen.len() <= issued.len()).then_some(())?;
     agree(seen.iter().zip(&issued))
 }
 
-/// One call of the plug-in's record and one of the program's, each by its place and its pattern.
+/// One call of the plug-in's record and one of the program's, each by its position and its pattern.
 type CallPair<'a> = (&'a (usize, Pattern), &'a (usize, Pattern));
 
-/// The places of these calls; `None` if there are none or the known patterns of one pair differ.
+/// The positions of these calls; `None` if there are none or the known patterns of one pair differ.
 fn agree<'a>(both: impl Iterator<Item = CallPair<'a>>) -> Option<Vec<Pair>> {
     let mut pairs = Vec::new();
     for (&(plugin, seen), &(program, issued)) in both {
@@ -309,8 +327,8 @@ fn agree<'a>(both: impl Iterator<Item = CallPair<'a>>) -> Option<Vec<Pair>> {
     (!pairs.is_empty()).then_some(pairs)
 }
 
-/// The communicator under the program's name, with the program's numbers of operations; kernels and links of operations
-/// that the program did not record are left out.
+/// The communicator under the program's name of the group, with the program's record ids. Kernels and links of
+/// operations that the program did not record are left out.
 fn moved(
     communicator: Communicator,
     name: &str,

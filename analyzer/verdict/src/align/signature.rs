@@ -176,22 +176,24 @@ impl Call {
                 reduce_op: None,
             };
         }
-        let s = &self.signature;
-        let inputs = || (!s.input_sizes.is_empty()).then(|| s.input_elements());
-        let outputs = || (!s.output_sizes.is_empty()).then(|| s.output_elements());
+        let signature = &self.signature;
+        let inputs = || (!signature.input_sizes.is_empty()).then(|| signature.input_elements());
+        let outputs = || (!signature.output_sizes.is_empty()).then(|| signature.output_elements());
         let either = || inputs().or_else(outputs);
-        let in_dtype = || dtypes(&s.input_dtypes).or_else(|| dtypes(&s.output_dtypes));
-        let out_dtype = || dtypes(&s.output_dtypes).or_else(|| dtypes(&s.input_dtypes));
+        let in_dtype =
+            || dtypes(&signature.input_dtypes).or_else(|| dtypes(&signature.output_dtypes));
+        let out_dtype =
+            || dtypes(&signature.output_dtypes).or_else(|| dtypes(&signature.input_dtypes));
         let (base, dtype, size) = match self.op.pattern() {
             Pattern::AllReduce | Pattern::Reduce | Pattern::Send | Pattern::Recv => {
                 (self.op, in_dtype(), either())
             }
             // A broadcast moves bytes: types of one size may be mixed.
             Pattern::Broadcast => {
-                let bytes = if s.input_sizes.is_empty() {
-                    s.output_bytes()
+                let bytes = if signature.input_sizes.is_empty() {
+                    signature.output_bytes()
                 } else {
-                    s.input_bytes()
+                    signature.input_bytes()
                 };
                 (self.op, None, either().map(|_| bytes))
             }
@@ -216,7 +218,9 @@ impl Call {
         };
         let size = size.filter(|_| has_one_length);
         let is_by_tensor = is_several && self.op.pattern() == Pattern::AllReduce;
-        let tensors = is_by_tensor.then(|| per_tensor(&s.input_sizes)).flatten();
+        let tensors = is_by_tensor
+            .then(|| per_tensor(&signature.input_sizes))
+            .flatten();
         MatchKey {
             class: OpClass::Known(class),
             dtype,
@@ -235,10 +239,14 @@ fn describe_shapes(sizes: &[Vec<u64>], text: &mut String) {
         text.push_str(&format!(" {shape:?}"));
     }
     if sizes.len() > SHOWN {
-        let shape = |shape: &Vec<u64>| shape.iter().fold(1, |all: u64, &n| all.saturating_mul(n));
-        let all = sizes.iter().map(shape).fold(0, u64::saturating_add);
+        let elements = |shape: &Vec<u64>| {
+            shape
+                .iter()
+                .fold(1, |product: u64, &n| product.saturating_mul(n))
+        };
+        let total = sizes.iter().map(elements).fold(0, u64::saturating_add);
         text.push_str(&format!(
-            " and {} more ({all} elements)",
+            " and {} more ({total} elements)",
             sizes.len() - SHOWN
         ));
     }
@@ -257,7 +265,11 @@ fn dtypes(names: &[String]) -> Option<u64> {
 fn per_tensor(sizes: &[Vec<u64>]) -> Option<u64> {
     let elements: Vec<u64> = sizes
         .iter()
-        .map(|shape| shape.iter().fold(1, |all: u64, &n| all.saturating_mul(n)))
+        .map(|shape| {
+            shape
+                .iter()
+                .fold(1, |product: u64, &n| product.saturating_mul(n))
+        })
         .collect();
     Some(hash_of(&elements))
 }
@@ -454,8 +466,8 @@ mod tests {
         );
     }
 
-    /// The parts of an operation's signature that are compared: class, type, size with both sides and with outputs
-    /// only, and whether tensor by tensor.
+    /// The arguments by which an operation is compared, as text: class, type, size if inputs and outputs are recorded,
+    /// size if only outputs are, and whether tensor by tensor.
     fn compared(op: OpType) -> String {
         let named = |hash: Option<u64>| match hash {
             Some(hash) if hash == hash_of("Float") => "input",
@@ -479,7 +491,7 @@ mod tests {
 
     #[test]
     fn every_operation_is_compared_by_what_its_kind_fixes() {
-        let all = [
+        let expectations = [
             "all_reduce: all_reduce input Some(5) Some(20) false",
             "all_reduce_coalesced: all_reduce_coalesced input Some(5) Some(20) true",
             "all_reduce_sparse: all_reduce_sparse input None None false",
@@ -513,7 +525,7 @@ mod tests {
             "wait_signal: wait_signal - None None false",
             "other: by name - None None false",
         ];
-        for expected in all {
+        for expected in expectations {
             let name = expected.split(':').next().unwrap();
             assert_eq!(compared(OpType::from_name(name).unwrap()), expected);
         }

@@ -1,4 +1,4 @@
-//! Work on many records or groups at the same time.
+//! Shares work on many records or groups among threads of the caller.
 //!
 //! Judgement starts no thread. A caller that has some lends them as [`Workers`]; the report is the same without.
 
@@ -16,35 +16,35 @@ pub trait Workers: Debug + Send + Sync {
     fn each(&self, parts: usize, part: &(dyn Fn(usize) + Sync));
 }
 
-/// Fewer records or groups are not worth other threads.
+/// Fewer records or groups than this are not shared among threads: it would not pay.
 const LEAST: usize = 64;
 /// Each thread gets this many parts on average, since some groups have far more operations than others.
 const PARTS: usize = 16;
 
-/// The results of `of` for each number below `count`, in order.
+/// The results of `compute` for each number below `count`, in order.
 pub(crate) fn map<T: Send>(
     workers: Option<&dyn Workers>,
     count: usize,
-    of: impl Fn(usize) -> T + Sync,
+    compute: impl Fn(usize) -> T + Sync,
 ) -> Vec<T> {
     let Some(workers) = workers.filter(|workers| count >= LEAST && workers.threads() > 1) else {
-        return (0..count).map(of).collect();
+        return (0..count).map(compute).collect();
     };
     let parts = (workers.threads() * PARTS).min(count);
     let range = |part: usize| -> Range<usize> { count * part / parts..count * (part + 1) / parts };
     let done: Vec<Mutex<Option<Vec<T>>>> = (0..parts).map(|_| Mutex::default()).collect();
     workers.each(parts, &|part| {
-        let results = range(part).map(&of).collect();
+        let results = range(part).map(&compute).collect();
         *done[part].lock().unwrap_or_else(PoisonError::into_inner) = Some(results);
     });
-    let mut all = Vec::with_capacity(count);
+    let mut ordered = Vec::with_capacity(count);
     for (part, done) in done.into_iter().enumerate() {
         match done.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(results) => all.extend(results),
-            None => all.extend(range(part).map(&of)),
+            Some(results) => ordered.extend(results),
+            None => ordered.extend(range(part).map(&compute)),
         }
     }
-    all
+    ordered
 }
 
 #[cfg(test)]
@@ -68,9 +68,9 @@ mod tests {
     #[test]
     fn results_are_in_order_whoever_computes_them() {
         for count in [0, 1, LEAST - 1, LEAST, 1000] {
-            let alone: Vec<usize> = (0..count).map(|at| at * at).collect();
-            assert_eq!(map(None, count, |at| at * at), alone);
-            assert_eq!(map(Some(&Backwards), count, |at| at * at), alone);
+            let alone: Vec<usize> = (0..count).map(|n| n * n).collect();
+            assert_eq!(map(None, count, |n| n * n), alone);
+            assert_eq!(map(Some(&Backwards), count, |n| n * n), alone);
         }
     }
 }

@@ -45,7 +45,7 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
         for &&(record, _) in &lanes {
             for (one, _) in pending(ctx, record) {
                 if one.group == group
-                    && let PendingKind::Collective { seq } = one.what
+                    && let PendingKind::Collective { seq } = one.kind
                 {
                     in_flight.push(seq);
                     let created = aligned.created_ns(record, aligned.op(record, one.position));
@@ -128,7 +128,7 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     for record in 0..aligned.records.len() {
         for (one, overdue) in pending(ctx, record) {
             let created = aligned.created_ns(record, aligned.op(record, one.position));
-            match one.what {
+            match one.kind {
                 PendingKind::Collective { seq } => {
                     let known = instances.entry((one.group, seq));
                     let (since, is_overdue) = known.or_insert((created, overdue));

@@ -215,7 +215,7 @@ impl Context<'_> {
         let op = self.aligned.op(record, position);
         let group = self.aligned.lanes[record][usize::from(op.group)].group;
         let mut unfinished = self.graph.pending[record].iter();
-        unfinished.any(|one| match &one.what {
+        unfinished.any(|one| match &one.kind {
             PendingKind::Batch { halves } => halves.iter().any(|half| half.position == position),
             PendingKind::Collective { seq } => {
                 one.group == group && one.position <= position && op.seq <= *seq

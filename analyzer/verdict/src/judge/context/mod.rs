@@ -136,7 +136,7 @@ impl Context<'_> {
 
     /// The messages of a batch; empty for a collective.
     pub(crate) fn halves(&self, record: RecordIx, pending: usize) -> &[Half] {
-        match &self.graph.pending[record][pending].what {
+        match &self.graph.pending[record][pending].kind {
             PendingKind::Batch { halves } => halves,
             PendingKind::Collective { .. } => &[],
         }

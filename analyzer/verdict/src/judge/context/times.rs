@@ -154,7 +154,7 @@ impl Context<'_> {
             .enumerate()
             .any(|(record, pending)| {
                 pending.iter().enumerate().any(|(at, one)| {
-                    let fresh = match one.what {
+                    let fresh = match one.kind {
                         PendingKind::Collective { seq } => is_fresh(one.group, seq),
                         _ => false,
                     };
@@ -184,7 +184,7 @@ impl Context<'_> {
             let record = self.aligned.record_in(group, self.rank(node))?;
             let pending = self.graph.pending[record].iter().find(|one| {
                 one.group == group
-                    && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
+                    && matches!(one.kind, PendingKind::Collective { seq: s } if s == seq)
             })?;
             Some((record, pending.position))
         })

@@ -57,7 +57,7 @@ impl WaitGraph {
 
     /// Whether `one`, the unfinished operation number `at` of a record, is the operation of the place.
     fn is_at(&self, place: usize, record: RecordIx, at: usize, one: &Pending) -> bool {
-        match (&self.places[place], &one.what) {
+        match (&self.places[place], &one.kind) {
             (Place::Collective { group, seq }, PendingKind::Collective { seq: pending }) => {
                 one.group == *group && pending == seq
             }

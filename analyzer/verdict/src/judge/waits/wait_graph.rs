@@ -2,9 +2,9 @@
 //!
 //! The graph has two kinds of nodes: ranks, and the operations that they are in ([`Place`]: a collective of a group, or
 //! a batch of messages of one rank). A rank points to every place where it has arrived and that has not completed; a
-//! place points to every rank that has not arrived there. A rank in an access to a window points to its peer. From a waiting rank, the edges lead to the cause: a rank that
-//! waits for nothing, a place where all have arrived and none finishes, or a cycle. These are the *sinks* of the graph
-//! of strongly connected components.
+//! place points to every rank that has not arrived there. A rank in an access to a window points to its peer. From a
+//! waiting rank, the edges lead to the cause: a rank that waits for nothing, a place where all have arrived and none
+//! finishes, or a cycle. These are the *sinks* of the graph of strongly connected components.
 //!
 //! *Arrived* is not *issued*: a program that runs ahead of its device issues operations that the device has not
 //! reached. If the records show starts, an operation that has started has arrived. Otherwise, on devices, a rank has
@@ -119,7 +119,7 @@ impl WaitGraph {
             let mut pending = pending_of(aligned, messages, record);
             pending.retain(|one| {
                 // A program that ended in order did not wait for a message that it had left open.
-                let is_message = matches!(one.what, PendingKind::Batch { .. });
+                let is_message = matches!(one.kind, PendingKind::Batch { .. });
                 let op = aligned.op(record, one.position);
                 let failed = op.state == EntryState::Failed;
                 // Nor does one wait that has caught the error of an operation.
@@ -245,7 +245,7 @@ impl WaitGraph {
                 unfinished.any(|(one, &overdue)| {
                     overdue
                         && one.group == group
-                        && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
+                        && matches!(one.kind, PendingKind::Collective { seq: s } if s == seq)
                 })
             }),
         }
@@ -264,7 +264,7 @@ impl WaitGraph {
     /// How far a rank is in a collective; `None` unless the collective is unfinished in this record.
     pub(crate) fn arrival(&self, record: RecordIx, group: GroupIx, seq: u32) -> Option<Arrival> {
         let found = self.pending[record].iter().find(|one| {
-            one.group == group && matches!(one.what, PendingKind::Collective { seq: s } if s == seq)
+            one.group == group && matches!(one.kind, PendingKind::Collective { seq: s } if s == seq)
         });
         found.map(|one| one.arrival)
     }
@@ -357,7 +357,7 @@ impl WaitGraph {
             if one.arrival != Arrival::Arrived || one.held_open {
                 continue;
             }
-            let place = match one.what {
+            let place = match one.kind {
                 PendingKind::Collective { seq } => {
                     let group = one.group;
                     match self.by_collective.get(&(group, seq)) {
@@ -426,7 +426,7 @@ impl WaitGraph {
         record: RecordIx,
         batch: &Pending,
     ) -> Vec<(Node, Missing)> {
-        let PendingKind::Batch { halves } = &batch.what else {
+        let PendingKind::Batch { halves } = &batch.kind else {
             return Vec::new();
         };
         let mut missing: BTreeMap<Node, Missing> = BTreeMap::new();
@@ -482,7 +482,7 @@ impl WaitGraph {
             Counterpart::Lost => Vec::new(),
             Counterpart::Posted(other) => {
                 let held = self.pending[there].iter().find(
-                    |one| matches!(&one.what, PendingKind::Batch { halves } if halves.contains(&other)),
+                    |one| matches!(&one.kind, PendingKind::Batch { halves } if halves.contains(&other)),
                 );
                 match held.map(|one| one.arrival) {
                     None | Some(Arrival::Arrived) => Vec::new(),

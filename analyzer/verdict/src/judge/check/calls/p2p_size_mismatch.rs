@@ -38,7 +38,7 @@ impl Check for P2pSizeMismatch {
             else {
                 continue;
             };
-            let PendingKind::Batch { halves } = &ctx.graph.pending[record][pending].what else {
+            let PendingKind::Batch { halves } = &ctx.graph.pending[record][pending].kind else {
                 continue;
             };
             for &half in halves {

@@ -23,7 +23,7 @@ fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opti
     let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
     let lanes = &ctx.aligned.lanes[record];
     let whole = &ctx.aligned.records[record];
-    let also = whole.also.iter().map(|(_, op)| op);
+    let also = whole.unaligned.iter().map(|(_, op)| op);
     let waits = whole.ops.iter().chain(also).filter_map(|op| {
         let group = lanes.get(usize::from(op.group))?.group;
         let other = timed_out != Some((group, op.seq, op.is_p2p));
@@ -145,8 +145,9 @@ fn rank_of(ctx: &Context<'_>, one: &Recorded<'_>) -> Rank {
     ctx.aligned.records[one.record].rank
 }
 
-/// Whether a rank whose time-out belongs to no operation already waited when the witness gave up: its time-out then came
-/// at most one limit later. The limit of such a wait is not recorded; that of the rank's newest operation is as long.
+/// Whether a rank whose time-out belongs to no operation already waited when the witness gave up: then its own time-out
+/// came less than one limit later. The limit of such a wait is not recorded; it is as long as that of the rank's newest
+/// operation.
 fn waited_too(ctx: &Context<'_>, witness: &Recorded<'_>, other: &Recorded<'_>) -> bool {
     let newest = ctx.aligned.records[other.record].ops.last();
     let limit_ms = newest.map_or(0, |op| ctx.aligned.shared.calls.get(op.call).timeout_ms);

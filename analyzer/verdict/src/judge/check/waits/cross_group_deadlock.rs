@@ -199,7 +199,7 @@ fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> 
     let pending = &ctx.graph.pending[record];
     pending
         .iter()
-        .position(|pending| match (&pending.what, &ctx.graph.places[place]) {
+        .position(|pending| match (&pending.kind, &ctx.graph.places[place]) {
             (PendingKind::Collective { seq }, Place::Collective { group, seq: at }) => {
                 pending.group == *group && seq == at
             }

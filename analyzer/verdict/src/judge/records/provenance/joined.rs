@@ -1,8 +1,8 @@
-//! Joins what several records of one process hold: of a dump that was written at a fault and a ring that was read later,
-//! each may have what the other lacks.
+//! Joins what several records of one process hold: a dump that was written at a fault and a ring that was read later may
+//! each have what the other lacks.
 //!
-//! One of them counts. The other gives it its failures, its links to peers, and the operations that were pending then
-//! and that the first no longer holds.
+//! One of them is kept. It gets from the other the failures, the links to peers, and those operations that were pending
+//! there and that the kept one no longer holds.
 
 use crate::align::record::{Op, Record};
 use rcomm_recorder::model::{Failure, LinkEnd, OpType, PeerLink};
@@ -89,7 +89,7 @@ fn join_operations(kept: &mut Record, other: &Record) -> bool {
     let last = kept.ops.last().map(|op| kept.record_id(op));
     let holds = |id: u64| {
         let range = kept.first_id..=last.unwrap_or(0);
-        range.contains(&id) || kept.also.iter().any(|(known, _)| *known == id)
+        range.contains(&id) || kept.unaligned.iter().any(|(known, _)| *known == id)
     };
     // One process numbers its groups once.
     let group_of = |op: &Op| {
@@ -107,6 +107,6 @@ fn join_operations(kept: &mut Record, other: &Record) -> bool {
         })
         .collect();
     let any = !lost.is_empty();
-    kept.also.extend(lost);
+    kept.unaligned.extend(lost);
     any
 }

@@ -29,38 +29,38 @@ pub struct Link {
 /// Each rank appears at one level only: its shortest distance from a root.
 pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
     let mut waiting_on: HashMap<Rank, Vec<usize>> = HashMap::new();
-    for (at, wait) in report.waits.iter().enumerate() {
+    for (index, wait) in report.waits.iter().enumerate() {
         for &rank in &wait.on {
-            waiting_on.entry(rank).or_default().push(at);
+            waiting_on.entry(rank).or_default().push(index);
         }
     }
     let mut seen: HashSet<Rank> = roots.iter().copied().collect();
-    let mut front: Vec<Rank> = roots.to_vec();
+    let mut frontier: Vec<Rank> = roots.to_vec();
     let mut links = Vec::new();
     for level in 1.. {
-        let hits: BTreeSet<usize> = front
+        let next: BTreeSet<usize> = frontier
             .iter()
             .filter_map(|rank| waiting_on.get(rank))
             .flatten()
             .copied()
-            .filter(|&at| !seen.contains(&report.waits[at].rank))
+            .filter(|&index| !seen.contains(&report.waits[index].rank))
             .collect();
-        if hits.is_empty() {
+        if next.is_empty() {
             break;
         }
         let mut by_place: BTreeMap<(&str, &str, SeqKind), Vec<&Wait>> = BTreeMap::new();
-        for wait in hits.iter().map(|&at| &report.waits[at]) {
+        for wait in next.iter().map(|&index| &report.waits[index]) {
             by_place
                 .entry((&wait.group.desc, &wait.op, wait.seq_kind))
                 .or_default()
                 .push(wait);
         }
-        front.clear();
+        frontier.clear();
         for ((_, op, seq_kind), waits) in by_place {
             let ranks: BTreeSet<Rank> = waits.iter().map(|wait| wait.rank).collect();
             let groups: BTreeSet<&GroupRef> = waits.iter().map(|wait| &wait.group).collect();
             let seqs = || waits.iter().map(|wait| wait.seq);
-            front.extend(&ranks);
+            frontier.extend(&ranks);
             links.push(Link {
                 level,
                 groups: groups.into_iter().cloned().collect(),
@@ -70,7 +70,7 @@ pub fn chain(report: &Report, roots: &[Rank]) -> Vec<Link> {
                 ranks: ranks.into_iter().collect(),
             });
         }
-        seen.extend(&front);
+        seen.extend(&frontier);
     }
     links
 }

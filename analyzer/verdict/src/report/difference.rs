@@ -20,7 +20,7 @@ pub struct Difference {
     pub remaining: Vec<Finding>,
     /// Errors and warnings of the first report that the second one lacks.
     pub gone: Vec<Finding>,
-    /// Groups of both reports, in the order of the second; groups that only the first one has come last.
+    /// Groups of either report: those of the second, in its order, then those that only the first has.
     pub groups: Vec<GroupChange>,
     /// Ranks whose record only the first report read.
     pub ranks_lost: Vec<Rank>,
@@ -30,7 +30,7 @@ pub struct Difference {
     pub ranks_unmoved: Vec<Rank>,
 }
 
-/// One group in both reports.
+/// One group before and after.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupChange {
     /// The group.
@@ -59,8 +59,9 @@ impl Difference {
     /// Compares two reports.
     pub fn between(before: &Report, after: &Report) -> Self {
         let above_note = |report: &Report| -> Vec<Finding> {
-            let all = report.findings.iter();
-            all.filter(|finding| finding.severity != Severity::Note)
+            let findings = report.findings.iter();
+            findings
+                .filter(|finding| finding.severity != Severity::Note)
                 .cloned()
                 .collect()
         };
@@ -77,9 +78,9 @@ impl Difference {
             read.map(|rank| rank.rank).collect()
         };
         let (read_before, read_after) = (read(before), read(after));
-        let only = |these: &[Rank], those: &[Rank]| -> Vec<Rank> {
-            let only = these.iter().filter(|rank| !those.contains(rank));
-            only.copied().collect()
+        let lacking_in = |others: &[Rank], ranks: &[Rank]| -> Vec<Rank> {
+            let lacking = ranks.iter().filter(|rank| !others.contains(rank));
+            lacking.copied().collect()
         };
         Self {
             schema: Self::SCHEMA,
@@ -88,16 +89,20 @@ impl Difference {
             remaining,
             gone,
             groups: compare_groups(before, after),
-            ranks_lost: only(&read_before, &read_after),
-            ranks_gained: only(&read_after, &read_before),
+            ranks_lost: lacking_in(&read_after, &read_before),
+            ranks_gained: lacking_in(&read_before, &read_after),
             ranks_unmoved: unmoved(before, after),
         }
     }
 }
 
-fn is_same(one: &Finding, other: &Finding) -> bool {
-    (one.code, &one.group, one.seq, &one.culprit_ranks)
-        == (other.code, &other.group, other.seq, &other.culprit_ranks)
+fn is_same(finding: &Finding, other: &Finding) -> bool {
+    (
+        finding.code,
+        &finding.group,
+        finding.seq,
+        &finding.culprit_ranks,
+    ) == (other.code, &other.group, other.seq, &other.culprit_ranks)
 }
 
 fn compare_groups(before: &Report, after: &Report) -> Vec<GroupChange> {

@@ -54,8 +54,8 @@ impl Report {
     /// Name and version of the JSON form.
     pub const SCHEMA: &'static str = "rcomm.report/1";
 
-    /// The report with its findings as they read `later_ms` later if nothing but the time has changed: those whose age
-    /// grows state the age of then. The other sections stay as of the judgment.
+    /// A copy of this report as it would read `later_ms` milliseconds later if nothing but the time had changed:
+    /// findings with an age that grows state the age at that time. The other sections are unchanged.
     #[must_use]
     pub fn after(&self, later_ms: f64) -> Self {
         let mut later = self.clone();
@@ -65,7 +65,10 @@ impl Report {
             };
             finding.sentence = finding.sentence_after(later_ms).into_owned();
             finding.age_ms = Some(age_ms + later_ms);
-            let since = finding.since.as_mut().filter(|it| it.until == Until::Now);
+            let since = finding
+                .since
+                .as_mut()
+                .filter(|since| since.until == Until::Now);
             if let Some(since) = since {
                 since.age_ms = since.age_ms.map(|age_ms| age_ms + later_ms);
             }
@@ -75,11 +78,14 @@ impl Report {
 
     /// The share of the job's time that is lost to the ranks that W220 names, 0..1; 0 if it names none.
     pub fn straggler_share(&self) -> f64 {
-        let late = |rank: &Rank| {
+        let is_straggler = |rank: &Rank| {
             let mut named = self.findings.iter().filter(|f| f.code == Code::W220);
             named.any(|finding| finding.culprit_ranks.contains(rank))
         };
-        let ranks = self.ranks.iter().filter(|report| late(&report.rank));
+        let ranks = self
+            .ranks
+            .iter()
+            .filter(|report| is_straggler(&report.rank));
         ranks
             .filter_map(|report| report.lag_share)
             // The sum of no numbers is -0.0.
@@ -87,8 +93,8 @@ impl Report {
             .min(1.0)
     }
 
-    /// The finding to show first: the first error or warning. `None` if there is none, or if the verdict is that the
-    /// job ended, was cancelled or is inconclusive after its end: then how it ended comes first.
+    /// The finding to show first: the first error or warning. `None` if there is none, or if the job is over and the
+    /// verdict is `ended`, `cancelled` or `inconclusive`: then a view shows first how it ended.
     pub fn lead(&self) -> Option<&Finding> {
         use Verdict::{Cancelled, Ended, Inconclusive};
         let over = self.end.is_some() && matches!(self.verdict, Ended | Cancelled | Inconclusive);
@@ -96,7 +102,8 @@ impl Report {
         findings.find(|finding| finding.severity != Severity::Note && !over)
     }
 
-    /// What is known of a running job whose ranks have stopped communicating, with nothing pending; `None` for others.
+    /// The sentence of the note N305 of a running job that is inconclusive: ranks have stopped communicating with
+    /// nothing pending, or one failed that no other waits for yet. `None` for other jobs.
     pub fn silence(&self) -> Option<&str> {
         let mut problems = self.problems.iter();
         let is_silent = self.verdict == Verdict::Inconclusive && self.end.is_none();
@@ -107,9 +114,9 @@ impl Report {
     /// The exit code of a program that made this report. 0: healthy or running, or ended or cancelled with nothing
     /// wrong before. 1: at least one error or warning, or a crash. 2: inconclusive.
     pub fn exit_code(&self) -> u8 {
-        let blamed = self.findings.iter().any(|f| f.severity != Severity::Note);
+        let has_problem = self.findings.iter().any(|f| f.severity != Severity::Note);
         match self.verdict {
-            _ if blamed => 1,
+            _ if has_problem => 1,
             Verdict::Healthy | Verdict::Running | Verdict::Ended | Verdict::Cancelled => 0,
             Verdict::Stuck | Verdict::Mismatch | Verdict::Slow | Verdict::Crashed => 1,
             Verdict::Inconclusive => 2,
@@ -125,7 +132,7 @@ pub enum Verdict {
     Healthy,
     /// The job runs: work is pending, none of it is overdue.
     Running,
-    /// Ranks wait for operations that will never be issued or finish.
+    /// An operation does not end, and ranks wait in it.
     Stuck,
     /// Ranks issued calls that do not fit together.
     Mismatch,
@@ -272,7 +279,7 @@ pub struct LogInput {
     pub other_attempts: u64,
     /// The number of facts beyond the limit, recognized but not used.
     pub left_out: u64,
-    /// The number of ranks that a line names or that logged one.
+    /// The number of ranks that logged a line, or that a line names.
     pub ranks: usize,
 }
 
@@ -426,7 +433,7 @@ impl StackNode {
                         && node.filename == frame.filename
                         && node.line == frame.line
                 });
-                let at = known.unwrap_or_else(|| {
+                let index = known.unwrap_or_else(|| {
                     level.push(Self {
                         name: frame.name.clone(),
                         filename: frame.filename.clone(),
@@ -436,8 +443,8 @@ impl StackNode {
                     });
                     level.len() - 1
                 });
-                level[at].ranks.extend(&ranks);
-                level = &mut level[at].children;
+                level[index].ranks.extend(&ranks);
+                level = &mut level[index].children;
             }
         }
         sort_stacks(&mut roots);

@@ -51,7 +51,7 @@ pub struct Subject<'a> {
     pub text: &'a str,
 }
 
-/// Why a filter could not be read.
+/// Why a filter could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason} in `{term}` (column {column})")]
 pub struct FilterError {
@@ -124,7 +124,7 @@ impl Filter {
             })?);
         }
         Ok(Self {
-            text: written(text).to_owned(),
+            text: trim_outer_blanks(text).to_owned(),
             terms,
         })
     }
@@ -200,7 +200,7 @@ fn any_part(words: &[String], text: &str) -> bool {
 }
 
 /// The text without leading and trailing blanks. Blanks after an open quote belong to the term and stay.
-fn written(text: &str) -> &str {
+fn trim_outer_blanks(text: &str) -> &str {
     let text = text.trim_start();
     let is_open = text.matches('"').count() % 2 == 1;
     if is_open { text } else { text.trim_end() }
@@ -210,7 +210,7 @@ fn written(text: &str) -> &str {
 fn split_terms(text: &str) -> Vec<(usize, String)> {
     let mut terms = Vec::new();
     let (mut term, mut start, mut quoted) = (String::new(), 1, false);
-    for (at, c) in text.chars().enumerate() {
+    for (index, c) in text.chars().enumerate() {
         if c == '"' {
             quoted = !quoted;
         } else if c.is_whitespace() && !quoted {
@@ -219,7 +219,7 @@ fn split_terms(text: &str) -> Vec<(usize, String)> {
             }
         } else {
             if term.is_empty() {
-                start = at + 1;
+                start = index + 1;
             }
             term.push(c);
         }
@@ -238,11 +238,11 @@ fn parse_term(term: &str) -> Result<Term, String> {
     if body.is_empty() {
         return Err("a term is missing after `!`".into());
     }
-    let Some(at) = body.find([':', '>', '<']) else {
+    let Some(index) = body.find([':', '>', '<']) else {
         let test = Test::Word(body.to_ascii_lowercase());
         return Ok(Term { wanted, test });
     };
-    let (key, rest) = body.split_at(at);
+    let (key, rest) = body.split_at(index);
     let (sign, value) = rest.split_at(1);
     if value.is_empty() {
         return Err(format!("a value is missing after `{key}{sign}`"));
@@ -343,9 +343,9 @@ fn parse_bytes(text: &str) -> Result<f64, String> {
     let lower = text.to_ascii_lowercase();
     let lower = lower.trim_end_matches("ib").trim_end_matches('b');
     let (number, factor) = match lower.char_indices().last() {
-        Some((at, 'k')) => (&lower[..at], 1024.0),
-        Some((at, 'm')) => (&lower[..at], 1024.0 * 1024.0),
-        Some((at, 'g')) => (&lower[..at], 1024.0 * 1024.0 * 1024.0),
+        Some((index, 'k')) => (&lower[..index], 1024.0),
+        Some((index, 'm')) => (&lower[..index], 1024.0 * 1024.0),
+        Some((index, 'g')) => (&lower[..index], 1024.0 * 1024.0 * 1024.0),
         _ => (lower, 1.0),
     };
     number

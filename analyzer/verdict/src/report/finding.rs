@@ -272,7 +272,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl Finding {
-    /// Asks in [`next`](Self::next) for the stack of the one rank that it names.
+    /// The words in [`next`](Self::next) that ask for the stack of the one rank that `next` names.
     pub const TAKE_STACK: &str = "take its stack";
 
     /// A finding with only these facts, confidence 1 and number 0; a report numbers its findings.
@@ -345,16 +345,16 @@ impl Finding {
             return Cow::Borrowed(&self.sentence);
         };
         let (then, now) = (format_time(age_ms), format_time(age_ms + later_ms));
-        let whole_word = |&(at, _): &(usize, &str)| {
-            let before = self.sentence[..at].chars().next_back();
-            let after = self.sentence[at + then.len()..].chars().next();
+        let is_whole_word = |&(start, _): &(usize, &str)| {
+            let before = self.sentence[..start].chars().next_back();
+            let after = self.sentence[start + then.len()..].chars().next();
             !before.is_some_and(|c| c.is_ascii_alphanumeric() || c == '.')
                 && !after.is_some_and(char::is_alphanumeric)
         };
-        match self.sentence.match_indices(&then).find(whole_word) {
-            Some((at, _)) => {
-                let after = &self.sentence[at + then.len()..];
-                Cow::Owned(format!("{}{now}{after}", &self.sentence[..at]))
+        match self.sentence.match_indices(&then).find(is_whole_word) {
+            Some((start, _)) => {
+                let after = &self.sentence[start + then.len()..];
+                Cow::Owned(format!("{}{now}{after}", &self.sentence[..start]))
             }
             None => Cow::Borrowed(&self.sentence),
         }

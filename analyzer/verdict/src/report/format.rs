@@ -20,14 +20,16 @@ pub fn group_label(group: &GroupRef) -> String {
 
 /// One label for several groups, like `tp_0..127` or `tp_0,1,3`.
 ///
-/// Labels that differ only in their last number are shown with the spans of that number: three spans and a count of the
-/// rest. Labels without a common stem are shown as the first one and a count.
+/// Labels that differ only in their last number are shown with the spans of that number: at most three, then a count of
+/// the rest. Of other labels, the first is shown, and the number of the rest: `dp +2`.
 pub fn group_labels(labels: &[String]) -> String {
     const SPANS: usize = 3;
     let split = |label: &str| -> Option<(String, u64)> {
-        let digits = label.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| {
-            at + label[at..].chars().next().map_or(1, char::len_utf8)
-        });
+        let digits = label
+            .rfind(|c: char| !c.is_ascii_digit())
+            .map_or(0, |last| {
+                last + label[last..].chars().next().map_or(1, char::len_utf8)
+            });
         let number = label[digits..].parse().ok()?;
         Some((label[..digits].to_owned(), number))
     };
@@ -55,15 +57,15 @@ pub fn rank_set(ranks: &[Rank], max_spans: usize) -> String {
     spans(ranks, "-", max_spans)
 }
 
-fn spans<N: Copy + Display + Into<u64>>(numbers: &[N], to: &str, most: usize) -> String {
+fn spans<N: Copy + Display + Into<u64>>(numbers: &[N], to: &str, max_spans: usize) -> String {
     let mut text = String::new();
     let mut left = numbers.len();
-    for (at, run) in consecutive_runs(numbers).enumerate() {
-        if at == most {
+    for (index, run) in consecutive_runs(numbers).enumerate() {
+        if index == max_spans {
             let _ = write!(text, ",+{left}");
             break;
         }
-        if at > 0 {
+        if index > 0 {
             text.push(',');
         }
         match run {
@@ -173,8 +175,8 @@ pub fn count(n: u64, noun: &str) -> String {
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -220,7 +222,7 @@ pub fn format_place(frame: &FrameRef) -> String {
     }
 }
 
-/// A lateness given in ms: as [`format_time`], with one decimal below 10 ms.
+/// A lateness given in ms as text: like [`format_time`], but with one decimal below 10 ms.
 pub fn format_lateness(ms: f64) -> String {
     if ms < 0.05 {
         "less than 0.1 ms".to_owned()

@@ -88,7 +88,7 @@ struct Line<'a> {
     read: bool,
     /// The lowest collective number of this group in the record; older ones are lost.
     first: Option<u64>,
-    /// Whether the record begins with the rank's first operation, so nothing was lost.
+    /// Whether the record begins with the rank's first operation: then the ring has dropped none.
     complete: bool,
     entries: HashMap<u64, (&'a Entry, &'a str)>,
 }
@@ -132,7 +132,7 @@ pub fn matrix<'a>(
     let seqs: Vec<u64> = (start..=newest).collect();
     let ops: Vec<&str> = seqs.iter().map(|seq| majority(&lines, *seq)).collect();
     let mut out: Vec<Row> = Vec::new();
-    let mut place: HashMap<Vec<Cell>, usize> = HashMap::new();
+    let mut row_of: HashMap<Vec<Cell>, usize> = HashMap::new();
     for line in lines.values() {
         let cells: Vec<Cell> = seqs
             .iter()
@@ -140,11 +140,11 @@ pub fn matrix<'a>(
             .map(|(&seq, op)| line.cell(seq, op))
             .collect();
         let since = line.pending_since();
-        let at = match rows {
-            Rows::Folded => *place.entry(cells.clone()).or_insert(out.len()),
+        let index = match rows {
+            Rows::Folded => *row_of.entry(cells.clone()).or_insert(out.len()),
             Rows::Each => out.len(),
         };
-        match out.get_mut(at) {
+        match out.get_mut(index) {
             Some(row) => {
                 row.ranks.push(line.rank);
                 row.pending_since_ns = match (row.pending_since_ns, since) {
@@ -198,16 +198,16 @@ impl<'a> Line<'a> {
                 .is_some_and(|e| e.record_id <= first_id),
             entries: HashMap::new(),
         };
-        let collective = |e: &&Entry| {
+        let is_collective = |e: &&Entry| {
             e.group == index && !e.is_p2p && !e.op.is_p2p() && e.op != OpType::Coalesced
         };
         line.first = dump
             .entries
             .iter()
-            .find(collective)
+            .find(is_collective)
             .map(|e| e.collective_seq_id);
         let mut newest: Option<u64> = None;
-        for entry in dump.entries.iter().rev().filter(collective) {
+        for entry in dump.entries.iter().rev().filter(is_collective) {
             let newest = *newest.get_or_insert(entry.collective_seq_id);
             if entry.collective_seq_id + columns <= newest {
                 break;

@@ -25,13 +25,13 @@ pub struct GroupRef {
     pub ranks: Arc<[Rank]>,
 }
 
-/// The place in the source where a rank was.
+/// A place in the source where a rank is or was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameRef {
     /// Global rank.
     pub rank: Rank,
-    /// `last_seen` (its last recorded call), `waiting` (the call it is in), `there` (the call that differs from the
-    /// others'), `now` (a stack taken live) or `native` (that stack below Python).
+    /// What the rank did there: `last_seen` (its last recorded call), `waiting` (the call that it is in), `there` (the
+    /// call that differs from the others'), `now` (by a stack taken live) or `native` (by that stack, below Python).
     pub when: String,
     /// Name of the function.
     pub name: String,

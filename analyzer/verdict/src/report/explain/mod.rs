@@ -100,8 +100,8 @@ mod tests {
 
     #[test]
     fn no_two_codes_share_an_explanation() {
-        for (at, &code) in Code::ALL.iter().enumerate() {
-            for &other in &Code::ALL[at + 1..] {
+        for (index, &code) in Code::ALL.iter().enumerate() {
+            for &other in &Code::ALL[index + 1..] {
                 assert_ne!(explain(code).meaning, explain(other).meaning);
             }
         }

@@ -37,8 +37,8 @@ pub(super) const N301: Prose = Prose {
 
 pub(super) const N302: Prose = Prose {
     meaning: "The ring had already overwritten what the question needs, or a log, without records, does not \
-             hold it. Having fallen off the ring is not the same as never having happened, so the analysis \
-             reports that it does not know and accuses no rank on that ground.",
+             hold it. An operation that a ring no longer holds may have been issued all the same, so the analysis \
+             reports that it does not know, and accuses no rank on that ground.",
     causes: &[
         "a small ring with many operations per step",
         "the dump was taken long after the fault, while other groups went on",

@@ -92,8 +92,7 @@ pub(super) const E140: Prose = Prose {
 
 pub(super) const E150: Prose = Prose {
     meaning: "The rank recorded an error itself, or was killed, or its process is gone while its ring was \
-             left behind. What its peers wait for it will not do any more; their waits are listed as \
-             consequences.",
+             left behind. The rank will not do what its peers wait for; their waits are listed as consequences.",
     causes: &[
         "an exception in the program, often in a part that does not communicate at all",
         "the kernel's OOM killer, a job limit, a preempted node",

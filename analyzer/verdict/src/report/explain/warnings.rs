@@ -104,9 +104,9 @@ pub(super) const W250: Prose = Prose {
 
 pub(super) const W260: Prose = Prose {
     meaning: "A finding rests on the order of two times on different hosts, and they are closer together than the \
-             error with which the difference of the clocks is estimated from the collectives, or that cannot be \
-             estimated. Everything that orders events of different hosts by time is less certain; verdicts that rest \
-             on sequence numbers are not affected.",
+             error of the difference of the clocks, which is estimated from the collectives, or that difference cannot \
+             be estimated. Everything that orders events of different hosts by time is less certain; verdicts that \
+             rest on sequence numbers are not affected.",
     causes: &[
         "time synchronization is off, or not yet settled after boot",
         "a virtual machine that was suspended or migrated",

@@ -113,12 +113,12 @@ impl Analysis {
     /// Removes the records and problems of a file or source; for an archive, those of its members. The number of files
     /// read stays the same.
     pub fn forget(&mut self, path: &str) {
-        let is_of_it = |other: &str| {
+        let belongs = |other: &str| {
             let rest = other.strip_prefix(path);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
         };
-        self.records.retain(|record| !is_of_it(&record.path));
-        self.problems.retain(|problem| !is_of_it(&problem.path));
+        self.records.retain(|record| !belongs(&record.path));
+        self.problems.retain(|problem| !belongs(&problem.path));
     }
 
     /// Judges the dumps added so far; more can be added afterward.
@@ -166,7 +166,7 @@ fn judge(
     aborted::reopen(shared, &mut records);
     let (mut records, in_step) = provenance::select(shared, records, policy, &mut aside);
     let left_aside = aside.ranks();
-    // What follows changes no record of this kind.
+    // The corrections below change no record for which this holds.
     let in_step = in_step.filter(|_| records.iter().all(Record::aligns_once));
     problems.extend(aside.into_problems());
     let devices = devices::split(shared, &mut records, &mut problems);
@@ -181,10 +181,10 @@ fn judge(
         None => policy.clone(),
     };
     let selected = count_ops(&records);
-    let is_seen_at_work = policy.snapshot_of_rings
+    let shows_running_job = policy.snapshot_of_rings
         && records.iter().all(Record::is_ring)
         && records.iter().any(Record::lives);
-    let snapshot = policy.snapshot || is_seen_at_work;
+    let snapshot = policy.snapshot || shows_running_job;
     let policy = &Policy {
         snapshot,
         ..policy.clone()
@@ -229,7 +229,7 @@ fn judge(
         left_aside,
         unkept,
         open_by_status,
-        lacks_input: problems.iter().any(|it| it.code == Code::N301),
+        lacks_input: problems.iter().any(|problem| problem.code == Code::N301),
         life: &life,
         aligned: &aligned,
         messages: &messages,

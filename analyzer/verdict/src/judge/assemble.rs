@@ -50,11 +50,11 @@ pub(crate) fn report(
     let root = drafts
         .iter()
         .position(|(draft, _)| draft.is_root && draft.code.severity() == Severity::Error)
-        .map(|at| at as u32 + 1);
+        .map(|index| index as u32 + 1);
     let findings: Vec<Finding> = drafts
         .into_iter()
         .enumerate()
-        .map(|(at, (draft, victims))| finding(ctx, at as u32 + 1, draft, victims, root))
+        .map(|(index, (draft, victims))| finding(ctx, index as u32 + 1, draft, victims, root))
         .collect();
     let verdict = verdict(ctx, &findings, &input, &shortfall);
     let unmissed = unmissed::of(ctx, verdict);
@@ -62,7 +62,7 @@ pub(crate) fn report(
         (None, Verdict::Healthy | Verdict::Running) => silence::of(ctx),
         _ => None,
     };
-    // With a warning the verdict stays as it is: a warning tells more than that ranks are silent.
+    // With a warning the verdict stays as it is: a warning says more than that ranks are silent.
     let warns = |finding: &Finding| finding.severity != Severity::Note;
     let decides = unmissed.is_some() || silence.is_some() && !findings.iter().any(warns);
     let doubt = unmissed.or_else(|| Some(silence?.sentence(ctx)));
@@ -157,7 +157,7 @@ fn finding(
             ms,
             share: ms / ctx.lateness.span_ms,
         }),
-        recorded_op: draft.at.as_ref().and_then(|at| ctx.recorded_name(at)),
+        recorded_op: draft.at.as_ref().and_then(|op| ctx.recorded_name(op)),
         op: draft.at.map(|op_ref| op_ref.op),
         caused_by: if is_consequence { root } else { None },
         cycle: draft.cycle,
@@ -180,11 +180,11 @@ fn finding(
 /// members, or if the finding is not a root or its code does not call for it.
 fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     use Code::*;
-    let tells = matches!(
+    let states_count = matches!(
         draft.code,
         E103 | E104 | E110 | E111 | E112 | E113 | E114 | E120 | E121 | E130 | E135
     );
-    let group = draft.at.as_ref().map(|at| &ctx.aligned.groups[at.group]);
+    let group = draft.at.as_ref().map(|op| &ctx.aligned.groups[op.group]);
     let members = group.map_or(0, |group| group.ranks.len());
     let named = draft.culprits.len().max(draft.cycle.len());
     // Ranks at fault wait as well, where they are in the operation, or in a cycle.
@@ -193,7 +193,7 @@ fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
         node.is_some_and(|node| ctx.graph.waits(node))
     };
     let waiting = waiting + draft.culprits.iter().filter(waits).count();
-    if !tells || !draft.is_root || waiting <= members.max(named) {
+    if !states_count || !draft.is_root || waiting <= members.max(named) {
         return String::new();
     }
     format!("; {waiting} of {} ranks wait in all", ctx.graph.ranks)
@@ -228,7 +228,7 @@ fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
     })
 }
 
-/// The records that were not read, or not completely: with any of these, the job cannot be called healthy.
+/// The records that were not read, or only in part. A job with any of these cannot be called healthy.
 struct Shortfall {
     /// Ranks that should have left a record, but none was read; ascending.
     absent: Vec<Rank>,
@@ -344,10 +344,15 @@ fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
     let records = &ctx.aligned.records;
     let attempt = records.iter().map(|record| record.identity.attempt).max();
     let launches = ctx.policy.launches.iter();
-    let launches = launches.filter(|it| attempt.is_none_or(|attempt| attempt == it.attempt));
-    let mut started = launches.flat_map(|launch| launch.ranks.iter().map(move |of| (launch, of)));
-    let running = started.find(|(launch, of)| {
-        absent.contains(&of.rank) && of.end.is_none() && of.pid > 0 && launch.ended_ns == 0
+    let launches =
+        launches.filter(|launch| attempt.is_none_or(|attempt| attempt == launch.attempt));
+    let mut started =
+        launches.flat_map(|launch| launch.ranks.iter().map(move |process| (launch, process)));
+    let running = started.find(|(launch, process)| {
+        absent.contains(&process.rank)
+            && process.end.is_none()
+            && process.pid > 0
+            && launch.ended_ns == 0
     });
     let is_ring = |record: &Record| {
         let read = record.identity.reason.as_str();
@@ -369,11 +374,11 @@ fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
     let mut exits = exits.filter_map(|&rank| Some((rank, ctx.life.gone(rank)?.exit?)));
     if let Some((rank, exit)) = exits.next() {
         text.push_str(&format!("; rank {rank} {}", ending::format_exit(&exit)));
-    } else if let Some((launch, of)) = running {
+    } else if let Some((launch, process)) = running {
         text.push_str(&format!(
             "; the launcher started rank {} as process {} on {} and has noted no end of it: look at what it does \
              before it joins the job (py-spy dump --pid {})",
-            of.rank, of.pid, launch.host, of.pid
+            process.rank, process.pid, launch.host, process.pid
         ));
     } else if took_part(ctx, absent) {
         let (they, their) = match absent.len() {
@@ -396,7 +401,9 @@ fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
 /// by the times of their files.
 fn oldest_at_writing(ctx: &Context<'_>) -> Option<String> {
     let pending = summary::in_flight(ctx).into_iter();
-    let oldest = pending.filter_map(|one| one.age_ms).reduce(f64::max)?;
+    let oldest = pending
+        .filter_map(|instance| instance.age_ms)
+        .reduce(f64::max)?;
     ctx.young_files.then(|| duration_ms(oldest))
 }
 
@@ -409,12 +416,12 @@ fn note_verdict(
     shortfall: &Shortfall,
     doubt: Option<String>,
 ) -> Option<Problem> {
-    let whole = shortfall.is_none(&ctx.policy.silent) && input.entries > 0;
+    let all_read = shortfall.is_none(&ctx.policy.silent) && input.entries > 0;
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
     const ADVICE: &str =
         "Look a second time, or say with --snapshot or --as-of what these records are";
     let (code, sentence) = match verdict {
-        Verdict::Inconclusive if whole && pending && ctx.life.end.is_none() => (
+        Verdict::Inconclusive if all_read && pending && ctx.life.end.is_none() => (
             Code::N304,
             match oldest_at_writing(ctx) {
                 Some(age) => format!(
@@ -446,8 +453,8 @@ fn note_verdict(
     Some(Problem::new(code, "", sentence))
 }
 
-/// Adds what the records cannot show: whether a rank whose ring dropped the entries had reached a place where others
-/// wait (N302), and where a rank with an outdated record waits now (N300).
+/// Adds notes on what the records cannot show: whether a rank whose ring dropped the entries had reached a place where
+/// others wait (N302), and where a rank with an outdated record waits now (N300).
 fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
     use crate::align::UnknownReason;
     let lost: BTreeSet<Rank> = ctx
@@ -471,8 +478,8 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             ),
         ));
     }
-    for one in ctx.unkept.iter().filter(|one| one.absent.is_empty()) {
-        let have = if one.waiting.len() == 1 {
+    for unkept in ctx.unkept.iter().filter(|unkept| unkept.absent.is_empty()) {
+        let have = if unkept.waiting.len() == 1 {
             "has"
         } else {
             "have"
@@ -482,13 +489,13 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             "",
             format!(
                 "by the status of group {}, {} {have} issued #{} on it and not completed it; the rings have dropped it",
-                ctx.group_name(one.group),
-                format_ranks(&one.waiting),
-                one.seq
+                ctx.group_name(unkept.group),
+                format_ranks(&unkept.waiting),
+                unkept.seq
             ),
         ));
     }
-    let is_noted = |group: usize| ctx.unkept.iter().any(|one| one.group == group);
+    let is_noted = |group: usize| ctx.unkept.iter().any(|unkept| unkept.group == group);
     for (group, ranks) in ctx
         .open_by_status
         .iter()

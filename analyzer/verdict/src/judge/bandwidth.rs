@@ -16,7 +16,7 @@ const LEAST_BYTES: u64 = 1 << 20;
 /// At most this many newest collectives of a member are used.
 const NEWEST: usize = 512;
 
-/// One collective over the members that were read so far.
+/// One collective, summed up over the members that were read so far.
 #[derive(Clone, Copy)]
 struct Instance {
     seq: u32,
@@ -38,8 +38,8 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
         let done = &lane.collectives[..lane.pending_from];
         let newest = &done[done.len().saturating_sub(NEWEST)..];
         let mut last = None;
-        let mut at = 0;
-        for op in newest.iter().map(|&at| aligned.op(record, at)) {
+        let mut index = 0;
+        for op in newest.iter().map(|&position| aligned.op(record, position)) {
             if op.duration_ms <= 0.0 {
                 continue;
             }
@@ -53,10 +53,13 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
             let Some(bus_bytes) = bus_bytes else {
                 continue;
             };
-            while instances.get(at).is_some_and(|one| one.seq < op.seq) {
-                at += 1;
+            while instances
+                .get(index)
+                .is_some_and(|instance| instance.seq < op.seq)
+            {
+                index += 1;
             }
-            if nth == 0 && instances.get(at).is_none() {
+            if nth == 0 && instances.get(index).is_none() {
                 instances.push(Instance {
                     seq: op.seq,
                     shortest_ms: f32::MAX,
@@ -64,17 +67,22 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
                     members: 0,
                 });
             }
-            if let Some(one) = instances.get_mut(at).filter(|one| one.seq == op.seq) {
-                one.shortest_ms = one.shortest_ms.min(op.duration_ms);
-                one.bus_bytes = one.bus_bytes.max(bus_bytes);
-                one.members += 1;
+            if let Some(instance) = instances
+                .get_mut(index)
+                .filter(|instance| instance.seq == op.seq)
+            {
+                instance.shortest_ms = instance.shortest_ms.min(op.duration_ms);
+                instance.bus_bytes = instance.bus_bytes.max(bus_bytes);
+                instance.members += 1;
             }
         }
     }
     // A coalesced block has several entries of each member under one number and is left out.
-    let whole = instances.iter().filter(|one| one.members == ranks);
-    let mut rates: Vec<f64> = whole
-        .map(|one| one.bus_bytes / f64::from(one.shortest_ms) / 1e6)
+    let complete = instances
+        .iter()
+        .filter(|instance| instance.members == ranks);
+    let mut rates: Vec<f64> = complete
+        .map(|instance| instance.bus_bytes / f64::from(instance.shortest_ms) / 1e6)
         .collect();
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied()
@@ -219,7 +227,7 @@ mod tests {
 
     #[test]
     fn only_operations_that_need_all_members_are_measured() {
-        let of = |op: &OpType| {
+        let line = |op: &OpType| {
             let call = Call {
                 op: *op,
                 signature: Signature {
@@ -236,7 +244,7 @@ mod tests {
             let bytes = bus_bytes(&call, 4)? / MIB as f64;
             Some(format!("{op} {bytes}\n"))
         };
-        let measured: String = OpType::ALL.iter().filter_map(of).collect();
+        let measured: String = OpType::ALL.iter().filter_map(line).collect();
         assert_eq!(
             measured,
             "all_reduce 4.5\n\

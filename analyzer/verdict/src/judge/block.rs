@@ -96,7 +96,8 @@ impl Block {
         self.ranks.iter().map(|&rank| vec![rank]).collect()
     }
 
-    /// The probability, 0..1, that they are gone: single records get lost, but rarely all those of a host.
+    /// The probability, 0..1, that the processes of these ranks are gone: single records get lost, but rarely those of
+    /// all ranks of a host.
     pub(crate) fn confidence(&self) -> f64 {
         match (self.hosts(), self.ranks.len()) {
             (Some(_), 3..) => 0.85,

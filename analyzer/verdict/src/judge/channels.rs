@@ -54,11 +54,11 @@ pub(crate) struct StuckTransfer {
 pub(crate) fn lag_of(ctx: &Context<'_>, group: GroupIx, seq: u32) -> Option<Lag> {
     let members = 0..ctx.aligned.groups[group].ranks.len();
     let ops = members.filter_map(|member| {
-        let Presence::Issued(at) = ctx.aligned.presence(group, member, seq) else {
+        let Presence::Issued(index) = ctx.aligned.presence(group, member, seq) else {
             return None;
         };
         let (record, lane) = ctx.aligned.lane(group, member)?;
-        Some((record, ctx.aligned.status_op(record, lane, at)))
+        Some((record, ctx.aligned.status_op(record, lane, index)))
     });
     lag_of_ops(ctx, group, ops)
 }
@@ -85,16 +85,26 @@ fn lag_of_ops<'o>(
     let mut links: Vec<(Rank, LinkProgress)> = Vec::new();
     let mut incomplete: BTreeMap<Rank, u64> = BTreeMap::new();
     for (record, op) in ops {
-        let whole = &ctx.aligned.records[record];
-        let id = whole.record_id(op);
+        let full_record = &ctx.aligned.records[record];
+        let id = full_record.record_id(op);
         let name = &ctx.aligned.groups[group].name;
-        for communicator in whole.communicators.iter().filter(|it| it.group == *name) {
-            let mine = communicator.kernels.iter().filter(|it| it.record_id == id);
-            kernels.extend(mine.cloned());
-            let mine = communicator.links.iter().filter(|it| it.record_id == id);
-            links.extend(mine.map(|link| (whole.rank, link.clone())));
+        for communicator in full_record
+            .communicators
+            .iter()
+            .filter(|communicator| communicator.group == *name)
+        {
+            let of_operation = communicator
+                .kernels
+                .iter()
+                .filter(|kernel| kernel.record_id == id);
+            kernels.extend(of_operation.cloned());
+            let of_operation = communicator
+                .links
+                .iter()
+                .filter(|link| link.record_id == id);
+            links.extend(of_operation.map(|link| (full_record.rank, link.clone())));
             if communicator.links_lost > 0 {
-                incomplete.insert(whole.rank, communicator.links_lost);
+                incomplete.insert(full_record.rank, communicator.links_lost);
             }
         }
     }
@@ -102,7 +112,10 @@ fn lag_of_ops<'o>(
         .iter()
         .flat_map(KernelProgress::unfinished)
         .collect();
-    let most = kernels.iter().map(|it| usize::from(it.channels)).max();
+    let most = kernels
+        .iter()
+        .map(|kernel| usize::from(kernel.channels))
+        .max();
     let some_finished = most.is_some_and(|most| !open.is_empty() && open.len() < most);
     let rank_of = |member: u32| ranks.get(member as usize).copied();
     let held = held_up(&links, rank_of);
@@ -171,7 +184,7 @@ fn blocked(held: &[StuckTransfer]) -> Option<StuckTransfer> {
     (!rival).then_some(first)
 }
 
-/// Says how many transfers the records of these ranks had no room for; `None` if there are none.
+/// A clause on how many transfers the records of these ranks had no room for; `None` if there are none.
 pub(crate) fn lost_transfers(incomplete: &[(Rank, u64)]) -> Option<String> {
     let ranks: Vec<Rank> = incomplete.iter().map(|&(rank, _)| rank).collect();
     let number: u64 = incomplete.iter().map(|&(_, number)| number).sum();
@@ -194,14 +207,14 @@ impl StuckTransfer {
     }
 }
 
-/// `value` of all of them, if it is the same and known.
+/// The `value` that all these transfers share; `None` if they differ or one is unknown.
 fn same<T: PartialEq>(
     held: &[&StuckTransfer],
     value: impl Fn(&StuckTransfer) -> Option<T>,
 ) -> Option<T> {
     let first = value(held.first()?)?;
-    let all = held.iter().all(|link| value(link).as_ref() == Some(&first));
-    all.then_some(first)
+    let are_equal = held.iter().all(|link| value(link).as_ref() == Some(&first));
+    are_equal.then_some(first)
 }
 
 impl Lag {
@@ -290,7 +303,7 @@ impl Lag {
             Some(host) => format!("rank {rank} ({host})"),
             None => format!("rank {rank}"),
         };
-        let at = match link.steps {
+        let step = match link.steps {
             0 => String::new(),
             steps => format!(" at step {} of {steps}", link.step),
         };
@@ -299,7 +312,7 @@ impl Lag {
             _ => "waits for the network",
         };
         Some(format!(
-            "channel {} from {} to {} is stuck{at} and {why}",
+            "channel {} from {} to {} is stuck{step} and {why}",
             link.channel,
             name(link.from),
             name(link.to)
@@ -416,11 +429,11 @@ mod tests {
                 "the rings of ranks 0 and 2 had no room for 5 transfers, and the one that is stuck may be among them"
             )
         );
-        let whole = Lag {
+        let complete = Lag {
             incomplete: Vec::new(),
             ..lag
         };
-        assert_eq!(whole.doubt(), None);
+        assert_eq!(complete.doubt(), None);
         let shared = |incomplete| Lag {
             incomplete,
             ..self::lag(&[(0, 2, LinkWait::Send), (0, 3, LinkWait::Send)])

@@ -104,7 +104,7 @@ fn seqs_to_compare(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
         let lane = &aligned.lanes[record][lane];
         lane.collectives
             .iter()
-            .map(move |&at| aligned.seq(record, at))
+            .map(move |&position| aligned.seq(record, position))
     };
     let lanes = aligned.groups[group].lanes.iter().flatten();
     let mut numbers: Vec<u32> = lanes.flat_map(list).collect();
@@ -125,12 +125,12 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<MemberCal
         let Some((record, lane)) = aligned.lane(group, member) else {
             continue;
         };
-        let Ok(at) = aligned.find(record, lane, seq) else {
+        let Ok(index) = aligned.find(record, lane, seq) else {
             continue;
         };
-        let call = aligned.op(record, lane.collectives[at]).call;
-        let long = aligned.block(record, lane, at).len() > 1;
-        if long || *single.get_or_insert(call) != call {
+        let call = aligned.op(record, lane.collectives[index]).call;
+        let is_block = aligned.block(record, lane, index).len() > 1;
+        if is_block || *single.get_or_insert(call) != call {
             alike = false;
             break;
         }
@@ -145,19 +145,19 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<MemberCal
         let Some((record, lane)) = aligned.lane(group, member) else {
             continue;
         };
-        let Ok(at) = aligned.find(record, lane, seq) else {
+        let Ok(index) = aligned.find(record, lane, seq) else {
             continue;
         };
-        let block = aligned.block(record, lane, at);
-        completed &= at < lane.pending_from;
+        let block = aligned.block(record, lane, index);
+        completed &= index < lane.pending_from;
         let closed = aligned.op(record, lane.collectives[block.end - 1]).kind == OpType::Coalesced;
-        let begin_lost = at == 0 && aligned.records[record].wrapped();
+        let begin_lost = index == 0 && aligned.records[record].wrapped();
         let open = block.end == lane.collectives.len()
             && !closed
             && !is_issued_whole(aligned, group, member, seq);
         let torn = open && aligned.records[record].cut;
         let calls: Vec<u32> = block
-            .map(|at| aligned.op(record, lane.collectives[at]).call)
+            .map(|index| aligned.op(record, lane.collectives[index]).call)
             .collect();
         blocks.push((rank, record, calls));
         cut.push((begin_lost || torn, open, closed));
@@ -183,7 +183,10 @@ fn is_issued_whole(aligned: &Aligned<'_>, group: GroupIx, member: usize, seq: u3
         return false;
     };
     let lane = &aligned.lanes[record][lane_at];
-    let newest = lane.collectives.last().map(|&at| aligned.op(record, at));
+    let newest = lane
+        .collectives
+        .last()
+        .map(|&position| aligned.op(record, position));
     let has_begun = newest.is_some_and(|op| op.state != EntryState::Scheduled);
     let status = aligned.records[record].groups[lane_at].status;
     let is_counted = status.is_some_and(|status| status.last_enqueued >= i64::from(seq));
@@ -195,9 +198,9 @@ fn is_issued_whole(aligned: &Aligned<'_>, group: GroupIx, member: usize, seq: u3
 fn difference(aligned: &Aligned<'_>, a: &[u32], b: &[u32]) -> Option<(CallDifference, usize)> {
     let calls = &aligned.shared.calls;
     let pairs = a.iter().zip(b).enumerate();
-    for (at, (&a, &b)) in pairs {
+    for (index, (&a, &b)) in pairs {
         if let Some(difference) = calls.difference(a, b) {
-            return Some((difference, at));
+            return Some((difference, index));
         }
     }
     (a.len() != b.len()).then(|| (CallDifference::Op, a.len().min(b.len()).saturating_sub(1)))
@@ -246,9 +249,13 @@ fn judge(
         part.ranks.sort_unstable();
     }
     // The point of difference, not the start of a block.
-    let at = difference(aligned, &parts[0].0, &parts[1].0).map_or(0, |(_, at)| at);
+    let index = difference(aligned, &parts[0].0, &parts[1].0).map_or(0, |(_, index)| index);
     for (calls, part) in &mut parts {
-        part.call = calls.get(at).or(calls.last()).copied().unwrap_or(part.call);
+        part.call = calls
+            .get(index)
+            .or(calls.last())
+            .copied()
+            .unwrap_or(part.call);
     }
     let mut parts: Vec<AgreeingMembers> = parts.into_iter().map(|(_, part)| part).collect();
     parts.sort_by(|a, b| (b.ranks.len(), &a.ranks).cmp(&(a.ranks.len(), &b.ranks)));
@@ -341,10 +348,10 @@ fn sibling_votes(
             let Some((record, lane)) = aligned.lane(sibling, member) else {
                 continue;
             };
-            let Ok(at) = aligned.find(record, lane, seq) else {
+            let Ok(index) = aligned.find(record, lane, seq) else {
                 continue;
             };
-            let call = aligned.op(record, lane.collectives[at]).call;
+            let call = aligned.op(record, lane.collectives[index]).call;
             for (part, votes) in parts.iter().zip(&mut votes) {
                 *votes += usize::from(aligned.shared.calls.difference(part.call, call).is_none());
             }
@@ -370,12 +377,12 @@ fn past_votes(
     else {
         return votes;
     };
-    let Ok(at) = aligned.find(record, lane, seq) else {
+    let Ok(index) = aligned.find(record, lane, seq) else {
         return votes;
     };
-    let past: Vec<u32> = lane.collectives[..at]
+    let past: Vec<u32> = lane.collectives[..index]
         .iter()
-        .map(|&at| aligned.op(record, at).call)
+        .map(|&position| aligned.op(record, position).call)
         .collect();
     for context in (1..=CONTEXT.min(past.len().saturating_sub(1))).rev() {
         let ending = &past[past.len() - context..];
@@ -399,7 +406,7 @@ fn past_votes(
     votes
 }
 
-/// How the calls of a rank relate to the others' from the first difference on.
+/// How the calls of a rank relate to those of the right part from the first difference on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Shift {
     /// It left out this many collectives.
@@ -414,7 +421,7 @@ pub(crate) enum Shift {
     None,
 }
 
-/// Compares the calls of a rank with the others' from the first difference on.
+/// Compares the calls of a rank with those of the right part from the first difference on.
 pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: RecordIx) -> Shift {
     // At most this many calls are compared.
     const DEPTH: usize = 64;
@@ -425,11 +432,12 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
             .iter()
             .find(|lane| lane.group == disagreement.group);
         let Some(lane) = lane else { return Vec::new() };
-        let Ok(at) = aligned.find(record, lane, disagreement.seq) else {
+        let Ok(index) = aligned.find(record, lane, disagreement.seq) else {
             return Vec::new();
         };
-        let rest = lane.collectives[at..].iter().take(DEPTH);
-        rest.map(|&at| aligned.op(record, at).call).collect()
+        let rest = lane.collectives[index..].iter().take(DEPTH);
+        rest.map(|&position| aligned.op(record, position).call)
+            .collect()
     };
     let longest = disagreement.parts[0]
         .records
@@ -440,8 +448,8 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
     let mine = calls_of(record);
     let same = |a: &u32, b: &u32| aligned.shared.calls.difference(*a, *b).is_none();
     let run = |a: &[u32], b: &[u32]| {
-        let all = a.iter().zip(b).all(|(a, b)| same(a, b));
-        all.then(|| a.len().min(b.len()))
+        let agree = a.iter().zip(b).all(|(a, b)| same(a, b));
+        agree.then(|| a.len().min(b.len()))
     };
     // The shift under which most calls agree if some were left out or added, with their number.
     let shifted = || {
@@ -466,11 +474,11 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
     // The same operations in another order, after which both agree again.
     for width in 2..=REACH.min(mine.len()).min(right.len()) {
         let mut rest: Vec<u32> = right[..width].to_vec();
-        let all = mine[..width].iter().all(|call| {
+        let is_permutation = mine[..width].iter().all(|call| {
             let found = rest.iter().position(|other| same(call, other));
-            found.map(|at| rest.swap_remove(at)).is_some()
+            found.map(|index| rest.swap_remove(index)).is_some()
         });
-        if !all {
+        if !is_permutation {
             continue;
         }
         if run(&mine[width..], &right[width..]).is_none() {

@@ -1,13 +1,15 @@
 //! Ranks that have no ring here although they took part in operations: they run on another host.
 //!
-//! A view of one node reads the rings of that node. That a rank of another one has none there says nothing about it.
+//! A view of one node reads only the rings of that node, so a ring that is missing there says nothing about a rank of
+//! another node.
 
 use crate::judge::context::Context;
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
-/// Whether all records are rings, and each of these ranks, of which none has a record, took part in a collective that
-/// some other rank completed, and that no rank completes without all members.
+/// Whether each of these ranks, of which none has a record, took part in a collective: another rank completed one that
+/// no rank completes without all members. False unless all records are rings, and if the end of one of these ranks is
+/// known.
 pub(crate) fn took_part(ctx: &Context<'_>, ranks: &[Rank]) -> bool {
     let aligned = ctx.aligned;
     // A ring that cannot be read may be theirs.
@@ -15,13 +17,13 @@ pub(crate) fn took_part(ctx: &Context<'_>, ranks: &[Rank]) -> bool {
     if ranks.is_empty() || !all_rings || ctx.lacks_input {
         return false;
     }
-    let mut seen: BTreeSet<Rank> = BTreeSet::new();
+    let mut participants: BTreeSet<Rank> = BTreeSet::new();
     for (record, lanes) in aligned.lanes.iter().enumerate() {
         for lane in lanes {
             let newest_first = lane.collectives.iter().rev();
-            let mut ops = newest_first.map(|&at| aligned.op(record, at));
+            let mut ops = newest_first.map(|&position| aligned.op(record, position));
             if ops.any(|op| op.completed() && op.kind.needs_all_members()) {
-                seen.extend(aligned.groups[lane.group].ranks.iter());
+                participants.extend(aligned.groups[lane.group].ranks.iter());
             }
         }
     }
@@ -29,5 +31,5 @@ pub(crate) fn took_part(ctx: &Context<'_>, ranks: &[Rank]) -> bool {
     let is_known = |rank| aligned.record_of(rank).is_some() || ctx.life.gone(rank).is_some();
     ranks
         .iter()
-        .all(|&rank| seen.contains(&rank) && !is_known(rank))
+        .all(|&rank| participants.contains(&rank) && !is_known(rank))
 }

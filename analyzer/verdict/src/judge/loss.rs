@@ -10,7 +10,7 @@ use crate::report::{Code, Problem};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
-/// The highest confidence of a finding that rests on where ranks wait, if one of them may be elsewhere.
+/// The highest confidence of a finding that rests on where ranks wait, if one of them may be in another operation.
 const AMONG_OTHERS: f64 = 0.7;
 /// The highest confidence if that rank is a culprit.
 const BLAMED: f64 = 0.5;
@@ -71,15 +71,18 @@ pub(crate) fn note(ctx: &Context<'_>, noted: &BTreeSet<Rank>) -> Option<Problem>
     Some(Problem::new(Code::N302, "", sentence))
 }
 
-/// N302 on the ranks that wait in an operation and whose rings had no room for some network transfers; `None` if there are
-/// none: that no channel lags cannot be concluded from such rings.
+/// N302 on the ranks that wait in an operation and whose rings had no room for some network transfers: such rings do
+/// not show that no channel lags. `None` if there are none.
 pub(crate) fn note_transfers(ctx: &Context<'_>) -> Option<Problem> {
     let waits = ctx.aligned.records.iter().filter(|record| {
         let mut ops = record.ops.iter();
         ops.any(|op| !op.retired && !op.completed())
     });
     let lost = waits.filter_map(|record| {
-        let numbers = record.communicators.iter().map(|it| it.links_lost);
+        let numbers = record
+            .communicators
+            .iter()
+            .map(|communicator| communicator.links_lost);
         let number = numbers.max().filter(|&number| number > 0)?;
         Some((record.rank, number))
     });

@@ -1,4 +1,4 @@
-//! Decides whether a failure that a rank recorded is history: the ranks concerned work together again.
+//! Decides whether a failure that a rank recorded is overcome: the ranks concerned work together again.
 //!
 //! A program may catch the error of an operation that timed out and try again. What it recorded then explains nothing
 //! that happens later.
@@ -11,8 +11,8 @@ use rcomm_recorder::model::{EntryState, Failure, OpType, Rank};
 /// that ends because of the error may still complete some.
 const LATER: usize = 3;
 
-/// Whether an operation has failed and its rank went on: it issued others later, and completed them. A send may complete
-/// although its receiver never comes, and an operation of a rank alone always does, so these do not count.
+/// Whether an operation has failed and its rank went on: it issued others later, and completed them. Sends do not
+/// count, since a send may complete although its receiver never comes, and neither do operations of a rank alone.
 pub(crate) fn is_history(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> bool {
     if op.state != EntryState::Failed {
         return false;
@@ -43,13 +43,13 @@ pub(crate) fn is_overcome(
     failure: &Failure,
     recent_ns: Option<i64>,
 ) -> bool {
-    let whole = &aligned.records[record];
+    let full_record = &aligned.records[record];
     let after_ns = failure.time_ns.saturating_sub(aligned.offsets_ns[record]);
     let mut concerned: Vec<Rank> = failure.ranks.clone();
-    concerned.push(whole.rank);
+    concerned.push(full_record.rank);
     let failed = failure.group.and_then(|id| {
-        let at = whole.groups.iter().position(|group| group.id == id)?;
-        Some(aligned.lanes[record].get(at)?.group)
+        let index = full_record.groups.iter().position(|group| group.id == id)?;
+        Some(aligned.lanes[record].get(index)?.group)
     });
     let lanes = aligned.lanes[record].iter();
     let mut groups = lanes.map(|lane| lane.group);
@@ -81,7 +81,10 @@ fn went_on(
         let lanes = aligned.lanes[record].iter();
         lanes.filter(|lane| lane.group == group).any(|lane| {
             [&lane.collectives, &lane.messages].into_iter().any(|list| {
-                let newest_first = list.iter().rev().map(|&at| aligned.op(record, at));
+                let newest_first = list
+                    .iter()
+                    .rev()
+                    .map(|&position| aligned.op(record, position));
                 newest_first
                     .take_while(|op| aligned.created_ns(record, op) > after_ns)
                     .filter(|op| op.completed() && op.kind != OpType::Send)

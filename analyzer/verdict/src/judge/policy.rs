@@ -87,11 +87,10 @@ impl Policy {
 
 /// The time of judgment, common time, ns: the policy's, else the newest time in any record. `None` if no time is known.
 pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
-    let of_records = aligned
-        .records
-        .iter()
-        .enumerate()
-        .map(|(at, record)| record.latest_ns().saturating_sub(aligned.offsets_ns[at]));
+    let of_records = aligned.records.iter().enumerate().map(|(index, record)| {
+        let latest_ns = record.latest_ns();
+        latest_ns.saturating_sub(aligned.offsets_ns[index])
+    });
     policy
         .now_ns
         .or_else(|| of_records.max())
@@ -129,13 +128,14 @@ pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> 
 /// clocks are known in relation to others', or else of all. `None` if that is not known of each.
 fn newest_own(aligned: &Aligned<'_>) -> Option<i64> {
     let any_known = aligned.clock_known.iter().any(|&known| known);
-    let records = (0..aligned.records.len()).filter(|&at| aligned.clock_known[at] || !any_known);
-    let in_common = |at: usize| {
-        let own = own_written_ns(&aligned.records[at])?;
-        Some(own.saturating_sub(aligned.offsets_ns[at]))
+    let records =
+        (0..aligned.records.len()).filter(|&record| aligned.clock_known[record] || !any_known);
+    let in_common = |record: usize| {
+        let own = own_written_ns(&aligned.records[record])?;
+        Some(own.saturating_sub(aligned.offsets_ns[record]))
     };
-    let all: Option<Vec<i64>> = records.map(in_common).collect();
-    all?.into_iter().max()
+    let times: Option<Vec<i64>> = records.map(in_common).collect();
+    times?.into_iter().max()
 }
 
 /// When the file of a record was written, by its clock; `None` if that is unknown or cannot be.
@@ -169,9 +169,9 @@ pub(crate) fn of_young_files(
     let written = written_ns(aligned, policy)?;
     let mut has_pending = false;
     for record in 0..aligned.records.len() {
-        for one in pending_of(aligned, messages, record) {
+        for operation in pending_of(aligned, messages, record) {
             has_pending = true;
-            let op = aligned.op(record, one.position);
+            let op = aligned.op(record, operation.position);
             let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
             let mut age = written.saturating_sub(aligned.created_ns(record, op));
             if let Some(own) = own_written_ns(&aligned.records[record]) {

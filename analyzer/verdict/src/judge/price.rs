@@ -1,4 +1,4 @@
-//! What causes cost: how much less time the job would take without one of them.
+//! The prices of findings: how much less time the job would take without what they report.
 //!
 //! Three causes have a price. A late rank (W220) costs the time that the others wait before it arrives. Uneven
 //! exchanges (W230) and small collectives (W240) cost a part of the time after the last member has arrived, and an
@@ -16,8 +16,8 @@ use crate::report::format::{format_lateness, format_percent};
 pub(crate) fn settle(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     let span_ms = ctx.lateness.span_ms;
     let sum = |drafts: &[FindingDraft], is_late: bool| -> f64 {
-        let some = drafts.iter().filter(|draft| is_lateness(draft) == is_late);
-        some.filter_map(|draft| draft.price_ms).sum()
+        let selected = drafts.iter().filter(|draft| is_lateness(draft) == is_late);
+        selected.filter_map(|draft| draft.price_ms).sum()
     };
     let left = (span_ms - sum(drafts, true)).max(0.0);
     let others = sum(drafts, false);

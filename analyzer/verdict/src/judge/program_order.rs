@@ -19,7 +19,7 @@ pub(crate) struct Votes {
     pub(crate) shown_by: Option<Point>,
 }
 
-/// Counts which of two events the ranks at the same point of the program as `like` issued first.
+/// Counts which of two events the ranks at the same point of the program as `reference` issued first.
 ///
 /// A rank is not at the same point if it had issued another number of collectives in the family of `first` when it
 /// issued the collective before `second` (stages of a pipeline may have their own layers). A rank whose ring has
@@ -27,12 +27,12 @@ pub(crate) struct Votes {
 pub(crate) fn vote(
     aligned: &Aligned<'_>,
     messages: &Messages,
-    like: RecordIx,
+    reference: RecordIx,
     first: ProgramEvent,
     second: ProgramEvent,
 ) -> Votes {
     let (mut sure, mut unsure) = (Votes::default(), Votes::default());
-    let point = point_before(aligned, like, first, second);
+    let point = point_before(aligned, reference, first, second);
     let mut next = 0;
     while next < aligned.records.len() {
         // A process may have several recorders, and each may hold one of the two events.
@@ -97,9 +97,11 @@ pub(crate) fn past(
     first: ProgramEvent,
     second: ProgramEvent,
 ) -> Option<bool> {
-    let one = expected_before(aligned, record, first, second).map(|count| seq_of(second) > count);
-    let other = expected_before(aligned, record, second, first).map(|count| seq_of(first) <= count);
-    match (one, other) {
+    let by_first =
+        expected_before(aligned, record, first, second).map(|count| seq_of(second) > count);
+    let by_second =
+        expected_before(aligned, record, second, first).map(|count| seq_of(first) <= count);
+    match (by_first, by_second) {
         (Some(a), Some(b)) if a != b => None,
         (a, b) => a.or(b),
     }
@@ -182,9 +184,11 @@ fn point_before(
     };
     let counted = &aligned.lanes[record][lane_of_family(aligned, record, a, nth_a)?];
     let lane = &aligned.lanes[record][lane_of_family(aligned, record, b, nth_b)?];
-    let at = aligned.find(record, lane, seq.checked_sub(1)?).ok()?;
-    let position = lane.collectives[at];
-    let before = counted.collectives.partition_point(|&at| at < position);
+    let index = aligned.find(record, lane, seq.checked_sub(1)?).ok()?;
+    let position = lane.collectives[index];
+    let before = counted
+        .collectives
+        .partition_point(|&counted| counted < position);
     let newest = counted.collectives.get(before.checked_sub(1)?)?;
     Some(aligned.seq(record, *newest))
 }

@@ -28,7 +28,7 @@ pub(crate) fn sites(
     let mut by_site: BTreeMap<Option<String>, Vec<Rank>> = BTreeMap::new();
     for &record in records {
         let position = position_of(ctx, record, group, seq);
-        let frames = position.map(|at| ctx.own_frames(ctx.aligned.op(record, at)));
+        let frames = position.map(|position| ctx.own_frames(ctx.aligned.op(record, position)));
         let mut frames = frames.into_iter().flatten();
         let site = frames.next().map(|frame| {
             let called = frames.next();
@@ -54,7 +54,9 @@ pub(crate) fn sites(
 /// The call site of a collective in parentheses, like ` (train.py:88)`; empty if it was not recorded.
 pub(crate) fn at_site(ctx: &Context<'_>, group: GroupIx, seq: u32, record: RecordIx) -> String {
     let position = position_of(ctx, record, group, seq);
-    position.map_or(String::new(), |at| ctx.at_site(ctx.aligned.op(record, at)))
+    position.map_or(String::new(), |position| {
+        ctx.at_site(ctx.aligned.op(record, position))
+    })
 }
 
 /// The steps of two ranks in a group from just before number `seq` on, as a unified diff: ` ` both, `-` only `usual`,
@@ -107,7 +109,7 @@ pub(crate) fn same_order(ctx: &Context<'_>, one: Point, other: Point) -> bool {
     one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| same(ctx, a, b))
 }
 
-/// A part of a rank's program.
+/// A stretch of the steps of a rank's program.
 struct Excerpt {
     steps: Vec<ProgramStep>,
     /// Whether the record shows more steps after these.
@@ -135,7 +137,7 @@ fn same(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
 }
 
 fn difference(ctx: &Context<'_>, usual: &Excerpt, odd: &Excerpt) -> Vec<String> {
-    let ends = |excerpt: &Excerpt, at: usize| at == excerpt.steps.len() && excerpt.goes_on;
+    let ends = |excerpt: &Excerpt, index: usize| index == excerpt.steps.len() && excerpt.goes_on;
     let cut = |a: usize, b: usize| ends(usual, a) || ends(odd, b);
     let (usual, odd) = (usual.steps.as_slice(), odd.steps.as_slice());
     // `common[a][b]` is the length of the longest common subsequence of `usual[a..]` and `odd[b..]`.
@@ -188,19 +190,19 @@ fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Excer
     let mut lanes = ctx.aligned.lanes[record].iter();
     let lane = lanes.find(|lane| lane.group == group);
     let found = lane.and_then(|lane| Some((lane, ctx.aligned.find(record, lane, seq).ok()?)));
-    let Some((lane, at)) = found else {
+    let Some((lane, index)) = found else {
         return Excerpt {
             steps: Vec::new(),
             goes_on: false,
         };
     };
-    let shown = lane.collectives[at.saturating_sub(BEFORE)..].iter();
-    let length = at.min(BEFORE) + AFTER;
+    let shown = lane.collectives[index.saturating_sub(BEFORE)..].iter();
+    let length = index.min(BEFORE) + AFTER;
     let goes_on = shown.len() > length;
     let steps = shown
         .take(length)
-        .map(|&at| {
-            let op = ctx.aligned.op(record, at);
+        .map(|&position| {
+            let op = ctx.aligned.op(record, position);
             let described = ctx.aligned.shared.calls.get(op.call).describe();
             let (seq, site) = (ctx.recorded_seq(group, op.seq), ctx.at_site(op));
             ProgramStep {
@@ -254,6 +256,6 @@ pub(crate) fn position_of(
     let lane = ctx.aligned.lanes[record]
         .iter()
         .find(|lane| lane.group == group)?;
-    let at = ctx.aligned.find(record, lane, seq).ok()?;
-    Some(lane.collectives[at])
+    let index = ctx.aligned.find(record, lane, seq).ok()?;
+    Some(lane.collectives[index])
 }

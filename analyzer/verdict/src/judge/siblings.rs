@@ -33,7 +33,7 @@ pub(crate) struct Odd {
     pub(crate) deviation: Deviation,
     /// Position of its first step that differs from its siblings'.
     pub(crate) position: u32,
-    /// Siblings that show the deviation, ascending.
+    /// The ranks of the siblings that show the deviation, ascending.
     pub(crate) siblings: Vec<Rank>,
     /// Record and position of the first sibling's step that is missing or comes instead.
     pub(crate) shown_by: (RecordIx, u32),
@@ -114,7 +114,7 @@ fn siblings(aligned: &Aligned<'_>, record: RecordIx, part: &Part) -> Vec<Program
     let family = aligned.groups[part.group].family;
     let nth = nth_of_family(aligned, record, part.group);
     let others = aligned.groups.iter().enumerate();
-    let others = others.filter(|&(at, other)| at != part.group && other.family == family);
+    let others = others.filter(|&(index, other)| index != part.group && other.family == family);
     let with_same_part = others.filter_map(|(_, other)| {
         let &(sibling, lane) = other.lanes.get(part.member as usize)?.as_ref()?;
         let same_part = lane_of_family(aligned, sibling, family, nth) == Some(lane);
@@ -202,10 +202,10 @@ impl Program {
         let mut newest_seq: Vec<Option<u32>> = vec![None; lanes.len()];
         let mut steps = Vec::new();
         for (position, op) in (0u32..).zip(&aligned.records[record].ops) {
-            let of = usize::from(op.group);
-            let lane = &lanes[of];
+            let index = usize::from(op.group);
+            let lane = &lanes[index];
             if op.kind.is_p2p() {
-                if of == lane_at && other_end(aligned, lane, op) == peer {
+                if index == lane_at && other_end(aligned, lane, op) == peer {
                     let step = Step::Message {
                         sends: op.kind == OpType::Send,
                         size: calls.key(op.call).size,
@@ -215,11 +215,11 @@ impl Program {
             } else if op.kind.is_collective()
                 && !op.is_p2p
                 && lane.member != NONE
-                && newest_seq[of].replace(op.seq) != Some(op.seq)
+                && newest_seq[index].replace(op.seq) != Some(op.seq)
             {
                 let step = Step::Collective {
                     family: aligned.groups[lane.group].family,
-                    nth: nths[of],
+                    nth: nths[index],
                     seq: op.seq,
                 };
                 steps.push((step, position));

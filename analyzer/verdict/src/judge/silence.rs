@@ -2,7 +2,7 @@
 //! operation for much longer than they ever paused before.
 //!
 //! Such a rank may write a checkpoint, or hang in code that records nothing, such as the call that makes a group. The
-//! records do not tell which.
+//! records do not show which.
 
 use crate::align::{GroupIx, RecordIx};
 use crate::judge::context::Context;
@@ -87,10 +87,10 @@ fn pace(ctx: &Context<'_>, at: RecordIx) -> Option<Pace> {
 
 /// The silence of all ranks, none of which waits in an operation.
 fn of_all(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
-    let last_ns = paces.iter().map(|it| it.last_ns).max()?;
-    let pause_ns = paces.iter().map(|it| it.pause_ns).max()?;
+    let last_ns = paces.iter().map(|pace| pace.last_ns).max()?;
+    let pause_ns = paces.iter().map(|pace| pace.pause_ns).max()?;
     let is_silent = is_unusual(now, last_ns, pause_ns, ctx.policy.shortest_silence());
-    (is_silent && !paces.iter().any(|it| it.waits)).then_some(Silence {
+    (is_silent && !paces.iter().any(|pace| pace.waits)).then_some(Silence {
         ranks: Vec::new(),
         last_ns,
         pause_ns,
@@ -169,8 +169,8 @@ fn unmade_of(ctx: &Context<'_>, rank: Rank) -> Option<Unmade> {
     })
 }
 
-/// Like `group tp has been made by rank 0 and not by rank 1`, of a group of this rank; `None` if all its groups have been
-/// made by all members that are known.
+/// A clause on a group of this rank, like `group tp has been made by rank 0 and not by rank 1`; `None` if all its
+/// groups have been made by all members that are known.
 pub(crate) fn unmade_in_words(ctx: &Context<'_>, rank: Rank) -> Option<String> {
     unmade_of(ctx, rank).map(|unmade| unmade.in_words(ctx))
 }

@@ -1,4 +1,4 @@
-//! Lists every group, rank, unfinished operation and wait, in addition to the findings.
+//! The sections of a report besides its findings: every group, rank, unfinished operation and wait.
 
 use crate::align::pending::{Arrival, Pending, PendingKind};
 use crate::align::{GroupIx, Presence, RecordIx};
@@ -16,8 +16,8 @@ fn pending<'a>(
     ctx: &'a Context<'_>,
     record: RecordIx,
 ) -> impl Iterator<Item = (&'a Pending, bool)> {
-    let all = ctx.graph.pending[record].iter().enumerate();
-    all.map(move |(at, one)| (one, ctx.graph.is_overdue(record, at)))
+    let operations = ctx.graph.pending[record].iter().enumerate();
+    operations.map(move |(index, operation)| (operation, ctx.graph.is_overdue(record, index)))
 }
 
 /// Every group that a record lists, the largest first, then by name.
@@ -30,25 +30,26 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
             aligned.lanes[record][lane]
                 .collectives
                 .last()
-                .map(|&at| aligned.seq(record, at))
+                .map(|&position| aligned.seq(record, position))
         };
         let newest_op = lanes.iter().find_map(|&&(record, lane)| {
             let lane = &aligned.lanes[record][lane];
             lane.collectives
                 .last()
                 .or(lane.messages.last())
-                .map(|&at| aligned.op(record, at))
+                .map(|&position| aligned.op(record, position))
         });
         let call = newest_op.map(|op| aligned.shared.calls.get(op.call));
         let mut in_flight: Vec<u32> = Vec::new();
         let mut oldest: Option<i64> = None;
         for &&(record, _) in &lanes {
-            for (one, _) in pending(ctx, record) {
-                if one.group == group
-                    && let PendingKind::Collective { seq } = one.kind
+            for (operation, _) in pending(ctx, record) {
+                if operation.group == group
+                    && let PendingKind::Collective { seq } = operation.kind
                 {
                     in_flight.push(seq);
-                    let created = aligned.created_ns(record, aligned.op(record, one.position));
+                    let created =
+                        aligned.created_ns(record, aligned.op(record, operation.position));
                     oldest = Some(oldest.map_or(created, |oldest| oldest.min(created)));
                 }
             }
@@ -88,16 +89,16 @@ pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
         .iter()
         .map(|&rank| {
             let record = aligned.record_of(rank);
-            let whole = record.map(|record| &aligned.records[record]);
+            let full_record = record.map(|record| &aligned.records[record]);
             // Each of several recorders of one process holds a part.
-            let all = || aligned.records_of(rank);
-            let status = whole.and_then(|whole| whole.status.as_ref());
+            let records = || aligned.records_of(rank);
+            let status = full_record.and_then(|full_record| full_record.status.as_ref());
             RankReport {
                 rank,
-                host: whole
-                    .map(|whole| whole.identity.host.clone())
+                host: full_record
+                    .map(|full_record| full_record.identity.host.clone())
                     .unwrap_or_default(),
-                pid: whole.map_or(0, |whole| whole.identity.pid),
+                pid: full_record.map_or(0, |full_record| full_record.identity.pid),
                 read: record.is_some(),
                 phase: status
                     .filter(|status| !status.phase.is_empty())
@@ -105,8 +106,8 @@ pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
                 step: status
                     .filter(|status| status.step >= 0)
                     .map(|status| status.step),
-                pending: all().map(|record| pending(ctx, record).count()).sum(),
-                lost: all().map(|record| aligned.records[record].lost()).sum(),
+                pending: records().map(|record| pending(ctx, record).count()).sum(),
+                lost: records().map(|record| aligned.records[record].lost()).sum(),
                 last_call: record
                     .and_then(|record| Some(ctx.describe_op(record, ctx.last_op(record)?))),
                 lag_p50_ms: record.and_then(|record| ctx.lateness.ranks[record].lag_p50_ms()),
@@ -126,20 +127,20 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     let mut instances: BTreeMap<(GroupIx, u32), (i64, bool)> = BTreeMap::new();
     let mut reports: Vec<(i64, InstanceReport)> = Vec::new();
     for record in 0..aligned.records.len() {
-        for (one, overdue) in pending(ctx, record) {
-            let created = aligned.created_ns(record, aligned.op(record, one.position));
-            match one.kind {
+        for (operation, overdue) in pending(ctx, record) {
+            let created = aligned.created_ns(record, aligned.op(record, operation.position));
+            match operation.kind {
                 PendingKind::Collective { seq } => {
-                    let known = instances.entry((one.group, seq));
+                    let known = instances.entry((operation.group, seq));
                     let (since, is_overdue) = known.or_insert((created, overdue));
                     *since = (*since).min(created);
                     *is_overdue |= overdue;
                 }
-                PendingKind::Batch { .. } if !overdue && one.arrival == Arrival::Arrived => {
-                    let missing = ctx
-                        .graph
-                        .missing_from_batch(aligned, ctx.messages, record, one);
-                    reports.push((created, message(ctx, record, one, &missing, overdue)));
+                PendingKind::Batch { .. } if !overdue && operation.arrival == Arrival::Arrived => {
+                    let missing =
+                        ctx.graph
+                            .missing_from_batch(aligned, ctx.messages, record, operation);
+                    reports.push((created, message(ctx, record, operation, &missing, overdue)));
                 }
                 // Overdue batches are in the graph and are added below; those that the device has not reached are left
                 // out.
@@ -152,9 +153,9 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
             record, pending, ..
         } = *place
         {
-            let one = &ctx.graph.pending[record][pending];
-            let created = aligned.created_ns(record, aligned.op(record, one.position));
-            reports.push((created, message(ctx, record, one, missing, true)));
+            let operation = &ctx.graph.pending[record][pending];
+            let created = aligned.created_ns(record, aligned.op(record, operation.position));
+            reports.push((created, message(ctx, record, operation, missing, true)));
         }
     }
     for ((group, seq), (since, overdue)) in instances {
@@ -214,9 +215,9 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
     let mut bytes = 0;
     for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
         match aligned.presence(group, member, seq) {
-            Presence::Issued(at) => {
+            Presence::Issued(index) => {
                 if let Some((record, lane)) = aligned.lane(group, member) {
-                    let op = aligned.op(record, lane.collectives[at]);
+                    let op = aligned.op(record, lane.collectives[index]);
                     bytes = bytes.max(aligned.shared.calls.get(op.call).signature.input_bytes());
                 }
                 joined.push(rank);
@@ -229,7 +230,7 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
     let differs = ctx
         .disagreements
         .iter()
-        .any(|one| one.group == group && one.seq == seq);
+        .any(|disagreement| disagreement.group == group && disagreement.seq == seq);
     let state = if differs {
         InstanceState::Mismatch
     } else if missing.is_empty() && unknown.is_empty() {
@@ -297,9 +298,9 @@ pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
 /// The stacks of all ranks' newest calls, merged from the outermost frame inward.
 pub(crate) fn stacks(ctx: &Context<'_>) -> Vec<StackNode> {
     let mut by_stack: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
-    for (at, record) in ctx.aligned.records.iter().enumerate() {
+    for (index, record) in ctx.aligned.records.iter().enumerate() {
         // Only the newest record of a rank counts.
-        if ctx.aligned.record_of(record.rank) != Some(at) {
+        if ctx.aligned.record_of(record.rank) != Some(index) {
             continue;
         }
         let newest = record
@@ -310,10 +311,7 @@ pub(crate) fn stacks(ctx: &Context<'_>) -> Vec<StackNode> {
         if let Some(op) = newest
             && (op.stack as usize) < ctx.aligned.shared.stacks.len()
         {
-            by_stack
-                .entry(op.stack)
-                .or_default()
-                .push(ctx.aligned.records[at].rank);
+            by_stack.entry(op.stack).or_default().push(record.rank);
         }
     }
     let shared = &ctx.aligned.shared;

@@ -15,10 +15,10 @@ pub(crate) fn of(ctx: &Context<'_>, verdict: Verdict) -> Option<String> {
     if !matches!(verdict, Verdict::Healthy | Verdict::Running) || ctx.life.end.is_some() {
         return None;
     }
-    let is_calm = verdict == Verdict::Healthy;
+    let is_healthy = verdict == Verdict::Healthy;
     raised(ctx)
-        .or_else(|| gone(ctx, is_calm))
-        .or_else(|| first_recorded_failure(ctx).filter(|_| is_calm))
+        .or_else(|| gone(ctx, is_healthy))
+        .or_else(|| first_recorded_failure(ctx).filter(|_| is_healthy))
 }
 
 /// Ranks that live and whose last phase is an exception, since which they have issued nothing.
@@ -51,23 +51,23 @@ fn raised(ctx: &Context<'_>) -> Option<String> {
 
 /// Whether a rank has issued an operation since its phase began: then the program has caught the exception.
 fn went_on(ctx: &Context<'_>, record: RecordIx) -> bool {
-    let whole = &ctx.aligned.records[record];
-    let since = whole
+    let full_record = &ctx.aligned.records[record];
+    let since = full_record
         .status
         .as_ref()
         .map_or(0, |status| status.phase_since_ns);
-    let newest = whole.ops.last();
+    let newest = full_record.ops.last();
     since > 0 && newest.is_some_and(|op| op.created_ns > since)
 }
 
-/// Ranks whose processes are gone and did not end in order. Beside pending operations only those that are gone for a
-/// while, since the others may be about to end as well.
-fn gone(ctx: &Context<'_>, is_calm: bool) -> Option<String> {
+/// Ranks whose processes are gone and did not end in order. If operations are pending, only those count that have been
+/// gone for a while: the others may be about to end as well.
+fn gone(ctx: &Context<'_>, is_healthy: bool) -> Option<String> {
     let expected = ctx.aligned.expected.iter().copied();
     let gone = expected.filter(|&rank| {
         let of_rank = ctx.life.gone(rank);
         of_rank.is_some_and(|gone| {
-            !ctx.life.ended_in_order(rank) && (is_calm || ctx.life.is_settled(gone.at_ns()))
+            !ctx.life.ended_in_order(rank) && (is_healthy || ctx.life.is_settled(gone.at_ns()))
         })
     });
     let gone: Vec<Rank> = gone.collect();

@@ -8,9 +8,9 @@
 //! Two statements contradict each other only if rank `a` names `b` as a member and `b` states other members under that
 //! name. Groups of one name with different ranks (one for each tensor-parallel group, say) are usual.
 //!
-//! A rank that left out the creation of a group gives its next group the name of the one left out. If both have the same
-//! members, only their descriptions differ. That is a contradiction if the order of all groups shows who is odd and no
-//! operation of such a group has completed.
+//! A rank that left out the creation of a group gives its next group the name of the one left out. If both have the
+//! same members, only their descriptions differ. That is a contradiction if the order of all groups shows who is odd
+//! and no operation of such a group has completed.
 
 use crate::align::record::{Record, SharedGroup};
 use crate::judge::check::Check;
@@ -43,7 +43,7 @@ impl Check for GroupMismatch {
 /// The groups that ranks state under one name, and which ranks contradict each other.
 struct Conflict {
     name: String,
-    /// For each rank that is part of a contradiction: the group that it states.
+    /// For each rank that is part of a contradiction: the group that it states, as an index into the shared groups.
     stated: BTreeMap<Rank, u32>,
     /// Pairs of ranks that contradict each other, the lower one first.
     pairs: BTreeSet<(Rank, Rank)>,
@@ -64,11 +64,11 @@ fn conflicts(ctx: &Context<'_>) -> Vec<Conflict> {
     let mut conflicts = Vec::new();
     for (name, by_rank) in stated {
         // If one rank has several groups of this name, the name does not identify a group.
-        let one: Option<BTreeMap<Rank, u32>> = by_rank
+        let single: Option<BTreeMap<Rank, u32>> = by_rank
             .iter()
             .map(|(&rank, groups)| (groups.len() == 1).then_some((rank, *groups.first()?)))
             .collect();
-        let Some(stated) = one else { continue };
+        let Some(stated) = single else { continue };
         let pairs = contradictions(ctx, &stated);
         if !pairs.is_empty() {
             let involved: BTreeSet<Rank> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
@@ -98,23 +98,23 @@ fn other_descriptions(ctx: &Context<'_>) -> Vec<Conflict> {
             let by_desc = stated.entry(local.group).or_default();
             by_desc.entry(&local.desc).or_default().push(record.rank);
             let mut positions = lane.collectives.iter().chain(&lane.messages);
-            if positions.any(|&at| record.ops[at as usize].completed()) {
+            if positions.any(|&position| record.ops[position as usize].completed()) {
                 in_use.insert(local.group);
             }
         }
     }
-    stated.retain(|at, by_desc| by_desc.len() > 1 && !in_use.contains(at));
-    let conflicts = stated.into_iter().map(|(at, by_desc)| {
+    stated.retain(|id, by_desc| by_desc.len() > 1 && !in_use.contains(id));
+    let conflicts = stated.into_iter().map(|(id, by_desc)| {
         let mut sides: Vec<Vec<Rank>> = by_desc.into_values().collect();
         sides.sort_by_key(|side| std::cmp::Reverse(side.len()));
         let first = sides[0][0];
         let others = sides[1..].iter().flatten();
         Conflict {
-            name: group(ctx, at).name.clone(),
+            name: group(ctx, id).name.clone(),
             pairs: others
                 .map(|&other| (first.min(other), first.max(other)))
                 .collect(),
-            stated: sides.concat().into_iter().map(|rank| (rank, at)).collect(),
+            stated: sides.concat().into_iter().map(|rank| (rank, id)).collect(),
         }
     });
     conflicts.collect()
@@ -155,12 +155,12 @@ fn contradictions(ctx: &Context<'_>, stated: &BTreeMap<Rank, u32>) -> BTreeSet<(
     pairs
 }
 
-fn group<'a>(ctx: &Context<'a>, group: u32) -> &'a SharedGroup {
-    &ctx.aligned.shared.groups[group as usize]
+fn group<'a>(ctx: &Context<'a>, id: u32) -> &'a SharedGroup {
+    &ctx.aligned.shared.groups[id as usize]
 }
 
-fn members(ctx: &Context<'_>, of: u32) -> Vec<Rank> {
-    let mut ranks = group(ctx, of).ranks.to_vec();
+fn members(ctx: &Context<'_>, id: u32) -> Vec<Rank> {
+    let mut ranks = group(ctx, id).ranks.to_vec();
     ranks.sort_unstable();
     ranks
 }
@@ -269,7 +269,7 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     let conflict = &conflicts[0];
     let sides = sides(ctx, conflict);
     let label = {
-        let groups = conflict.stated.values().map(|&at| group(ctx, at));
+        let groups = conflict.stated.values().map(|&id| group(ctx, id));
         let descs: BTreeSet<&str> = groups.map(|group| group.desc.as_str()).collect();
         let desc = descs.first().copied().unwrap_or_default();
         // Ranks that mean different groups describe them differently.
@@ -338,13 +338,16 @@ fn blame(
     let mut draft = FindingDraft::new(Code::E105, sentence);
     draft.confidence = 0.97;
     draft.culprits = culprits.to_vec();
-    let names: BTreeSet<&str> = conflicts.iter().map(|one| one.name.as_str()).collect();
+    let names: BTreeSet<&str> = conflicts
+        .iter()
+        .map(|conflict| conflict.name.as_str())
+        .collect();
     let places = ctx.graph.places.iter().enumerate().filter(|(_, place)| {
         let (Place::Collective { group, .. } | Place::Batch { group, .. }) = place;
         names.contains(ctx.aligned.groups[*group].name.as_str())
     });
-    draft.targets = places.map(|(at, _)| at + ctx.graph.ranks).collect();
-    let parties = conflicts.iter().flat_map(|one| one.stated.keys());
+    draft.targets = places.map(|(place, _)| place + ctx.graph.ranks).collect();
+    let parties = conflicts.iter().flat_map(|conflict| conflict.stated.keys());
     let nodes: BTreeSet<Node> = parties.filter_map(|&rank| ctx.graph.node(rank)).collect();
     draft.targets.extend(nodes);
     draft.ruled_out = vec!["cross_group_deadlock: the ranks do not mean the same group".to_owned()];
@@ -407,7 +410,7 @@ mod tests {
 
     #[test]
     fn the_rank_that_made_its_groups_in_another_order_is_named() {
-        let of = |dp: &'static str, tp: &'static str, members: [[Rank; 2]; 2]| {
+        let groups = |dp: &'static str, tp: &'static str, members: [[Rank; 2]; 2]| {
             vec![
                 world(),
                 (dp, "dp", members[0].to_vec()),
@@ -415,11 +418,11 @@ mod tests {
             ]
         };
         let report = judge(&[
-            of("1", "3", [[0, 2], [0, 1]]),
-            of("2", "3", [[1, 3], [0, 1]]),
-            of("1", "4", [[0, 2], [2, 3]]),
+            groups("1", "3", [[0, 2], [0, 1]]),
+            groups("2", "3", [[1, 3], [0, 1]]),
+            groups("1", "4", [[0, 2], [2, 3]]),
             // It makes tp's groups first.
-            of("4", "2", [[1, 3], [2, 3]]),
+            groups("4", "2", [[1, 3], [2, 3]]),
         ]);
         let first = &report.findings[0];
         assert_eq!((first.code, &first.culprit_ranks), (Code::E105, &vec![3]));
@@ -431,14 +434,14 @@ mod tests {
 
     #[test]
     fn a_rank_that_left_out_a_group_is_named_if_the_next_has_the_same_members() {
-        let all = vec![0, 1, 2, 3];
+        let members = vec![0, 1, 2, 3];
         let usual = vec![
             world(),
-            ("1", "model", all.clone()),
-            ("2", "data", all.clone()),
+            ("1", "model", members.clone()),
+            ("2", "data", members.clone()),
         ];
         let mut ranks = vec![usual; 4];
-        ranks[2] = vec![world(), ("1", "data", all.clone())];
+        ranks[2] = vec![world(), ("1", "data", members.clone())];
         let report = judge(&ranks);
         let first = &report.findings[0];
         assert_eq!((first.code, &first.culprit_ranks), (Code::E105, &vec![2]));
@@ -447,7 +450,7 @@ mod tests {
             "rank 2 made its groups in another order than the 3 other ranks: data, where these made model, then data"
         );
         // Descriptions alone, by which no rank is odd, prove nothing.
-        let own = ["a", "b", "c", "d"].map(|desc| vec![world(), ("1", desc, all.clone())]);
+        let own = ["a", "b", "c", "d"].map(|desc| vec![world(), ("1", desc, members.clone())]);
         assert!(judge(&own).findings.is_empty());
     }
 

@@ -24,31 +24,31 @@ impl Check for Mismatch {
     fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         ctx.disagreements
             .iter()
-            .filter_map(|one| judge(ctx, one))
+            .filter_map(|disagreement| judge(ctx, disagreement))
             .collect()
     }
 }
 
-fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
-    let wrong: Vec<&AgreeingMembers> = one
+fn judge(ctx: &Context<'_>, disagreement: &Disagreement) -> Option<FindingDraft> {
+    let wrong: Vec<&AgreeingMembers> = disagreement
         .parts
         .iter()
         .skip(1)
         .filter(|part| {
-            one.ground == Ground::Nothing
+            disagreement.ground == Ground::Nothing
                 || part
                     .records
                     .iter()
-                    .all(|&record| shift(ctx.aligned, one, record) == Shift::None)
+                    .all(|&record| shift(ctx.aligned, disagreement, record) == Shift::None)
         })
         .collect();
     let first = wrong.first()?;
     let calls = &ctx.aligned.shared.calls;
     let difference = wrong
         .iter()
-        .filter_map(|part| calls.difference(one.parts[0].call, part.call))
+        .filter_map(|part| calls.difference(disagreement.parts[0].call, part.call))
         .min()
-        .unwrap_or(one.difference);
+        .unwrap_or(disagreement.difference);
     let code = match difference {
         CallDifference::Op => Code::E110,
         CallDifference::Dtype => Code::E111,
@@ -59,7 +59,7 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
     let site = |part: &AgreeingMembers| {
         let record = part.records.first();
         record.map_or(String::new(), |&record| {
-            programs::at_site(ctx, one.group, one.seq, record)
+            programs::at_site(ctx, disagreement.group, disagreement.seq, record)
         })
     };
     let issued =
@@ -67,16 +67,16 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
     let odd = calls.get(first.call).describe();
     let here = site(first);
     // If both sides called from the same line of the source, it is named once.
-    let right = if site(&one.parts[0]) == here {
-        calls.get(one.parts[0].call).describe()
+    let right = if site(&disagreement.parts[0]) == here {
+        calls.get(disagreement.parts[0].call).describe()
     } else {
-        issued(&one.parts[0])
+        issued(&disagreement.parts[0])
     };
-    let group = ctx.group_name(one.group);
-    let op_ref = ctx.op_ref(one.group, one.seq);
-    let others = one.parts[0].ranks.len();
-    let mut draft = if one.ground == Ground::Nothing {
-        let sides: Vec<String> = one
+    let group = ctx.group_name(disagreement.group);
+    let op_ref = ctx.op_ref(disagreement.group, disagreement.seq);
+    let others = disagreement.parts[0].ranks.len();
+    let mut draft = if disagreement.ground == Ground::Nothing {
+        let sides: Vec<String> = disagreement
             .parts
             .iter()
             .map(|part| format!("{} issued {}", format_ranks(&part.ranks), issued(part)))
@@ -87,11 +87,15 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
             sides.join(", ")
         );
         let mut draft = FindingDraft::new(code, sentence);
-        draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
+        draft.alternatives = disagreement
+            .parts
+            .iter()
+            .map(|part| part.ranks.clone())
+            .collect();
         draft
     } else {
         let others = match others {
-            1 => format_ranks(&one.parts[0].ranks),
+            1 => format_ranks(&disagreement.parts[0].ranks),
             n => format!("{n} ranks"),
         };
         let as_this = format!("as #{} on group {group}", op_ref.seq);
@@ -112,27 +116,34 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
                 let each = each.collect::<Vec<_>>().join(", ");
                 format!(
                     "{each}{more} {as_this}, where {others} issued {}",
-                    calls.get(one.parts[0].call).describe()
+                    calls.get(disagreement.parts[0].call).describe()
                 )
             }
         };
         let mut draft = FindingDraft::new(code, sentence);
         draft.culprits = culprits.clone();
-        if one.ground == Ground::Past {
-            draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
+        if disagreement.ground == Ground::Past {
+            draft.alternatives = disagreement
+                .parts
+                .iter()
+                .map(|part| part.ranks.clone())
+                .collect();
         }
         draft
     };
-    draft.confidence = confidence(ctx, one);
-    draft.ruled_out = grounds(ctx, one, difference);
-    if difference == CallDifference::Op && one.ground != Ground::Nothing && !goes_on(ctx, one) {
+    draft.confidence = confidence(ctx, disagreement);
+    draft.ruled_out = grounds(ctx, disagreement, difference);
+    if difference == CallDifference::Op
+        && disagreement.ground != Ground::Nothing
+        && !goes_on(ctx, disagreement)
+    {
         draft.doubts.push(format!(
             "{} may have left out the {} of the others: these have issued nothing after it",
             format_ranks(&culprits),
-            calls.get(one.parts[0].call).op_name()
+            calls.get(disagreement.parts[0].call).op_name()
         ));
     }
-    describe(ctx, one, &wrong, &mut draft);
+    describe(ctx, disagreement, &wrong, &mut draft);
     draft.at = Some(op_ref);
     Some(draft)
 }
@@ -141,20 +152,25 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Option<FindingDraft> {
 const MOST_SIDES: usize = 3;
 
 /// The probability, 0..1, that the side blamed is the wrong one.
-pub(super) fn confidence(ctx: &Context<'_>, one: &Disagreement) -> f64 {
+pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 {
     // torchcomms does not number the collectives of each communicator. `comm_counter` numbers them, and if a ring has
     // wrapped it estimates with which number the ring begins.
     let guessed = |&record: &usize| {
         let record = &ctx.aligned.records[record];
         record.recorder == Recorder::Torchcomms && record.wrapped()
     };
-    if one.parts.iter().flat_map(|part| &part.records).any(guessed) {
+    if disagreement
+        .parts
+        .iter()
+        .flat_map(|part| &part.records)
+        .any(guessed)
+    {
         return 0.4;
     }
-    let sure = match one.ground {
+    let sure = match disagreement.ground {
         Ground::Majority => {
-            let all: usize = one.parts.iter().map(|part| part.ranks.len()).sum();
-            if one.parts[0].ranks.len() * 3 >= all * 2 {
+            let members: usize = disagreement.parts.iter().map(|part| part.ranks.len()).sum();
+            if disagreement.parts[0].ranks.len() * 3 >= members * 2 {
                 0.97
             } else {
                 0.85
@@ -164,12 +180,20 @@ pub(super) fn confidence(ctx: &Context<'_>, one: &Disagreement) -> f64 {
         Ground::Past => 0.65,
         Ground::Nothing => 0.5,
     };
-    if one.completed { sure * 0.8 } else { sure }
+    if disagreement.completed {
+        sure * 0.8
+    } else {
+        sure
+    }
 }
 
-fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) -> Vec<String> {
+fn grounds(
+    ctx: &Context<'_>,
+    disagreement: &Disagreement,
+    difference: CallDifference,
+) -> Vec<String> {
     let mut reasons = Vec::new();
-    match one.ground {
+    match disagreement.ground {
         Ground::Siblings => {
             reasons.push(
                 "two equal sides: the groups that play the same part agree with the other side"
@@ -191,14 +215,14 @@ fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) ->
         CallDifference::Argument => {
             reasons.push("size_mismatch: operation, type and size agree".into())
         }
-        CallDifference::Op if goes_on(ctx, one) => {
+        CallDifference::Op if goes_on(ctx, disagreement) => {
             reasons.push("skipped_collective: no later operation matches shifted".into());
         }
         CallDifference::Op => {}
     }
     let missing = ctx
         .graph
-        .collective(one.group, one.seq)
+        .collective(disagreement.group, disagreement.seq)
         .map_or(0, |place| ctx.graph.missing[place].len());
     if missing == 0 {
         reasons.push("not_joined: every member that left a record issued this number".into());
@@ -207,13 +231,13 @@ fn grounds(ctx: &Context<'_>, one: &Disagreement, difference: CallDifference) ->
 }
 
 /// Whether a rank of the right side has issued a later collective, with which the other side's calls were compared.
-fn goes_on(ctx: &Context<'_>, one: &Disagreement) -> bool {
-    one.parts[0].records.iter().any(|&record| {
+fn goes_on(ctx: &Context<'_>, disagreement: &Disagreement) -> bool {
+    disagreement.parts[0].records.iter().any(|&record| {
         let mut lanes = ctx.aligned.lanes[record].iter();
-        let lane = lanes.find(|lane| lane.group == one.group);
+        let lane = lanes.find(|lane| lane.group == disagreement.group);
         lane.is_some_and(|lane| {
-            let at = ctx.aligned.find(record, lane, one.seq);
-            at.is_ok_and(|at| lane.collectives.len() > at + 1)
+            let index = ctx.aligned.find(record, lane, disagreement.seq);
+            index.is_ok_and(|index| lane.collectives.len() > index + 1)
         })
     })
 }
@@ -221,18 +245,18 @@ fn goes_on(ctx: &Context<'_>, one: &Disagreement) -> bool {
 /// Adds the evidence, frames, diff, targets and next step that all findings on a disagreement have.
 pub(super) fn describe(
     ctx: &Context<'_>,
-    one: &Disagreement,
+    disagreement: &Disagreement,
     wrong: &[&AgreeingMembers],
     draft: &mut FindingDraft,
 ) {
     let entry = |record: usize| {
         let lane = ctx.aligned.lanes[record]
             .iter()
-            .find(|lane| lane.group == one.group)?;
-        let at = ctx.aligned.find(record, lane, one.seq).ok()?;
-        Some(lane.collectives[at])
+            .find(|lane| lane.group == disagreement.group)?;
+        let index = ctx.aligned.find(record, lane, disagreement.seq).ok()?;
+        Some(lane.collectives[index])
     };
-    for part in std::iter::once(&one.parts[0]).chain(wrong.iter().copied()) {
+    for part in std::iter::once(&disagreement.parts[0]).chain(wrong.iter().copied()) {
         let Some(&record) = part.records.first() else {
             continue;
         };
@@ -241,14 +265,14 @@ pub(super) fn describe(
         };
         draft
             .evidence
-            .push(ctx.evidence(record, position, one.group));
-        let seq = one.seq;
-        let sites = programs::sites(ctx, one.group, seq, &part.records, part.call);
+            .push(ctx.evidence(record, position, disagreement.group));
+        let seq = disagreement.seq;
+        let sites = programs::sites(ctx, disagreement.group, seq, &part.records, part.call);
         draft.diff.extend(sites);
     }
     let first = wrong.first().and_then(|part| part.records.first());
-    if let (Some(&usual), Some(&odd)) = (one.parts[0].records.first(), first) {
-        let steps = programs::next_steps(ctx, one.group, one.seq, usual, odd);
+    if let (Some(&usual), Some(&odd)) = (disagreement.parts[0].records.first(), first) {
+        let steps = programs::next_steps(ctx, disagreement.group, disagreement.seq, usual, odd);
         draft.diff.extend(steps);
     }
     if let Some(&record) = wrong.first().and_then(|part| part.records.first())
@@ -273,12 +297,12 @@ pub(super) fn describe(
             None => format!(
                 "look for a branch in the program that rank {rank} takes and the others do not, before #{} on \
                  group {}",
-                one.seq,
-                ctx.group_name(one.group)
+                disagreement.seq,
+                ctx.group_name(disagreement.group)
             ),
         };
     }
-    if let Some(place) = ctx.graph.collective(one.group, one.seq) {
+    if let Some(place) = ctx.graph.collective(disagreement.group, disagreement.seq) {
         draft.targets.push(place + ctx.graph.ranks);
     }
     for part in wrong {

@@ -73,7 +73,7 @@ impl Check for OddMessage {
     }
 }
 
-/// One end of a message that does not complete, as a rank and its peer.
+/// One end of a message that does not complete: a rank, and its peer at the other end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct MessageEnd {
     /// Whether both halves are posted, certainly belong together, and have the same size.
@@ -212,7 +212,7 @@ fn sentence(ctx: &Context<'_>, odd: &Odd, end: MessageEnd, peer: u32) -> String 
         }
     };
     let siblings = format_ranks(&odd.siblings);
-    let what = match odd.deviation {
+    let deviation = match odd.deviation {
         Deviation::LeftOut { sends } => format!(
             "rank {rank} left out a {} and went on to {here}: {siblings}, with the same part in their groups, \
              posted one more{site}",
@@ -239,7 +239,7 @@ fn sentence(ctx: &Context<'_>, odd: &Odd, end: MessageEnd, peer: u32) -> String 
     let (record, position) = end.waiting;
     let waiting = aligned.records[record].rank;
     if waiting == rank {
-        return what;
+        return deviation;
     }
     let place = ctx
         .graph
@@ -251,7 +251,7 @@ fn sentence(ctx: &Context<'_>, odd: &Odd, end: MessageEnd, peer: u32) -> String 
     });
     let op = aligned.op(record, position);
     format!(
-        "{what}; rank {waiting} {waited} in {}",
+        "{deviation}; rank {waiting} {waited} in {}",
         ctx.describe_op(record, op)
     )
 }

@@ -81,13 +81,13 @@ pub(crate) fn both_ends(
         return None;
     }
     let list = if sends { &pair.sends } else { &pair.receives };
-    let at = list
+    let index = list
         .binary_search_by_key(&half.position, |half| half.position)
         .ok()?;
     let other = if sends {
-        ctx.messages.receive_of(pair, at)
+        ctx.messages.receive_of(pair, index)
     } else {
-        ctx.messages.send_of(pair, at)
+        ctx.messages.send_of(pair, index)
     };
     let Counterpart::Posted(other) = other else {
         return None;
@@ -176,7 +176,7 @@ fn judge(
     );
     let op_ref = ctx.op_ref_of_message(send.0, group, send.1.position);
     let site = |record: usize, half: Half| ctx.at_site(aligned.op(record, half.position));
-    let (sent_what, received_what) = match &types {
+    let (sent_text, received_text) = match &types {
         Some((sent, received)) => (
             format!("{sent_size} {sent}"),
             format!("{received_size} {received}"),
@@ -184,8 +184,8 @@ fn judge(
         None => (format!("{sent_size} elements"), received_size.to_string()),
     };
     let sentence = format!(
-        "rank {source} sends {sent_what} to rank {destination} as send #{} on group {}{}, whose receive expects \
-         {received_what}{}",
+        "rank {source} sends {sent_text} to rank {destination} as send #{} on group {}{}, whose receive expects \
+         {received_text}{}",
         op_ref.seq,
         ctx.group_name(group),
         site(send.0, send.1),

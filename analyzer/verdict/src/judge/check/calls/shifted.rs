@@ -25,21 +25,21 @@ impl Check for Shifted {
     fn run(&self, ctx: &Context<'_>, _so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         ctx.disagreements
             .iter()
-            .flat_map(|one| judge(ctx, one))
+            .flat_map(|disagreement| judge(ctx, disagreement))
             .collect()
     }
 }
 
-fn judge(ctx: &Context<'_>, one: &Disagreement) -> Vec<FindingDraft> {
-    if one.ground == Ground::Nothing {
+fn judge(ctx: &Context<'_>, disagreement: &Disagreement) -> Vec<FindingDraft> {
+    if disagreement.ground == Ground::Nothing {
         return Vec::new();
     }
     let mut by_shift: BTreeMap<Shift, Vec<&AgreeingMembers>> = BTreeMap::new();
-    for part in one.parts.iter().skip(1) {
+    for part in disagreement.parts.iter().skip(1) {
         let shifts: Vec<Shift> = part
             .records
             .iter()
-            .map(|&record| shift(ctx.aligned, one, record))
+            .map(|&record| shift(ctx.aligned, disagreement, record))
             .collect();
         if let Some(&first) = shifts.iter().find(|&&shift| shift != Shift::None) {
             by_shift.entry(first).or_default().push(part);
@@ -47,13 +47,13 @@ fn judge(ctx: &Context<'_>, one: &Disagreement) -> Vec<FindingDraft> {
     }
     by_shift
         .into_iter()
-        .map(|(shift, parts)| draft(ctx, one, shift, &parts))
+        .map(|(shift, parts)| draft(ctx, disagreement, shift, &parts))
         .collect()
 }
 
 fn draft(
     ctx: &Context<'_>,
-    one: &Disagreement,
+    disagreement: &Disagreement,
     shift: Shift,
     parts: &[&AgreeingMembers],
 ) -> FindingDraft {
@@ -63,21 +63,24 @@ fn draft(
         .collect();
     culprits.sort_unstable();
     let calls = &ctx.aligned.shared.calls;
-    let at = first_by_sites(ctx, one, shift, parts[0]);
+    let first_seq = first_by_sites(ctx, disagreement, shift, parts[0]);
     let call_of = |part: &AgreeingMembers| {
-        let record = part.records.first().filter(|_| at != one.seq);
-        let op = record.and_then(|&record| op_at(ctx, one, record, at));
+        let record = part
+            .records
+            .first()
+            .filter(|_| first_seq != disagreement.seq);
+        let op = record.and_then(|&record| op_at(ctx, disagreement, record, first_seq));
         calls.get(op.map_or(part.call, |op| op.call)).describe()
     };
-    let right = call_of(&one.parts[0]);
+    let right = call_of(&disagreement.parts[0]);
     let odd = call_of(parts[0]);
     let who = format_ranks(&culprits);
     let first = parts[0].records.first();
     let site = first.map_or(String::new(), |&record| {
-        programs::at_site(ctx, one.group, at, record)
+        programs::at_site(ctx, disagreement.group, first_seq, record)
     });
-    let group = ctx.group_name(one.group);
-    let op_ref = ctx.op_ref(one.group, at);
+    let group = ctx.group_name(disagreement.group);
+    let op_ref = ctx.op_ref(disagreement.group, first_seq);
     let seq = op_ref.seq;
     let (code, sentence, unlike) = match shift {
         Shift::Skipped(n) => (
@@ -128,9 +131,13 @@ fn draft(
     };
     let mut draft = FindingDraft::new(code, sentence);
     draft.culprits = culprits;
-    draft.confidence = confidence(ctx, one);
-    if one.ground == Ground::Past {
-        draft.alternatives = one.parts.iter().map(|part| part.ranks.clone()).collect();
+    draft.confidence = confidence(ctx, disagreement);
+    if disagreement.ground == Ground::Past {
+        draft.alternatives = disagreement
+            .parts
+            .iter()
+            .map(|part| part.ranks.clone())
+            .collect();
     }
     if unlike.is_empty() {
         draft.confidence = draft.confidence.min(0.8);
@@ -140,7 +147,7 @@ fn draft(
     } else {
         draft.ruled_out.push(unlike.to_owned());
     }
-    describe(ctx, one, parts, &mut draft);
+    describe(ctx, disagreement, parts, &mut draft);
     draft.at = Some(op_ref);
     draft
 }
@@ -149,7 +156,7 @@ fn draft(
 /// first difference may agree by chance, as exchanges whose sizes may differ do.
 fn first_by_sites(
     ctx: &Context<'_>,
-    one: &Disagreement,
+    disagreement: &Disagreement,
     shift: Shift,
     odd: &AgreeingMembers,
 ) -> u32 {
@@ -157,33 +164,36 @@ fn first_by_sites(
     let by = match shift {
         Shift::Skipped(n) => n as i64,
         Shift::Extra(n) => -(n as i64),
-        Shift::Reordered(_) | Shift::ReorderedOrShifted(_) | Shift::None => return one.seq,
+        Shift::Reordered(_) | Shift::ReorderedOrShifted(_) | Shift::None => {
+            return disagreement.seq;
+        }
     };
-    let (Some(&odd), Some(&right)) = (odd.records.first(), one.parts[0].records.first()) else {
-        return one.seq;
+    let (Some(&odd), Some(&right)) = (odd.records.first(), disagreement.parts[0].records.first())
+    else {
+        return disagreement.seq;
     };
     let site = |record: usize, seq: i64| {
-        let op = op_at(ctx, one, record, u32::try_from(seq).ok()?)?;
+        let op = op_at(ctx, disagreement, record, u32::try_from(seq).ok()?)?;
         (op.stack != NONE).then_some(op.stack)
     };
     let is_moved = |back: &u32| {
-        let seq = i64::from(one.seq) - i64::from(*back);
+        let seq = i64::from(disagreement.seq) - i64::from(*back);
         let here = site(odd, seq);
         here.is_some() && here != site(right, seq) && here == site(right, seq + by)
     };
     let moved = (1..=REACH).take_while(is_moved).count() as u32;
-    one.seq - moved
+    disagreement.seq - moved
 }
 
 /// The collective of this number in a record; `None` if the record does not hold it.
 fn op_at<'a>(
     ctx: &'a Context<'_>,
-    one: &Disagreement,
+    disagreement: &Disagreement,
     record: RecordIx,
     seq: u32,
 ) -> Option<&'a Op> {
     let mut lanes = ctx.aligned.lanes[record].iter();
-    let lane = lanes.find(|lane| lane.group == one.group)?;
-    let at = ctx.aligned.find(record, lane, seq).ok()?;
-    Some(ctx.aligned.op(record, lane.collectives[at]))
+    let lane = lanes.find(|lane| lane.group == disagreement.group)?;
+    let index = ctx.aligned.find(record, lane, seq).ok()?;
+    Some(ctx.aligned.op(record, lane.collectives[index]))
 }

@@ -1,5 +1,5 @@
-//! E114 and E112: one member of a collective sends sizes that another member does not expect, or several members or
-//! none take themselves for the root.
+//! E114 and E112: one member of a collective sends sizes that another member does not expect, or not exactly one member
+//! takes itself for the root.
 //!
 //! In an exchange each member names a size for each other member: the size that rank 2 sends to rank 5 must be the one
 //! that rank 5 receives from rank 2. If the record holds these sizes (split sizes, or one tensor for each member),
@@ -28,8 +28,8 @@ impl Check for UnequalParts {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let mut drafts = Vec::new();
-        for (place, at) in ctx.graph.places.iter().enumerate() {
-            let &Place::Collective { group, seq } = at else {
+        for (place, operation) in ctx.graph.places.iter().enumerate() {
+            let &Place::Collective { group, seq } = operation else {
                 continue;
             };
             let known = |draft: &FindingDraft| draft.targets.contains(&(place + ctx.graph.ranks));
@@ -76,10 +76,10 @@ impl<'a> InstanceCalls<'a> {
         let ranks = &aligned.groups[group].ranks;
         let calls = (0..ranks.len()).map(|member| {
             let (record, lane) = aligned.lane(group, member)?;
-            let Presence::Issued(at) = aligned.presence(group, member, seq) else {
+            let Presence::Issued(index) = aligned.presence(group, member, seq) else {
                 return None;
             };
-            let position = lane.collectives[at];
+            let position = lane.collectives[index];
             let call = aligned.shared.calls.get(aligned.op(record, position).call);
             Some((record, position, call))
         });
@@ -113,8 +113,8 @@ struct Found {
     /// Sets of members, one of which is at fault.
     alternatives: Vec<Vec<usize>>,
     confidence: f64,
-    /// What is wrong: the end of a sentence that begins with the place.
-    what: String,
+    /// The fault as a clause, for the end of a sentence that begins with the operation.
+    fault: String,
     /// Members whose entries are the evidence.
     proof: Vec<usize>,
 }
@@ -134,7 +134,11 @@ fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
     let is_list = (call.op.pattern(), call.op.layout()) == (Pattern::AllToAll, Layout::List);
     let one_each = is_list && sizes.len() == members;
     one_each.then(|| {
-        let elements = |shape: &Vec<u64>| shape.iter().fold(1u64, |all, &n| all.saturating_mul(n));
+        let elements = |shape: &Vec<u64>| {
+            shape
+                .iter()
+                .fold(1u64, |product, &n| product.saturating_mul(n))
+        };
         sizes.iter().map(elements).collect()
     })
 }
@@ -150,13 +154,13 @@ fn exchange(row: &InstanceCalls<'_>) -> Option<Found> {
 }
 
 fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
-    let all = |sends: bool| -> Vec<Option<Vec<u64>>> {
+    let parts_of_all = |sends: bool| -> Vec<Option<Vec<u64>>> {
         let calls = row.calls.iter();
         calls
-            .map(|one| one.and_then(|(_, _, call)| parts(call, members, sends)))
+            .map(|issued| issued.and_then(|(_, _, call)| parts(call, members, sends)))
             .collect()
     };
-    let (sent, taken) = (all(true), all(false));
+    let (sent, taken) = (parts_of_all(true), parts_of_all(false));
     let mut conflicts: Vec<(usize, usize, u64, u64)> = Vec::new();
     for (from, sent) in sent.iter().enumerate() {
         for (to, taken) in taken.iter().enumerate() {
@@ -182,7 +186,7 @@ fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
         confidence: if culprits.is_empty() { 0.5 } else { 0.9 },
         culprits,
         alternatives,
-        what: format!(
+        fault: format!(
             "rank {} sends {sends} elements to {}, which expects {takes}{more}",
             row.ranks[from],
             match from == to {
@@ -224,14 +228,14 @@ fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
             .flatten()
             .map(|&(_, _, call)| &call.signature)
     };
-    if calls().any(|one| one.input_sizes.is_empty() || one.output_sizes.is_empty()) {
+    if calls().any(|call| call.input_sizes.is_empty() || call.output_sizes.is_empty()) {
         return None;
     }
     let sizes: Vec<(u64, u64)> = calls()
-        .map(|one| (one.input_elements(), one.output_elements()))
+        .map(|call| (call.input_elements(), call.output_elements()))
         .collect();
     let total = |side: fn(&(u64, u64)) -> u64| sizes.iter().map(side).fold(0, u64::saturating_add);
-    let (sent, taken) = (total(|one| one.0), total(|one| one.1));
+    let (sent, taken) = (total(|size| size.0), total(|size| size.1));
     if sent == taken {
         return None;
     }
@@ -239,8 +243,10 @@ fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
     let usual = sizes
         .iter()
         .copied()
-        .max_by_key(|one| sizes.iter().filter(|other| *other == one).count())?;
-    let odd: Vec<usize> = (0..sizes.len()).filter(|&at| sizes[at] != usual).collect();
+        .max_by_key(|size| sizes.iter().filter(|other| *other == size).count())?;
+    let odd: Vec<usize> = (0..sizes.len())
+        .filter(|&member| sizes[member] != usual)
+        .collect();
     let decided = odd.len() * 2 < sizes.len();
     Some(Found {
         code: Code::E112,
@@ -248,12 +254,12 @@ fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
         proof: odd
             .iter()
             .copied()
-            .chain((0..sizes.len()).filter(|at| !odd.contains(at)))
+            .chain((0..sizes.len()).filter(|member| !odd.contains(member)))
             .take(2)
             .collect(),
         culprits: if decided { odd } else { Vec::new() },
         alternatives: Vec::new(),
-        what: format!("all members together send {sent} elements and expect {taken}"),
+        fault: format!("all members together send {sent} elements and expect {taken}"),
     })
 }
 
@@ -269,12 +275,12 @@ fn roots_of(row: &InstanceCalls<'_>) -> Vec<usize> {
         let elements = sizes
             .iter()
             .flatten()
-            .fold(1u64, |all, &n| all.saturating_mul(n));
+            .fold(1u64, |product, &n| product.saturating_mul(n));
         !sizes.is_empty() && elements > 0
     };
     let calls = row.calls.iter().enumerate();
     calls
-        .filter(|(_, one)| one.is_some_and(|(_, _, call)| names_parts(call)))
+        .filter(|(_, issued)| issued.is_some_and(|(_, _, call)| names_parts(call)))
         .map(|(member, _)| member)
         .collect()
 }
@@ -286,7 +292,7 @@ fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
         .calls
         .iter()
         .enumerate()
-        .filter(|(_, one)| one.is_some())
+        .filter(|(_, issued)| issued.is_some())
         .map(|(member, _)| member)
         .collect();
     match found.as_slice() {
@@ -299,7 +305,7 @@ fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
             culprits: past.into_iter().collect(),
             alternatives: Vec::new(),
             confidence: 0.6,
-            what: "no member takes itself for the root".to_owned(),
+            fault: "no member takes itself for the root".to_owned(),
             proof: past.into_iter().collect(),
         }),
         several => {
@@ -315,7 +321,7 @@ fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
                 confidence: if decided { 0.8 } else { 0.5 },
                 culprits: if decided { wrong } else { Vec::new() },
                 alternatives: several.iter().map(|&member| vec![member]).collect(),
-                what: format!("{} each take themselves for the root", format_ranks(&ranks)),
+                fault: format!("{} each take themselves for the root", format_ranks(&ranks)),
                 proof: several.to_vec(),
             })
         }
@@ -334,11 +340,11 @@ fn past_root(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<usize> {
         .collectives
         .iter()
         .rev()
-        .map(|&at| ctx.aligned.op(record, at));
-    let earlier = earlier.filter(|one| one.kind == op && one.seq < row.seq);
+        .map(|&position| ctx.aligned.op(record, position));
+    let earlier = earlier.filter(|earlier| earlier.kind == op && earlier.seq < row.seq);
     let mut roots = earlier
         .take(8)
-        .map(|one| roots_of(&InstanceCalls::new(ctx, row.group, one.seq)));
+        .map(|earlier| roots_of(&InstanceCalls::new(ctx, row.group, earlier.seq)));
     roots.find_map(|roots| match roots.as_slice() {
         [root] => Some(*root),
         _ => None,
@@ -347,12 +353,12 @@ fn past_root(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<usize> {
 
 fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found) -> FindingDraft {
     let op_ref = ctx.op_ref(row.group, row.seq);
-    let of = |members: &[usize]| -> Vec<Rank> {
+    let ranks_of = |members: &[usize]| -> Vec<Rank> {
         let mut ranks: Vec<Rank> = members.iter().map(|&member| row.ranks[member]).collect();
         ranks.sort_unstable();
         ranks
     };
-    let culprits = of(&found.culprits);
+    let culprits = ranks_of(&found.culprits);
     let who = if culprits.is_empty() {
         "; which side is wrong is not known".to_owned()
     } else {
@@ -370,7 +376,7 @@ fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found)
             ctx.group_name(row.group),
             op_ref.op,
             op_ref.seq,
-            found.what
+            found.fault
         ),
     );
     draft.confidence = found.confidence;
@@ -378,7 +384,7 @@ fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found)
         .alternatives
         .iter()
         .take(16)
-        .map(|one| of(one))
+        .map(|members| ranks_of(members))
         .collect();
     let mut proof = found.proof;
     proof.dedup();

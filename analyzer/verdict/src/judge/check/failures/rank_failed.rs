@@ -63,7 +63,7 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let gone: Vec<Node> = inside
         .iter()
         .copied()
-        .filter(|&node| record(node).is_some_and(|at| ctx.went_first(at)))
+        .filter(|&node| record(node).is_some_and(|index| ctx.went_first(index)))
         .collect();
     if gone.is_empty() || gone.len() * 2 > inside.len() {
         return None;
@@ -99,9 +99,9 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
             Place::Batch { .. } => None,
         })
         .collect();
-    for at in gone.iter().filter_map(|&node| record(node)).take(3) {
-        if let Some(op) = ctx.last_op(at) {
-            draft.frames.extend(ctx.frames_of(at, op, "last_seen"));
+    for index in gone.iter().filter_map(|&node| record(node)).take(3) {
+        if let Some(op) = ctx.last_op(index) {
+            draft.frames.extend(ctx.frames_of(index, op, "last_seen"));
         }
     }
     draft
@@ -130,7 +130,7 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let records: Vec<usize> = records.collect();
     let op_ref = ctx.op_ref_of_place(place);
     let arrived = ctx.graph.arrived[place].len();
-    // A shorter wait is no reason: that the process is gone is.
+    // A shorter wait is not stated: it does not show that a rank is missing, the end of the process does.
     let waited = ctx.waited_ms(place).filter(|&ms| ms >= WORTH_MS);
     let waited = waited.map(format_time);
     let waiting = match (&ctx.life.end, waited) {
@@ -233,17 +233,17 @@ impl Check for UnmissedProcessGone {
 /// Whether the end of a record's process is worth a finding although no rank waits for it. A job that is ending
 /// normally looks the same at first, so the others must have gone on without it for some time.
 fn is_noticed(ctx: &Context<'_>, record: usize) -> bool {
-    let whole = &ctx.aligned.records[record];
+    let full_record = &ctx.aligned.records[record];
     if !ctx.went_first(record) {
         return false;
     }
-    let exit = ctx.life.gone(whole.rank).and_then(|gone| gone.exit);
+    let exit = ctx.life.gone(full_record.rank).and_then(|gone| gone.exit);
     let failed = exit.is_some_and(|exit| !exit.is_success());
     if failed || ctx.life.end.is_some() || unfinished(ctx, record).is_some() {
         return true;
     }
     let others_live = ctx.aligned.records.iter().any(|other| !other.died());
-    let ended = whole
+    let ended = full_record
         .latest_ns()
         .saturating_sub(ctx.aligned.offsets_ns[record]);
     let since = now_ns(ctx.aligned, ctx.policy).map(|now| now.saturating_sub(ended));
@@ -303,14 +303,14 @@ fn others_go_on(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> bool {
         .max();
     let is_gone = |rank: Rank| gone.iter().any(|&(other, _)| other == rank);
     (0..aligned.records.len()).any(|record| {
-        let whole = &aligned.records[record];
-        let newest = whole.ops.last();
+        let full_record = &aligned.records[record];
+        let newest = full_record.ops.last();
         let issued_ns = newest.map(|op| aligned.created_ns(record, op));
-        !is_gone(whole.rank) && issued_ns.is_some_and(|at_ns| Some(at_ns) > last_ns)
+        !is_gone(full_record.rank) && issued_ns.is_some_and(|at_ns| Some(at_ns) > last_ns)
     })
 }
 
-/// The end of a sentence, like `; it was killed by SIGKILL`; empty if no launcher reported how the processes ended.
+/// The end of a sentence, like `; it was killed by SIGKILL`; empty if it is not known how the processes ended.
 pub(in crate::judge::check) fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank]) -> String {
     let known = ranks.iter().find_map(|&rank| {
         let end = ctx.life.gone(rank)?.exit?;
@@ -324,8 +324,8 @@ pub(in crate::judge::check) fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank])
     }
 }
 
-/// If the first culprit's process ended in order, or a launcher recorded its exit code: makes the next step to find out
-/// why it ended.
+/// Changes the next step to finding out why the first culprit's process ended, if that process ended in order or its
+/// exit code is known.
 pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let first = draft.culprits.first();
     if let Some(rank) = first.filter(|rank| ctx.life.ended_in_order(**rank)) {
@@ -346,7 +346,7 @@ pub(crate) struct OperationFailed;
 
 /// An operation that ended within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
-/// Errors closer to the first than this, ns, may be its consequence or its cause.
+/// An error that follows the first by at most this, ns, may also be its cause: clocks and delays hide the order.
 const TOGETHER_NS: i64 = 50_000_000;
 
 /// One failed operation.
@@ -390,8 +390,11 @@ impl Check for OperationFailed {
 pub(crate) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
     let pending = ctx.graph.pending[record].iter().enumerate();
     pending
-        .filter(|&(at, _)| ctx.graph.is_overdue(record, at))
-        .map(|(_, one)| (one.position, ctx.aligned.op(record, one.position)))
+        .filter(|&(index, _)| ctx.graph.is_overdue(record, index))
+        .map(|(_, pending)| {
+            let position = pending.position;
+            (position, ctx.aligned.op(record, position))
+        })
         .filter(|(_, op)| op.state == EntryState::Failed)
         .filter_map(|(position, op)| {
             let limit = ctx.aligned.shared.calls.get(op.call).timeout_ms as f64;

@@ -21,7 +21,7 @@ pub(crate) struct RankFrozen;
 /// The watchdog of a stopped process has made no round for at least this long, ns. In this time a running one makes ten
 /// with rcomm's runtime, and one with rcomm's recorder for PyTorch.
 const STOPPED_NS: i64 = 1_000_000_000;
-/// The most processes that a next step lists.
+/// A next step lists at most this many processes.
 const MOST_PIDS: usize = 8;
 /// A busy host does not delay the watchdog's rounds for this long, ns.
 const SILENT_NS: i64 = 5_000_000_000;
@@ -72,16 +72,18 @@ impl Check for RankFrozen {
 
 /// Why a record's rank is frozen; `None` if it is not.
 fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
-    let whole = &ctx.aligned.records[record];
+    let full_record = &ctx.aligned.records[record];
     let silent = silence(ctx, record);
-    if let Some(stop) = whole.stop() {
+    if let Some(stop) = full_record.stop() {
         return silent
             .is_none_or(|ns| ns >= STOPPED_NS)
             .then_some(Frozen::Stopped(stop));
     }
     let records = ctx.aligned.records.iter().enumerate();
-    let others = records.filter(|(_, other)| other.rank != whole.rank);
-    let mut others = others.filter_map(|(at, _)| silence(ctx, at)).peekable();
+    let others = records.filter(|(_, other)| other.rank != full_record.rank);
+    let mut others = others
+        .filter_map(|(index, _)| silence(ctx, index))
+        .peekable();
     // In a job that is over, the last round of every watchdog is older than the end of its process, so the limits are
     // closer.
     let (limit, awake) = match ctx.life.end {
@@ -113,11 +115,11 @@ fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
         WaitRoot::Idle(node) | WaitRoot::Unread(node) => Some(first_missed(ctx, node)?.0),
         WaitRoot::Cycle { ref places, .. } => places.first().copied(),
     });
-    let at = place.map(|place| ctx.op_ref_of_place(place));
-    let pending = place.zip(at.as_ref()).map(|(place, at)| {
-        let (op, group) = (&at.op, ctx.group_name(at.group));
+    let op_ref = place.map(|place| ctx.op_ref_of_place(place));
+    let pending = place.zip(op_ref.as_ref()).map(|(place, op_ref)| {
+        let (op, group) = (&op_ref.op, ctx.group_name(op_ref.group));
         let time = waited(ctx, place);
-        format!("; {op} #{} on group {group} is pending{time}", at.seq)
+        format!("; {op} #{} on group {group} is pending{time}", op_ref.seq)
     });
     let detail = format!(
         "these are all ranks of the job{}",
@@ -131,18 +133,17 @@ fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
         _ => None,
     });
     draft.targets.extend(places);
-    draft.at = at;
+    draft.at = op_ref;
     Some(draft)
 }
 
-/// How long the watchdog had made no round when the record was taken or the process ended, ns; `None` if that is
-/// unknown.
+/// For how long the watchdog had made no round when the record was taken or the process ended, ns; `None` if unknown.
 fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
-    let whole = &ctx.aligned.records[record];
-    let beat = whole.status.as_ref()?.heartbeat_ns;
-    let until = match (ctx.life.gone(whole.rank), &ctx.life.end) {
+    let full_record = &ctx.aligned.records[record];
+    let beat = full_record.status.as_ref()?.heartbeat_ns;
+    let until = match (ctx.life.gone(full_record.rank), &ctx.life.end) {
         // A dump shows no rounds after it was taken.
-        (Some(_), _) if !whole.died() => return None,
+        (Some(_), _) if !full_record.died() => return None,
         (Some(gone), end) => match (gone.exit, end) {
             // A process that was asked to end may take its time.
             (Some(exit), end) => {
@@ -156,7 +157,7 @@ fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
             }
             (None, _) => return None,
         },
-        (None, _) => whole.identity.dump_time_ns,
+        (None, _) => full_record.identity.dump_time_ns,
     };
     (beat > 0 && until > 0).then(|| until.saturating_sub(beat))
 }
@@ -218,14 +219,14 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         return None;
     }
     let op_ref = ctx.op_ref_of_place(place);
-    let it = if stopped.len() == 1 {
+    let they_are = if stopped.len() == 1 {
         "it is"
     } else {
         "they are"
     };
     let others = here.len() - stopped.len();
     let detail = format!(
-        "{it} inside {} #{} on group {}, {}{}",
+        "{they_are} inside {} #{} on group {}, {}{}",
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
@@ -252,7 +253,7 @@ fn waited(ctx: &Context<'_>, place: usize) -> String {
 }
 
 fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> FindingDraft {
-    let mut culprits = ctx.ranks(&frozen.iter().map(|one| one.0).collect::<Vec<_>>());
+    let mut culprits = ctx.ranks(&frozen.iter().map(|&(node, ..)| node).collect::<Vec<_>>());
     culprits.sort_unstable();
     let over = ctx.life.end.is_some();
     let records: Vec<RecordIx> = frozen.iter().map(|&(_, record, _)| record).collect();
@@ -271,42 +272,42 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
             if over { "were" } else { "are" }
         ),
     };
-    let all = |why| frozen.iter().all(|one| one.2 == why);
-    let what = if all(Frozen::Stopped(Stop::Signal)) {
+    let are_all = |why| frozen.iter().all(|&(.., known)| known == why);
+    let state = if are_all(Frozen::Stopped(Stop::Signal)) {
         "stopped by a signal"
-    } else if all(Frozen::Stopped(Stop::Debugger)) {
+    } else if are_all(Frozen::Stopped(Stop::Debugger)) {
         "held by a debugger"
-    } else if frozen.iter().all(|one| one.2 != Frozen::Silent) {
+    } else if frozen.iter().all(|&(.., why)| why != Frozen::Silent) {
         "stopped by a signal or a debugger"
     } else {
         "stopped or without processor time"
     };
-    let beats = frozen.iter().filter_map(|&(_, at, _)| {
-        let record = &ctx.aligned.records[at];
-        silence(ctx, at).and(record.status.as_ref())
+    let beats = frozen.iter().filter_map(|&(_, record, _)| {
+        let full_record = &ctx.aligned.records[record];
+        silence(ctx, record).and(full_record.status.as_ref())
     });
     let since = beats.map(|status| status.heartbeat_ns).min();
     let since = since.map_or(String::new(), |ns| format!(" since {}", time_of_day(ns)));
-    let mut draft = FindingDraft::new(Code::E151, format!("{whose} {what}{since}: {detail}"));
-    let seen = frozen.iter().all(|one| one.2 != Frozen::Silent);
-    draft.confidence = if seen { 0.97 } else { 0.7 };
+    let mut draft = FindingDraft::new(Code::E151, format!("{whose} {state}{since}: {detail}"));
+    let is_seen = frozen.iter().all(|&(.., why)| why != Frozen::Silent);
+    draft.confidence = if is_seen { 0.97 } else { 0.7 };
     for &(_, record, _) in frozen.iter().take(3) {
         if let Some(op) = ctx.last_op(record) {
             draft.frames.extend(ctx.frames_of(record, op, "last_seen"));
         }
     }
-    draft.next = match seen {
-        true if all(Frozen::Stopped(Stop::Debugger)) => detach(ctx, &records),
+    draft.next = match is_seen {
+        true if are_all(Frozen::Stopped(Stop::Debugger)) => detach(ctx, &records),
         true => go_on(ctx, &records),
         false => look_at_load(ctx, &records),
     };
-    draft.targets = frozen.iter().map(|one| one.0).collect();
+    draft.targets = frozen.iter().map(|&(node, ..)| node).collect();
     draft.culprits = culprits;
     draft
 }
 
-/// "it" or "them".
-const fn it(records: &[RecordIx]) -> &'static str {
+/// The pronoun for the ranks of these records: "it" or "them".
+const fn pronoun(records: &[RecordIx]) -> &'static str {
     match records.len() {
         1 => "it",
         _ => "them",
@@ -318,7 +319,7 @@ fn detach(ctx: &Context<'_>, records: &[RecordIx]) -> String {
     let (pid, on_host) = first.unwrap_or(("PID".to_owned(), String::new()));
     format!(
         "find out which debugger holds {it} and detach it: `grep TracerPid /proc/{pid}/status`{on_host} has its process",
-        it = it(records),
+        it = pronoun(records),
     )
 }
 
@@ -331,7 +332,7 @@ fn go_on(ctx: &Context<'_>, records: &[RecordIx]) -> String {
         "find out who stopped {it}; {} {} {it} go on, unless a debugger holds {it}",
         parts.join(" and "),
         if parts.len() == 1 { "lets" } else { "let" },
-        it = it(records),
+        it = pronoun(records),
     )
 }
 

@@ -30,25 +30,25 @@ impl Check for RecordedFailure {
             return Vec::new();
         }
         let recorded = recorded(ctx);
-        let of = |kind| -> Vec<Recorded<'_>> {
-            let some = recorded.iter().copied();
-            some.filter(|one| one.failure.kind == kind).collect()
+        let of_kind = |kind| -> Vec<Recorded<'_>> {
+            let recorded = recorded.iter().copied();
+            recorded.filter(|one| one.failure.kind == kind).collect()
         };
         let given_up = given_up_ns(&recorded);
-        let mut lost = of(FailureKind::PeerGone);
+        let mut lost = of_kind(FailureKind::PeerGone);
         lost.retain(|one| !one.failure.text.contains(RUNS));
         let after = lost.split_off(lost.partition_point(|one| one.at_ns < given_up));
         let draft = gone(ctx, &lost)
-            .or_else(|| late(ctx, &of(FailureKind::Timeout)))
-            .or_else(|| aborted(ctx, &of(FailureKind::Abort)))
+            .or_else(|| late(ctx, &of_kind(FailureKind::Timeout)))
+            .or_else(|| aborted(ctx, &of_kind(FailureKind::Abort)))
             .or_else(|| gone(ctx, &after))
-            .or_else(|| errors(ctx, &of(FailureKind::Backend)));
+            .or_else(|| errors(ctx, &of_kind(FailureKind::Backend)));
         draft.into_iter().collect()
     }
 }
 
-/// What the runtime says of the process at the other end of a connection that broke, if it answers: such a failure is no
-/// sign that the process is gone.
+/// The runtime's words on a connection that broke while the process at its other end still answers. Such a failure is
+/// no sign that the process is gone.
 const RUNS: &str = "its process still runs";
 
 /// A failure with the record that holds it.
@@ -115,9 +115,9 @@ fn lasting<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let now = ctx.life.end.is_none().then(|| ctx.as_of_ns()).flatten();
     let now = now.filter(|_| ctx.policy.snapshot);
     let recent_ns = now.map(|now| now.saturating_sub(overdue_ns));
-    for (record, whole) in ctx.aligned.records.iter().enumerate() {
+    for (record, full_record) in ctx.aligned.records.iter().enumerate() {
         let offset = ctx.aligned.offsets_ns[record];
-        let failures = whole.failures.iter();
+        let failures = full_record.failures.iter();
         let open = failures.filter(|failure| !is_overcome(ctx.aligned, record, failure, recent_ns));
         all.extend(open.map(|failure| Recorded {
             record,
@@ -305,8 +305,8 @@ pub(super) fn text(failure: &Failure) -> String {
 /// The operation that a failure ended, with its group; `None` if no record of the process holds it.
 pub(super) fn operation<'a>(ctx: &'a Context<'_>, one: &Recorded<'_>) -> Option<(usize, &'a Op)> {
     let failed = one.failure.operation?;
-    let whole = &ctx.aligned.records[one.record];
-    let op = whole.operation(failed.record_id)?;
+    let full_record = &ctx.aligned.records[one.record];
+    let op = full_record.operation(failed.record_id)?;
     let group = ctx.aligned.lanes[one.record]
         .get(usize::from(op.group))?
         .group;

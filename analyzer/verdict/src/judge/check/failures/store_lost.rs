@@ -23,14 +23,14 @@ impl Check for StoreLost {
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let records = ctx.aligned.records.iter().enumerate();
         let asked: Vec<Asked> = records
-            .filter_map(|(at, record)| {
+            .filter_map(|(index, record)| {
                 let link = store_link(record)?;
                 Some(Asked {
                     rank: record.rank,
                     end: link.end,
                     since_ns: link
                         .waited_since_ns
-                        .saturating_sub(ctx.aligned.offsets_ns[at]),
+                        .saturating_sub(ctx.aligned.offsets_ns[index]),
                     silent_ns: silence(record, link),
                 })
             })
@@ -53,7 +53,7 @@ struct Asked {
     end: LinkEnd,
     /// Since when its request waits, common time, ns.
     since_ns: i64,
-    /// For how long the request had waited when the rank was last seen to work, ns; 0 if none waits.
+    /// For how long the request had waited at the newest round of the rank's watchdog, ns; 0 if none waits.
     silent_ns: i64,
 }
 

@@ -1,4 +1,5 @@
-//! E101, E135 and E151 from time-outs that the runtime recorded: whom the ranks that gave up had waited for.
+//! E101, E135 and E151 from time-outs that the runtime recorded: the ranks that others had waited for when they gave
+//! up.
 
 use super::recorded_failure::{Recorded, complete, operation, text};
 use crate::align::Presence;
@@ -22,9 +23,9 @@ fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opti
     let record = ctx.aligned.record_of(rank)?;
     let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
     let lanes = &ctx.aligned.lanes[record];
-    let whole = &ctx.aligned.records[record];
-    let also = whole.unaligned.iter().map(|(_, op)| op);
-    let waits = whole.ops.iter().chain(also).filter_map(|op| {
+    let full_record = &ctx.aligned.records[record];
+    let unaligned = full_record.unaligned.iter().map(|(_, op)| op);
+    let waits = full_record.ops.iter().chain(unaligned).filter_map(|op| {
         let group = lanes.get(usize::from(op.group))?.group;
         let other = timed_out != Some((group, op.seq, op.is_p2p));
         (other && is_pending(ctx, record, op, witness.at_ns)).then_some(Wait { record, group, op })
@@ -67,7 +68,7 @@ fn wait_inside<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> 
     let collectives = lanes
         .filter(|lane| lane.group == group)
         .flat_map(|lane| &lane.collectives);
-    let mut ops = collectives.map(|&at| ctx.aligned.op(record, at));
+    let mut ops = collectives.map(|&position| ctx.aligned.op(record, position));
     let op = ops.find(|op| op.seq == timed_out.seq)?;
     is_pending(ctx, record, op, witness.at_ns).then_some(Wait { record, group, op })
 }
@@ -79,12 +80,12 @@ fn is_pending(ctx: &Context<'_>, record: usize, op: &Op, at_ns: i64) -> bool {
     created <= at_ns && (!op.completed() || ended > at_ns)
 }
 
-/// Whom time-outs name as the cause.
+/// What recorded time-outs show as the cause.
 enum Cause<'f, 'a> {
     /// The last time-out on the path to the cause, the wait in which the cause was absent (`None` if the time-out
     /// itself names the cause), and the ranks that are the cause.
     Found(Recorded<'a>, Option<Wait<'f>>, Vec<Rank>),
-    /// A time-out outside of operations, and ranks of which each had given up on another one, ascending.
+    /// A time-out outside of operations, and the ranks that such time-outs name, ascending: one of them is the cause.
     OneOf(Recorded<'a>, Vec<Rank>),
 }
 
@@ -174,8 +175,8 @@ fn outside_operations<'f, 'a>(
         .copied()
         .collect();
     let names = |by: Rank, rank: Rank| {
-        let mut of = outside.iter().filter(|one| rank_of(ctx, one) == by);
-        of.any(|one| one.failure.ranks.contains(&rank))
+        let mut by_rank = outside.iter().filter(|one| rank_of(ctx, one) == by);
+        by_rank.any(|one| one.failure.ranks.contains(&rank))
     };
     let by_all = |rank: &&Rank| {
         let mut others = witnesses.iter().filter(|by| by != rank);
@@ -273,7 +274,7 @@ fn all_inside(
     let overran = overran.filter(|_| !others_overran);
     let place = ctx.describe_op(inside[0].record, inside[0].op);
     let (waiting, when) = (format_ranks(witnesses), time_of_day(witness.at_ns));
-    if let Some(over_ns) = overran.and_then(|all| all.into_iter().min()) {
+    if let Some(over_ns) = overran.and_then(|overran| overran.into_iter().min()) {
         let whose = match culprits.len() {
             1 => "the process of",
             _ => "the processes of",
@@ -423,7 +424,7 @@ fn came_after(ctx: &Context<'_>, witness: &Recorded<'_>, culprits: &[Rank]) -> S
     let mut issued = lane
         .into_iter()
         .flat_map(|lane| &lane.collectives)
-        .map(|&at| ctx.aligned.op(record, at))
+        .map(|&position| ctx.aligned.op(record, position))
         .filter(|op| !failed.is_p2p && u64::from(op.seq) == failed.seq);
     match issued.next() {
         Some(op) => {

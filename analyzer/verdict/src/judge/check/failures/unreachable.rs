@@ -1,8 +1,8 @@
 //! E152: links show no sign of life and cut off a rank or a host.
 //!
 //! The systems at both ends of an idle connection exchange packets whatever their processes do, so a link on
-//! which none arrive shows a fault of the network or of a host, not of a program. Which end is at fault is shown by
-//! the links that live: the ranks that still hear each other are on the good side.
+//! which none arrive shows a fault of the network or of a host, not of a program. The links that still work show which
+//! end is at fault: the ranks that still receive from each other are on the good side.
 
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
@@ -44,7 +44,7 @@ impl Check for Unreachable {
         if !across.is_empty() {
             drafts.push(cut_off(ctx, &links, &good, &across));
         }
-        // What the ranks that are cut off do not hear of each other adds nothing.
+        // Broken links between ranks that are cut off add nothing.
         let between: Vec<Pair> = between
             .into_iter()
             .filter(|pair| across.is_empty() || good.contains(&pair.0))
@@ -78,7 +78,7 @@ struct End<'a> {
 
 impl End<'_> {
     /// When the last sign of life came, common time, ns.
-    fn heard_ns(&self) -> i64 {
+    fn last_sign_ns(&self) -> i64 {
         self.link.heard_ns.saturating_sub(self.offset_ns)
     }
 
@@ -99,12 +99,12 @@ struct Links<'a> {
 impl<'a> Links<'a> {
     fn of(ctx: &'a Context<'_>) -> Self {
         let mut ends = BTreeMap::new();
-        for (at, record) in ctx.aligned.records.iter().enumerate() {
+        for (index, record) in ctx.aligned.records.iter().enumerate() {
             // A process that is stopped samples nothing, and what it saw last is old.
             if record.stop().is_some() {
                 continue;
             }
-            let offset_ns = ctx.aligned.offsets_ns[at];
+            let offset_ns = ctx.aligned.offsets_ns[index];
             for link in &record.peers {
                 if let LinkEnd::Rank(peer) = link.end
                     && peer != record.rank
@@ -119,7 +119,7 @@ impl<'a> Links<'a> {
             // A process that ends resets its connections, and records nothing of that.
             let reset = |end: &End<'_>| is_network_error(end.link.errno);
             let since = match (end.link.is_silent(), back) {
-                (true, _) => end.heard_ns(),
+                (true, _) => end.last_sign_ns(),
                 (false, Some(back)) if reset(end) && reset(back) => {
                     end.sampled_ns().min(back.sampled_ns())
                 }
@@ -136,7 +136,7 @@ impl<'a> Links<'a> {
                 && !end.link.is_silent()
                 && end.link.silence_ns().is_some()
                 && end.sampled_ns() > first
-                && end.heard_ns().saturating_add(idle_ns) > first
+                && end.last_sign_ns().saturating_add(idle_ns) > first
         };
         let good = ends
             .iter()
@@ -157,7 +157,7 @@ impl<'a> Links<'a> {
             .collect()
     }
 
-    /// The ranks with links, in sets that hear each other, by the lowest rank of each.
+    /// The ranks with links, in sets that receive from each other, by the lowest rank of each set.
     fn sides(&self) -> BTreeMap<Rank, BTreeSet<Rank>> {
         let pairs = self.bad.keys().chain(&self.good);
         let mut side: BTreeMap<Rank, Rank> = pairs.flat_map(|&(a, b)| [(a, a), (b, b)]).collect();
@@ -199,13 +199,13 @@ impl<'a> Links<'a> {
     /// Which direction of these links works, if just one does; `None` otherwise, or if the records do not show it.
     fn one_way(&self, cut: &BTreeSet<Rank>, pairs: &[Pair]) -> Option<Direction> {
         let outward = |&(a, b): &Pair| if cut.contains(&a) { (a, b) } else { (b, a) };
-        let all = |of: &dyn Fn(Pair) -> Option<bool>| -> Option<bool> {
-            let mut known = pairs.iter().map(outward).filter_map(of).peekable();
+        let common = |arrives: &dyn Fn(Pair) -> Option<bool>| -> Option<bool> {
+            let mut known = pairs.iter().map(outward).filter_map(arrives).peekable();
             let first = *known.peek()?;
-            known.all(|it| it == first).then_some(first)
+            known.all(|other| other == first).then_some(first)
         };
-        let out = all(&|(cut, other)| self.arrives(cut, other));
-        let into = all(&|(cut, other)| self.arrives(other, cut));
+        let out = common(&|(cut, other)| self.arrives(cut, other));
+        let into = common(&|(cut, other)| self.arrives(other, cut));
         match (out, into) {
             (Some(true), Some(false)) => Some(Direction::Outward),
             (Some(false), Some(true)) => Some(Direction::Inward),

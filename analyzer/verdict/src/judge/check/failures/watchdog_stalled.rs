@@ -28,9 +28,9 @@ impl Check for WatchdogStalled {
         let explained = so_far.iter().any(|draft| draft.is_root);
         let records = ctx.aligned.records.iter().enumerate();
         records
-            .filter_map(|(at, record)| {
+            .filter_map(|(index, record)| {
                 let silent = silence(record)?;
-                let mut draft = draft(ctx, at, record, silent);
+                let mut draft = draft(ctx, index, record, silent);
                 draft.is_root = !explained;
                 Some(draft)
             })
@@ -38,7 +38,7 @@ impl Check for WatchdogStalled {
     }
 }
 
-/// How long the watchdog had made no round when the record was taken, ns; `None` if it had not stalled.
+/// For how long the watchdog had made no round when the record was taken, ns; `None` if it had not stalled.
 fn silence(record: &Record) -> Option<i64> {
     let status = record.status.as_ref()?;
     let (beat, taken) = (status.heartbeat_ns, record.identity.dump_time_ns);
@@ -49,13 +49,13 @@ fn silence(record: &Record) -> Option<i64> {
     (silent >= STALLED_NS || record.identity.reason == ALARM).then_some(silent.max(0))
 }
 
-fn draft(ctx: &Context<'_>, at: usize, record: &Record, silent_ns: i64) -> FindingDraft {
+fn draft(ctx: &Context<'_>, index: usize, record: &Record, silent_ns: i64) -> FindingDraft {
     let rank = record.rank;
     let sentence = format!(
         "the watchdog of rank {rank} has made no round for {}: the unfinished operations of its record may \
          be out of date; {}",
         format_time(silent_ns as f64 / 1e6),
-        ctx.last_seen(at)
+        ctx.last_seen(index)
     );
     let mut draft = FindingDraft::new(Code::E140, sentence);
     draft.confidence = 0.9;
@@ -63,8 +63,8 @@ fn draft(ctx: &Context<'_>, at: usize, record: &Record, silent_ns: i64) -> Findi
     draft
         .ruled_out
         .push("rank_failed: its process was there when the record was taken".to_owned());
-    if let Some(op) = ctx.last_op(at) {
-        draft.frames = ctx.frames_of(at, op, "last_seen");
+    if let Some(op) = ctx.last_op(index) {
+        draft.frames = ctx.frames_of(index, op, "last_seen");
     }
     draft.next = format!("take native stacks of rank {rank}: which thread holds what");
     draft

@@ -1,6 +1,6 @@
 //! E135: every member is in the operation, their calls agree, and none has finished. E101, if some came after the
-//! others' time-out: then they were never in it together. E120, if both halves of a message are posted and their tags may
-//! differ.
+//! time-out of the others: then they were never in it together. E120, if both halves of a message are posted and their
+//! tags may differ.
 //!
 //! The program did its part, so the cause is the fabric, a device or the library. Reported only if the operation has
 //! had time to finish and no other cause was found: a peer that is missing elsewhere, or a member that merely finished
@@ -67,11 +67,11 @@ fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
     };
     (0..ctx.aligned.groups[group].ranks.len()).all(|member| {
         // An operation that a member's ring has dropped may have completed there, or the member may be in an older one.
-        let Presence::Issued(at) = ctx.aligned.presence(group, member, seq) else {
+        let Presence::Issued(index) = ctx.aligned.presence(group, member, seq) else {
             return false;
         };
         let lane = ctx.aligned.lane(group, member);
-        lane.is_none_or(|(record, lane)| !ctx.aligned.status_op(record, lane, at).completed())
+        lane.is_none_or(|(record, lane)| !ctx.aligned.status_op(record, lane, index).completed())
     })
 }
 

@@ -97,9 +97,9 @@ fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
 }
 
 pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDraft {
-    let culprits: Vec<Rank> = minority.iter().map(|one| ctx.rank(one.node)).collect();
+    let culprits: Vec<Rank> = minority.iter().map(|odd| ctx.rank(odd.node)).collect();
     let first = &minority[0];
-    let (op_ref, at) = (
+    let (op_ref, waits_in) = (
         ctx.op_ref_of_place(first.missed_at),
         ctx.op_ref_of_place(first.waits_at),
     );
@@ -114,8 +114,8 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
     let here = ctx
         .record_at(first.waits_at, first.node)
         .and_then(|record| {
-            let at = position_of(ctx, record, first.waits_at)?;
-            let position = ctx.graph.pending[record][at].position;
+            let index = position_of(ctx, record, first.waits_at)?;
+            let position = ctx.graph.pending[record][index].position;
             Some(Point { record, position })
         });
     let site = here.map_or(String::new(), |here| {
@@ -125,18 +125,18 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
         "{} went to {}{site} before {}, where its peers wait: a wait cycle; {} of {} ranks put them the other way \
          round",
         format_ranks(&culprits),
-        name(&at),
+        name(&waits_in),
         name(&op_ref),
         first.votes.first,
         first.votes.first + first.votes.second,
     );
-    let skipped = minority.iter().all(|one| left_out(ctx, one));
+    let skipped = minority.iter().all(|odd| left_out(ctx, odd));
     let (code, sentence) = if skipped {
         let sentence = format!(
             "{} left out {} and went on to {}{site}, where {}",
             format_ranks(&culprits),
             name(&op_ref),
-            name(&at),
+            name(&waits_in),
             if culprits.len() == 1 {
                 "it waits for those that wait for it"
             } else {
@@ -148,10 +148,10 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
         (Code::E130, sentence)
     };
     let mut draft = FindingDraft::new(code, sentence);
-    let all = (first.votes.first + first.votes.second) as f64;
-    draft.confidence = (0.5 + 0.45 * (first.votes.first as f64 / all.max(1.0))).min(0.95);
-    for one in minority.iter().take(4) {
-        let Some(record) = ctx.record_at(one.waits_at, one.node) else {
+    let voters = (first.votes.first + first.votes.second) as f64;
+    draft.confidence = (0.5 + 0.45 * (first.votes.first as f64 / voters.max(1.0))).min(0.95);
+    for odd in minority.iter().take(4) {
+        let Some(record) = ctx.record_at(odd.waits_at, odd.node) else {
             continue;
         };
         if let Some(op) = ctx.last_op(record) {
@@ -166,7 +166,7 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
         } else {
             "issue"
         },
-        name(&at),
+        name(&waits_in),
         name(&op_ref)
     );
     if let (Some(usual), Some(minority)) = (first.votes.shown_by, here) {
@@ -180,14 +180,14 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
 }
 
 /// Whether a rank issued more operations after the one that it waits in, but still not the one that its peers wait for.
-fn left_out(ctx: &Context<'_>, one: &MinorityRank) -> bool {
-    let Some(record) = ctx.record_at(one.waits_at, one.node) else {
+fn left_out(ctx: &Context<'_>, odd: &MinorityRank) -> bool {
+    let Some(record) = ctx.record_at(odd.waits_at, odd.node) else {
         return false;
     };
-    let Some(here) = position_of(ctx, record, one.waits_at) else {
+    let Some(here) = position_of(ctx, record, odd.waits_at) else {
         return false;
     };
-    match position_of(ctx, record, one.missed_at) {
+    match position_of(ctx, record, odd.missed_at) {
         None => here + 1 < ctx.graph.pending[record].len(),
         // The rank used that number much later, for the next operation of this kind.
         Some(there) => there > here + 2,
@@ -200,17 +200,23 @@ fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> 
     pending
         .iter()
         .position(|pending| match (&pending.kind, &ctx.graph.places[place]) {
-            (PendingKind::Collective { seq }, Place::Collective { group, seq: at }) => {
-                pending.group == *group && seq == at
-            }
+            (
+                PendingKind::Collective { seq },
+                Place::Collective {
+                    group,
+                    seq: awaited,
+                },
+            ) => pending.group == *group && seq == awaited,
             (
                 PendingKind::Batch { .. },
                 Place::Batch {
-                    record: of,
-                    pending: at,
+                    record: poster,
+                    pending: index,
                     ..
                 },
-            ) => *of == record && ctx.graph.pending[record][*at].position == pending.position,
+            ) => {
+                *poster == record && ctx.graph.pending[record][*index].position == pending.position
+            }
             _ => false,
         })
 }
@@ -219,10 +225,10 @@ fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> 
 fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
     let mut sides: BTreeMap<Option<(u32, u64)>, Vec<Rank>> = BTreeMap::new();
     for &rank in ranks {
-        let at = ctx.graph.waits_in[rank]
+        let place = ctx.graph.waits_in[rank]
             .iter()
             .find(|place| places.contains(place));
-        let side = at.map(|&place| match ctx.graph.places[place] {
+        let side = place.map(|&place| match ctx.graph.places[place] {
             Place::Collective { group, seq } => (ctx.aligned.groups[group].family, u64::from(seq)),
             Place::Batch { group, .. } => (ctx.aligned.groups[group].family, u64::MAX),
         });
@@ -237,11 +243,11 @@ fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> 
 /// The operation in which a rank waits in one of these places; `None` if it waits in none of them.
 fn waits_at(ctx: &Context<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
     let node = ctx.graph.node(rank)?;
-    let mut at = ctx.graph.waits_in[node].iter();
-    let &place = at.find(|place| places.contains(place))?;
+    let mut waits_in = ctx.graph.waits_in[node].iter();
+    let &place = waits_in.find(|place| places.contains(place))?;
     let record = ctx.record_at(place, node)?;
-    let at = position_of(ctx, record, place)?;
-    let position = ctx.graph.pending[record][at].position;
+    let index = position_of(ctx, record, place)?;
+    let position = ctx.graph.pending[record][index].position;
     Some(Point { record, position })
 }
 
@@ -266,7 +272,7 @@ fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraf
         if let (Some(here), Some(there)) = (waits_at(&one[0]), waits_at(&other[0])) {
             let like = |side: &[Rank], point| -> Vec<Rank> {
                 let ranks = side.iter().copied();
-                let same = |at| programs::same_order(ctx, point, at);
+                let same = |other| programs::same_order(ctx, point, other);
                 ranks
                     .filter(|rank| waits_at(rank).is_some_and(same))
                     .collect()
@@ -286,7 +292,7 @@ fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraf
     draft
 }
 
-/// The ranks that are outvoted most. A rank that is outvoted less than half as clearly only follows from these and is
+/// The ranks that are outvoted most. A rank that is outvoted less than half as clearly is a consequence of these and
 /// left out.
 pub(super) fn strongest_minority(
     ctx: &Context<'_>,
@@ -294,11 +300,11 @@ pub(super) fn strongest_minority(
     places: &[usize],
 ) -> Vec<MinorityRank> {
     let mut minority = minority_ranks(ctx, ranks, places);
-    let against = |one: &MinorityRank| one.votes.first - one.votes.second;
+    let against = |odd: &MinorityRank| odd.votes.first - odd.votes.second;
     let strongest = minority.iter().map(against).max().unwrap_or(0);
-    minority.retain(|one| against(one) * 2 >= strongest);
-    minority.sort_by_key(|one| one.node);
-    minority.dedup_by_key(|one| one.node);
+    minority.retain(|odd| against(odd) * 2 >= strongest);
+    minority.sort_by_key(|odd| odd.node);
+    minority.dedup_by_key(|odd| odd.node);
     minority
 }
 
@@ -319,11 +325,11 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
             let Some(expected) = event_for(ctx, place, rank) else {
                 continue;
             };
-            for &at in &ctx.graph.waits_in[node] {
-                if !places.contains(&at) {
+            for &wait_place in &ctx.graph.waits_in[node] {
+                if !places.contains(&wait_place) {
                     continue;
                 }
-                let Some(done) = event_at(ctx, at, rank) else {
+                let Some(done) = event_at(ctx, wait_place, rank) else {
                     continue;
                 };
                 let mut votes_before = |done: ProgramEvent| {
@@ -346,32 +352,32 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
                 }
                 let by_past = votes.first == votes.second
                     && past(ctx.aligned, record, expected, done) == Some(true);
-                let one = MinorityRank {
+                let odd = MinorityRank {
                     node,
                     votes,
                     by_past,
                     missed_at: place,
-                    waits_at: at,
+                    waits_at: wait_place,
                 };
                 if votes.first > votes.second || by_past {
-                    minority.push(one);
+                    minority.push(odd);
                 } else if votes.first > 0 {
-                    contradicted.push(one);
+                    contradicted.push(odd);
                 }
             }
         }
     }
     // One vote against one proves something only if all other ranks agree with the rest of the job.
-    let first = contradicted.first().map(|one| one.node);
-    let is_alone = |one: &MinorityRank| Some(one.node) == first && one.votes.second <= 1;
+    let first = contradicted.first().map(|odd| odd.node);
+    let is_alone = |odd: &MinorityRank| Some(odd.node) == first && odd.votes.second <= 1;
     if minority.is_empty() && contradicted.iter().all(is_alone) {
         minority = contradicted;
     }
-    minority.sort_by_key(|one| {
+    minority.sort_by_key(|odd| {
         (
-            one.node,
-            std::cmp::Reverse(one.votes.first - one.votes.second),
-            one.missed_at,
+            odd.node,
+            std::cmp::Reverse(odd.votes.first - odd.votes.second),
+            odd.missed_at,
         )
     });
     minority
@@ -393,10 +399,10 @@ pub(super) fn walk(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<N
         for next in ctx.graph.successors(node) {
             if next == start {
                 let mut path = vec![node];
-                let mut at = node;
-                while let Some(&previous) = before.get(&at) {
+                let mut step = node;
+                while let Some(&previous) = before.get(&step) {
                     path.push(previous);
-                    at = previous;
+                    step = previous;
                 }
                 path.reverse();
                 path.retain(|&node| node < ctx.graph.ranks);
@@ -413,14 +419,14 @@ pub(super) fn walk(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<N
 
 /// The places where the ranks of a cycle wait, in the order of the cycle.
 fn places_of(ctx: &Context<'_>, cycle: &[Node], places: &[usize]) -> Vec<usize> {
-    let at = |node: &Node| {
+    let place_of = |node: &Node| {
         ctx.graph.waits_in[*node]
             .iter()
             .copied()
             .find(|place| places.contains(place))
     };
-    let mut of_cycle: Vec<usize> = cycle.iter().filter_map(at).collect();
-    let mut seen = HashSet::new();
-    of_cycle.retain(|place| seen.insert(*place));
+    let mut of_cycle: Vec<usize> = cycle.iter().filter_map(place_of).collect();
+    let mut listed = HashSet::new();
+    of_cycle.retain(|place| listed.insert(*place));
     of_cycle
 }

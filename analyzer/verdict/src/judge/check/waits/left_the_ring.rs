@@ -14,48 +14,50 @@ impl Check for LeftTheRing {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        let shown = |one: &&Unkept| {
+        let shown = |unkept: &&Unkept| {
             let same = |draft: &FindingDraft| {
-                let at = draft.at.as_ref();
-                at.is_some_and(|at| at.group == one.group && at.seq == u64::from(one.seq))
+                let op_ref = draft.at.as_ref();
+                op_ref.is_some_and(|op_ref| {
+                    op_ref.group == unkept.group && op_ref.seq == u64::from(unkept.seq)
+                })
             };
-            !one.absent.is_empty() && !so_far.iter().any(same)
+            !unkept.absent.is_empty() && !so_far.iter().any(same)
         };
         ctx.unkept
             .iter()
             .filter(shown)
-            .map(|one| draft(ctx, one))
+            .map(|unkept| draft(ctx, unkept))
             .collect()
     }
 }
 
-fn draft(ctx: &Context<'_>, one: &Unkept) -> FindingDraft {
-    let group = ctx.group_name(one.group);
-    let waiting = count_ranks(one.waiting.len(), "has", "have");
+fn draft(ctx: &Context<'_>, unkept: &Unkept) -> FindingDraft {
+    let group = ctx.group_name(unkept.group);
+    let waiting = count_ranks(unkept.waiting.len(), "has", "have");
     let sentence = format!(
         "{} never issued #{} on group {group}; {waiting} issued it and not completed it, by the status of the group: the \
          rings have dropped it since",
-        format_ranks(&one.absent),
-        one.seq
+        format_ranks(&unkept.absent),
+        unkept.seq
     );
     let next = format!(
         "find out why {} left out that collective: a branch of the program, or an exception that was caught",
-        format_ranks(&one.absent)
+        format_ranks(&unkept.absent)
     );
-    let mut draft = FindingDraft::from(Finding::not_joined(one.absent.clone(), sentence));
-    draft.confidence = if one.waiting.len() >= one.absent.len() {
+    let mut draft = FindingDraft::from(Finding::not_joined(unkept.absent.clone(), sentence));
+    draft.confidence = if unkept.waiting.len() >= unkept.absent.len() {
         0.85
     } else {
         0.6
     };
-    if one.waiting.len() * 3 <= one.absent.len() {
+    if unkept.waiting.len() * 3 <= unkept.absent.len() {
         // A few may have issued what no other rank was to issue.
-        draft.alternatives.push(one.waiting.clone());
+        draft.alternatives.push(unkept.waiting.clone());
     }
     draft.next = next;
     draft.at = Some(OpRef {
-        group: one.group,
-        seq: u64::from(one.seq),
+        group: unkept.group,
+        seq: u64::from(unkept.seq),
         kind: SeqKind::CollectiveSeqId,
         op: "collective".to_owned(),
     });

@@ -111,10 +111,10 @@ fn is_missed_for(ctx: &Context<'_>, node: Node, reason: UnknownReason) -> bool {
 /// Whether so many records were taken too early that the job seems to have run on while its ranks left them one after
 /// the other. Then no rank is missed.
 fn ran_on_meanwhile(ctx: &Context<'_>) -> bool {
-    let all = ctx.aligned.records.len();
-    let early =
-        (0..all).filter(|&at| ctx.aligned.lacks_newest(at) == Some(UnknownReason::Outdated));
-    early.count() * 4 > all
+    let records = ctx.aligned.records.len();
+    let early = (0..records)
+        .filter(|&record| ctx.aligned.lacks_newest(record) == Some(UnknownReason::Outdated));
+    early.count() * 4 > records
 }
 
 /// A rank that waits at the first place, one that waits at the second, and the time from the beginning of the first
@@ -132,7 +132,7 @@ fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64
 fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
     // With more waits than this, the orders are not compared: it would take too long.
     const MOST: usize = 1 << 14;
-    let asked: usize = ctx.graph.missing.iter().map(Vec::len).sum();
+    let waits: usize = ctx.graph.missing.iter().map(Vec::len).sum();
     // torchcomms records no peers, so the order of its messages proves nothing.
     let lacks_peers = |record: &Record| record.recorder == Recorder::Torchcomms;
     if ctx.aligned.records.iter().any(lacks_peers) {
@@ -142,7 +142,7 @@ fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
         .wait_roots
         .iter()
         .any(|wait_root| matches!(wait_root, WaitRoot::Unread(_)))
-        || asked > MOST
+        || waits > MOST
     {
         return None;
     }
@@ -156,7 +156,7 @@ fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
     }
     let mut draft = blamed(ctx, &minority);
     draft.confidence = 0.5;
-    draft.targets = minority.iter().map(|one| one.node).collect();
+    draft.targets = minority.iter().map(|odd| odd.node).collect();
     draft
         .ruled_out
         .push("missing_dump: a readable rank explains the waits".to_owned());
@@ -330,8 +330,8 @@ fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
                 .iter()
                 .find(|lane| lane.group == group);
             lane.is_some_and(|lane| {
-                ctx.aligned.find(record, lane, seq).is_ok_and(|at| {
-                    ctx.aligned.status_op(record, lane, at).state == EntryState::Failed
+                ctx.aligned.find(record, lane, seq).is_ok_and(|index| {
+                    ctx.aligned.status_op(record, lane, index).state == EntryState::Failed
                 })
             })
         })
@@ -373,7 +373,7 @@ fn exclusive_peers(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
 fn ended_early(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     let records = ctx.aligned.records.iter().enumerate();
     let ended = records
-        .filter(|&(at, record)| record.died() || first_failure(ctx, at).is_some())
+        .filter(|&(index, record)| record.died() || first_failure(ctx, index).is_some())
         .map(|(_, record)| record.rank);
     let mut ended: Vec<Rank> = ended.filter(|rank| !culprits.contains(rank)).collect();
     ended.dedup();

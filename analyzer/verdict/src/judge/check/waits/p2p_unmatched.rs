@@ -260,16 +260,19 @@ fn is_new_peer(ctx: &Context<'_>, group: GroupIx, record: RecordIx, position: u3
         return false;
     };
     let op = aligned.op(record, position);
-    let earlier = lane.messages.iter().take_while(|&&at| at < position);
-    let mut alike = earlier
-        .map(|&at| aligned.op(record, at))
+    let earlier = lane
+        .messages
+        .iter()
+        .take_while(|&&message| message < position);
+    let mut of_kind = earlier
+        .map(|&message| aligned.op(record, message))
         .filter(|other| other.kind == op.kind)
         .peekable();
-    let whole = &aligned.records[record];
-    !whole.wrapped()
-        && !whole.only_active
-        && alike.peek().is_some()
-        && alike.all(|other| other.peer != op.peer)
+    let full_record = &aligned.records[record];
+    !full_record.wrapped()
+        && !full_record.only_active
+        && of_kind.peek().is_some()
+        && of_kind.all(|other| other.peer != op.peer)
 }
 
 /// Whether the receiver of a message may take it from any source: the receive says so, or the receiver of a send has
@@ -309,14 +312,17 @@ fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
     let Some((record, first, lane)) = batch_at(ctx, place) else {
         return false;
     };
-    let upto = |list: &[u32], at: u32| list.partition_point(|&other| other < at);
+    let count_before =
+        |list: &[u32], position: u32| list.partition_point(|&other| other < position);
     // The newest operation of the group before a message, leaving out the message's own batch.
     let before = |message: u32| {
         let seq = aligned.op(record, message).p2p_seq;
-        let collectives = &lane.collectives[..upto(&lane.collectives, message)];
-        let messages = lane.messages[..upto(&lane.messages, message)].iter().rev();
-        let mut others = messages.filter(|&&at| {
-            let op = aligned.op(record, at);
+        let collectives = &lane.collectives[..count_before(&lane.collectives, message)];
+        let messages = lane.messages[..count_before(&lane.messages, message)]
+            .iter()
+            .rev();
+        let mut others = messages.filter(|&&position| {
+            let op = aligned.op(record, position);
             op.p2p_seq != seq && op.kind.is_p2p()
         });
         let newest = collectives.last().max(others.next())?;
@@ -324,12 +330,17 @@ fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
         Some((op.kind, op.peer, op.call))
     };
     let wanted = aligned.op(record, first);
-    let like = lane.messages[..upto(&lane.messages, first)].iter().rev();
-    let like = like.filter(|&&at| {
-        let op = aligned.op(record, at);
+    let like = lane.messages[..count_before(&lane.messages, first)]
+        .iter()
+        .rev();
+    let like = like.filter(|&&position| {
+        let op = aligned.op(record, position);
         op.kind == wanted.kind && op.peer == wanted.peer
     });
-    let past: Vec<_> = like.take(PAST).filter_map(|&at| before(at)).collect();
+    let past: Vec<_> = like
+        .take(PAST)
+        .filter_map(|&position| before(position))
+        .collect();
     before(first).is_some_and(|now| !past.is_empty() && !past.contains(&now))
 }
 
@@ -344,29 +355,31 @@ fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
     };
     let steps = lane.collectives.iter().chain(&lane.messages).copied();
     let mut steps: Vec<u32> = steps
-        .filter(|&at| at < first && aligned.op(record, at).kind != OpType::Coalesced)
+        .filter(|&position| {
+            position < first && aligned.op(record, position).kind != OpType::Coalesced
+        })
         .collect();
     steps.sort_unstable();
-    let step = |at: usize| {
-        let op = aligned.op(record, steps[at]);
+    let step = |index: usize| {
+        let op = aligned.op(record, steps[index]);
         (op.kind, op.peer, op.call)
     };
     let Some(last) = steps.len().checked_sub(1) else {
         return false;
     };
-    let like = |at: usize| {
-        let run = (0..=at.min(MOST)).take_while(|&back| step(at - back) == step(last - back));
-        (run.count(), at)
+    let like = |index: usize| {
+        let run = (0..=index.min(MOST)).take_while(|&back| step(index - back) == step(last - back));
+        (run.count(), index)
     };
-    let Some((run, at)) = (0..last).map(like).max() else {
+    let Some((run, index)) = (0..last).map(like).max() else {
         return false;
     };
-    let expected = aligned.op(record, steps[(at + 1).min(last)]);
+    let expected = aligned.op(record, steps[(index + 1).min(last)]);
     let calls = &aligned.shared.calls;
     run >= LEAST
         && places.iter().any(|&other| match ctx.graph.places[other] {
-            Place::Collective { group: of, seq } if of == lane.group => {
-                event::usual_call(aligned, of, seq)
+            Place::Collective { group, seq } if group == lane.group => {
+                event::usual_call(aligned, group, seq)
                     .is_some_and(|call| calls.difference(call, expected.call).is_none())
             }
             _ => false,
@@ -404,8 +417,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> Find
         .halves(record, pending)
         .iter()
         .map(|half| half.position)
-        .find(|&at| {
-            peer_rank(ctx.aligned, group, record, at).is_some_and(|peer| culprits.contains(&peer))
+        .find(|&position| {
+            peer_rank(ctx.aligned, group, record, position)
+                .is_some_and(|peer| culprits.contains(&peer))
         })
         .unwrap_or(ctx.first_of_batch(record, pending));
     let op_ref = ctx.op_ref_of_message(record, group, position);

@@ -1,7 +1,7 @@
 //! Messages of which both halves are posted, on backends that compare tags.
 //!
-//! NCCL has no tags. gloo, MPI and rcomm's CPU backend pair a send with the receive of the same tag, and no record holds
-//! the tag of a message: two halves that count as a pair may each wait for another one.
+//! NCCL has no tags. gloo, MPI and rcomm's CPU backend pair a send with the receive of the same tag, and no record
+//! holds the tag of a message: two halves that count as a pair may each wait for another one.
 
 use crate::align::RecordIx;
 use crate::align::p2p::Half;
@@ -39,9 +39,10 @@ pub(super) fn tagged(ctx: &Context<'_>, place: usize) -> Option<Ends> {
 pub(super) fn draft(ctx: &Context<'_>, place: usize, ends: Ends) -> FindingDraft {
     let ((from, send), (to, receive)) = ends;
     let rank = |record: RecordIx| ctx.aligned.records[record].rank;
-    let [sent, received] = [(from, send), (to, receive)].map(|(at, op)| ctx.aligned.op(at, op));
+    let [sent, received] =
+        [(from, send), (to, receive)].map(|(record, op)| ctx.aligned.op(record, op));
     let [send_text, receive_text] =
-        [(from, sent), (to, received)].map(|(at, op)| ctx.describe_op(at, op));
+        [(from, sent), (to, received)].map(|(record, op)| ctx.describe_op(record, op));
     let time = ctx.waited_ms(place).map(format_time);
     let has_waited = time.map_or("waits".to_owned(), |time| format!("has waited {time}"));
     let text = match (sent.completed(), received.completed()) {

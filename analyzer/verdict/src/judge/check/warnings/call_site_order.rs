@@ -35,19 +35,19 @@ impl Check for CallSiteOrder {
         let groups = 0..ctx.aligned.groups.len();
         let crossings = groups.filter_map(|group| crossing(ctx, &places, group));
         // Where the operations themselves differ, a mismatch is reported instead.
-        let differs = |one: &Crossing| {
+        let differs = |crossing: &Crossing| {
             let mut known = ctx.disagreements.iter();
-            known.any(|it| it.group == one.group && it.seq <= one.last)
+            known.any(|known| known.group == crossing.group && known.seq <= crossing.last)
         };
         crossings
-            .filter(|one| !differs(one))
-            .map(|one| draft(ctx, &one))
+            .filter(|crossing| !differs(crossing))
+            .map(|crossing| draft(ctx, &crossing))
             .collect()
     }
 }
 
-/// A place is looked for in this many frames, from the call outward: the call itself is often in a wrapper that all
-/// share.
+/// Places are compared in at most this many frames, from the call outward: the call itself is often in a wrapper that
+/// all share.
 const DEPTH: usize = 4;
 
 /// The longest stretch of numbers that counts as one crossing.
@@ -104,10 +104,10 @@ fn rows(ctx: &Context<'_>, group: GroupIx, members: &[(RecordIx, &Lane)]) -> Opt
     for seq in low..=high {
         stacks.clear();
         stacks.extend(members.iter().map(|&(record, lane)| {
-            let at = ctx.aligned.find(record, lane, seq).ok();
-            let single = at.filter(|&at| ctx.aligned.block(record, lane, at).len() == 1);
-            single.map_or(NONE, |at| {
-                ctx.aligned.op(record, lane.collectives[at]).stack
+            let index = ctx.aligned.find(record, lane, seq).ok();
+            let single = index.filter(|&index| ctx.aligned.block(record, lane, index).len() == 1);
+            single.map_or(NONE, |index| {
+                ctx.aligned.op(record, lane.collectives[index]).stack
             })
         }));
         let first = stacks[0];
@@ -159,12 +159,16 @@ fn crossing_at(
     rows: &Rows,
 ) -> Option<Crossing> {
     let place = |stack: u32| places.at(stack, depth);
-    let mut common: HashSet<u32> = rows.alike.iter().filter_map(|&it| place(it)).collect();
+    let mut common: HashSet<u32> = rows
+        .alike
+        .iter()
+        .filter_map(|&stack| place(stack))
+        .collect();
     let mut apart: BTreeMap<u32, Apart> = BTreeMap::new();
     for row in &rows.differ {
         let places: Vec<Option<u32>> = row.stacks.iter().map(|&stack| place(stack)).collect();
         match places[0] {
-            Some(first) if places.iter().all(|&it| it == Some(first)) => {
+            Some(first) if places.iter().all(|&place| place == Some(first)) => {
                 common.insert(first);
             }
             _ => drop(apart.insert(row.seq, Apart::new(places)?)),
@@ -174,18 +178,19 @@ fn crossing_at(
         return None;
     }
     // The place from which most members issued a number, and this member's place; `None` if the records do not show it.
-    let of = |seq: u32, member: usize| -> Option<[u32; 2]> {
+    let places_of = |seq: u32, member: usize| -> Option<[u32; 2]> {
         if let Some(row) = apart.get(&seq) {
             return Some([row.usual, row.places[member]?]);
         }
         let stack = rows.together.get(&seq).copied().or_else(|| {
-            let at = rows.differ.binary_search_by_key(&seq, |row| row.seq).ok()?;
-            Some(rows.differ[at].stacks[member])
+            let index = rows.differ.binary_search_by_key(&seq, |row| row.seq).ok()?;
+            Some(rows.differ[index].stacks[member])
         });
         Some([place(stack?)?; 2])
     };
-    let elsewhere =
-        |seq: u32, member: usize| of(seq, member).is_some_and(|[usual, place]| usual != place);
+    let elsewhere = |seq: u32, member: usize| {
+        places_of(seq, member).is_some_and(|[usual, place]| usual != place)
+    };
     let mut odd: BTreeMap<[u32; 3], Vec<RecordIx>> = BTreeMap::new();
     for (member, &(record, _)) in members.iter().enumerate() {
         let begins = |&seq: &u32| {
@@ -195,7 +200,9 @@ fn crossing_at(
             elsewhere(seq, member) && !before
         };
         let mut starts = apart.keys().copied().filter(begins);
-        if let Some(crossed) = starts.find_map(|seq| stretch(seq, &common, |seq| of(seq, member))) {
+        if let Some(crossed) =
+            starts.find_map(|seq| stretch(seq, &common, |seq| places_of(seq, member)))
+        {
             odd.entry(crossed).or_default().push(record);
         }
     }
@@ -214,7 +221,7 @@ fn crossing_at(
     })
 }
 
-/// A number that members issued from several places.
+/// The places from which members issued one number, if there are several.
 struct Apart {
     /// The place of each member's call; `None` where its record has none.
     places: Vec<Option<u32>>,
@@ -243,20 +250,20 @@ impl Apart {
 fn stretch(
     first: u32,
     common: &HashSet<u32>,
-    of: impl Fn(u32) -> Option<[u32; 2]>,
+    places_of: impl Fn(u32) -> Option<[u32; 2]>,
 ) -> Option<[u32; 3]> {
-    let [begun, _] = of(first)?;
+    let [first_usual, _] = places_of(first)?;
     let mut balance: HashMap<u32, i32> = HashMap::new();
     let (mut moved, mut agreed) = (HashSet::new(), Vec::new());
     let mut second = None;
     for seq in first..first.saturating_add(LONGEST) {
-        let [usual, place] = of(seq)?;
+        let [usual, place] = places_of(seq)?;
         if usual == place {
             agreed.push(usual);
             continue;
         }
         moved.extend([usual, place]);
-        if second.is_none() && place == begun {
+        if second.is_none() && place == first_usual {
             second = Some(seq);
         }
         *balance.entry(usual).or_default() += 1;
@@ -268,68 +275,69 @@ fn stretch(
         // crossing.
         let inside = agreed.iter().all(|place| moved.contains(place));
         let known = moved.iter().all(|place| common.contains(place));
-        let [usual_after, place_after] = of(seq.checked_add(1)?)?;
+        let [usual_after, place_after] = places_of(seq.checked_add(1)?)?;
         let together_after = usual_after == place_after;
         return (inside && known && together_after).then_some([first, second?, seq]);
     }
     None
 }
 
-fn draft(ctx: &Context<'_>, one: &Crossing) -> FindingDraft {
+fn draft(ctx: &Context<'_>, crossing: &Crossing) -> FindingDraft {
     let ranks = |records: &[RecordIx]| -> Vec<Rank> {
         let mut ranks: Vec<Rank> = records
             .iter()
-            .map(|&it| ctx.aligned.records[it].rank)
+            .map(|&record| ctx.aligned.records[record].rank)
             .collect();
         ranks.sort_unstable();
         ranks
     };
-    let [usual, odd] = one.sides.each_ref().map(|side| ranks(side));
+    let [usual, odd] = crossing.sides.each_ref().map(|side| ranks(side));
     let from = |records: &[RecordIx]| {
         let record = records.first().copied().unwrap_or_default();
-        one.seqs
-            .map(|seq| place_of(ctx, one, seq, record))
+        crossing
+            .seqs
+            .map(|seq| place_of(ctx, crossing, seq, record))
             .join(" and ")
     };
-    let [first, second] = one.seqs;
-    let group = ctx.group_name(one.group);
+    let [first, second] = crossing.seqs;
+    let group = ctx.group_name(crossing.group);
     let mut draft = FindingDraft::new(
         Code::W270,
         format!(
             "{} issued #{first} and #{second} on group {group} from {}, {} from {}: the operations agree and so nothing \
              failed, but the data of the one met those of the other",
             format_ranks(&odd),
-            from(&one.sides[1]),
+            from(&crossing.sides[1]),
             format_ranks(&usual),
-            from(&one.sides[0]),
+            from(&crossing.sides[0]),
         ),
     );
-    if one.decided {
+    if crossing.decided {
         draft.culprits = odd;
         draft.confidence = 0.9;
     } else {
         draft.alternatives = vec![odd, usual];
         draft.confidence = 0.7;
     }
-    for side in one.sides.iter().rev() {
+    for side in crossing.sides.iter().rev() {
         let Some(&record) = side.first() else {
             continue;
         };
-        for seq in one.seqs {
-            let Some(position) = programs::position_of(ctx, record, one.group, seq) else {
+        for seq in crossing.seqs {
+            let Some(position) = programs::position_of(ctx, record, crossing.group, seq) else {
                 continue;
             };
             draft
                 .evidence
-                .push(ctx.evidence(record, position, one.group));
+                .push(ctx.evidence(record, position, crossing.group));
             let op = ctx.aligned.op(record, position);
             draft
                 .diff
-                .extend(programs::sites(ctx, one.group, seq, side, op.call));
+                .extend(programs::sites(ctx, crossing.group, seq, side, op.call));
         }
     }
-    if let Some(&record) = one.sides[1].first()
-        && let Some(position) = programs::position_of(ctx, record, one.group, first)
+    if let Some(&record) = crossing.sides[1].first()
+        && let Some(position) = programs::position_of(ctx, record, crossing.group, first)
     {
         let op = ctx.aligned.op(record, position);
         draft.frames = ctx.frames_of(record, op, "last_seen");
@@ -343,15 +351,15 @@ fn draft(ctx: &Context<'_>, one: &Crossing) -> FindingDraft {
         "give each thread a group of its own, or issue from one thread; if no threads share group {group}, look for a \
          branch that orders the two calls by data"
     );
-    draft.at = Some(ctx.op_ref(one.group, first));
+    draft.at = Some(ctx.op_ref(crossing.group, first));
     draft
 }
 
 /// The place from which a rank issued a number, like `train.py:88`, in the frame in which the places differ; empty if
 /// unknown.
-fn place_of(ctx: &Context<'_>, one: &Crossing, seq: u32, record: RecordIx) -> String {
-    let position = programs::position_of(ctx, record, one.group, seq);
-    let frames = position.map(|at| ctx.own_frames(ctx.aligned.op(record, at)));
+fn place_of(ctx: &Context<'_>, crossing: &Crossing, seq: u32, record: RecordIx) -> String {
+    let position = programs::position_of(ctx, record, crossing.group, seq);
+    let frames = position.map(|position| ctx.own_frames(ctx.aligned.op(record, position)));
     let mut frames = frames.into_iter().flatten().map(Context::name_site);
-    frames.nth(one.depth).unwrap_or_default()
+    frames.nth(crossing.depth).unwrap_or_default()
 }

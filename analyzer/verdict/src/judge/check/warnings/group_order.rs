@@ -36,11 +36,16 @@ impl Check for GroupOrder {
             .filter_map(|(&pair, lanes)| invert(ctx, pair, lanes));
         // Groups of one kind cross alike: one finding for all of them.
         let mut of_kind: BTreeMap<[u32; 2], Vec<Inversion>> = BTreeMap::new();
-        for one in inversions {
-            let family = one.groups.map(|group| ctx.aligned.groups[group].family);
-            of_kind.entry(family).or_default().push(one);
+        for inversion in inversions {
+            let families = inversion
+                .groups
+                .map(|group| ctx.aligned.groups[group].family);
+            of_kind.entry(families).or_default().push(inversion);
         }
-        of_kind.values().map(|all| draft(ctx, all)).collect()
+        of_kind
+            .values()
+            .map(|inversions| draft(ctx, inversions))
+            .collect()
     }
 }
 
@@ -56,15 +61,15 @@ fn shared_pairs<'a>(ctx: &'a Context<'_>) -> BTreeMap<[GroupIx; 2], Vec<Lanes<'a
     for (record, lanes) in ctx.aligned.lanes.iter().enumerate() {
         let device = |lane: &&Lane| {
             let first = lane.collectives.first();
-            first.is_some_and(|&at| {
-                let call = ctx.aligned.op(record, at).call;
+            first.is_some_and(|&position| {
+                let call = ctx.aligned.op(record, position).call;
                 on_device(&ctx.aligned.shared.calls.get(call).signature.backend)
             })
         };
         let mut on_device: Vec<&Lane> = lanes.iter().filter(device).take(MOST_GROUPS).collect();
         on_device.sort_by_key(|lane| lane.group);
-        for (at, &one) in on_device.iter().enumerate() {
-            for &other in on_device[at + 1..]
+        for (index, &one) in on_device.iter().enumerate() {
+            for &other in on_device[index + 1..]
                 .iter()
                 .filter(|other| other.group != one.group)
             {
@@ -90,16 +95,16 @@ struct Inversion {
 /// is none. Operations are left out while a wrapped ring does not show that number.
 fn order_of(ctx: &Context<'_>, &(record, [one, other]): &Lanes<'_>) -> Vec<(u32, u32)> {
     let aligned = ctx.aligned;
-    let meets = |&&at: &&u32| aligned.op(record, at).kind.needs_all_members();
-    let whole = !aligned.records[record].wrapped();
+    let meets = |&&position: &&u32| aligned.op(record, position).kind.needs_all_members();
+    let is_complete = !aligned.records[record].wrapped();
     let mut later = other.collectives.iter().filter(meets).peekable();
-    let mut newest = whole.then_some(0);
+    let mut newest = is_complete.then_some(0);
     let mut found: Vec<(u32, u32)> = Vec::with_capacity(one.collectives.len());
-    for &at in one.collectives.iter().filter(meets) {
-        while let Some(&before) = later.next_if(|&&before| before < at) {
+    for &position in one.collectives.iter().filter(meets) {
+        while let Some(&before) = later.next_if(|&&before| before < position) {
             newest = Some(aligned.seq(record, before));
         }
-        let seq = aligned.seq(record, at);
+        let seq = aligned.seq(record, position);
         // Of a coalesced block, only the first entry counts.
         if let Some(newest) = newest
             && found.last().is_none_or(|&(last, _)| last < seq)
@@ -123,12 +128,12 @@ fn invert(ctx: &Context<'_>, groups: [GroupIx; 2], lanes: &[Lanes<'_>]) -> Optio
     };
     let first = orders.iter().filter_map(differs).min()?;
     let newest = |order: &Vec<(u32, u32)>| {
-        let at = order.binary_search_by_key(&first, |&(seq, _)| seq).ok()?;
-        Some(order[at].1)
+        let index = order.binary_search_by_key(&first, |&(seq, _)| seq).ok()?;
+        Some(order[index].1)
     };
     // The first group's comes before this number of the second on some, and after it on others.
     let least = orders.iter().filter_map(newest).min()?;
-    let later = orders.iter().filter_map(newest).filter(|&it| it > least);
+    let later = orders.iter().filter_map(newest).filter(|&seq| seq > least);
     let second = later.min()?;
     let mut sides = [Vec::new(), Vec::new()];
     for (&(record, [one, other]), order) in lanes.iter().zip(&orders) {
@@ -136,8 +141,8 @@ fn invert(ctx: &Context<'_>, groups: [GroupIx; 2], lanes: &[Lanes<'_>]) -> Optio
             continue;
         };
         let position = |lane: &Lane, seq: u32| {
-            let at = ctx.aligned.find(record, lane, seq).ok()?;
-            Some(lane.collectives[at])
+            let index = ctx.aligned.find(record, lane, seq).ok()?;
+            Some(lane.collectives[index])
         };
         let places = [position(one, first), position(other, second)];
         sides[usize::from(newest >= second)].push((record, places));
@@ -149,23 +154,23 @@ fn invert(ctx: &Context<'_>, groups: [GroupIx; 2], lanes: &[Lanes<'_>]) -> Optio
     })
 }
 
-fn draft(ctx: &Context<'_>, all: &[Inversion]) -> FindingDraft {
-    let one = &all[0];
+fn draft(ctx: &Context<'_>, inversions: &[Inversion]) -> FindingDraft {
+    let example = &inversions[0];
     let ranks = |side: &[(RecordIx, [Option<u32>; 2])]| -> Vec<Rank> {
         let mut ranks: Vec<Rank> = side
             .iter()
-            .map(|(it, _)| ctx.aligned.records[*it].rank)
+            .map(|(record, _)| ctx.aligned.records[*record].rank)
             .collect();
         ranks.sort_unstable();
         ranks.dedup();
         ranks
     };
     // The smaller side deviates; of two equal ones neither does.
-    let odd = usize::from(one.sides[1].len() < one.sides[0].len());
-    let decided = one.sides[0].len() != one.sides[1].len();
-    let (usual_side, odd_side) = (&one.sides[1 - odd], &one.sides[odd]);
-    let op = |at: usize| {
-        let (group, seq) = (one.groups[at], one.seqs[at]);
+    let odd = usize::from(example.sides[1].len() < example.sides[0].len());
+    let decided = example.sides[0].len() != example.sides[1].len();
+    let (usual_side, odd_side) = (&example.sides[1 - odd], &example.sides[odd]);
+    let op = |which: usize| {
+        let (group, seq) = (example.groups[which], example.seqs[which]);
         format!(
             "{} #{seq} on group {}",
             ctx.usual_op(group, seq),
@@ -173,7 +178,7 @@ fn draft(ctx: &Context<'_>, all: &[Inversion]) -> FindingDraft {
         )
     };
     let (usual, deviating) = (ranks(usual_side), ranks(odd_side));
-    let more = match all.len() {
+    let more = match inversions.len() {
         1 => String::new(),
         2 => "; the same holds for one more pair of groups of these kinds".to_owned(),
         n => format!(
@@ -208,11 +213,11 @@ fn draft(ctx: &Context<'_>, all: &[Inversion]) -> FindingDraft {
         let Some(&(record, places)) = side.first() else {
             continue;
         };
-        for at in [first, 1 - first] {
-            if let Some(position) = places[at] {
+        for which in [first, 1 - first] {
+            if let Some(position) = places[which] {
                 draft
                     .evidence
-                    .push(ctx.evidence(record, position, one.groups[0]));
+                    .push(ctx.evidence(record, position, example.groups[0]));
             }
         }
         points.extend(places[first].map(|position| Point { record, position }));
@@ -225,9 +230,9 @@ fn draft(ctx: &Context<'_>, all: &[Inversion]) -> FindingDraft {
     draft.next = format!(
         "issue the operations of groups {} and {} in one order on all ranks, or let the second wait for the end of \
          the first",
-        ctx.group_name(one.groups[0]),
-        ctx.group_name(one.groups[1]),
+        ctx.group_name(example.groups[0]),
+        ctx.group_name(example.groups[1]),
     );
-    draft.at = Some(ctx.op_ref(one.groups[0], one.seqs[0]));
+    draft.at = Some(ctx.op_ref(example.groups[0], example.seqs[0]));
     draft
 }

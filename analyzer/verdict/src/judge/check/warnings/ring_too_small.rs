@@ -44,7 +44,7 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     let mut needed: Option<u64> = None;
     // If only the newest entries were read, the size of the ring is unknown.
     let newest = ctx.policy.newest.unwrap_or(usize::MAX);
-    let wrapped = |one: &&Record| one.wrapped() && one.ops.len() < newest;
+    let wrapped = |record: &&Record| record.wrapped() && record.ops.len() < newest;
     for record in ctx.aligned.records.iter().filter(wrapped) {
         let step = operations_of_a_step(record).filter(|&step| step > record.ops.len() as u64);
         needed = needed.max(step);
@@ -96,7 +96,7 @@ fn lost_records(ctx: &Context<'_>) -> Option<FindingDraft> {
         .aligned
         .records
         .iter()
-        .filter(|r| lost(r).is_some())
+        .filter(|record| lost(record).is_some())
         .collect();
     if records.is_empty() {
         return None;

@@ -44,7 +44,7 @@ pub(crate) fn note_jitter(ctx: &Context<'_>) -> Option<Problem> {
         Pattern::Starved(starved) => {
             let each: Vec<String> = starved
                 .iter()
-                .map(|one| without_processor(ctx, one))
+                .map(|rank| without_processor(ctx, rank))
                 .collect();
             format!(
                 "{}: the host has more to run than processors; look at its load, and at how many processors the job \
@@ -58,11 +58,11 @@ pub(crate) fn note_jitter(ctx: &Context<'_>) -> Option<Problem> {
 }
 
 fn without_processor(ctx: &Context<'_>, starved: &Starved) -> String {
-    let whole = &ctx.aligned.records[starved.record];
+    let full_record = &ctx.aligned.records[starved.record];
     format!(
         "rank {}{} was last most often, which cost {}, but its threads had to wait for a processor for {} in that time",
-        whole.rank,
-        on_host(&whole.identity.host),
+        full_record.rank,
+        on_host(&full_record.identity.host),
         format_lateness(starved.cost_ms),
         format_lateness(starved.waited_ms),
     )
@@ -90,9 +90,9 @@ fn by_turns(lateness: &Lateness) -> String {
 }
 
 /// Why the lateness is not chance, for `ruled_out`.
-fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, what: &str) -> String {
+fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, units: &str) -> String {
     format!(
-        "chance: it cost most in {} of the {stretches} stretches of {} that lost most; among {among} equal {what}, \
+        "chance: it cost most in {} of the {stretches} stretches of {} that lost most; among {among} equal {units}, \
         that happens by chance in less than one of {:.0} jobs",
         late.stretches,
         format_lateness(stretch_ms),
@@ -103,15 +103,15 @@ fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, what:
 fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let lateness = ctx.lateness;
     let record = late.unit;
-    let whole = &ctx.aligned.records[record];
+    let full_record = &ctx.aligned.records[record];
     let of_rank = &lateness.ranks[record];
     let price_ms = lateness.by_rank.price(record);
     let typical = percentile(&of_rank.lost, 0.5).unwrap_or(0.0);
-    let host = on_host(&whole.identity.host);
+    let host = on_host(&full_record.identity.host);
     let sentence = format!(
         "rank {}{host} is repeatedly last: {} of {} collectives waited for it, typically {}, in all {}; that \
          is {} of the job's time",
-        whole.rank,
+        full_record.rank,
         of_rank.lost.len(),
         of_rank.instances,
         format_lateness(typical),
@@ -120,7 +120,7 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     );
     let mut draft = FindingDraft::new(Code::W220, sentence);
     draft.confidence = (0.6 + 0.05 * of_rank.lost.len() as f64).min(0.95);
-    draft.culprits = vec![whole.rank];
+    draft.culprits = vec![full_record.rank];
     draft.price_ms = Some(price_ms);
     draft.by_clock = by_clock(ctx, record, typical);
     draft.ruled_out = ruled_out(lateness, late);
@@ -128,11 +128,14 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
         draft.frames = ctx.frames_of(record, op, "last_seen");
         draft.next = format!(
             "profile what rank {} does before {}{}",
-            whole.rank,
+            full_record.rank,
             ctx.describe_op(record, op),
             ctx.at_site(op)
         );
-        let position = whole.ops.iter().position(|other| std::ptr::eq(other, op));
+        let position = full_record
+            .ops
+            .iter()
+            .position(|other| std::ptr::eq(other, op));
         let lane = &ctx.aligned.lanes[record][usize::from(op.group)];
         if let Some(position) = position {
             let mut evidence = ctx.evidence(record, position as u32, lane.group);
@@ -146,17 +149,18 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
 /// The late rank, another rank to compare with, and the gap, ns, if the finding rests on clocks alone: the recorder has
 /// neither durations nor completions.
 fn by_clock(ctx: &Context<'_>, record: usize, typical_ms: f64) -> Option<([Rank; 2], i64)> {
-    let whole = &ctx.aligned.records[record];
+    let full_record = &ctx.aligned.records[record];
     let mut records = ctx.aligned.records.iter();
-    let other = records.find(|other| other.rank != whole.rank);
-    let other = other.map_or(whole.rank, |other| other.rank);
-    retiring_is_all(whole.recorder).then_some(([whole.rank, other], (typical_ms * 1e6) as i64))
+    let other = records.find(|other| other.rank != full_record.rank);
+    let other = other.map_or(full_record.rank, |other| other.rank);
+    retiring_is_all(full_record.recorder)
+        .then_some(([full_record.rank, other], (typical_ms * 1e6) as i64))
 }
 
 fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
     let tally = &lateness.by_rank;
     let (stretches, stretch_ms) = (tally.stretches, tally.stretch_ms);
-    let mut all = vec![no_chance(
+    let mut reasons = vec![no_chance(
         late,
         stretches,
         stretch_ms,
@@ -165,12 +169,12 @@ fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
     )];
     // With two ranks only, there is no third to measure the noise.
     if let Some(usual) = lateness.usual_ms {
-        all.push(format!(
+        reasons.push(format!(
             "noise: the second and the third last to come are typically {} apart",
             format_lateness(usual)
         ));
     }
-    all
+    reasons
 }
 
 /// The collective before which the rank spent the longest time outside of operations, as an example.

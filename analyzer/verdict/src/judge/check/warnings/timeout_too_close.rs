@@ -33,8 +33,8 @@ impl Check for TimeoutTooClose {
         };
         let mut near = 0;
         let mut worst: Option<(f64, usize, u32)> = None;
-        for (record, whole) in ctx.aligned.records.iter().enumerate() {
-            for (position, op) in whole.ops.iter().enumerate() {
+        for (record, full_record) in ctx.aligned.records.iter().enumerate() {
+            for (position, op) in full_record.ops.iter().enumerate() {
                 // An operation that completed after its time-out had no watchdog that enforces it.
                 let Some(share) = share(op).filter(|share| (NEAR..=1.0).contains(share)) else {
                     continue;

@@ -46,7 +46,7 @@ impl Check for TinyCollectives {
         let wasteful: Vec<(usize, Waste<'_>)> = records
             .iter()
             .enumerate()
-            .filter_map(|(at, record)| Some((at, waste(ctx, record)?)))
+            .filter_map(|(index, record)| Some((index, waste(ctx, record)?)))
             .collect();
         // If fewer than half of the ranks did so, the others would wait for them: W220 reports such ranks.
         if wasteful.len() * 2 < records.len() {
@@ -76,7 +76,7 @@ fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
             .filter_map(Op::wait_ms)
             .map(f64::from)
             .sum::<f64>();
-        saved_ms = saved_ms.zip(saved_in(row)).map(|(all, here)| all + here);
+        saved_ms = saved_ms.zip(saved_in(row)).map(|(sum, saved)| sum + saved);
         example = example.or(row.first());
     }
     let span = record
@@ -94,29 +94,29 @@ fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
     })
 }
 
-/// What one operation instead of this row would save, ms. The shortest of them did not wait for a late rank, so its
-/// duration is the latency that each but one of them costs. `None` if a duration was not measured.
+/// What one operation in place of this row would save, ms. The shortest operation of the row did not wait for a late
+/// rank, so its duration is the latency of each. `None` if a duration was not measured.
 fn saved_in(row: &[Op]) -> Option<f64> {
     let shortest = row.iter().map(|op| op.duration_ms).reduce(f32::min)?;
     (shortest >= 0.0).then(|| f64::from(shortest) * (row.len() - 1) as f64)
 }
 
-/// The finding on these records. The rank that spends most is another one at each look, so all are named, and the one
-/// with the lowest number is the example.
+/// The finding on these records. Which rank spends most changes from one snapshot to the next, so all are named, and
+/// the rank with the lowest number is the example.
 fn draft(ctx: &Context<'_>, wasteful: &[(usize, Waste<'_>)]) -> Option<FindingDraft> {
-    let rank_of = |at: &usize| ctx.aligned.records[*at].rank;
-    let (record, waste) = wasteful.iter().min_by_key(|(at, _)| rank_of(at))?;
+    let rank_of = |record: &usize| ctx.aligned.records[*record].rank;
+    let (record, waste) = wasteful.iter().min_by_key(|(record, _)| rank_of(record))?;
     let record = *record;
-    let whole = &ctx.aligned.records[record];
+    let full_record = &ctx.aligned.records[record];
     let lane = &ctx.aligned.lanes[record][usize::from(waste.example.group)];
-    let mut ranks: Vec<Rank> = wasteful.iter().map(|(at, _)| rank_of(at)).collect();
+    let mut ranks: Vec<Rank> = wasteful.iter().map(|(record, _)| rank_of(record)).collect();
     ranks.sort_unstable();
     ranks.dedup();
     let shares = wasteful.iter().map(|(_, waste)| waste.share);
     let least = shares.reduce(f64::min)?;
     let (spend, their, example) = match ranks.len() {
         1 => ("spends", "its", String::new()),
-        _ => ("spend", "their", format!("rank {} ", whole.rank)),
+        _ => ("spend", "their", format!("rank {} ", full_record.rank)),
     };
     let mut draft = FindingDraft::new(
         Code::W240,
@@ -134,7 +134,7 @@ fn draft(ctx: &Context<'_>, wasteful: &[(usize, Waste<'_>)]) -> Option<FindingDr
     draft.confidence = 0.8;
     draft.price_ms = waste.saved_ms;
     draft.frames = ctx.frames_of(record, waste.example, "last_seen");
-    let position = whole
+    let position = full_record
         .ops
         .iter()
         .position(|op| std::ptr::eq(op, waste.example));

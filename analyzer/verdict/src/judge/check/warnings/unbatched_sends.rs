@@ -36,15 +36,15 @@ impl Check for UnbatchedSends {
             opposite(ctx, group, [one, other], [there, back])
         });
         let mut of_kind: BTreeMap<u32, Vec<Opposite>> = BTreeMap::new();
-        for one in opposite {
-            let family = ctx.aligned.groups[one.group].family;
-            of_kind.entry(family).or_default().push(one);
+        for pair in opposite {
+            let family = ctx.aligned.groups[pair.group].family;
+            of_kind.entry(family).or_default().push(pair);
         }
-        of_kind.values().map(|all| draft(ctx, all)).collect()
+        of_kind.values().map(|pairs| draft(ctx, pairs)).collect()
     }
 }
 
-/// The sends of two ranks to each other, each before the receive of the other's.
+/// Two ranks that sent to each other before either posted the receive for the other's send.
 struct Opposite {
     group: GroupIx,
     records: [RecordIx; 2],
@@ -72,14 +72,15 @@ fn opposite(
         return None;
     }
     let mut found: Option<Opposite> = None;
-    for (at, &send) in there.sends.iter().enumerate() {
+    for (index, &send) in there.sends.iter().enumerate() {
         // What the first rank receives next, after its send.
         let next = back
             .receives
             .partition_point(|half| half.position < send.position);
-        let (Some(&receive), Counterpart::Posted(met)) =
-            (back.receives.get(next), ctx.messages.receive_of(there, at))
-        else {
+        let (Some(&receive), Counterpart::Posted(met)) = (
+            back.receives.get(next),
+            ctx.messages.receive_of(there, index),
+        ) else {
             continue;
         };
         let Counterpart::Posted(answer) = ctx.messages.send_of(back, next) else {
@@ -90,10 +91,10 @@ fn opposite(
         let ended = halves
             .iter()
             .all(|&(record, half)| done(aligned, record, half));
-        let alone = halves
+        let unbatched = halves
             .iter()
             .all(|&(record, half)| is_alone(ctx, record, half));
-        if !waits || !ended || !alone {
+        if !waits || !ended || !unbatched {
             continue;
         }
         match &mut found {
@@ -124,27 +125,31 @@ fn is_alone(ctx: &Context<'_>, record: RecordIx, half: Half) -> bool {
     };
     let neighbors = [half.position.checked_sub(1), half.position.checked_add(1)];
     let mut neighbors = neighbors.into_iter().flatten();
-    half.status_op == half.position && !neighbors.any(|at| ops.get(at as usize).is_some_and(same))
+    half.status_op == half.position
+        && !neighbors.any(|neighbor| ops.get(neighbor as usize).is_some_and(same))
 }
 
-fn draft(ctx: &Context<'_>, all: &[Opposite]) -> FindingDraft {
-    let one = &all[0];
+fn draft(ctx: &Context<'_>, pairs: &[Opposite]) -> FindingDraft {
+    let example = &pairs[0];
     let rank = |record: RecordIx| ctx.aligned.records[record].rank;
-    let [a, b] = one.records.map(rank);
-    let times: usize = all.iter().map(|one| one.times).sum();
-    let describe = |at: usize| {
-        let record = one.records[at];
-        let op = ctx.aligned.op(record, one.sends[at]);
+    let [a, b] = example.records.map(rank);
+    let times: usize = pairs.iter().map(|pair| pair.times).sum();
+    let describe = |end: usize| {
+        let record = example.records[end];
+        let op = ctx.aligned.op(record, example.sends[end]);
         format!("{}{}", ctx.describe_op(record, op), ctx.at_site(op))
     };
-    let mut ranks: Vec<Rank> = all.iter().flat_map(|one| one.records.map(rank)).collect();
+    let mut ranks: Vec<Rank> = pairs
+        .iter()
+        .flat_map(|pair| pair.records.map(rank))
+        .collect();
     ranks.sort_unstable();
     ranks.dedup();
-    let more = match (all.len(), times) {
+    let more = match (pairs.len(), times) {
         (1, 1) => String::new(),
         (1, n) => format!("; they did so {n} times"),
-        (pairs, n) => format!(
-            "; {pairs} pairs of {} did so {n} times",
+        (number, n) => format!(
+            "; {number} pairs of {} did so {n} times",
             format_ranks(&ranks)
         ),
     };
@@ -158,14 +163,16 @@ fn draft(ctx: &Context<'_>, all: &[Opposite]) -> FindingDraft {
         ),
     );
     draft.confidence = 0.85;
-    for (&record, &send) in one.records.iter().zip(&one.sends) {
-        draft.evidence.push(ctx.evidence(record, send, one.group));
+    for (&record, &send) in example.records.iter().zip(&example.sends) {
+        draft
+            .evidence
+            .push(ctx.evidence(record, send, example.group));
     }
-    let first = ctx.aligned.op(one.records[0], one.sends[0]);
-    draft.frames = ctx.frames_of(one.records[0], first, "last_seen");
+    let first = ctx.aligned.op(example.records[0], example.sends[0]);
+    draft.frames = ctx.frames_of(example.records[0], first, "last_seen");
     draft.next = "post the send and the receive in one batch (batch_isend_irecv, or one group call), or let one of the \
                   two ranks receive first"
         .to_owned();
-    draft.at = Some(ctx.op_ref_of_message(one.records[0], one.group, one.sends[0]));
+    draft.at = Some(ctx.op_ref_of_message(example.records[0], example.group, example.sends[0]));
     draft
 }

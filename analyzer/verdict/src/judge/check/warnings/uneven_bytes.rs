@@ -117,8 +117,8 @@ fn moved_bytes(aligned: &Aligned<'_>, group: GroupIx) -> Option<Moved> {
             .iter()
             .map(|&(record, lane)| {
                 let lane = &aligned.lanes[record][lane];
-                let at = aligned.find(record, lane, op.seq).ok()?;
-                let op = aligned.op(record, lane.collectives[at]);
+                let index = aligned.find(record, lane, op.seq).ok()?;
+                let op = aligned.op(record, lane.collectives[index]);
                 Some((aligned.shared.calls.get(op.call), op.duration_ms))
             })
             .collect();
@@ -180,8 +180,8 @@ mod tests {
 
     #[test]
     fn exchanges_and_gathers_of_pieces_of_any_length_may_be_uneven() {
-        let all = OpType::ALL.iter().copied();
-        let uneven: Vec<&str> = all
+        let operations = OpType::ALL.iter().copied();
+        let uneven: Vec<&str> = operations
             .filter(|&op| may_be_uneven(op))
             .map(OpType::name)
             .collect();

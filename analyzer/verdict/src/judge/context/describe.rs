@@ -12,16 +12,16 @@ use rcomm_recorder::model::{Frame, OpType, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Context<'_> {
-    /// The processes of these records, at most `most`, by host: their ids, separated by spaces, and a text like ` on host
-    /// n1`, empty in a job of one host.
+    /// The processes of these records, at most `most`, by host: their ids, separated by spaces, and a text like ` on
+    /// host n1`, empty in a job of one host.
     pub(crate) fn processes(&self, records: &[RecordIx], most: usize) -> Vec<(String, String)> {
         let mut by_host: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for &record in records.iter().take(most) {
-            let of = &self.aligned.records[record].identity;
+            let identity = &self.aligned.records[record].identity;
             by_host
-                .entry(&of.host)
+                .entry(&identity.host)
                 .or_default()
-                .push(of.pid.to_string());
+                .push(identity.pid.to_string());
         }
         let names_hosts = self.has_several_hosts();
         let part = |(host, pids): (&str, Vec<String>)| {
@@ -37,9 +37,13 @@ impl Context<'_> {
 
     /// Like `, process 7 on host n1,`; empty in a job of one host, and if the process is not recorded.
     pub(crate) fn whereabouts(&self, record: RecordIx) -> String {
-        let of = &self.aligned.records[record].identity;
-        match self.has_several_hosts() && of.pid > 0 && !of.host.is_empty() {
-            true => format!(", process {} on host {},", of.pid, printable(&of.host)),
+        let identity = &self.aligned.records[record].identity;
+        match self.has_several_hosts() && identity.pid > 0 && !identity.host.is_empty() {
+            true => format!(
+                ", process {} on host {},",
+                identity.pid,
+                printable(&identity.host)
+            ),
             false => String::new(),
         }
     }
@@ -55,10 +59,10 @@ impl Context<'_> {
                 .map(|record| self.aligned.records[record].rank)
                 .collect()
         };
-        let these = ranks(&mut records.iter().copied());
-        let all = ranks(&mut (0..self.aligned.records.len()));
-        let is_whole = these == all && records.iter().all(|&record| host(record) == first);
-        match these.len() > 1 && is_whole && !first.is_empty() && self.has_several_hosts() {
+        let named = ranks(&mut records.iter().copied());
+        let on_host = ranks(&mut (0..self.aligned.records.len()));
+        let is_whole = named == on_host && records.iter().all(|&record| host(record) == first);
+        match named.len() > 1 && is_whole && !first.is_empty() && self.has_several_hosts() {
             true => format!(", all of host {}", printable(first)),
             false => String::new(),
         }
@@ -82,13 +86,13 @@ impl Context<'_> {
 
     /// The recorder's own name of a collective in upper case, as in PyTorch's logs (`_REDUCE_SCATTER_BASE`); `None` for
     /// a message, or if it equals the name in the finding.
-    pub(crate) fn recorded_name(&self, at: &OpRef) -> Option<String> {
-        if at.kind != SeqKind::CollectiveSeqId {
+    pub(crate) fn recorded_name(&self, op_ref: &OpRef) -> Option<String> {
+        if op_ref.kind != SeqKind::CollectiveSeqId {
             return None;
         }
-        let call = event::usual_call(self.aligned, at.group, u32::try_from(at.seq).ok()?)?;
+        let call = event::usual_call(self.aligned, op_ref.group, u32::try_from(op_ref.seq).ok()?)?;
         let name = &self.aligned.shared.calls.get(call).signature.op_name;
-        let ours = name.is_empty() || name.eq_ignore_ascii_case(&at.op);
+        let ours = name.is_empty() || name.eq_ignore_ascii_case(&op_ref.op);
         (!ours).then(|| name.to_ascii_uppercase())
     }
 
@@ -113,8 +117,8 @@ impl Context<'_> {
             {
                 break;
             }
-            if let Ok(at) = self.aligned.find(record, lane, seq) {
-                return u64::from(self.aligned.op(record, lane.collectives[at]).p2p_seq);
+            if let Ok(index) = self.aligned.find(record, lane, seq) {
+                return u64::from(self.aligned.op(record, lane.collectives[index]).p2p_seq);
             }
         }
         u64::from(seq)
@@ -186,11 +190,11 @@ impl Context<'_> {
     /// The position of a record's newest operation, of those that this thread issued if one is given.
     fn last_position(&self, record: RecordIx, thread: Option<u32>) -> Option<u32> {
         let ops = &self.aligned.records[record].ops;
-        let is_its = |op: &Op| thread.is_none_or(|thread| op.thread == thread);
+        let is_on_thread = |op: &Op| thread.is_none_or(|thread| op.thread == thread);
         let newest = ops
             .iter()
-            .rposition(|op| op.kind != OpType::Coalesced && is_its(op));
-        let position = newest.or_else(|| ops.iter().rposition(is_its))?;
+            .rposition(|op| op.kind != OpType::Coalesced && is_on_thread(op));
+        let position = newest.or_else(|| ops.iter().rposition(is_on_thread))?;
         u32::try_from(position).ok()
     }
 
@@ -215,10 +219,10 @@ impl Context<'_> {
         let op = self.aligned.op(record, position);
         let group = self.aligned.lanes[record][usize::from(op.group)].group;
         let mut unfinished = self.graph.pending[record].iter();
-        unfinished.any(|one| match &one.kind {
+        unfinished.any(|operation| match &operation.kind {
             PendingKind::Batch { halves } => halves.iter().any(|half| half.position == position),
             PendingKind::Collective { seq } => {
-                one.group == group && one.position <= position && op.seq <= *seq
+                operation.group == group && operation.position <= position && op.seq <= *seq
             }
         })
     }
@@ -231,8 +235,8 @@ impl Context<'_> {
             .filter_map(|frame| frames.get(frame as usize))
     }
 
-    /// As [`Context::own_frames`], of a stack of [`Shared::stacks`](crate::align::record::Shared::stacks):
-    /// equal numbers are equal frames.
+    /// Like [`Context::own_frames`], but by the indices of a stack and of its frames in
+    /// [`Shared`](crate::align::record::Shared): equal indices are equal frames.
     pub(crate) fn own_frame_ids(&self, stack: u32) -> impl Iterator<Item = u32> {
         let shared = self.aligned.shared;
         let stack = shared.stacks.get(stack as usize);
@@ -285,7 +289,7 @@ impl Context<'_> {
     }
 
     /// The newest operation of a rank on the thread that last used this group: other threads do not show what keeps the
-    /// rank from its next operation there. The newest of all if no thread is known.
+    /// rank from its next operation there. The newest operation of all threads if that thread is unknown.
     pub(crate) fn last_op_for(&self, record: RecordIx, group: GroupIx) -> Option<&Op> {
         let thread = self.thread_of(record, group);
         let position = self.last_position(record, thread)?;
@@ -306,10 +310,10 @@ impl Context<'_> {
         (newest.thread != NONE).then_some(newest.thread)
     }
 
-    /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to wait
-    /// there for it: how many operations, and the newest of them. `None` if it issued none, or none in the second half of
-    /// that time. Collectives of this group do not count: they come before the one that it has not issued. Of a rank that
-    /// has not used the group yet, the operations of all threads count.
+    /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to
+    /// wait there for it: how many operations, and the newest of them. `None` if it issued none, or none in the second
+    /// half of that time. Collectives of this group do not count: they come before the one that it has not issued. Of a
+    /// rank that has not used the group yet, the operations of all threads count.
     pub(crate) fn went_on(
         &self,
         record: RecordIx,
@@ -331,12 +335,12 @@ impl Context<'_> {
             let is_here = lanes[usize::from(op.group)].group == group && !op.is_p2p;
             thread.is_none_or(|thread| op.thread == thread) && !is_here
         };
-        let its: Vec<&Op> = later.filter(is_further).collect();
-        let newest = its.first()?;
+        let later_ops: Vec<&Op> = later.filter(is_further).collect();
+        let newest = later_ops.first()?;
         let age_ns = |ns: i64| self.as_of_ns().map(|now| now.saturating_sub(ns));
         let newest_age = age_ns(self.aligned.created_ns(record, newest));
         let goes_on = newest_age <= age_ns(since_ns).map(|waited| waited / 2);
-        goes_on.then_some((its.len(), newest))
+        goes_on.then_some((later_ops.len(), newest))
     }
 
     /// What a rank did last, for the end of a sentence: the call, its call site and the phase.
@@ -344,7 +348,7 @@ impl Context<'_> {
         self.seen(record, None)
     }
 
-    /// As [`last_seen`](Self::last_seen), on the thread that last used this group.
+    /// Like [`last_seen`](Self::last_seen), but only on the thread that last used this group.
     pub(crate) fn last_seen_for(&self, record: RecordIx, group: GroupIx) -> String {
         self.seen(record, self.thread_of(record, group))
     }
@@ -352,8 +356,8 @@ impl Context<'_> {
     fn seen(&self, record: RecordIx, thread: Option<u32>) -> String {
         let inside = self.graph.pending[record].iter();
         let inside = inside
-            .filter(|one| one.arrival == Arrival::Arrived && !one.held_open)
-            .map(|one| one.position)
+            .filter(|operation| operation.arrival == Arrival::Arrived && !operation.held_open)
+            .map(|operation| operation.position)
             .filter(|&position| {
                 thread.is_none_or(|thread| self.aligned.op(record, position).thread == thread)
             });

@@ -14,6 +14,7 @@ pub(crate) struct FindingDraft {
     pub(crate) alternatives: Vec<Vec<Rank>>,
     /// Nodes whose waiters are victims of this finding.
     pub(crate) targets: Vec<Node>,
+    /// The operation that the finding is about.
     pub(crate) at: Option<OpRef>,
     pub(crate) cycle: Vec<Rank>,
     pub(crate) sentence: String,

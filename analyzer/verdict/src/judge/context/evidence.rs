@@ -11,7 +11,7 @@ impl Context<'_> {
     pub(crate) fn evidence(&self, record: RecordIx, position: u32, group: GroupIx) -> Evidence {
         let op = self.aligned.op(record, position);
         let lane = &self.aligned.lanes[record][usize::from(op.group)];
-        let whole = &self.aligned.records[record];
+        let full_record = &self.aligned.records[record];
         let seq = if op.kind.is_p2p() || op.is_p2p {
             u64::from(op.p2p_seq)
         } else {
@@ -30,8 +30,8 @@ impl Context<'_> {
             text.push_str(&format!(" {towards} rank {peer}"));
         }
         Evidence {
-            rank: whole.rank,
-            record_id: whole.record_id(op),
+            rank: full_record.rank,
+            record_id: full_record.record_id(op),
             state: op.state,
             group: (lane.group != group).then(|| self.group_ref(lane.group)),
             seq,
@@ -45,12 +45,12 @@ impl Context<'_> {
         let member = self.aligned.groups[group]
             .ranks
             .iter()
-            .position(|&r| r == rank)?;
+            .position(|&member_rank| member_rank == rank)?;
         let (record, lane) = self.aligned.lane(group, member)?;
-        let Presence::Issued(at) = self.aligned.presence(group, member, seq) else {
+        let Presence::Issued(index) = self.aligned.presence(group, member, seq) else {
             return None;
         };
-        Some(self.evidence(record, lane.collectives[at], group))
+        Some(self.evidence(record, lane.collectives[index], group))
     }
 
     /// The entries of the first `most` ranks that wait at a place, as evidence; for a batch, its first message.

@@ -29,7 +29,7 @@ pub(crate) struct Context<'a> {
     pub(crate) young_files: bool,
     /// Ranks with a record that was left aside (N300), ascending; some may have another record.
     pub(crate) left_aside: Vec<Rank>,
-    /// What hangs by the groups' status, and is no longer in any ring.
+    /// Collectives that hang according to the groups' status and that no ring holds any longer.
     pub(crate) unkept: Vec<Unkept>,
     /// Groups in which, by their status alone, operations of these ranks have not completed.
     pub(crate) open_by_status: Vec<(GroupIx, Vec<Rank>)>,
@@ -99,8 +99,8 @@ impl Context<'_> {
     }
 
     /// A part of a sentence, like `, and 63 of 64 ranks wait in all`; empty if no more ranks wait for `targets` than
-    /// the `counted` ones that the sentence has already. Where others wait for another reason, it says so: `wait
-    /// because of it`.
+    /// the `counted` ones that the sentence has already. If other ranks wait for another reason, the text ends with
+    /// `wait because of it`.
     pub(crate) fn in_all(&self, targets: &[Node], counted: usize) -> String {
         let waiting = self.graph.waiting_for(targets, &self.reversed);
         let waiting = waiting
@@ -109,8 +109,8 @@ impl Context<'_> {
             .count();
         if waiting > counted {
             let waits = |node: &Node| self.graph.waits(*node);
-            let all = (0..self.graph.ranks).filter(waits);
-            let why = match all.filter(|node| !targets.contains(node)).count() > waiting {
+            let waiters = (0..self.graph.ranks).filter(waits);
+            let why = match waiters.filter(|node| !targets.contains(node)).count() > waiting {
                 false => "in all",
                 true if targets.len() == 1 => "because of it",
                 true => "because of them",
@@ -169,6 +169,6 @@ impl Context<'_> {
         };
         self.disagreements
             .iter()
-            .find(|one| one.group == group && one.seq == seq)
+            .find(|disagreement| disagreement.group == group && disagreement.seq == seq)
     }
 }

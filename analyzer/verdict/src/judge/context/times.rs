@@ -9,7 +9,7 @@ use crate::report::Until;
 use crate::report::format::format_time;
 use rcomm_recorder::model::EntryState;
 
-/// An operation that failed after less than this, ms, says nothing about ranks that had not come.
+/// An operation that failed after less than this, ms, does not show that a missing rank was late.
 const TOO_SHORT_MS: f64 = 1e3;
 /// An operation that failed within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
@@ -47,7 +47,8 @@ impl Context<'_> {
         (ms >= 1.0).then_some(ms)
     }
 
-    /// As [`waited_ms`](Self::waited_ms), while a rank waits: a wait that is over grows no older.
+    /// Like [`waited_ms`](Self::waited_ms), but `None` once all ranks there gave up: a wait that is over grows no
+    /// older.
     pub(crate) fn waits_ms(&self, place: usize) -> Option<f64> {
         self.waited_ms(place)
             .filter(|_| self.gave_up_ns(place).is_none())
@@ -70,9 +71,9 @@ impl Context<'_> {
     /// Whether the operation of a place failed soon after it was issued, on all ranks that were in it, and long before
     /// its time-out: such a wait does not show that another rank is late.
     pub(crate) fn failed_at_once(&self, place: usize) -> bool {
-        let all = self.ops_of(place);
-        !all.is_empty()
-            && all.into_iter().all(|(record, position)| {
+        let operations = self.ops_of(place);
+        !operations.is_empty()
+            && operations.into_iter().all(|(record, position)| {
                 let op = self.aligned.op(record, position);
                 let limit_ms = self.aligned.shared.calls.get(op.call).timeout_ms as f64;
                 let lasted = op.wait_ms().filter(|_| op.state == EntryState::Failed);
@@ -102,8 +103,8 @@ impl Context<'_> {
             let failed_ns = self.aligned.op(record, position).failed_ns()?;
             Some(failed_ns.saturating_sub(self.aligned.offsets_ns[record]))
         };
-        let all = self.ops_of(place).into_iter();
-        let ends: Vec<Option<i64>> = all
+        let operations = self.ops_of(place).into_iter();
+        let ends: Vec<Option<i64>> = operations
             .map(|(record, position)| ended(record, position))
             .collect();
         ends.into_iter()
@@ -153,12 +154,12 @@ impl Context<'_> {
             .iter()
             .enumerate()
             .any(|(record, pending)| {
-                pending.iter().enumerate().any(|(at, one)| {
-                    let fresh = match one.kind {
-                        PendingKind::Collective { seq } => is_fresh(one.group, seq),
+                pending.iter().enumerate().any(|(index, operation)| {
+                    let fresh = match operation.kind {
+                        PendingKind::Collective { seq } => is_fresh(operation.group, seq),
                         _ => false,
                     };
-                    self.graph.is_overdue(record, at) && !fresh
+                    self.graph.is_overdue(record, index) && !fresh
                 })
             })
     }
@@ -174,17 +175,17 @@ impl Context<'_> {
 
     /// The record and the position of the operation of each rank that is inside a collective.
     fn arrived(&self, place: usize) -> impl Iterator<Item = (RecordIx, u32)> {
-        let at = match self.graph.places[place] {
+        let collective = match self.graph.places[place] {
             Place::Collective { group, seq } => Some((group, seq)),
             Place::Batch { .. } => None,
         };
-        let nodes = at.map_or(&[][..], |_| &self.graph.arrived[place]);
+        let nodes = collective.map_or(&[][..], |_| &self.graph.arrived[place]);
         nodes.iter().filter_map(move |&node| {
-            let (group, seq) = at?;
+            let (group, seq) = collective?;
             let record = self.aligned.record_in(group, self.rank(node))?;
-            let pending = self.graph.pending[record].iter().find(|one| {
-                one.group == group
-                    && matches!(one.kind, PendingKind::Collective { seq: s } if s == seq)
+            let pending = self.graph.pending[record].iter().find(|operation| {
+                operation.group == group
+                    && matches!(operation.kind, PendingKind::Collective { seq: s } if s == seq)
             })?;
             Some((record, pending.position))
         })

@@ -26,7 +26,7 @@ const LATE_SHARE: f64 = 0.6;
 const REPEATED_SHARE: f64 = 0.4;
 /// The cheapest of the late ranks costs at least this many times what the most expensive of the others costs.
 const STANDS_OUT: f64 = 2.0;
-/// Delays count as equal if the logarithm of their ratio is smaller than this.
+/// Delays whose ratio has a smaller logarithm than this count as equal.
 const EQUAL: f64 = 0.02;
 /// With fewer deciding stretches, ranks are not said to take turns.
 const LEAST_TURNS: usize = 6;
@@ -140,13 +140,13 @@ impl Tally {
     fn decide(&mut self, mut worst: Vec<Cost>) {
         worst.sort_by(|a, b| b.ms.total_cmp(&a.ms));
         let cap = worst.get(worst.len() / 4).map_or(0.0, |cost| cost.ms);
-        let all: f64 = worst.iter().map(|cost| cost.ms.min(cap)).sum();
-        let mut seen = 0.0;
+        let total_ms: f64 = worst.iter().map(|cost| cost.ms.min(cap)).sum();
+        let mut counted_ms = 0.0;
         for cost in worst {
-            if seen >= all * DECIDES {
+            if counted_ms >= total_ms * DECIDES {
                 break;
             }
-            seen += cost.ms.min(cap);
+            counted_ms += cost.ms.min(cap);
             self.stretches += 1;
             let delays = self.delays_ms.entry(cost.unit).or_default();
             delays.push(cost.delay_ms);
@@ -173,8 +173,9 @@ impl Tally {
         self.delays_ms.len()
     }
 
-    /// Whether units take turns at being late: none cost most in more than half of the deciding stretches, of which there
-    /// are at least [`LEAST_TURNS`], and none cost more than half of what the job lost: one long delay is no turn.
+    /// Whether units take turns at being late: none cost most in more than half of the deciding stretches, of which
+    /// there are at least [`LEAST_TURNS`], and none cost more than half of what the job lost: one long delay is no
+    /// turn.
     pub(crate) fn is_by_turns(&self) -> bool {
         let most = self.delays_ms.values().map(Vec::len).max().unwrap_or(0);
         let dearest_ms = self.price_ms.values().copied().fold(0.0, f64::max);
@@ -182,8 +183,8 @@ impl Tally {
         self.stretches >= LEAST_TURNS && most * 2 <= self.stretches && is_shared
     }
 
-    /// The units that are late too often for chance. `among` is the number of units compared, `least_ms` the smallest
-    /// cost that is reported, `before` the units that were late in the previous snapshot, for which half of `least_ms`
+    /// The units that are late too often for chance. `among` is the number of units compared, `least_ms` the lowest
+    /// price that is reported, `before` the units that were late in the previous snapshot, for which half of `least_ms`
     /// suffices. Empty if the late units are more than a quarter of all (and more than one), do not clearly cost more
     /// than all others, or did not cost most in enough of the deciding stretches.
     pub(crate) fn late(&self, among: usize, least_ms: f64, before: &[usize]) -> Vec<Late> {
@@ -206,8 +207,8 @@ impl Tally {
             }
         }
         let share = if repeated { REPEATED_SHARE } else { LATE_SHARE };
-        let is_late = |unit: &usize| late.iter().any(|one| one.unit == *unit);
-        let least = late.iter().map(|one| self.price(one.unit));
+        let is_late = |unit: &usize| late.iter().any(|late| late.unit == *unit);
+        let least = late.iter().map(|late| self.price(late.unit));
         let least = least.fold(f64::MAX, f64::min);
         let others = self.price_ms.iter().filter(|(unit, _)| !is_late(unit));
         let most_of_others = others.map(|(_, &ms)| ms).fold(0.0, f64::max);
@@ -287,12 +288,12 @@ fn at_least(k: usize, n: usize, p: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// One loss in each of `n` stretches; `of` gives its unit and its size, ms.
-    fn losses(n: usize, of: impl Fn(usize) -> (usize, f32)) -> Vec<Loss> {
-        let loss = |at: usize| {
-            let (unit, ms) = of(at);
+    /// One loss in each of `n` stretches; `cause` gives its unit and its size, ms.
+    fn losses(n: usize, cause: impl Fn(usize) -> (usize, f32)) -> Vec<Loss> {
+        let loss = |nth: usize| {
+            let (unit, ms) = cause(nth);
             Loss {
-                at_ns: at as i64 * HOST_STRETCH_NS,
+                at_ns: nth as i64 * HOST_STRETCH_NS,
                 unit,
                 ms,
                 by_device: false,
@@ -305,7 +306,7 @@ mod tests {
     fn late(losses: &[Loss], among: usize) -> Vec<usize> {
         let tally = Tally::new(losses, losses.len() as f64 * 100.0);
         let late = tally.late(among, 1.0, &[]);
-        late.iter().map(|one| one.unit).collect()
+        late.iter().map(|late| late.unit).collect()
     }
 
     #[test]
@@ -319,40 +320,40 @@ mod tests {
     #[test]
     fn a_rank_that_is_always_last_is_late_and_ranks_that_take_turns_are_not() {
         assert_eq!(late(&losses(20, |_| (3, 20.0)), 4), [3]);
-        assert!(late(&losses(20, |at| (at % 4, 20.0)), 4).is_empty());
+        assert!(late(&losses(20, |nth| (nth % 4, 20.0)), 4).is_empty());
     }
 
     #[test]
     fn few_stretches_prove_nothing_unless_their_losses_are_equal() {
         let uneven = [9.0, 31.0, 70.0];
-        assert!(late(&losses(3, |at| (0, uneven[at])), 8).is_empty());
+        assert!(late(&losses(3, |nth| (0, uneven[nth])), 8).is_empty());
         assert_eq!(late(&losses(3, |_| (0, 31.0)), 8), [0]);
         assert!(late(&losses(1, |_| (0, 31.0)), 8).is_empty());
     }
 
     #[test]
     fn one_delay_that_costs_in_several_groups_is_as_equal_as_in_one() {
-        let mut all = Vec::new();
+        let mut repeated = Vec::new();
         for nth in 0..5 {
             for loss in losses(5, |_| (0, 200.0)).iter().take(1 + nth % 2) {
-                all.push(Loss {
+                repeated.push(Loss {
                     at_ns: nth as i64 * HOST_STRETCH_NS,
                     ..*loss
                 });
             }
         }
-        assert_eq!(late(&all, 4), [0]);
+        assert_eq!(late(&repeated, 4), [0]);
     }
 
     #[test]
     fn no_rank_is_late_if_another_costs_nearly_as_much() {
-        let two = losses(40, |at| (usize::from(at % 5 == 0 || at % 2 == 0), 20.0));
+        let two = losses(40, |nth| (usize::from(nth % 5 == 0 || nth % 2 == 0), 20.0));
         assert!(late(&two, 4).is_empty(), "two of four");
     }
 
     #[test]
     fn a_delay_that_costs_in_several_groups_is_paid_for_once() {
-        let mut all = losses(4, |_| (0, 60.0));
+        let mut in_groups = losses(4, |_| (0, 60.0));
         // The same delays, in a group whose operation comes later, and another rank's.
         let later = |loss: &Loss, unit, ms| Loss {
             at_ns: loss.at_ns + 20_000_000,
@@ -360,10 +361,10 @@ mod tests {
             ms,
             ..*loss
         };
-        let first = all.clone();
-        all.extend(first.iter().map(|loss| later(loss, 0, 62.0)));
-        all.push(later(&first[0], 1, 5.0));
-        let tally = Tally::new(&all, 1000.0);
+        let first = in_groups.clone();
+        in_groups.extend(first.iter().map(|loss| later(loss, 0, 62.0)));
+        in_groups.push(later(&first[0], 1, 5.0));
+        let tally = Tally::new(&in_groups, 1000.0);
         assert_eq!((tally.price(0), tally.cost(0)), (4.0 * 62.0, 4.0 * 122.0));
         assert_eq!(tally.total_ms(), tally.price(0));
     }
@@ -371,8 +372,8 @@ mod tests {
     #[test]
     fn a_long_delay_of_one_unit_is_no_turn() {
         let turns = |longest: f32| {
-            let ms = move |at: usize| if at == 7 { longest } else { 20.0 };
-            Tally::new(&losses(60, |at| (at % 3, ms(at))), 6_000.0)
+            let ms = move |nth: usize| if nth == 7 { longest } else { 20.0 };
+            Tally::new(&losses(60, |nth| (nth % 3, ms(nth))), 6_000.0)
         };
         assert!(turns(20.0).is_by_turns());
         assert!(!turns(20_000.0).is_by_turns());
@@ -380,19 +381,19 @@ mod tests {
 
     #[test]
     fn prices_add_up_to_what_the_job_lost_and_never_to_more_than_its_time() {
-        let tally = Tally::new(&losses(10, |at| (at % 3, 20.0)), 1000.0);
+        let tally = Tally::new(&losses(10, |nth| (nth % 3, 20.0)), 1000.0);
         assert!((tally.total_ms() - 200.0).abs() < 1e-6);
-        let tally = Tally::new(&losses(10, |at| (at % 3, 500.0)), 1000.0);
+        let tally = Tally::new(&losses(10, |nth| (nth % 3, 500.0)), 1000.0);
         assert!((tally.total_ms() - 1000.0).abs() < 1e-6);
     }
 
     #[test]
     fn a_late_rank_stays_late_while_it_is_last_far_more_often_than_others() {
-        let fewer = losses(20, |at| {
-            if at % 2 == 0 {
+        let fewer = losses(20, |nth| {
+            if nth % 2 == 0 {
                 (3, 20.0)
             } else {
-                (at % 20, 9.0)
+                (nth % 20, 9.0)
             }
         });
         let tally = Tally::new(&fewer, 2000.0);

@@ -146,8 +146,9 @@ impl Lateness {
         // For each operation: how long its rank waited in it, ms, or, if negative, how long others waited for the rank.
         // Each operation is of one group, so no two threads write one value.
         let borne_ms = rows.message_waits();
-        let set = |one: &Arrived, ms: f32| {
-            borne_ms[one.record][one.position as usize].store(ms.to_bits(), Ordering::Relaxed);
+        let set = |member: &Arrived, ms: f32| {
+            borne_ms[member.record][member.position as usize]
+                .store(ms.to_bits(), Ordering::Relaxed);
         };
         aligned.shared.map(groups, |group| {
             rows.each(group, |row| {
@@ -155,8 +156,8 @@ impl Lateness {
                 let Some((last, second)) = last.zip(second) else {
                     return;
                 };
-                for one in &row.members {
-                    set(one, one.wait_ms - last.wait_ms);
+                for member in &row.members {
+                    set(member, member.wait_ms - last.wait_ms);
                 }
                 // Negative: the others waited for this member.
                 set(last, last.wait_ms - second.wait_ms);
@@ -167,7 +168,7 @@ impl Lateness {
             bits.map(f32::from_bits).collect()
         };
         let borne_ms: Vec<Vec<f32>> = borne_ms.into_iter().map(plain).collect();
-        let of_groups = aligned.shared.map(groups, |group| {
+        let by_group = aligned.shared.map(groups, |group| {
             let mut of_group = GroupLateness::default();
             rows.each(group, |row| {
                 lateness.take(aligned, &rows, row, &borne_ms, &mut of_group);
@@ -178,7 +179,7 @@ impl Lateness {
             (of_group, medians)
         });
         let mut gathered = Gathered::default();
-        for (group, (of_group, medians)) in of_groups.into_iter().enumerate() {
+        for (group, (of_group, medians)) in by_group.into_iter().enumerate() {
             let lanes = aligned.groups[group].lanes.iter().flatten();
             for (&(record, _), median_ms) in lanes.zip(medians) {
                 lateness.ranks[record].add_group(of_group.instances, median_ms);
@@ -192,9 +193,9 @@ impl Lateness {
         lateness
     }
 
-    /// A percentile (0..1) of the worst lags of a group's instances, ms; `None` if none was measured.
-    pub(crate) fn group_lag_ms(&self, group: GroupIx, at: f64) -> Option<f64> {
-        percentile(&self.groups[group], at)
+    /// The percentile `fraction`, 0..1, of the worst lags of a group's instances, ms; `None` if none was measured.
+    pub(crate) fn group_lag_ms(&self, group: GroupIx, fraction: f64) -> Option<f64> {
+        percentile(&self.groups[group], fraction)
     }
 
     /// The share of the job's time that was lost because of a rank, 0..1; the shares of all ranks add up to the share
@@ -234,14 +235,14 @@ impl Lateness {
             rows.error_ms(row, last, second),
             rows.threshold_ms(row, last, second),
         );
-        let most = row.members.iter().map(|one| one.wait_ms);
+        let most = row.members.iter().map(|member| member.wait_ms);
         let most = most.fold(0.0, f32::max);
         let significant = |lag: f32| if lag > threshold { lag } else { 0.0 };
         of_group.instances += 1;
         if of_group.instances <= SAMPLES {
             of_group.lags_ms.resize_with(row.members.len(), Vec::new);
-            for (one, lags_ms) in row.members.iter().zip(&mut of_group.lags_ms) {
-                lags_ms.push(significant(most - one.wait_ms));
+            for (member, lags_ms) in row.members.iter().zip(&mut of_group.lags_ms) {
+                lags_ms.push(significant(most - member.wait_ms));
             }
             of_group.worst_ms.push(significant(most - last.wait_ms));
         }
@@ -258,8 +259,9 @@ impl Lateness {
         };
         let op = aligned.op(last.record, last.position);
         let at_ns = aligned.created_ns(last.record, op);
-        let borne = |one: &Arrived| -> f32 {
-            let since = borne_ms[one.record].get(one.since as usize..one.position as usize);
+        let borne = |member: &Arrived| -> f32 {
+            let since =
+                borne_ms[member.record].get(member.since as usize..member.position as usize);
             since.map_or(0.0, |since| since.iter().map(|ms| ms.abs()).sum())
         };
         let gap = second.wait_ms - last.wait_ms;
@@ -311,11 +313,11 @@ impl Lateness {
         borne: impl Fn(&Arrived) -> f32,
     ) -> Option<(usize, f32)> {
         let mut hosts: Vec<HostPart<'_>> = Vec::new();
-        for one in &row.members {
-            let (host, excuse) = (self.host_of(aligned, one.record)?, borne(one));
+        for member in &row.members {
+            let (host, excuse) = (self.host_of(aligned, member.record)?, borne(member));
             if let Some(part) = hosts.iter_mut().find(|part| part.host == host) {
-                if one.wait_ms > part.earliest.wait_ms {
-                    part.earliest = one;
+                if member.wait_ms > part.earliest.wait_ms {
+                    part.earliest = member;
                 }
                 part.excuse_ms = part.excuse_ms.max(excuse);
                 part.least_excuse_ms = part.least_excuse_ms.min(excuse);
@@ -323,7 +325,7 @@ impl Lateness {
             } else if hosts.len() < MAX_HOSTS {
                 hosts.push(HostPart {
                     host,
-                    earliest: one,
+                    earliest: member,
                     excuse_ms: excuse,
                     least_excuse_ms: excuse,
                     ranks: 1,
@@ -332,20 +334,20 @@ impl Lateness {
                 return None;
             }
         }
-        // A single rank does not show how its host does.
+        // A single rank does not show whether its whole host is late.
         if hosts.len() < 2 || hosts.iter().any(|part| part.ranks < 2) {
             return None;
         }
         hosts.sort_by(|a, b| a.earliest.wait_ms.total_cmp(&b.earliest.wait_ms));
         let (last, second) = (&hosts[0], &hosts[1]);
         let excused = (last.excuse_ms - second.least_excuse_ms).max(0.0);
-        let (one, other) = (last.earliest, second.earliest);
-        let gap = other.wait_ms - one.wait_ms;
-        if gap <= rows.threshold_ms(row, one, other) {
+        let (late, next) = (last.earliest, second.earliest);
+        let gap = next.wait_ms - late.wait_ms;
+        if gap <= rows.threshold_ms(row, late, next) {
             return None;
         }
-        let error = rows.error_ms(row, one, other);
-        let bound = rows.bound_ms(row, one, other).min(gap) - error;
+        let error = rows.error_ms(row, late, next);
+        let bound = rows.bound_ms(row, late, next).min(gap) - error;
         Some((last.host, bound.min(gap - excused)))
     }
 
@@ -359,7 +361,8 @@ impl Lateness {
         for (loss, _) in &gathered.hosts {
             *self.host_losses.entry(loss.unit).or_default() += 1;
         }
-        let losses = |all: &[(Loss, f32)]| all.iter().map(|(loss, _)| *loss).collect::<Vec<_>>();
+        let losses =
+            |losses: &[(Loss, f32)]| losses.iter().map(|(loss, _)| *loss).collect::<Vec<_>>();
         for (loss, _) in &gathered.ranks {
             self.ranks[loss.unit].lost.push(loss.ms);
         }
@@ -396,7 +399,7 @@ impl Lateness {
         });
         let starved = |late: &Late| starved::starved(aligned, late.unit, &gathered.ranks);
         let starving: Vec<Starved> = ranks.iter().filter_map(starved).collect();
-        ranks.retain(|late| starving.iter().all(|one| one.record != late.unit));
+        ranks.retain(|late| starving.iter().all(|starved| starved.record != late.unit));
         let lost_ms = self.by_rank.total_ms().max(self.by_host.total_ms());
         if !ranks.is_empty() {
             self.pattern = Pattern::Ranks(ranks);
@@ -440,21 +443,23 @@ fn leave_out_ahead(losses: &mut Vec<(Loss, f32)>) {
     losses.retain(|(loss, _)| loss.busy_ms.is_none() || !ahead(loss.unit));
 }
 
-/// How late the last member already was when it issued its previous compared operation, ms: a rank that the others are
-/// ahead of stays behind without being late again. 0 if the second last member issued this operation only after the
+/// How late the last member already was when it issued its previous compared operation, ms: a rank that is behind the
+/// others stays behind without being late again. 0 if the second last member issued this operation only after the
 /// last member issued its previous one: then the others had waited, and the delay is new.
 fn carried(aligned: &Aligned<'_>, borne_ms: &[Vec<f32>], last: &Arrived, second: &Arrived) -> f32 {
     let ops = &aligned.records[last.record].ops[..last.position as usize];
-    let compared = |at: &usize| borne_ms[last.record][*at] != 0.0 && !is_message(&ops[*at]);
+    let compared =
+        |position: &usize| borne_ms[last.record][*position] != 0.0 && !is_message(&ops[*position]);
     let mut before = (0..ops.len()).rev().take(MAX_LOOKED_BACK);
-    let Some(at) = before.find(compared) else {
+    let Some(position) = before.find(compared) else {
         return 0.0;
     };
-    let issued =
-        |record: RecordIx, at: usize| aligned.created_ns(record, aligned.op(record, at as u32));
-    let ahead = issued(second.record, second.position as usize) < issued(last.record, at);
+    let issued = |record: RecordIx, position: usize| {
+        aligned.created_ns(record, aligned.op(record, position as u32))
+    };
+    let ahead = issued(second.record, second.position as usize) < issued(last.record, position);
     if ahead {
-        (-borne_ms[last.record][at]).max(0.0)
+        (-borne_ms[last.record][position]).max(0.0)
     } else {
         0.0
     }
@@ -463,8 +468,8 @@ fn carried(aligned: &Aligned<'_>, borne_ms: &[Vec<f32>], last: &Arrived, second:
 /// The last to arrive, the second last and the third last; `None` for members that the instance lacks.
 fn latest(row: &InstanceArrivals) -> [Option<&Arrived>; 3] {
     let mut by_wait: [Option<&Arrived>; 3] = [None; 3];
-    for one in &row.members {
-        let mut displaced = Some(one);
+    for member in &row.members {
+        let mut displaced = Some(member);
         for place in &mut by_wait {
             match (*place, displaced) {
                 (Some(held), Some(new)) if new.wait_ms >= held.wait_ms => {}
@@ -521,13 +526,13 @@ fn span_ms(aligned: &Aligned<'_>) -> f64 {
         .map_or(0.0, |&span| f64::from(span))
 }
 
-/// A percentile (0..1) of the values; `None` if there are none.
-pub(crate) fn percentile(values: &[f32], at: f64) -> Option<f64> {
+/// The percentile `fraction`, 0..1, of the values; `None` if there are none.
+pub(crate) fn percentile(values: &[f32], fraction: f64) -> Option<f64> {
     if values.is_empty() {
         return None;
     }
     let mut sorted = values.to_vec();
-    let nth = ((sorted.len() - 1) as f64 * at).round() as usize;
+    let nth = ((sorted.len() - 1) as f64 * fraction).round() as usize;
     let (_, value, _) = sorted.select_nth_unstable_by(nth, f32::total_cmp);
     Some(f64::from(*value))
 }

@@ -17,8 +17,8 @@ const ONE_ROUND_US: i64 = 100;
 const MAX_MESSAGES: usize = 256;
 /// The longest time between two rounds of a watchdog, ms: a longer step is the program's.
 const LONGEST_STEP_MS: f32 = 110.0;
-/// This many instances of a group are read at once: a record is then read in stretches, not one operation at a time,
-/// and the records of a large job do not fit into a processor's caches.
+/// This many instances of a group are read at once. A record is then read in stretches: the records of a large job do
+/// not fit into a processor's caches, so reading one operation of each record at a time would be slow.
 const READ_TOGETHER: usize = 16;
 /// The grain of a record is estimated from at most this many completions.
 const MAX_COMPLETIONS: usize = 512;
@@ -43,8 +43,8 @@ pub(super) struct InstanceArrivals {
     pub(super) measured: bool,
     /// Whether the durations come from the device.
     pub(super) by_device: bool,
-    /// Whether all members that were read have completed it.
-    whole: bool,
+    /// Whether all members that were read so far have completed it.
+    is_complete: bool,
     /// For each member, when it issued the operation, in common time.
     issued_ns: Vec<i64>,
 }
@@ -53,17 +53,17 @@ impl InstanceArrivals {
     fn clear(&mut self) {
         self.members.clear();
         self.issued_ns.clear();
-        (self.measured, self.by_device, self.whole) = (true, true, true);
+        (self.measured, self.by_device, self.is_complete) = (true, true, true);
     }
 
-    /// Once all members were read: without durations, waits come from the issue times.
+    /// Computes the waits from the issue times if durations are not recorded. To be called once all members were read.
     fn settle(&mut self) {
         if self.measured {
             return;
         }
         let newest = self.issued_ns.iter().copied().max().unwrap_or(0);
-        for (one, issued_ns) in self.members.iter_mut().zip(&self.issued_ns) {
-            one.wait_ms = newest.saturating_sub(*issued_ns) as f32 / 1e6;
+        for (member, issued_ns) in self.members.iter_mut().zip(&self.issued_ns) {
+            member.wait_ms = newest.saturating_sub(*issued_ns) as f32 / 1e6;
         }
     }
 }
@@ -87,7 +87,7 @@ pub(super) struct ArrivalReader<'a> {
     /// For each record: the positions of messages and of the markers that end batches of them.
     messages: Vec<Vec<u32>>,
     /// For each group: whether all its members have a record of it.
-    whole: Vec<bool>,
+    all_recorded: Vec<bool>,
 }
 
 impl<'a> ArrivalReader<'a> {
@@ -107,18 +107,18 @@ impl<'a> ArrivalReader<'a> {
             steps_ms.min(LONGEST_STEP_MS).max(spread_ms(record) * 2.0)
         };
         let messages = |record: RecordIx| {
-            let mut all: Vec<u32> = aligned.lanes[record]
+            let mut positions: Vec<u32> = aligned.lanes[record]
                 .iter()
                 .flat_map(|lane| lane.messages.iter().copied())
                 .collect();
-            all.sort_unstable();
-            all
+            positions.sort_unstable();
+            positions
         };
         Self {
             clock_ms: (0..records).map(clock_ms).collect(),
             grain_ms: aligned.shared.map(records, grain),
             messages: aligned.shared.map(records, messages),
-            whole: (aligned.groups.iter())
+            all_recorded: (aligned.groups.iter())
                 .map(|group| group.lanes.iter().all(Option::is_some))
                 .collect(),
             aligned,
@@ -165,24 +165,24 @@ impl<'a> ArrivalReader<'a> {
     /// How long the rank's device was still busy with earlier operations when its host issued this one, and the error
     /// of that, ms: a host that is so far ahead delays nothing. `None` if durations are recorded or no earlier
     /// completion is known.
-    pub(super) fn busy_ms(&self, row: &InstanceArrivals, one: &Arrived) -> Option<[f32; 2]> {
+    pub(super) fn busy_ms(&self, row: &InstanceArrivals, arrived: &Arrived) -> Option<[f32; 2]> {
         if row.measured {
             return None;
         }
-        let ops = &self.aligned.records[one.record].ops;
-        let before = ops[..one.position as usize].iter().rev();
+        let ops = &self.aligned.records[arrived.record].ops;
+        let before = ops[..arrived.position as usize].iter().rev();
         let end = before.take(64).find_map(Op::completed_ns)?;
-        let busy_ms = end.saturating_sub(ops[one.position as usize].created_ns) as f32 / 1e6;
+        let busy_ms = end.saturating_sub(ops[arrived.position as usize].created_ns) as f32 / 1e6;
         // On average a completion is noticed half a round late.
-        let grain_ms = self.grain_ms[one.record];
+        let grain_ms = self.grain_ms[arrived.record];
         Some([busy_ms - grain_ms / 2.0, grain_ms])
     }
 
     /// Positions of the rank's messages since the previous operation that all members took part in.
-    fn messages_since(&self, one: &Arrived) -> &[u32] {
-        let all = &self.messages[one.record];
-        let at = |position: u32| all.partition_point(|&message| message < position);
-        &all[at(one.since)..at(one.position)]
+    fn messages_since(&self, arrived: &Arrived) -> &[u32] {
+        let messages = &self.messages[arrived.record];
+        let index = |position: u32| messages.partition_point(|&message| message < position);
+        &messages[index(arrived.since)..index(arrived.position)]
     }
 
     /// An upper bound, ms, of the delay of `one` against `other` that `one` itself caused. If neither passed messages,
@@ -194,8 +194,8 @@ impl<'a> ArrivalReader<'a> {
             return f32::MAX;
         }
         let (a, b) = (self.messages_since(one), self.messages_since(other));
-        let role = |record: RecordIx, at: u32| {
-            let op = self.aligned.op(record, at);
+        let role = |record: RecordIx, position: u32| {
+            let op = self.aligned.op(record, position);
             let lanes = self.aligned.lanes[record].get(usize::from(op.group));
             let (group, member) = lanes.map_or((0, 0), |lane| (lane.group, lane.member));
             let members = self.aligned.groups[group].ranks.len().max(1) as u32;
@@ -209,9 +209,9 @@ impl<'a> ArrivalReader<'a> {
         if row.measured {
             return f32::MAX;
         }
-        let issued = |one: &Arrived, at: u32| {
+        let issued = |member: &Arrived, position: u32| {
             self.aligned
-                .created_ns(one.record, self.aligned.op(one.record, at))
+                .created_ns(member.record, self.aligned.op(member.record, position))
         };
         issued(one, a[0]).saturating_sub(issued(other, b[0])) as f32 / 1e6
     }
@@ -255,24 +255,24 @@ impl<'a> ArrivalReader<'a> {
         };
         let (first, reference) = (first.record, &aligned.lanes[first.record][first.lane]);
         let mut seqs = Vec::new();
-        let mut at = 0;
-        while at < reference.pending_from {
-            let op = aligned.op(first, reference.collectives[at]);
+        let mut index = 0;
+        while index < reference.pending_from {
+            let op = aligned.op(first, reference.collectives[index]);
             if op.kind.needs_all_members() {
                 seqs.push(op.seq);
             }
-            at = aligned.block(first, reference, at).end;
+            index = aligned.block(first, reference, index).end;
         }
         let mut rows: Vec<InstanceArrivals> = Vec::new();
         for seqs in seqs.chunks(READ_TOGETHER) {
             rows.resize_with(seqs.len(), InstanceArrivals::default);
             rows.iter_mut().for_each(InstanceArrivals::clear);
             for cursor in &mut cursors {
-                for (row, &seq) in rows.iter_mut().zip(seqs).filter(|(row, _)| row.whole) {
-                    row.whole = self.read(cursor, seq, row);
+                for (row, &seq) in rows.iter_mut().zip(seqs).filter(|(row, _)| row.is_complete) {
+                    row.is_complete = self.read(cursor, seq, row);
                 }
             }
-            for row in rows.iter_mut().filter(|row| row.whole) {
+            for row in rows.iter_mut().filter(|row| row.is_complete) {
                 row.settle();
                 visit(row);
             }
@@ -291,7 +291,7 @@ impl<'a> ArrivalReader<'a> {
         let is_wider = |other: GroupIx| {
             let others = &self.aligned.groups[other].ranks;
             others.len() > ranks.len()
-                && self.whole[other]
+                && self.all_recorded[other]
                 && ranks.iter().all(|&rank| position(others, rank).is_some())
         };
         let lanes = self.aligned.lanes[record].iter().enumerate();
@@ -300,7 +300,7 @@ impl<'a> ArrivalReader<'a> {
                 let known = contains.entry(lane.group);
                 *known.or_insert_with(|| is_wider(lane.group))
             })
-            .map(|(at, _)| (at, 0))
+            .map(|(lane, _)| (lane, 0))
             .collect()
     }
 
@@ -308,23 +308,26 @@ impl<'a> ArrivalReader<'a> {
     fn read(&self, cursor: &mut MemberCursor, seq: u32, row: &mut InstanceArrivals) -> bool {
         let aligned = self.aligned;
         let (record, lane) = (cursor.record, &aligned.lanes[cursor.record][cursor.lane]);
-        let Ok(at) = aligned.find(record, lane, seq) else {
+        let Ok(index) = aligned.find(record, lane, seq) else {
             return false;
         };
-        if at >= lane.pending_from {
+        if index >= lane.pending_from {
             return false;
         }
-        let op = aligned.status_op(record, lane, at);
+        let op = aligned.status_op(record, lane, index);
         let recorder = aligned.records[record].recorder;
         row.measured &= op.duration_ms >= 0.0;
         row.by_device &= recorder.sees_device();
         row.issued_ns.push(aligned.created_ns(record, op));
-        let before = at.checked_sub(1);
-        let position = lane.collectives[at];
+        let before = index.checked_sub(1);
+        let position = lane.collectives[index];
         let mut since = before.map_or(0, |before| lane.collectives[before] + 1);
         for (wider, passed) in &mut cursor.wider {
             let collectives = &aligned.lanes[record][*wider].collectives;
-            while collectives.get(*passed).is_some_and(|&at| at < position) {
+            while collectives
+                .get(*passed)
+                .is_some_and(|&other| other < position)
+            {
                 *passed += 1;
             }
             if let Some(before) = passed.checked_sub(1) {

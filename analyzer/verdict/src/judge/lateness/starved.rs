@@ -1,10 +1,12 @@
 //! Decides whether a late rank was late because its threads got no processor.
 //!
-//! Then its host has more to run than processors, and any other rank in its place would have come late: this says
-//! nothing about the rank. The recorder counts these waits (`ProcessorWait`) for the newest one to two minutes only, so
-//! they are compared with what the rank cost in that time, and with the waits of the other ranks of its host: on a busy
-//! host a rank that works or sleeps while the others already wait in their operations, where they take turns on the
-//! processors, waits for a processor less than they do, and its lateness has another cause.
+//! In that case its host has more to run than processors, and any other rank in its place would have come late. The
+//! recorder counts these waits (`ProcessorWait`) for the newest one to two minutes only, so they are compared with what
+//! the rank cost in that time.
+//!
+//! They are also compared with the waits of the other ranks of the host. Ranks that already wait in their operations
+//! take turns on the processors. A rank that works or sleeps meanwhile waits less for a processor than they do: its
+//! lateness has another cause.
 
 use super::chance::Loss;
 use super::ranks_of_host;

@@ -80,7 +80,10 @@ pub(crate) fn leave_order_open(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
 /// Adds to the sentence of the first finding how the job ended afterward.
 pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
     let lead = report.lead().map(|finding| finding.id);
-    let lead = report.findings.iter_mut().find(|it| Some(it.id) == lead);
+    let lead = report
+        .findings
+        .iter_mut()
+        .find(|finding| Some(finding.id) == lead);
     if let (Some(end), Some(finding)) = (&ctx.life.end, lead) {
         let then = afterwards(ctx, end, finding);
         finding.sentence.push_str(&then);
@@ -88,7 +91,7 @@ pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
 }
 
 fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
-    let at = time_of_day(end.last_ns);
+    let last_time = time_of_day(end.last_ns);
     // The ranks that the sentence names, else those that ended first.
     let named = match finding.culprit_ranks.as_slice() {
         [] => end.first.as_slice(),
@@ -96,10 +99,10 @@ fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
     };
     let others = ctx.aligned.expected.iter();
     match end.kind {
-        EndKind::Ended => format!("; then every process ended in order, the last at {at}"),
+        EndKind::Ended => format!("; then every process ended in order, the last at {last_time}"),
         EndKind::Cancelled => match ended_by(ctx, end) {
-            Some(what) => format!("; then the job was terminated {what} at {at}"),
-            None => format!("; then all processes ended together, the last at {at}"),
+            Some(cause) => format!("; then the job was terminated {cause} at {last_time}"),
+            None => format!("; then all processes ended together, the last at {last_time}"),
         },
         EndKind::Crashed if finding.code == Code::E150 => {
             let others = others.filter(|rank| !named.contains(rank));
@@ -119,35 +122,39 @@ fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
             }
         }
         EndKind::Crashed if end.first.is_empty() => {
-            format!("; then the processes ended, all by {at}")
+            format!("; then the processes ended, all by {last_time}")
         }
         EndKind::Crashed => format!(
-            "; then the processes ended, first {}, all by {at}",
+            "; then the processes ended, first {}, all by {last_time}",
             of_ranks(&end.first)
         ),
-        EndKind::Unknown => format!("; no process is left, the last signs of life are from {at}"),
+        EndKind::Unknown => {
+            format!("; no process is left, the last signs of life are from {last_time}")
+        }
     }
 }
 
 fn sentence(ctx: &Context<'_>, end: &End) -> String {
-    let all = ctx.aligned.expected.len();
-    let at = time_of_day(end.last_ns);
-    let whole = match all {
+    let number = ctx.aligned.expected.len();
+    let last_time = time_of_day(end.last_ns);
+    let all_ranks = match number {
         1 => "the only rank".to_owned(),
-        all => format!("all {all} ranks"),
+        number => format!("all {number} ranks"),
     };
     match end.kind {
-        EndKind::Ended => format!("{whole} ended in order, the last at {at}"),
+        EndKind::Ended => format!("{all_ranks} ended in order, the last at {last_time}"),
         EndKind::Cancelled => {
-            let (were, none) = match all {
+            let (were, none) = match number {
                 1 => ("was", "not in order: it was"),
                 _ => ("were", "none in order: they were"),
             };
             let how = match ended_by(ctx, end) {
-                Some(what) => format!("{were} terminated {what} at {at}"),
-                None => format!("ended together at {at}, {none} probably terminated from outside"),
+                Some(cause) => format!("{were} terminated {cause} at {last_time}"),
+                None => format!(
+                    "ended together at {last_time}, {none} probably terminated from outside"
+                ),
             };
-            format!("{whole} {how}{}{}", inside(ctx), launcher_too(ctx))
+            format!("{all_ranks} {how}{}{}", inside(ctx), launcher_too(ctx))
         }
         EndKind::Crashed => {
             let exit = end.first.first();
@@ -158,31 +165,33 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             match end.first.len() {
                 0 => match end.possible.as_slice() {
                     [] => format!(
-                        "the job was over at {at}; the records do not show whose process ended first"
+                        "the job was over at {last_time}; the records do not show whose process ended first"
                     ),
                     possible => format!(
-                        "the job was over at {at}; one of {} ended first, and the records do not show which",
+                        "the job was over at {last_time}; one of {} ended first, and the records do not show which",
                         format_ranks(possible)
                     ),
                 },
                 // Of ends at about the same time, none is the first.
-                first if first == all => format!("{whole} ended by {at}, none in order{exit}"),
+                first if first == number => {
+                    format!("{all_ranks} ended by {last_time}, none in order{exit}")
+                }
                 _ => format!(
-                    "the job was over at {at}: {} ended first{exit}",
+                    "the job was over at {last_time}: {} ended first{exit}",
                     of_ranks(&end.first)
                 ),
             }
         }
         EndKind::Unknown => format!(
-            "no process of {whole} was left after {at}; none was in an operation, and how they ended is not recorded{}{}",
+            "no process of {all_ranks} was left after {last_time}; none was in an operation, and how they ended is not recorded{}{}",
             common_phase(ctx),
             launcher_too(ctx)
         ),
     }
 }
 
-/// The end of a clause: the phase that all ranks named last, if it is the same. PyTorch's recorder so names an exception
-/// and operations that are left.
+/// The end of a clause: the phase that all ranks named last, if it is the same. PyTorch's recorder so names an
+/// exception and operations that are left.
 fn common_phase(ctx: &Context<'_>) -> String {
     let statuses = ctx
         .aligned
@@ -208,8 +217,8 @@ fn ended_by(ctx: &Context<'_>, end: &End) -> Option<String> {
     let ranks = ctx.aligned.expected.iter();
     let mut signals = ranks.map(|&rank| ctx.life.gone(rank)?.exit?.signal);
     let first = signals.next()??;
-    let all = signals.all(|signal| signal == Some(first));
-    all.then(|| format!("by {}", signal_name(first)))
+    let is_common = signals.all(|signal| signal == Some(first));
+    is_common.then(|| format!("by {}", signal_name(first)))
 }
 
 /// The end of a sentence if a launcher started processes that are gone and noted no end of any: it would have, unless
@@ -225,7 +234,7 @@ fn launcher_too(ctx: &Context<'_>) -> String {
     let silent = launches.find(|launch| {
         launch.ended_ns == 0
             && attempt.is_none_or(|attempt| attempt == launch.attempt)
-            && launch.ranks.iter().all(|of| of.end.is_none())
+            && launch.ranks.iter().all(|process| process.end.is_none())
     });
     silent.map_or(String::new(), |launch| {
         format!(
@@ -285,11 +294,11 @@ fn of_ranks(ranks: &[Rank]) -> String {
 fn inside(ctx: &Context<'_>) -> String {
     let mut ranks: Vec<Rank> = Vec::new();
     let mut example = None;
-    for (at, record) in ctx.aligned.records.iter().enumerate() {
+    for (index, record) in ctx.aligned.records.iter().enumerate() {
         let mut ops = record.ops.iter().rev();
         if let Some(op) = ops.find(|op| !op.retired && op.state < EntryState::Completed) {
             ranks.push(record.rank);
-            example.get_or_insert_with(|| ctx.describe_op(at, op));
+            example.get_or_insert_with(|| ctx.describe_op(index, op));
         }
     }
     ranks.sort_unstable();

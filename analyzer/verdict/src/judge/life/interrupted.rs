@@ -30,9 +30,10 @@ impl WaitGraph {
                 let mut records = aligned.records_of(rank);
                 records.all(|record| {
                     let mut pending = self.pending[record].iter().enumerate();
-                    let here = pending.find(|&(at, one)| self.is_at(place, record, at, one));
-                    here.is_none_or(|(_, one)| {
-                        is_young(aligned, policy, gone, record, one.position)
+                    let here = pending
+                        .find(|&(index, operation)| self.is_at(place, record, index, operation));
+                    here.is_none_or(|(_, operation)| {
+                        is_young(aligned, policy, gone, record, operation.position)
                     })
                 })
             };
@@ -50,16 +51,16 @@ impl WaitGraph {
     pub(crate) fn drop_waits(&mut self, waits: &[(Node, usize)]) {
         for &(node, place) in waits {
             if !self.missing[place].is_empty() {
-                self.waits_in[node].retain(|&it| it != place);
+                self.waits_in[node].retain(|&other| other != place);
             }
         }
     }
 
-    /// Whether `one`, the unfinished operation number `at` of a record, is the operation of the place.
-    fn is_at(&self, place: usize, record: RecordIx, at: usize, one: &Pending) -> bool {
-        match (&self.places[place], &one.kind) {
+    /// Whether `operation`, at this index among the unfinished operations of a record, is the operation of the place.
+    fn is_at(&self, place: usize, record: RecordIx, index: usize, operation: &Pending) -> bool {
+        match (&self.places[place], &operation.kind) {
             (Place::Collective { group, seq }, PendingKind::Collective { seq: pending }) => {
-                one.group == *group && pending == seq
+                operation.group == *group && pending == seq
             }
             (
                 Place::Batch {
@@ -68,7 +69,7 @@ impl WaitGraph {
                     ..
                 },
                 PendingKind::Batch { .. },
-            ) => (*whose, *pending) == (record, at),
+            ) => (*whose, *pending) == (record, index),
             _ => false,
         }
     }

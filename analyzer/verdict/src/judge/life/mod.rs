@@ -36,7 +36,7 @@ pub(crate) struct Life {
     /// Ranks whose processes are gone, have not ended in order, and were not ended by another's end, nor because they
     /// gave up.
     first: Vec<Rank>,
-    /// Whether only some of `first` may have ended first, and the others because of that.
+    /// Whether only some of `first` may have ended by themselves, and the others because of them.
     is_open: bool,
     /// The ranks whose processes are gone.
     gone: BTreeMap<Rank, Gone>,
@@ -85,11 +85,11 @@ pub(crate) struct Gone {
     in_order: bool,
     /// When the launcher noticed its end, else its last sign of life; common time, ns.
     at_ns: i64,
-    /// Its last sign of life in its own record, if that is known; else as `at_ns`.
+    /// Its last sign of life in its own record, if that is known; else the same as `at_ns`.
     seen_ns: i64,
     /// How it ended, if a launcher recorded it, or the process itself.
     pub(crate) exit: Option<RankEnd>,
-    /// Whether a launcher recorded it: it knows of signals, too.
+    /// Whether a launcher recorded its end: a launcher knows of signals, too.
     is_launched: bool,
     /// Whether the launcher had sent it a signal to end.
     was_signalled: bool,
@@ -116,17 +116,20 @@ impl Life {
         let mut gone: Vec<Gone> = ranks
             .filter_map(|&rank| gone(aligned, rank, exits.get(&rank)))
             .collect();
-        gone.sort_by_key(|one| (one.at_ns, one.rank));
+        gone.sort_by_key(|process| (process.at_ns, process.rank));
         let is_over = !gone.is_empty() && gone.len() == aligned.expected.len();
-        let is_gone = |rank: Rank| gone.iter().any(|one| one.rank == rank);
+        let is_gone = |rank: Rank| gone.iter().any(|process| process.rank == rank);
         let mut read = aligned.records.iter().map(|record| record.rank);
         let none_left = !is_over && !aligned.records.is_empty() && read.all(is_gone);
         let order = order_of(aligned, &gone);
         let now = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
-        let last_ns = gone.last().map_or(i64::MIN, |one| one.at_ns);
-        // A launcher writes down one end after the other: an account that is only half written shows a wrong order.
+        let last_ns = gone.last().map_or(i64::MIN, |process| process.at_ns);
+        // A launcher writes down one end after the other: a launch record that is only half written shows a wrong
+        // order.
         let is_being_noted = now.is_some_and(|now| now.saturating_sub(last_ns) < SETTLE_NS)
-            && gone.iter().any(|one| is_awaited(aligned, one, launches));
+            && gone
+                .iter()
+                .any(|process| is_awaited(aligned, process, launches));
         let end =
             (is_over && !is_being_noted).then(|| End::of(aligned, &gone, order.clone(), launches));
         let settled_ns = match (&end, now) {
@@ -139,13 +142,17 @@ impl Life {
         let asked_ns = asked(launches).map_or(i64::MAX, |asked| asked.time_ns);
         // While others live, each end may be a cause if no order of them is known, unless the whole job is being
         // terminated.
-        let is_cause = |one: &&Gone| {
-            let by_itself = !one.in_order && !one.was_signalled && one.at_ns < asked_ns;
+        let is_cause = |process: &&Gone| {
+            let by_itself = !process.in_order && !process.was_signalled && process.at_ns < asked_ns;
             // A stopped process that is killed with all others gave its last sign of life long before.
-            let is_dated = !is_being_noted || one.exit.is_some();
-            by_itself && is_dated && one.at_ns <= settled_ns
+            let is_dated = !is_being_noted || process.exit.is_some();
+            by_itself && is_dated && process.at_ns <= settled_ns
         };
-        let causes: BTreeSet<Rank> = gone.iter().filter(is_cause).map(|it| it.rank).collect();
+        let causes: BTreeSet<Rank> = gone
+            .iter()
+            .filter(is_cause)
+            .map(|process| process.rank)
+            .collect();
         let is_open = end.is_none() && !matches!(order, Order::First(_));
         let mut first = match (&end, order) {
             (Some(end), _) => end.first.clone(),
@@ -168,7 +175,10 @@ impl Life {
             end,
             is_open: is_open && follow_each_other(aligned, &gone, &first),
             first,
-            gone: gone.into_iter().map(|one| (one.rank, one)).collect(),
+            gone: gone
+                .into_iter()
+                .map(|process| (process.rank, process))
+                .collect(),
             settled_ns,
             asked_ns: asked_from(aligned, launches),
         }
@@ -196,8 +206,8 @@ impl Life {
         self.first.contains(&rank)
     }
 
-    /// Whether a process whose end is a cause may have been ended, by a launcher, because another's was: which of them was
-    /// the first is not recorded.
+    /// Whether a process whose end is a cause may have been ended, by a launcher, because another's was: which of them
+    /// was the first is not recorded.
     pub(crate) const fn is_order_open(&self) -> bool {
         self.is_open
     }
@@ -251,24 +261,25 @@ impl Life {
 fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (RankEnd, bool)> {
     let mut exits = BTreeMap::new();
     for launch in launches {
-        for of in &launch.ranks {
-            let Some(end) = of.end else { continue };
-            let mut records = aligned.records_of(of.rank);
+        for process in &launch.ranks {
+            let Some(end) = process.end else { continue };
+            let mut records = aligned.records_of(process.rank);
             // The launch record of another attempt, or of an earlier run, is about other processes.
-            let other = records.any(|at| {
-                let record = &aligned.records[at];
+            let other = records.any(|index| {
+                let record = &aligned.records[index];
                 let identity = &record.identity;
-                let is_other_process = identity.pid != 0 && of.pid != 0 && identity.pid != of.pid;
+                let is_other_process =
+                    identity.pid != 0 && process.pid != 0 && identity.pid != process.pid;
                 let lived_on = record.latest_ns().saturating_sub(end.time_ns) > TOGETHER_NS;
                 let is_same_host = identity.host == launch.host;
                 identity.attempt != launch.attempt || (is_other_process && is_same_host && lived_on)
             });
             if !other {
-                let signalled = of
+                let signalled = process
                     .sent
                     .iter()
                     .any(|sent| ends(sent.signal) && sent.time_ns <= end.time_ns);
-                exits.insert(of.rank, (end, signalled));
+                exits.insert(process.rank, (end, signalled));
             }
         }
     }
@@ -277,12 +288,12 @@ fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (Ra
 
 /// Whether the process of a rank is gone, and its launcher has not written down yet how it ended.
 fn is_awaited(aligned: &Aligned<'_>, gone: &Gone, launches: &[LaunchRecord]) -> bool {
-    let attempt = |at: RecordIx| aligned.records[at].identity.attempt;
+    let attempt = |record: RecordIx| aligned.records[record].identity.attempt;
     let attempt = aligned.record_of(gone.rank).map(attempt);
     launches.iter().any(|launch| {
         let is_its_own = attempt.is_none_or(|attempt| attempt == launch.attempt);
         let mut ranks = launch.ranks.iter();
-        is_its_own && ranks.any(|of| of.rank == gone.rank && of.end.is_none())
+        is_its_own && ranks.any(|process| process.rank == gone.rank && process.end.is_none())
     })
 }
 
@@ -290,8 +301,8 @@ fn is_awaited(aligned: &Aligned<'_>, gone: &Gone, launches: &[LaunchRecord]) -> 
 fn asked(launches: &[LaunchRecord]) -> Option<LaunchSignal> {
     let received = launches.iter().flat_map(|launch| &launch.received);
     received
-        .filter(|one| ends(one.signal))
-        .min_by_key(|one| one.time_ns)
+        .filter(|received| ends(received.signal))
+        .min_by_key(|received| received.time_ns)
         .copied()
 }
 
@@ -304,8 +315,8 @@ fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> i64 {
     };
     let received = launches.iter().filter(is_theirs);
     let signals = received.flat_map(|launch| &launch.received);
-    let asked = signals.filter(|one| ends(one.signal));
-    let first = asked.map(|one| one.time_ns).min();
+    let asked = signals.filter(|received| ends(received.signal));
+    let first = asked.map(|received| received.time_ns).min();
     // A terminal sends its signal to the launcher and to the ranks at once, and a rank may note it first.
     first.map_or(i64::MAX, |time_ns| time_ns.saturating_sub(NOTICED_NS))
 }
@@ -335,11 +346,11 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
     }
     let mut found: Option<Gone> = None;
     for record in aligned.records_of(rank) {
-        let whole = &aligned.records[record];
-        if !whole.died() && !whole.closed() {
+        let full_record = &aligned.records[record];
+        if !full_record.died() && !full_record.closed() {
             return None;
         }
-        let at_ns = to_common(record, whole.latest_ns().max(whole.closed_ns));
+        let at_ns = to_common(record, full_record.latest_ns().max(full_record.closed_ns));
         let gone = found.get_or_insert(Gone {
             rank,
             in_order: false,
@@ -349,7 +360,7 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
             is_launched: false,
             was_signalled: false,
         });
-        if let Some(exit) = whole.status.as_ref().and_then(|status| status.exit) {
+        if let Some(exit) = full_record.status.as_ref().and_then(|status| status.exit) {
             gone.exit = Some(RankEnd {
                 time_ns: exit.time_ns,
                 exit_code: Some(exit.code.into()),
@@ -360,7 +371,7 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
             gone.at_ns = gone.at_ns.max(to_common(record, exit.time_ns));
         }
         // With several recorders in one process, only the program's own is closed at the end.
-        gone.in_order |= whole.closed();
+        gone.in_order |= full_record.closed();
         gone.at_ns = gone.at_ns.max(at_ns);
         gone.seen_ns = gone.at_ns;
     }
@@ -369,20 +380,20 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
 
 impl End {
     fn of(aligned: &Aligned<'_>, gone: &[Gone], order: Order, launches: &[LaunchRecord]) -> Self {
-        let last_ns = gone.last().map_or(0, |one| one.at_ns);
-        let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
-        let earliest = failed.first().map_or(i64::MAX, |one| one.at_ns);
+        let last_ns = gone.last().map_or(0, |process| process.at_ns);
+        let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
+        let earliest = failed.first().map_or(i64::MAX, |process| process.at_ns);
         let asked = asked(launches).filter(|asked| asked.time_ns <= earliest);
-        let inside = |one: &Gone| {
-            let mut records = aligned.records_of(one.rank);
+        let inside = |process: &Gone| {
+            let mut records = aligned.records_of(process.rank);
             records.any(|record| is_inside(&aligned.records[record]))
         };
         let together = failed.len() == gone.len() && gone.len() > 1;
-        let known = failed.iter().any(|one| one.exit.is_some());
+        let known = failed.iter().any(|process| process.exit.is_some());
         // A process that notes its exit code was not ended by a signal.
-        let by_itself = failed
-            .iter()
-            .any(|one| one.exit.is_some() && !one.is_launched && !was_asked(aligned, one));
+        let by_itself = failed.iter().any(|process| {
+            process.exit.is_some() && !process.is_launched && !was_asked(aligned, process)
+        });
         let mut possible = Vec::new();
         let (kind, first) = match order {
             _ if failed.is_empty() => (EndKind::Ended, Vec::new()),
@@ -396,8 +407,8 @@ impl End {
             Order::Unknown if together && !by_itself => (EndKind::Cancelled, Vec::new()),
             Order::Unknown => (EndKind::Crashed, ranks_of(&failed)),
         };
-        let times = gone.iter().filter(|one| first.contains(&one.rank));
-        let first_ns = times.map(|one| one.at_ns).max().unwrap_or(last_ns);
+        let times = gone.iter().filter(|process| first.contains(&process.rank));
+        let first_ns = times.map(|process| process.at_ns).max().unwrap_or(last_ns);
         Self {
             kind,
             first,
@@ -413,17 +424,17 @@ impl End {
 /// Whether some of these ranks, whose order is not known, may have been terminated because another ended: there are
 /// several, no launcher noted how, not each exited by itself, and they are not all ranks of a host.
 fn follow_each_other(aligned: &Aligned<'_>, gone: &[Gone], first: &[Rank]) -> bool {
-    let of_first = gone.iter().filter(|one| first.contains(&one.rank));
+    let of_first = gone.iter().filter(|process| first.contains(&process.rank));
     let of_first: Vec<&Gone> = of_first.collect();
     of_first.len() > 1
-        && of_first.iter().all(|one| !one.is_launched)
-        && of_first.iter().any(|one| one.exit.is_none())
+        && of_first.iter().all(|process| !process.is_launched)
+        && of_first.iter().any(|process| process.exit.is_none())
         && !are_whole_hosts(aligned, &of_first)
 }
 
 /// Whether a launcher or a sign of life shows when processes ended.
 fn is_dated(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
-    gone.iter().any(|one| one.exit.is_some()) || aligned.records.iter().any(beats)
+    gone.iter().any(|process| process.exit.is_some()) || aligned.records.iter().any(beats)
 }
 
 fn beats(record: &Record) -> bool {
@@ -435,7 +446,7 @@ fn beats(record: &Record) -> bool {
 }
 
 fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
-    let mut ranks: Vec<Rank> = gone.iter().map(|one| one.rank).collect();
+    let mut ranks: Vec<Rank> = gone.iter().map(|process| process.rank).collect();
     ranks.sort_unstable();
     ranks
 }
@@ -444,10 +455,10 @@ fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
 /// consequence.
 fn gave_up(aligned: &Aligned<'_>, rank: Rank) -> bool {
     let mut records = aligned.records_of(rank);
-    records.any(|at| {
-        let mut failures = aligned.records[at].failures.iter();
+    records.any(|record| {
+        let mut failures = aligned.records[record].failures.iter();
         failures.any(|failure| match failure.kind {
-            _ if is_overcome(aligned, at, failure, None) => false,
+            _ if is_overcome(aligned, record, failure, None) => false,
             FailureKind::PeerGone => failure.ranks.iter().any(|other| *other != rank),
             kind => matches!(kind, FailureKind::Timeout | FailureKind::Abort),
         })

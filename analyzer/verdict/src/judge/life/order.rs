@@ -13,7 +13,7 @@ const PEERS_NOTICE_NS: i64 = 3_000_000_000;
 const CPU: &str = "cpu";
 /// The exit code of a program that a signal ended is higher than this by the number of the signal.
 const SIGNALLED: i32 = 128;
-/// How the phase begins that Python's recorder notes for the exception of SIGINT.
+/// The beginning of the phase that the recorder for PyTorch notes for the exception of SIGINT.
 const INTERRUPTED: &str = "raised KeyboardInterrupt";
 /// An operation that failed within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
@@ -22,12 +22,16 @@ const BEFORE_TIMEOUT: f64 = 0.9;
 /// process that it kills ends once its memory is freed, the largest last: the order of the ends is not that of the
 /// kills.
 fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
-    let killed = |one: &&&Gone| one.exit.is_some_and(|end| end.out_of_memory == Some(true));
+    let killed = |process: &&&Gone| {
+        process
+            .exit
+            .is_some_and(|end| end.out_of_memory == Some(true))
+    };
     let killed: Vec<&Gone> = failed.iter().filter(killed).copied().collect();
-    let known = killed.iter().find(|one| first.contains(&one.rank));
-    if let Some(at_ns) = known.map(|one| one.at_ns) {
-        let near = |one: &&&Gone| one.at_ns.abs_diff(at_ns) <= TOGETHER_NS.unsigned_abs();
-        first.extend(killed.iter().filter(near).map(|one| one.rank));
+    let known = killed.iter().find(|process| first.contains(&process.rank));
+    if let Some(at_ns) = known.map(|process| process.at_ns) {
+        let near = |process: &&&Gone| process.at_ns.abs_diff(at_ns) <= TOGETHER_NS.unsigned_abs();
+        first.extend(killed.iter().filter(near).map(|process| process.rank));
         first.sort_unstable();
         first.dedup();
     }
@@ -38,23 +42,25 @@ fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
 pub(super) enum Order {
     /// These ranks' processes ended first, ascending.
     First(Vec<Rank>),
-    /// Others suffered from the first end. It was that of one of these ranks, ascending; of any if there are none.
+    /// One of these ranks' processes ended first, ascending, and others suffered from that; any rank's if the list is
+    /// empty.
     OneOf(Vec<Rank>),
     Unknown,
 }
 
-/// Which processes ended first. In order, only those whose end made others fail. `gone` is sorted by time.
+/// Which processes ended first. A process that ended in order counts only if its end made others fail. `gone` is sorted
+/// by time.
 pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone]) -> Order {
-    let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
+    let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
     let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
     let is_noted = failed
         .iter()
-        .any(|one| one.is_launched && !one.was_signalled);
+        .any(|process| process.is_launched && !process.was_signalled);
     if !is_noted && let Some(order) = before_signals(aligned, &failed) {
         return order;
     }
     if !is_noted
-        && exited_first(aligned, &failed, |one| !suffers(one.rank)).is_none()
+        && exited_first(aligned, &failed, |process| !suffers(process.rank)).is_none()
         && let Some(harm_ns) = harm_ns(aligned).filter(|_| !failed.is_empty())
     {
         return before_harm(aligned, gone, harm_ns);
@@ -64,21 +70,21 @@ pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone]) -> Order {
 
 /// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown.
 fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
-    let failed: Vec<&Gone> = gone.iter().filter(|one| !one.in_order).collect();
-    let all = aligned.expected.len();
+    let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
+    let number = aligned.expected.len();
     let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
     let by_launcher: Vec<&Gone> = failed
         .iter()
         .copied()
-        .filter(|one| one.is_launched && !one.was_signalled)
+        .filter(|process| process.is_launched && !process.was_signalled)
         .collect();
     // If one signal that asks a process to end ended all of them at once, it came from outside.
     let signals: BTreeSet<_> = by_launcher
         .iter()
-        .map(|one| one.exit.and_then(|it| it.signal))
+        .map(|process| process.exit.and_then(|exit| exit.signal))
         .collect();
     let spread = failed.last()?.at_ns.saturating_sub(failed.first()?.at_ns);
-    let at_once = by_launcher.len() == all && all > 1 && spread <= TOGETHER_NS;
+    let at_once = by_launcher.len() == number && number > 1 && spread <= TOGETHER_NS;
     if at_once && signals.len() == 1 && signals.iter().flatten().any(|signal| ends(*signal)) {
         return None;
     }
@@ -86,7 +92,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         let unharmed: Vec<&Gone> = by_launcher
             .iter()
             .copied()
-            .filter(|one| !suffers(one.rank))
+            .filter(|process| !suffers(process.rank))
             .collect();
         let possible = match unharmed.is_empty() {
             true => by_launcher,
@@ -94,19 +100,21 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         };
         let earliest = possible[0].at_ns;
         // A rank may end without an error before its peers are done: these then fail because it is gone.
-        let left_early = |one: &&Gone| {
-            let is_before = one.in_order && one.is_launched && one.at_ns < earliest;
-            is_before && !suffers(one.rank)
+        let left_early = |process: &&Gone| {
+            let is_before = process.in_order && process.is_launched && process.at_ns < earliest;
+            is_before && !suffers(process.rank)
         };
-        if possible.iter().all(|one| suffers(one.rank)) && gone.iter().any(|one| left_early(&one)) {
+        if possible.iter().all(|process| suffers(process.rank))
+            && gone.iter().any(|process| left_early(&process))
+        {
             let mut first: Vec<&Gone> = gone.iter().filter(left_early).collect();
             let lost = lost_first(aligned);
-            if first.iter().any(|one| lost.contains(&one.rank)) {
-                first.retain(|one| lost.contains(&one.rank));
+            if first.iter().any(|process| lost.contains(&process.rank)) {
+                first.retain(|process| lost.contains(&process.rank));
             }
             return Some(ranks_of(&first));
         }
-        let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
+        let near = |process: &&Gone| process.at_ns.saturating_sub(earliest) <= NOTICED_NS;
         let mut first = ranks_of(&possible.into_iter().filter(near).collect::<Vec<_>>());
         let lost = lost_first(aligned);
         if first.iter().any(|rank| lost.contains(rank)) {
@@ -115,32 +123,34 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         add_killed_for_memory(&failed, &mut first);
         return Some(first);
     }
-    if let Some(first) = exited_first(aligned, &failed, |one| !suffers(one.rank)) {
+    if let Some(first) = exited_first(aligned, &failed, |process| !suffers(process.rank)) {
         return Some(first);
     }
     let gap = |pair: &[&Gone]| pair[1].at_ns.saturating_sub(pair[0].at_ns) > TOGETHER_NS;
-    let at = failed.windows(2).position(gap)?;
-    if waited_on(aligned, &failed[..=at], &failed[at + 1..]) {
+    let gap_index = failed.windows(2).position(gap)?;
+    if waited_on(aligned, &failed[..=gap_index], &failed[gap_index + 1..]) {
         return None;
     }
     // If no operation was interrupted, the order of ends shows no cause.
-    let interrupted = |one: &&Gone| {
-        let mut records = aligned.records_of(one.rank);
-        records.any(|at| {
-            let record = &aligned.records[at];
+    let interrupted = |process: &&Gone| {
+        let mut records = aligned.records_of(process.rank);
+        records.any(|index| {
+            let record = &aligned.records[index];
             let mut ops = record.ops.iter();
-            let lasting = |op: &Op| op.state == EntryState::Failed && !is_history(aligned, at, op);
+            let lasting =
+                |op: &Op| op.state == EntryState::Failed && !is_history(aligned, index, op);
             is_inside(record) || ops.any(lasting)
         })
     };
     failed
         .iter()
         .any(interrupted)
-        .then(|| ranks_of(&failed[..=at]))
+        .then(|| ranks_of(&failed[..=gap_index]))
 }
 
-/// The ranks, ascending, that exited with an error of their own, if others did not note an exit: these were killed, as
-/// by a launcher once a rank has failed. `None` if all exited by themselves, or none did, of those that `can` be first.
+/// The ranks, ascending, that exited first with an error of their own, if others noted no exit: those were killed, as
+/// by a launcher once a rank has failed. Only processes for which `can` holds may be first. `None` if all exited by
+/// themselves, or none of those that may be first did.
 fn exited_first(
     aligned: &Aligned<'_>,
     failed: &[&Gone],
@@ -148,48 +158,49 @@ fn exited_first(
 ) -> Option<Vec<Rank>> {
     let exited = failed
         .iter()
-        .filter(|one| one.exit.is_some() && !was_asked(aligned, one));
+        .filter(|process| process.exit.is_some() && !was_asked(aligned, process));
     if exited.clone().count() == failed.len() {
         return None;
     }
-    let possible: Vec<&Gone> = exited.copied().filter(|one| can(one)).collect();
-    let earliest = possible.iter().map(|one| one.at_ns).min()?;
+    let possible: Vec<&Gone> = exited.copied().filter(|process| can(process)).collect();
+    let earliest = possible.iter().map(|process| process.at_ns).min()?;
     // A rank that had died long before may be what the others exited for.
-    let lived = |one: &&Gone| one.at_ns.saturating_add(TOGETHER_NS) >= earliest;
+    let lived = |process: &&Gone| process.at_ns.saturating_add(TOGETHER_NS) >= earliest;
     if !failed.iter().all(lived) {
         return None;
     }
-    let near = |one: &&Gone| one.at_ns.saturating_sub(earliest) <= NOTICED_NS;
+    let near = |process: &&Gone| process.at_ns.saturating_sub(earliest) <= NOTICED_NS;
     let first: Vec<&Gone> = possible.into_iter().filter(near).collect();
     Some(ranks_of(&first))
 }
 
-/// Whether a process that noted its own exit ended because a signal asked it to: its exit code says so, or it was left by
-/// the exception of an interrupt.
-pub(super) fn was_asked(aligned: &Aligned<'_>, one: &Gone) -> bool {
-    let code = one.exit.and_then(|exit| exit.exit_code);
+/// Whether a process that noted its own exit ended because a signal asked it to: its exit code says so, or the
+/// exception of an interrupt ended its program.
+pub(super) fn was_asked(aligned: &Aligned<'_>, process: &Gone) -> bool {
+    let code = process.exit.and_then(|exit| exit.exit_code);
     // As shells and programs that handle signals report it.
     let by_code = code.is_some_and(|code| code > SIGNALLED && ends(code - SIGNALLED));
     let interrupted = |record: RecordIx| {
         let status = aligned.records[record].status.as_ref();
         status.is_some_and(|status| status.phase.starts_with(INTERRUPTED))
     };
-    !one.is_launched && (by_code || aligned.records_of(one.rank).any(interrupted))
+    !process.is_launched && (by_code || aligned.records_of(process.rank).any(interrupted))
 }
 
-/// Which processes ended first if others noted that a signal asked them to end, as a launcher does once one has failed:
-/// those that noted nothing, since they were killed or aborted, and that were not seen alive later. `None` if none noted
-/// that, or one noted another exit.
+/// Which processes ended first if others noted that a signal asked them to end, as a launcher sends it once a process
+/// has failed: those that noted no exit, since they were killed or aborted, and that gave no sign of life afterward.
+/// `None` if no process noted such a signal, or one noted another exit.
 fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
-    let (asked, others): (Vec<&Gone>, Vec<&Gone>) =
-        failed.iter().partition(|one| was_asked(aligned, one));
-    let earliest = asked.iter().map(|one| one.at_ns).min()?;
-    if others.iter().any(|one| one.exit.is_some()) {
+    let (asked, others): (Vec<&Gone>, Vec<&Gone>) = failed
+        .iter()
+        .partition(|process| was_asked(aligned, process));
+    let earliest = asked.iter().map(|process| process.at_ns).min()?;
+    if others.iter().any(|process| process.exit.is_some()) {
         return None;
     }
     let before: Vec<&Gone> = others
         .into_iter()
-        .filter(|one| one.at_ns <= earliest && suffered_ns(aligned, one.rank).is_none())
+        .filter(|process| process.at_ns <= earliest && suffered_ns(aligned, process.rank).is_none())
         .collect();
     match before.len() {
         0 => None,
@@ -198,33 +209,34 @@ fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
     }
 }
 
-/// Which processes ended first if others suffered from that, for the first time at this common time, ns, and no launcher
-/// and no exit code shows the order.
+/// Which processes ended first if others suffered from that, for the first time at this common time, ns, and neither a
+/// launcher nor an exit code shows the order.
 fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
-    // What lived on after the first failure did not cause it: launchers terminate such ranks once one has failed.
-    let causes = |one: &&Gone| {
+    // A process that lived on after the first failure did not cause it: launchers terminate such ranks once one has
+    // failed.
+    let causes = |process: &&Gone| {
         let slack_ns = match on_one_host(aligned) {
             true => NOTICED_NS,
             false => TOGETHER_NS,
         };
-        let is_before = one.at_ns <= harm_ns.saturating_add(slack_ns);
-        is_before && suffered_ns(aligned, one.rank).is_none()
+        let is_before = process.at_ns <= harm_ns.saturating_add(slack_ns);
+        is_before && suffered_ns(aligned, process.rank).is_none()
     };
     let mut possible: Vec<&Gone> = gone
         .iter()
-        .filter(|it| !it.in_order)
+        .filter(|process| !process.in_order)
         .filter(causes)
         .collect();
     if possible.is_empty() {
         // A rank may close its record before its peers are done: these then fail because it is gone.
         possible = gone
             .iter()
-            .filter(|it| it.in_order)
+            .filter(|process| process.in_order)
             .filter(causes)
             .collect();
     }
     let lost = lost(aligned);
-    let is_lost = |one: &&Gone| lost.contains(&one.rank);
+    let is_lost = |process: &&Gone| lost.contains(&process.rank);
     if possible.iter().any(is_lost) {
         possible.retain(is_lost);
     }
@@ -244,8 +256,9 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
 /// ends, the operations of its living peers fail, but its own last operation does not.
 fn suffered_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
     let of_record = |record: RecordIx| {
-        let whole = &aligned.records[record];
-        let lasting = losses(whole).filter(|it| !is_overcome(aligned, record, it, None));
+        let full_record = &aligned.records[record];
+        let lasting =
+            losses(full_record).filter(|failure| !is_overcome(aligned, record, failure, None));
         let named = lasting.map(|failure| failure.time_ns);
         let named = named.map(|at_ns| at_ns.saturating_sub(aligned.offsets_ns[record]));
         named.chain(failed_early(aligned, record)).max()
@@ -264,7 +277,9 @@ fn harm_ns(aligned: &Aligned<'_>) -> Option<i64> {
 fn losses(record: &Record) -> impl Iterator<Item = &Failure> {
     let other = |rank: &Rank| *rank != record.rank;
     let failures = record.failures.iter();
-    failures.filter(move |it| it.kind == FailureKind::PeerGone && it.ranks.iter().any(other))
+    failures.filter(move |failure| {
+        failure.kind == FailureKind::PeerGone && failure.ranks.iter().any(other)
+    })
 }
 
 /// All ranks that others state to be gone.
@@ -288,14 +303,14 @@ fn on_one_host(aligned: &Aligned<'_>) -> bool {
     hosts.collect::<BTreeSet<_>>().len() == 1
 }
 
-/// Whether these are all ranks of some hosts, and other hosts had ranks, too.
+/// Whether these are all ranks of one or more hosts, and other hosts had ranks, too.
 pub(super) fn are_whole_hosts(aligned: &Aligned<'_>, gone: &[&Gone]) -> bool {
     let host = |rank: Rank| {
         aligned
             .record_of(rank)
-            .map(|at| aligned.records[at].identity.host.as_str())
+            .map(|record| aligned.records[record].identity.host.as_str())
     };
-    let hosts: BTreeSet<_> = gone.iter().map(|one| host(one.rank)).collect();
+    let hosts: BTreeSet<_> = gone.iter().map(|process| host(process.rank)).collect();
     let of_hosts = |rank: &&Rank| hosts.contains(&host(**rank));
     let number = aligned.expected.iter().filter(of_hosts).count();
     !hosts.contains(&None) && number == gone.len() && number < aligned.expected.len()
@@ -320,17 +335,17 @@ fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
     let Some(last) = quiet.last() else {
         return false;
     };
-    let is_quiet = |rank: &Rank| quiet.iter().any(|one| one.rank == *rank);
+    let is_quiet = |rank: &Rank| quiet.iter().any(|process| process.rank == *rank);
     let noticing = others
         .iter()
-        .filter(|one| one.at_ns.saturating_sub(last.at_ns) >= PEERS_NOTICE_NS);
-    noticing.into_iter().any(|one| {
+        .filter(|process| process.at_ns.saturating_sub(last.at_ns) >= PEERS_NOTICE_NS);
+    noticing.into_iter().any(|process| {
         let waits = |record: RecordIx| {
             let mut ops = aligned.records[record].ops.iter();
             ops.any(|op| {
                 let call = aligned.shared.calls.get(op.call);
                 let lane = &aligned.lanes[record][usize::from(op.group)];
-                let age = one.at_ns.saturating_sub(aligned.created_ns(record, op));
+                let age = process.at_ns.saturating_sub(aligned.created_ns(record, op));
                 !op.retired
                     && op.state < EntryState::Completed
                     && call.signature.backend == CPU
@@ -338,7 +353,7 @@ fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
                     && aligned.groups[lane.group].ranks.iter().any(is_quiet)
             })
         };
-        aligned.records_of(one.rank).any(waits)
+        aligned.records_of(process.rank).any(waits)
     })
 }
 

@@ -1,7 +1,7 @@
 //! Reopens operations that an abort ended and that PyTorch's NCCL recorder therefore holds as completed.
 //!
-//! When a job gives up at a time-out it aborts its communicators. Their kernels end, the events behind them fire, and a
-//! dump that is written after that shows the operations that hung as completed. That is visible where one of them took
+//! When a job gives up at a time-out it aborts its communicators. Their kernels end, the CUDA events behind them fire,
+//! and a dump that is written after that shows the operations that hung as completed. It is visible if one of them took
 //! its whole time-out and a member never issued it: a collective that needs every member cannot have completed.
 
 use crate::align::record::{NONE, Op, Record, Shared};
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 /// An operation that took at least this share of its time-out was ended by it.
 const AT_TIMEOUT: f32 = 0.98;
-/// An abort ends all operations of a process within this time.
+/// An abort ends all operations of a process within this time, ns.
 const ABORT_NS: i64 = 1_000_000_000;
 
 /// A collective: its group in [`Shared::groups`] and its number.
@@ -19,8 +19,8 @@ type Collective = (u32, u32);
 
 /// Gives the operations of each record that ended with an aborted one the state that they had before.
 pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
-    let of_records = shared.map(records.len(), |at| -> Vec<Collective> {
-        let record = &records[at];
+    let of_records = shared.map(records.len(), |index| -> Vec<Collective> {
+        let record = &records[index];
         let is_seen = record.recorder == Recorder::Nccl;
         let ops = record.ops.iter().filter(|_| is_seen);
         let ended = ops.filter(|op| took_its_timeout(shared, op));
@@ -32,7 +32,7 @@ pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
         .filter(|&collective| {
             records
                 .iter()
-                .any(|it| never_issued(shared, it, collective))
+                .any(|record| never_issued(shared, record, collective))
         })
         .collect();
     if aborted.is_empty() {
@@ -42,13 +42,15 @@ pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
         if record.recorder != Recorder::Nccl {
             continue;
         }
-        let completed = |is_one: &dyn Fn(&Op) -> bool| -> Vec<i64> {
-            let ended = record.ops.iter().filter(|op| is_one(op));
+        let completed = |is_wanted: &dyn Fn(&Op) -> bool| -> Vec<i64> {
+            let ended = record.ops.iter().filter(|op| is_wanted(op));
             ended.filter_map(Op::completed_ns).collect()
         };
-        let of_aborted =
-            completed(&|op| collective_of(record, op).is_some_and(|it| aborted.contains(&it)));
-        // Without one, those that took their time-out last: an earlier one may have been slow, and the job went on.
+        let of_aborted = completed(&|op| {
+            collective_of(record, op).is_some_and(|known| aborted.contains(&known))
+        });
+        // A record without an aborted one: the last that took its whole time-out. An earlier one may just have been
+        // slow.
         let at_timeout = completed(&|op| took_its_timeout(shared, op));
         let first = of_aborted
             .into_iter()
@@ -73,8 +75,8 @@ pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
 }
 
 fn collective_of(record: &Record, op: &Op) -> Option<Collective> {
-    let is_one = op.kind.needs_all_members() && !op.is_p2p;
-    is_one.then(|| (record.groups[usize::from(op.group)].group, op.seq))
+    let is_comparable = op.kind.needs_all_members() && !op.is_p2p;
+    is_comparable.then(|| (record.groups[usize::from(op.group)].group, op.seq))
 }
 
 fn took_its_timeout(shared: &Shared, op: &Op) -> bool {
@@ -91,7 +93,7 @@ fn never_issued(shared: &Shared, record: &Record, (group, seq): Collective) -> b
     {
         return false;
     }
-    let Some(local) = record.groups.iter().position(|it| it.group == group) else {
+    let Some(local) = record.groups.iter().position(|local| local.group == group) else {
         return false;
     };
     let mut newest = record.ops.iter().rev();

@@ -6,8 +6,8 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeSet;
 
-/// Gives all records their ranks if their names count from 1; else leaves aside those that their groups contradict, each
-/// with a problem (N301).
+/// Corrects the ranks of all records if the names of their files count from 1. Else leaves aside the records whose
+/// groups contradict the name, each with a problem (N301).
 pub(crate) fn settle(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
     if records.iter().all(|record| record.misnamed.is_none()) {
         return;
@@ -58,8 +58,8 @@ fn count_from_one(shared: &Shared, records: &[Record]) -> bool {
 /// The members of the groups in which a record has operations, where they are known.
 fn used_by<'a>(shared: &'a Shared, record: &Record) -> Vec<&'a [Rank]> {
     let groups: BTreeSet<u16> = record.ops.iter().map(|op| op.group).collect();
-    let groups = groups.into_iter().map(|at| {
-        let group = record.groups[usize::from(at)].group;
+    let groups = groups.into_iter().map(|local| {
+        let group = record.groups[usize::from(local)].group;
         &shared.groups[group as usize].ranks[..]
     });
     groups.filter(|ranks| !ranks.is_empty()).collect()

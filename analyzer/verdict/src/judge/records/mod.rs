@@ -1,5 +1,6 @@
-//! What happens to records before they are aligned: those of one job are selected ([`provenance`]), and what recorders
-//! could not know is added ([`aborted`], [`timeouts`]). [`unkept`] reads what is no longer in any ring.
+//! Prepares records before they are aligned: selects those of one job ([`provenance`], [`misnamed`]), corrects states
+//! that a recorder could not know ([`aborted`], [`refused`]), and adds time-outs that none noted ([`timeouts`]).
+//! [`unkept`] finds operations that no ring holds any longer.
 
 pub(crate) mod aborted;
 pub(crate) mod misnamed;

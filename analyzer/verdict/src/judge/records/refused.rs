@@ -1,5 +1,5 @@
-//! Leaves out calls that PyTorch refused at once, as with arguments that do not fit: they were never issued, and no other
-//! rank has them.
+//! Leaves out calls that PyTorch refused at once, such as those with invalid arguments: they were never issued, and no
+//! other rank has them.
 //!
 //! The recorder of PyTorch's hooks notes such a call as failed, without retiring it, and gives its number to the next
 //! operation. The last call of a program that ends by its exception has no successor.
@@ -9,13 +9,13 @@ use rcomm_recorder::model::{EntryState, OpType};
 use rcomm_recorder::publish::Recorder;
 use std::collections::HashMap;
 
-/// How the phase begins that the recorder notes for an exception that ends the program.
+/// The beginning of the phase that the recorder notes for an exception that ends the program.
 pub(crate) const RAISED: &str = "raised ";
 /// Such a phase begins within this time of a call that was refused, ns.
 const SOON_NS: i64 = 1_000_000_000;
 /// A last call that lasted longer than this, ms, may have waited for others.
 const AT_ONCE_MS: f32 = 1e3;
-/// The recorder notes that a call was refused when the next one is issued; the two times may differ by this, ns.
+/// The recorder notes that a call was refused when the next one is issued: the times of both may differ by this, ns.
 const SLACK_NS: i64 = 1_000_000;
 
 /// Removes the calls that were refused from these records.
@@ -36,8 +36,8 @@ fn refused(record: &Record) -> Vec<bool> {
         return refused;
     }
     let mut newest: HashMap<(u16, bool), usize> = HashMap::new();
-    for (at, op) in record.ops.iter().enumerate() {
-        let before = newest.insert((op.group, op.is_p2p), at);
+    for (index, op) in record.ops.iter().enumerate() {
+        let before = newest.insert((op.group, op.is_p2p), index);
         let before = before.map(|before| (before, &record.ops[before]));
         if let Some((before, other)) = before
             && op.kind != OpType::Coalesced
@@ -50,8 +50,8 @@ fn refused(record: &Record) -> Vec<bool> {
             refused[before] = true;
         }
     }
-    for at in newest.into_values() {
-        refused[at] |= may_be(&record.ops[at]) && raised_soon(record, &record.ops[at]);
+    for index in newest.into_values() {
+        refused[index] |= may_be(&record.ops[index]) && raised_soon(record, &record.ops[index]);
     }
     refused
 }

@@ -1,4 +1,4 @@
-//! Names the ranks that had not come to an operation that timed out, where no recorder has noted it.
+//! Names the ranks that had not joined an operation when it timed out, where no recorder has noted them.
 //!
 //! rcomm's runtime records each time-out with the ranks that had not arrived. PyTorch's hooks only show that an
 //! operation failed, and when. A member that issued the operation after that came too late: it did not wait with the
@@ -17,7 +17,7 @@ pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
     let by_rank: HashMap<Rank, usize> = records
         .iter()
         .enumerate()
-        .map(|(at, record)| (record.rank, at))
+        .map(|(index, record)| (record.rank, index))
         .collect();
     let noted: Vec<Option<Failure>> = records
         .iter()
@@ -46,16 +46,18 @@ fn timeout(
     }
     let local = record.groups.get(usize::from(op.group))?;
     let came = |other: &Record| {
-        let is_it = |one: &Op| {
-            let group = other.groups.get(usize::from(one.group));
-            !one.is_p2p && one.seq == op.seq && group.is_some_and(|it| it.group == local.group)
+        let is_same = |candidate: &Op| {
+            let group = other.groups.get(usize::from(candidate.group));
+            !candidate.is_p2p
+                && candidate.seq == op.seq
+                && group.is_some_and(|group| group.group == local.group)
         };
         // An operation that its ring no longer holds was issued long before.
         other.wrapped()
             || other
                 .ops
                 .iter()
-                .any(|one| is_it(one) && one.created_ns <= gave_up_ns)
+                .any(|candidate| is_same(candidate) && candidate.created_ns <= gave_up_ns)
     };
     let members = shared.groups[local.group as usize].ranks.iter();
     let mut others = members.filter_map(|rank| Some(&records[*by_rank.get(rank)?]));

@@ -1,5 +1,5 @@
-//! Collectives that hang by the status of their group, and that the rings have dropped: a program that does not wait for
-//! a collective goes on, and its later operations overwrite the entry.
+//! Collectives that hang by the status of their group, and that the rings have dropped: a program that does not wait
+//! for a collective goes on, and its later operations overwrite the entry.
 //!
 //! PyTorch's NCCL recorder writes the number of the newest operation that each group issued and completed. A dump shows
 //! these also where the ring no longer holds the operation itself.
@@ -9,7 +9,7 @@ use crate::judge::policy::Policy;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 
-/// A collective that is in no ring, and what the groups' status says of it.
+/// A collective that is in no ring, with its members' progress by the status of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unkept {
     pub(crate) group: GroupIx,
@@ -20,7 +20,8 @@ pub(crate) struct Unkept {
     pub(crate) absent: Vec<Rank>,
 }
 
-/// The first such collective of each group. None in a snapshot: the status is noted a while after an operation ends.
+/// The first such collective of each group. Empty in a snapshot: the status may be noted a while after an operation
+/// ends.
 pub(crate) fn find(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Unkept> {
     if policy.snapshot {
         return Vec::new();
@@ -30,30 +31,31 @@ pub(crate) fn find(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Unkept> {
         .collect()
 }
 
-/// The groups of whose status some members say that an operation was issued and has not completed, although their rings
-/// hold none that is pending, each with these members, ascending. The status may be behind, or another member may have
-/// completed the operation, so this accuses no rank. None in a snapshot.
+/// The groups with members by whose status an operation was issued and has not completed, although their rings hold no
+/// pending one; each with these members, ascending. The status may be behind, or another member may have completed the
+/// operation, so this accuses no rank. Empty in a snapshot.
 pub(crate) fn open_by_status(aligned: &Aligned<'_>, policy: &Policy) -> Vec<(GroupIx, Vec<Rank>)> {
     if policy.snapshot {
         return Vec::new();
     }
     let is_open = |&(record, lane_at): &(usize, usize)| {
-        let (whole, lane) = (&aligned.records[record], &aligned.lanes[record][lane_at]);
-        let statuses = whole.groups.iter().filter_map(|local| local.status);
+        let (full_record, lane) = (&aligned.records[record], &aligned.lanes[record][lane_at]);
+        let statuses = full_record.groups.iter().filter_map(|local| local.status);
         let notes_ends = statuses.map(|status| status.last_completed).max() > Some(0);
-        let Some(status) = whole.groups[lane_at].status else {
+        let Some(status) = full_record.groups[lane_at].status else {
             return false;
         };
         let done = status.last_completed.max(0);
         let is_later = |number: u32| i64::from(number) > done;
         let newest = lane.collectives.last();
-        let held = newest.is_some_and(|&at| is_later(aligned.seq(record, at)));
+        let held = newest.is_some_and(|&position| is_later(aligned.seq(record, position)));
         let newest = lane.messages.last();
-        let held = held || newest.is_some_and(|&at| is_later(aligned.op(record, at).p2p_seq));
-        whole.recorder == Recorder::Nccl
+        let held =
+            held || newest.is_some_and(|&position| is_later(aligned.op(record, position).p2p_seq));
+        full_record.recorder == Recorder::Nccl
             && notes_ends
-            && whole.wrapped()
-            && !whole.only_active
+            && full_record.wrapped()
+            && !full_record.only_active
             && status.last_enqueued > done
             && !held
             && aligned.lacks_newest(record).is_none()
@@ -76,30 +78,31 @@ fn first_of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Unkept> {
     let mut open: Vec<(Rank, i64)> = Vec::new();
     let mut newest_done = -1;
     for &(record, lane_at) in lanes {
-        let (whole, lane) = (&aligned.records[record], &aligned.lanes[record][lane_at]);
+        let (full_record, lane) = (&aligned.records[record], &aligned.lanes[record][lane_at]);
         // In a group with messages, the numbers may be those of messages.
-        if whole.recorder != Recorder::Nccl || !lane.messages.is_empty() {
+        if full_record.recorder != Recorder::Nccl || !lane.messages.is_empty() {
             return None;
         }
-        let status = whole.groups[lane_at].status;
-        let is_whole = !whole.wrapped() && !whole.only_active;
+        let status = full_record.groups[lane_at].status;
+        let is_complete = !full_record.wrapped() && !full_record.only_active;
         let (enqueued, completed) = match status {
             Some(status) => (status.last_enqueued.max(0), status.last_completed.max(0)),
-            None if is_whole && lane.collectives.is_empty() => (0, 0),
+            None if is_complete && lane.collectives.is_empty() => (0, 0),
             None => continue,
         };
         // Where the process notes no completions at all, the numbers say nothing.
-        let known = whole.groups.iter().filter_map(|local| local.status);
+        let known = full_record.groups.iter().filter_map(|local| local.status);
         let notes_ends = known.map(|status| status.last_completed).max() > Some(0);
         if !notes_ends || aligned.lacks_newest(record).is_some() {
             continue;
         }
         newest_done = newest_done.max(completed);
-        issued.push((whole.rank, enqueued));
+        issued.push((full_record.rank, enqueued));
         let newest = lane.collectives.last();
-        let held = newest.is_some_and(|&at| i64::from(aligned.seq(record, at)) > completed);
-        if enqueued > completed && whole.wrapped() && !whole.only_active && !held {
-            open.push((whole.rank, completed + 1));
+        let held =
+            newest.is_some_and(|&position| i64::from(aligned.seq(record, position)) > completed);
+        if enqueued > completed && full_record.wrapped() && !full_record.only_active && !held {
+            open.push((full_record.rank, completed + 1));
         }
     }
     let seq = open.iter().map(|&(_, seq)| seq).min()?;
@@ -107,8 +110,8 @@ fn first_of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Unkept> {
     if newest_done >= seq {
         return None;
     }
-    let ranks = |of: &[(Rank, i64)], holds: &dyn Fn(i64) -> bool| {
-        let ranks = of.iter().filter(|(_, number)| holds(*number));
+    let ranks = |numbers: &[(Rank, i64)], holds: &dyn Fn(i64) -> bool| {
+        let ranks = numbers.iter().filter(|(_, number)| holds(*number));
         ranks.map(|&(rank, _)| rank).collect::<Vec<Rank>>()
     };
     let mut found = Unkept {

@@ -1,8 +1,8 @@
 //! Finds what a rank that others wait for would have done next.
 //!
 //! A rank that others wait for may be missed at several places: its tensor-parallel peer waits in an all_reduce, the
-//! next stage in a receive, all others at the end of the step. It left the program at only one of them. The ranks that
-//! went on show the order; if they do not, the earliest wait counts.
+//! next stage in a receive, all others at the end of the step. It left the order of the program at only one of them.
+//! The ranks that went on show which place comes first; if they do not, the earliest wait counts.
 
 use crate::align::event::{self, ProgramEvent};
 use crate::align::p2p::peer_of;
@@ -35,15 +35,15 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
         .map(|&(place, _)| event_for(ctx, place, rank))
         .collect();
     let wins: Vec<i64> = (0..places.len())
-        .map(|one| {
-            let others = (0..places.len()).filter(|&other| other != one);
-            let score = others.map(|other| match (events[one], events[other]) {
+        .map(|index| {
+            let others = (0..places.len()).filter(|&other| other != index);
+            let score = others.map(|other| match (events[index], events[other]) {
                 (Some(a), Some(b)) if a != b => {
-                    let like = ctx
-                        .record_at(places[one].0, node)
-                        .or_else(|| witness(ctx, places[one].0));
-                    let votes = like
-                        .map(|like| vote(ctx.aligned, ctx.messages, like, a, b))
+                    let reference = ctx
+                        .record_at(places[index].0, node)
+                        .or_else(|| witness(ctx, places[index].0));
+                    let votes = reference
+                        .map(|reference| vote(ctx.aligned, ctx.messages, reference, a, b))
                         .unwrap_or_default();
                     (votes.first as i64 - votes.second as i64).signum()
                 }
@@ -52,11 +52,11 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
             score.sum()
         })
         .collect();
-    let best = (0..places.len()).max_by_key(|&at| (wins[at], Reverse(at)))?;
+    let best = (0..places.len()).max_by_key(|&nth| (wins[nth], Reverse(nth)))?;
     Some(places[best])
 }
 
-/// The record of a rank that waits at the place, to stand in for the missing rank's: both are at this point of the
+/// The record of a rank that waits at the place, used in place of the missing rank's: both are at this point of the
 /// program.
 fn witness(ctx: &Context<'_>, place: usize) -> Option<RecordIx> {
     ctx.graph.arrived[place]
@@ -69,10 +69,10 @@ pub(crate) fn event_for(ctx: &Context<'_>, place: usize, rank: u32) -> Option<Pr
     let aligned = ctx.aligned;
     match ctx.graph.places[place] {
         Place::Collective { group, seq } => {
-            let like = aligned
+            let reference = aligned
                 .record_in(group, rank)
                 .or_else(|| witness(ctx, place))?;
-            Some(event::collective(aligned, like, group, seq))
+            Some(event::collective(aligned, reference, group, seq))
         }
         Place::Batch {
             group,

@@ -10,28 +10,29 @@ use crate::judge::waits::wait_graph::{Node, WaitGraph};
 use rcomm_recorder::model::EntryState;
 
 impl WaitGraph {
-    /// Enters the waits in accesses to windows. As the messages of a process that ended, those that it had left open in
-    /// order, or issued shortly before its end, are none.
+    /// Enters the waits in accesses to windows. As with messages, two kinds of accesses of a process that ended are no
+    /// waits: those that it left open when it ended in order, and those that it issued shortly before its end.
     pub(super) fn enter_one_sided(&mut self, aligned: &Aligned<'_>, policy: &Policy, life: &Life) {
         // Without a place, no wait is judged.
         if self.places.is_empty() {
             return;
         }
-        for (record, whole) in aligned.records.iter().enumerate() {
-            let Some(node) = self.node(whole.rank) else {
+        for (record, full_record) in aligned.records.iter().enumerate() {
+            let Some(node) = self.node(full_record.rank) else {
                 continue;
             };
-            let first = life.gone(whole.rank);
-            let first = first.filter(|_| life.went_first(whole.rank));
-            for one in one_sided_of(aligned, record, &self.pending[record]) {
-                let op = aligned.op(record, one.position);
-                let left_open = op.state != EntryState::Failed && life.ended_in_order(whole.rank);
-                let young =
-                    first.is_some_and(|gone| is_young(aligned, policy, gone, record, one.position));
+            let first = life.gone(full_record.rank);
+            let first = first.filter(|_| life.went_first(full_record.rank));
+            for access in one_sided_of(aligned, record, &self.pending[record]) {
+                let op = aligned.op(record, access.position);
+                let left_open =
+                    op.state != EntryState::Failed && life.ended_in_order(full_record.rank);
+                let young = first
+                    .is_some_and(|gone| is_young(aligned, policy, gone, record, access.position));
                 if left_open || young || is_history(aligned, record, op) {
                     continue;
                 }
-                if let Some(peer) = self.node(one.peer)
+                if let Some(peer) = self.node(access.peer)
                     && !self.one_sided[node].contains(&peer)
                 {
                     self.one_sided[node].push(peer);

@@ -117,16 +117,16 @@ impl WaitGraph {
         let of_records = aligned.shared.map(aligned.records.len(), |record| {
             let rank = aligned.records[record].rank;
             let mut pending = pending_of(aligned, messages, record);
-            pending.retain(|one| {
+            pending.retain(|operation| {
                 // A program that ended in order did not wait for a message that it had left open.
-                let is_message = matches!(one.kind, PendingKind::Batch { .. });
-                let op = aligned.op(record, one.position);
+                let is_message = matches!(operation.kind, PendingKind::Batch { .. });
+                let op = aligned.op(record, operation.position);
                 let failed = op.state == EntryState::Failed;
-                // Nor does one wait that has caught the error of an operation.
+                // Neither did a program wait that has caught the error of the operation.
                 (failed || !is_message || !life.ended_in_order(rank))
                     && !is_history(aligned, record, op)
             });
-            let mut overdue: Vec<bool> = pending.iter().map(|one| !one.held_open).collect();
+            let mut overdue: Vec<bool> = pending.iter().map(|pending| !pending.held_open).collect();
             if let Some(now) = taken_ns {
                 // If no collective connects a clock to the others, ages are measured by that clock alone.
                 let latest = aligned.records[record].latest_ns();
@@ -135,8 +135,8 @@ impl WaitGraph {
                 // up to when the record was taken. The record of a dead process no longer changes, so its operations
                 // age while others live.
                 let dead = life.end.is_none() && life.gone(aligned.records[record].rank).is_some();
-                // A launcher's account dates an end more exactly than the last sign of life, which on a
-                // busy host may be seconds older.
+                // A launch record dates an end more exactly than the last sign of life, which on a busy host may be
+                // seconds older.
                 let ended = life.gone(aligned.records[record].rank);
                 let ended = ended.filter(|gone| gone.exit.is_some());
                 let now = match aligned.records[record].identity.dump_time_ns {
@@ -147,11 +147,11 @@ impl WaitGraph {
                     taken => now.min(taken.saturating_sub(aligned.offsets_ns[record])),
                 };
                 let active_ns = active_ns(aligned, record, &pending, life.end.is_some());
-                let is_overdue = |(one, active_ns): (&Pending, i64)| {
-                    if one.held_open {
+                let is_overdue = |(operation, active_ns): (&Pending, i64)| {
+                    if operation.held_open {
                         return false;
                     }
-                    let op = aligned.op(record, one.position);
+                    let op = aligned.op(record, operation.position);
                     let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
                     let age = now.saturating_sub(active_ns);
                     u64::try_from(age).is_ok_and(|age| {
@@ -242,10 +242,10 @@ impl WaitGraph {
                     return false;
                 };
                 let mut unfinished = self.pending[record].iter().zip(&self.overdue[record]);
-                unfinished.any(|(one, &overdue)| {
+                unfinished.any(|(operation, &overdue)| {
                     overdue
-                        && one.group == group
-                        && matches!(one.kind, PendingKind::Collective { seq: s } if s == seq)
+                        && operation.group == group
+                        && matches!(operation.kind, PendingKind::Collective { seq: s } if s == seq)
                 })
             }),
         }
@@ -263,10 +263,11 @@ impl WaitGraph {
 
     /// How far a rank is in a collective; `None` unless the collective is unfinished in this record.
     pub(crate) fn arrival(&self, record: RecordIx, group: GroupIx, seq: u32) -> Option<Arrival> {
-        let found = self.pending[record].iter().find(|one| {
-            one.group == group && matches!(one.kind, PendingKind::Collective { seq: s } if s == seq)
+        let found = self.pending[record].iter().find(|operation| {
+            operation.group == group
+                && matches!(operation.kind, PendingKind::Collective { seq: s } if s == seq)
         });
-        found.map(|one| one.arrival)
+        found.map(|operation| operation.arrival)
     }
 
     /// The nodes that a node points to.
@@ -284,8 +285,8 @@ impl WaitGraph {
             .chain(missing.iter().map(|&(rank, _)| rank))
     }
 
-    /// At these places, stops counting ranks as missing whose operation is the first in their group's queue: used if
-    /// only these close a cycle.
+    /// Removes from the missing ranks of these places those whose operation is the first in the queue of its group.
+    /// Used if only these ranks close a cycle.
     pub(crate) fn release_heads(&mut self, places: &[usize]) {
         for &place in places {
             self.missing[place].retain(|&(_, why)| why != Missing::Held(Arrival::Head));
@@ -352,14 +353,14 @@ impl WaitGraph {
         let Some(node) = self.node(aligned.records[record].rank) else {
             return;
         };
-        for at in 0..self.pending[record].len() {
-            let one = &self.pending[record][at];
-            if one.arrival != Arrival::Arrived || one.held_open {
+        for index in 0..self.pending[record].len() {
+            let operation = &self.pending[record][index];
+            if operation.arrival != Arrival::Arrived || operation.held_open {
                 continue;
             }
-            let place = match one.kind {
+            let place = match operation.kind {
                 PendingKind::Collective { seq } => {
-                    let group = one.group;
+                    let group = operation.group;
                     match self.by_collective.get(&(group, seq)) {
                         Some(&place) => place,
                         None => {
@@ -370,11 +371,11 @@ impl WaitGraph {
                     }
                 }
                 PendingKind::Batch { .. } => {
-                    let group = one.group;
+                    let group = operation.group;
                     self.add(Place::Batch {
                         group,
                         record,
-                        pending: at,
+                        pending: index,
                     })
                 }
             };
@@ -482,9 +483,9 @@ impl WaitGraph {
             Counterpart::Lost => Vec::new(),
             Counterpart::Posted(other) => {
                 let held = self.pending[there].iter().find(
-                    |one| matches!(&one.kind, PendingKind::Batch { halves } if halves.contains(&other)),
+                    |operation| matches!(&operation.kind, PendingKind::Batch { halves } if halves.contains(&other)),
                 );
-                match held.map(|one| one.arrival) {
+                match held.map(|operation| operation.arrival) {
                     None | Some(Arrival::Arrived) => Vec::new(),
                     Some(arrival) => vec![(rank, Missing::Held(arrival))],
                 }
@@ -520,7 +521,7 @@ fn possible_senders(
     for member in others {
         let rank = ranks[member as usize];
         let record = aligned.record_in(group, rank);
-        let lacks = record.map(|at| (&aligned.records[at], aligned.lacks_newest(at)));
+        let lacks = record.map(|ix| (&aligned.records[ix], aligned.lacks_newest(ix)));
         let why = match lacks {
             None => Missing::Unknown(UnknownReason::NoRecord),
             Some((_, Some(why))) => Missing::Unknown(why),
@@ -562,12 +563,12 @@ fn any_is_served(
             .lane(group, member as usize)
             .map(|(record, _)| record)
     };
-    let is_whole = |record: RecordIx| {
+    let is_complete = |record: RecordIx| {
         let record = &aligned.records[record];
         !record.wrapped() && !record.only_active
     };
     let members = 0..aligned.groups[group].ranks.len() as u32;
-    let exact = members.clone().filter_map(of_member).all(is_whole);
+    let exact = members.clone().filter_map(of_member).all(is_complete);
     // If rings have dropped entries, only unfinished halves can be counted.
     let counts = |record: Option<RecordIx>, half: Half| {
         exact || record.is_some_and(|record| !p2p::done(aligned, record, half))

@@ -25,13 +25,13 @@ pub(crate) enum WaitRoot {
     },
 }
 
-/// Finds the sinks. If a cycle is closed only by operations that the device may in fact have reached, these no longer
-/// count as held up, provided that this leads out of the cycle.
+/// Finds the sinks. Operations that the device may have reached count as held up at first. If they close a cycle, they
+/// no longer count, provided that the waits then lead out of the cycle.
 pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<WaitRoot> {
     // Releasing one cycle may show the next; eight rounds bound the time.
     for _ in 0..8 {
         let found = wait_roots(aligned, graph);
-        let soft: Vec<usize> = found
+        let uncertain: Vec<usize> = found
             .iter()
             .filter_map(|wait_root| match wait_root {
                 WaitRoot::Cycle { places, .. } => Some(places),
@@ -45,21 +45,21 @@ pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<WaitRoot
                     .any(|&(_, why)| why == Missing::Held(Arrival::Head))
             })
             .collect();
-        if soft.is_empty() {
+        if uncertain.is_empty() {
             return found;
         }
-        let kept: Vec<_> = soft
+        let kept: Vec<_> = uncertain
             .iter()
             .map(|&place| graph.missing[place].clone())
             .collect();
-        graph.release_heads(&soft);
+        graph.release_heads(&uncertain);
         let released = wait_roots(aligned, graph);
         let leads_out = released.iter().any(|wait_root| {
             !found.contains(wait_root)
                 && matches!(wait_root, WaitRoot::Idle(_) | WaitRoot::Unread(_))
         });
         if !leads_out {
-            for (&place, missing) in soft.iter().zip(kept) {
+            for (&place, missing) in uncertain.iter().zip(kept) {
                 graph.missing[place] = missing;
             }
             return found;
@@ -71,9 +71,9 @@ pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<WaitRoot
 fn wait_roots(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<WaitRoot> {
     let components = graph.components();
     let mut component_of = vec![0; graph.ranks + graph.places.len()];
-    for (at, nodes) in components.iter().enumerate() {
+    for (index, nodes) in components.iter().enumerate() {
         for &node in nodes {
-            component_of[node] = at;
+            component_of[node] = index;
         }
     }
     let mut waited_for = vec![false; graph.ranks];
@@ -84,13 +84,15 @@ fn wait_roots(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<WaitRoot> {
     }
     let due = graph.due(aligned);
     let mut found = Vec::new();
-    for (at, nodes) in components.iter().enumerate() {
+    for (index, nodes) in components.iter().enumerate() {
         if !nodes.iter().any(|&node| due[node]) {
             continue;
         }
-        let leaves = nodes
-            .iter()
-            .any(|&node| graph.successors(node).any(|next| component_of[next] != at));
+        let leaves = nodes.iter().any(|&node| {
+            graph
+                .successors(node)
+                .any(|next| component_of[next] != index)
+        });
         if leaves {
             continue;
         }

@@ -14,35 +14,37 @@ struct Aside {
     path: String,
     /// Its newest sign of life, ns by its own clock, for the reasons that begin with it.
     last_ns: Option<i64>,
-    /// What follows "it is" or "they are", or the newest sign of life.
+    /// The reason: a clause if `is_clause`, else the text after "it is" or after the newest sign of life.
     why: String,
-    /// Whether `why` is a whole clause that other records do not share.
-    is_whole: bool,
+    /// Whether `why` is a clause of its own, which no other record shares.
+    is_clause: bool,
 }
 
 impl LeftAside {
-    /// Notes a record that is `what`, as "of attempt 0, the newest is 1": other records may be the same.
-    pub(super) fn is(&mut self, record: &Record, what: String) {
-        self.add(record, None, what, false);
+    /// Notes a record for a reason that follows "it is", such as "of attempt 0, the newest is 1". Records with the same
+    /// reason share a note.
+    pub(super) fn is(&mut self, record: &Record, reason: String) {
+        self.add(record, None, reason, false);
     }
 
-    /// Notes a record whose newest sign of life came `before`, as "before the job was started again".
+    /// Notes a record whose newest sign of life came too early: `before` states it, such as "before the job was started
+    /// again".
     pub(super) fn ended(&mut self, record: &Record, before: String) {
         self.add(record, Some(record.latest_ns()), before, false);
     }
 
-    /// Notes a record for a reason of its own, a clause.
+    /// Notes a record for a reason of its own; `why` is a clause.
     pub(super) fn because(&mut self, record: &Record, why: String) {
         self.add(record, None, why, true);
     }
 
-    fn add(&mut self, record: &Record, last_ns: Option<i64>, why: String, is_whole: bool) {
+    fn add(&mut self, record: &Record, last_ns: Option<i64>, why: String, is_clause: bool) {
         self.0.push(Aside {
             rank: record.rank,
             path: record.path.clone(),
             last_ns,
             why,
-            is_whole,
+            is_clause,
         });
     }
 
@@ -61,12 +63,12 @@ impl LeftAside {
     /// The notes. The files of a note are in the order of their ranks.
     pub(crate) fn into_problems(mut self) -> Vec<Problem> {
         self.0.sort_by(|a, b| {
-            let key = |it: &Aside| (it.last_ns.is_some(), it.is_whole);
+            let key = |aside: &Aside| (aside.last_ns.is_some(), aside.is_clause);
             (key(a), &a.why, a.rank, &a.path).cmp(&(key(b), &b.why, b.rank, &b.path))
         });
         let shared = |a: &Aside, b: &Aside| {
-            let key = |it: &Aside| (it.last_ns.is_some(), it.is_whole);
-            !a.is_whole && key(a) == key(b) && a.why == b.why
+            let key = |aside: &Aside| (aside.last_ns.is_some(), aside.is_clause);
+            !a.is_clause && key(a) == key(b) && a.why == b.why
         };
         self.0.chunk_by(shared).map(note).collect()
     }
@@ -77,7 +79,7 @@ fn note(asides: &[Aside]) -> Problem {
     ranks.dedup();
     let last_ns = asides.iter().filter_map(|aside| aside.last_ns).max();
     let why = asides.first().map_or("", |aside| &aside.why);
-    let is_whole = asides.iter().any(|aside| aside.is_whole);
+    let is_clause = asides.iter().any(|aside| aside.is_clause);
     let (records, were, they, their) = match asides.len() {
         1 => ("record", "was", "it is", "its"),
         _ => ("records", "were", "they are", "their"),
@@ -87,7 +89,7 @@ fn note(asides: &[Aside]) -> Problem {
             "{their} newest sign of life is from {}, {why}",
             time_of_day(ns)
         ),
-        None if is_whole => why.to_owned(),
+        None if is_clause => why.to_owned(),
         None => format!("{they} {why}"),
     };
     let mut paths = asides.iter().map(|aside| aside.path.clone());

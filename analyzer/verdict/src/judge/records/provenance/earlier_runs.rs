@@ -2,8 +2,8 @@
 //!
 //! A job that is started again under its name, by hand or because it was queued again, writes beside the rings that its
 //! earlier run left, with the same ranks and often the same attempt. A run that ends in order removes its own rings and
-//! leaves the record of its launcher beside the older ones. Without a launcher's record, the times of the rings tell the
-//! runs apart: the processes of one run live at the same time.
+//! leaves the record of its launcher beside the older ones. Without a launcher's record, the times of the rings
+//! distinguish the runs: the processes of one run live at the same time.
 
 use super::{CLOCKS_AGREE_NS, LeftAside};
 use crate::align::record::Record;
@@ -66,11 +66,11 @@ fn is_earlier(record: &Record, launch: &LaunchRecord) -> bool {
     is_same_job && is_same_host && last_ns > 0 && last_ns < launch.started_ns
 }
 
-/// A process that still gives signs of life may be this much older than its newest one, ns.
+/// A process may live this long after its newest recorded sign of life, ns.
 const BEAT_NS: i64 = 1_500_000_000;
 
 /// Leaves aside the rings of one job and attempt whose processes gave their last sign of life more than `apart_ns`
-/// before each newer ring was made; of the rings that agree in `key`.
+/// before each newer ring was made. Only rings with the same `key` are compared.
 ///
 /// A process that died before all others began is left aside as well: nothing distinguishes it from one of an earlier
 /// run.
@@ -82,9 +82,15 @@ fn leave_ended_before_others(
 ) {
     type Key = (String, u32, String);
     let key = |record: &Record| -> Option<Key> {
-        let of = &record.identity;
-        let is_known = record.is_ring() && of.begun_ns > 0 && !of.job.is_empty();
-        is_known.then(|| (of.job.clone(), of.attempt, key(record).to_owned()))
+        let identity = &record.identity;
+        let is_known = record.is_ring() && identity.begun_ns > 0 && !identity.job.is_empty();
+        is_known.then(|| {
+            (
+                identity.job.clone(),
+                identity.attempt,
+                key(record).to_owned(),
+            )
+        })
     };
     let mut lives: BTreeMap<Key, Vec<(i64, i64)>> = BTreeMap::new();
     for record in records.iter() {

@@ -1,5 +1,5 @@
-//! Joins what several records of one process hold: a dump that was written at a fault and a ring that was read later may
-//! each have what the other lacks.
+//! Joins what several records of one process hold: a dump that was written at a fault and a ring that was read later
+//! may each have what the other lacks.
 //!
 //! One of them is kept. It gets from the other the failures, the links to peers, and those operations that were pending
 //! there and that the kept one no longer holds.
@@ -21,13 +21,14 @@ pub(super) fn join(kept: &mut Record, other: &Record) -> bool {
 }
 
 fn are_one_process(a: &Record, b: &Record) -> bool {
-    let of = |record: &Record| {
-        let it = &record.identity;
-        (it.host.clone(), it.pid, it.attempt, it.job.clone())
+    let process = |record: &Record| {
+        let identity = &record.identity;
+        let (host, job) = (identity.host.clone(), identity.job.clone());
+        (host, identity.pid, identity.attempt, job)
     };
     let is_known = !a.identity.host.is_empty() && a.identity.pid != 0;
     is_known
-        && of(a) == of(b)
+        && process(a) == process(b)
         && a.recorder == b.recorder
         // The plug-in's records have operations of groups without names, which may be several devices'.
         && a.recorder != Recorder::NcclProfiler
@@ -46,14 +47,15 @@ fn join_failures(kept: &mut Record, other: &Record) -> bool {
     kept.failures.len() > before
 }
 
-/// Takes over the links to ranks that the kept record lacks, and those that were silent or broken when an operation
-/// failed, after which the rank did not go on: closed connections are replaced in the ring by none, or by new ones.
+/// Takes over the links to ranks that the kept record lacks. If an operation failed and the rank did not go on after
+/// that, also takes over the links that were silent or broken then: a ring drops closed connections or replaces them by
+/// new ones.
 fn join_links(kept: &mut Record, other: &Record) -> bool {
     let of_both = kept.failures.iter().chain(&other.failures);
     let explains = of_both
         .into_iter()
         .any(|failure| !has_gone_on(kept, failure.time_ns) && !has_gone_on(other, failure.time_ns));
-    let mut any = false;
+    let mut has_joined = false;
     for link in &other.peers {
         if !matches!(link.end, LinkEnd::Rank(_)) {
             continue;
@@ -63,9 +65,9 @@ fn join_links(kept: &mut Record, other: &Record) -> bool {
             Some(known) if is_better(link, known, explains) => *known = link.clone(),
             Some(_) => continue,
         }
-        any = true;
+        has_joined = true;
     }
-    any
+    has_joined
 }
 
 fn is_better(link: &PeerLink, known: &PeerLink, explains: bool) -> bool {
@@ -94,8 +96,8 @@ fn join_operations(kept: &mut Record, other: &Record) -> bool {
     // One process numbers its groups once.
     let group_of = |op: &Op| {
         let id = other.groups.get(usize::from(op.group))?.id;
-        let at = kept.groups.iter().position(|group| group.id == id)?;
-        u16::try_from(at).ok()
+        let index = kept.groups.iter().position(|group| group.id == id)?;
+        u16::try_from(index).ok()
     };
     let pending = other.ops.iter().filter(|op| !op.completed() && !op.retired);
     let lost: Vec<(u64, Op)> = pending
@@ -106,7 +108,7 @@ fn join_operations(kept: &mut Record, other: &Record) -> bool {
             Some((id, Op { group, ..*op }))
         })
         .collect();
-    let any = !lost.is_empty();
+    let has_lost = !lost.is_empty();
     kept.unaligned.extend(lost);
-    any
+    has_lost
 }

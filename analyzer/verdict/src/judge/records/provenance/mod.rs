@@ -27,7 +27,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
 /// The ranks of a running job that are asked for dumps write them within this time, ns.
 const LEFT_TOGETHER_NS: i64 = 5_000_000_000;
-/// Two runs of one job are further apart than this, ns.
+/// The clock offsets or newest times of two runs of a job differ by more than this, ns.
 const ONE_RUN_NS: i64 = 1_000_000_000;
 /// No host's clock is wrong by more than this, ns; a record that differs by more was left earlier.
 const NO_CLOCK_IS_SO_WRONG_NS: i64 = 600_000_000_000;
@@ -37,8 +37,8 @@ const CONTRADICTIONS: usize = 3;
 const CONTRADICTING_SHARE: f64 = 0.25;
 
 /// Keeps the records of one job, ordered by rank: one for each rank, or one for each recorder that its process ran side
-/// by side, the newest first. The others are left aside (N300). If the records were aligned for that, their alignment
-/// and the offsets of their clocks are returned, too.
+/// by side, the newest first. The others are left aside (N300). If the kept records were aligned to decide that, their
+/// alignment and the offsets of their clocks are returned, too.
 pub(crate) fn select(
     shared: &Shared,
     mut records: Vec<Record>,
@@ -82,10 +82,10 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
         records.retain(|record| {
             let keep = record.identity.job.is_empty() || record.identity.job == *job;
             if !keep {
-                let of = &record.identity.job;
+                let other = &record.identity.job;
                 aside.is(
                     record,
-                    format!("of job {of}, most records are of job {job}"),
+                    format!("of job {other}, most records are of job {job}"),
                 );
             }
             keep
@@ -99,8 +99,11 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     records.retain(|record| {
         let keep = record.identity.job.is_empty() || record.identity.attempt == newest;
         if !keep {
-            let of = record.identity.attempt;
-            aside.is(record, format!("of attempt {of}, the newest is {newest}"));
+            let other = record.identity.attempt;
+            aside.is(
+                record,
+                format!("of attempt {other}, the newest is {newest}"),
+            );
         }
         keep
     });
@@ -164,27 +167,29 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
         let keep = world_of(shared, record).is_none_or(|ranks| ranks == chosen || is_apart(ranks));
         if !keep {
             let size = world_of(shared, record).map_or(0, <[Rank]>::len);
-            let all = chosen.len();
+            let number = chosen.len();
             aside.is(
                 record,
-                format!("of a world of {size} ranks, that of the job has {all}"),
+                format!("of a world of {size} ranks, that of the job has {number}"),
             );
         }
         keep
     });
 }
 
+/// How a record compares with those of the other ranks.
 #[derive(Clone, Default)]
 struct Comparison {
+    /// The number of completed operations that were compared.
     compared: usize,
     /// The number of operations that contradict what at least half of the members completed under the same number.
     against: usize,
-    /// The number of groups in which it completed a collective that needs all members and that at least half of them
-    /// never issued.
+    /// The number of groups in which the record completed a collective that needs all members and that at least half of
+    /// them never issued.
     beyond: usize,
     /// The number of groups that list its rank, while its own record uses another group of that name.
     misplaced: usize,
-    /// Whether it has a pending collective that is also pending on a peer.
+    /// Whether the record has a pending collective that is also pending on a peer.
     in_step: bool,
 }
 
@@ -199,7 +204,7 @@ fn leave_contradicting(
     let clocks = clocks::offsets(&aligned);
     let outdated = Some(UnknownReason::Outdated);
     let ends_early: Vec<bool> = (0..records.len())
-        .map(|at| aligned.lacks_newest(at) == outdated)
+        .map(|index| aligned.lacks_newest(index) == outdated)
         .collect();
     let alignment = aligned.into_alignment();
     let foreign = foreign(records, &tallies, &clocks, &ends_early);
@@ -207,10 +212,10 @@ fn leave_contradicting(
         return Some((alignment, clocks));
     }
     let mut why: HashMap<RecordIx, String> = foreign.into_iter().collect();
-    let mut at = 0;
+    let mut index = 0;
     records.retain(|record| {
-        let foreign = why.remove(&at);
-        at += 1;
+        let foreign = why.remove(&index);
+        index += 1;
         if let Some(why) = &foreign {
             aside.because(record, why.clone());
         }
@@ -233,13 +238,14 @@ fn foreign(
         |&&time: &&i64| typical_newest.abs_diff(time) < NO_CLOCK_IS_SO_WRONG_NS.unsigned_abs();
     let most_agree = newest.iter().filter(near).count() * 2 > newest.len();
     // In common time, if collectives relate the record's clock to the others'.
-    let in_common = |at: RecordIx| Some(records[at].newest_ns().saturating_sub(clocks[at]?.ns));
+    let in_common =
+        |index: RecordIx| Some(records[index].newest_ns().saturating_sub(clocks[index]?.ns));
     let mut in_common_time: Vec<i64> = (0..records.len()).filter_map(in_common).collect();
     in_common_time.sort_unstable();
     let typical_common = in_common_time.get(in_common_time.len() / 2).copied();
     // The job may have run on while its ranks left their records one after the other, on hosts whose clocks differ.
-    let is_merely_last = |at: RecordIx| {
-        let ahead = in_common(at).zip(typical_common);
+    let is_merely_last = |index: RecordIx| {
+        let ahead = in_common(index).zip(typical_common);
         ahead
             .is_some_and(|(mine, typical)| mine.abs_diff(typical) < LEFT_TOGETHER_NS.unsigned_abs())
     };
@@ -249,13 +255,13 @@ fn foreign(
     let mut foreign: Vec<(RecordIx, String)> = Vec::new();
     // Records of another time are left aside first: they may be the ones that contradict a record that is kept.
     let mut another_time: Vec<(RecordIx, String)> = Vec::new();
-    for (at, tally) in tallies.iter().enumerate() {
-        let older = records[at].newest_ns() < typical_newest;
+    for (index, tally) in tallies.iter().enumerate() {
+        let older = records[index].newest_ns() < typical_newest;
         let share = tally.against as f64 / tally.compared.max(1) as f64;
-        let apart = clocks[at].map_or(0, |clock| clock.ns.saturating_sub(typical_offset));
+        let apart = clocks[index].map_or(0, |clock| clock.ns.saturating_sub(typical_offset));
         // No common collective connects the clocks: then only a large difference counts.
-        let apart = if clocks[at].is_none() && most_agree && records[at].newest_ns() > 0 {
-            let behind = records[at].newest_ns().saturating_sub(typical_newest);
+        let apart = if clocks[index].is_none() && most_agree && records[index].newest_ns() > 0 {
+            let behind = records[index].newest_ns().saturating_sub(typical_newest);
             if behind < -NO_CLOCK_IS_SO_WRONG_NS {
                 behind
             } else {
@@ -265,11 +271,11 @@ fn foreign(
             apart
         };
         // Two records of an older run may wait in the same operation, which the others have completed.
-        let in_step = tally.in_step && !ends_early[at];
+        let in_step = tally.in_step && !ends_early[index];
         if apart < -CLOCKS_AGREE_NS && !in_step && older {
             let seconds = -apart / 1_000_000_000;
             another_time.push((
-                at,
+                index,
                 format!(
                     "it is {seconds} s older than its peers' records: it is of an older run, or the clock of its host is \
                      wrong"
@@ -283,17 +289,17 @@ fn foreign(
                  numbers; it belongs to another run",
                 tally.against, tally.compared
             )
-        } else if older && tally.beyond > 0 && !is_merely_last(at) {
+        } else if older && tally.beyond > 0 && !is_merely_last(index) {
             "it has completed operations that its peers, whose records are newer, have not issued yet; it is \
              of an older run"
                 .to_owned()
-        } else if older && tally.misplaced > 0 && !is_of_this_run(records, tallies, clocks, at) {
+        } else if older && tally.misplaced > 0 && !is_of_this_run(records, tallies, clocks, index) {
             "it names other groups than its peers do, and is older; it belongs to an older run"
                 .to_owned()
         } else {
             continue;
         };
-        foreign.push((at, why));
+        foreign.push((index, why));
     }
     if !another_time.is_empty() && another_time.len() * 2 < records.len() {
         foreign = another_time;
@@ -303,22 +309,24 @@ fn foreign(
     if foreign.len() * 2 > records.len() || foreign.len() == records.len() {
         // If more than half are to be left aside, the newest record belongs to the job and is kept.
         let Some(newest) =
-            (0..records.len()).max_by_key(|&at| (records[at].newest_ns(), Reverse(at)))
+            (0..records.len()).max_by_key(|&index| (records[index].newest_ns(), Reverse(index)))
         else {
             return Vec::new();
         };
-        foreign.retain(|&(at, _)| at != newest);
+        foreign.retain(|&(index, _)| index != newest);
     } else if foreign.len() * 2 == records.len() {
         // Half of the records contradict the other half: the older half is left aside. If the suspects are the newer
         // half, none is.
         let newest_of = |set: &dyn Fn(RecordIx) -> bool| {
             (0..records.len())
-                .filter(|&at| set(at))
-                .map(|at| records[at].newest_ns())
+                .filter(|&index| set(index))
+                .map(|index| records[index].newest_ns())
                 .max()
         };
-        let suspects: BTreeSet<RecordIx> = foreign.iter().map(|&(at, _)| at).collect();
-        if newest_of(&|at| suspects.contains(&at)) > newest_of(&|at| !suspects.contains(&at)) {
+        let suspects: BTreeSet<RecordIx> = foreign.iter().map(|&(index, _)| index).collect();
+        if newest_of(&|index| suspects.contains(&index))
+            > newest_of(&|index| !suspects.contains(&index))
+        {
             return Vec::new();
         }
     }
@@ -333,12 +341,14 @@ fn is_of_this_run(
     records: &[Record],
     tallies: &[Comparison],
     clocks: &[Option<clocks::Offset>],
-    at: RecordIx,
+    index: RecordIx,
 ) -> bool {
-    let tally = &tallies[at];
-    let apart_ns = |other: RecordIx| match (clocks[at], clocks[other]) {
-        (Some(one), Some(other)) => one.ns.abs_diff(other.ns),
-        _ => records[at].newest_ns().abs_diff(records[other].newest_ns()),
+    let tally = &tallies[index];
+    let apart_ns = |other: RecordIx| match (clocks[index], clocks[other]) {
+        (Some(clock), Some(other)) => clock.ns.abs_diff(other.ns),
+        _ => records[index]
+            .newest_ns()
+            .abs_diff(records[other].newest_ns()),
     };
     tally.against == 0
         && tally.beyond == 0
@@ -371,10 +381,10 @@ fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
                 row.clear();
                 for &(record, lane) in aligned.groups[group].lanes.iter().flatten() {
                     let lane = &aligned.lanes[record][lane];
-                    if let Ok(at) = aligned.find(record, lane, number.seq)
-                        && at < lane.pending_from
+                    if let Ok(index) = aligned.find(record, lane, number.seq)
+                        && index < lane.pending_from
                     {
-                        row.push((record, aligned.op(record, lane.collectives[at]).call));
+                        row.push((record, aligned.op(record, lane.collectives[index]).call));
                     }
                 }
                 count_against(aligned, &row, &mut tallies);
@@ -392,8 +402,8 @@ fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
 fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, tallies: &mut [Comparison]) {
     for member in 0..aligned.groups[group].ranks.len() {
         if let Some((record, lane)) = aligned.lane(group, member)
-            && let Ok(at) = aligned.find(record, lane, seq)
-            && at >= lane.pending_from
+            && let Ok(index) = aligned.find(record, lane, seq)
+            && index >= lane.pending_from
         {
             tallies[record].in_step = true;
         }
@@ -434,9 +444,9 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison])
         let Some((record, lane)) = aligned.lane(group, member) else {
             continue;
         };
-        let whole = &aligned.records[record];
-        if !whole.cut
-            && !whole.only_active
+        let full_record = &aligned.records[record];
+        if !full_record.cut
+            && !full_record.only_active
             && let Some(&last) = lane.collectives.last()
         {
             newest.push((record, aligned.seq(record, last)));
@@ -454,7 +464,7 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison])
         let done = lane.collectives[..lane.pending_from].iter().rev();
         let Some(&last) = done
             .clone()
-            .find(|&&at| aligned.op(record, at).kind.needs_all_members())
+            .find(|&&position| aligned.op(record, position).kind.needs_all_members())
         else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! Decides which of several records of one rank count.
+//! Decides which of several records of one rank are kept.
 
 use super::{LeftAside, joined};
 use crate::align::record::{NONE, Record, Shared};
@@ -8,14 +8,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Keeps the best of several records of a rank (one that was not cut, then the newest), and those of other recorders of
-/// the same process: each may hold the operations of another backend. What only another record of the same process holds
-/// is joined to the best.
+/// the same process: each may hold the operations of another backend. What only another record of the same process
+/// holds is joined to the best.
 pub(super) fn keep_newest_of_each_recorder(
     shared: &Shared,
     records: &mut Vec<Record>,
     aside: &mut LeftAside,
 ) {
-    // They are sorted by rank.
+    // The records are sorted by rank.
     if records.windows(2).all(|pair| pair[0].rank != pair[1].rank) {
         return;
     }
@@ -23,9 +23,9 @@ pub(super) fn keep_newest_of_each_recorder(
     let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
     let better = |record: &Record| {
         let taken = record.identity.dump_time_ns;
-        let whole = !record.cut;
+        let is_complete = !record.cut;
         (
-            whole,
+            is_complete,
             record.newest_ns(),
             record.ops.len(),
             taken,
@@ -125,10 +125,11 @@ fn are_side_by_side(shared: &Shared, one: &Record, other: &Record) -> bool {
         return false;
     }
     // A recorder lists all groups that it knows, so two snapshots of one ring list common groups.
-    let lists = |record: &Record, group: u32| record.groups.iter().any(|it| it.group == group);
+    let lists =
+        |record: &Record, group: u32| record.groups.iter().any(|local| local.group == group);
     one.recorder != other.recorder
         || !meet(&ours, &theirs, one_backend)
-        || !one.groups.iter().any(|it| lists(other, it.group))
+        || !one.groups.iter().any(|local| lists(other, local.group))
 }
 
 /// A group and a backend that carried out operations of it.

@@ -59,13 +59,13 @@ impl<'a> Attempts<'a> {
 /// The folder that holds `attempt_2/3/stderr.log`, and the number: torchrun has a folder for each attempt of its
 /// workers.
 fn numbered_folder(path: &str) -> Option<(&str, u32)> {
-    let mut at = 0;
+    let mut start = 0;
     for part in path.split('/') {
         let number = part.strip_prefix("attempt_").and_then(|n| n.parse().ok());
         if let Some(number) = number {
-            return Some((&path[..at], number));
+            return Some((&path[..start], number));
         }
-        at += part.len() + 1;
+        start += part.len() + 1;
     }
     None
 }

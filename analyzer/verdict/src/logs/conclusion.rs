@@ -57,6 +57,6 @@ impl Conclusion {
     }
 }
 
-/// What to do if ranks issue different calls.
+/// The next step if ranks issue different calls.
 pub(super) const COMPARE_CALLS: &str = "compare what these ranks do before this call: a branch, a batch, a buffer or \
                                   a part of the model that not all of them have";

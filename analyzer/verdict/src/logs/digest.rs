@@ -31,11 +31,12 @@ pub(super) struct TimedOutWait<'a> {
     pub(super) seen: Seen<'a>,
     pub(super) rank: Rank,
     pub(super) group: Option<&'a str>,
-    pub(super) what: &'a TimedOut,
+    pub(super) timed_out: &'a TimedOut,
 }
 
 /// The facts of an attempt, indexed.
 pub(super) struct Digest<'a> {
+    /// All facts, in the order of the logs and of their lines.
     pub(super) all: Vec<Seen<'a>>,
     /// For each rank and group, the time-out with the lowest number; ordered by rank.
     pub(super) waits: Vec<TimedOutWait<'a>>,
@@ -45,7 +46,7 @@ pub(super) struct Digest<'a> {
     pub(super) positions: BTreeMap<(&'a str, Rank), (&'a Progress, Seen<'a>)>,
     /// The number of ranks of the job; `None` if neither the logs nor the caller state it.
     pub(super) world_size: Option<u32>,
-    /// Ranks that a line names or that logged one.
+    /// Ranks that logged a line, or that a line names.
     pub(super) named: BTreeSet<Rank>,
 }
 
@@ -53,14 +54,17 @@ impl<'a> Digest<'a> {
     /// Indexes an attempt as its logs show it. `expected` is the number of ranks that the records or the caller state;
     /// a number in the logs takes precedence.
     pub(super) fn new(attempts: &[(&'a Log, &'a Attempt)], expected: Option<u32>) -> Self {
-        let mut all: Vec<Seen<'a>> = Vec::new();
+        let mut facts: Vec<Seen<'a>> = Vec::new();
         for (log, attempt) in attempts {
-            all.extend(attempt.facts.iter().map(|fact| Seen { log, fact }));
+            facts.extend(attempt.facts.iter().map(|fact| Seen { log, fact }));
         }
-        let stated = attempts.iter().filter_map(|(_, it)| it.world_size).max();
+        let stated = attempts
+            .iter()
+            .filter_map(|(_, attempt)| attempt.world_size)
+            .max();
         let mut digest = Self {
             world_size: stated.or(expected),
-            all,
+            all: facts,
             waits: Vec::new(),
             nameless: Vec::new(),
             positions: BTreeMap::new(),
@@ -89,11 +93,11 @@ impl<'a> Digest<'a> {
     fn groups_of_failed(&self) -> BTreeMap<(Rank, u64), Option<&'a str>> {
         let mut groups: BTreeMap<(Rank, u64), Option<&'a str>> = BTreeMap::new();
         for seen in &self.all {
-            let (Some(rank), Event::Progress(one)) = (seen.fact.rank, &seen.fact.event) else {
+            let (Some(rank), Event::Progress(progress)) = (seen.fact.rank, &seen.fact.event) else {
                 continue;
             };
-            if let Some(failed) = one.failed {
-                let group = Some(one.group.as_str());
+            if let Some(failed) = progress.failed {
+                let group = Some(progress.group.as_str());
                 let known = groups.entry((rank, failed)).or_insert(group);
                 if *known != group {
                     *known = None;
@@ -107,24 +111,24 @@ impl<'a> Digest<'a> {
         let mut waits: BTreeMap<(Rank, Option<&str>), TimedOutWait<'a>> = BTreeMap::new();
         let failed = self.groups_of_failed();
         for &seen in &self.all {
-            let Event::TimedOut(what) = &seen.fact.event else {
+            let Event::TimedOut(timed_out) = &seen.fact.event else {
                 continue;
             };
             let Some(rank) = seen.fact.rank else {
                 self.nameless.push(seen);
                 continue;
             };
-            let by_number = || *failed.get(&(rank, what.seq?))?;
-            let group = what.group.as_deref().or_else(by_number);
+            let by_number = || *failed.get(&(rank, timed_out.seq?))?;
+            let group = timed_out.group.as_deref().or_else(by_number);
             let wait = TimedOutWait {
                 seen,
                 rank,
                 group,
-                what,
+                timed_out,
             };
             let older = waits
                 .get(&(rank, group))
-                .is_none_or(|known| what.seq < known.what.seq);
+                .is_none_or(|known| timed_out.seq < known.timed_out.seq);
             if older {
                 waits.insert((rank, group), wait);
             }
@@ -133,11 +137,13 @@ impl<'a> Digest<'a> {
         let known: BTreeSet<(Rank, Option<u64>)> = waits
             .values()
             .filter(|wait| wait.group.is_some())
-            .map(|wait| (wait.rank, wait.what.seq))
+            .map(|wait| (wait.rank, wait.timed_out.seq))
             .collect();
         self.waits = waits
             .into_values()
-            .filter(|wait| wait.group.is_some() || !known.contains(&(wait.rank, wait.what.seq)))
+            .filter(|wait| {
+                wait.group.is_some() || !known.contains(&(wait.rank, wait.timed_out.seq))
+            })
             .collect();
     }
 
@@ -145,8 +151,10 @@ impl<'a> Digest<'a> {
         for seen in &self.all {
             self.named.extend(seen.fact.rank);
             match &seen.fact.event {
-                Event::Differ(pair) => self.named.extend(pair.iter().map(|one| one.rank)),
-                Event::NotJoined(absent) => self.named.extend(absent.iter().map(|it| it.rank)),
+                Event::Differ(pair) => self.named.extend(pair.iter().map(|issued| issued.rank)),
+                Event::NotJoined(absent) => {
+                    self.named.extend(absent.iter().map(|absent| absent.rank))
+                }
                 Event::Newest { ranks, .. } | Event::BarrierMissed(ranks) => {
                     self.named.extend(ranks);
                 }

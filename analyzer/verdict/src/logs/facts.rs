@@ -32,7 +32,7 @@ pub struct Attempt {
     pub facts: Vec<Fact>,
 }
 
-/// One line about the end or the state of the job.
+/// What one line states about the end or the state of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
     /// Number of the line, from 1.
@@ -123,8 +123,8 @@ pub enum Event {
     WatchdogStuck(u64),
     /// The text of an exception that ended the rank.
     Raised(String),
-    /// The text of an exception that is no cause by itself: it usually follows from another rank's failure, or its
-    /// traceback has no label, so that it could be of any program.
+    /// The text of an exception that names no cause by itself: it usually follows from another rank's failure, or its
+    /// traceback has no label and may be of any program.
     Exception(String),
     /// A process ended.
     Ended(Ended),

@@ -125,7 +125,8 @@ pub(super) fn exited(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// The last exception before this end in the same log, else the first in any log; of those that name no cause.
+/// The last exception before this end in the same log, else the first in any log. Only exceptions that name no cause
+/// ([`Event::Exception`]) are searched.
 fn exception_before<'a>(digest: &Digest<'a>, end: Seen<'a>) -> Option<(Seen<'a>, &'a str)> {
     let mut exceptions = digest
         .all
@@ -402,7 +403,7 @@ pub(super) fn peer_lost(digest: &Digest<'_>) -> Option<Conclusion> {
         .fact
         .rank
         .or_else(|| aborted.as_ref().and_then(|(other, ..)| other.fact.rank));
-    let at = aborted
+    let place = aborted
         .as_ref()
         .map_or(String::new(), |(_, op, seq)| format!(" in {op} #{seq}"));
     let who_text = who.map_or("a rank".to_owned(), |rank| format!("rank {rank}"));
@@ -411,7 +412,7 @@ pub(super) fn peer_lost(digest: &Digest<'_>) -> Option<Conclusion> {
         Verdict::Crashed,
         0.6,
         format!(
-            "a process at {peer} closed its connection to {who_text}{at}: that process has ended, or its \
+            "a process at {peer} closed its connection to {who_text}{place}: that process has ended, or its \
              host is cut off"
         ),
     );

@@ -115,7 +115,13 @@ fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
     } else {
         report.verdict = found.verdict;
     }
-    let id = report.findings.iter().map(|one| one.id).max().unwrap_or(0) + 1;
+    let id = report
+        .findings
+        .iter()
+        .map(|known| known.id)
+        .max()
+        .unwrap_or(0)
+        + 1;
     report.findings.insert(0, finding(id, found));
 }
 
@@ -148,15 +154,15 @@ fn cite_waits(finding: &mut Finding, waits: &[TimedOutWait<'_>]) {
             Some(name) => bare(name) == group.name,
             None => is_world(Some(&group.name)),
         };
-        if !same_group || finding.seq.is_none() || wait.what.seq != finding.seq {
+        if !same_group || finding.seq.is_none() || wait.timed_out.seq != finding.seq {
             continue;
         }
         let accused = finding.culprit_ranks.contains(&wait.rank);
         let absent = matches!(finding.code, Code::E101 | Code::E102);
         let mut line = wait.seen.cite(format!(
             "timed out in {} #{}",
-            wait.what.op.word(),
-            wait.what.seq.unwrap_or(0)
+            wait.timed_out.op.word(),
+            wait.timed_out.seq.unwrap_or(0)
         ));
         if accused && absent {
             line.text += ", which by this finding it never issued";
@@ -195,13 +201,13 @@ fn compare(finding: &mut Finding, found: Conclusion) {
 
 fn push(finding: &mut Finding, line: LogLine) {
     // Contradictions are few and come first.
-    let at = if line.contradicts {
+    let index = if line.contradicts {
         0
     } else {
         finding.log.len()
     };
     if finding.log.len() < MAX_LINES || line.contradicts {
-        finding.log.insert(at, line);
+        finding.log.insert(index, line);
         finding.log.truncate(MAX_LINES);
     }
 }

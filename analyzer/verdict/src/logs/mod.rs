@@ -4,9 +4,8 @@
 //! rule states how sure it is, and if the lines do not decide, the report lists what to collect. Other crates read the
 //! lines; this module turns [`Log`]s into findings.
 //!
-//! A log may show several attempts of a job. Only the newest is judged, so that no line of an earlier one is joined
-//! with it. Only without any record, and if the newest attempt holds no fact, the report is about an earlier one and
-//! states that.
+//! A log may show several attempts of a job. Only the newest is judged, without the lines of earlier ones. If there is
+//! no record and the newest attempt holds no fact, the report is about an earlier attempt and states that.
 //!
 //! Without any record, the logs alone make the report. With records, they are further evidence: a finding cites the
 //! lines that agree with it, and marks those that contradict it.

@@ -49,8 +49,8 @@ fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
             _ => None,
         })
         .collect();
-    let (_, [one, other]) = pairs.first()?;
-    let code = what_differs(one, other)?;
+    let (_, [first, other]) = pairs.first()?;
+    let code = code_of_difference(first, other)?;
     let mut sides: BTreeMap<String, BTreeSet<Rank>> = BTreeMap::new();
     for side in pairs.iter().flat_map(|(_, pair)| pair.iter()) {
         sides
@@ -60,27 +60,27 @@ fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
     }
     let sides: Vec<(String, Vec<Rank>)> = sides
         .into_iter()
-        .map(|(what, ranks)| (what, ranks.into_iter().collect()))
+        .map(|(call, ranks)| (call, ranks.into_iter().collect()))
         .collect();
     let parts: Vec<String> = sides
         .iter()
-        .map(|(what, ranks)| format!("{} issued {what}", format_ranks(ranks)))
+        .map(|(call, ranks)| format!("{} issued {call}", format_ranks(ranks)))
         .collect();
-    let seq = one.seq.filter(|_| one.seq == other.seq);
+    let seq = first.seq.filter(|_| first.seq == other.seq);
     let place = match seq {
-        Some(seq) => format!("{} #{seq}", one.op.word()),
-        None => one.op.word(),
+        Some(seq) => format!("{} #{seq}", first.op.word()),
+        None => first.op.word(),
     };
-    let what = match code {
+    let fault = match code {
         Code::E110 => "the ranks of a group issued different operations".to_owned(),
         Code::E111 => format!("the element types of {place} differ"),
         _ => format!("the shapes of {place} differ"),
     };
-    let sentence = format!("{what}: {}", parts.join("; "));
+    let sentence = format!("{fault}: {}", parts.join("; "));
     let mut found = Conclusion::new(code, Verdict::Mismatch, 0.9, sentence);
     found.blame_minority(sides.into_iter().map(|(_, ranks)| ranks).collect());
     found.seq = seq;
-    found.op = Some(one.op.word());
+    found.op = Some(first.op.word());
     found.lines = pairs
         .iter()
         .map(|(seen, [a, b])| {
@@ -104,7 +104,8 @@ fn side_of(code: Code, issued: &Issued) -> String {
     }
 }
 
-fn what_differs(one: &Issued, other: &Issued) -> Option<Code> {
+/// The code of the first difference of two calls; `None` if nothing that was logged differs.
+fn code_of_difference(one: &Issued, other: &Issued) -> Option<Code> {
     let known = |a: &str, b: &str| !a.is_empty() && !b.is_empty() && a != b;
     if one.op.kind.pattern() != other.op.kind.pattern() || one.seq != other.seq {
         Some(Code::E110)
@@ -130,8 +131,8 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
     let &(seen, _) = lists.first()?;
     // Ranks repeat each other's lists; the first that states a rank counts.
     let mut last_of: BTreeMap<Rank, Option<u64>> = BTreeMap::new();
-    for one in lists.iter().flat_map(|(_, absent)| *absent) {
-        last_of.entry(one.rank).or_insert(one.after);
+    for absent in lists.iter().flat_map(|(_, absent)| *absent) {
+        last_of.entry(absent.rank).or_insert(absent.after);
     }
     let ranks: Vec<Rank> = last_of.keys().copied().collect();
     let mut by_last: BTreeMap<Option<u64>, Vec<Rank>> = BTreeMap::new();
@@ -194,7 +195,7 @@ fn never_joined(ranks: &[Rank], after: Option<u64>) -> String {
     }
 }
 
-/// What to do about ranks that did not join.
+/// The next step for ranks that did not join.
 pub(super) fn look_after_last(ranks: &[Rank]) -> String {
     let who = format_ranks(ranks);
     let (their, logs) = match ranks {
@@ -224,17 +225,17 @@ fn barrier(digest: &Digest<'_>) -> Option<Conclusion> {
         [] => String::new(),
         came => format!("; {} reached it", format_ranks(came)),
     };
-    let what = "did not reach a monitored barrier in time";
+    let fault = "did not reach a monitored barrier in time";
     let op = Some("monitored_barrier".to_owned());
     let mut found = if counts_as_the_job(digest, ranks, &reached) {
-        let sentence = format!("{who} {what}{came_text}");
+        let sentence = format!("{who} {fault}{came_text}");
         let mut found = Conclusion::new(Code::E101, Verdict::Stuck, 0.85, sentence);
         found.culprits.clone_from(ranks);
         found.victims = came;
         found
     } else {
         let sentence = format!(
-            "{who} of a process group {what}{came_text}; the log does not show which ranks of the job these are"
+            "{who} of a process group {fault}{came_text}; the log does not show which ranks of the job these are"
         );
         let mut found = Conclusion::new(Code::E101, Verdict::Stuck, 0.5, sentence);
         found.alternatives = vec![ranks.clone()];
@@ -248,22 +249,24 @@ fn barrier(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// Whether the ranks of a monitored barrier's group are known to be counted as those of the job, which is so in the
-/// group of all ranks. `reached` has ranks within the group, with their ranks in the job where a line shows them.
+/// Whether the group ranks in a monitored barrier's lines are known to equal the global ranks, as in the group of all
+/// ranks. `reached` has group ranks, each with the global rank if a line shows it.
 fn counts_as_the_job(
     digest: &Digest<'_>,
     missed: &[Rank],
     reached: &BTreeMap<Rank, Option<Rank>>,
 ) -> bool {
     // The first rank of the group reports those that are missing.
-    let whole = digest.world_size.is_some_and(|size| {
+    let is_world = digest.world_size.is_some_and(|size| {
         (1..size).all(|rank| missed.contains(&rank) || reached.contains_key(&rank))
     });
-    // Groups count in the order of the job's ranks, so those below a rank that counts alike do so, too.
-    let alike = reached
+    // Group ranks are in the order of the global ranks: if one equals its global rank, all lower ones do, too.
+    let highest_alike = reached
         .iter()
         .filter(|(in_group, in_job)| **in_job == Some(**in_group))
         .map(|(in_group, _)| in_group)
         .next_back();
-    whole || alike.is_some_and(|alike| missed.iter().all(|rank| rank <= alike))
+    is_world
+        || highest_alike
+            .is_some_and(|highest_alike| missed.iter().all(|rank| rank <= highest_alike))
 }

@@ -27,26 +27,26 @@ impl GroupTimeouts<'_, '_> {
     }
 
     fn place(&self) -> String {
-        let op = self.here[0].what.op.word();
+        let op = self.here[0].timed_out.op.word();
         place(&op, Some(self.seq), self.group)
     }
 
     fn fill(&self, found: &mut Conclusion) {
         found.group = self.group.map(str::to_owned);
         found.seq = Some(self.seq);
-        found.op = Some(self.here[0].what.op.word());
+        found.op = Some(self.here[0].timed_out.op.word());
         found.lines.extend(self.here.iter().map(|wait| cite(wait)));
     }
 }
 
 fn cite(wait: &TimedOutWait<'_>) -> crate::report::LogLine {
-    let what = wait.what;
-    let elements = match what.elements {
+    let timed_out = wait.timed_out;
+    let elements = match timed_out.elements {
         [Some(n), _] => format!(", {} elements in", grouped(n)),
         _ => String::new(),
     };
-    let place = place(&what.op.word(), what.seq, wait.group);
-    let after = format_time(what.timeout_ms as f64);
+    let place = place(&timed_out.op.word(), timed_out.seq, wait.group);
+    let after = format_time(timed_out.timeout_ms as f64);
     wait.seen
         .cite(format!("timed out in {place}{elements} after {after}"))
 }
@@ -62,18 +62,18 @@ fn place(op: &str, seq: Option<u64>, group: Option<&str>) -> String {
 fn group_timeouts<'a, 'b>(digest: &'b Digest<'a>) -> Vec<GroupTimeouts<'a, 'b>> {
     let mut groups: BTreeMap<Option<&'a str>, Vec<&'b TimedOutWait<'a>>> = BTreeMap::new();
     for wait in &digest.waits {
-        if wait.what.seq.is_some() && is_comparable(wait.what.op.kind) {
+        if wait.timed_out.seq.is_some() && is_comparable(wait.timed_out.op.kind) {
             groups.entry(wait.group).or_default().push(wait);
         }
     }
-    let mut all: Vec<GroupTimeouts<'a, 'b>> = groups
+    let mut timeouts: Vec<GroupTimeouts<'a, 'b>> = groups
         .into_iter()
         .filter_map(|(group, waits)| {
-            let seq = waits.iter().filter_map(|wait| wait.what.seq).min()?;
+            let seq = waits.iter().filter_map(|wait| wait.timed_out.seq).min()?;
             let ranks: BTreeSet<Rank> = waits.iter().map(|wait| wait.rank).collect();
             let here = waits
                 .into_iter()
-                .filter(|wait| wait.what.seq == Some(seq))
+                .filter(|wait| wait.timed_out.seq == Some(seq))
                 .collect();
             let ranks = ranks.into_iter().collect();
             Some(GroupTimeouts {
@@ -84,8 +84,8 @@ fn group_timeouts<'a, 'b>(digest: &'b Digest<'a>) -> Vec<GroupTimeouts<'a, 'b>> 
             })
         })
         .collect();
-    all.sort_by_key(|timeouts| (std::cmp::Reverse(timeouts.ranks.len()), timeouts.seq));
-    all
+    timeouts.sort_by_key(|group| (std::cmp::Reverse(group.ranks.len()), group.seq));
+    timeouts
 }
 
 /// Whether all ranks of a group give this operation the same sequence number.
@@ -93,13 +93,13 @@ fn is_comparable(kind: OpType) -> bool {
     kind.is_collective() && !matches!(kind.pattern(), Pattern::Block | Pattern::Unknown)
 }
 
-/// Whether the input and the output of this operation must have the same length on all ranks.
+/// Whether the input, and whether the output, of this operation must have the same length on all ranks.
 fn equal_lengths(kind: OpType) -> [bool; 2] {
     let pattern = kind.pattern();
     let equal = kind.parts() == Parts::Equal;
-    let whole = matches!(pattern, Pattern::AllReduce | Pattern::Broadcast);
+    let has_full_length = matches!(pattern, Pattern::AllReduce | Pattern::Broadcast);
     let parts = matches!(pattern, Pattern::AllGather | Pattern::ReduceScatter);
-    let output = equal && (whole || parts && kind.layout() == Layout::Single);
+    let output = equal && (has_full_length || parts && kind.layout() == Layout::Single);
     [output || equal && pattern == Pattern::Reduce, output]
 }
 
@@ -110,12 +110,13 @@ pub(super) fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
 
 fn differ_at(timeouts: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
     let first = timeouts.here.first()?;
-    let other_op =
-        |wait: &&&TimedOutWait<'_>| wait.what.op.kind.pattern() != first.what.op.kind.pattern();
+    let other_op = |wait: &&&TimedOutWait<'_>| {
+        wait.timed_out.op.kind.pattern() != first.timed_out.op.kind.pattern()
+    };
     let ops_differ = timeouts.here.iter().any(|wait| other_op(&wait));
     let lengths = |wait: &TimedOutWait<'_>| {
-        let [input, output] = equal_lengths(wait.what.op.kind);
-        let [n_in, n_out] = wait.what.elements;
+        let [input, output] = equal_lengths(wait.timed_out.op.kind);
+        let [n_in, n_out] = wait.timed_out.elements;
         [n_in.filter(|_| input), n_out.filter(|_| output)]
     };
     let unequal = |wait: &&TimedOutWait<'_>| {
@@ -131,21 +132,21 @@ fn differ_at(timeouts: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
     };
     let mut sides: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
     for wait in &timeouts.here {
-        let what = match code {
-            Code::E110 => wait.what.op.word(),
-            _ => match wait.what.elements {
+        let issued = match code {
+            Code::E110 => wait.timed_out.op.word(),
+            _ => match wait.timed_out.elements {
                 [Some(a), Some(b)] if a == b => format!("{} elements", grouped(a)),
                 [Some(a), Some(b)] => format!("{} elements in, {} out", grouped(a), grouped(b)),
                 _ => "a length that is not logged".to_owned(),
             },
         };
-        sides.entry(what).or_default().push(wait.rank);
+        sides.entry(issued).or_default().push(wait.rank);
     }
     let parts: Vec<String> = sides
         .iter_mut()
-        .map(|(what, ranks)| {
+        .map(|(issued, ranks)| {
             ranks.sort_unstable();
-            format!("{} with {what}", format_ranks(ranks))
+            format!("{} with {issued}", format_ranks(ranks))
         })
         .collect();
     let sentence = match code {
@@ -242,13 +243,13 @@ pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
     if missing.is_empty() || missing.len() * 2 >= timeouts.ranks.len() {
         return None;
     }
-    let mute: Vec<Rank> = missing
+    let without_lines: Vec<Rank> = missing
         .iter()
         .copied()
         .filter(|&rank| !digest.has_lines(rank))
         .collect();
     let who = format_ranks(&missing);
-    let (code, confidence, what) = if mute.is_empty() {
+    let (code, confidence, shown) = if without_lines.is_empty() {
         (Code::E101, 0.5, "reported none")
     } else {
         (Code::E102, 0.4, "left no line about it")
@@ -259,7 +260,7 @@ pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
         Verdict::Stuck,
         confidence,
         format!(
-            "{} timed out in {}, and {who} {what}: either {who} {verb} not issued it, or those lines are \
+            "{} timed out in {}, and {who} {shown}: either {who} {verb} not issued it, or those lines are \
              missing from the log",
             format_ranks(&timeouts.ranks),
             timeouts.place(),
@@ -311,7 +312,7 @@ pub(super) fn undecided(digest: &Digest<'_>) -> Option<Conclusion> {
     }
     let mut places: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
     for wait in &digest.waits {
-        let place = place(&wait.what.op.word(), wait.what.seq, wait.group);
+        let place = place(&wait.timed_out.op.word(), wait.timed_out.seq, wait.group);
         let ranks = places.entry(place).or_default();
         if !ranks.contains(&wait.rank) {
             ranks.push(wait.rank);

@@ -79,12 +79,12 @@ fn report(acts: impl Fn(Rank) -> Vec<Act>) -> Report {
     analyze(&dumps, &Policy::default())
 }
 
-fn of(report: &Report, code: Code) -> &Finding {
-    let found = report.findings.iter().find(|one| one.code == code);
+fn finding_of(report: &Report, code: Code) -> &Finding {
+    let found = report.findings.iter().find(|finding| finding.code == code);
     found.unwrap_or_else(|| panic!("no {code} in {:?}", report.findings))
 }
 
-/// Exchanges in which rank 0 moves five times as much as each of the others, one each 20 ms.
+/// Exchanges in which rank 0 moves five times as much as each of the others, one every 20 ms.
 fn exchanges(rank: Rank, duration_ms: Option<f32>) -> impl Iterator<Item = Act> {
     (0..20).map(move |nth| Act {
         op: OpType::AllToAllSingle,
@@ -107,7 +107,7 @@ fn small(duration_ms: Option<f32>) -> impl Iterator<Item = Act> {
 #[test]
 fn equal_parts_would_save_what_the_largest_member_takes_longer_than_an_average_one() {
     let report = report(|rank| exchanges(rank, Some(10.0)).collect());
-    let found = of(&report, Code::W230);
+    let found = finding_of(&report, Code::W230);
     let price = found.price.expect("durations were measured");
     // On average a member moves 20 of the largest one's 50 MiB.
     assert!((price.ms - 20.0 * 10.0 * 0.6).abs() < 1e-3, "{price:?}");
@@ -119,7 +119,7 @@ fn equal_parts_would_save_what_the_largest_member_takes_longer_than_an_average_o
 #[test]
 fn one_operation_for_a_row_would_save_the_latency_of_the_others() {
     let report = report(|_| small(Some(0.1)).collect());
-    let price = of(&report, Code::W240)
+    let price = finding_of(&report, Code::W240)
         .price
         .expect("durations were measured");
     assert!((price.ms - 599.0 * 0.1).abs() < 1e-3, "{price:?}");
@@ -128,9 +128,9 @@ fn one_operation_for_a_row_would_save_the_latency_of_the_others() {
 #[test]
 fn what_was_not_measured_has_no_price() {
     let uneven = report(|rank| exchanges(rank, None).collect());
-    assert_eq!(of(&uneven, Code::W230).price, None);
+    assert_eq!(finding_of(&uneven, Code::W230).price, None);
     let tiny = report(|_| small(None).collect());
-    assert_eq!(of(&tiny, Code::W240).price, None);
+    assert_eq!(finding_of(&tiny, Code::W240).price, None);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn prices_together_are_at_most_the_job_s_time() {
     let prices: Vec<f64> = report
         .findings
         .iter()
-        .filter_map(|one| Some(one.price?.share))
+        .filter_map(|finding| Some(finding.price?.share))
         .collect();
     assert_eq!(prices.len(), 2, "{:?}", report.findings);
     assert!(prices.iter().sum::<f64>() <= 1.0 + 1e-9, "{prices:?}");

@@ -24,7 +24,7 @@ fn recorder(rank: u32) -> FlightRecorder {
 /// Records these operations. All but the last are completed; the last one is only issued if `last` is
 /// [`EntryState::Scheduled`], else it is started.
 fn issue(recorder: &FlightRecorder, group: GroupHandle, ops: &[OpType], last: EntryState) {
-    for (at, &op) in ops.iter().enumerate() {
+    for (index, &op) in ops.iter().enumerate() {
         let shape = [8];
         let tensors = [Tensor {
             dtype: DType::F32,
@@ -36,13 +36,13 @@ fn issue(recorder: &FlightRecorder, group: GroupHandle, ops: &[OpType], last: En
             inputs: &tensors,
             outputs: &tensors,
         };
-        let seq = at as u64 + 1;
+        let seq = index as u64 + 1;
         let ticket = recorder.begin(&Operation {
             collective_seq_id: seq,
             op_id: seq,
             ..Operation::new(group, op, SignatureRef::Key(&key))
         });
-        let is_last = at + 1 == ops.len();
+        let is_last = index + 1 == ops.len();
         if is_last && last == EntryState::Scheduled {
             continue;
         }
@@ -115,15 +115,20 @@ fn process(rank: u32, name: &str, seen: &[OpType]) -> [Dump; 2] {
     [program.snapshot(), dump]
 }
 
-fn all(name: &str, seen: &[OpType]) -> Vec<Dump> {
+/// The dumps of a job of two such processes.
+fn job(name: &str, seen: &[OpType]) -> Vec<Dump> {
     (0..2).flat_map(|rank| process(rank, name, seen)).collect()
 }
 
 #[test]
 fn a_process_with_both_recorders_is_one_rank_and_has_the_channels_under_its_own_names() {
-    let report = analyze(&all("default_pg", &SEEN), &Policy::default());
+    let report = analyze(&job("default_pg", &SEEN), &Policy::default());
     assert_eq!(report.ranks.len(), 2);
-    let groups: Vec<&str> = report.groups.iter().map(|it| &*it.group.name).collect();
+    let groups: Vec<&str> = report
+        .groups
+        .iter()
+        .map(|known| &*known.group.name)
+        .collect();
     assert_eq!(groups, ["0"]);
     let first = report.findings.first().expect("the report has a finding");
     assert_eq!(first.code, Code::E135, "{}", first.sentence);
@@ -137,7 +142,7 @@ fn a_process_with_both_recorders_is_one_rank_and_has_the_channels_under_its_own_
 
 #[test]
 fn no_transfer_is_named_from_rings_that_had_no_room_for_some() {
-    let mut dumps = all("default_pg", &SEEN);
+    let mut dumps = job("default_pg", &SEEN);
     for dump in &mut dumps {
         let mut communicators = dump.communicators();
         for communicator in &mut communicators {
@@ -151,16 +156,19 @@ fn no_transfer_is_named_from_rings_that_had_no_room_for_some() {
     assert!(!first.sentence.contains("channel 1"), "{}", first.sentence);
     let lost = "the rings of ranks 0 and 1 had no room for 6 transfers";
     let doubts = &first.doubts;
-    assert!(doubts.iter().any(|it| it.starts_with(lost)), "{doubts:?}");
+    assert!(
+        doubts.iter().any(|doubt| doubt.starts_with(lost)),
+        "{doubts:?}"
+    );
     let mut notes = report.problems.iter();
-    let note = notes.find(|it| it.code == Code::N302).expect("a note");
+    let note = notes.find(|note| note.code == Code::N302).expect("a note");
     assert!(note.sentence.starts_with(lost), "{}", note.sentence);
 }
 
 #[test]
 fn a_communicator_of_another_name_or_with_other_operations_stays_a_group_of_its_own() {
     let apart = |name: &str, seen: &[OpType]| {
-        let report = analyze(&all(name, seen), &Policy::default());
+        let report = analyze(&job(name, seen), &Policy::default());
         assert_eq!(report.ranks.len(), 2);
         report.groups.len()
     };
@@ -173,8 +181,11 @@ fn a_communicator_of_another_name_or_with_other_operations_stays_a_group_of_its_
 
 #[test]
 fn the_number_of_a_communicator_joins_it_where_it_has_no_name() {
-    let mut dumps = all("", &SEEN);
-    for dump in dumps.iter_mut().filter(|it| it.recorder == Recorder::Rcomm) {
+    let mut dumps = job("", &SEEN);
+    for dump in dumps
+        .iter_mut()
+        .filter(|dump| dump.recorder == Recorder::Rcomm)
+    {
         let facts = vec![("group".to_owned(), "0".to_owned())];
         dump.nccl_comm_state = vec![("0x00000000000000ab".to_owned(), facts)];
     }
@@ -184,8 +195,11 @@ fn the_number_of_a_communicator_joins_it_where_it_has_no_name() {
 #[test]
 fn few_operations_of_records_that_lack_the_process_are_joined_by_the_communicator_s_number_only() {
     let groups = |name: &str, numbered: bool| {
-        let mut dumps = all(name, &SEEN);
-        for dump in dumps.iter_mut().filter(|it| it.recorder == Recorder::Rcomm) {
+        let mut dumps = job(name, &SEEN);
+        for dump in dumps
+            .iter_mut()
+            .filter(|dump| dump.recorder == Recorder::Rcomm)
+        {
             dump.identity.pid = 0;
             if numbered {
                 let facts = vec![("group".to_owned(), "0".to_owned())];
@@ -281,7 +295,7 @@ fn pytorch_s_dumps_are_joined_by_name_order_and_time() {
         )
     };
     let communicators = |report: &rcomm_verdict::Report, kind: &str| {
-        let groups = report.groups.iter().map(|it| &it.group);
+        let groups = report.groups.iter().map(|known| &known.group);
         groups
             .filter(|group| group.name.starts_with("nccl-") && group.desc == kind)
             .count()

@@ -8,11 +8,11 @@ const JOB: &str = "train-77";
 fn earlier(ranks: Rank) -> Vec<Dump> {
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let between = [(0.0, State::Done(0.1))];
-    let of = |rank| {
+    let dump_of = |rank| {
         let operations = if rank == 1 { &between[..] } else { &waits };
         named(dead(record(rank, ranks, operations), 16.0))
     };
-    (0..ranks).map(of).collect()
+    (0..ranks).map(dump_of).collect()
 }
 
 fn named(mut dump: Dump) -> Dump {
@@ -37,7 +37,7 @@ fn started_again(ends: &[(Option<i32>, Option<i32>, f64)], ranks: Rank) -> Launc
 fn left_aside(report: &Report) -> &str {
     let again = "before job train-77 was started again at 13:00:20 UTC";
     let mut problems = report.problems.iter();
-    let note = problems.find(|it| it.code == Code::N300 && it.sentence.contains(again));
+    let note = problems.find(|note| note.code == Code::N300 && note.sentence.contains(again));
     let whose = note.and_then(|note| note.sentence.split_once(" left aside: "));
     whose.map_or("", |(records, _)| records)
 }
@@ -159,7 +159,7 @@ fn a_launch_that_ended_does_not_end_later_processes_of_its_job() {
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
 }
 
-/// The ring was made at this time.
+/// The dump with this time, s, as that at which its ring was made.
 fn begun(mut dump: Dump, seconds: f64) -> Dump {
     dump.identity.begun_ns = at(seconds);
     dump
@@ -201,7 +201,7 @@ fn without_a_launcher_the_rings_of_the_run_before_are_told_by_their_times() {
                      the others was begun, at 13:00:20 UTC";
         let mut problems = report.problems.iter();
         assert!(
-            problems.any(|it| it.sentence.starts_with(aside)),
+            problems.any(|note| note.sentence.starts_with(aside)),
             "{:?}",
             report.problems
         );
@@ -215,17 +215,17 @@ fn one_note_tells_all_ranks_whose_records_were_left_aside() {
         now_ns: Some(at(29.0)),
         ..Policy::default()
     });
-    for (at, dump) in newer(0..4, 4).enumerate() {
-        analysis.add_from(&format!("new/{at}"), &dump, Extent::Whole);
+    for (nth, dump) in newer(0..4, 4).enumerate() {
+        analysis.add_from(&format!("new/{nth}"), &dump, Extent::Whole);
     }
-    for (at, dump) in earlier(4).into_iter().enumerate() {
-        analysis.add_from(&format!("old/{at}"), &begun(dump, -1.0), Extent::Whole);
+    for (nth, dump) in earlier(4).into_iter().enumerate() {
+        analysis.add_from(&format!("old/{nth}"), &begun(dump, -1.0), Extent::Whole);
     }
     let report = analysis.finish();
     let notes: Vec<_> = report
         .problems
         .iter()
-        .filter(|it| it.code == Code::N300)
+        .filter(|problem| problem.code == Code::N300)
         .collect();
     let [note] = notes.as_slice() else {
         panic!("one note, {notes:?}");

@@ -23,13 +23,15 @@ const DONE: (f64, State) = (0.0, State::Done(0.1));
 fn an_operation_that_failed_at_once_does_not_accuse_a_rank_that_had_not_come() {
     let failed = [DONE, (1.0, State::Failed(1.005))];
     let ranks = [&failed[..], &[DONE], &[DONE]].into_iter().zip(0..);
-    let dumps = ranks.map(|(all, rank)| record(rank, 3, all)).collect();
+    let dumps = ranks
+        .map(|(operations, rank)| record(rank, 3, operations))
+        .collect();
     let report = look(dumps, 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[0][..]));
     let finding = &report.findings[0];
-    let said = "all_reduce #2 on group default_pg failed on rank 0 after 5 ms, long before its time-out; ranks 1 and 2 had not \
+    let expected = "all_reduce #2 on group default_pg failed on rank 0 after 5 ms, long before its time-out; ranks 1 and 2 had not \
                 come there yet";
-    assert_eq!(finding.sentence, said);
+    assert_eq!(finding.sentence, expected);
     assert_eq!(
         finding.ruled_out,
         ["not_joined: the wait was too short to show that a rank was late"]
@@ -53,7 +55,7 @@ fn a_wait_of_a_moment_is_not_stated_beside_a_process_that_is_gone() {
     let failed = [DONE, (1.0, State::Failed(1.005))];
     let ranks = [&failed[..], &[DONE], &failed].into_iter().zip(0..);
     let mut dumps: Vec<Dump> = ranks
-        .map(|(all, rank)| dead(record(rank, 3, all), 1.5))
+        .map(|(operations, rank)| dead(record(rank, 3, operations), 1.5))
         .collect();
     dumps[1] = closed(dumps[1].clone(), 0.9);
     let report = judge(&dumps, 40.0);
@@ -77,11 +79,15 @@ fn with_refused(rank: u32, later: &[(f64, State)]) -> Dump {
 
 #[test]
 fn a_call_that_was_refused_does_not_count_as_issued() {
-    let on = [(2.0, State::Done(2.1)), (3.0, State::Done(3.1))];
-    let all: Vec<_> = [DONE].into_iter().chain(on).collect();
-    let waits: Vec<_> = all.iter().copied().chain([(4.0, State::Pending)]).collect();
+    let later_done = [(2.0, State::Done(2.1)), (3.0, State::Done(3.1))];
+    let done: Vec<_> = [DONE].into_iter().chain(later_done).collect();
+    let waits: Vec<_> = done
+        .iter()
+        .copied()
+        .chain([(4.0, State::Pending)])
+        .collect();
     let job = |last: &[(f64, State)]| {
-        let later: Vec<_> = on.iter().chain(last).copied().collect();
+        let later: Vec<_> = later_done.iter().chain(last).copied().collect();
         vec![
             record(0, 3, &waits),
             with_refused(1, &later),
@@ -114,9 +120,9 @@ fn the_last_call_of_a_program_that_its_refusal_ended_does_not_count_as_issued() 
     };
     let report = look(job(false), 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
-    let said = "rank 1 never issued all_reduce #2 on group default_pg; 2 ranks have waited 19 s; it last issued all_reduce #1 \
+    let expected = "rank 1 never issued all_reduce #2 on group default_pg; 2 ranks have waited 19 s; it last issued all_reduce #1 \
                 on group default_pg, phase `raised ValueError: bad tensor`";
-    assert_eq!(report.findings[0].sentence, said);
+    assert_eq!(report.findings[0].sentence, expected);
     // One that was issued and failed is there.
     assert_ne!(look(job(true), 20.0).findings[0].code, Code::E101);
 }

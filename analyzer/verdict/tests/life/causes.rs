@@ -46,13 +46,16 @@ fn a_finding_counts_only_the_ranks_that_wait_because_of_it() {
         ..Policy::default()
     };
     let report = analyze(&dumps, &policy);
-    let of = |rank: Rank| {
+    let finding_of = |rank: Rank| {
         let mut findings = report.findings.iter();
-        let finding = findings.find(|one| one.culprit_ranks == [rank]);
+        let finding = findings.find(|finding| finding.culprit_ranks == [rank]);
         finding.expect("each cause has a finding")
     };
-    assert_eq!((of(3).code, of(5).code), (Code::E101, Code::E101));
-    let sentence = &of(3).sentence;
+    assert_eq!(
+        (finding_of(3).code, finding_of(5).code),
+        (Code::E101, Code::E101)
+    );
+    let sentence = &finding_of(3).sentence;
     assert!(
         sentence.contains(", and 3 of 6 ranks wait because of it"),
         "{sentence}"
@@ -98,11 +101,11 @@ fn the_ranks_of_a_host_that_are_gone_are_one_finding() {
         let report = live(&dumps);
         assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[2, 3][..]));
         assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
-        let said = format!(
+        let expected = format!(
             "the processes of ranks 2 and 3 are gone, all of host n1: they never issued all_reduce #2 on group default_pg, \
              where {waiting}"
         );
-        assert_eq!(report.findings[0].sentence, said);
+        assert_eq!(report.findings[0].sentence, expected);
     }
 }
 
@@ -126,9 +129,9 @@ fn ranks_that_took_part_and_have_no_ring_run_on_another_host_unless_a_ring_canno
     let report = analysis.report();
     assert_eq!(root(&report), (Verdict::Stuck, Code::E102, &[2, 3][..]));
     let finding = &report.findings[0];
-    let said = "ranks 2 and 3 took part before and have no rings here; 2 ranks have waited 9.0 s in all_reduce #2 on group \
+    let expected = "ranks 2 and 3 took part before and have no rings here; 2 ranks have waited 9.0 s in all_reduce #2 on group \
                 default_pg for them";
-    assert_eq!(finding.sentence, said);
+    assert_eq!(finding.sentence, expected);
     assert!(
         finding
             .next
@@ -153,9 +156,9 @@ fn the_ranks_of_a_host_that_are_stopped_are_one_finding_with_the_host_of_the_pro
     let report = live(&dumps);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2, 3][..]));
     let finding = &report.findings[0];
-    let said = "the processes of ranks 2 and 3, all of host n1, are stopped by a signal since 13:00:01 UTC: they never issued \
+    let expected = "the processes of ranks 2 and 3, all of host n1, are stopped by a signal since 13:00:01 UTC: they never issued \
                 all_reduce #2 on group default_pg, where 2 ranks wait for 9.0 s";
-    assert_eq!(finding.sentence, said);
+    assert_eq!(finding.sentence, expected);
     let next = "find out who stopped them; `kill -CONT 102 103` on host n1 lets them go on, unless a debugger holds them";
     assert_eq!(finding.next, next);
 }
@@ -202,8 +205,8 @@ fn a_rank_that_has_not_made_the_group_may_be_a_victim_of_another_that_made_it_ou
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[][..]));
     let finding = &report.findings[0];
     assert_eq!(finding.alternatives, [vec![3], vec![2]]);
-    let said = "rank 3 never issued all_reduce #1 on group 1, and has not made that group; ";
-    assert!(finding.sentence.starts_with(said), "{finding:?}");
+    let expected = "rank 3 never issued all_reduce #1 on group 1, and has not made that group; ";
+    assert!(finding.sentence.starts_with(expected), "{finding:?}");
     assert!(finding.ruled_out.is_empty(), "{finding:?}");
     // Without another group of that name, rank 3 is late or hangs before it makes the group.
     let report = judge([0, 1].map(|rank| in_groups(rank, &[], &done)));
@@ -240,10 +243,10 @@ fn a_skipped_collective_is_ruled_out_only_if_the_others_went_on() {
     assert_eq!(root(&stuck), (Verdict::Mismatch, Code::E110, &[1][..]));
     let finding = &stuck.findings[0];
     assert!(!finding.ruled_out.iter().any(skipped), "{finding:?}");
-    let said =
+    let expected =
         "rank 1 may have left out the all_reduce of the others: these have issued nothing after it";
     assert!(
-        finding.doubts.iter().any(|text| text == said),
+        finding.doubts.iter().any(|text| text == expected),
         "{finding:?}"
     );
     let ahead = judge(&[(2.0, State::Pending)]);
@@ -257,8 +260,8 @@ fn a_skipped_collective_is_ruled_out_only_if_the_others_went_on() {
 fn a_process_that_is_gone_leads_where_a_rank_that_may_still_come_is_missing_too() {
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let ranks = [&waits[..], &waits[..1], &waits[..1], &waits];
-    let all = ranks.into_iter().zip(0..);
-    let dumps: Vec<Dump> = all
+    let numbered = ranks.into_iter().zip(0..);
+    let dumps: Vec<Dump> = numbered
         .map(|(operations, rank)| match rank {
             2 => dead(record(rank, 4, operations), 1.5),
             _ => alive(record(rank, 4, operations), 20.0),
@@ -273,6 +276,6 @@ fn a_process_that_is_gone_leads_where_a_rank_that_may_still_come_is_missing_too(
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[2][..]));
     let late = &report.findings[1];
     assert_eq!((late.code, &late.culprit_ranks[..]), (Code::E101, &[1][..]));
-    let said = "rank 2 is missing there, too, and its process is gone";
-    assert!(late.doubts.iter().any(|text| text == said), "{late:?}");
+    let expected = "rank 2 is missing there, too, and its process is gone";
+    assert!(late.doubts.iter().any(|text| text == expected), "{late:?}");
 }

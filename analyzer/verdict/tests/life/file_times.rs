@@ -1,4 +1,4 @@
-//! Tests of verdicts on PyTorch's dumps, which state no time: the times of their files say how old they are.
+//! Tests of verdicts on PyTorch's dumps, which state no time: the times of their files show how old they are.
 
 use super::*;
 use rcomm_recorder::publish::Recorder;
@@ -39,7 +39,7 @@ fn judge_files(dumps: &[(Dump, f64)]) -> Report {
 #[test]
 fn a_look_at_a_running_job_is_no_hang_if_the_clock_of_one_host_is_ahead() {
     let done: Vec<(f64, State)> = (0..10)
-        .map(|at| (f64::from(at), State::Done(f64::from(at) + 0.1)))
+        .map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)))
         .collect();
     let waits = [&done[..], &[(10.0, State::Pending)]].concat();
     let ahead = 40.0;

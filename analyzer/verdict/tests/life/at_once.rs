@@ -29,8 +29,8 @@ fn an_operation_that_failed_at_once_does_not_accuse_a_rank_that_had_not_come() {
     let report = look(dumps, 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[0][..]));
     let finding = &report.findings[0];
-    let expected = "all_reduce #2 on group default_pg failed on rank 0 after 5 ms, long before its time-out; ranks 1 and 2 had not \
-                come there yet";
+    let expected = "all_reduce #2 on group default_pg failed on rank 0 after 5 ms, long before its time-out; ranks 1 \
+                    and 2 had not come there yet";
     assert_eq!(finding.sentence, expected);
     assert_eq!(
         finding.ruled_out,
@@ -120,8 +120,8 @@ fn the_last_call_of_a_program_that_its_refusal_ended_does_not_count_as_issued() 
     };
     let report = look(job(false), 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
-    let expected = "rank 1 never issued all_reduce #2 on group default_pg; 2 ranks have waited 19 s; it last issued all_reduce #1 \
-                on group default_pg, phase `raised ValueError: bad tensor`";
+    let expected = "rank 1 never issued all_reduce #2 on group default_pg; 2 ranks have waited 19 s; it last issued \
+                    all_reduce #1 on group default_pg, phase `raised ValueError: bad tensor`";
     assert_eq!(report.findings[0].sentence, expected);
     // One that was issued and failed is there.
     assert_ne!(look(job(true), 20.0).findings[0].code, Code::E101);

@@ -129,8 +129,8 @@ fn ranks_that_took_part_and_have_no_ring_run_on_another_host_unless_a_ring_canno
     let report = analysis.report();
     assert_eq!(root(&report), (Verdict::Stuck, Code::E102, &[2, 3][..]));
     let finding = &report.findings[0];
-    let expected = "ranks 2 and 3 took part before and have no rings here; 2 ranks have waited 9.0 s in all_reduce #2 on group \
-                default_pg for them";
+    let expected = "ranks 2 and 3 took part before and have no rings here; 2 ranks have waited 9.0 s in all_reduce #2 \
+                    on group default_pg for them";
     assert_eq!(finding.sentence, expected);
     assert!(
         finding
@@ -156,8 +156,8 @@ fn the_ranks_of_a_host_that_are_stopped_are_one_finding_with_the_host_of_the_pro
     let report = live(&dumps);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2, 3][..]));
     let finding = &report.findings[0];
-    let expected = "the processes of ranks 2 and 3, all of host n1, are stopped by a signal since 13:00:01 UTC: they never issued \
-                all_reduce #2 on group default_pg, where 2 ranks wait for 9.0 s";
+    let expected = "the processes of ranks 2 and 3, all of host n1, are stopped by a signal since 13:00:01 UTC: they \
+                    never issued all_reduce #2 on group default_pg, where 2 ranks wait for 9.0 s";
     assert_eq!(finding.sentence, expected);
     let next = "find out who stopped them; `kill -CONT 102 103` on host n1 lets them go on, unless a debugger holds them";
     assert_eq!(finding.next, next);

@@ -51,10 +51,10 @@ fn a_time_out_that_all_ranks_have_overcome_is_history() {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert_eq!((report.verdict, report.exit_code()), (Verdict::Healthy, 0));
     // So it is once the job has ended, and it does not hide which process ended first.
-    let whole = caught([&on, &on, &on]).into_iter();
-    let ended: Vec<Dump> = whole.clone().map(|dump| closed(dump, 10.0)).collect();
+    let dumps = caught([&on, &on, &on]).into_iter();
+    let ended: Vec<Dump> = dumps.clone().map(|dump| closed(dump, 10.0)).collect();
     assert_eq!(judge(&ended, 40.0).verdict, Verdict::Ended);
-    let cut: Vec<Dump> = whole.map(|dump| dead(dump, 10.0)).collect();
+    let cut: Vec<Dump> = dumps.map(|dump| dead(dump, 10.0)).collect();
     assert!(judge(&cut, 40.0).findings.is_empty());
 }
 
@@ -168,10 +168,10 @@ fn a_thread_that_only_receives_holds_up_no_rank_that_goes_on_with_another() {
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[0][..]));
     // If the whole job falls silent, the receive does not hide that.
     let report = live(with_open_receive(30, 1), 60.5);
-    let said = "no rank has issued an operation since 13:00:30 UTC, and none is pending but a receive that a thread of its own \
-                holds open; the longest pause before was 1.0 s: the job may hang";
+    let expected = "no rank has issued an operation since 13:00:30 UTC, and none is pending but a receive that a \
+                    thread of its own holds open; the longest pause before was 1.0 s: the job may hang";
     let silence = report.silence().expect("the report has a note");
-    assert!(silence.starts_with(said), "{silence}");
+    assert!(silence.starts_with(expected), "{silence}");
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn rings_of_living_processes_are_judged_as_a_snapshot() {
 /// Two ranks with an all_reduce each half second, the last one at 10 s.
 fn paced() -> Vec<Dump> {
     let operations: Vec<_> = (0..=20)
-        .map(|at| f64::from(at) / 2.0)
+        .map(|half_seconds| f64::from(half_seconds) / 2.0)
         .map(|issued| (issued, State::Done(issued + 0.1)))
         .collect();
     vec![record(0, 2, &operations), record(1, 2, &operations)]
@@ -233,9 +233,9 @@ fn a_job_that_has_stopped_communicating_is_not_called_healthy() {
         (Verdict::Inconclusive, 2)
     );
     let silence = report.silence().expect("the report has a note");
-    let said = "no rank has issued an operation since 13:00:10 UTC, and none is pending; the longest pause before was 500 ms; \
-                rank 1 is in phase `save`";
-    assert!(silence.starts_with(said), "{silence}");
+    let expected = "no rank has issued an operation since 13:00:10 UTC, and none is pending; the longest pause before \
+                    was 500 ms; rank 1 is in phase `save`";
+    assert!(silence.starts_with(expected), "{silence}");
 }
 
 #[test]
@@ -249,9 +249,10 @@ fn a_job_without_an_operation_is_said_to_have_none_yet() {
         (report.verdict, report.exit_code()),
         (Verdict::Inconclusive, 2)
     );
-    let said = "no rank has issued an operation since the last of their records was begun, at 13:00:01 UTC: the job starts, or hangs";
+    let expected = "no rank has issued an operation since the last of their records was begun, at 13:00:01 UTC: the \
+                    job starts, or hangs";
     let silence = report.silence().expect("the report has a note");
-    assert!(silence.starts_with(said), "{silence}");
+    assert!(silence.starts_with(expected), "{silence}");
 }
 
 #[test]
@@ -263,7 +264,7 @@ fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_something_is_pending()
     }
     // A pause of 2 s before makes one of 31 s usual.
     let operations: Vec<_> = (0..=20)
-        .map(|at| f64::from(at) / 2.0 - if at < 4 { 2.0 } else { 0.0 })
+        .map(|index| f64::from(index) / 2.0 - if index < 4 { 2.0 } else { 0.0 })
         .map(|issued| (issued, State::Done(issued + 0.1)))
         .collect();
     let dumps = vec![record(0, 2, &operations), record(1, 2, &operations)];
@@ -280,24 +281,24 @@ fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_something_is_pending()
 /// `thread` issues one a second, from 3 s on, on a group of rank 1 and rank 2.
 fn beside(thread: u32) -> Vec<Dump> {
     let first = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
-    let whole = [first[0], first[1], (2.0, State::Pending)];
+    let waits = [first[0], first[1], (2.0, State::Pending)];
     let beats: Vec<_> = (3..12)
-        .map(|at| (f64::from(at), State::Done(f64::from(at) + 0.1)))
+        .map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)))
         .collect();
     let culprit: Vec<_> = first.iter().chain(&beats).copied().collect();
-    let others: Vec<_> = whole.iter().chain(&beats).copied().collect();
+    let others: Vec<_> = waits.iter().chain(&beats).copied().collect();
     let mut ranks = [
-        record(0, 3, &whole),
+        record(0, 3, &waits),
         record(1, 3, &culprit),
         record(2, 3, &others),
     ];
     for (dump, beats_from) in ranks.iter_mut().zip([usize::MAX, 2, 3]) {
         add_group_and_threads(dump, "beats", [1, 2]);
-        for (at, entry) in dump.entries.iter_mut().enumerate() {
+        for (index, entry) in dump.entries.iter_mut().enumerate() {
             entry.thread = Some(0);
-            if at >= beats_from {
+            if index >= beats_from {
                 entry.group = 1;
-                entry.collective_seq_id = (at - beats_from + 1) as u64;
+                entry.collective_seq_id = (index - beats_from + 1) as u64;
                 entry.thread = Some(if beats_from == 2 { thread } else { 1 });
             }
         }
@@ -340,14 +341,18 @@ fn operations_that_a_missing_rank_issues_before_the_one_that_it_misses_do_not_sh
 {
     // The others issue five at once; rank 1 comes a moment later, and hangs after the fourth.
     let burst = |from: f64, number: i32| -> Vec<_> {
-        let times = (0..number).map(|at| from + f64::from(at) / 100.0);
-        times.map(|at| (at, State::Done(at + 0.1))).collect()
+        let times = (0..number).map(|index| from + f64::from(index) / 100.0);
+        times
+            .map(|issued| (issued, State::Done(issued + 0.1)))
+            .collect()
     };
-    let mut whole = burst(1.0, 4);
-    whole.push((1.04, State::Pending));
+    let mut waits = burst(1.0, 4);
+    waits.push((1.04, State::Pending));
     let late = burst(1.05, 4);
-    let ranks = [&whole, &late, &whole].into_iter().zip(0..);
-    let mut dumps: Vec<Dump> = ranks.map(|(all, rank)| record(rank, 3, all)).collect();
+    let ranks = [&waits, &late, &waits].into_iter().zip(0..);
+    let mut dumps: Vec<Dump> = ranks
+        .map(|(operations, rank)| record(rank, 3, operations))
+        .collect();
     for dump in &mut dumps {
         add_group_and_threads(dump, "other", [1, 2]);
         dump.entries
@@ -393,7 +398,9 @@ fn a_wait_that_a_time_out_has_ended_grows_no_older() {
     let ranks = [&gave_up[..], &gave_up[..1], &gave_up];
     let dumps = ranks.into_iter().zip(0..);
     let report = live(
-        dumps.map(|(all, rank)| record(rank, 3, all)).collect(),
+        dumps
+            .map(|(operations, rank)| record(rank, 3, operations))
+            .collect(),
         40.0,
     );
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
@@ -430,7 +437,7 @@ fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
         });
         live(vec![first, second], 40.5)
     };
-    for (completed, said) in [
+    for (completed, expected) in [
         (
             true,
             "rank 0 has waited 40 s in recv #1 from rank 1 on group control, although the send #1 to rank 0 on group \
@@ -448,14 +455,14 @@ fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
             panic!("one message has one finding: {:?}", report.findings);
         };
         assert_eq!(finding.alternatives, [vec![1], vec![0]]);
-        assert_eq!(finding.sentence, said);
+        assert_eq!(finding.sentence, expected);
     }
 }
 
 #[test]
 fn an_operation_whose_error_was_caught_is_no_wait_in_a_later_hang() {
     let before = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.2))];
-    let after = (2..6).map(|at| (f64::from(at), State::Done(f64::from(at) + 0.1)));
+    let after = (2..6).map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)));
     let passed: Vec<_> = before.into_iter().chain(after).collect();
     let waits: Vec<_> = passed
         .iter()
@@ -465,7 +472,7 @@ fn an_operation_whose_error_was_caught_is_no_wait_in_a_later_hang() {
     let dumps = || {
         let ranks = [&waits, &passed, &waits].into_iter().zip(0..);
         ranks
-            .map(|(all, rank)| record(rank, 3, all))
+            .map(|(operations, rank)| record(rank, 3, operations))
             .collect::<Vec<_>>()
     };
     let report = live(dumps(), 20.0);

@@ -152,7 +152,7 @@ pub(crate) fn stopped(dump: Dump, then: f64, now: f64) -> Dump {
     dump
 }
 
-/// Adds the rank's account of a failure of its last operation at this time.
+/// Adds a failure of its last operation, as the rank recorded it at this time.
 pub(crate) fn fails(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64) -> Dump {
     let rank = dump.identity.rank.unwrap_or_default();
     let last = dump

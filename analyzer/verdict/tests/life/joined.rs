@@ -114,19 +114,23 @@ fn a_failure_and_its_operation_that_the_newer_ring_has_lost_come_from_the_dump()
         dumps.extend([dump, ring]);
     }
     let report = analyze(&dumps, &Policy::default());
-    let told = report.findings.iter().find(|one| one.code == Code::E101);
-    let told = told.unwrap_or_else(|| panic!("{:?}", report.findings));
-    assert_eq!(told.culprit_ranks, [1]);
+    let finding = report
+        .findings
+        .iter()
+        .find(|finding| finding.code == Code::E101);
+    let finding = finding.unwrap_or_else(|| panic!("{:?}", report.findings));
+    assert_eq!(finding.culprit_ranks, [1]);
     assert!(
-        told.sentence
+        finding
+            .sentence
             .contains("rank 1 had not arrived in all_reduce #2"),
         "{}",
-        told.sentence
+        finding.sentence
     );
     let note = report
         .problems
         .iter()
-        .find(|one| one.sentence.contains("left aside"));
+        .find(|problem| problem.sentence.contains("left aside"));
     assert!(
         note.is_some_and(|note| note.sentence.contains("it has what only this one held")),
         "{:?}",

@@ -1,4 +1,4 @@
-//! Tests of verdicts that know the launcher's account of how the processes ended.
+//! Tests of verdicts that know from the launcher how the processes ended.
 
 use super::*;
 
@@ -284,7 +284,7 @@ fn processes_that_abort_together_were_not_terminated_from_outside() {
         .map(|rank| dead(record(rank, 2, &inside), 1.9))
         .collect();
     // SIGKILL may come from outside, SIGABRT is a process's own.
-    for (signal, verdict, said) in [
+    for (signal, verdict, expected) in [
         (
             9,
             Verdict::Cancelled,
@@ -298,7 +298,7 @@ fn processes_that_abort_together_were_not_terminated_from_outside() {
     ] {
         let report = judge_launched(&dumps, launch(None, &[(None, Some(signal), 2.0); 2]));
         assert_eq!(report.verdict, verdict);
-        assert!(end(&report).1.starts_with(said), "{:?}", report.end);
+        assert!(end(&report).1.starts_with(expected), "{:?}", report.end);
     }
 }
 

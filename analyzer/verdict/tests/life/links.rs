@@ -155,14 +155,16 @@ fn a_process_that_answers_after_its_connection_broke_is_not_called_gone() {
         // Rank 1 left no record.
         analyze(&[dump(0), dump(2)], &Policy::default())
     };
-    let said = |report: &Report| {
+    let blames_the_end = |report: &Report| {
         let mut findings = report.findings.iter();
         findings.any(|finding| finding.code == Code::E150)
     };
-    assert!(said(&judge("rank 1 is gone: its connection ended")));
+    assert!(blames_the_end(&judge(
+        "rank 1 is gone: its connection ended"
+    )));
     let broke = "the connection to rank 1 ended, but its process still runs";
     let report = judge(&format!("{broke}: connection reset"));
-    assert!(!said(&report), "{:?}", report.findings);
+    assert!(!blames_the_end(&report), "{:?}", report.findings);
     let all = format!("{report:?}");
     assert!(!all.contains("the process of rank 1 is gone"), "{all}");
 }
@@ -187,7 +189,9 @@ fn a_store_that_leaves_most_ranks_without_an_answer_is_lost() {
     };
     let lost = |dumps: &[Dump]| {
         let findings = analyze(dumps, &Policy::default()).findings;
-        findings.into_iter().find(|one| one.code == Code::E153)
+        findings
+            .into_iter()
+            .find(|finding| finding.code == Code::E153)
     };
     asks(&mut dumps[1], LinkEnd::StoreAtRank(0));
     assert!(lost(&dumps).is_none(), "one rank may be cut off itself");

@@ -267,8 +267,8 @@ fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
     let mut launch = launch(None, &[killed(1.1), killed(1.2), killed(1.3)]);
     let ends: Vec<_> = launch.ranks.iter().map(|rank| rank.end).collect();
     let mut judge_with = |noted: usize, now: f64| {
-        for (at, rank) in launch.ranks.iter_mut().enumerate() {
-            rank.end = ends[at].filter(|_| at < noted);
+        for (index, rank) in launch.ranks.iter_mut().enumerate() {
+            rank.end = ends[index].filter(|_| index < noted);
         }
         let policy = Policy {
             snapshot: true,
@@ -405,7 +405,7 @@ fn chain(has_timed_out: bool) -> Vec<Dump> {
         }
         let row = groups
             .iter()
-            .position(|one| one.info.id == group)
+            .position(|listed| listed.info.id == group)
             .expect("the rank is in the group");
         for entry in &mut dump.entries {
             entry.group = row as u32;
@@ -444,12 +444,21 @@ fn complete_records_without_pending_operations_are_healthy() {
     let dumps: Vec<Dump> = (0..2).map(|rank| record(rank, 2, &operations)).collect();
     let report = analyze(&dumps, &Policy::default());
     assert_eq!((report.verdict, report.exit_code()), (Verdict::Healthy, 0));
-    assert!(report.problems.iter().any(|it| it.code == Code::N305));
+    assert!(
+        report
+            .problems
+            .iter()
+            .any(|problem| problem.code == Code::N305)
+    );
     let empty: Vec<Dump> = (0..2).map(|rank| record(rank, 2, &[])).collect();
     let report = analyze(&empty, &Policy::default());
     assert_eq!(report.verdict, Verdict::Inconclusive);
-    let one = analyze(&dumps[..1], &Policy::default());
-    assert_eq!(one.verdict, Verdict::Inconclusive, "a rank was not read");
+    let partial = analyze(&dumps[..1], &Policy::default());
+    assert_eq!(
+        partial.verdict,
+        Verdict::Inconclusive,
+        "a rank was not read"
+    );
 }
 
 /// Ranks that could not start, in order of their failures, each with the world size that it was given.

@@ -1,5 +1,5 @@
-//! Tests of jobs in which nothing is pending or wrong, and that are not called healthy: a rank failed for which no other
-//! waits yet, or ranks have stopped communicating.
+//! Tests of jobs in which nothing is pending or wrong, and that are not called healthy: a rank failed for which no
+//! other waits yet, or ranks have stopped communicating.
 
 use crate::job::{State, alive, at, closed, dead, fails, record};
 use rcomm_recorder::model::{FailureKind, ProcessExit, Rank};
@@ -17,8 +17,10 @@ fn look(dumps: &[Dump], now: f64) -> Report {
 
 /// An all_reduce each half second from `first` to `last`, all of which complete.
 fn paced(first: u32, last: u32) -> Vec<(f64, State)> {
-    let issued = (first * 2..=last * 2).map(|at| f64::from(at) / 2.0);
-    issued.map(|at| (at, State::Done(at + 0.1))).collect()
+    let issued = (first * 2..=last * 2).map(|half_seconds| f64::from(half_seconds) / 2.0);
+    issued
+        .map(|issued| (issued, State::Done(issued + 0.1)))
+        .collect()
 }
 
 /// The note on a job that is not called healthy.
@@ -43,10 +45,10 @@ fn a_rank_that_raised_is_shown_before_another_waits_for_it() {
         status.phase_since_ns = at(since);
         dumps
     };
-    let said = "rank 1 is in phase `raised ValueError: bad batch`, as an exception that leaves a program is recorded; no rank \
-                has waited for it for long";
+    let expected = "rank 1 is in phase `raised ValueError: bad batch`, as an exception that leaves a program is \
+                    recorded; no rank has waited for it for long";
     let report = look(&job(10.5), 11.0);
-    assert!(note(&report).starts_with(said), "{report:?}");
+    assert!(note(&report).starts_with(expected), "{report:?}");
     // So it is beside an operation of the others that is under way.
     let mut dumps = job(10.5);
     for dump in &mut dumps {
@@ -61,7 +63,7 @@ fn a_rank_that_raised_is_shown_before_another_waits_for_it() {
         (entry.group, entry.record_id) = (1, 22);
         dumps[at].entries.push(entry);
     }
-    assert!(note(&look(&dumps, 11.0)).starts_with(said));
+    assert!(note(&look(&dumps, 11.0)).starts_with(expected));
     // A program that issued operations since has caught it.
     assert_eq!(look(&job(9.0), 11.0).verdict, Verdict::Healthy);
 }
@@ -71,9 +73,9 @@ fn a_process_that_is_gone_is_shown_before_another_waits_for_it() {
     let operations = paced(0, 10);
     let of = |rank| record(rank, 3, &operations);
     let dumps = |gone: Dump| [alive(of(0), 12.0), gone, alive(of(2), 12.0)];
-    let said = "the process of rank 1 is gone, and it did not end in order; no rank has waited for it for long";
+    let expected = "the process of rank 1 is gone, and it did not end in order; no rank has waited for it for long";
     let report = look(&dumps(dead(of(1), 11.0)), 12.0);
-    assert!(note(&report).starts_with(said), "{report:?}");
+    assert!(note(&report).starts_with(expected), "{report:?}");
     // One that exited with an error is named once the others had time to end as well.
     let mut failed = dead(of(1), 11.5);
     let status = failed.status.as_mut().expect("the record has a status");
@@ -81,9 +83,9 @@ fn a_process_that_is_gone_is_shown_before_another_waits_for_it() {
         time_ns: at(11.5),
         code: 3,
     });
-    let said = "the process of rank 1 is gone, and it did not end in order; rank 1 exited with code 3; no rank";
+    let expected = "the process of rank 1 is gone, and it did not end in order; rank 1 exited with code 3; no rank";
     let report = look(&dumps(failed.clone()), 12.0);
-    assert!(note(&report).starts_with(said), "{report:?}");
+    assert!(note(&report).starts_with(expected), "{report:?}");
     assert_eq!(look(&dumps(failed), 13.0).findings[0].code, Code::E150);
     // One that ended in order is no fault.
     assert_eq!(
@@ -109,8 +111,9 @@ fn an_error_that_a_rank_has_just_recorded_is_shown() {
         dumps.collect::<Vec<_>>()
     };
     let report = look(&job(FailureKind::Backend), 2.0);
-    let said = "rank 0 recorded an error at 13:00:01 UTC: no space left; nothing that is recorded waits because of it";
-    assert_eq!(note(&report), said);
+    let expected = "rank 0 recorded an error at 13:00:01 UTC: no space left; nothing that is recorded waits because of \
+                    it";
+    assert_eq!(note(&report), expected);
     // A group that was closed is none.
     let report = look(&job(FailureKind::Cancelled), 2.0);
     assert_eq!(report.verdict, Verdict::Healthy);
@@ -157,9 +160,9 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
     assert_eq!(look(&job(|dump| dump), 20.0).verdict, Verdict::Healthy);
     // Rank 0 has made a group that rank 1 has not.
     let report = look(&job(|dump| made(dump, "tp", &[0, 1])), 20.0);
-    let said = "group tp has been made by rank 0 and not by rank 1; ranks 0 and 1 have issued no operation since 13:00:01 UTC, \
-                and wait in none that is recorded: they may wait in the call that makes a group";
-    assert!(note(&report).starts_with(said), "{report:?}");
+    let expected = "group tp has been made by rank 0 and not by rank 1; ranks 0 and 1 have issued no operation since \
+                    13:00:01 UTC, and wait in none that is recorded: they may wait in the call that makes a group";
+    assert!(note(&report).starts_with(expected), "{report:?}");
     // If another waits for them, they may still wait in that call, and for a rank that does not make it.
     let mut dumps = job(|dump| made(dump, "tp", &[0, 1]));
     for dump in &mut dumps[2..] {
@@ -170,7 +173,10 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
         dump.entries.push(waits);
     }
     let report = look(&dumps, 20.0);
-    let finding = report.findings.iter().find(|it| it.culprit_ranks == [0, 1]);
+    let finding = report
+        .findings
+        .iter()
+        .find(|finding| finding.culprit_ranks == [0, 1]);
     let finding = finding.expect("ranks 0 and 1 are missing");
     assert!(finding.confidence <= 0.6, "{finding:?}");
     let doubt = "group tp has been made by rank 0 and not by rank 1: ranks 0 and 1 may wait in the call that makes it, which is not \
@@ -221,21 +227,22 @@ fn a_rank_that_falls_silent_while_others_go_on_is_shown() {
     };
     assert_eq!(at_time(19.2).verdict, Verdict::Healthy);
     let report = at_time(30.2);
-    let said = "rank 1 has issued no operation since 13:00:10 UTC, and waits in none that is recorded, while others go on; the \
-                longest pause before was 500 ms: it may hang in code that records nothing; its stack shows where";
-    assert_eq!(note(&report), said);
+    let expected = "rank 1 has issued no operation since 13:00:10 UTC, and waits in none that is recorded, while \
+                    others go on; the longest pause before was 500 ms: it may hang in code that records nothing; its \
+                    stack shows where";
+    assert_eq!(note(&report), expected);
 }
 
 #[test]
 fn a_job_of_few_operations_that_has_fallen_silent_is_not_called_healthy() {
-    let one = [(0.0, State::Done(0.1))];
+    let operations = [(0.0, State::Done(0.1))];
     let job = |now: f64| {
-        let dumps = (0..2).map(|rank| alive(record(rank, 2, &one), now));
+        let dumps = (0..2).map(|rank| alive(record(rank, 2, &operations), now));
         look(&dumps.collect::<Vec<_>>(), now)
     };
     assert_eq!(job(9.0).verdict, Verdict::Healthy);
     let report = job(12.0);
-    let said = "no rank has issued an operation since 13:00:00 UTC, and none is pending: the job may hang in code that records \
-                nothing; the stacks of its ranks show where";
-    assert_eq!(note(&report), said);
+    let expected = "no rank has issued an operation since 13:00:00 UTC, and none is pending: the job may hang in code \
+                    that records nothing; the stacks of its ranks show where";
+    assert_eq!(note(&report), expected);
 }

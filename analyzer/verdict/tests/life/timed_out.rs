@@ -38,8 +38,8 @@ fn a_rank_inside_the_operation_that_timed_out_is_not_the_one_that_had_not_arrive
         let report = around_a_ring(others, &late);
         assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
         let sentence = &report.findings[0].sentence;
-        let said = "rank 2 had not arrived in all_reduce #2 on group default_pg";
-        assert!(sentence.starts_with(said), "{sentence}");
+        let expected = "rank 2 had not arrived in all_reduce #2 on group default_pg";
+        assert!(sentence.starts_with(expected), "{sentence}");
     }
 }
 
@@ -50,16 +50,17 @@ fn a_rank_that_had_issued_the_operation_is_not_said_to_be_absent_from_it() {
     let report = around_a_ring(others, &[(1.0, State::Failed(61.0))]);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2][..]));
     let sentence = &report.findings[0].sentence;
-    let said = "the process of rank 2 was stopped or without processor time inside all_reduce #2 on group default_pg, which \
-                ended there 30 s after its time-out; ranks 0 and 1 waited for rank 2 and gave up at 13:00:31 UTC";
-    assert!(sentence.starts_with(said), "{sentence}");
+    let expected = "the process of rank 2 was stopped or without processor time inside all_reduce #2 on group \
+                    default_pg, which ended there 30 s after its time-out; ranks 0 and 1 waited for rank 2 and gave up \
+                    at 13:00:31 UTC";
+    assert!(sentence.starts_with(expected), "{sentence}");
     // It ended in time: what it had sent may be lost, or what others had sent to it.
     let report = around_a_ring(others, &[(1.0, State::Failed(33.0))]);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E135, &[][..]));
     let sentence = &report.findings[0].sentence;
-    let said = "all_reduce #2 on group default_pg timed out on ranks 0 and 1, which waited for rank 2, at 13:00:31 UTC; rank 2 had \
-                issued it, too, and the records do not show whose part was missing";
-    assert!(sentence.starts_with(said), "{sentence}");
+    let expected = "all_reduce #2 on group default_pg timed out on ranks 0 and 1, which waited for rank 2, at 13:00:31 \
+                    UTC; rank 2 had issued it, too, and the records do not show whose part was missing";
+    assert!(sentence.starts_with(expected), "{sentence}");
 }
 
 /// The rings of ranks that gave up at the end of the job, each with when it did and whom its time-out names.
@@ -93,8 +94,8 @@ fn a_rank_that_is_cut_off_at_the_end_does_not_make_its_peers_culprits() {
         );
         assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
         let sentence = &report.findings[0].sentence;
-        let said = "rank 2 had not arrived when ranks 0, 1 and 3 gave up, at 13:00:32 UTC";
-        assert!(sentence.starts_with(said), "{sentence}");
+        let expected = "rank 2 had not arrived when ranks 0, 1 and 3 gave up, at 13:00:32 UTC";
+        assert!(sentence.starts_with(expected), "{sentence}");
     }
 }
 

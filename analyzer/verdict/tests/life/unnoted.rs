@@ -19,9 +19,9 @@ fn a_rank_that_came_after_its_peers_had_timed_out_is_late_and_they_are_not_at_fa
     let report = judge(&dumps, 40.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let finding = &report.findings[0];
-    let said = "rank 1 had not arrived in all_reduce #2 on group default_pg when it timed out after 30 s on ranks 0, 2 and 3, \
-                at 13:00:31 UTC; it came 3.0 s later";
-    assert!(finding.sentence.starts_with(said), "{finding:?}");
+    let expected = "rank 1 had not arrived in all_reduce #2 on group default_pg when it timed out after 30 s on ranks \
+                    0, 2 and 3, at 13:00:31 UTC; it came 3.0 s later";
+    assert!(finding.sentence.starts_with(expected), "{finding:?}");
 }
 
 #[test]
@@ -31,9 +31,9 @@ fn a_rank_that_ended_in_order_before_its_peers_were_done_is_named() {
     let report = judge(&dumps, 40.0);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
     let finding = &report.findings[0];
-    let said = "the process of rank 1 is gone: it never issued all_reduce #2 on group default_pg, where 3 ranks waited for \
-                400 ms; it last issued all_reduce #1 on group default_pg; it ended in order";
-    assert!(finding.sentence.starts_with(said), "{finding:?}");
+    let expected = "the process of rank 1 is gone: it never issued all_reduce #2 on group default_pg, where 3 ranks \
+                    waited for 400 ms; it last issued all_reduce #1 on group default_pg; it ended in order";
+    assert!(finding.sentence.starts_with(expected), "{finding:?}");
 }
 
 #[test]
@@ -78,8 +78,8 @@ fn processes_that_exit_with_0_ended_in_order_whether_they_closed_their_rings_or_
         .map(|rank| exits(dead(record(rank, 2, &between), 1.5), 0, 1.5))
         .collect();
     let report = judge(&dumps, 40.0);
-    let said = "all 2 ranks ended in order, the last at 13:00:01 UTC";
-    assert_eq!(end(&report), (EndKind::Ended, said));
+    let expected = "all 2 ranks ended in order, the last at 13:00:01 UTC";
+    assert_eq!(end(&report), (EndKind::Ended, expected));
     assert_eq!((report.verdict, report.exit_code()), (Verdict::Ended, 0));
 }
 
@@ -94,8 +94,8 @@ fn a_process_that_exits_with_an_error_is_named_with_its_code() {
     ];
     let report = judge(&dumps, 40.0);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
-    let said = "the job was over at 13:00:01 UTC: the process of rank 1 ended first; rank 1 exited with code 3";
-    assert_eq!(end(&report), (EndKind::Crashed, said));
+    let expected = "the job was over at 13:00:01 UTC: the process of rank 1 ended first; rank 1 exited with code 3";
+    assert_eq!(end(&report), (EndKind::Crashed, expected));
     // At once, not only after the others have gone on for long.
     let policy = Policy {
         snapshot: true,
@@ -113,10 +113,10 @@ fn a_process_that_exits_with_an_error_is_named_with_its_code() {
     let report = analyze(&beside, &policy);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
     let report = judge(&[first, failed, last], 40.0);
-    let said = "the process of rank 1 is gone: it was in phase `raised ValueError: bad batch`; no operation of it was unfinished; \
-                it exited with code 3";
+    let expected = "the process of rank 1 is gone: it was in phase `raised ValueError: bad batch`; no operation of it \
+                    was unfinished; it exited with code 3";
     assert!(
-        report.findings[0].sentence.starts_with(said),
+        report.findings[0].sentence.starts_with(expected),
         "{:?}",
         report.findings[0]
     );
@@ -129,8 +129,8 @@ fn processes_that_exit_together_were_not_terminated_from_outside() {
         .map(|rank| exits(dead(record(rank, 2, &inside), 1.5), 1, 1.5))
         .collect();
     let report = judge(&dumps, 40.0);
-    let said = "all 2 ranks ended by 13:00:01 UTC, none in order; rank 0 exited with code 1";
-    assert_eq!(end(&report), (EndKind::Crashed, said));
+    let expected = "all 2 ranks ended by 13:00:01 UTC, none in order; rank 0 exited with code 1";
+    assert_eq!(end(&report), (EndKind::Crashed, expected));
 }
 
 #[test]
@@ -172,15 +172,16 @@ fn a_rank_that_was_terminated_after_a_failure_is_not_said_to_have_ended_first() 
     };
     // The other two gave signs of life after rank 0 had failed.
     let ended = [harmed(), other(1, 1.2), other(2, 3.0), other(3, 3.0)];
-    let said = "the job was over at 13:00:03 UTC: the process of rank 1 ended first";
-    assert_eq!(first(&ended), (vec![1], said.to_owned()));
+    let expected = "the job was over at 13:00:03 UTC: the process of rank 1 ended first";
+    assert_eq!(first(&ended), (vec![1], expected.to_owned()));
     let ended = [harmed(), other(1, 1.2), other(2, 1.3), other(3, 3.0)];
-    let said = "the job was over at 13:00:03 UTC; one of ranks 1 and 2 ended first, and the records do not show which";
-    assert_eq!(first(&ended), (vec![], said.to_owned()));
+    let expected = "the job was over at 13:00:03 UTC; one of ranks 1 and 2 ended first, and the records do not show \
+                    which";
+    assert_eq!(first(&ended), (vec![], expected.to_owned()));
     let ended = [harmed(), other(1, 2.9), other(2, 3.0), other(3, 3.0)];
-    let said =
+    let expected =
         "the job was over at 13:00:03 UTC; the records do not show whose process ended first";
-    assert_eq!(first(&ended), (vec![], said.to_owned()));
+    assert_eq!(first(&ended), (vec![], expected.to_owned()));
 }
 
 #[test]
@@ -196,8 +197,9 @@ fn a_rank_that_was_asked_to_end_is_not_accused_in_place_of_the_one_that_aborted(
     // Of two that noted nothing, either may have.
     let dumps = [dead(of(0), 1.1), dead(of(1), 1.2), asked(2, 1.8)];
     let report = judge(&dumps, 40.0);
-    let said = "the job was over at 13:00:01 UTC; one of ranks 0 and 1 ended first, and the records do not show which";
-    assert_eq!(end(&report), (EndKind::Crashed, said));
+    let expected = "the job was over at 13:00:01 UTC; one of ranks 0 and 1 ended first, and the records do not show \
+                    which";
+    assert_eq!(end(&report), (EndKind::Crashed, expected));
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     // If all were asked to end, that came from outside.
     let dumps = [asked(0, 1.6), asked(1, 1.7), asked(2, 1.8)];
@@ -219,7 +221,11 @@ fn of_processes_that_are_gone_while_another_lives_none_is_said_to_be_the_first()
     };
     let report = analyze(&dumps, &policy);
     assert_eq!(report.verdict, Verdict::Stuck);
-    for finding in report.findings.iter().filter(|it| it.code == Code::E150) {
+    for finding in report
+        .findings
+        .iter()
+        .filter(|finding| finding.code == Code::E150)
+    {
         assert!(finding.confidence <= 0.5, "{finding:?}");
         assert_eq!(finding.alternatives, [vec![0], vec![1]]);
     }

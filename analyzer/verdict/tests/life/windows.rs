@@ -80,10 +80,10 @@ fn a_wait_for_a_signal_of_a_rank_that_waits_itself_accuses_neither_alone() {
     ];
     let report = analyze(&dumps, &Policy::default());
     assert_eq!(root(&report), (Verdict::Stuck, Code::E130, &[][..]));
-    let said = "ranks 0 and 1 wait on each other in a cycle; which of them took the wrong order or left an operation out \
-                is not known";
+    let expected = "ranks 0 and 1 wait on each other in a cycle; which of them took the wrong order or left an \
+                    operation out is not known";
     assert!(
-        report.findings[0].sentence.starts_with(said),
+        report.findings[0].sentence.starts_with(expected),
         "{:?}",
         report.findings[0]
     );

@@ -10,8 +10,8 @@ use rcomm_verdict::{Code, Finding, Policy, Verdict, analyze};
 
 fn lints(dumps: &[Dump]) -> Vec<Finding> {
     let report = analyze(dumps, &Policy::default());
-    let lint = |one: &Finding| matches!(one.code, Code::W270 | Code::W280 | Code::W290);
-    report.findings.into_iter().filter(lint).collect()
+    let is_lint = |finding: &Finding| matches!(finding.code, Code::W270 | Code::W280 | Code::W290);
+    report.findings.into_iter().filter(is_lint).collect()
 }
 
 /// All ranks issue one operation after the other from these lines of the source.
@@ -32,32 +32,32 @@ fn two_calls_that_a_rank_crosses_are_named_with_their_places() {
         &[10, 20, 20, 10, 10, 20],
         usual,
     ]));
-    let [one] = found.as_slice() else {
+    let [finding] = found.as_slice() else {
         panic!("{found:?}")
     };
     assert_eq!(
-        (one.code, one.culprit_ranks.as_slice()),
+        (finding.code, finding.culprit_ranks.as_slice()),
         (Code::W270, &[2][..])
     );
     assert!(
-        one.sentence.starts_with(
+        finding.sentence.starts_with(
             "rank 2 issued #3 and #4 on group default_pg from train.py:20 and train.py:10, ranks 0, 1 and 3 from train.py:10 \
              and train.py:20:"
         ),
         "{}",
-        one.sentence
+        finding.sentence
     );
 }
 
 #[test]
 fn of_two_ranks_that_cross_neither_is_blamed() {
     let found = lints(&from_lines(&[&[10, 20, 10, 20, 10], &[10, 20, 20, 10, 10]]));
-    let [one] = found.as_slice() else {
+    let [finding] = found.as_slice() else {
         panic!("{found:?}")
     };
-    assert_eq!(one.code, Code::W270);
-    assert!(one.culprit_ranks.is_empty());
-    assert_eq!(one.alternatives.len(), 2);
+    assert_eq!(finding.code, Code::W270);
+    assert!(finding.culprit_ranks.is_empty());
+    assert_eq!(finding.alternatives.len(), 2);
 }
 
 #[test]
@@ -68,18 +68,19 @@ fn a_crossing_is_seen_through_a_wrapper_that_all_calls_go_through() {
         usual,
         &[1010, 1020, 1020, 1010, 1010, 1020],
     ]));
-    let [one] = found.as_slice() else {
+    let [finding] = found.as_slice() else {
         panic!("{found:?}")
     };
     assert_eq!(
-        (one.code, one.culprit_ranks.as_slice()),
+        (finding.code, finding.culprit_ranks.as_slice()),
         (Code::W270, &[2][..])
     );
     assert!(
-        one.sentence
+        finding
+            .sentence
             .contains("from train.py:1020 and train.py:1010"),
         "{}",
-        one.sentence
+        finding.sentence
     );
 }
 
@@ -133,17 +134,21 @@ fn in_two_groups(backend: &str, odd: usize) -> Vec<Dump> {
 fn groups_in_the_inverted_order_are_named_though_all_operations_completed() {
     for odd in 0..3 {
         let found = lints(&in_two_groups("nccl", odd));
-        let [one] = found.as_slice() else {
+        let [finding] = found.as_slice() else {
             panic!("{found:?}")
         };
         assert_eq!(
-            (one.code, one.culprit_ranks.as_slice()),
+            (finding.code, finding.culprit_ranks.as_slice()),
             (Code::W280, &[odd as u32][..])
         );
         let issues = format!(
             "rank {odd} issues all_reduce #2 on group dp before all_reduce #2 on group default_pg, "
         );
-        assert!(one.sentence.starts_with(&issues), "{}", one.sentence);
+        assert!(
+            finding.sentence.starts_with(&issues),
+            "{}",
+            finding.sentence
+        );
     }
     assert_eq!(lints(&in_two_groups("nccl", 3)), []);
 }
@@ -162,15 +167,16 @@ fn opposite_sends_are_named_unless_one_side_receives_first_or_both_are_batched()
         "nccl",
         [[send(1, 1), receive(1, 2)], [send(0, 1), receive(0, 2)]],
     );
-    let [one] = found.as_slice() else {
+    let [finding] = found.as_slice() else {
         panic!("{found:?}")
     };
-    assert_eq!(one.code, Code::W290);
+    assert_eq!(finding.code, Code::W290);
     assert!(
-        one.sentence
+        finding
+            .sentence
             .starts_with("ranks 0 and 1 each send to the other before"),
         "{}",
-        one.sentence
+        finding.sentence
     );
     let in_order = [[send(1, 1), receive(1, 2)], [receive(0, 1), send(0, 2)]];
     assert_eq!(world("nccl", in_order), []);
@@ -276,10 +282,13 @@ fn a_job_with_an_operation_that_only_its_groups_status_shows_is_not_called_healt
     };
     let report = analyze(&dumps(4), &Policy::default());
     assert_eq!(report.verdict, Verdict::Inconclusive);
-    let said = "by the status of group default_pg, ranks 0 and 1 have issued an operation on it and not completed it, and the \
-                rings hold none that is pending";
+    let expected = "by the status of group default_pg, ranks 0 and 1 have issued an operation on it and not completed \
+                    it, and the rings hold none that is pending";
     let mut problems = report.problems.iter();
-    assert!(problems.any(|it| it.sentence == said), "{report:?}");
+    assert!(
+        problems.any(|problem| problem.sentence == expected),
+        "{report:?}"
+    );
     let report = analyze(&dumps(5), &Policy::default());
     assert_eq!(report.verdict, Verdict::Healthy);
 }

@@ -190,8 +190,8 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
     }
 }
 
-/// The end of a clause: the phase that all ranks named last, if it is the same. PyTorch's recorder so names an
-/// exception and operations that are left.
+/// The end of a clause: the phase that all ranks named last, if it is the same. The recorder for PyTorch names an
+/// exception that ends the program, and operations that are under way at its end, in a phase.
 fn common_phase(ctx: &Context<'_>) -> String {
     let statuses = ctx
         .aligned

@@ -100,9 +100,9 @@ fn main() -> Result<()> {
     let mut config = Config::from_environment()?;
     config.backend = "cpu:counting".to_owned();
     let counts = Arc::new(Counts::default());
-    let for_factory = counts.clone();
+    let factory_counts = counts.clone();
     let world = World::builder(config)
-        .backend(move |world| Ok(Arc::new(CountingFactory::open(world, for_factory)?)))
+        .backend(move |world| Ok(Arc::new(CountingFactory::open(world, factory_counts)?)))
         .init()?;
 
     let mut numbers = vec![1.0f64; 1000];

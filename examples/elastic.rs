@@ -1,13 +1,13 @@
-//! Trains, loses a rank on the way, goes on without it, and takes up a process in its place: no other process starts
-//! again.
+//! A training that loses a rank, goes on without it, and then takes in a new process in its place. The other processes
+//! are not restarted.
 //!
 //! ```text
 //! rcomm-run -n 4 --replace 1 target/release/examples/elastic
 //! ```
 //!
-//! Rank 1 kills itself in step 7. The others shrink their world, train four more steps, and then make it anew with the
-//! process that `rcomm-run` has started meanwhile: it gets the weights from them. The losses of all steps and the
-//! weights at the end are those of one process that trains on the data of the same ranks in each step, to the bit.
+//! Rank 1 kills itself in step 7. The others shrink their world and train four more steps. Then they grow it again, by
+//! the process that `rcomm-run` has started meanwhile, and give it their weights. The losses of all steps and the final
+//! weights equal, bit by bit, those of one process that trains on the data of the same ranks in each step.
 #![allow(clippy::print_stdout)]
 
 use anyhow::{Result, ensure};
@@ -16,13 +16,13 @@ use rustix::process::{Signal, getpid, kill_process};
 use std::time::Duration;
 
 const STEPS: u32 = 16;
-/// Where rank 1 is lost.
+/// The step in which rank 1 kills itself.
 const LOST_AT: u32 = 7;
-/// Where the ranks that are left take up a process in its place.
+/// The step before which the remaining ranks take in the new process.
 const GROWN_AT: u32 = 11;
 const WEIGHTS: usize = 8;
-/// The longest time that the ranks that are left take to notice that one was lost.
-const NOTICED: Duration = Duration::from_secs(5);
+/// How long a remaining rank waits for the others before it counts those that are absent as lost.
+const ABSENT_AFTER: Duration = Duration::from_secs(5);
 
 /// The training's state: what a process must know to take part.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,8 +46,8 @@ impl State {
         self.losses.len() as u32
     }
 
-    /// Makes one step with these ranks. `average` is given the sum of the squared distances of a rank, and then the
-    /// gradient; it replaces them by the averages over the ranks.
+    /// Trains one step of `rank`, in which `ranks` take part. `average` replaces the loss and the gradient of `rank` by
+    /// their averages over `ranks`.
     fn train(
         &mut self,
         rank: u32,
@@ -66,13 +66,13 @@ impl State {
     }
 }
 
-/// The loss of one rank in one step, and its gradient: of the distance to a point that differs between ranks and
-/// steps. Small whole numbers, so that sums are exact in any order.
+/// The loss of one rank in one step, followed by half its gradient. The loss is the squared distance to a point that
+/// differs between ranks and steps. All numbers are whole and small, so their sums are exact in any order.
 fn loss_and_gradient(weights: &[f32], step: u32, rank: u32) -> Vec<f32> {
-    let target = |at: usize| (((step + rank) as usize * 3 + at) % 7) as f32;
+    let target = |index: usize| (((step + rank) as usize * 3 + index) % 7) as f32;
     let gradient: Vec<f32> = (0..)
         .zip(weights)
-        .map(|(at, weight)| weight.round() - target(at))
+        .map(|(index, weight)| weight.round() - target(index))
         .collect();
     let loss = gradient.iter().map(|distance| distance * distance).sum();
     [&[loss], &gradient[..]].concat()
@@ -103,7 +103,7 @@ fn main() -> Result<()> {
             Ok(group.all_reduce(numbers, ReduceOp::Avg)?)
         });
         if trained.is_err() {
-            let lost = group.find_absent(NOTICED)?;
+            let lost = group.find_absent(ABSENT_AFTER)?;
             world.shrink(&lost)?;
             share(&world, &mut state)?;
         }
@@ -138,18 +138,18 @@ fn share(world: &World, state: &mut State) -> Result<()> {
     Ok(())
 }
 
-/// The same training in one process.
+/// The state after the same training in one process; `ranks` holds the ranks that took part in each step.
 fn alone(ranks: &[Vec<u32>]) -> Result<State> {
     let mut state = State::new();
     for ranks in ranks {
         let (weights, step) = (state.weights.clone(), state.step());
         state.train(ranks[0], ranks, |numbers| {
             for &rank in &ranks[1..] {
-                let theirs = loss_and_gradient(&weights, step, rank);
+                let of_rank = loss_and_gradient(&weights, step, rank);
                 numbers
                     .iter_mut()
-                    .zip(theirs)
-                    .for_each(|(sum, it)| *sum += it);
+                    .zip(of_rank)
+                    .for_each(|(sum, number)| *sum += number);
             }
             numbers
                 .iter_mut()

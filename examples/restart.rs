@@ -1,11 +1,11 @@
-//! Trains, loses a rank on the way, and goes on from its last step once the launcher has started all ranks again.
+//! A training that loses a rank, and goes on from its last checkpoint once the launcher has restarted all ranks.
 //!
 //! ```text
 //! rcomm-run -n 3 --max-restarts 1 target/release/examples/restart /tmp/checkpoint
 //! ```
 //!
-//! Rank 1 exits in the middle of the first attempt. In the second one every rank reads the checkpoint that rank 0 wrote
-//! after each step. The weights at the end are those of a run that lost no rank, to the bit.
+//! Rank 1 exits in the middle of the first attempt. In the second one rank 0 reads the checkpoint that it wrote after
+//! each step, and broadcasts it. The final weights equal, bit by bit, those of a run that lost no rank.
 #![allow(clippy::print_stdout)]
 
 use anyhow::{Context, Result, ensure};
@@ -14,7 +14,7 @@ use rcomm::{Config, World};
 use std::path::{Path, PathBuf};
 
 const STEPS: u32 = 12;
-/// Where the first attempt loses a rank.
+/// The step in which the first attempt loses a rank.
 const LOST_AT: u32 = 7;
 const WEIGHTS: usize = 8;
 
@@ -25,12 +25,12 @@ fn main() -> Result<()> {
     let (rank, size, attempt) = (world.rank(), world.size(), world.place().attempt);
 
     // Rank 0 reads the checkpoint, and the others get what it read: they may be on other hosts.
-    let mut read: (u32, Vec<f32>) = (0, vec![1.0; WEIGHTS]);
+    let mut checkpoint: (u32, Vec<f32>) = (0, vec![1.0; WEIGHTS]);
     if rank == 0 && attempt > 0 {
-        read = read_checkpoint(&path)?;
+        checkpoint = read_checkpoint(&path)?;
     }
-    world.group().broadcast_object(&mut read, 0)?;
-    let (first, mut weights) = read;
+    world.group().broadcast_object(&mut checkpoint, 0)?;
+    let (first, mut weights) = checkpoint;
     let names = vec![Parameter::new("weights", &[WEIGHTS as u64])];
     let mut reducer = Reducer::<f32>::new(world.group(), names, ReducerOptions::default())?;
     for step in first..STEPS {
@@ -58,12 +58,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The gradient of the squared distance to a point that differs between ranks and steps: small whole numbers, so that
-/// sums are exact in any order.
-fn gradient(weights: &[f32], step: u32, rank: u32, into: &mut [f32]) {
-    for (at, (into, weight)) in into.iter_mut().zip(weights).enumerate() {
-        let target = ((step + rank) as usize * 3 + at) % 7;
-        *into = weight.round() - target as f32;
+/// Writes to `gradients` the gradient of half the squared distance to a point that differs between ranks and steps. All
+/// numbers are whole and small, so their sums are exact in any order.
+fn gradient(weights: &[f32], step: u32, rank: u32, gradients: &mut [f32]) {
+    for (index, (gradient, weight)) in gradients.iter_mut().zip(weights).enumerate() {
+        let target = ((step + rank) as usize * 3 + index) % 7;
+        *gradient = weight.round() - target as f32;
     }
 }
 
@@ -73,7 +73,7 @@ fn descend(weights: &mut [f32], gradient: &[f32]) {
     }
 }
 
-/// The same training in one process.
+/// The final weights of the same training in one process.
 fn alone(size: u32) -> Vec<f32> {
     let mut weights = vec![1.0; WEIGHTS];
     let (mut sum, mut of_rank) = (vec![0.0f32; WEIGHTS], vec![0.0f32; WEIGHTS]);
@@ -83,7 +83,7 @@ fn alone(size: u32) -> Vec<f32> {
             gradient(&weights, step, rank, &mut of_rank);
             sum.iter_mut()
                 .zip(&of_rank)
-                .for_each(|(sum, it)| *sum += it);
+                .for_each(|(sum, gradient)| *sum += gradient);
         }
         let average: Vec<f32> = sum.iter().map(|sum| sum / size as f32).collect();
         descend(&mut weights, &average);
@@ -91,9 +91,10 @@ fn alone(size: u32) -> Vec<f32> {
     weights
 }
 
-/// The first line is the number of steps, the second the bits of the weights.
+/// Writes the number of steps in the first line, and the bits of the weights in the second.
 fn write_checkpoint(path: &Path, steps: u32, weights: &[f32]) -> Result<()> {
-    let bits: Vec<String> = weights.iter().map(|it| it.to_bits().to_string()).collect();
+    let bits = weights.iter().map(|weight| weight.to_bits().to_string());
+    let bits: Vec<String> = bits.collect();
     // A rank that is killed while it writes leaves the file of the step before.
     let new = path.with_extension("new");
     std::fs::write(&new, format!("{steps}\n{}\n", bits.join(" ")))?;
@@ -108,6 +109,6 @@ fn read_checkpoint(path: &Path) -> Result<(u32, Vec<f32>)> {
         .context("the checkpoint has no second line")?;
     let weights = bits
         .split_whitespace()
-        .map(|it| Ok(f32::from_bits(it.parse()?)));
+        .map(|word| Ok(f32::from_bits(word.parse()?)));
     Ok((steps.parse()?, weights.collect::<Result<_>>()?))
 }

@@ -40,8 +40,8 @@ impl Adam {
             1.0 - DECAY.powi(self.step),
             1.0 - SQUARE_DECAY.powi(self.step),
         );
-        for (at, (weight, gradient)) in weights.iter_mut().zip(gradients).enumerate() {
-            let (mean, square) = (&mut self.mean[at], &mut self.square[at]);
+        for (index, (weight, gradient)) in weights.iter_mut().zip(gradients).enumerate() {
+            let (mean, square) = (&mut self.mean[index], &mut self.square[index]);
             *mean = DECAY * *mean + (1.0 - DECAY) * gradient;
             *square = SQUARE_DECAY * *square + (1.0 - SQUARE_DECAY) * gradient * gradient;
             *weight -= RATE * (*mean / mean_scale) / ((*square / square_scale).sqrt() + 1e-8);
@@ -58,7 +58,7 @@ fn main() -> Result<()> {
     let group = world.group();
     let (rank, size) = (group.rank() as usize, group.size() as usize);
 
-    // Parts of equal length: the last one is filled up with weights that nothing uses.
+    // Parts of equal length: the last one is padded with weights that nothing uses.
     let part = WEIGHTS.div_ceil(size);
     let mut weights = vec![0.0; part * size];
     let (mut gradients, mut part_gradients) = (vec![0.0; part * size], vec![0.0; part]);
@@ -71,16 +71,16 @@ fn main() -> Result<()> {
         group.all_gather_single(&part_weights, &mut weights)?;
     }
 
-    let (expected, whole) = alone(size);
+    let (expected, undivided_bytes) = alone(size);
     let differences = weights.iter().zip(&expected).map(|(a, b)| (a - b).abs());
     let largest = differences.fold(0.0, f32::max);
     ensure!(
         largest < 1e-4,
         "the weights differ by up to {largest} from those of one process"
     );
-    let distance = weights[..WEIGHTS].iter().enumerate();
-    let distance = distance
-        .map(|(at, it)| (it - target(at)).abs())
+    let distances = weights[..WEIGHTS].iter().enumerate();
+    let distance = distances
+        .map(|(index, weight)| (weight - target(index)).abs())
         .fold(0.0, f32::max);
     ensure!(
         distance < 0.5,
@@ -88,26 +88,28 @@ fn main() -> Result<()> {
     );
     if rank == 0 {
         let bytes = optimizer.bytes();
-        println!("the weights are those of one process; optimizer state: {bytes} bytes of {whole}");
+        println!(
+            "the weights are those of one process; optimizer state: {bytes} bytes of {undivided_bytes}"
+        );
     }
     world.shutdown()?;
     Ok(())
 }
 
-/// Where each weight should end.
-fn target(at: usize) -> f32 {
-    (at % 5) as f32 / 4.0
+/// The value that the weight of this index is trained towards.
+fn target(index: usize) -> f32 {
+    (index % 5) as f32 / 4.0
 }
 
-/// The gradient of half the squared distance to the target, with noise.
-fn gradient(weights: &[f32], step: usize, rank: usize, into: &mut [f32]) {
-    for (at, (into, weight)) in into.iter_mut().zip(weights).enumerate() {
-        let noise = ((at + step * 7 + rank * 3) % 11) as f32 / 11.0 - 0.45;
-        *into = weight - target(at) + 0.1 * noise;
+/// Writes to `gradients` the gradient of half the squared distance to the target, with noise.
+fn gradient(weights: &[f32], step: usize, rank: usize, gradients: &mut [f32]) {
+    for (index, (gradient, weight)) in gradients.iter_mut().zip(weights).enumerate() {
+        let noise = ((index + step * 7 + rank * 3) % 11) as f32 / 11.0 - 0.45;
+        *gradient = weight - target(index) + 0.1 * noise;
     }
 }
 
-/// The same training in one process, and the size of its optimizer's state.
+/// The final weights of the same training in one process, and the size of its optimizer's state, bytes.
 fn alone(size: usize) -> (Vec<f32>, usize) {
     let mut weights = vec![0.0; WEIGHTS];
     let (mut sum, mut of_rank) = (vec![0.0; WEIGHTS], vec![0.0; WEIGHTS]);
@@ -118,7 +120,7 @@ fn alone(size: usize) -> (Vec<f32>, usize) {
             gradient(&weights, step, rank, &mut of_rank);
             sum.iter_mut()
                 .zip(&of_rank)
-                .for_each(|(sum, it): (&mut f32, _)| *sum += it);
+                .for_each(|(sum, gradient): (&mut f32, _)| *sum += gradient);
         }
         sum.iter_mut().for_each(|sum| *sum /= size as f32);
         optimizer.update(&mut weights, &sum);

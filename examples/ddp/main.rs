@@ -36,8 +36,8 @@ fn main() -> Result<()> {
     // Check that the weights of all ranks are equal, bit by bit.
     for parameter in &trainer.model.parameters {
         let weights: Vec<f32> = parameter.flatten_all()?.to_vec1()?;
-        let all = group.all_gather_tensor(parameter.as_tensor())?;
-        let gathered: Vec<f32> = all.flatten_all()?.to_vec1()?;
+        let gathered = group.all_gather_tensor(parameter.as_tensor())?;
+        let gathered: Vec<f32> = gathered.flatten_all()?.to_vec1()?;
         ensure!(
             gathered == weights.repeat(size),
             "the weights of the ranks differ"
@@ -55,8 +55,9 @@ fn alone() -> Result<Vec<f32>> {
     let model = Model::new(0)?;
     let mut curve = Vec::new();
     for step in 0..STEPS {
-        let (loss, gradients) = model.backward(&Batch::of_step(step, BATCH)?)?;
-        let gradients = model.parameters.iter().map(|it| gradients.get(it).cloned());
+        let (loss, store) = model.backward(&Batch::of_step(step, BATCH)?)?;
+        let gradients = model.parameters.iter();
+        let gradients = gradients.map(|parameter| store.get(parameter).cloned());
         let gradients: Option<Vec<Tensor>> = gradients.collect();
         let gradients = gradients.context("a parameter has no gradient")?;
         model.descend(&gradients, RATE)?;
@@ -65,6 +66,8 @@ fn alone() -> Result<Vec<f32>> {
     Ok(curve)
 }
 
+/// Prints the loss curves of all ranks together and of one process alone. Fails if they differ by more than rounding
+/// explains, or if the loss did not fall.
 fn compare(together: &[f32], alone: &[f32]) -> Result<()> {
     println!("{:>6} {:>12} {:>12}", "step", "together", "alone");
     for step in (0..STEPS).step_by(STEPS / 10).chain([STEPS - 1]) {
@@ -73,7 +76,7 @@ fn compare(together: &[f32], alone: &[f32]) -> Result<()> {
     let difference = |(a, b): (&f32, &f32)| (a - b).abs() / b.abs();
     let largest = together.iter().zip(alone).map(difference);
     let largest = largest.fold(0.0, f32::max);
-    println!("the curves differ by at most {largest:.1e} of their height");
+    println!("the curves differ by at most {largest:.1e} of their values");
     ensure!(largest < 1e-3, "this is more than rounding explains");
     ensure!(
         together[STEPS - 1] < together[0] / 20.0,

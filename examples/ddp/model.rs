@@ -35,10 +35,12 @@ impl Model {
 
     /// Returns the mean squared error over the points of a batch, and the gradients.
     pub(crate) fn backward(&self, batch: &Batch) -> Result<(f32, GradStore)> {
-        let [weight, bias, output, offset] = [0, 1, 2, 3].map(|at| self.parameters[at].as_tensor());
-        let hidden = batch.points.matmul(weight)?.broadcast_add(bias)?.tanh()?;
-        let guess = hidden.matmul(output)?.broadcast_add(offset)?;
-        let loss = (guess - &batch.values)?.sqr()?.mean_all()?;
+        let [hidden_weight, hidden_bias, output_weight, output_bias] =
+            [0, 1, 2, 3].map(|index| self.parameters[index].as_tensor());
+        let hidden = batch.points.matmul(hidden_weight)?;
+        let hidden = hidden.broadcast_add(hidden_bias)?.tanh()?;
+        let output = hidden.matmul(output_weight)?.broadcast_add(output_bias)?;
+        let loss = (output - &batch.values)?.sqr()?.mean_all()?;
         Ok((loss.to_scalar()?, loss.backward()?))
     }
 
@@ -69,10 +71,10 @@ impl Batch {
         })
     }
 
-    /// Returns part `at` of `parts` equal parts; a remainder is left out.
-    pub(crate) fn part(&self, at: usize, parts: usize) -> Result<Self> {
+    /// Returns one of `parts` equal parts, by its index from 0; a remainder is left out.
+    pub(crate) fn part(&self, index: usize, parts: usize) -> Result<Self> {
         let count = self.points.dim(0)? / parts;
-        let part = |tensor: &Tensor| tensor.narrow(0, at * count, count);
+        let part = |tensor: &Tensor| tensor.narrow(0, index * count, count);
         Ok(Self {
             points: part(&self.points)?,
             values: part(&self.values)?,

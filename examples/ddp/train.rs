@@ -9,7 +9,7 @@ use rcomm::data_parallel::{Parameter, Reducer, ReducerOptions};
 use rcomm::{Buffer, ProcessGroup};
 use rcomm_candle::{TensorGroup, read, tensor_of};
 
-/// Points of a batch, of all ranks together.
+/// Number of points of a batch, of all ranks together.
 pub(crate) const BATCH: usize = 240;
 /// The learning rate.
 pub(crate) const RATE: f64 = 0.1;
@@ -49,12 +49,12 @@ impl Trainer {
 
     /// Averages the gradients over all ranks. The last parameter is the first to be ready, as in backpropagation.
     fn average(&mut self, gradients: &GradStore) -> Result<Vec<Tensor>> {
-        for (at, parameter) in self.model.parameters.iter().enumerate().rev() {
+        for (index, parameter) in self.model.parameters.iter().enumerate().rev() {
             let gradient = gradients.get(parameter);
             let gradient = gradient.context("a parameter has no gradient")?;
             read(gradient, |buffer| {
                 let values = buffer.as_slice::<f32>().unwrap_or_default();
-                self.reducer.ready(at, values)
+                self.reducer.ready(index, values)
             })?;
         }
         let averages = self.reducer.finish()?.into_iter().zip(PARAMETERS);

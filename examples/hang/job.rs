@@ -29,7 +29,7 @@ pub(crate) struct Outcome {
     pub(crate) directory: PathBuf,
 }
 
-/// The job: four processes.
+/// The job: four processes. They are killed when it is dropped.
 pub(crate) struct Job {
     fault: Fault,
     name: String,
@@ -162,6 +162,7 @@ impl Job {
         })
     }
 
+    /// Kills the ranks that still run, and waits for their processes and their output.
     fn end(&mut self) {
         for rank in &mut self.ranks {
             // The process may have ended already.
@@ -185,10 +186,10 @@ fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Prints each line of `from` with the number of its rank, on a new thread.
-fn print_lines(rank: u32, from: impl Read + Send + 'static) -> JoinHandle<()> {
+/// Prints each line of a rank's output with the rank's number, on a new thread, until the output ends.
+fn print_lines(rank: u32, output: impl Read + Send + 'static) -> JoinHandle<()> {
     std::thread::spawn(move || {
-        for line in BufReader::new(from).lines().map_while(Result::ok) {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
             print_line(&format!("[rank {rank}] {line}"));
         }
     })

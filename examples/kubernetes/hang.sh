@@ -3,8 +3,8 @@
 #
 #   examples/kubernetes/hang.sh SELECTOR [CONTAINER]     # SELECTOR as in training.kubeflow.org/job-name=train
 #
-# The container needs the program rcomm-fr: the wheel has it, and so has the sidecar of sidecar.yaml. The job goes on. A
-# pod that does not answer in two minutes is missing in the report, which says so.
+# The container needs the program rcomm-fr: the wheel has it, and so has the sidecar of sidecar.yaml. The job goes on.
+# The report names a pod that does not answer within two minutes as missing.
 set -uo pipefail
 
 selector=${1:?the label selector of the pods}

@@ -11,15 +11,15 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
-    /// Returns layer number `at`, with a weight matrix near the identity.
-    pub(crate) fn new(at: u32) -> Self {
+    /// Returns the layer of this number, with a weight matrix near the identity.
+    pub(crate) fn new(number: u32) -> Self {
         let weight_at = |index: usize| {
             let diagonal = if index.is_multiple_of(WIDTH + 1) {
                 1.0
             } else {
                 0.0
             };
-            diagonal + 0.1 * (index as f32 + at as f32 * 0.37).cos()
+            diagonal + 0.1 * (index as f32 + number as f32 * 0.37).cos()
         };
         Self {
             weight: (0..WIDTH * WIDTH).map(weight_at).collect(),
@@ -58,8 +58,8 @@ impl Layer {
 /// Returns the mean squared error, and writes its gradient with respect to `output` to `gradient`.
 pub(crate) fn loss(output: &[f32], target: &[f32], gradient: &mut [f32]) -> f32 {
     let mut loss = 0.0;
-    for ((out, want), gradient) in output.iter().zip(target).zip(gradient) {
-        let error = out - want;
+    for ((out, expected), gradient) in output.iter().zip(target).zip(gradient) {
+        let error = out - expected;
         loss += error * error / WIDTH as f32;
         *gradient = 2.0 * error / WIDTH as f32;
     }

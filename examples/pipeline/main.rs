@@ -71,14 +71,14 @@ fn train(group: &ProcessGroup, layer: &mut Layer, step: usize) -> Result<f32> {
     }
     let mut loss = 0.0;
     for micro in 0..MICRO_BATCHES {
-        let at = micro as usize;
+        let index = micro as usize;
         let mut gradient = vec![0.0; WIDTH];
         if rank == last {
-            loss += layer::loss(&outputs[at], &sample(step, micro), &mut gradient);
+            loss += layer::loss(&outputs[index], &sample(step, micro), &mut gradient);
         } else {
             group.recv(&mut gradient, rank + 1, BACKWARD + micro)?;
         }
-        let input_gradient = layer.backward(&inputs[at], &outputs[at], &gradient);
+        let input_gradient = layer.backward(&inputs[index], &outputs[index], &gradient);
         if rank != 0 {
             sends.push(group.send_async(input_gradient, rank - 1, BACKWARD + micro)?);
         }
@@ -103,8 +103,8 @@ fn alone(layers: u32) -> (Vec<Layer>, f32) {
             }
             let mut gradient = vec![0.0; WIDTH];
             loss += layer::loss(&values[values.len() - 1], &values[0], &mut gradient);
-            for (at, layer) in model.iter_mut().enumerate().rev() {
-                gradient = layer.backward(&values[at], &values[at + 1], &gradient);
+            for (index, layer) in model.iter_mut().enumerate().rev() {
+                gradient = layer.backward(&values[index], &values[index + 1], &gradient);
             }
         }
         model.iter_mut().for_each(|layer| layer.descend(RATE));

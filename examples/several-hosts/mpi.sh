@@ -2,7 +2,7 @@
 # Runs a program on several hosts under Open MPI.
 #
 #   examples/several-hosts/mpi.sh node1:4,node2:4 target/release/ddp
-#   examples/several-hosts/mpi.sh imitate:2x2 target/release/ddp     # two hosts with two ranks each, imitated on this
+#   examples/several-hosts/mpi.sh imitate:2x2 target/release/ddp     # two hosts with two ranks each, imitated here
 #
 # The first host serves the job's store on port MASTER_PORT (29500). Ranks of an imitated host share no memory with those
 # of the others and reach them over TCP, as on real hosts.
@@ -13,7 +13,7 @@ shift
 : "${1:?the program}"
 
 export MASTER_PORT=${MASTER_PORT:-29500}
-# The same on all ranks: each data connection proves it.
+# All ranks need the same secret: each data connection proves that it knows it.
 RCOMM_JOB_SECRET=${RCOMM_JOB_SECRET:-$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')}
 export RCOMM_JOB_SECRET
 

@@ -11,13 +11,13 @@ paths=()
 for folder in /tmp/rcomm-dumps-"$SLURM_JOB_UID"/"$SLURM_JOB_ID".*; do
     [ -d "$folder" ] && paths+=("$folder")
 done
-for ring in "$rings/$SLURM_JOB_ID".*; do
-    [ -d "$ring" ] && paths+=("$ring")
+for folder in "$rings/$SLURM_JOB_ID".*; do
+    [ -d "$folder" ] && paths+=("$folder")
 done
 [ ${#paths[@]} -gt 0 ] || exit 0
 
 mkdir -p "$keep/$SLURM_JOB_ID"
-# An epilog that fails drains the node: whatever happens here, it ends well and in time.
+# Slurm drains a node whose epilog fails, so this one has a time limit and always exits with 0.
 timeout 60 rcomm-fr collect -o "$keep/$SLURM_JOB_ID/$SLURMD_NODENAME.rcap" "${paths[@]}" || true
 chown -R "$SLURM_JOB_UID" "$keep/$SLURM_JOB_ID" || true
 rm -rf "${paths[@]}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# TaskProlog of Slurm: settings with which every PyTorch job can be looked into. Lines `export NAME=VALUE` that it
-# prints become the environment of the task.
+# TaskProlog of Slurm: settings by which every PyTorch job leaves records. Slurm adds the lines `export NAME=VALUE` that
+# this script prints to the environment of the task.
 #
 #   TaskProlog=/etc/slurm/rcomm-prolog.sh        # in slurm.conf
 set -euo pipefail

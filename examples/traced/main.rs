@@ -1,4 +1,4 @@
-//! A program that traces itself with `tracing`, and whose spans have its collectives as children.
+//! A program that traces itself with `tracing`. Its collectives become children of its own spans.
 //!
 //! The spans are sent as OTLP over HTTP to `OTEL_EXPORTER_OTLP_ENDPOINT`:
 //!

@@ -14,11 +14,11 @@ const RANKS: u32 = 2;
 /// The name of a span, preceded by the names of its ancestors.
 fn path(spans: &HashMap<&str, &Value>, span: &Value) -> String {
     let mut names = vec![span["name"].as_str().unwrap()];
-    let mut at = span;
-    while let Some(parent) = at["parentSpanId"].as_str() {
-        at = spans[parent];
-        assert_eq!(at["traceId"], span["traceId"]);
-        names.push(at["name"].as_str().unwrap());
+    let mut ancestor = span;
+    while let Some(parent) = ancestor["parentSpanId"].as_str() {
+        ancestor = spans[parent];
+        assert_eq!(ancestor["traceId"], span["traceId"]);
+        names.push(ancestor["name"].as_str().unwrap());
     }
     names.reverse();
     names.join(" > ")
@@ -45,27 +45,27 @@ fn collectives_are_children_of_the_spans_that_issue_them() {
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
     }
     let decoded = collector.decoded(&python);
-    let all: Vec<&Value> = each(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"])
+    let received: Vec<&Value> = each(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"])
         .map(|(resource, span)| {
             assert_eq!(attributes(resource)["service.name"], "trainer");
             span
         })
         .collect();
-    let spans: HashMap<&str, &Value> = all
+    let spans: HashMap<&str, &Value> = received
         .iter()
         .map(|span| (span["spanId"].as_str().unwrap(), *span))
         .collect();
-    assert_eq!(spans.len(), all.len(), "two spans have one id");
+    assert_eq!(spans.len(), received.len(), "two spans have one id");
 
     let mut paths: BTreeMap<String, usize> = BTreeMap::new();
     let mut links: HashMap<&str, Vec<u64>> = HashMap::new();
-    for span in &all {
+    for span in &received {
         *paths.entry(path(&spans, span)).or_default() += 1;
         let ns = |key: &str| -> u64 { span[key].as_str().unwrap().parse().unwrap() };
         let (began, ended) = (ns("startTimeUnixNano"), ns("endTimeUnixNano"));
         assert!(began < ended, "{span}");
-        let about = attributes(span);
-        let Some(rank) = about.get("rcomm.rank") else {
+        let span_attributes = attributes(span);
+        let Some(rank) = span_attributes.get("rcomm.rank") else {
             continue;
         };
         let parent = spans[span["parentSpanId"].as_str().unwrap()];
@@ -75,7 +75,7 @@ fn collectives_are_children_of_the_spans_that_issue_them() {
             .parse()
             .unwrap();
         assert!(parent_began <= began, "{span} in {parent}");
-        assert_eq!(about["rcomm.state"], "completed");
+        assert_eq!(span_attributes["rcomm.state"], "completed");
         let link = span["links"][0]["traceId"].as_str().unwrap();
         links
             .entry(link)

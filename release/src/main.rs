@@ -1,8 +1,8 @@
-//! `rcomm`: all programs in one file. What they share, which is most of each, is there once.
+//! `rcomm`: all programs in one file. They share most of their code, which the file has once.
 //!
-//! Started through a link or a copy with the name of a program, the file runs that program; else the one that the first
-//! argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. Each program also has a package with a file
-//! of its own, for `cargo install`.
+//! A link to the file, or a copy of it, with the name of a program runs that program. Under any other name, the file
+//! runs the program that its first argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. Each program
+//! also has a package with a file of its own, for `cargo install`.
 
 #![forbid(unsafe_code)]
 
@@ -58,12 +58,12 @@ completion scripts (DIR/completions) of all.
 
 fn main() -> ExitCode {
     let mut arguments: Vec<OsString> = std::env::args_os().collect();
-    let own_name = arguments.first().and_then(|it| Path::new(it).file_name());
-    if let Some(program) = own_name.and_then(named) {
+    let own_path = arguments.first().map(Path::new);
+    if let Some(program) = own_path.and_then(Path::file_name).and_then(named) {
         return start(program, arguments);
     }
     let Some(first) = arguments.get(1).cloned() else {
-        return misused("no program is named");
+        return usage_error("no program is named");
     };
     if let Some(program) = with_short_name(&first) {
         arguments.remove(0);
@@ -72,26 +72,27 @@ fn main() -> ExitCode {
     }
     match (first.to_str(), &arguments[2..]) {
         (Some("pages"), [directory]) => pages::main(Path::new(directory)),
-        (Some("pages"), _) => misused("pages needs one folder"),
+        (Some("pages"), _) => usage_error("pages needs one folder"),
         (Some("--help" | "-h"), _) => print(USAGE),
         (Some("--version" | "-V"), _) => print(concat!("rcomm ", env!("CARGO_PKG_VERSION"), "\n")),
-        _ => misused(&format!("no program has the name {first:?}")),
+        _ => usage_error(&format!("no program has the name {first:?}")),
     }
 }
 
+/// The program of exactly this name.
 fn named(name: &OsStr) -> Option<&'static Program> {
     PROGRAMS.iter().find(|program| name == program.name)
 }
 
 /// The program of this name, which may lack `rcomm-`.
 fn with_short_name(name: &OsStr) -> Option<&'static Program> {
-    let mut whole = OsString::from("rcomm-");
-    whole.push(name);
-    named(name).or_else(|| named(&whole))
+    let mut full_name = OsString::from("rcomm-");
+    full_name.push(name);
+    named(name).or_else(|| named(&full_name))
 }
 
 fn start(program: &Program, arguments: Vec<OsString>) -> ExitCode {
-    // `ps`, `pgrep` and the like see the program's name, not that of the file. If this fails, only that is lost.
+    // `ps` and `pgrep` then show the program's name in place of the file's. If this fails, they show the file's.
     let _ = rustix::thread::set_name(&std::ffi::CString::new(program.name).unwrap_or_default());
     (program.main)(arguments)
 }
@@ -103,7 +104,8 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-fn misused(sentence: &str) -> ExitCode {
+/// Prints what is wrong with the arguments, and the usage, to standard error.
+fn usage_error(sentence: &str) -> ExitCode {
     // If standard error is closed, the message is lost.
     let _ = write!(std::io::stderr(), "rcomm: {sentence}\n\n{USAGE}");
     ExitCode::from(2)

@@ -1,5 +1,5 @@
-//! `rcomm pages DIR`: manual pages and completion scripts of the programs, made from the definitions that `--help` is
-//! made from.
+//! `rcomm pages DIR`: manual pages and completion scripts of the programs. They come from the same definitions of the
+//! command line as `--help`.
 
 use anyhow::Context;
 use clap::{Command, CommandFactory};
@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Writes the pages to `man/man1` and the scripts to `completions` in this folder, which is made if it is not there.
+/// Writes the pages to `man/man1` and the scripts to `completions` in this folder. Creates the folder if it is missing.
 pub(crate) fn main(directory: &Path) -> ExitCode {
     let Err(error) = write_all(directory) else {
         return ExitCode::SUCCESS;

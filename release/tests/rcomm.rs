@@ -30,8 +30,8 @@ fn printed(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// Fails unless the file refuses these arguments with this sentence.
-fn refuses(mut command: Command, sentence: &str) {
+/// Fails unless the command exits with 2 and prints this sentence and the names of all programs to standard error.
+fn assert_refused(mut command: Command, sentence: &str) {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert_eq!(output.stdout, b"", "{output:?}");
@@ -50,7 +50,7 @@ fn a_link_is_the_program_of_its_name() {
         symlink(FILE, &link).unwrap();
         let version = printed(&run(&link, &["--version"]));
         assert!(version.starts_with(&format!("{program} ")), "{version}");
-        // A name as the first argument is an argument of the program then.
+        // Through a link, a program's name as the first argument is passed on to the program.
         let output = run(&link, &["rcomm-bench", "--version"]);
         assert!(
             !String::from_utf8(output.stdout)
@@ -77,24 +77,27 @@ fn the_first_argument_names_a_program_by_its_whole_or_short_name() {
 
 #[test]
 fn without_the_name_of_a_program_it_says_which_there_are() {
-    let with = |arguments: &[&str]| {
+    let command_with = |arguments: &[&str]| {
         let mut command = Command::new(FILE);
         command.args(arguments);
         command
     };
-    refuses(with(&[]), "rcomm: no program is named");
-    refuses(with(&["rcomm"]), "rcomm: no program has the name \"rcomm\"");
-    refuses(
-        with(&["--frob"]),
+    assert_refused(command_with(&[]), "rcomm: no program is named");
+    assert_refused(
+        command_with(&["rcomm"]),
+        "rcomm: no program has the name \"rcomm\"",
+    );
+    assert_refused(
+        command_with(&["--frob"]),
         "rcomm: no program has the name \"--frob\"",
     );
-    refuses(with(&["pages"]), "rcomm: pages needs one folder");
-    let mut other = with(&["frr"]);
-    other.arg0("/usr/bin/rcomm-frr");
-    refuses(other, "rcomm: no program has the name \"frr\"");
+    assert_refused(command_with(&["pages"]), "rcomm: pages needs one folder");
+    let mut unknown_link = command_with(&["frr"]);
+    unknown_link.arg0("/usr/bin/rcomm-frr");
+    assert_refused(unknown_link, "rcomm: no program has the name \"frr\"");
     for flag in ["--help", "-h"] {
         let help = printed(&run(FILE, &[flag]));
-        assert!(PROGRAMS.iter().all(|it| help.contains(it)), "{help}");
+        assert!(PROGRAMS.iter().all(|name| help.contains(name)), "{help}");
     }
     assert_eq!(
         printed(&run(FILE, &["--version"])),
@@ -102,7 +105,7 @@ fn without_the_name_of_a_program_it_says_which_there_are() {
     );
 }
 
-// The ranks are this file again, started under its name.
+// `rcomm-bench` starts its ranks from its own executable, which here is the file with all programs.
 #[test]
 fn programs_that_start_themselves_do_so_from_this_file() {
     let measured = run(
@@ -142,12 +145,12 @@ fn programs_that_start_themselves_do_so_from_this_file() {
     assert!(printed(&tuned).contains("memory"), "{tuned:?}");
 }
 
-/// How many rings lie in this folder, at any depth.
+/// The number of rings below this folder, at any depth.
 fn rings_below(folder: &Path) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten();
     let found = entries.map(|entry| match entry.unwrap().path() {
         path if path.is_dir() => rings_below(&path),
-        path => usize::from(path.extension().is_some_and(|it| it == "ring")),
+        path => usize::from(path.extension().is_some_and(|ending| ending == "ring")),
     });
     found.sum()
 }

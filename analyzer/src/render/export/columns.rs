@@ -1,7 +1,7 @@
 //! The records as four tables of columns: `entries` (one row per recorded operation), `collectives` (one per group and
 //! sequence number, joined over the ranks), `groups` and `findings`.
 //!
-//! Numbers are signed because queries subtract them; values beyond 63 bits are replaced by the largest one.
+//! Numbers are signed because queries subtract them; a value above `i64::MAX` becomes `i64::MAX`.
 
 use rcomm_recorder::model::{Entry, EntryState, Peer, ProcessGroupInfo, Rank, Signature};
 use rcomm_recorder::publish::Dump;
@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-/// A table, all of whose columns have as many values as it has rows.
+/// A table. Each column has one value per row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Table {
     /// `entries`, `collectives`, `groups` or `findings`.
@@ -39,50 +39,50 @@ pub enum Values {
     Float32(Vec<Option<f32>>),
     /// Floats of 64 bits.
     Float64(Vec<Option<f64>>),
-    /// Truth values.
+    /// Booleans.
     Bool(Vec<Option<bool>>),
     /// Texts.
     Text(Vec<Option<Cow<'static, str>>>),
 }
 
-/// A type of Rust whose values a column can have.
+/// A Rust type that the values of a column can have.
 trait Value: Sized {
-    fn values(all: impl Iterator<Item = Option<Self>>) -> Values;
+    fn values(cells: impl Iterator<Item = Option<Self>>) -> Values;
 }
 
 impl Value for i64 {
-    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
-        Values::Int64(all.collect())
+    fn values(cells: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Int64(cells.collect())
     }
 }
 
 impl Value for f32 {
-    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
-        Values::Float32(all.collect())
+    fn values(cells: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Float32(cells.collect())
     }
 }
 
 impl Value for f64 {
-    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
-        Values::Float64(all.collect())
+    fn values(cells: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Float64(cells.collect())
     }
 }
 
 impl Value for bool {
-    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
-        Values::Bool(all.collect())
+    fn values(cells: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Bool(cells.collect())
     }
 }
 
 impl Value for String {
-    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
-        Values::Text(all.map(|it| it.map(Cow::Owned)).collect())
+    fn values(cells: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Text(cells.map(|cell| cell.map(Cow::Owned)).collect())
     }
 }
 
 impl Value for &'static str {
-    fn values(all: impl Iterator<Item = Option<Self>>) -> Values {
-        Values::Text(all.map(|it| it.map(Cow::Borrowed)).collect())
+    fn values(cells: impl Iterator<Item = Option<Self>>) -> Values {
+        Values::Text(cells.map(|cell| cell.map(Cow::Borrowed)).collect())
     }
 }
 
@@ -193,10 +193,10 @@ impl<'a> Row<'a> {
 }
 
 fn rows(dumps: &[Dump]) -> Vec<Row<'_>> {
-    let of = |dump| move |entry| Row { dump, entry };
+    let row_of = |dump| move |entry| Row { dump, entry };
     dumps
         .iter()
-        .flat_map(|dump| dump.entries.iter().map(of(dump)))
+        .flat_map(|dump| dump.entries.iter().map(row_of(dump)))
         .collect()
 }
 
@@ -269,11 +269,12 @@ struct Instance<'a> {
     seq: u64,
 }
 
-/// One row of the table: the entries of a collective, combined.
+/// One row of the table `collectives`: the entries of a collective on all ranks, combined.
 #[derive(Default)]
 struct Joined {
     op: &'static str,
-    /// Whether each rank with an entry has completed all its entries; a coalesced block gives it several.
+    /// For each rank with an entry of the collective: whether all its entries have completed. In a coalesced block a
+    /// rank has several.
     ranks: BTreeMap<Option<Rank>, bool>,
     bytes: Option<i64>,
     first_created: Option<i64>,
@@ -317,10 +318,18 @@ fn collectives(dumps: &[Dump]) -> Table {
     }
     let rows: Vec<_> = joined.into_iter().collect();
     let columns = vec![
-        full(&rows, "group_name", |(of, _)| of.name.to_owned()),
-        full(&rows, "group_desc", |(of, _)| of.desc.to_owned()),
-        full(&rows, "group_size", |(of, _)| signed(of.ranks.len())),
-        full(&rows, "collective_seq_id", |(of, _)| signed(of.seq)),
+        full(&rows, "group_name", |(instance, _)| {
+            instance.name.to_owned()
+        }),
+        full(&rows, "group_desc", |(instance, _)| {
+            instance.desc.to_owned()
+        }),
+        full(&rows, "group_size", |(instance, _)| {
+            signed(instance.ranks.len())
+        }),
+        full(&rows, "collective_seq_id", |(instance, _)| {
+            signed(instance.seq)
+        }),
         full(&rows, "op", |(_, row)| row.op),
         full(&rows, "ranks_recorded", |(_, row)| signed(row.ranks.len())),
         full(&rows, "ranks_completed", |(_, row)| {
@@ -340,17 +349,17 @@ fn collectives(dumps: &[Dump]) -> Table {
 fn groups(report: &Report) -> Table {
     let rows = &report.groups;
     let columns = vec![
-        full(rows, "name", |it| it.group.name.clone()),
-        full(rows, "desc", |it| it.group.desc.clone()),
-        full(rows, "size", |it| signed(it.group.ranks.len())),
-        full(rows, "ranks_read", |it| signed(it.ranks_read)),
-        column(rows, "backend", |it| non_empty(&it.backend)),
-        column(rows, "last_seq", |it| it.last_seq.map(signed)),
-        column(rows, "min_seq", |it| it.min_seq.map(signed)),
-        full(rows, "in_flight", |it| signed(it.in_flight)),
-        column(rows, "lag_p50_ms", |it| it.lag_p50_ms),
-        column(rows, "lag_p99_ms", |it| it.lag_p99_ms),
-        column(rows, "busbw_gbs", |it| it.busbw_gbs),
+        full(rows, "name", |row| row.group.name.clone()),
+        full(rows, "desc", |row| row.group.desc.clone()),
+        full(rows, "size", |row| signed(row.group.ranks.len())),
+        full(rows, "ranks_read", |row| signed(row.ranks_read)),
+        column(rows, "backend", |row| non_empty(&row.backend)),
+        column(rows, "last_seq", |row| row.last_seq.map(signed)),
+        column(rows, "min_seq", |row| row.min_seq.map(signed)),
+        full(rows, "in_flight", |row| signed(row.in_flight)),
+        column(rows, "lag_p50_ms", |row| row.lag_p50_ms),
+        column(rows, "lag_p99_ms", |row| row.lag_p99_ms),
+        column(rows, "busbw_gbs", |row| row.busbw_gbs),
     ];
     Table {
         name: "groups",
@@ -365,17 +374,17 @@ fn findings(report: &Report) -> Table {
         ranks.join(" ")
     };
     let columns = vec![
-        full(rows, "id", |it| signed(it.id)),
-        full(rows, "code", |it| it.code.id()),
-        full(rows, "name", |it| it.name.clone()),
-        full(rows, "confidence", |it| it.confidence),
-        full(rows, "culprit_ranks", |it| list(&it.culprit_ranks)),
-        column(rows, "group_desc", |it| {
-            it.group.as_ref().map(|group| group.desc.clone())
+        full(rows, "id", |row| signed(row.id)),
+        full(rows, "code", |row| row.code.id()),
+        full(rows, "name", |row| row.name.clone()),
+        full(rows, "confidence", |row| row.confidence),
+        full(rows, "culprit_ranks", |row| list(&row.culprit_ranks)),
+        column(rows, "group_desc", |row| {
+            row.group.as_ref().map(|group| group.desc.clone())
         }),
-        column(rows, "seq", |it| it.seq.map(signed)),
-        column(rows, "caused_by", |it| it.caused_by.map(signed)),
-        full(rows, "sentence", |it| it.sentence.clone()),
+        column(rows, "seq", |row| row.seq.map(signed)),
+        column(rows, "caused_by", |row| row.caused_by.map(signed)),
+        full(rows, "sentence", |row| row.sentence.clone()),
     ];
     Table {
         name: "findings",

@@ -1,9 +1,9 @@
 //! A timeline for ui.perfetto.dev and chrome://tracing: the JSON Trace Event Format.
 //!
-//! A process is a rank, a thread is a group (several if its operations overlap), a slice is an operation from its issue
-//! to its completion: a slice therefore includes the wait for other ranks. Arrows lead from the member that arrived
-//! last to those that waited for it, and from a send to its receive. A pending operation extends to the end of the
-//! trace and is marked as pending.
+//! A rank is shown as a process, a group as a thread (as several if its operations overlap), and an operation as a
+//! slice from its issue to its completion, which includes the wait for other ranks. Arrows lead from the member that
+//! arrived last to those that waited for it, and from a send to its receive. A pending operation extends to the end of
+//! the trace and is marked as pending.
 //!
 //! Times are the hosts' own wall clocks minus a common origin. If clocks disagree, arrows can point backwards in time.
 
@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-/// Writes the timeline of `dumps`; the findings of `report` that no other one caused, apart from notes, are marked on
-/// their culprits.
+/// Writes the timeline of `dumps`. The errors and warnings of `report` that no other finding caused are marked on their
+/// culprits.
 ///
 /// A dump that names no rank gets a process number above all ranks.
 ///
@@ -78,13 +78,13 @@ struct Timeline {
 
 impl Timeline {
     fn of(dumps: &[Dump]) -> Self {
-        let times = || dumps.iter().flat_map(|dump| dump.entries.iter());
-        let origin = times()
+        let entries = || dumps.iter().flat_map(|dump| dump.entries.iter());
+        let origin = entries()
             .map(|entry| entry.time_created_ns)
             .filter(|&ns| ns > 0)
             .min()
             .unwrap_or(0);
-        let newest = times()
+        let newest = entries()
             .map(|entry| {
                 entry
                     .time_created_ns
@@ -98,8 +98,8 @@ impl Timeline {
             .flat_map(|dump| &dump.groups)
             .map(|group| (group.info.name.clone(), group.info.ranks.clone()))
             .collect();
-        let named = dumps.iter().filter_map(|dump| dump.identity.rank);
-        let mut next = named.max().map_or(0, |rank| rank.saturating_add(1));
+        let ranks = dumps.iter().filter_map(|dump| dump.identity.rank);
+        let mut next = ranks.max().map_or(0, |rank| rank.saturating_add(1));
         let pids = dumps
             .iter()
             .map(|dump| {
@@ -145,8 +145,8 @@ impl Timeline {
             (Some(rank), host) => format!("rank {rank} ({host})"),
             (None, _) => "unknown rank".to_owned(),
         };
-        events.name("process_name", pid, None, &json!({ "name": name }))?;
-        events.name(
+        events.metadata("process_name", pid, None, &json!({ "name": name }))?;
+        events.metadata(
             "process_sort_index",
             pid,
             None,
@@ -201,9 +201,9 @@ impl Timeline {
                     1 => label.clone(),
                     lane => format!("{label} ({lane})"),
                 };
-                events.name("thread_name", pid, Some(number), &json!({ "name": name }))?;
+                events.metadata("thread_name", pid, Some(number), &json!({ "name": name }))?;
                 let sort = json!({ "sort_index": number });
-                events.name("thread_sort_index", pid, Some(number), &sort)?;
+                events.metadata("thread_sort_index", pid, Some(number), &sort)?;
             }
             tid += lanes.ends.len() as u32;
         }
@@ -313,8 +313,8 @@ impl Arrows<'_, '_> {
         };
         self.events.emit(&end(from, from.start, "s", None))?;
         // The arrow must end inside the slice, or viewers do not bind it.
-        let lands = from.start.clamp(to.start, to.end);
-        self.events.emit(&end(to, lands, "f", Some("e")))
+        let arrival = from.start.clamp(to.start, to.end);
+        self.events.emit(&end(to, arrival, "f", Some("e")))
     }
 }
 
@@ -370,15 +370,16 @@ impl TraceEvents<'_> {
         Ok(serde_json::to_writer(&mut *self.out, event)?)
     }
 
-    fn name(
+    /// Writes a metadata event, such as `process_name`.
+    fn metadata(
         &mut self,
-        what: &str,
+        name: &str,
         pid: u32,
         tid: Option<u32>,
         args: &serde_json::Value,
     ) -> io::Result<()> {
         self.emit(&TraceEvent {
-            name: what,
+            name,
             ph: "M",
             pid,
             tid,

@@ -93,13 +93,16 @@ impl Tables {
     /// # Errors
     /// [`TableError::NotAQuery`] if `sql` is not a query; [`TableError::Polars`] if it fails.
     pub fn query(&self, sql: &str) -> Result<DataFrame, TableError> {
-        let begin = sql.trim_start_matches(|c: char| c.is_whitespace() || c == '(');
-        let verb: String = begin
+        let statement = sql.trim_start_matches(|c: char| c.is_whitespace() || c == '(');
+        let verb: String = statement
             .chars()
             .take_while(char::is_ascii_alphabetic)
             .collect();
-        let asks = ["select", "with", "show", "explain", "from"];
-        if !asks.iter().any(|word| verb.eq_ignore_ascii_case(word)) {
+        let query_verbs = ["select", "with", "show", "explain", "from"];
+        if !query_verbs
+            .iter()
+            .any(|word| verb.eq_ignore_ascii_case(word))
+        {
             return Err(TableError::NotAQuery(verb));
         }
         let mut context = SQLContext::new();
@@ -184,8 +187,8 @@ mod tests {
     #[test]
     fn every_entry_is_a_row_and_sql_counts_them() {
         let (dumps, tables) = stuck();
-        let all: usize = dumps.iter().map(|dump| dump.entries.len()).sum();
-        assert_eq!(tables.entries.height(), all);
+        let entries: usize = dumps.iter().map(|dump| dump.entries.len()).sum();
+        assert_eq!(tables.entries.height(), entries);
         let answer = tables
             .query("select rank, count(*) as n from entries group by rank order by rank")
             .expect("the query is valid");
@@ -195,7 +198,10 @@ mod tests {
             .expect("the answer has the column")
             .as_materialized_series()
             .sum::<i64>();
-        assert_eq!(counted.expect("the column holds whole numbers"), all as i64);
+        assert_eq!(
+            counted.expect("the column holds whole numbers"),
+            entries as i64
+        );
     }
 
     #[test]
@@ -290,15 +296,15 @@ rank  op            late
     #[test]
     fn parquet_and_csv_hold_every_row() {
         let (dumps, tables) = stuck();
-        let all: usize = dumps.iter().map(|dump| dump.entries.len()).sum();
+        let entries: usize = dumps.iter().map(|dump| dump.entries.len()).sum();
         let mut file = std::io::Cursor::new(Vec::new());
         write(&tables.entries, TableFormat::Parquet, &mut file)
             .expect("writing to memory does not fail");
         file.set_position(0);
-        let back = ParquetReader::new(file)
+        let read_back = ParquetReader::new(file)
             .finish()
             .expect("the file that was written can be read");
-        assert_eq!(back.height(), all);
+        assert_eq!(read_back.height(), entries);
         let mut text = std::io::Cursor::new(Vec::new());
         write(&tables.entries, TableFormat::Csv, &mut text)
             .expect("writing to memory does not fail");
@@ -307,6 +313,6 @@ rank  op            late
             .iter()
             .filter(|&&byte| byte == b'\n')
             .count();
-        assert_eq!(lines, all + 1);
+        assert_eq!(lines, entries + 1);
     }
 }

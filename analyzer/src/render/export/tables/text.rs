@@ -60,9 +60,9 @@ fn line<'a>(
             text.extend(blanks);
         }
     }
-    writeln!(to, "{}", text.trim_end()).map_err(failed)
+    writeln!(to, "{}", text.trim_end()).map_err(write_error)
 }
 
-fn failed(error: io::Error) -> TableError {
+fn write_error(error: io::Error) -> TableError {
     TableError::Polars(error.into())
 }

@@ -102,8 +102,8 @@ fn write_card(
     }
     let mut stack: Option<(u32, &str)> = None;
     for frame in &finding.frames {
-        let same = stack.replace((frame.rank, &frame.when)) == Some((frame.rank, &frame.when));
-        if same {
+        let is_caller = stack.replace((frame.rank, &frame.when)) == Some((frame.rank, &frame.when));
+        if is_caller {
             item("", &format!("called from {}", format_place(frame)))?;
         } else {
             item("Where", &format_frame(frame))?;
@@ -119,10 +119,10 @@ fn write_card(
     if !finding.diff.is_empty() {
         write!(out, "<pre class=\"diff\">")?;
         for line in &finding.diff {
-            let line_of = |class: &str| format!("<span class=\"{class}\">{}</span>", Text(line));
+            let colored = |class: &str| format!("<span class=\"{class}\">{}</span>", Text(line));
             match line.chars().next() {
-                Some('-') => writeln!(out, "{}", line_of("less"))?,
-                Some('+') => writeln!(out, "{}", line_of("more"))?,
+                Some('-') => writeln!(out, "{}", colored("less"))?,
+                Some('+') => writeln!(out, "{}", colored("more"))?,
                 _ => writeln!(out, "{}", Text(line))?,
             }
         }

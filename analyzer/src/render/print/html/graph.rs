@@ -19,7 +19,7 @@ const GAP_Y: usize = 16;
 const BOX_CHARS: usize = 33;
 /// The largest number of boxes in a column; a last box counts the rest.
 const MAX_COLUMN: usize = 12;
-/// At most this many findings get a graph.
+/// The largest number of findings that get a graph.
 const MAX_GRAPHS: usize = 4;
 
 /// A box of the graph.
@@ -169,14 +169,14 @@ fn place_cycle(finding: &Finding, waits: &[Wait]) -> Vec<Node> {
 fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<()> {
     let width = nodes
         .iter()
-        .map(|n| n.left() + BOX_WIDTH)
+        .map(|node| node.left() + BOX_WIDTH)
         .max()
         .unwrap_or(0)
         + 8;
     // Arrows that return to the first box of a cycle run below the boxes.
     let height = nodes
         .iter()
-        .map(|n| n.top() + BOX_HEIGHT)
+        .map(|node| node.top() + BOX_HEIGHT)
         .max()
         .unwrap_or(0)
         + 40;
@@ -185,9 +185,9 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
         "<div class=\"wide\"><svg class=\"graph\" role=\"img\" aria-label=\"wait-for graph\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n\
          <defs><marker id=\"tip\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto-start-reverse\"><path d=\"M0 0 L8 4 L0 8 z\"/></marker></defs>"
     )?;
-    for (at, from) in nodes.iter().enumerate() {
-        for (other, to) in nodes.iter().enumerate() {
-            if at != other && waits_for(from, to, waits) {
+    for (from_index, from) in nodes.iter().enumerate() {
+        for (to_index, to) in nodes.iter().enumerate() {
+            if from_index != to_index && waits_for(from, to, waits) {
                 write_edge(from, to, out)?;
             }
         }
@@ -213,11 +213,10 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
     writeln!(out, "</svg></div>")
 }
 
-/// Whether a rank of `from` waits for a rank of `to`, which is in the next column to the left (in a cycle, in any
-/// column).
+/// Whether a rank of `from` waits for a rank of `to`. Outside of a cycle, `to` must be in the next column to the left.
 fn waits_for(from: &Node, to: &Node, waits: &[Wait]) -> bool {
-    let cycle = from.class != "waits" && to.class != "waits";
-    if !cycle && to.column + 1 != from.column {
+    let is_cycle = from.class != "waits" && to.class != "waits";
+    if !is_cycle && to.column + 1 != from.column {
         return false;
     }
     let awaited: HashSet<Rank> = to.ranks.iter().copied().collect();

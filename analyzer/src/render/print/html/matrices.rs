@@ -42,9 +42,9 @@ pub(super) fn write(shown: &ShownRecords<'_>, out: &mut dyn Write) -> io::Result
         }
         writeln!(out, "</tr></thead><tbody>")?;
         for row in table.rows.iter().take(MAX_ROWS) {
-            let guilty = |rank: &Rank| shown.culprits.contains(rank);
+            let is_culprit = |rank: &Rank| shown.culprits.contains(rank);
             let (at_fault, others): (Vec<Rank>, Vec<Rank>) =
-                row.ranks.iter().copied().partition(guilty);
+                row.ranks.iter().copied().partition(is_culprit);
             for (ranks, class) in [(at_fault, " class=\"fault\""), (others, "")] {
                 if !ranks.is_empty() {
                     write_row(&ranks, class, row, &table, out)?;

@@ -1,8 +1,8 @@
 //! Writes the report as one HTML file: findings first, then graphs and tables.
 //!
-//! The file is self-contained: no script, no network, no font, and a policy in its head forbids all of them. All text
-//! from a dump is escaped (`Text`). In a job of thousands of ranks, rows are folded (equal rows, waiting ranks of one
-//! operation) or cut, and the page states how many.
+//! The file is self-contained: it has no script and loads nothing, and a content security policy in its head forbids
+//! both. All text from a dump is escaped (`Text`). In a job of thousands of ranks, equal rows and ranks that wait in
+//! one operation are folded, other rows are cut, and the page states how many.
 
 mod findings;
 mod graph;

@@ -39,12 +39,12 @@ impl<'a> ShownRecords<'a> {
                 .filter(|finding| finding.severity != Severity::Note)
         };
         let mut groups: Vec<&GroupRef> = Vec::new();
-        let of_findings = above_note().flat_map(|finding| {
+        let named_by_findings = above_note().flat_map(|finding| {
             let evidence = finding.evidence.iter().filter_map(|e| e.group.as_ref());
             finding.group.iter().chain(evidence)
         });
         let in_flight = report.in_flight.iter().map(|instance| &instance.group);
-        let all = report.groups.iter().map(|group| &group.group);
+        let reported = report.groups.iter().map(|group| &group.group);
         // A group without a collective has no matrix.
         let without_collectives: BTreeSet<&GroupRef> = report
             .groups
@@ -52,7 +52,7 @@ impl<'a> ShownRecords<'a> {
             .filter(|known| known.last_seq.is_none())
             .map(|known| &known.group)
             .collect();
-        for group in of_findings.chain(in_flight).chain(all) {
+        for group in named_by_findings.chain(in_flight).chain(reported) {
             if !groups.contains(&group) && !without_collectives.contains(group) {
                 groups.push(group);
             }
@@ -64,8 +64,8 @@ impl<'a> ShownRecords<'a> {
             .filter(|finding| finding.caused_by.is_none())
             .flat_map(|finding| {
                 // A finding without culprits marks all ranks of its cycle.
-                let blamed = !finding.culprit_ranks.is_empty();
-                let ranks = if blamed {
+                let has_culprits = !finding.culprit_ranks.is_empty();
+                let ranks = if has_culprits {
                     &finding.culprit_ranks
                 } else {
                     &finding.cycle

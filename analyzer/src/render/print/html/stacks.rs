@@ -19,24 +19,24 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         .iter()
         .flat_map(|node| node.ranks.iter().copied())
         .collect();
-    let bare = report.ranks.iter().map(|rank| rank.rank);
-    let bare: Vec<Rank> = bare.filter(|rank| !with_stack.contains(rank)).collect();
-    let bare = if bare.is_empty() {
+    let ranks = report.ranks.iter().map(|rank| rank.rank);
+    let without_stack: Vec<Rank> = ranks.filter(|rank| !with_stack.contains(rank)).collect();
+    let absence = if without_stack.is_empty() {
         String::new()
     } else {
-        format!(" No stack of {} is recorded.", Ranks(&bare))
+        format!(" No stack of {} is recorded.", Ranks(&without_stack))
     };
     writeln!(
         out,
         "<section>\n<h2>Stacks</h2>\n<p class=\"small\">The newest recorded call of every rank, outermost frame \
          first. <em>Not here</em> are ranks of the calling frame that went another way.{}</p>\n<ul class=\"stacks\">",
-        Text(&bare)
+        Text(&absence)
     )?;
-    let fault = report.findings.first();
-    let fault = fault.map_or(&[][..], |finding| &finding.culprit_ranks);
-    let all: Vec<Rank> = with_stack.into_iter().collect();
+    let lead = report.findings.first();
+    let culprits = lead.map_or(&[][..], |finding| &finding.culprit_ranks);
+    let with_stack: Vec<Rank> = with_stack.into_iter().collect();
     for node in &report.stacks {
-        write_node(node, &all, fault, 0, out)?;
+        write_node(node, &with_stack, culprits, 0, out)?;
     }
     writeln!(out, "</ul>\n</section>")
 }
@@ -46,7 +46,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 fn write_node(
     node: &StackNode,
     caller: &[Rank],
-    fault: &[Rank],
+    culprits: &[Rank],
     depth: usize,
     out: &mut dyn Write,
 ) -> io::Result<()> {
@@ -55,7 +55,7 @@ fn write_node(
     }
     let elsewhere = node.not_here(caller);
     // Mark the frames that culprits are in and other ranks of the caller are not.
-    let is_fault = !elsewhere.is_empty() && node.ranks.iter().any(|rank| fault.contains(rank));
+    let is_fault = !elsewhere.is_empty() && node.ranks.iter().any(|rank| culprits.contains(rank));
     write!(
         out,
         "<li{}><code>{}</code> <span class=\"small\">{}:{}</span> <span class=\"ranks\">{}</span>",
@@ -75,10 +75,10 @@ fn write_node(
     writeln!(out, "</li>")?;
     match node.children.as_slice() {
         [] => Ok(()),
-        [only] => write_node(only, &node.ranks, fault, depth + 1, out),
+        [only] => write_node(only, &node.ranks, culprits, depth + 1, out),
         many => many.iter().try_for_each(|child| {
             writeln!(out, "<li><ul>")?;
-            write_node(child, &node.ranks, fault, depth + 1, out)?;
+            write_node(child, &node.ranks, culprits, depth + 1, out)?;
             writeln!(out, "</ul></li>")
         }),
     }

@@ -129,14 +129,14 @@ fn table(
     rows: impl ExactSizeIterator<Item = Vec<String>>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let all = rows.len();
-    if all == 0 {
+    let row_count = rows.len();
+    if row_count == 0 {
         return Ok(());
     }
     write!(
         out,
         "<details><summary>{name} <span class=\"small\">{}</span></summary>\n<div class=\"wide\"><table><thead><tr>",
-        grouped(all as u64)
+        grouped(row_count as u64)
     )?;
     for head in heads {
         write!(out, "<th>{head}")?;
@@ -150,8 +150,8 @@ fn table(
         writeln!(out, "</tr>")?;
     }
     writeln!(out, "</tbody></table></div>")?;
-    if all > MAX_ROWS {
-        let rest = count((all - MAX_ROWS) as u64, "more row");
+    if row_count > MAX_ROWS {
+        let rest = count((row_count - MAX_ROWS) as u64, "more row");
         writeln!(out, "<p class=\"small\">{rest} left out</p>")?;
     }
     writeln!(out, "</details>")

@@ -17,7 +17,7 @@ const ROW: f64 = 22.0;
 /// The space to the right of the last issue, as a share of the window.
 const TAIL: f64 = 0.12;
 /// The time span is chosen to show this many completed operations of the median rank.
-const DEPTH: usize = 24;
+const SHOWN_OPERATIONS: usize = 24;
 /// At most this many operations of a rank are drawn.
 const MAX_DRAWN: usize = 200;
 /// The number of colors for groups in the style sheet.
@@ -41,7 +41,10 @@ impl Window {
             // A program that runs ahead of its device has many pending operations, all issued after the last completed
             // one, so only completed ones count.
             let ended = timed().filter(|entry| entry.state >= EntryState::Completed);
-            let oldest = ended.take(DEPTH).last().or_else(|| timed().next_back())?;
+            let oldest = ended
+                .take(SHOWN_OPERATIONS)
+                .last()
+                .or_else(|| timed().next_back())?;
             starts.push(oldest.time_created_ns);
         }
         starts.sort_unstable();

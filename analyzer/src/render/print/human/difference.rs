@@ -20,16 +20,16 @@ pub fn write_difference(
 ) -> io::Result<()> {
     let mut page = Page::new(layout, out);
     let [(before, _), (after, style)] = difference.verdicts.map(verdict_word);
-    let was = if before == after {
+    let comparison = if before == after {
         "as before".to_owned()
     } else {
         format!("was {before} before")
     };
     let text = match (difference.new.len() as u64, difference.gone.len() as u64) {
-        (0, 0) => format!("{was}; no finding is new and none is gone"),
-        (new, 0) => format!("{was}; {}", count(new, "new finding")),
-        (0, gone) => format!("{was}; {} gone", count(gone, "finding")),
-        (new, gone) => format!("{was}; {}, {gone} gone", count(new, "new finding")),
+        (0, 0) => format!("{comparison}; no finding is new and none is gone"),
+        (new, 0) => format!("{comparison}; {}", count(new, "new finding")),
+        (0, gone) => format!("{comparison}; {} gone", count(gone, "finding")),
+        (new, gone) => format!("{comparison}; {}, {gone} gone", count(new, "new finding")),
     };
     page.headline(after, style, &text)?;
     for (key, style, findings) in [
@@ -66,7 +66,7 @@ fn write_ranks(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> {
 }
 
 fn write_groups(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> {
-    let (still, moved): (Vec<&GroupChange>, Vec<&GroupChange>) = difference
+    let (unmoved, moved): (Vec<&GroupChange>, Vec<&GroupChange>) = difference
         .groups
         .iter()
         .partition(|change| change.advanced() == Some(0));
@@ -74,7 +74,7 @@ fn write_groups(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> 
         Detail::Brief => BRIEF_GROUPS,
         Detail::Verbose => usize::MAX,
     };
-    for (key, changes) in [("unmoved", still), ("moved", moved)] {
+    for (key, changes) in [("unmoved", unmoved), ("moved", moved)] {
         for (at, change) in changes.iter().take(shown).enumerate() {
             page.item(
                 if at == 0 { key } else { "" },

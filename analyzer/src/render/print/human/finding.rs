@@ -84,11 +84,11 @@ fn format_doubt(finding: &Finding) -> String {
 
 /// The lines of the stacks. Of the frames of one stack after the innermost, only the places are printed.
 fn format_stacks(frames: &[FrameRef]) -> Vec<String> {
-    let mut before: Option<(u32, &str)> = None;
+    let mut previous: Option<(u32, &str)> = None;
     let mut lines = Vec::with_capacity(frames.len());
     for frame in frames {
         let stack = (frame.rank, frame.when.as_str());
-        lines.push(if before.replace(stack) == Some(stack) {
+        lines.push(if previous.replace(stack) == Some(stack) {
             format!("called from {}", format_place(frame))
         } else {
             format_frame(frame)
@@ -99,7 +99,7 @@ fn format_stacks(frames: &[FrameRef]) -> Vec<String> {
 
 fn format_log(finding: &Finding) -> Vec<String> {
     let cite = |line: &LogLine| {
-        let who = line
+        let rank = line
             .rank
             .map_or(String::new(), |rank| format!("rank {rank}: "));
         let sign = if line.contradicts {
@@ -107,7 +107,7 @@ fn format_log(finding: &Finding) -> Vec<String> {
         } else {
             ""
         };
-        format!("{sign}{}:{}: {who}{}", line.path, line.line, line.text)
+        format!("{sign}{}:{}: {rank}{}", line.path, line.line, line.text)
     };
     finding.log.iter().map(cite).collect()
 }

@@ -1,8 +1,8 @@
 //! Prints the report as text.
 //!
-//! The first line is the verdict with its sentence. Since when it holds and the next step follow, then the waiting
-//! ranks, where the culprit was, the consequences, and what was ruled out; then further findings, notes and problems of
-//! the input, of which a brief page prints ten; at the end, what was read.
+//! The first line is the verdict with its sentence. Below it are the time since when the finding holds, the next step,
+//! the waiting ranks, the culprit's stack, the consequences, and what was ruled out. Further findings follow, then
+//! notes and problems of the input, of which a brief page prints ten. The last lines state what was read.
 //!
 //! Colors are ANSI sequences; for output without colors, wrap it in `anstream::AutoStream`. Colors never carry meaning
 //! alone.
@@ -78,7 +78,7 @@ fn undecided(report: &Report) -> Option<&Finding> {
     (first.severity == Severity::Note).then_some(first)
 }
 
-/// Whether the finding is not a consequence of another one *in this report*.
+/// Whether the finding is not a consequence of another one. A cause that this report does not contain is ignored.
 fn is_root(report: &Report, finding: &Finding) -> bool {
     finding.caused_by.is_none_or(|cause| {
         cause == finding.id || !report.findings.iter().any(|other| other.id == cause)
@@ -190,9 +190,10 @@ fn oldest_pending(report: &Report) -> Option<String> {
 
 /// Writes the notes among the findings, then the problems of the input.
 fn write_notes(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
-    let shown = report.silence();
+    // The headline has this sentence already.
+    let headline = report.silence();
     let problems = report.problems.iter();
-    let problems = problems.filter(|problem| Some(problem.sentence.as_str()) != shown);
+    let problems = problems.filter(|problem| Some(problem.sentence.as_str()) != headline);
     let notes: Vec<(Code, String)> = report
         .findings
         .iter()

@@ -23,9 +23,9 @@ pub fn write_record(dump: &Dump, layout: &Layout, out: &mut dyn Write) -> io::Re
         (Some(rank), None) => format!("rank {rank}"),
         (None, _) => "unknown rank".to_owned(),
     };
-    for (what, text) in [("job", &identity.job), ("host", &identity.host)] {
+    for (key, text) in [("job", &identity.job), ("host", &identity.host)] {
         if !text.is_empty() {
-            title += &format!(", {what} {text}");
+            title += &format!(", {key} {text}");
         }
     }
     if identity.pid != 0 {
@@ -49,8 +49,8 @@ pub fn write_record(dump: &Dump, layout: &Layout, out: &mut dyn Write) -> io::Re
     }
     page.items(
         "groups",
-        dump.groups.iter().enumerate().map(|(at, group)| {
-            let label = label_of(dump, at);
+        dump.groups.iter().enumerate().map(|(index, group)| {
+            let label = label_of(dump, index);
             let ranks = Ranks(&group.info.ranks).to_string();
             match &group.status {
                 Some(status) => format!(
@@ -67,12 +67,12 @@ pub fn write_record(dump: &Dump, layout: &Layout, out: &mut dyn Write) -> io::Re
         .iter()
         .filter(|entry| entry.state < EntryState::Completed && !entry.retired)
         .collect();
-    let keep = match layout.detail {
+    let shown = match layout.detail {
         Detail::Brief => BRIEF_NEWEST,
         Detail::Verbose => usize::MAX,
     };
     write_operations("pending, oldest first", &pending, dump, &mut page)?;
-    let newest: Vec<&Entry> = dump.entries.iter().rev().take(keep).collect();
+    let newest: Vec<&Entry> = dump.entries.iter().rev().take(shown).collect();
     write_operations("newest operations", &newest, dump, &mut page)?;
     if dump.entries.is_empty() {
         page.plain(DIM, "no operation was recorded")?;

@@ -31,7 +31,7 @@ pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
 
 fn format_link(link: &Link) -> String {
     let groups = match link.groups.as_slice() {
-        [one] => label(one),
+        [group] => label(group),
         // Numbers alone could be taken for ranks.
         several if several.iter().all(is_undescribed) => format!("groups {}", labels(several)),
         several => labels(several),
@@ -63,7 +63,7 @@ fn is_undescribed(group: &GroupRef) -> bool {
     group.desc.is_empty() || group.desc == "undefined"
 }
 
-/// A group that has no description is known by its ranks.
+/// The label of a group; if it has no description, its name with its ranks, by which users know it.
 fn label(group: &GroupRef) -> String {
     if is_undescribed(group) && !group.ranks.is_empty() {
         format!("group {} ({})", group.name, format_ranks(&group.ranks))

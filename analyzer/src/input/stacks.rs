@@ -42,13 +42,13 @@ pub struct NativeFrame {
 impl NativeFrame {
     /// A frame in the library or source file at `path`, of which only the last part is kept.
     pub fn new(name: &str, path: &str) -> Self {
-        let short = |text: &str| -> String {
+        let cleaned = |text: &str| -> String {
             let printable = text.trim().chars().filter(|c| !c.is_control());
             printable.take(MAX_NAME).collect()
         };
         Self {
-            name: short(name),
-            place: short(path.rsplit('/').next().unwrap_or(path)),
+            name: cleaned(name),
+            place: cleaned(path.rsplit('/').next().unwrap_or(path)),
         }
     }
 }
@@ -100,9 +100,9 @@ impl RankStacks {
         main.or(self.threads.last()).map(Vec::as_slice)
     }
 
-    /// Where the main thread is: the innermost frame of the program, which is not of an installed package or of Python,
-    /// and the call of a library that it is in, which is not of the package rcomm. The innermost frame of all if the
-    /// program has none; `None` without a frame.
+    /// Where the main thread is: the innermost frame of the program's own code, and the library call that it is in.
+    /// Frames of installed packages and of Python are not the program's own; frames of the package rcomm are no library
+    /// call. If the program has no frame of its own, the innermost frame counts; `None` without a frame.
     pub fn place(&self) -> Option<String> {
         let stack = self.main_thread()?;
         let innermost = stack.iter().find(|frame| !is_of_rcomm(frame));
@@ -208,22 +208,22 @@ fn read_frame(line: &str) -> Option<Frame> {
     })
 }
 
-/// Adds where the ranks were to the report.
+/// Adds the places of the ranks to the report.
 ///
 /// Puts the stacks of the ranks at fault before the other frames of each finding: Python frames have `now` in
-/// [`FrameRef::when`], native ones `native`. A finding that has a stack of every rank at fault no longer says to take
-/// one.
+/// [`FrameRef::when`], native ones `native`. If a finding then has a stack of every rank at fault, its next step is to
+/// read them instead of to take them.
 pub fn join(report: &mut Report, stacks: &[RankStacks]) {
     report.now = places(stacks);
     for finding in &mut report.findings {
-        let mut now: Vec<FrameRef> = Vec::new();
+        let mut frames: Vec<FrameRef> = Vec::new();
         let mut is_complete = !finding.culprit_ranks.is_empty();
         for rank in &finding.culprit_ranks {
-            let before = now.len();
+            let before = frames.len();
             let of_rank = || stacks.iter().filter(|stacks| stacks.rank == *rank);
             let python = of_rank().find_map(RankStacks::main_thread);
             let stack = python.unwrap_or_default();
-            now.extend(stack.iter().take(MOST_SHOWN).map(|frame| FrameRef {
+            frames.extend(stack.iter().take(MOST_SHOWN).map(|frame| FrameRef {
                 rank: *rank,
                 when: "now".to_owned(),
                 name: frame.name.clone(),
@@ -231,27 +231,28 @@ pub fn join(report: &mut Report, stacks: &[RankStacks]) {
                 line: frame.line,
             }));
             let native = of_rank().flat_map(|stacks| &stacks.native);
-            now.extend(native.take(MOST_SHOWN).map(|frame| FrameRef {
+            frames.extend(native.take(MOST_SHOWN).map(|frame| FrameRef {
                 rank: *rank,
                 when: "native".to_owned(),
                 name: frame.name.clone(),
                 filename: frame.place.clone(),
                 line: 0,
             }));
-            is_complete &= now.len() > before;
+            is_complete &= frames.len() > before;
         }
         if is_complete {
             let read = "read its stack, which is in this report";
             finding.next = finding.next.replacen(Finding::TAKE_STACK, read, 1);
         }
-        finding.frames.splice(0..0, now);
+        finding.frames.splice(0..0, frames);
     }
 }
 
 /// Where the ranks of these stacks are, the place with the fewest ranks first: it is the likeliest to matter.
 pub fn places(stacks: &[RankStacks]) -> Vec<Place> {
     let mut ranks_at: BTreeMap<String, Vec<Rank>> = BTreeMap::new();
-    for (rank, place) in stacks.iter().filter_map(|it| Some((it.rank, it.place()?))) {
+    let placed = |stacks: &RankStacks| Some((stacks.rank, stacks.place()?));
+    for (rank, place) in stacks.iter().filter_map(placed) {
         ranks_at.entry(place).or_default().push(rank);
     }
     let place = |(place, mut ranks): (String, Vec<Rank>)| {
@@ -369,11 +370,11 @@ mod tests {
         assert!(
             place(0, &[&wrapper])
                 .place()
-                .is_some_and(|it| it.starts_with("wait_and_see"))
+                .is_some_and(|place| place.starts_with("wait_and_see"))
         );
         assert_eq!(place(0, &[]).place(), None);
-        let all = places(&[place(1, &[&all_reduce, &step]), wrapped, own]);
-        let ranks: Vec<&[Rank]> = all.iter().map(|place| place.ranks.as_slice()).collect();
+        let places = places(&[place(1, &[&all_reduce, &step]), wrapped, own]);
+        let ranks: Vec<&[Rank]> = places.iter().map(|place| place.ranks.as_slice()).collect();
         assert_eq!(ranks, [&[2][..], &[1, 3]]);
     }
 }

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Starts threads for each piece of work, and ends them with it. If none can be started, the caller does all of it.
+/// Starts threads for each call of [`Workers::each`], and ends them with it. If none can be started, the caller does all
+/// the work.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads(NonZeroUsize);
 
 impl Threads {
     /// At most this many threads, the caller's included; `None` = one for each processor that this process may use.
     pub fn new(most: Option<NonZeroUsize>) -> Self {
-        let all = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Self(most.unwrap_or_else(all))
+        let processors = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        Self(most.unwrap_or_else(processors))
     }
 }
 
@@ -29,11 +30,11 @@ impl Workers for Threads {
         let next = AtomicUsize::new(0);
         let work = || {
             loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                if at >= parts {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= parts {
                     return;
                 }
-                part(at);
+                part(index);
             }
         };
         thread::scope(|scope| {

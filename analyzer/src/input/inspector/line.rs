@@ -3,11 +3,11 @@
 use super::trends::{Operation, Sample};
 use serde::Deserialize;
 
-/// What a line holds.
+/// The content of a line.
 pub(super) enum Line {
     /// An operation of a rank of the communicator.
     Operation(Operation, u32, Sample),
-    /// Something else that belongs to such a log.
+    /// An object of the log that is no operation.
     Other,
 }
 
@@ -39,17 +39,17 @@ struct Performance {
     #[serde(
         rename = "coll_busbw_gbs",
         alias = "p2p_busbw_gbs",
-        default = "unknown"
+        default = "not_logged"
     )]
     bus_gbs: f64,
 }
 
 /// The value of a bandwidth that was not logged.
-fn unknown() -> f64 {
+fn not_logged() -> f64 {
     -1.0
 }
 
-/// The longest text that is kept of a communicator or a function, bytes.
+/// The longest name that is kept of a communicator or a function, bytes.
 const MAX_TEXT: usize = 128;
 
 fn cut(mut text: String) -> String {
@@ -61,17 +61,17 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// Parses a line; `None` if it is not one of this log. `above` holds the newest header, for the lines after it that
-/// have none.
-pub(super) fn parse(bytes: &[u8], above: &mut Record) -> Option<Line> {
+/// Parses a line; `None` if it is not one of this log. `latest` holds the newest header, which also belongs to the
+/// lines after it that have none.
+pub(super) fn parse(bytes: &[u8], latest: &mut Record) -> Option<Line> {
     let record: Record = serde_json::from_slice(bytes).ok()?;
     if record.header.is_some() {
-        above.header = record.header;
+        latest.header = record.header;
     }
     let Some(performance) = record.coll_perf.or(record.p2p_perf) else {
         return Some(Line::Other);
     };
-    let header = above.header.clone()?;
+    let header = latest.header.clone()?;
     let is_time = performance.time_us.is_finite() && performance.time_us >= 0.0;
     if !is_time || header.rank >= header.n_ranks {
         return None;

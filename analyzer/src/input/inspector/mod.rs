@@ -5,8 +5,8 @@
 //! `coll_perf` or `p2p_perf` (function, number, bytes, time, bandwidth). Newer versions write header and metadata once,
 //! before the objects that they belong to. Other objects, such as network transfers, are left out.
 //!
-//! Inspector writes an operation once it has completed, and by default only those of 8 KiB and more. So its log shows
-//! how times develop, and not what hangs: no verdict is derived from it.
+//! Inspector writes an operation once it has completed, and by default only if its message has 8 KiB or more. So its
+//! log shows how times change, and not what hangs: no verdict is derived from it.
 //!
 //! Memory is bounded: [`MAX_SERIES`] series of at most [`MAX_SAMPLES`] times each, whatever the size of the log.
 
@@ -22,8 +22,8 @@ use trends::{Operation, Series};
 
 /// Maximum number of series, each of the calls of one size and function that one rank makes on one communicator.
 pub const MAX_SERIES: usize = 65_536;
-/// Maximum number of times that are kept of a series. If there are more, every second is dropped, then every second of
-/// the rest, and so on.
+/// Maximum number of times that are kept of a series. If there are more, every second one is dropped, then every second
+/// one of the rest, and so on.
 pub const MAX_SAMPLES: usize = 128;
 /// The longest line that is read, bytes. Lines with the trace of every channel need some 100 KiB.
 const MAX_LINE: usize = 4 << 20;
@@ -38,7 +38,7 @@ pub fn is_log(bytes: &[u8]) -> bool {
         && head.windows(key.len()).any(|window| window == key)
 }
 
-/// Reads logs, and collects what they hold.
+/// Reads logs, and collects the times of their operations.
 #[derive(Debug, Default)]
 pub struct Reader {
     series: HashMap<(Operation, u32), Series>,
@@ -58,17 +58,17 @@ impl Reader {
     pub fn add(&mut self, mut input: impl BufRead) -> io::Result<u64> {
         let before = self.records;
         let mut bytes = Vec::new();
-        let mut above = Record::default();
+        let mut latest = Record::default();
         let mut is_first = true;
-        while let Some(whole) = next_line(&mut input, &mut bytes)? {
+        while let Some(is_whole) = next_line(&mut input, &mut bytes)? {
             if bytes.trim_ascii().is_empty() {
                 continue;
             }
-            match whole.then(|| line::parse(&bytes, &mut above)).flatten() {
+            match is_whole.then(|| line::parse(&bytes, &mut latest)).flatten() {
                 Some(Line::Operation(operation, rank, sample)) => {
                     self.files += u64::from(is_first);
                     is_first = false;
-                    self.take(operation, rank, sample);
+                    self.add_sample(operation, rank, sample);
                 }
                 Some(Line::Other) => {}
                 None => self.unread += 1,
@@ -77,7 +77,7 @@ impl Reader {
         Ok(self.records - before)
     }
 
-    fn take(&mut self, operation: Operation, rank: u32, sample: trends::Sample) {
+    fn add_sample(&mut self, operation: Operation, rank: u32, sample: trends::Sample) {
         self.records += 1;
         let key = (operation, rank);
         if let Some(series) = self.series.get_mut(&key) {
@@ -99,7 +99,7 @@ impl Reader {
             records: self.records,
             unread_lines: self.unread,
             left_out_records: self.left_out,
-            trends: trends::of(self.series),
+            trends: trends::trends_of(self.series),
         }
     }
 }
@@ -108,8 +108,8 @@ impl Reader {
 /// the end of the input.
 fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<bool>> {
     line.clear();
-    let mut any = false;
-    let mut whole = true;
+    let mut has_bytes = false;
+    let mut is_whole = true;
     loop {
         let piece = match input.fill_buf() {
             Ok(piece) => piece,
@@ -117,18 +117,18 @@ fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<
             Err(error) => return Err(error),
         };
         if piece.is_empty() {
-            return Ok(any.then_some(whole));
+            return Ok(has_bytes.then_some(is_whole));
         }
-        any = true;
+        has_bytes = true;
         let end = piece.iter().position(|&byte| byte == b'\n');
         let taken = &piece[..end.unwrap_or(piece.len())];
         let kept = taken.len().min(MAX_LINE - line.len());
-        whole &= kept == taken.len();
+        is_whole &= kept == taken.len();
         line.extend_from_slice(&taken[..kept]);
         let used = taken.len() + usize::from(end.is_some());
         input.consume(used);
         if end.is_some() {
-            return Ok(Some(whole));
+            return Ok(Some(is_whole));
         }
     }
 }

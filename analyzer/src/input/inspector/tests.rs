@@ -38,8 +38,9 @@ fn records_become_a_median_and_a_change_for_each_rank() {
     assert_eq!((&*trend.function, trend.bytes), ("AllReduce", 1 << 34));
     assert_eq!(trend.change, Some(1.0));
     assert!((trend.bus_gbs.unwrap() - 485.119).abs() < 0.01);
-    let ranks: Vec<_> = trend.ranks.iter().map(|it| (it.rank, it.records)).collect();
-    assert_eq!(ranks, [(0, 100), (1, 100)]);
+    let ranks = trend.ranks.iter();
+    let records: Vec<_> = ranks.map(|rank| (rank.rank, rank.records)).collect();
+    assert_eq!(records, [(0, 100), (1, 100)]);
 }
 
 #[test]
@@ -56,12 +57,12 @@ fn a_header_holds_for_the_lines_after_it_and_other_objects_are_left_out() {
     let trends = reader.finish();
     // The first line has no header above it.
     assert_eq!(trends.unread_lines, 1);
-    let seen: Vec<_> = trends
+    let functions: Vec<_> = trends
         .trends
         .iter()
-        .map(|it| (&*it.name, &*it.function))
+        .map(|trend| (&*trend.name, &*trend.function))
         .collect();
-    assert_eq!(seen, [("tp", "Send"), ("tp", "AllGather")]);
+    assert_eq!(functions, [("tp", "Send"), ("tp", "AllGather")]);
     assert_eq!(trends.trends[1].bus_gbs, None);
     assert_eq!(trends.trends[1].change, None);
 }

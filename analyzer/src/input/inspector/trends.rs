@@ -1,10 +1,10 @@
-//! How the times of operations develop.
+//! Trends: how the times of operations change over a log.
 
 use super::MAX_SAMPLES;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
-/// What one communicator does with one function and one size.
+/// The calls of one function with one size on one communicator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Operation {
     pub(super) communicator: String,
@@ -40,10 +40,10 @@ impl Series {
         }
         self.samples.push(sample);
         if self.samples.len() == MAX_SAMPLES {
-            let mut at = 0;
+            let mut position = 0;
             self.samples.retain(|_| {
-                at += 1;
-                at % 2 == 1
+                position += 1;
+                position % 2 == 1
             });
             self.thinned += 1;
         }
@@ -55,8 +55,8 @@ impl Series {
     }
 
     fn trend(&self, rank: u32) -> RankTrend {
-        let us = |samples: &[Sample]| median(samples.iter().map(|it| it.us));
-        let bandwidths = self.samples.iter().map(|it| it.bus_gbs);
+        let us = |samples: &[Sample]| median(samples.iter().map(|sample| sample.us));
+        let bandwidths = self.samples.iter().map(|sample| sample.bus_gbs);
         let quarter = self.samples.len() / 4;
         let has_trend = self.records >= MIN_RECORDS;
         RankTrend {
@@ -65,7 +65,7 @@ impl Series {
             median_us: us(&self.samples).unwrap_or(0.0),
             first_us: us(&self.samples[..quarter]).filter(|_| has_trend),
             last_us: us(&self.samples[self.samples.len() - quarter..]).filter(|_| has_trend),
-            bus_gbs: median(bandwidths.filter(|&it| it >= 0.0 && it.is_finite())),
+            bus_gbs: median(bandwidths.filter(|&gbs| gbs >= 0.0 && gbs.is_finite())),
         }
     }
 }
@@ -145,13 +145,14 @@ pub struct RankTrend {
     pub bus_gbs: Option<f64>,
 }
 
-pub(super) fn of(series: HashMap<(Operation, u32), Series>) -> Vec<Trend> {
-    let mut of_operation: BTreeMap<Operation, Vec<RankTrend>> = BTreeMap::new();
+/// The trends of these series, by operation and rank; the operation with the most time first.
+pub(super) fn trends_of(series: HashMap<(Operation, u32), Series>) -> Vec<Trend> {
+    let mut by_operation: BTreeMap<Operation, Vec<RankTrend>> = BTreeMap::new();
     for ((operation, rank), series) in series {
-        let ranks = of_operation.entry(operation).or_default();
+        let ranks = by_operation.entry(operation).or_default();
         ranks.push(series.trend(rank));
     }
-    let trends = of_operation.into_iter();
+    let trends = by_operation.into_iter();
     let mut trends: Vec<Trend> = trends
         .map(|(operation, ranks)| trend(operation, ranks))
         .collect();

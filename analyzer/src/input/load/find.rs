@@ -97,7 +97,7 @@ impl Found {
             return Ok(());
         }
         match fs::metadata(path) {
-            Ok(about) => self.add(path, about.is_dir()),
+            Ok(metadata) => self.add(path, metadata.is_dir()),
             Err(source) => {
                 // The name of a file may contain a star, so patterns are tried second.
                 let pattern = path.to_string_lossy();
@@ -131,15 +131,15 @@ impl Found {
             pattern: pattern.to_owned(),
             why: error.to_string(),
         })?;
-        let mut any = false;
+        let mut has_match = false;
         for path in matches {
-            any = true;
+            has_match = true;
             match path {
                 Ok(path) => self.add(&path, path.is_dir()),
                 Err(error) => self.problems.push(unlisted(error.path(), error.error())),
             }
         }
-        if any {
+        if has_match {
             Ok(())
         } else {
             Err(FindError::NoMatch {

@@ -84,29 +84,29 @@ impl Follower {
         }
         let names: Vec<String> = found.inputs.iter().map(InputFile::name).collect();
         let ranks = rank_name::ranks(&names);
-        let mut now = BTreeMap::new();
+        let mut stamps = BTreeMap::new();
         let mut fresh = Vec::new();
         for ((input, name), rank) in found.inputs.into_iter().zip(names).zip(ranks) {
             let InputFile::File(path) = &input else {
                 continue;
             };
             // A file that vanished in between is skipped.
-            let Ok(about) = fs::metadata(path) else {
+            let Ok(metadata) = fs::metadata(path) else {
                 continue;
             };
-            let seen = FileStamp {
-                bytes: about.len(),
-                modified: about.modified().ok(),
+            let stamp = FileStamp {
+                bytes: metadata.len(),
+                modified: metadata.modified().ok(),
                 rank,
             };
-            if self.seen.get(&name) != Some(&seen) {
+            if self.seen.get(&name) != Some(&stamp) {
                 fresh.push((input, rank));
             }
-            now.insert(name, seen);
+            stamps.insert(name, stamp);
         }
-        let before = std::mem::replace(&mut self.seen, now);
+        let before = std::mem::replace(&mut self.seen, stamps);
         let outdated = before.into_iter();
-        let outdated = outdated.filter(|(name, seen)| self.seen.get(name) != Some(seen));
+        let outdated = outdated.filter(|(name, stamp)| self.seen.get(name) != Some(stamp));
         let mut changed = !fresh.is_empty();
         for (name, _) in outdated {
             changed = true;
@@ -118,10 +118,10 @@ impl Follower {
         let mut problems = found.problems;
         let mut renamed = Vec::new();
         read(&fresh, options, |output| match output {
-            // A stack of one moment says nothing of a folder that is followed.
+            // The stacks of one moment do not hold for later moments of a folder that is followed.
             Output::Files(_) | Output::Stacks(_) | Output::Manifest(_) => {}
             Output::Problem(problem) => problems.push(problem),
-            Output::Renamed(one) => renamed.push(one),
+            Output::Renamed(dump) => renamed.push(dump),
             Output::Dump(dump) => take(Change::Dump(dump)),
             Output::Ras(path, report) => take(Change::Ras(path, report)),
             Output::Log(log) => take(Change::Log(log)),

@@ -3,7 +3,7 @@
 use rcomm_verdict::format::{count, format_ranks};
 use serde::Deserialize;
 
-/// At most this many processes are listed of the ranks that are absent for one reason.
+/// At most this many processes are listed for the ranks that are absent for one reason.
 const MOST_PROCESSES: usize = 8;
 
 #[derive(Deserialize)]
@@ -39,7 +39,7 @@ impl Manifest {
     pub(super) fn sentences(&self) -> Vec<String> {
         let mut sentences = Vec::new();
         // The reasons in the order of their first rank, with the ranks and the states of their processes.
-        let mut of_ranks: Vec<(&str, Vec<(u32, &str)>)> = Vec::new();
+        let mut by_reason: Vec<(&str, Vec<(u32, &str)>)> = Vec::new();
         for absent in &self.absent {
             let (host, reason) = (&absent.host, absent.reason.as_str());
             match (absent.rank, absent.path.as_str()) {
@@ -48,26 +48,27 @@ impl Manifest {
                         Some((state, rest)) if state.starts_with("process ") => (state, rest),
                         _ => ("", reason),
                     };
-                    match of_ranks.iter_mut().find(|(known, _)| *known == reason) {
+                    match by_reason.iter_mut().find(|(known, _)| *known == reason) {
                         Some((_, ranks)) => ranks.push((rank, state)),
-                        None => of_ranks.push((reason, vec![(rank, state)])),
+                        None => by_reason.push((reason, vec![(rank, state)])),
                     }
                 }
                 (None, "") => sentences.push(format!("host {host}: {reason}")),
                 (None, path) => sentences.push(format!("{path} on {host}: {reason}")),
             }
         }
-        sentences.extend(of_ranks.into_iter().map(|(reason, ranks)| match ranks[..] {
+        let of_ranks = by_reason.into_iter();
+        sentences.extend(of_ranks.map(|(reason, ranks)| match ranks[..] {
             [(rank, "")] => format!("rank {rank}: {reason}"),
             [(rank, state)] => format!("rank {rank}: {state}; {reason}"),
-            _ => of_several(reason, &ranks),
+            _ => format_several(reason, &ranks),
         }));
         sentences
     }
 }
 
 /// The sentence on several ranks that are absent for one reason.
-fn of_several(reason: &str, ranks: &[(u32, &str)]) -> String {
+fn format_several(reason: &str, ranks: &[(u32, &str)]) -> String {
     let mut numbers: Vec<u32> = ranks.iter().map(|(rank, _)| *rank).collect();
     numbers.sort_unstable();
     let mut sentence = format!("{}: {reason}", format_ranks(&numbers));
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_that_several_ranks_have_is_said_once() {
+    fn a_reason_that_several_ranks_have_is_stated_once() {
         let absent = |rank: u32, reason: &str| Absent {
             host: String::new(),
             path: String::new(),

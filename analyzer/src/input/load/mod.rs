@@ -55,7 +55,7 @@ pub struct LoadOptions<'a> {
     pub max_unpacked: (u64, u64),
     /// Called after each file, on the reading threads.
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
-    /// Memory of dumps that are no longer needed.
+    /// Memory of dumps that are no longer needed, for the dumps that are read next.
     pub spare: Option<&'a Spare>,
 }
 
@@ -67,7 +67,7 @@ pub struct Spare(Mutex<Vec<Vec<Entry>>>);
 const SPARES: usize = 16;
 
 impl Spare {
-    /// Keeps the memory of the entries of a dump, unless that of enough others is kept.
+    /// Keeps the memory of a dump's entries, unless it is too large or that of 16 other dumps is kept.
     pub fn keep(&self, entries: Vec<Entry>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < SPARES && entries.capacity() <= SPARE_ENTRIES {
@@ -126,7 +126,7 @@ pub fn load(
     let inputs: Vec<_> = found.inputs.into_iter().zip(ranks).collect();
     let mut renamed = Vec::new();
     read(&inputs, options, |output| match output {
-        Output::Renamed(one) => renamed.push(one),
+        Output::Renamed(dump) => renamed.push(dump),
         Output::Files(files) => loaded.files += files,
         Output::Problem(problem) => loaded.problems.push(problem),
         Output::Ras(path, report) => loaded.ras.push((path, report)),
@@ -177,8 +177,8 @@ fn read(
                     sender,
                 };
                 loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
-                    let Some((input, rank)) = inputs.get(at) else {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some((input, rank)) = inputs.get(index) else {
                         return;
                     };
                     unpack::unpack(input, *rank, &mut worker);
@@ -270,20 +270,20 @@ impl Worker<'_> {
     }
 
     /// Reports a file that could not be read at all.
-    fn unreadable(&self, path: &str, what: impl std::fmt::Display) {
-        let sentence = format!("could not be read: {what}");
+    fn unreadable(&self, path: &str, reason: impl std::fmt::Display) {
+        let sentence = format!("could not be read: {reason}");
         self.problem(Problem::unreadable_dump(path, sentence));
     }
 
     /// Reports a file that was read but cannot be used.
-    fn unusable(&self, path: &str, what: impl std::fmt::Display) {
-        let sentence = format!("left aside: {what}");
+    fn unusable(&self, path: &str, reason: impl std::fmt::Display) {
+        let sentence = format!("left aside: {reason}");
         self.problem(Problem::unreadable_dump(path, sentence));
     }
 
-    /// Reports a file that holds no records that are read here.
-    fn foreign(&self, path: &str, what: impl std::fmt::Display) {
-        let sentence = format!("left aside: {what}");
+    /// Reports a file that is no record.
+    fn foreign(&self, path: &str, reason: impl std::fmt::Display) {
+        let sentence = format!("left aside: {reason}");
         self.problem(Problem::stale_dump(path, sentence));
     }
 
@@ -330,8 +330,8 @@ impl Worker<'_> {
     /// Reads the buffer as the stacks of the rank in the name of the file.
     fn stacks(&self, path: &str, rank_of_name: Option<Rank>) {
         let Some(rank) = log_rank(path, rank_of_name) else {
-            let what = "stacks of a rank that its name does not state; name it after the rank, as in rank_3.txt";
-            return self.unusable(path, what);
+            let reason = "stacks of a rank that its name does not state; name it after the rank, as in rank_3.txt";
+            return self.unusable(path, reason);
         };
         let text = String::from_utf8_lossy(&self.buffer);
         self.send(Output::Stacks(RankStacks::parse(path, rank, &text)));
@@ -381,9 +381,9 @@ impl Worker<'_> {
             };
         }
         if dump.identity.rank.is_none() {
-            let what = "neither its content nor its name states its rank; name it after the rank, \
-                        as in rank_3";
-            self.unusable(path, what);
+            let reason = "neither its content nor its name states its rank; name it after the rank, \
+                          as in rank_3";
+            self.unusable(path, reason);
             return;
         }
         self.send(Output::Dump(Box::new(LoadedDump {

@@ -48,14 +48,15 @@ pub(super) fn place(dump: &Dump, path: &str, named: Option<Rank>) -> Placed {
     let used = is_used.iter().zip(&dump.groups);
     let used = used.filter_map(|(used, group)| used.then_some(&group.info.ranks[..]));
     let used: Vec<&[Rank]> = used.filter(|ranks| !ranks.is_empty()).collect();
-    if used.is_empty() || named.is_some_and(|rank| used.iter().all(|it| it.contains(&rank))) {
+    let is_used_member = |rank: Rank| used.iter().all(|ranks| ranks.contains(&rank));
+    if used.is_empty() || named.is_some_and(is_used_member) {
         return Placed::Named(named);
     }
     let listed = dump.groups.iter().map(|group| &group.info.ranks[..]);
     let listed: Vec<&[Rank]> = listed.filter(|ranks| !ranks.is_empty()).collect();
-    let mut members = common(&listed);
+    let mut members = common_members(&listed);
     if members.is_empty() {
-        members = common(&used);
+        members = common_members(&used);
     }
     let numbers: BTreeSet<Rank> = rank_name::numbers(path)
         .into_iter()
@@ -69,7 +70,7 @@ pub(super) fn place(dump: &Dump, path: &str, named: Option<Rank>) -> Placed {
 }
 
 /// The ranks that are members of all of these groups.
-fn common(groups: &[&[Rank]]) -> Vec<Rank> {
+fn common_members(groups: &[&[Rank]]) -> Vec<Rank> {
     let smallest = groups.iter().min_by_key(|ranks| ranks.len());
     let mut common = smallest.map_or(Vec::new(), |ranks| ranks.to_vec());
     common.retain(|rank| groups.iter().all(|ranks| ranks.contains(rank)));
@@ -80,20 +81,20 @@ fn common(groups: &[&[Rank]]) -> Vec<Rank> {
 pub(super) fn note(mut renamed: Vec<Renamed>) -> Option<Problem> {
     const SHOWN: usize = 3;
     renamed.sort_by(|a, b| (a.rank, &a.path).cmp(&(b.rank, &b.path)));
-    let ranks: Vec<Rank> = renamed.iter().map(|it| it.rank).collect();
-    let shown = renamed.iter().take(SHOWN).map(|it| {
-        let file = it.path.rsplit(['/', ':']).next().unwrap_or(&it.path);
-        let instead = it
+    let ranks: Vec<Rank> = renamed.iter().map(|dump| dump.rank).collect();
+    let shown = renamed.iter().take(SHOWN).map(|dump| {
+        let file = dump.path.rsplit(['/', ':']).next().unwrap_or(&dump.path);
+        let not_named = dump
             .named
             .map_or(String::new(), |named| format!(", not {named}"));
-        format!("{file} is of rank {}{instead}", it.rank)
+        format!("{file} is of rank {}{not_named}", dump.rank)
     });
     let mut shown: Vec<String> = shown.collect();
     if renamed.len() > SHOWN {
         shown.push(format!("and {} more", renamed.len() - SHOWN));
     }
     let shown = shown.join(", ");
-    let mut paths = renamed.into_iter().map(|it| it.path);
+    let mut paths = renamed.into_iter().map(|dump| dump.path);
     let path = paths.next()?;
     let mut note = Problem::stale_dump(
         path,

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// of them does for the largest file.
 pub(super) const LARGE_FILE: u64 = 32 << 20;
 
-/// What the threads of one load share.
+/// The counters of unpacked bytes, and the lock for large files, that the threads of one load share.
 pub(super) struct Sums {
     large: Mutex<()>,
     /// Bytes of all packed inputs that were opened, and what they have been unpacked to.
@@ -33,7 +33,7 @@ impl Sums {
         }
     }
 
-    /// Waits until no other large file is in memory. The file is counted as gone when the result is dropped.
+    /// Blocks until no other large file is in memory. The caller's file counts as in memory until the result is dropped.
     pub(super) fn admit_large(&self) -> MutexGuard<'_, ()> {
         self.large.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -72,8 +72,8 @@ pub(super) fn unpack(input: &InputFile, rank: Option<Rank>, worker: &mut Worker<
 }
 
 fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) -> io::Result<()> {
-    let about = std::fs::metadata(path)?;
-    if !about.is_file() {
+    let metadata = std::fs::metadata(path)?;
+    if !metadata.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
     let mut file = File::open(path)?;
@@ -81,16 +81,16 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
     match Kind::of(&head) {
         Kind::Plain => {
             let most = worker.options.max_file_bytes;
-            let is_stream = about.len() > WHOLE_LOG && log::may_begin(&head);
-            if about.len() > most && !is_stream {
+            let is_stream = metadata.len() > HELD_TEXT && log::may_begin(&head);
+            if metadata.len() > most && !is_stream {
                 return Err(too_large(most));
             }
-            let held = if is_stream {
+            let reserved = if is_stream {
                 0
             } else {
-                about.len().min(LARGE_FILE)
+                metadata.len().min(LARGE_FILE)
             };
-            worker.buffer.reserve(held as usize + 1);
+            worker.buffer.reserve(reserved as usize + 1);
             plain(&head, &mut file, name, rank, worker)
         }
         Kind::Ring => {
@@ -104,8 +104,8 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
         _ => {
             // Such a file is read twice: the names of all members of an archive are needed to find their ranks.
             file.rewind()?;
-            worker.sums.open(about.len());
-            let budget = budget(about.len(), worker);
+            worker.sums.open(metadata.len());
+            let budget = budget(metadata.len(), worker);
             let ranks = RankNames::of(&mut file, name, rank, budget);
             file.rewind()?;
             stream(&mut file, name, 0, worker, &ranks)
@@ -307,11 +307,11 @@ fn stream(
 /// The name `archive:member`; `None` for hidden members and those that are not regular files.
 fn member_name<R: Read>(archive: &str, member: &tar::Entry<'_, R>) -> Option<String> {
     let path = member.path().ok()?;
-    let hidden = path
+    let is_hidden = path
         .file_name()
         .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
     let is_file = member.header().entry_type().is_file();
-    (is_file && !hidden).then(|| format!("{archive}:{}", path.display()))
+    (is_file && !is_hidden).then(|| format!("{archive}:{}", path.display()))
 }
 
 /// Reads a plain file: `head` and the rest of `reader`.
@@ -324,8 +324,8 @@ fn plain(
 ) -> io::Result<()> {
     worker.send(Output::Files(1));
     if let Some((_, kind)) = FOREIGN.iter().find(|(begins, _)| head.starts_with(begins)) {
-        let what = format!("{kind} archives are not read; unpack it, or use tar");
-        worker.foreign(name, what);
+        let reason = format!("{kind} archives are not read; unpack it, or use tar");
+        worker.foreign(name, reason);
         return Ok(());
     }
     let most = worker.options.max_file_bytes;
@@ -333,16 +333,16 @@ fn plain(
     worker.buffer.extend_from_slice(head);
     if log::may_begin(head) {
         // A longer text can only be a log and is read as a stream of any length.
-        let more = (WHOLE_LOG + 1).saturating_sub(head.len() as u64);
-        let whole = (&mut *reader).take(more).read_to_end(&mut worker.buffer);
-        if whole.is_ok() && worker.buffer.len() as u64 > WHOLE_LOG {
+        let more = (HELD_TEXT + 1).saturating_sub(head.len() as u64);
+        let read = (&mut *reader).take(more).read_to_end(&mut worker.buffer);
+        if read.is_ok() && worker.buffer.len() as u64 > HELD_TEXT {
             return long_log(reader, name, rank, worker);
         }
     }
     let sums = worker.sums;
     let mut admitted = None;
     let mut read = Ok(());
-    // First the part that any number of threads may hold, then the rest.
+    // The first round reads the part that any number of threads may hold, the second one the rest.
     for limit in [LARGE_FILE.min(most), most] {
         if worker.buffer.len() as u64 >= LARGE_FILE {
             admitted = Some(sums.admit_large());
@@ -379,7 +379,7 @@ fn plain(
 
 /// Texts up to this size, bytes, are held in memory, since they may be a report of NCCL's RAS. Longer ones are read as
 /// logs, line by line.
-const WHOLE_LOG: u64 = 8 << 20;
+const HELD_TEXT: u64 = 8 << 20;
 
 /// Reads a log whose beginning is in the worker's buffer and whose rest is in `reader`.
 fn long_log(
@@ -388,8 +388,8 @@ fn long_log(
     rank: Option<Rank>,
     worker: &mut Worker<'_>,
 ) -> io::Result<()> {
-    let begin = std::mem::take(&mut worker.buffer);
-    let log = log::read(name, super::log_rank(name, rank), begin.chain(reader))?;
+    let beginning = std::mem::take(&mut worker.buffer);
+    let log = log::read(name, super::log_rank(name, rank), beginning.chain(reader))?;
     if log.facts().next().is_none() {
         worker.foreign(
             name,

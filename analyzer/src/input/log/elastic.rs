@@ -24,7 +24,7 @@ enum Section {
 
 pub(super) fn read_line(line: &Line<'_>, failures: &mut FailureList, found: &mut Events) {
     let text = line.text;
-    in_list(text.trim(), failures, found);
+    read_list_line(text.trim(), failures, found);
     if text.contains("failed (exitcode: ") {
         let ended = Ended {
             // A number that cannot be read counts as 1, the usual exit code of a failure.
@@ -45,7 +45,7 @@ pub(super) fn read_line(line: &Line<'_>, failures: &mut FailureList, found: &mut
 }
 
 /// Reads torchrun's list: the heading of a section, then `key : value` lines for each process.
-fn in_list(text: &str, failures: &mut FailureList, found: &mut Events) {
+fn read_list_line(text: &str, failures: &mut FailureList, found: &mut Events) {
     if text == "Failures:" {
         failures.inside = Section::Failures;
     } else if text.starts_with("Root Cause (first observed failure)") {
@@ -90,23 +90,23 @@ fn slurm(text: &str, found: &mut Events) {
         return;
     };
     // A line about several tasks does not show which ended first.
-    let Some(how) = rest.strip_prefix(':').map(str::trim) else {
+    let Some(end) = rest.strip_prefix(':').map(str::trim) else {
         return;
     };
     // A signal is the negative of its number.
-    let code = match how {
+    let code = match end {
         "Killed" => -9,
         "Terminated" => -15,
         "Out Of Memory" => -9,
-        how if how.starts_with("Segmentation fault") => -11,
-        how if how.starts_with("Aborted") => -6,
-        how if how.starts_with("Bus error") => -7,
-        how => match number_after(how, "exit code ") {
+        _ if end.starts_with("Segmentation fault") => -11,
+        _ if end.starts_with("Aborted") => -6,
+        _ if end.starts_with("Bus error") => -7,
+        _ => match number_after(end, "exit code ") {
             Some(code) => code,
             None => return,
         },
     };
-    if how == "Out Of Memory" {
+    if end == "Out Of Memory" {
         found.push((None, Event::OutOfMemory { pid: None }));
     }
     let ended = Ended {
@@ -127,7 +127,7 @@ fn rcomm_run(text: &str, found: &mut Events) {
         return;
     };
     let signal = between(rest, " was killed by ", &[')', ','])
-        .and_then(|how| number_after::<i32>(how, "("))
+        .and_then(|signal| number_after::<i32>(signal, "("))
         .and_then(i32::checked_neg);
     let Some(code) = signal.or_else(|| number_after(rest, " exited with ")) else {
         return;

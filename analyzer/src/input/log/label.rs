@@ -21,25 +21,25 @@ impl Label {
     /// The labels of a line, and the index where its message begins. One space after a label is part of the label.
     pub(super) fn of(line: &str) -> (Self, usize) {
         let mut label = Self::default();
-        let mut at = 0;
-        for nth in 0..MOST_LABELS {
-            let rest = &line[at..];
+        let mut end = 0;
+        for index in 0..MOST_LABELS {
+            let rest = &line[end..];
             let indent = rest.len() - rest.trim_start().len();
-            let Some((length, what)) = next(&rest[indent..], nth == 0) else {
+            let Some((length, kind)) = next(&rest[indent..], index == 0) else {
                 break;
             };
-            match what {
+            match kind {
                 LabelKind::Rank(rank) => label.rank = Some(rank),
                 LabelKind::Task(rank) => label.rank = label.rank.or(Some(rank)),
                 LabelKind::Local(rank) => label.local_rank = Some(rank),
                 LabelKind::Other => {}
             }
-            at += indent + length;
-            if line[at..].starts_with(' ') {
-                at += 1;
+            end += indent + length;
+            if line[end..].starts_with(' ') {
+                end += 1;
             }
         }
-        (label, at)
+        (label, end)
     }
 }
 
@@ -54,13 +54,14 @@ enum LabelKind {
     Other,
 }
 
-/// The label at the start of `text`: its length and its meaning; `None` if there is none.
-fn next(text: &str, first: bool) -> Option<(usize, LabelKind)> {
+/// The label at the start of `text`: its length and its kind; `None` if there is none. `is_first`: whether `text` is
+/// the start of the line.
+fn next(text: &str, is_first: bool) -> Option<(usize, LabelKind)> {
     match text.as_bytes().first()? {
         b'[' => bracketed(text),
         b'(' => in_parentheses(text),
         b'|' => Some((1, LabelKind::Other)),
-        b'0'..=b'9' => numeric(text, first),
+        b'0'..=b'9' => numeric(text, is_first),
         _ => ["stdout F", "stderr F", "stdout P", "stderr P"]
             .iter()
             .find(|stream| text.starts_with(**stream))
@@ -92,8 +93,9 @@ fn bracketed(text: &str) -> Option<(usize, LabelKind)> {
         return Some((length, LabelKind::Other));
     }
     let digits = inside.trim_start_matches(|c: char| c.is_ascii_alphabetic());
-    let word = inside.len() - digits.len();
-    if colon == 1 && word > 1 && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit()) {
+    let letters = inside.len() - digits.len();
+    if colon == 1 && letters > 1 && !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
+    {
         return digits
             .parse()
             .ok()
@@ -112,11 +114,11 @@ fn bracketed(text: &str) -> Option<(usize, LabelKind)> {
 /// ProcessGroupNCCL.cpp:607`.
 fn is_glog(inside: &str) -> bool {
     let mut letters = inside.chars();
-    let level = letters.next().is_some_and(|c| "IWEF".contains(c));
-    let then = letters
+    let has_level = letters.next().is_some_and(|c| "IWEF".contains(c));
+    let has_end_of_level = letters
         .next()
         .is_some_and(|c| c == ' ' || c.is_ascii_digit());
-    level && then && inside.contains(".cpp:")
+    has_level && has_end_of_level && inside.contains(".cpp:")
 }
 
 /// Reads a label of Ray or vLLM: `(RayWorkerVllm pid=409241)`, `(VllmWorker rank=0 pid=85)`.
@@ -130,15 +132,15 @@ fn in_parentheses(text: &str) -> Option<(usize, LabelKind)> {
     let rank = inside
         .split_once("rank=")
         .and_then(|(_, rest)| leading_number(rest));
-    let what = rank.map_or(LabelKind::Other, |(rank, _)| LabelKind::Rank(rank));
-    Some((end + 1, what))
+    let kind = rank.map_or(LabelKind::Other, |(rank, _)| LabelKind::Rank(rank));
+    Some((end + 1, kind))
 }
 
 /// Reads `3: ` of a scheduler at the start of a line, `10.0.0.7: ` of a launcher, dates and times.
-fn numeric(text: &str, first: bool) -> Option<(usize, LabelKind)> {
+fn numeric(text: &str, is_first: bool) -> Option<(usize, LabelKind)> {
     let word = text.split([' ', '\t']).next().unwrap_or(text);
     if let Some(number) = word.strip_suffix(':') {
-        if first && number.len() <= 6 && number.bytes().all(|byte| byte.is_ascii_digit()) {
+        if is_first && number.len() <= 6 && number.bytes().all(|byte| byte.is_ascii_digit()) {
             return number
                 .parse()
                 .ok()
@@ -184,14 +186,14 @@ pub(super) fn unwrap(line: &str) -> Cow<'_, str> {
 /// The text without ANSI sequences, or without one at its start whose escape character was lost.
 pub(super) fn without_colors(text: &str) -> Cow<'_, str> {
     if !text.contains('\u{1b}') {
-        let lost = text.trim_start().strip_prefix('[').and_then(|rest| {
+        let after_code = text.trim_start().strip_prefix('[').and_then(|rest| {
             let (codes, rest) = rest.split_once('m')?;
             let is_code = !codes.is_empty()
                 && codes.len() <= 8
                 && codes.bytes().all(|b| b.is_ascii_digit() || b == b';');
             is_code.then_some(rest)
         });
-        return Cow::Borrowed(lost.unwrap_or(text));
+        return Cow::Borrowed(after_code.unwrap_or(text));
     }
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;

@@ -60,7 +60,7 @@ pub fn read(path: &str, rank: Option<Rank>, input: impl Read) -> io::Result<Log>
 /// The next line without its end, cut at [`MAX_LINE`]; `false` at the end of the input.
 fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
-    let mut any = false;
+    let mut has_bytes = false;
     loop {
         let piece = match input.fill_buf() {
             Ok(piece) => piece,
@@ -68,9 +68,9 @@ fn next_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
             Err(error) => return Err(error),
         };
         if piece.is_empty() {
-            return Ok(any);
+            return Ok(has_bytes);
         }
-        any = true;
+        has_bytes = true;
         // Progress bars return to the start of the line: each of their states counts as a line.
         let end = piece
             .iter()
@@ -92,7 +92,7 @@ pub struct LogReader {
     log: Log,
     /// The newest attempt.
     attempt: Attempt,
-    /// The facts from its lines that are needed to read the next lines.
+    /// What the lines of the newest attempt have shown, which is needed to read the next lines.
     state: State,
     /// The ranks that the labels of all lines state.
     labels: BTreeSet<Rank>,
@@ -140,27 +140,27 @@ impl LogReader {
         let raw = String::from_utf8_lossy(bytes);
         let text = label::unwrap(&raw);
         let text = label::without_colors(&text);
-        let (label, at) = Label::of(&text);
+        let (label, end_of_labels) = Label::of(&text);
         self.labels.extend(label.rank);
         let line = Line {
             label,
-            text: &text[at..],
+            text: &text[end_of_labels..],
         };
         self.read_line(&line);
     }
 
     fn read_line(&mut self, line: &Line<'_>) {
-        if self.state.signs.begins(line) {
+        if self.state.signs.starts_attempt(line) {
             self.begin_attempt(self.attempt.facts.len());
             self.state = State::default();
             // The line is the first sign of the new attempt.
-            self.state.signs.begins(line);
+            self.state.signs.starts_attempt(line);
         }
         if let Some(size) = torch::world_size(line.text) {
             self.note_world_size(size);
         }
-        if let Some(about) = nccl::communicator(line.text) {
-            self.learn(about);
+        if let Some(membership) = nccl::communicator(line.text) {
+            self.note_membership(membership);
         }
         let mut found = Vec::new();
         let state = &mut self.state;
@@ -168,7 +168,7 @@ impl LogReader {
         elastic::read_line(line, &mut self.state.failures, &mut found);
         let process = nccl::read_line(line, &mut found);
         for (rank, event) in found {
-            self.keep(line, rank, event, process.as_deref());
+            self.add_fact(line, rank, event, process.as_deref());
         }
     }
 
@@ -193,8 +193,8 @@ impl LogReader {
 
     /// Sets the rank of each fact of which only the process was known.
     fn resolve_processes(&mut self) {
-        for (at, process) in self.state.of_process.drain(..) {
-            self.attempt.facts[at].rank = self.state.ranks.get(&process).copied();
+        for (index, process) in self.state.of_process.drain(..) {
+            self.attempt.facts[index].rank = self.state.ranks.get(&process).copied();
         }
     }
 
@@ -204,22 +204,30 @@ impl LogReader {
     }
 
     /// Stores the rank of a process in a communicator; the largest communicator counts as the world.
-    fn learn(&mut self, about: nccl::Membership) {
+    fn note_membership(&mut self, membership: nccl::Membership) {
         let state = &mut self.state;
-        if about.nranks < state.nranks {
+        if membership.nranks < state.nranks {
             return;
         }
-        if about.nranks > state.nranks {
+        if membership.nranks > state.nranks {
             state.ranks.clear();
-            state.nranks = about.nranks;
+            state.nranks = membership.nranks;
         }
         if state.ranks.len() < MAX_PROCESSES {
-            state.ranks.insert(about.process, about.rank);
+            state.ranks.insert(membership.process, membership.rank);
         }
-        self.note_world_size(about.nranks);
+        self.note_world_size(membership.nranks);
     }
 
-    fn keep(&mut self, line: &Line<'_>, rank: Option<Rank>, event: Event, process: Option<&str>) {
+    /// Adds the fact of a line to the newest attempt, or to a new one if the fact shows a restart. `process` is the
+    /// `host:pid` with which the line begins, if any.
+    fn add_fact(
+        &mut self,
+        line: &Line<'_>,
+        rank: Option<Rank>,
+        event: Event,
+        process: Option<&str>,
+    ) {
         if self.attempt.facts.len() >= MAX_FACTS {
             self.log.left_out += 1;
             return;
@@ -229,15 +237,15 @@ impl LogReader {
             rank,
             event,
         };
-        let at = self.attempt.facts.len();
-        if let Some(first) = self.state.signs.began(line, at, &fact) {
+        let index = self.attempt.facts.len();
+        if let Some(first) = self.state.signs.attempt_start(line, index, &fact) {
             self.begin_attempt(first);
-            let at = self.attempt.facts.len();
-            self.state.signs.began(line, at, &fact);
+            let index = self.attempt.facts.len();
+            self.state.signs.attempt_start(line, index, &fact);
         }
         if let (None, Some(process)) = (rank, process) {
-            let at = self.attempt.facts.len();
-            self.state.of_process.push((at, process.to_owned()));
+            let index = self.attempt.facts.len();
+            self.state.of_process.push((index, process.to_owned()));
         }
         self.attempt.facts.push(fact);
     }
@@ -254,7 +262,8 @@ impl LogReader {
             (0, named) => named,
             _ => None,
         };
-        for fact in self.log.attempts.iter_mut().flat_map(|it| &mut it.facts) {
+        let attempts = self.log.attempts.iter_mut();
+        for fact in attempts.flat_map(|attempt| &mut attempt.facts) {
             // A launcher and the kernel report the ends of any processes, not only of the one that wrote the log.
             let is_of_writer = !matches!(fact.event, Event::Ended(_) | Event::OutOfMemory { .. });
             if fact.rank.is_none() && is_of_writer {

@@ -82,11 +82,11 @@ const SEGMENT_FAILED: &[&str] = &[
 /// Reads `Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000`, which PyTorch repeats in its error.
 fn same_device(text: &str) -> Option<Event> {
     let (_, rest) = text.split_once("Duplicate GPU detected : rank ")?;
-    let (one, rest) = leading_number(rest)?;
-    let (other, rest) = leading_number(rest.strip_prefix(" and rank ")?)?;
+    let (first, rest) = leading_number(rest)?;
+    let (second, rest) = leading_number(rest.strip_prefix(" and rank ")?)?;
     let device = between(rest, " on CUDA device ", &[' ', ',', '.'])?;
     Some(Event::SameDevice {
-        ranks: [one, other],
+        ranks: [first, second],
         device: truncated(device, 40),
     })
 }
@@ -105,7 +105,7 @@ fn unreachable(text: &str) -> Option<Event> {
     let reason = UNREACHABLE.iter().find(|reason| text.contains(**reason))?;
     let peer = match text.split_once("remote=[") {
         Some((_, rest)) => truncated(rest.split(']').next()?, 200),
-        // Without its first letter, which may be a capital.
+        // The `c` of `connect` may be a capital.
         None if text.contains("NCCL WARN") => peer(text, "onnect to ")?,
         None => return None,
     };

@@ -24,7 +24,7 @@ pub(super) struct Signs {
 
 impl Signs {
     /// Whether a new attempt begins with this line.
-    pub(super) fn begins(&mut self, line: &Line<'_>) -> bool {
+    pub(super) fn starts_attempt(&mut self, line: &Line<'_>) -> bool {
         let text = line.text;
         if text.contains("; will restart worker group")
             // torchrun prints it once, before it starts its workers.
@@ -41,31 +41,37 @@ impl Signs {
     }
 
     /// The index of the fact with which a new attempt began; `None` if `fact` does not show that one began. `line`
-    /// states `fact`, which will have the index `at`.
-    pub(super) fn began(&mut self, line: &Line<'_>, at: usize, fact: &Fact) -> Option<usize> {
+    /// states `fact`, which will have the index `index`.
+    pub(super) fn attempt_start(
+        &mut self,
+        line: &Line<'_>,
+        index: usize,
+        fact: &Fact,
+    ) -> Option<usize> {
         match (&fact.event, fact.rank) {
-            (Event::Progress(progress), Some(rank)) => self.counter(rank, progress, at),
+            (Event::Progress(progress), Some(rank)) => self.counter(rank, progress, index),
             (Event::Ended(_), _) => {
-                self.last_failed = at + 1;
+                self.last_failed = index + 1;
                 let agent = agent(line.text)?;
                 if self.failed.len() >= MAX_STORED {
                     return None;
                 }
                 // An agent reports one failed worker, stops the others, and starts all of them again.
-                self.failed.insert(agent, at + 1)
+                self.failed.insert(agent, index + 1)
             }
             _ => None,
         }
     }
 
-    /// A process's counters never go back: if one did, another process counts.
-    fn counter(&mut self, rank: Rank, progress: &Progress, at: usize) -> Option<usize> {
+    /// As [`attempt_start`](Self::attempt_start), for a rank's counters. Those of one process never decrease, so a
+    /// decrease shows that another process counts.
+    fn counter(&mut self, rank: Rank, progress: &Progress, index: usize) -> Option<usize> {
         let key = (rank, progress.group.clone());
         let before = self.completed.get(&key).copied();
         if self.completed.len() < MAX_STORED
             && let Some(completed) = progress.completed
         {
-            self.completed.insert(key, (completed, at + 1));
+            self.completed.insert(key, (completed, index + 1));
         }
         let (completed, after) = before?;
         let went_back = progress.enqueued.is_none_or(|newest| newest < completed)

@@ -10,7 +10,7 @@ const TIMEOUT: &str = "[Rank 3] Watchdog caught collective operation timeout: Wo
 
 fn timed_out(log: &Log) -> Option<(Option<Rank>, &TimedOut)> {
     log.facts().find_map(|fact| match &fact.event {
-        Event::TimedOut(what) => Some((fact.rank, what)),
+        Event::TimedOut(timed_out) => Some((fact.rank, timed_out)),
         _ => None,
     })
 }
@@ -35,10 +35,10 @@ fn a_line_is_read_after_every_kind_of_label() {
         "Epoch 0:  95%|██▊ | 8692/9188 [30:57<01:45,  4.68it/s][rank3]:[E ProcessGroupNCCL.cpp:563] ",
     ] {
         let log = read_text(&format!("{label}{TIMEOUT}\n"));
-        let (rank, what) = timed_out(&log).unwrap_or_else(|| panic!("{label}: {log:?}"));
+        let (rank, event) = timed_out(&log).unwrap_or_else(|| panic!("{label}: {log:?}"));
         assert_eq!(rank, Some(3), "{label}");
-        assert_eq!((what.seq, what.timeout_ms), (Some(7), 600_000), "{label}");
-        assert_eq!(what.elements, [Some(11), Some(11)], "{label}");
+        assert_eq!((event.seq, event.timeout_ms), (Some(7), 600_000), "{label}");
+        assert_eq!(event.elements, [Some(11), Some(11)], "{label}");
     }
     let wrapped = serde_json::json!({"log": format!("{TIMEOUT}\n"), "stream": "stderr"});
     let log = read_text(&format!("{wrapped}\n"));
@@ -50,8 +50,8 @@ fn a_rank_within_a_smaller_group_is_no_rank_of_the_world() {
     let line =
         format!("[PG ID 2 PG GUID 9 Rank 3] Process group watchdog thread terminated: {TIMEOUT}");
     let log = read_text(&line);
-    let (rank, what) = timed_out(&log).expect("the line is a time-out");
-    assert_eq!((rank, what.group.as_deref()), (None, Some("9")));
+    let (rank, event) = timed_out(&log).expect("the line is a time-out");
+    assert_eq!((rank, event.group.as_deref()), (None, Some("9")));
     let labeled = read_text(&format!("[rank11]:{line}"));
     assert_eq!(timed_out(&labeled).and_then(|(rank, _)| rank), Some(11));
 }
@@ -242,7 +242,8 @@ fn no_bytes_make_the_reader_panic() {
 fn attempts(text: &str) -> Vec<Vec<Option<Rank>>> {
     let ranks = |facts: &[Fact]| facts.iter().map(|fact| fact.rank).collect();
     let log = read_text(text);
-    log.attempts.iter().map(|one| ranks(&one.facts)).collect()
+    let attempts = log.attempts.iter();
+    attempts.map(|attempt| ranks(&attempt.facts)).collect()
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! Lines of PyTorch: the watchdog of its NCCL backend, its desync report, the process group wrapper that compares
-//! collectives (`TORCH_DISTRIBUTED_DEBUG=DETAIL`), its monitored barrier, uncaught exceptions; and the list
-//! `not arrived` in the errors of rcomm's runtime.
+//! Reads lines of PyTorch: of the watchdog of its NCCL backend, its desync report, the process group wrapper that
+//! compares collectives (`TORCH_DISTRIBUTED_DEBUG=DETAIL`), its monitored barrier, and uncaught exceptions. Also reads
+//! the list `not arrived` in the errors of rcomm's runtime.
 
 use super::Line;
 use super::scan::{between, leading_number, number_after, ranks, truncated};
@@ -13,7 +13,7 @@ pub(super) type Events = Vec<(Option<Rank>, Event)>;
 /// At most this many characters of an error, a shape or a type are kept.
 const MOST_TEXT: usize = 200;
 
-/// The list of a desync report that is being read.
+/// The state of reading a desync report.
 #[derive(Debug, Default)]
 pub(super) struct Desync {
     /// The sequence number of the listed ranks' newest operation, and whether they have finished it; `None` outside of
@@ -25,7 +25,7 @@ pub(super) struct Desync {
 const TRACEBACK: &str = "Traceback (most recent call last):";
 
 /// The type of the exception by which torchrun reports that a rank failed.
-const OF_LAUNCHER: &str = "ChildFailedError";
+const LAUNCHER_EXCEPTION: &str = "ChildFailedError";
 
 pub(super) fn read_line(
     line: &Line<'_>,
@@ -190,32 +190,34 @@ fn mismatch(line: &Line<'_>, found: &mut Events) {
         return;
     };
     let second = second.split("Collectives differ").next().unwrap_or(second);
-    let one = first
+    let first = first
         .rsplit_once("ranks. Rank ")
         .and_then(|(_, text)| issued(text));
-    if let (Some(one), Some(other)) = (one, issued(second)) {
+    if let (Some(first), Some(second)) = (first, issued(second)) {
         // The first fingerprint is that of the rank that wrote the line. If the line's label has another rank, both
         // fingerprints name ranks within a group, and the global ranks are not logged.
-        if line.label.rank.is_some_and(|rank| rank != one.rank) {
+        if line.label.rank.is_some_and(|rank| rank != first.rank) {
             return;
         }
-        found.push((line.label.rank, Event::Differ(Box::new([one, other]))));
+        let differ = Event::Differ(Box::new([first, second]));
+        found.push((line.label.rank, differ));
     }
 }
 
+/// The operation in `1 is running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, …)`.
 fn issued(text: &str) -> Option<Issued> {
     const MARK: &str = " is running collective: ";
     let (rank, rest) = leading_number(text)?;
-    let print = rest.strip_prefix(MARK).unwrap_or(rest);
-    let name = match between(print, "OpType=", &[',', ')']) {
+    let fingerprint = rest.strip_prefix(MARK).unwrap_or(rest);
+    let name = match between(fingerprint, "OpType=", &[',', ')']) {
         Some(name) => name,
-        None => print.trim_end_matches(['.', ' ']),
+        None => fingerprint.trim_end_matches(['.', ' ']),
     };
-    let list = |key| between(print, key, &[']']).unwrap_or("").to_owned();
-    let dtype = between(print, "TensorDtypes=", &[',', ')']).unwrap_or("");
+    let list = |key| between(fingerprint, key, &[']']).unwrap_or("").to_owned();
+    let dtype = between(fingerprint, "TensorDtypes=", &[',', ')']).unwrap_or("");
     Some(Issued {
         rank,
-        seq: number_after(print, "SequenceNumber="),
+        seq: number_after(fingerprint, "SequenceNumber="),
         op: op(&truncated(name, 40)),
         shape: truncated(&list("TensorShape=["), MOST_TEXT),
         dtype: truncated(dtype, MOST_TEXT),
@@ -313,19 +315,19 @@ fn exception(line: &Line<'_>, in_traceback: bool, found: &mut Events) {
         .bytes()
         .all(|b| b.is_ascii_alphanumeric() || b"._".contains(&b));
     let is_error = kind.ends_with("Error") || kind.ends_with("Exception");
-    let short = kind.rsplit('.').next().unwrap_or(kind);
+    let class = kind.rsplit('.').next().unwrap_or(kind);
     let text = text.trim();
-    if !is_name || !is_error || short == OF_LAUNCHER {
+    if !is_name || !is_error || class == LAUNCHER_EXCEPTION {
         return;
     }
-    let follows = CONSEQUENCE_TYPES.contains(&short)
+    let is_consequence = CONSEQUENCE_TYPES.contains(&class)
         || CONSEQUENCES.iter().any(|start| text.starts_with(start))
         || text.contains("NCCL communicator");
     let error = match text {
-        "" => short.to_owned(),
-        text => format!("{short}: {}", truncated(text, MOST_TEXT)),
+        "" => class.to_owned(),
+        text => format!("{class}: {}", truncated(text, MOST_TEXT)),
     };
-    let event = match is_labeled && !follows {
+    let event = match is_labeled && !is_consequence {
         true => Event::Raised(error),
         false => Event::Exception(error),
     };
@@ -358,15 +360,15 @@ fn not_arrived(line: &Line<'_>, found: &mut Events) {
     }
 }
 
-/// Splits at the parenthesis that ends `text`'s first part; a parenthesis inside quotation marks does not.
+/// Splits `text` at its first closing parenthesis that is not inside quotation marks.
 fn parenthesized(text: &str) -> Option<(&str, &str)> {
     let (mut quoted, mut escaped) = (false, false);
-    for (at, byte) in text.bytes().enumerate() {
+    for (index, byte) in text.bytes().enumerate() {
         match byte {
             _ if escaped => escaped = false,
             b'\\' => escaped = quoted,
             b'"' => quoted = !quoted,
-            b')' if !quoted => return Some((&text[..at], &text[at + 1..])),
+            b')' if !quoted => return Some((&text[..index], &text[index + 1..])),
             _ => {}
         }
     }

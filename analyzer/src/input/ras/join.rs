@@ -13,7 +13,7 @@ use std::net::IpAddr;
 /// or `slow` then becomes `stuck`.
 pub fn join<'a>(report: &mut Report, ras: impl IntoIterator<Item = &'a RasReport>) {
     let mut of_rank: BTreeMap<Rank, Vec<&RasFault>> = BTreeMap::new();
-    for fault in ras.into_iter().flat_map(|one| &one.faults) {
+    for fault in ras.into_iter().flat_map(|report| &report.faults) {
         if let Some(rank) = rank_of(&fault.process, report) {
             of_rank.entry(rank).or_default().push(fault);
         }
@@ -52,19 +52,19 @@ fn order_of_severity(kind: &RasFaultKind) -> u8 {
 
 /// The rank of a process, by host and process id or, if those do not decide, by its rank in a communicator as large as
 /// the job; `None` if neither decides.
-fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
+fn rank_of(process: &RasSubject, report: &Report) -> Option<Rank> {
     let unique_match = |fits: &dyn Fn(&RankReport) -> bool| {
         let mut fitting = report.ranks.iter().filter(|rank| fits(rank));
         let first = fitting.next()?;
         fitting.next().is_none().then_some(first.rank)
     };
-    if who.pid != 0 {
-        let same_host = |host: &str| short(host) == short(&who.host);
-        let exact = unique_match(&|rank| rank.pid == who.pid && same_host(&rank.host));
+    if process.pid != 0 {
+        let same_host = |host: &str| short(host) == short(&process.host);
+        let exact = unique_match(&|rank| rank.pid == process.pid && same_host(&rank.host));
         // An address cannot be compared with a host name: then the process id must be unique.
         let by_pid = || {
-            who.host.parse::<IpAddr>().ok()?;
-            unique_match(&|rank| rank.pid == who.pid)
+            process.host.parse::<IpAddr>().ok()?;
+            unique_match(&|rank| rank.pid == process.pid)
         };
         if let Some(rank) = exact.or_else(by_pid) {
             return Some(rank);
@@ -73,14 +73,14 @@ fn rank_of(who: &RasSubject, report: &Report) -> Option<Rank> {
     // If records name processes, a process that none of them names belongs to another job, unless the records of its
     // rank were not read.
     if report.ranks.iter().any(|rank| rank.pid != 0) {
-        let (rank, size) = who.rank?;
-        let absent = |one: &&RankReport| one.rank == rank && !one.read;
+        let (rank, size) = process.rank?;
+        let is_unread = |known: &&RankReport| known.rank == rank && !known.read;
         return (size as usize == report.ranks.len())
-            .then(|| report.ranks.iter().find(absent))
+            .then(|| report.ranks.iter().find(is_unread))
             .flatten()
-            .map(|one| one.rank);
+            .map(|known| known.rank);
     }
-    let (rank, size) = who.rank?;
+    let (rank, size) = process.rank?;
     (size as usize == report.ranks.len() && rank < size).then_some(rank)
 }
 
@@ -93,7 +93,7 @@ fn short(host: &str) -> &str {
 }
 
 fn format_fault(fault: &RasFault) -> String {
-    let what = match &fault.kind {
+    let verb = match &fault.kind {
         RasFaultKind::Dead => "is considered dead".to_owned(),
         RasFaultKind::Unresponsive => "did not answer".to_owned(),
         RasFaultKind::Error(error) => format!("reported {error}"),
@@ -115,18 +115,19 @@ fn format_fault(fault: &RasFault) -> String {
     if !device.is_empty() {
         process.push_str(&format!(" (GPU {device})"));
     }
-    format!("{process} {what}")
+    format!("{process} {verb}")
 }
 
+/// Adds the fault of a rank to the sentence of a finding that accuses the rank.
 fn support(finding: &mut Finding, rank: Rank, fault: &RasFault) {
-    let of = if finding.culprit_ranks.len() > 1 {
+    let subject = if finding.culprit_ranks.len() > 1 {
         format!("rank {rank}: ")
     } else {
         String::new()
     };
     finding
         .sentence
-        .push_str(&format!("; NCCL RAS: {of}{}", format_fault(fault)));
+        .push_str(&format!("; NCCL RAS: {subject}{}", format_fault(fault)));
     // A missing record (E102) or a process that seems gone (E150) proves less than NCCL's statement that it cannot
     // reach the process.
     if matches!(finding.code, Code::E102 | Code::E150) && fault.kind == RasFaultKind::Dead {
@@ -134,14 +135,16 @@ fn support(finding: &mut Finding, rank: Rank, fault: &RasFault) {
     }
 }
 
+/// Adds a finding E150 against a rank that no error names.
 fn accuse(report: &mut Report, rank: Rank, fault: &RasFault) {
     let after_errors = report
         .findings
         .iter()
         .position(|finding| finding.severity != Severity::Error)
         .unwrap_or(report.findings.len());
-    let id = report.findings.iter().map(|one| one.id).max().unwrap_or(0) + 1;
-    let waiting = |one: &RankReport| one.pending > 0 && one.rank != rank;
+    let ids = report.findings.iter().map(|finding| finding.id);
+    let id = ids.max().unwrap_or(0) + 1;
+    let is_waiting = |other: &&RankReport| other.pending > 0 && other.rank != rank;
     report.findings.insert(
         after_errors,
         Finding {
@@ -149,7 +152,7 @@ fn accuse(report: &mut Report, rank: Rank, fault: &RasFault) {
             // The confidence is lower if the report has other errors: ranks may wait because of those. The records do
             // not show whether they wait for this rank, so all ranks with pending operations count as its victims.
             confidence: if after_errors == 0 { 0.8 } else { 0.5 },
-            victim_count: report.ranks.iter().filter(|one| waiting(one)).count(),
+            victim_count: report.ranks.iter().filter(is_waiting).count(),
             next: format!(
                 "look at the log and the exit code of rank {rank}, and the kernel's log of its host"
             ),

@@ -120,10 +120,11 @@ pub(super) fn is_report(bytes: &[u8]) -> bool {
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
     let report: RasDocument = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let communicators = report.communicators.into_iter().map(|comm| {
-        let ranks = comm.ranks.into_iter().map(|it| it.member(Listed::Present));
+        let present = comm.ranks.into_iter();
+        let present = present.map(|rank| rank.member(Listed::Present));
         let missing = comm.missing_ranks.into_iter();
-        let missing = missing.map(|it| it.member(Listed::Missing));
-        let mut members: Vec<Member> = ranks.chain(missing).collect();
+        let missing = missing.map(|rank| rank.member(Listed::Missing));
+        let mut members: Vec<Member> = present.chain(missing).collect();
         members.sort_by_key(|member| member.rank);
         Communicator {
             name: comm.hash,

@@ -1,10 +1,10 @@
 //! Reads NCCL's own reports on a job, from its RAS subsystem (`ncclras`, since NCCL 2.24), in text or JSON.
 //!
 //! RAS reports what no flight recorder shows: which processes its network no longer reaches, and which communicators
-//! ended with an error. It does not show what hangs: it counts only launches, and only of five functions. So it is
-//! further evidence: [`join`] adds its faults to the findings on a rank. Only a rank that is dead or failed and that no
-//! error names becomes a separate finding (E150), which turns the verdicts `healthy`, `running`, `slow` and
-//! `inconclusive` into `stuck`.
+//! ended with an error. It does not show what hangs: it counts only launches, and only of five functions. So its faults
+//! are further evidence: [`join`] adds them to the findings on a rank. Only a dead or failed rank that no error names
+//! becomes a separate finding (E150), which turns the verdicts `healthy`, `running`, `slow` and `inconclusive` into
+//! `stuck`.
 //!
 //! `communicators` reads both forms for live views (see [`RasSource`](crate::live::source::RasSource)), [`RasReport`]
 //! for reports that are stored with dumps.
@@ -31,7 +31,7 @@ pub struct RasReport {
     pub faults: Vec<RasFault>,
 }
 
-/// One fault of one process: of a process in several communicators there may be several.
+/// One fault of one process. A process in several communicators may have several.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RasFault {
     /// The process.

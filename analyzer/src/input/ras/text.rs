@@ -53,7 +53,7 @@ enum Block {
         default_state: MemberState,
         /// The kind of operation that the counts are of.
         kind: String,
-        /// The state of the ranks listed below, unless their line states another.
+        /// The state of the ranks in the next lines, unless their line states another.
         heading: Option<Parsed>,
     },
     /// Processes in this state.
@@ -129,9 +129,9 @@ impl TextParser {
                 let Some(communicator) = self.known.get_mut(name) else {
                     return;
                 };
-                if let Some(what) = text.strip_prefix("Communicator ranks have different ") {
-                    let what = what.strip_suffix(" operation counts");
-                    *kind = what.unwrap_or("collective").to_owned();
+                if let Some(counts) = text.strip_prefix("Communicator ranks have different ") {
+                    let function = counts.strip_suffix(" operation counts");
+                    *kind = function.unwrap_or("collective").to_owned();
                     *heading = None;
                 } else if let Some(ranks) = missing_ranks(text, MOST_LISTED - self.listed) {
                     self.listed += ranks.len();
@@ -179,7 +179,7 @@ impl TextParser {
     fn finish(self) -> Vec<Communicator> {
         let largest = self.sizes.values().copied().max().unwrap_or(0);
         let mut communicators: Vec<Communicator> = self.known.into_values().collect();
-        let mut alone = Vec::new();
+        let mut without_communicator = Vec::new();
         for (process, state) in self.troubled {
             let mut found = false;
             for member in communicators.iter_mut().flat_map(|c| &mut c.members) {
@@ -193,7 +193,7 @@ impl TextParser {
                 }
             }
             if !found {
-                alone.push(Member {
+                without_communicator.push(Member {
                     rank: None,
                     process,
                     state,
@@ -203,11 +203,11 @@ impl TextParser {
         }
         // A communicator without a name holds the size of the job and the processes that no communicator names.
         let has_largest = communicators.iter().any(|c| c.size == largest);
-        if !alone.is_empty() || (largest > 0 && !has_largest) {
+        if !without_communicator.is_empty() || (largest > 0 && !has_largest) {
             communicators.push(Communicator {
                 name: String::new(),
                 size: largest,
-                members: alone,
+                members: without_communicator,
                 others_launched: Vec::new(),
             });
         }
@@ -215,20 +215,21 @@ impl TextParser {
     }
 }
 
+/// The member of this rank, which is added if it is new.
 fn member(communicator: &mut Communicator, rank: u32) -> &mut Member {
     let members = &mut communicator.members;
-    let at = match members.binary_search_by_key(&Some(rank), |member| member.rank) {
-        Ok(at) => at,
-        Err(at) => {
+    let index = match members.binary_search_by_key(&Some(rank), |member| member.rank) {
+        Ok(index) => index,
+        Err(index) => {
             let new = Member {
                 rank: Some(rank),
                 ..Member::default()
             };
-            members.insert(at, new);
-            at
+            members.insert(index, new);
+            index
         }
     };
-    &mut members[at]
+    &mut members[index]
 }
 
 /// A row of the table of groups: its number and the number of ranks of each of its communicators.

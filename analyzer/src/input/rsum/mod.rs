@@ -12,12 +12,18 @@
 //! record that refers to it; operations are columns, mostly of differences. The last part holds the number of records:
 //! without it the file is cut.
 //!
-//! Version 2 adds a kind of part for records with operations in CUDA graphs; version 3 adds one for the failures and
-//! the end of the process of the record that follows; version 4 adds one for the connections of that record; version 5
-//! adds one for its waits for a processor; version 6 adds one for the process's places in groups whose members the
-//! record does not have; version 7 adds one for the beginning of the record and the exit of its process; version 8 adds one for
-//! the members of groups as runs of ranks; version 9 adds one for the time at which a record's file was
-//! written.
+//! Each later version adds one kind of part:
+//!
+//! | version | part |
+//! |---|---|
+//! | 2 | a record with operations in CUDA graphs |
+//! | 3 | the failures and the end of the process of the record that follows |
+//! | 4 | the connections of that record |
+//! | 5 | its waits for a processor |
+//! | 6 | its rank in groups whose members it does not have |
+//! | 7 | its beginning, and the exit of its process |
+//! | 8 | the members of groups as runs of ranks |
+//! | 9 | the time at which the file of the record that follows was written |
 //!
 //! Readers trust no length: parts, tables and the references of a record to the tables are bounded, and a record is
 //! checked before it is passed on.

@@ -127,11 +127,11 @@ fn damaged(what: impl ToString) -> Stop {
     Stop::Damaged(what.to_string())
 }
 
-/// Takes numbers of bytes, and may refuse more.
+/// Counts bytes; an error means that no more may be read.
 type Count<'a> = &'a mut dyn FnMut(u64) -> io::Result<()>;
 
 struct PartReader<'a, R> {
-    from: GzDecoder<R>,
+    input: GzDecoder<R>,
     count: Count<'a>,
     tables: WireTables,
     table_bytes: usize,
@@ -151,9 +151,9 @@ struct PartReader<'a, R> {
 }
 
 impl<'a, R: Read> PartReader<'a, R> {
-    fn new(mut from: R, count: Count<'a>) -> Result<Self, Stop> {
+    fn new(mut input: R, count: Count<'a>) -> Result<Self, Stop> {
         let mut head = [0; MAGIC.len() + 2];
-        from.read_exact(&mut head)?;
+        input.read_exact(&mut head)?;
         if !begins(&head) {
             return Err(damaged("it does not begin as a summary does"));
         }
@@ -165,7 +165,7 @@ impl<'a, R: Read> PartReader<'a, R> {
             return Err(damaged(format!("there is no version {version}")));
         }
         Ok(Self {
-            from: GzDecoder::new(from),
+            input: GzDecoder::new(input),
             count,
             tables: WireTables::default(),
             table_bytes: 0,
@@ -182,10 +182,10 @@ impl<'a, R: Read> PartReader<'a, R> {
     /// The next part; `None` at the end of the stream.
     fn part(&mut self) -> Result<Option<Part>, Stop> {
         let mut len = [0; 4];
-        if self.from.read(&mut len[..1])? == 0 {
+        if self.input.read(&mut len[..1])? == 0 {
             return Ok(None);
         }
-        self.from.read_exact(&mut len[1..])?;
+        self.input.read_exact(&mut len[1..])?;
         let len = u32::from_le_bytes(len) as usize;
         if len > MAX_PART {
             return Err(damaged(format!(
@@ -195,7 +195,7 @@ impl<'a, R: Read> PartReader<'a, R> {
         (self.count)(len as u64)?;
         // The buffer grows with the data and not with the stated length.
         self.buffer.clear();
-        let read = (&mut self.from)
+        let read = (&mut self.input)
             .take(len as u64)
             .read_to_end(&mut self.buffer)?;
         if read < len {
@@ -210,7 +210,7 @@ impl<'a, R: Read> PartReader<'a, R> {
 
     /// Checks that nothing but the right checksum follows the last part.
     fn end(&mut self) -> Result<(), Stop> {
-        match self.from.read(&mut [0])? {
+        match self.input.read(&mut [0])? {
             0 => Ok(()),
             _ => Err(damaged("something follows its end")),
         }
@@ -286,8 +286,8 @@ impl<'a, R: Read> PartReader<'a, R> {
         if let Some(status) = &mut dump.status {
             status.exit = exit;
         }
-        for (at, place) in std::mem::take(&mut self.places) {
-            let group = dump.groups.get_mut(at as usize);
+        for (index, place) in std::mem::take(&mut self.places) {
+            let group = dump.groups.get_mut(index as usize);
             let group =
                 group.ok_or_else(|| damaged("a place in a group that the record does not have"))?;
             group.place = Some(place);
@@ -314,7 +314,7 @@ impl<'a, R: Read> PartReader<'a, R> {
         })
     }
 
-    /// Counts the bytes of a table.
+    /// Counts the bytes of a part with tables; an error if all of them together exceed [`MAX_TABLE_BYTES`].
     fn check_tables(&mut self, bytes: usize) -> Result<(), Stop> {
         self.table_bytes = self.table_bytes.saturating_add(bytes);
         match self.table_bytes > MAX_TABLE_BYTES {

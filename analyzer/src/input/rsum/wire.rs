@@ -70,13 +70,13 @@ pub(super) fn ranks_in(runs: &[Run]) -> u64 {
 
 /// The ranks in runs; `None` if one has more than 32 bits.
 pub(super) fn ranks(runs: &[Run]) -> Option<Arc<[Rank]>> {
-    let all = runs.iter().flat_map(|&(first, step, len)| {
+    let list = runs.iter().flat_map(|&(first, step, len)| {
         (0..i64::from(len)).map(move |nth| {
             let rank = nth.checked_mul(step)?.checked_add(i64::from(first))?;
             Rank::try_from(rank).ok()
         })
     });
-    all.collect()
+    list.collect()
 }
 
 /// Rows that are appended to the tables of earlier parts.
@@ -207,10 +207,11 @@ impl Budget {
     }
 }
 
-fn signature_items(one: &Signature) -> usize {
-    let shapes = one.input_sizes.iter().chain(&one.output_sizes);
-    let types = one.input_dtypes.iter().chain(&one.output_dtypes);
-    let splits = one.input_splits.len() + one.output_splits.len();
+fn signature_items(signature: &Signature) -> usize {
+    let shapes = signature.input_sizes.iter().chain(&signature.output_sizes);
+    let types = signature.input_dtypes.iter();
+    let types = types.chain(&signature.output_dtypes);
+    let splits = signature.input_splits.len() + signature.output_splits.len();
     splits
         + shapes.map(|shape| shape.len() + 1).sum::<usize>()
         + types.map(|name| name.len() + 1).sum::<usize>()
@@ -219,19 +220,19 @@ fn signature_items(one: &Signature) -> usize {
 /// The indices of a dump's captured operations, each with its graph.
 pub(super) fn captured(dump: &Dump) -> Vec<(u32, u64)> {
     let entries = (0..).zip(&dump.entries);
-    let captured = entries.filter_map(|(at, entry)| Some((at, entry.graph_id?)));
+    let captured = entries.filter_map(|(index, entry)| Some((index, entry.graph_id?)));
     captured.collect()
 }
 
-/// The difference from `last` to `now`, which then is the new `last`; [`walk`] undoes it. It wraps, so that any two
-/// values are restored.
-fn step(now: u64, last: &mut u64) -> i64 {
-    now.wrapping_sub(std::mem::replace(last, now)) as i64
+/// The difference from `last` to `value`, which then is the new `last`; [`decode_difference`] undoes it. It wraps, so
+/// that any two values are restored.
+fn encode_difference(value: u64, last: &mut u64) -> i64 {
+    value.wrapping_sub(std::mem::replace(last, value)) as i64
 }
 
 /// The value at this difference from `last`; it then is the new `last`.
-fn walk(step: i64, last: &mut u64) -> u64 {
-    *last = last.wrapping_add(step as u64);
+fn decode_difference(difference: i64, last: &mut u64) -> u64 {
+    *last = last.wrapping_add(difference as u64);
     *last
 }
 
@@ -317,20 +318,20 @@ impl Record {
         let threads = self.threads.into_iter();
         let threads: Vec<ThreadInfo> = threads.map(|(id, name)| ThreadInfo { id, name }).collect();
         let mut entries = self.columns.into_entries(groups.len())?;
-        for &(at, graph) in captured {
-            let entry = entries.get_mut(at as usize);
+        for &(index, graph) in captured {
+            let entry = entries.get_mut(index as usize);
             entry
                 .ok_or("a graph of an operation that the record does not have")?
                 .graph_id = Some(graph);
         }
         let fits =
             |index: Option<u32>, len: usize| index.is_none_or(|index| (index as usize) < len);
-        let sound = entries.iter().all(|entry| {
+        let is_valid = entries.iter().all(|entry| {
             fits(Some(entry.signature), signatures.len())
                 && fits(entry.stack, stacks.len())
                 && fits(entry.thread, threads.len())
         });
-        if !sound {
+        if !is_valid {
             return Err(ROW);
         }
         Ok(Dump {
@@ -368,12 +369,14 @@ impl Columns {
             let [collectives, messages, operations] = &mut counts[entry.group as usize];
             columns
                 .record_id
-                .push(step(entry.record_id, &mut record_id));
+                .push(encode_difference(entry.record_id, &mut record_id));
             columns.group.push(entry.group);
-            let seq = step(entry.collective_seq_id, collectives);
+            let seq = encode_difference(entry.collective_seq_id, collectives);
             columns.collective_seq_id.push(seq);
-            columns.p2p_seq_id.push(step(entry.p2p_seq_id, messages));
-            columns.op_id.push(step(entry.op_id, operations));
+            let seq = encode_difference(entry.p2p_seq_id, messages);
+            columns.p2p_seq_id.push(seq);
+            let op_id = encode_difference(entry.op_id, operations);
+            columns.op_id.push(op_id);
             columns.signature.push(entry.signature);
             columns.stack.push(entry.stack);
             columns.op.push(entry.op.code());
@@ -390,14 +393,15 @@ impl Columns {
             columns.root.push(entry.root);
             let reduce_op = entry.reduce_op.map_or(0, |op| u16::from(op.code()) + 1);
             columns.reduce_op.push(reduce_op);
-            let at = entry.time_created_ns;
-            columns.created.push(step(at as u64, &mut created));
+            let created_ns = entry.time_created_ns;
+            let difference = encode_difference(created_ns as u64, &mut created);
+            columns.created.push(difference);
             columns
                 .started
-                .push(after(entry.time_discovered_started_ns, at));
+                .push(after(entry.time_discovered_started_ns, created_ns));
             columns
                 .completed
-                .push(after(entry.time_discovered_completed_ns, at));
+                .push(after(entry.time_discovered_completed_ns, created_ns));
             columns.duration_ms.push(entry.duration_ms);
             columns.timeout_ms.push(entry.timeout_ms);
             columns.thread.push(entry.thread);
@@ -442,13 +446,13 @@ impl Columns {
             let [collectives, messages, operations] = counts
                 .get_mut(group as usize)
                 .ok_or("an operation of a group that the record does not have")?;
-            let time_created_ns = walk(self.created[at], &mut created) as i64;
+            let time_created_ns = decode_difference(self.created[at], &mut created) as i64;
             let time = |after: Option<i64>| after.map_or(0, |ns| time_created_ns.wrapping_add(ns));
             entries.push(Entry {
-                record_id: walk(self.record_id[at], &mut record_id),
-                collective_seq_id: walk(self.collective_seq_id[at], collectives),
-                p2p_seq_id: walk(self.p2p_seq_id[at], messages),
-                op_id: walk(self.op_id[at], operations),
+                record_id: decode_difference(self.record_id[at], &mut record_id),
+                collective_seq_id: decode_difference(self.collective_seq_id[at], collectives),
+                p2p_seq_id: decode_difference(self.p2p_seq_id[at], messages),
+                op_id: decode_difference(self.op_id[at], operations),
                 group,
                 signature: self.signature[at],
                 stack: self.stack[at],
@@ -481,8 +485,8 @@ impl Columns {
 
 fn state(code: u8) -> Option<EntryState> {
     use EntryState::{Completed, Failed, Scheduled, Started};
-    let all = [Scheduled, Started, Completed, Failed];
-    all.into_iter().find(|state| *state as u8 == code)
+    let states = [Scheduled, Started, Completed, Failed];
+    states.into_iter().find(|state| *state as u8 == code)
 }
 
 fn reduce_op(code: u16) -> Option<ReduceOp> {

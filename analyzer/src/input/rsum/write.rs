@@ -93,7 +93,7 @@ impl<W: Write> Writer<W> {
             self.part(&Part::Process(dump.identity.begun_ns, exit), path)?;
         }
         let places = (0..).zip(&dump.groups);
-        let places = places.filter_map(|(at, group)| Some((at, group.place?)));
+        let places = places.filter_map(|(index, group)| Some((index, group.place?)));
         let places: Vec<_> = places.collect();
         if !places.is_empty() {
             self.part(&Part::Places(places), path)?;
@@ -155,11 +155,14 @@ impl Known {
         let mut new = WireTables::default();
         let signatures = dump.signatures.iter();
         let signatures = signatures
-            .map(|one| row(&mut self.signatures, one.clone(), &mut new.signatures))
+            .map(|signature| {
+                let signature = signature.clone();
+                row(&mut self.signatures, signature, &mut new.signatures)
+            })
             .collect();
         let frames = dump.frames.iter();
         let frames: Vec<u32> = frames
-            .map(|one| row(&mut self.frames, one.clone(), &mut new.frames))
+            .map(|frame| row(&mut self.frames, frame.clone(), &mut new.frames))
             .collect();
         let stacks = dump.stacks.iter();
         let stacks = stacks

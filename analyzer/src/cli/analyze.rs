@@ -17,16 +17,16 @@ pub(super) fn run(args: &AnalyzeArgs, color: ColorChoice) -> Result<ExitCode, Fa
         Format::Html | Format::Perfetto | Format::Columns => Keep::Records,
         Format::Text | Format::Json => Keep::Report,
     };
-    let how = JudgeArgs {
+    let judge_args = JudgeArgs {
         redact: args.redact,
         ..args.judge.clone()
     };
-    let judged = judge(&args.paths, &how, keep)?;
+    let judged = judge(&args.paths, &judge_args, keep)?;
     let code = show(&judged, &args.show, color)?;
     let input = &judged.report.input;
     let has_records = input.ranks_read > 0 || judged.report.end.is_some();
     let has_nothing = !has_records && judged.report.findings.is_empty();
-    // An archive holds what its job gave; advice about this node could be about another job.
+    // An archive may come from another node, so advice about the jobs of this node could mislead.
     if has_nothing && !judged.of_archive && args.show.format == Format::Text {
         let advice = look::advice_for_paths();
         let mut stderr = AutoStream::new(io::stderr(), color);

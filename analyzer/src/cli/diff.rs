@@ -17,8 +17,8 @@ use std::process::ExitCode;
 const MAX_REPORT: u64 = 256 << 20;
 
 pub(super) fn run(args: &DiffArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
-    let before = side(&args.before, args)?;
-    let after = side(&args.after, args)?;
+    let before = report_of(&args.before, args)?;
+    let after = report_of(&args.after, args)?;
     let difference = Difference::between(&before, &after);
     output::write_to(args.output.as_deref(), color, |out| match args.format {
         DiffFormat::Text => human::write_difference(&difference, &layout(args.verbose), out),
@@ -39,7 +39,7 @@ pub(super) fn run(args: &DiffArgs, color: ColorChoice) -> Result<ExitCode, Failu
 }
 
 /// The report that was saved at this path as JSON, or else the report on the records there.
-fn side(path: &PathBuf, args: &DiffArgs) -> Result<Report, Failure> {
+fn report_of(path: &PathBuf, args: &DiffArgs) -> Result<Report, Failure> {
     match saved_report(path) {
         Some(report) => Ok(report),
         None => Ok(judge(std::slice::from_ref(path), &args.judge, Keep::Report)?.report),

@@ -24,8 +24,8 @@ pub(super) fn run(args: &ExplainArgs, color: anstream::ColorChoice) -> Result<Ex
         if codes.is_empty() {
             return human::write_codes(&layout, out);
         }
-        for (at, &code) in codes.iter().enumerate() {
-            if at > 0 {
+        for (index, &code) in codes.iter().enumerate() {
+            if index > 0 {
                 writeln!(out)?;
             }
             human::write_explanation(&explain(code), &layout, out)?;

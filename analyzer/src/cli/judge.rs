@@ -14,10 +14,10 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Whether to keep the dumps in addition to the report.
+/// What is kept in memory after the judgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Only the report: memory holds 56 bytes per operation.
+    /// Only the report. While records are judged, 56 bytes of each operation are held.
     Report,
     /// Also the dumps, for formats that show them.
     Records,
@@ -35,11 +35,11 @@ pub(super) struct Judged {
 /// Reads all records below `paths`, and further records of the same jobs on this node, and judges them.
 pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<Judged, Failure> {
     let meter = Meter::new("reading", "files");
-    let progress = |it: Progress| meter.show(it.done, it.files);
+    let show_progress = |progress: Progress| meter.show(progress.done, progress.files);
     let spare = Spare::default();
     let options = LoadOptions {
         jobs: args.jobs,
-        progress: Some(&progress),
+        progress: Some(&show_progress),
         spare: Some(&spare),
         ..LoadOptions::default()
     };
@@ -54,7 +54,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     };
     let mut to_redact: Vec<(LoadedDump, Extent)> = Vec::new();
     let loaded = load::load(paths, &options, |loaded: LoadedDump| {
-        let Some(open) = &mut analysis else {
+        let Some(analysis_so_far) = &mut analysis else {
             return;
         };
         let extent = if loaded.cut {
@@ -63,14 +63,14 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
             Extent::Whole
         };
         on_node.note(&loaded);
-        open.note_written(loaded.written_ns);
+        analysis_so_far.note_written(loaded.written_ns);
         dumps_read += 1;
         if let Some(redactor) = &redactor {
-            // Its texts may name the host of a later record.
+            // The texts of a record may name the host of a later one, so all are learnt before the first is changed.
             redactor.learn(&loaded.dump);
             to_redact.push((loaded, extent));
         } else {
-            open.add_from(&loaded.path, &loaded.dump, extent);
+            analysis_so_far.add_from(&loaded.path, &loaded.dump, extent);
             match keep {
                 Keep::Records => kept.push(loaded),
                 Keep::Report => spare.keep(loaded.dump.entries),
@@ -88,13 +88,13 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         return Err(memory_limit_error(args, dumps_read));
     };
     let mut loaded = loaded;
-    let no_records = match dumps_read {
+    let launches_without_records = match dumps_read {
         0 => on_node::launches_in(paths),
         _ => Vec::new(),
     };
     let (launches, rings) = (on_node.launches(paths), on_node.rings());
     if let Some(redactor) = &redactor {
-        for launch in no_records.iter().chain(&launches) {
+        for launch in launches_without_records.iter().chain(&launches) {
             redactor.learn_launch(launch);
         }
         for (_, ring) in &rings {
@@ -109,7 +109,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         }
         leave_out_texts(&mut loaded, redactor);
     }
-    let launch_redacted = |mut launch: LaunchRecord| {
+    let redacted_launch = |mut launch: LaunchRecord| {
         if let Some(redactor) = &redactor {
             redactor.launch(&mut launch);
         }
@@ -126,13 +126,14 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         if let Some(highest) = loaded.stacks.iter().map(|stacks| stacks.rank).max() {
             analysis.expect(highest.saturating_add(1));
         }
-        let launches: Vec<_> = no_records.into_iter().map(launch_redacted).collect();
+        let launches = launches_without_records.into_iter();
+        let launches: Vec<_> = launches.map(redacted_launch).collect();
         if let Some(launch) = launches.first() {
             analysis.expect(launch.world_size);
         }
         analysis.add_launches(launches);
     }
-    let launches = launches.into_iter().map(launch_redacted);
+    let launches = launches.into_iter().map(redacted_launch);
     analysis.add_launches(launches.collect());
     for (path, dump) in rings {
         let mut ring = LoadedDump {
@@ -166,18 +167,19 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     })
 }
 
-/// Replaces the names in problems, and leaves out what can hold names of any form.
+/// Replaces the names in problems, and leaves out logs, stacks and RAS reports, which can hold names of any form.
 fn leave_out_texts(loaded: &mut Loaded, redactor: &Redactor) {
     let problems = std::mem::take(&mut loaded.problems).into_iter();
-    loaded.problems = problems.map(|it| redactor.problem(it)).collect();
+    let redacted = problems.map(|problem| redactor.problem(problem));
+    loaded.problems = redacted.collect();
     let logs = loaded.logs.iter().map(|log| &log.path);
     let stacks = loaded.stacks.iter().map(|stacks| &stacks.path);
     let texts = logs
         .chain(loaded.ras.iter().map(|(path, _)| path))
         .chain(stacks);
     let left_out = texts.map(|path| {
-        let why = "left aside: logs, stacks and RAS reports are not redacted";
-        Problem::stale_dump(redactor.path(path), why)
+        let sentence = "left aside: logs, stacks and RAS reports are not redacted";
+        Problem::stale_dump(redactor.path(path), sentence)
     });
     loaded.problems.extend(left_out);
     loaded.logs.clear();

@@ -1,5 +1,5 @@
-//! `rcomm-fr man`: prints the manual page of `rcomm-fr`, or writes one page for each command to a folder. The pages are
-//! generated from the same definitions as `--help`.
+//! `rcomm-fr man`: prints the manual page of `rcomm-fr`, or writes one page for each command to a folder. The pages
+//! come from the same definitions as `--help`.
 
 use crate::cli::args::{Cli, ManArgs};
 use crate::cli::failure::Failure;

@@ -1,9 +1,9 @@
 //! The program `rcomm-fr`: command line, sub-commands, output and exit codes.
 //!
 //! `args` defines the command line, `failure` maps errors to messages and exit codes, `output` writes to files and
-//! terminals, `progress` shows how far long work has come. `judge` judges records for several sub-commands, and
-//! `on_node` finds those of this node. `look` runs if there is no sub-command. Every other file is a sub-command; it
-//! takes its arguments and returns an exit code.
+//! terminals, `progress` shows the progress of long work. `judge` judges records for several sub-commands, and
+//! `on_node` finds further records of their jobs on this node. `look` runs if there is no sub-command. Every other file
+//! is a sub-command; it takes its arguments and returns an exit code.
 
 mod analyze;
 mod args;
@@ -45,8 +45,8 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     })
 }
 
-/// Inserts the sub-command `analyze` if the first argument that is no option, nor the value of `--color`, is `-` or an
-/// existing path, and not a sub-command.
+/// Inserts the sub-command `analyze` if the first argument is `-` or an existing path, and not a sub-command. Options and
+/// the value of `--color` do not count as the first argument.
 fn with_sub_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let mut rest = arguments.iter().skip(1);
     let first = loop {
@@ -59,8 +59,8 @@ fn with_sub_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
         }
     };
     let names_a_record = first.is_some_and(|first| {
-        let known = || Cli::command().find_subcommand(first).is_some();
-        !known() && (first == "-" || Path::new(first).exists())
+        let is_sub_command = || Cli::command().find_subcommand(first).is_some();
+        !is_sub_command() && (first == "-" || Path::new(first).exists())
     });
     if names_a_record {
         arguments.insert(1, "analyze".into());

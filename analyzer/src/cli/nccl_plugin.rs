@@ -26,7 +26,7 @@ pub(super) fn run(_: &NcclPluginArgs, color: anstream::ColorChoice) -> Result<Ex
     let Some(path) = found else {
         let candidates: Vec<String> = candidates
             .iter()
-            .map(|it| it.display().to_string())
+            .map(|path| path.display().to_string())
             .collect();
         let sentence = format!(
             "the plug-in for NCCL is not installed next to this program: none of these files exists: {}",

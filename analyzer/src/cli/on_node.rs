@@ -8,8 +8,8 @@ use rcomm_recorder::record::default_directory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The launch records in these folders; only those of the newest attempt in any of them. Nothing else is left of a job
-/// whose ranks closed and removed their rings.
+/// The launch records of the newest attempt in these folders. A job whose ranks closed and removed their rings leaves
+/// nothing else.
 pub(super) fn launches_in(paths: &[PathBuf]) -> Vec<LaunchRecord> {
     let found = paths
         .iter()
@@ -52,7 +52,7 @@ impl OnNode {
             return;
         }
         let job = self.jobs.entry(identity.job.clone()).or_default();
-        let is_ring = path.extension().is_some_and(|it| it == "ring");
+        let is_ring = path.extension().is_some_and(|ending| ending == "ring");
         job.directories.extend(path.parent().map(Path::to_owned));
         if identity.attempt > job.attempt {
             job.attempt = identity.attempt;
@@ -91,7 +91,8 @@ impl OnNode {
                 launches.map(move |launch| (launch, passed))
             });
             let in_default_directory = LaunchRecord::of_job(&default_directory(), name);
-            let elsewhere = in_default_directory.into_iter().map(|it| (it, false));
+            let elsewhere = in_default_directory.into_iter();
+            let elsewhere = elsewhere.map(|launch| (launch, false));
             for (launch, passed) in next_to_records.chain(elsewhere) {
                 let is_of_later_run = job.newest_ns > 0 && launch.started_ns > job.newest_ns;
                 let is_wanted = match is_of_later_run {
@@ -120,11 +121,11 @@ impl OnNode {
                 continue;
             };
             let rank = summary.identity.rank;
-            let missing = rank.is_some_and(|rank| !job.ranks.contains(&rank));
-            let same_run =
+            let is_unread = rank.is_some_and(|rank| !job.ranks.contains(&rank));
+            let is_same_run =
                 summary.identity.attempt == job.attempt && summary.created_ns <= job.taken_ns;
-            if missing
-                && same_run
+            if is_unread
+                && is_same_run
                 && let Ok(dump) = RingReader::attach(&listing.path).and_then(|ring| ring.read())
             {
                 rings.push((listing.path.display().to_string(), dump));
@@ -147,12 +148,12 @@ mod tests {
             dump_time_ns,
             ..Identity::default()
         };
-        // Whichever is read first.
+        // The order in which the records are read must not matter.
         for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
             let records = [record(0, 0, 100), record(0, 1, 100), record(1, 1, 900)];
             let mut on_node = OnNode::default();
-            for at in order {
-                on_node.note_record(&records[at], Path::new("dumps/rank.json"));
+            for index in order {
+                on_node.note_record(&records[index], Path::new("dumps/rank.json"));
             }
             let job = &on_node.jobs["train"];
             assert_eq!((job.attempt, job.taken_ns), (1, 900));

@@ -68,8 +68,8 @@ const PARTIAL: &str = ".partial";
 /// A temporary file that is older than this and not locked belongs to a process that was killed.
 const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
-/// A temporary file next to `path` that only its owner can read; it is removed unless it is persisted as `path`. Removes
-/// those that processes that were killed left for the same path.
+/// A temporary file next to `path` that only its owner can read; it is removed unless it is persisted as `path`. Also
+/// removes the temporary files that killed processes left for the same path.
 pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -81,28 +81,28 @@ pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
         .prefix(name)
         .suffix(PARTIAL)
         .tempfile_in(folder)
-        // Without the temporary file's name, which means nothing to the user.
+        // The error has no path: the temporary file's name means nothing to the user.
         .map_err(|error| io::Error::from(error.kind()))?;
     // Where files cannot be locked, none is taken for abandoned.
     let _ = partial.as_file().try_lock();
     Ok(partial)
 }
 
-/// Errors are ignored: what is left harms no one.
+/// Removes the temporary files that killed processes left for this name. Errors are ignored: such a file does no harm.
 fn remove_abandoned(folder: &Path, name: &OsStr) {
     let files = fs::read_dir(folder).into_iter().flatten().flatten();
     for file in files {
-        let found = file.file_name();
-        let found = found.as_encoded_bytes();
-        let is_partial =
-            found.starts_with(name.as_encoded_bytes()) && found.ends_with(PARTIAL.as_bytes());
+        let file_name = file.file_name();
+        let file_name = file_name.as_encoded_bytes();
+        let is_partial = file_name.starts_with(name.as_encoded_bytes())
+            && file_name.ends_with(PARTIAL.as_bytes());
         let is_old = || {
-            let about = file.metadata().ok().filter(fs::Metadata::is_file);
-            let modified = about.and_then(|about| about.modified().ok()?.elapsed().ok());
-            modified.is_some_and(|age| age > ABANDONED_AFTER)
+            let metadata = file.metadata().ok().filter(fs::Metadata::is_file);
+            let age = metadata.and_then(|metadata| metadata.modified().ok()?.elapsed().ok());
+            age.is_some_and(|age| age > ABANDONED_AFTER)
         };
-        let is_free = || fs::File::open(file.path()).is_ok_and(|it| it.try_lock().is_ok());
-        if is_partial && is_old() && is_free() {
+        let is_unlocked = || fs::File::open(file.path()).is_ok_and(|file| file.try_lock().is_ok());
+        if is_partial && is_old() && is_unlocked() {
             let _ = fs::remove_file(file.path());
         }
     }

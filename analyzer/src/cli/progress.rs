@@ -28,22 +28,22 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// `does` and `parts` are words: `reading` and `files`.
-    pub(super) fn new(does: &str, parts: &str) -> Self {
+    /// `activity` and `parts` are words, such as `reading` and `files`.
+    pub(super) fn new(activity: &str, parts: &str) -> Self {
         Self {
-            template: format!("{does} {{wide_bar}} {{pos}}/{{len}} {parts}, {{eta}} left"),
+            template: format!("{activity} {{wide_bar}} {{pos}}/{{len}} {parts}, {{eta}} left"),
             began: Instant::now(),
             bar: OnceLock::new(),
         }
     }
 
-    /// Shows that `done` of `all` parts are done.
-    pub(super) fn show(&self, done: usize, all: usize) {
+    /// Shows that `done` of `total` parts are done.
+    pub(super) fn show(&self, done: usize, total: usize) {
         if self.began.elapsed() < AFTER {
             return;
         }
         let bar = self.bar.get_or_init(|| {
-            let bar = ProgressBar::with_draw_target(Some(all as u64), target());
+            let bar = ProgressBar::with_draw_target(Some(total as u64), target());
             bar.with_style(style(&self.template, ProgressStyle::default_bar))
         });
         bar.set_position(done as u64);
@@ -60,16 +60,16 @@ impl Drop for Meter {
 
 /// A line that shows what the program waits for, and how long it has waited. It is removed when this is dropped.
 pub(super) struct Wait {
-    /// Dropping it wakes the thread.
-    over: Option<Sender<()>>,
+    /// Ends the thread when it is dropped.
+    end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Wait {
-    /// `what` completes the sentence "the program is ...": `asking the ranks`.
-    pub(super) fn for_what(what: &str) -> Self {
-        let (over, ended) = mpsc::channel::<()>();
-        let what = what.to_owned();
+    /// Shows a line until this is dropped. `activity` completes the sentence "the program is ...": `asking the ranks`.
+    pub(super) fn during(activity: &str) -> Self {
+        let (end, ended) = mpsc::channel::<()>();
+        let activity = activity.to_owned();
         let show = move || {
             if ended.recv_timeout(AFTER) != Err(RecvTimeoutError::Timeout) {
                 return;
@@ -79,7 +79,7 @@ impl Wait {
                     "{spinner} {msg}, {elapsed}",
                     ProgressStyle::default_spinner,
                 ))
-                .with_message(what)
+                .with_message(activity)
                 .with_elapsed(AFTER);
             while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 bar.tick();
@@ -88,8 +88,8 @@ impl Wait {
         };
         let thread = thread::Builder::new().name("rcomm-fr/wait".to_owned());
         Self {
-            over: Some(over),
-            // Without the thread the work goes on, only unseen.
+            end: Some(end),
+            // Without the thread only the line is missing.
             thread: thread.spawn(show).ok(),
         }
     }
@@ -97,7 +97,7 @@ impl Wait {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        self.over = None;
+        self.end = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

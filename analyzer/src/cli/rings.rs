@@ -28,7 +28,7 @@ pub(super) fn directory(place: &RingPlace) -> PathBuf {
     place.dir.clone().unwrap_or_else(default_directory)
 }
 
-/// The rings in the directory, only those of the job if one is given. Rings that cannot be read are always included.
+/// The rings in the directory; if a job is given, only its rings and those that cannot be read.
 pub(super) fn find(place: &RingPlace) -> Result<Vec<RingListing>, Failure> {
     let mut rings = list_rings(&directory(place))?;
     if let Some(job) = &place.job {
@@ -101,7 +101,7 @@ fn row(ring: &RingSummary, path: &Path, now: i64) -> Vec<String> {
         identity.host.clone(),
         match ring.heartbeat_ns {
             ..=0 => "never".to_owned(),
-            at => format!("{} ago", duration_ms((now - at) as f64 / 1e6)),
+            heartbeat_ns => format!("{} ago", duration_ms((now - heartbeat_ns) as f64 / 1e6)),
         },
         grouped(ring.records),
         bytes(ring.size_bytes),

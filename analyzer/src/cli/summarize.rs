@@ -79,10 +79,10 @@ fn summarize(
     to_failure: &impl Fn(SummarizeError) -> Failure,
 ) -> Result<Loaded, Failure> {
     let meter = Meter::new("reading", "files");
-    let progress = |it: Progress| meter.show(it.done, it.files);
+    let show_progress = |progress: Progress| meter.show(progress.done, progress.files);
     let options = LoadOptions {
         jobs: args.jobs,
-        progress: Some(&progress),
+        progress: Some(&show_progress),
         ..LoadOptions::default()
     };
     let mut writer = Writer::new(out).map_err(to_failure)?;
@@ -96,9 +96,9 @@ fn summarize(
     let logs = std::mem::take(&mut loaded.logs).into_iter();
     let stacks = std::mem::take(&mut loaded.stacks).into_iter();
     let logs = logs.map(|log| (log.path, "logs"));
-    for (path, what) in logs.chain(stacks.map(|stacks| (stacks.path, "stacks"))) {
+    for (path, kind) in logs.chain(stacks.map(|stacks| (stacks.path, "stacks"))) {
         let sentence = format!(
-            "left aside: a summary cannot hold {what}; pass this file to `rcomm-fr analyze` together with the summary"
+            "left aside: a summary cannot hold {kind}; pass this file to `rcomm-fr analyze` together with the summary"
         );
         loaded.problems.push(Problem::stale_dump(path, sentence));
     }

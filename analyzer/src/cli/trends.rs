@@ -1,4 +1,4 @@
-//! `rcomm-fr trends PATH...`: shows how times of operations develop, from the logs of NCCL's Inspector.
+//! `rcomm-fr trends PATH...`: shows how the times of operations change, from the logs of NCCL's Inspector.
 
 use crate::cli::args::{TrendsArgs, TrendsFormat};
 use crate::cli::failure::Failure;
@@ -25,7 +25,7 @@ pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Fai
     files.dedup();
     let mut reader = Reader::default();
     let mut stderr = AutoStream::new(io::stderr(), color);
-    let mut any = false;
+    let mut has_records = false;
     let meter = Meter::new("reading", "files");
     for (done, path) in files.iter().enumerate() {
         meter.show(done, files.len());
@@ -43,12 +43,12 @@ pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Fai
                     printable(&path)
                 );
             }
-            Ok(_) => any = true,
+            Ok(_) => has_records = true,
             Err(source) => return Err(failed(source)),
         }
     }
     drop(meter);
-    if !any {
+    if !has_records {
         return Err(Failure::Usage {
             sentence: "none of these files is a log of NCCL's Inspector (its JSON lines, not its Prometheus output)"
                 .to_owned(),
@@ -87,7 +87,7 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     }
 }
 
-fn write_text(trends: &Trends, all: bool, out: &mut dyn Write) -> io::Result<()> {
+fn write_text(trends: &Trends, verbose: bool, out: &mut dyn Write) -> io::Result<()> {
     writeln!(
         out,
         "{} of {}, as NCCL's Inspector logged them",
@@ -107,7 +107,7 @@ fn write_text(trends: &Trends, all: bool, out: &mut dyn Write) -> io::Result<()>
         writeln!(out, "{records} left out: too many different operations.")?;
     }
     writeln!(out)?;
-    let shown = if all { usize::MAX } else { ROWS };
+    let shown = if verbose { usize::MAX } else { ROWS };
     let rows = trends.trends.iter().take(shown).map(row);
     table(std::iter::once(HEAD.map(str::to_owned)).chain(rows), out)?;
     let hidden = trends.trends.len().saturating_sub(shown);

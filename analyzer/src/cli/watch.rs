@@ -32,27 +32,27 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     let mut stderr = AutoStream::new(io::stderr(), color);
     let mut follower = Follower::new(vec![args.dir.clone()]);
     let mut analysis = Analysis::new(policy(&args.judge));
-    let mut further = Further::default();
-    let mut changed = began;
+    let mut other_input = OtherInput::default();
+    let mut last_change = began;
     let mut latest: Option<Report> = None;
     let mut printed = String::new();
     // If standard error is closed, only the report is printed.
     let _ = writeln!(stderr, "{:7.1} s  {}", 0.0, awaited(&args.dir));
     loop {
-        if let Some(report) = poll(&mut follower, &mut analysis, &mut further, &args.judge)? {
-            changed = Instant::now();
+        if let Some(report) = poll(&mut follower, &mut analysis, &mut other_input, &args.judge)? {
+            last_change = Instant::now();
             let line = format_progress(&report);
             if line != printed {
-                let at = began.elapsed().as_secs_f64();
-                let _ = writeln!(stderr, "{at:7.1} s  {line}");
+                let elapsed = began.elapsed().as_secs_f64();
+                let _ = writeln!(stderr, "{elapsed:7.1} s  {line}");
                 printed = line;
             }
             latest = Some(report);
         }
-        let complete = latest.as_ref().is_some_and(is_complete);
-        let settled = changed.elapsed() >= args.settle;
-        let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        if (complete && settled) || late {
+        let is_complete = latest.as_ref().is_some_and(is_complete);
+        let is_settled = last_change.elapsed() >= args.settle;
+        let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if (is_complete && is_settled) || is_late {
             break;
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -82,7 +82,7 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
     }
 }
 
-/// What the command waits for: the folder, or records in it.
+/// The line about what the command waits for: the folder, or records in it.
 fn awaited(dir: &Path) -> String {
     let folder = dir.display();
     match dir.exists() {
@@ -93,7 +93,7 @@ fn awaited(dir: &Path) -> String {
 
 /// Input other than records, by path.
 #[derive(Default)]
-struct Further {
+struct OtherInput {
     ras: BTreeMap<String, RasReport>,
     logs: BTreeMap<String, Log>,
 }
@@ -102,7 +102,7 @@ struct Further {
 fn poll(
     follower: &mut Follower,
     analysis: &mut Analysis,
-    further: &mut Further,
+    other_input: &mut OtherInput,
     args: &JudgeArgs,
 ) -> Result<Option<Report>, Failure> {
     let options = LoadOptions {
@@ -114,14 +114,14 @@ fn poll(
     let poll = follower.poll(&options, |change| match change {
         Change::Outdated(path) => {
             analysis.forget(&path);
-            further.ras.remove(&path);
-            further.logs.remove(&path);
+            other_input.ras.remove(&path);
+            other_input.logs.remove(&path);
         }
         Change::Ras(path, report) => {
-            further.ras.insert(path, report);
+            other_input.ras.insert(path, report);
         }
         Change::Log(log) => {
-            further.logs.insert(log.path.clone(), log);
+            other_input.logs.insert(log.path.clone(), log);
         }
         // Above the memory limit, the remaining dumps are dropped; the command then fails.
         Change::Dump(_) if over_limit => {}
@@ -149,8 +149,8 @@ fn poll(
     }
     let mut report = analysis.report();
     report.input.files = poll.files;
-    ras::join(&mut report, further.ras.values());
-    let logs: Vec<Log> = further.logs.values().cloned().collect();
+    ras::join(&mut report, other_input.ras.values());
+    let logs: Vec<Log> = other_input.logs.values().cloned().collect();
     logs::join(&mut report, &logs);
     Ok(Some(report))
 }

@@ -110,7 +110,7 @@ impl Manifest {
     }
 
     pub(super) fn format_summary(&self, output: &Path) -> String {
-        let all = self.files.iter().map(|file| file.bytes).sum();
+        let total = self.files.iter().map(|file| file.bytes).sum();
         let target = if is_stdout(output) {
             "standard output".to_owned()
         } else {
@@ -119,7 +119,7 @@ impl Manifest {
         format!(
             "{} ({}) in {target}",
             count(self.files.len() as u64, "file"),
-            bytes(all)
+            bytes(total)
         )
     }
 }
@@ -154,17 +154,17 @@ pub(super) struct Archive {
     partial: tempfile::TempPath,
     names: HashSet<String>,
     manifest: Manifest,
-    /// What replaces names in the records and the manifest; `None` if they stay.
+    /// Replaces names in the records and the manifest by pseudonyms; `None` if the names stay.
     redactor: Option<Redactor>,
     reader: DumpReader,
     /// The files that wait until all names are known, which is before the archive is read or finished.
-    to_redact: Vec<Waiting>,
+    to_redact: Vec<Unredacted>,
     /// Their contents, in a file without a name.
     contents: Option<File>,
 }
 
 /// A file whose names are yet to be replaced.
-struct Waiting {
+struct Unredacted {
     host: String,
     path: PathBuf,
     modified: u64,
@@ -202,7 +202,7 @@ impl Archive {
         self.add_redacted()?;
         match self.tar.get_mut().flush() {
             Ok(()) => Ok(&self.partial),
-            Err(source) => Err(self.failed(source)),
+            Err(source) => Err(self.write_failure(source)),
         }
     }
 
@@ -231,8 +231,8 @@ impl Archive {
         };
         redactor.learn(&dump);
         self.keep_content(content)
-            .map_err(|source| self.failed(source))?;
-        self.to_redact.push(Waiting {
+            .map_err(|source| self.write_failure(source))?;
+        self.to_redact.push(Unredacted {
             host: host.to_owned(),
             path: path.to_owned(),
             modified,
@@ -258,19 +258,19 @@ impl Archive {
             return Ok(());
         };
         let waiting = std::mem::take(&mut self.to_redact);
-        file.rewind().map_err(|source| self.failed(source))?;
-        for one in waiting {
-            let mut content = vec![0; one.bytes];
+        file.rewind().map_err(|source| self.write_failure(source))?;
+        for unredacted in waiting {
+            let mut content = vec![0; unredacted.bytes];
             file.read_exact(&mut content)
-                .map_err(|source| self.failed(source))?;
+                .map_err(|source| self.write_failure(source))?;
             let Ok((mut dump, _)) = self.reader.read(&content) else {
                 continue;
             };
             redactor.dump(&mut dump);
-            let folder = redactor.path(&one.path.display().to_string());
-            let path = PathBuf::from(folder).join(name_without_words(&one.path));
-            let host = redactor.host(&one.host);
-            self.add_as(&host, &path, one.modified, &dump.to_pickle())?;
+            let folder = redactor.path(&unredacted.path.display().to_string());
+            let path = PathBuf::from(folder).join(name_without_words(&unredacted.path));
+            let host = redactor.host(&unredacted.host);
+            self.add_as(&host, &path, unredacted.modified, &dump.to_pickle())?;
         }
         self.redactor = Some(redactor);
         Ok(())
@@ -285,10 +285,10 @@ impl Archive {
     ) -> Result<(), Failure> {
         let plain = member_name(host, path);
         let mut name = plain.clone();
-        let mut again = 1;
+        let mut number = 1;
         while !self.names.insert(name.clone()) {
-            again += 1;
-            name = format!("{plain}.{again}");
+            number += 1;
+            name = format!("{plain}.{number}");
         }
         self.append(&name, modified, content)?;
         self.manifest.files.push(Kept {
@@ -325,9 +325,9 @@ impl Archive {
         }
         let text = serde_json::to_vec_pretty(&self.manifest)
             .map_err(io::Error::from)
-            .map_err(|source| self.failed(source))?;
-        let made = self.manifest.made_ns / 1_000_000_000;
-        self.append(MANIFEST, made, &text)?;
+            .map_err(|source| self.write_failure(source))?;
+        let made_s = self.manifest.made_ns / 1_000_000_000;
+        self.append(MANIFEST, made_s, &text)?;
         let Self {
             tar,
             target,
@@ -355,10 +355,10 @@ impl Archive {
         header.set_mtime(modified);
         self.tar
             .append_data(&mut header, name, content)
-            .map_err(|source| self.failed(source))
+            .map_err(|source| self.write_failure(source))
     }
 
-    fn failed(&self, source: io::Error) -> Failure {
+    fn write_failure(&self, source: io::Error) -> Failure {
         Failure::Write {
             target: self.target.clone(),
             source,

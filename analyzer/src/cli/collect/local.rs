@@ -51,12 +51,12 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
     }
     files.sort();
     // A file that was both named and found counts as named, which sorts first.
-    files.dedup_by(|one, other| one.0 == other.0);
+    files.dedup_by(|(path, _), (other_path, _)| path == other_path);
 
     let mut reader = DumpReader::new();
-    let (meter, all) = (Meter::new("gathering", "files"), files.len());
+    let (meter, total) = (Meter::new("gathering", "files"), files.len());
     for (done, (path, origin)) in files.into_iter().enumerate() {
-        meter.show(done, all);
+        meter.show(done, total);
         match read(&path) {
             Err(error) => archive.absent(absent(&path, error.to_string())),
             Ok((content, modified)) => {
@@ -83,18 +83,18 @@ pub(super) fn collect_rings(place: &RingPlace, archive: &mut Archive) -> Result<
         let reason = "there are no rings".to_owned();
         archive.absent(Absence::path(&host, &directory, reason));
     }
-    let (meter, all) = (Meter::new("gathering", "rings"), listings.len());
+    let (meter, total) = (Meter::new("gathering", "rings"), listings.len());
     for (done, listing) in listings.into_iter().enumerate() {
-        meter.show(done, all);
+        meter.show(done, total);
         match RingReader::attach(&listing.path).and_then(|ring| ring.read()) {
             Err(error) => {
                 let path = listing.path.display().to_string();
                 archive.absent(Absence::path(&host, &path, error.to_string()));
             }
             Ok(dump) => {
-                let taken = u64::try_from(dump.identity.dump_time_ns).unwrap_or(0);
+                let taken_ns = u64::try_from(dump.identity.dump_time_ns).unwrap_or(0);
                 let content = dump.to_pickle();
-                archive.add(&host, &listing.path, taken / 1_000_000_000, &content)?;
+                archive.add(&host, &listing.path, taken_ns / 1_000_000_000, &content)?;
             }
         }
     }
@@ -117,7 +117,7 @@ fn read(path: &Path) -> io::Result<(Vec<u8>, u64)> {
     let modified = meta
         .modified()
         .ok()
-        .and_then(|at| at.duration_since(UNIX_EPOCH).ok())
+        .and_then(|time| time.duration_since(UNIX_EPOCH).ok())
         .map_or(0, |since| since.as_secs());
     Ok((content, modified))
 }

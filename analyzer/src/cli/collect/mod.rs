@@ -1,8 +1,8 @@
 //! `rcomm-fr collect`: gathers the records of a job into one archive before its allocation ends.
 //!
-//! It takes the records on this node ([`local`]), what the ranks of a running PyTorch job give ([`running`]), and the
-//! archives that a command prints for each of a list of hosts ([`remote`]). The manifest of the archive ([`archive`])
-//! lists what could not be read, so an incomplete archive never looks complete.
+//! It takes the records on this node ([`local`]), the records and stacks that it gets from the ranks of a running
+//! PyTorch job ([`running`]), and the archives that a command prints for each of a list of hosts ([`remote`]). The
+//! manifest of the archive ([`archive`]) lists what could not be read, so an incomplete archive never looks complete.
 
 mod archive;
 mod local;
@@ -96,21 +96,22 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     })
 }
 
-/// Judges the archive and prints the report. The records of ranks that were asked are a look at a running job.
+/// Judges the archive, prints the report, and returns the exit code of its verdict.
 fn analyze_archive(
     args: &CollectArgs,
     asked: Option<&Asked>,
     color: anstream::ColorChoice,
 ) -> Result<ExitCode, Failure> {
-    let how = judge_args(args, asked);
-    let report = judge(std::slice::from_ref(&args.output), &how, Keep::Report)?.report;
+    let judge_args = judge_args(args, asked);
+    let paths = std::slice::from_ref(&args.output);
+    let report = judge(paths, &judge_args, Keep::Report)?.report;
     output::write_to(None, color, |out| {
         human::write(&report, &layout(false), out)
     })?;
     Ok(ExitCode::from(report.exit_code()))
 }
 
-/// How the archive is judged: with the ranks of a job that was asked, the records are a look at a running job.
+/// How the archive is judged: records for which running ranks were asked are a snapshot of a running job.
 fn judge_args(args: &CollectArgs, asked: Option<&Asked>) -> JudgeArgs {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now_ns = now.map_or(0, |now| i64::try_from(now.as_nanos()).unwrap_or(i64::MAX));
@@ -133,10 +134,10 @@ fn note_absent_ranks(
     let mut culprits = BTreeSet::new();
     if !archive.is_empty() {
         let gathered = archive.so_far()?.to_owned();
-        let how = judge_args(args, Some(asked));
-        let report = judge(&[gathered], &how, Keep::Report)?.report;
-        let at_fault = report.findings.iter().map(|it| &it.culprit_ranks);
-        culprits.extend(at_fault.flatten());
+        let judge_args = judge_args(args, Some(asked));
+        let report = judge(&[gathered], &judge_args, Keep::Report)?.report;
+        let findings = report.findings.iter();
+        culprits.extend(findings.flat_map(|finding| &finding.culprit_ranks));
         for rank in report.ranks {
             if rank.read {
                 absent.remove(&rank.rank);

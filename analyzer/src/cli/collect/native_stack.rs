@@ -1,4 +1,4 @@
-//! The native stack of a process of this node: what the code below Python waits in.
+//! The native stack of a process of this node, which shows where the code below Python waits.
 //!
 //! To walk a native stack, a program has to hold the process for a moment. So the stack is taken only of ranks at
 //! fault, by the first of these programs that is installed and gives one: py-spy, which reads the frames in about a
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 /// The longest time that one program may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(20);
-/// The time that a program gets to let go of the process after it was asked to end.
-const LET_GO: Duration = Duration::from_secs(2);
+/// The time that a program gets to detach from the process after SIGTERM.
+const DETACH_LIMIT: Duration = Duration::from_secs(2);
 /// The time between two polls of a running program.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum number of frames of one thread that are kept.
@@ -32,7 +32,7 @@ struct Tool {
     name: &'static str,
     /// The arguments, with the process id in place of `PID`.
     arguments: &'static [&'static str],
-    /// Reads the threads from what it prints.
+    /// Reads the threads from the program's output.
     read: fn(&str) -> Threads,
 }
 
@@ -69,33 +69,33 @@ const TOOLS: [Tool; 3] = [
 
 /// The native stack of the main thread, or of another if a program shows none of it, as text that
 /// [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native) reads, and the reasons why programs gave none. Blocks
-/// for at most [`LIMIT`] and [`LET_GO`] per program.
+/// for at most [`LIMIT`] and [`DETACH_LIMIT`] per program.
 pub(super) fn take(pid: u32) -> (String, Vec<String>) {
-    let mut refused = Vec::new();
+    let mut reasons = Vec::new();
     match state(pid) {
         Some('R' | 'S') => {
             for tool in &TOOLS {
                 match run(tool, pid) {
-                    Ok(frames) => return (text(tool.name, pid, &frames), refused),
-                    Err(Some(reason)) => refused.push(reason),
+                    Ok(frames) => return (text(tool.name, pid, &frames), reasons),
+                    Err(Some(reason)) => reasons.push(reason),
                     // Not installed.
                     Err(None) => {}
                 }
             }
-            if refused.is_empty() {
+            if reasons.is_empty() {
                 let names = TOOLS.map(|tool| tool.name).join(", ");
-                refused.push(format!("none of {names} is in PATH"));
+                reasons.push(format!("none of {names} is in PATH"));
             }
         }
         Some(_) => {
-            refused.push(
+            reasons.push(
                 "the process is stopped, traced or in an uninterruptible wait: no program was started to read its stack"
                     .to_owned(),
             );
         }
-        None => refused.push("the process has ended".to_owned()),
+        None => reasons.push("the process has ended".to_owned()),
     }
-    (text("the kernel", pid, &kernel(pid)), refused)
+    (text("the kernel", pid, &kernel(pid)), reasons)
 }
 
 fn text(by: &str, pid: u32, frames: &[NativeFrame]) -> String {
@@ -111,7 +111,7 @@ fn text(by: &str, pid: u32, frames: &[NativeFrame]) -> String {
 fn run(tool: &Tool, pid: u32) -> Result<Vec<NativeFrame>, Option<String>> {
     let name = tool.name;
     let arguments = tool.arguments.iter();
-    let arguments = arguments.map(|it| it.replace("PID", &pid.to_string()));
+    let arguments = arguments.map(|argument| argument.replace("PID", &pid.to_string()));
     let mut command = Command::new(name);
     command.args(arguments);
     let (mut child, output) = match py_spy::start(&mut command) {
@@ -140,8 +140,8 @@ fn run(tool: &Tool, pid: u32) -> Result<Vec<NativeFrame>, Option<String>> {
         None => {
             let mut lines = printed.lines().map(str::trim);
             let last = lines.rfind(|line| !line.is_empty());
-            let said: String = last.unwrap_or("nothing").chars().take(200).collect();
-            let printable = said.replace(|c: char| c.is_control(), "");
+            let last: String = last.unwrap_or("nothing").chars().take(200).collect();
+            let printable = last.replace(|c: char| c.is_control(), "");
             Err(Some(format!("{name} printed: {printable}")))
         }
     }
@@ -158,12 +158,12 @@ fn wait(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     }
 }
 
-/// Ends a program that traces a process: first by SIGTERM, on which it lets the process go.
+/// Ends a program that traces a process: first by SIGTERM, on which it detaches from the process.
 fn end(child: &mut Child) {
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::TERM);
     }
-    if wait(child, Instant::now() + LET_GO).is_none() {
+    if wait(child, Instant::now() + DETACH_LIMIT).is_none() {
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -177,11 +177,11 @@ fn state(pid: u32) -> Option<char> {
         .trim_start()
         .chars()
         .next()
-        .filter(|it| !matches!(*it, 'Z' | 'X'))
+        .filter(|letter| !matches!(*letter, 'Z' | 'X'))
 }
 
-/// What the main thread waits in, as the kernel shows it: the kernel's functions, which only root may read, or else the
-/// one function it sleeps in; then the system call.
+/// Where the main thread waits, as the kernel shows it: the kernel's functions, which only root may read, or else the
+/// one function in which the thread sleeps; then the system call.
 fn kernel(pid: u32) -> Vec<NativeFrame> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     let frame = |name: &str| NativeFrame::new(name, "kernel");
@@ -198,14 +198,14 @@ fn kernel(pid: u32) -> Vec<NativeFrame> {
     if let Some(number) = read("syscall")
         .split_whitespace()
         .next()
-        .filter(|it| it.parse::<u32>().is_ok())
+        .filter(|word| word.parse::<u32>().is_ok())
     {
         frames.push(frame(&format!("system call {number}")));
     }
     frames
 }
 
-/// The native frames of each thread. Frames of Python are left out: those are taken without stopping the process.
+/// The native frames of each thread. Python frames are left out: they are taken without a stop of the process.
 fn read_py_spy(printed: &str) -> Threads {
     let threads = py_spy::threads(printed).unwrap_or_default();
     let threads = threads.into_iter().map(|thread| {
@@ -287,11 +287,11 @@ mod tests {
     use rcomm_analyzer::stacks;
 
     fn shown(threads: &[(u64, Vec<NativeFrame>)]) -> Vec<(u64, Vec<String>)> {
-        let each = threads.iter().map(|(id, frames)| {
+        let shown = threads.iter().map(|(id, frames)| {
             let frames = frames.iter().map(ToString::to_string);
             (*id, frames.collect())
         });
-        each.collect()
+        shown.collect()
     }
 
     #[test]
@@ -301,14 +301,14 @@ mod tests {
             Thread 1 (Thread 0x7f0 (LWP 7) \"python3\"):\n\
             #0  __GI___clock_nanosleep (clock_id=1) at ../sysdeps/clock_nanosleep.c:71\n\
             #1  0x00007f86 in gloo::transport::tcp::UnboundBuffer::waitRecv(int*) () from /x/libtorch_cpu.so\n";
-        let of = |id: u64, frames: &[&str]| -> (u64, Vec<String>) {
+        let thread = |id: u64, frames: &[&str]| -> (u64, Vec<String>) {
             (id, frames.iter().map(ToString::to_string).collect())
         };
         assert_eq!(
             shown(&read_lines(gdb)),
             [
-                of(8, &["epoll_wait (libc.so.6)"]),
-                of(
+                thread(8, &["epoll_wait (libc.so.6)"]),
+                thread(
                     7,
                     &[
                         "__GI___clock_nanosleep (clock_nanosleep.c:71)",
@@ -320,21 +320,21 @@ mod tests {
         let elfutils = "PID 7 - process\nTID 7:\n#0  0x00007f86 clock_nanosleep - /lib/libc.so.6\n#1  0x00007f87 - /lib/x.so\n";
         assert_eq!(
             shown(&read_lines(elfutils)),
-            [of(7, &["clock_nanosleep (libc.so.6)"])]
+            [thread(7, &["clock_nanosleep (libc.so.6)"])]
         );
         let py_spy = r#"[{"pid":7,"thread_id":140,"thread_name":"MainThread","os_thread_id":7,"active":true,"owns_gil":false,
             "frames":[{"name":"clock_nanosleep","filename":"/lib/libc.so.6","module":"/lib/libc.so.6","line":0},
             {"name":"load","filename":"/x/a.py","module":null,"line":13}]}]"#;
         assert_eq!(
             shown(&read_py_spy(py_spy)),
-            [of(7, &["clock_nanosleep (libc.so.6)"])]
+            [thread(7, &["clock_nanosleep (libc.so.6)"])]
         );
         for nothing in ["", "{", "Error: Permission denied", "#0 0x1 f - x"] {
             assert!(read_lines(nothing).is_empty() && read_py_spy(nothing).is_empty());
         }
     }
 
-    /// Waits up to 30 s until the process is in this state, and returns the state that it was in last.
+    /// Waits up to 30 s until the process is in this state, and returns its last state.
     fn wait_for_state(pid: u32, wanted: char) -> Option<char> {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {

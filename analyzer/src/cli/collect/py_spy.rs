@@ -1,7 +1,7 @@
 //! Python stacks of processes of this node, by the program `py-spy` if it is installed.
 //!
-//! py-spy reads the memory of a process that the user may trace; the process is not stopped and runs no code for it.
-//! Native frames would need a stop of the process: see [`native_stack`](super::native_stack).
+//! py-spy reads the memory of a process that the user may trace. It neither stops the process nor runs code in it. For
+//! native frames it would have to stop the process: see [`native_stack`](super::native_stack).
 
 use rcomm_recorder::model::Rank;
 use serde::Deserialize;
@@ -37,7 +37,7 @@ pub(super) struct PyFrame {
     line: i64,
 }
 
-/// The stacks of each process as `faulthandler` prints them, or why there are none. `None` if there is no such program.
+/// The stacks of each process as `faulthandler` prints them, or why there are none. `None` if `py-spy` is not installed.
 pub(super) fn dump(
     processes: &[(Rank, u32)],
     deadline: Instant,
@@ -59,20 +59,20 @@ pub(super) fn dump(
                 }
             }
         }
-        let mut still = Vec::new();
+        let mut still_running = Vec::new();
         for (rank, mut child, output) in running {
             match child.try_wait() {
-                Ok(None) if Instant::now() < deadline => still.push((rank, child, output)),
+                Ok(None) if Instant::now() < deadline => still_running.push((rank, child, output)),
                 Ok(Some(_)) => answers.push((rank, read(output))),
                 _ => {
-                    // An error of these two calls means that it has ended by now.
+                    // An error of these two calls means that the program has ended by now.
                     let _ = child.kill();
                     let _ = child.wait();
                     answers.push((rank, Err(format!("{PROGRAM} did not end in time"))));
                 }
             }
         }
-        running = still;
+        running = still_running;
         if running.is_empty() && waiting.len() == 0 {
             return Some(answers);
         }
@@ -95,7 +95,7 @@ fn read(output: std::fs::File) -> Result<String, String> {
     format(&read_output(output)?)
 }
 
-/// What a program has printed into the file of [`start`], cut at 4 MiB.
+/// The output of a program in the file of [`start`], cut at 4 MiB.
 pub(super) fn read_output(mut output: std::fs::File) -> Result<String, String> {
     let mut bytes = Vec::new();
     let read = output

@@ -37,15 +37,15 @@ impl RemoteCommand {
         let Some(text) = &args.command else {
             return Ok(None);
         };
-        let wrong = |what: &str| Failure::Usage {
-            sentence: format!("--command {text:?} {what}"),
+        let invalid = |fault: &str| Failure::Usage {
+            sentence: format!("--command {text:?} {fault}"),
         };
-        let words = shlex::split(text).ok_or_else(|| wrong("has a quote that is not closed"))?;
+        let words = shlex::split(text).ok_or_else(|| invalid("has a quote that is not closed"))?;
         if words.is_empty() {
-            return Err(wrong("is empty"));
+            return Err(invalid("is empty"));
         }
         if !words.iter().any(|word| word.contains("{host}")) {
-            return Err(wrong("has no place for the host name: add {host}"));
+            return Err(invalid("has no place for the host name: add {host}"));
         }
         Ok(Some(Self { words }))
     }
@@ -87,8 +87,9 @@ pub(super) fn hosts(args: &CollectArgs) -> Result<Vec<String>, Failure> {
 
 /// Whether this is a name, an address or `user@name`: never a text that a command could take for an option.
 fn is_host_name(text: &str) -> bool {
-    let first = text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[' || c == ':');
-    first
+    let is_no_option =
+        text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[' || c == ':');
+    is_no_option
         && text.len() <= 255
         && text
             .chars()
@@ -129,19 +130,19 @@ pub(super) fn collect(
         if running.is_empty() {
             break;
         }
-        let mut still = Vec::new();
-        for mut one in running {
-            match one.poll() {
-                None => still.push(one),
+        let mut still_running = Vec::new();
+        for mut command in running {
+            match command.poll() {
+                None => still_running.push(command),
                 Some(answer) => {
-                    let host = hosts.iter().find(|host| **host == one.host);
+                    let host = hosts.iter().find(|host| **host == command.host);
                     if let Some(host) = host {
-                        answers.insert(host, answer.map(|()| one.stdout));
+                        answers.insert(host, answer.map(|()| command.stdout));
                     }
                 }
             }
         }
-        running = still;
+        running = still_running;
         if !running.is_empty() {
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -185,8 +186,8 @@ fn start(host: &str, command: &RemoteCommand, timeout: Duration) -> io::Result<R
 }
 
 impl Running {
-    /// `None` while the command runs; then its success, or the reason of its failure. Kills a command that is late or
-    /// prints too much.
+    /// `None` while the command runs; then its success, or the reason of its failure. Kills a command that has reached
+    /// its deadline or prints too much.
     fn poll(&mut self) -> Option<Result<(), String>> {
         match self.child.try_wait() {
             Err(error) => Some(Err(format!("cannot wait for its command: {error}"))),

@@ -1,10 +1,10 @@
 //! `collect --ask`: takes the records of a running PyTorch job from its ranks.
 //!
 //! PyTorch's worker servers are asked first. A rank that gave no record there, and has no ring on this node, is then
-//! asked for a dump in a file, by the store's flag if the user wants that, and by the pipe of PyTorch's NCCL backend.
-//! All steps have one deadline; only Python stacks may take up to five seconds beyond it. Native stacks are taken
-//! later, with a time limit for each program. A rank that does not answer delays no other: the archive lists why it is
-//! absent.
+//! asked to write a dump to a file: through the pipe of PyTorch's NCCL backend and, with `--exception-dump`, by a key in
+//! the job's store. All steps have one deadline; only Python stacks may take up to five seconds beyond it. Native
+//! stacks are taken later, with a time limit for each program. A rank that does not answer delays no other: the archive
+//! lists why it is absent.
 
 use super::archive::Archive;
 use super::{native_stack, py_spy, this_host};
@@ -26,8 +26,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The time between two polls of the files that ranks were asked for.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The longest search for worker servers in a store that the user did not name, since most jobs have none.
-const SEARCH: Duration = Duration::from_secs(2);
+/// Time limit of a search for worker servers in a store that the user did not name. It is short, since most jobs have
+/// none.
+const SEARCH_LIMIT: Duration = Duration::from_secs(2);
 
 /// Maximum number of ranks whose native stacks are taken.
 const MOST_NATIVE: usize = 4;
@@ -37,7 +38,7 @@ const MOST_NATIVE: usize = 4;
 pub(super) struct Asked {
     /// The number of ranks of the job, as the environment of a process states it.
     stated_world_size: Option<NonZeroU32>,
-    /// Why nothing came from a rank.
+    /// Why a rank gave no record.
     pub(super) silent: BTreeMap<Rank, String>,
     /// Where the rings of the job are.
     pub(super) rings: Option<RingPlace>,
@@ -58,15 +59,15 @@ impl Asked {
         culprits: &BTreeSet<Rank>,
         archive: &mut Archive,
     ) -> Result<(), Failure> {
-        let at_fault = self.processes.iter();
-        let at_fault = at_fault.filter(|it| culprits.contains(&it.launched.rank));
+        let processes = self.processes.iter();
+        let at_fault = processes.filter(|process| culprits.contains(&process.launched.rank));
         for process in at_fault.take(MOST_NATIVE) {
             let rank = process.launched.rank;
-            let (text, refused) = native_stack::take(process.pid);
+            let (text, reasons) = native_stack::take(process.pid);
             let path = PathBuf::from(format!("stacks/native_rank_{rank}.txt"));
             archive.add(&this_host(), &path, now(), text.as_bytes())?;
             let note = |reason| format!("native stack of rank {rank}: {reason}");
-            self.notes.extend(refused.into_iter().map(note));
+            self.notes.extend(reasons.into_iter().map(note));
         }
         Ok(())
     }
@@ -77,7 +78,7 @@ impl Asked {
     }
 }
 
-/// What came from the ranks, and what the others answered.
+/// The records and stacks that ranks gave, and the reasons of the others.
 struct Gathered<'a> {
     archive: &'a mut Archive,
     host: String,
@@ -86,8 +87,8 @@ struct Gathered<'a> {
     /// Ranks whose Python stacks are in the archive.
     stacks: BTreeSet<Rank>,
     /// The Python stacks themselves.
-    places: Vec<RankStacks>,
-    /// What each rank answered instead of a record.
+    parsed_stacks: Vec<RankStacks>,
+    /// Why each rank gave no record or no stack.
     reasons: BTreeMap<Rank, Vec<String>>,
 }
 
@@ -105,13 +106,14 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
         );
     }
     let first = processes.first();
-    asked.stated_world_size = first.and_then(|it| NonZeroU32::new(it.launched.world_size));
+    asked.stated_world_size =
+        first.and_then(|process| NonZeroU32::new(process.launched.world_size));
     let mut gathered = Gathered {
         archive,
         host: this_host(),
         records: BTreeSet::new(),
         stacks: BTreeSet::new(),
-        places: Vec::new(),
+        parsed_stacks: Vec::new(),
         reasons: BTreeMap::new(),
     };
     if let Some(first) = processes.first() {
@@ -122,7 +124,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
             .extend(with_ring.map(|process| process.launched.rank));
     }
     let limit = humantime::format_duration(args.wait);
-    let wait = Wait::for_what(&format!("asking the ranks, for at most {limit}"));
+    let wait = Wait::during(&format!("asking the ranks, for at most {limit}"));
     ask_servers(args, &processes, deadline, &mut gathered, &mut asked)?;
     ask_for_files(args, &processes, deadline, &mut gathered, &mut asked)?;
     take_stacks(&processes, deadline, &mut gathered, &mut asked)?;
@@ -140,7 +142,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
             asked.silent.insert(rank, reason);
         }
     }
-    asked.places = stacks::places(&gathered.places);
+    asked.places = stacks::places(&gathered.parsed_stacks);
     asked.processes = processes;
     for (rank, reasons) in gathered.reasons {
         if !gathered.records.contains(&rank) {
@@ -150,12 +152,12 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     Ok(asked)
 }
 
-/// The processes of the job on this node: of the named one or, without a name, of the first of [`RankJob::of_node`].
-/// Adds which it is, and which others there are.
+/// The processes on this node of the named job or, without a name, of the first of [`RankJob::of_node`]. Adds to `asked`
+/// which job that is, and which others there are.
 fn processes_of(job: Option<&str>, asked: &mut Asked) -> Vec<RankProcess> {
     let mut jobs = RankJob::of_node();
     if let Some(job) = job {
-        jobs.retain(|it| it.processes[0].is_of(job));
+        jobs.retain(|candidate| candidate.processes[0].is_of(job));
     }
     if jobs.is_empty() {
         return Vec::new();
@@ -167,8 +169,8 @@ fn processes_of(job: Option<&str>, asked: &mut Asked) -> Vec<RankProcess> {
     let name = taken.name().unwrap_or("without a name");
     asked.job.push(format!("job {name}: {}", taken.describe()));
     if job.is_none() && taken.program != Program::PyTorch {
-        let none = "no rank on this node has loaded PyTorch, as far as this user can see";
-        asked.job.push(none.to_owned());
+        let line = "no rank on this node has loaded PyTorch, as far as this user can see";
+        asked.job.push(line.to_owned());
     }
     let others = RankJob::lines(&others).into_iter();
     asked
@@ -202,13 +204,13 @@ fn ask_servers(
         .torch_store
         .iter()
         .map(|store| (in_store(store), deadline));
-    let given = (!args.worker_server.is_empty())
+    let addressed = (!args.worker_server.is_empty())
         .then(|| (WorkerServerSource::at(args.worker_server.clone()), deadline));
-    let mut sources: Vec<_> = named.chain(given).collect();
+    let mut sources: Vec<_> = named.chain(addressed).collect();
     let is_named = !sources.is_empty();
     if !is_named && let Some(store) = processes.iter().find_map(RankProcess::store) {
-        let soon = deadline.min(Instant::now() + SEARCH);
-        sources.push((in_store(&store), soon));
+        let limit = deadline.min(Instant::now() + SEARCH_LIMIT);
+        sources.push((in_store(&store), limit));
     }
     for (mut source, deadline) in sources {
         let name = source.name();
@@ -225,12 +227,12 @@ fn ask_servers(
                 continue;
             }
         };
-        // Of the two recorders of a rank one is usually empty, and adds nothing to the other.
-        let holds = |observation: &Observation| match &observation.seen {
+        // A rank has two recorders, of which one is usually empty. An empty record counts only if the rank has no other.
+        let recorded_rank = |observation: &Observation| match &observation.seen {
             Seen::Changed(dump) if !dump.entries.is_empty() => Some(observation.rank),
             _ => None,
         };
-        let recorded: BTreeSet<Rank> = poll.observations.iter().filter_map(holds).collect();
+        let recorded: BTreeSet<Rank> = poll.observations.iter().filter_map(recorded_rank).collect();
         for observation in poll.observations {
             let rank = observation.rank;
             match observation.seen {
@@ -282,19 +284,19 @@ fn ask_for_files(
         Ok(()) => true,
         Err(reason) => {
             gathered.refused(dump.rank, reason);
-            // The flag in the store asks it as well.
+            // The key in the store asks the rank as well.
             args.exception_dump
         }
     });
     loop {
-        let mut still = Vec::new();
+        let mut still_waiting = Vec::new();
         for dump in waiting {
             match dump.read_new() {
                 Some((path, content)) => gathered.file(dump.rank, &path, &content)?,
-                None => still.push(dump),
+                None => still_waiting.push(dump),
             }
         }
-        waiting = still;
+        waiting = still_waiting;
         if waiting.is_empty() || Instant::now() >= deadline {
             break;
         }
@@ -325,7 +327,7 @@ fn take_stacks(
     if missing.is_empty() {
         return Ok(());
     }
-    // A few seconds are left for stacks, however long the dumps took.
+    // Stacks get a few seconds, however long the dumps took.
     let deadline = deadline.max(Instant::now() + py_spy::MIN_TIME);
     match py_spy::dump(&missing, deadline) {
         None => asked.notes.push(
@@ -362,7 +364,7 @@ impl Gathered<'_> {
 
     fn stack(&mut self, rank: Rank, text: &str) -> Result<(), Failure> {
         self.stacks.insert(rank);
-        self.places.push(RankStacks::parse("", rank, text));
+        self.parsed_stacks.push(RankStacks::parse("", rank, text));
         let path = PathBuf::from(format!("stacks/rank_{rank}.txt"));
         self.archive.add(&self.host, &path, now(), text.as_bytes())
     }
@@ -372,7 +374,7 @@ impl Gathered<'_> {
     }
 }
 
-/// The time of this moment, s since the epoch.
+/// The current time, s since the epoch.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())

@@ -1,4 +1,4 @@
-//! What can be done where there are no records: for the jobs that run, and for the next one.
+//! Advice on how to get records where there are none: of the jobs that run, and of the next one.
 
 use super::{SearchedPath, list_of};
 use rcomm_analyzer::source::{RankJob, RankProcess, dump_beginnings};
@@ -65,8 +65,8 @@ pub(in crate::cli) fn advice_for_paths() -> String {
     )
 }
 
-/// The jobs that run here without records among those that were looked at, and what can be done for each; `jobs` is not
-/// empty.
+/// The list of these jobs, whose ranks run on this node without records, and how to get their records. `jobs` must not
+/// be empty.
 pub(super) fn running(jobs: &[RankJob]) -> String {
     let mut text = format!("{}\n", heading(jobs));
     list(jobs, &mut text);
@@ -94,7 +94,7 @@ fn how_to_get_records(jobs: &[RankJob], environment: &dyn Fn(&str) -> Option<OsS
     }
     let value = |name: &str| match first {
         Some(first) => first.variables.get(name).cloned(),
-        None => environment(name).map(|it| it.to_string_lossy().into_owned()),
+        None => environment(name).map(|value| value.to_string_lossy().into_owned()),
     };
     for (name, older, meaning) in VARIABLES {
         let set = [name, older]
@@ -130,7 +130,7 @@ fn list(jobs: &[RankJob], text: &mut String) {
     }
 }
 
-/// What can be done for a job that hangs: for the first of these or, as `--job` says, for another.
+/// Appends what can be done for a job that hangs. If there are several jobs, the commands are for the first.
 fn hangs_now(jobs: &[RankJob], text: &mut String) {
     let first = jobs.first();
     let store = first.and_then(|job| RankProcess::store(&job.processes[0]));

@@ -1,6 +1,6 @@
-//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest, or a living
-//! job in trouble; says what can be done for jobs that run here without a record; if there are no records, shows the
-//! variables that control recording, and says how to get records.
+//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest, or those of a
+//! living job with an error. For jobs that run here without a record, and where there are no records at all, it prints
+//! how to get records.
 
 mod advice;
 
@@ -36,13 +36,13 @@ struct SearchedPath {
 
 /// The rings of one job, or the dumps below one path.
 struct Records {
-    what: String,
+    description: String,
     paths: Vec<PathBuf>,
     /// The command that repeats the analysis.
     command: String,
     written: SystemTime,
-    /// When the newest ring was created; for files when the newest was written.
-    begun: SystemTime,
+    /// When the newest ring was created; for dumps as `written`.
+    created: SystemTime,
     /// Whether a process of the job is alive: then a pending operation alone is not a finding.
     alive: bool,
 }
@@ -65,13 +65,13 @@ pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
     }
     let dumps = environment("RCOMM_DUMP_DIR").map_or_else(|| "rcomm-dumps".into(), PathBuf::from);
     search.folder("dumps of rcomm", &dumps);
-    // All living jobs give signs of life now: the one that began last is the newest of them.
+    // The rings of all living jobs were written just now, so the newest of these jobs is the one created last.
     search.records.sort_by_key(|records| {
-        let since = match records.alive {
-            true => records.begun,
+        let time = match records.alive {
+            true => records.created,
             false => records.written,
         };
-        std::cmp::Reverse((records.alive, since))
+        std::cmp::Reverse((records.alive, time))
     });
     match search.records.len() {
         1.. => show_first(&search, color),
@@ -83,8 +83,8 @@ pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Judges the records of one item.
-fn judged(records: &Records) -> Result<Judged, Failure> {
+/// Judges the records of one job or path.
+fn judge_records(records: &Records) -> Result<Judged, Failure> {
     let args = JudgeArgs {
         snapshot: records.alive,
         ..JudgeArgs::default()
@@ -106,34 +106,37 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
     let mut reports: Vec<Option<Judged>> = match living.clone().count() {
         0 | 1 => Vec::new(),
         // A job that ends meanwhile has no report.
-        _ => living.take(MOST_JUDGED).map(|it| judged(it).ok()).collect(),
+        _ => living
+            .take(MOST_JUDGED)
+            .map(|records| judge_records(records).ok())
+            .collect(),
     };
     let in_trouble = reports
         .iter()
         .position(|report| report.as_ref().is_some_and(is_error));
-    let at = in_trouble.unwrap_or(0);
-    let shown = match reports.get_mut(at).and_then(Option::take) {
+    let shown_index = in_trouble.unwrap_or(0);
+    let shown = match reports.get_mut(shown_index).and_then(Option::take) {
         Some(shown) => shown,
-        None => judged(&search.records[at])?,
+        None => judge_records(&search.records[shown_index])?,
     };
     let now = SystemTime::now();
     let line = |records: &Records| {
         let age = now.duration_since(records.written).unwrap_or_default();
         format!(
             "{}, written {} ago",
-            records.what,
+            records.description,
             duration_ms(age.as_secs_f64() * 1e3)
         )
     };
     let without_record = jobs_without_records(&search.records);
-    let which = match at {
+    let which = match shown_index {
         0 => "the newest records here",
         _ => "the records here of the newest living job with an error",
     };
     output::write_to(None, color, |out| {
-        let records = &search.records[at];
+        let records = &search.records[shown_index];
         let age = now.duration_since(records.written).unwrap_or_default();
-        // Dumps that a job has just written are of that job, whose processes keep no rings.
+        // A job without rings may just have written its dumps: so recent records count as those of a job that runs.
         let are_old = !records.alive && age > OLD;
         if are_old {
             let age = duration_ms(age.as_secs_f64() * 1e3);
@@ -148,7 +151,8 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
         }
         human::write(&shown.report, &analyze::layout(false), out)?;
         writeln!(out, "\n{which}: {}\n  {}", line(records), records.command)?;
-        let others = (0..).zip(&search.records).filter(|(other, _)| *other != at);
+        let others = (0..).zip(&search.records);
+        let others = others.filter(|(other, _)| *other != shown_index);
         let number = search.records.len() - 1;
         if number > 0 {
             writeln!(out, "others:")?;
@@ -208,12 +212,12 @@ impl Search {
                 jobs => format!("rings of {}", count(jobs as u64, "job")),
             },
         });
-        let at =
+        let time_of =
             |ns: i64| SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(ns).unwrap_or(0));
         for (job, (folder, rings, alive, newest_ns, created_ns)) in jobs {
             let snapshot = if alive > 0 { "--snapshot " } else { "" };
             self.records.push(Records {
-                what: format!(
+                description: format!(
                     "{} of job {job}, {} alive",
                     count(rings as u64, "ring"),
                     match alive {
@@ -223,19 +227,19 @@ impl Search {
                 ),
                 command: format!("rcomm-fr analyze {snapshot}{}", quoted(&folder)),
                 paths: vec![folder],
-                written: at(newest_ns),
-                begun: at(created_ns),
+                written: time_of(newest_ns),
+                created: time_of(created_ns),
                 alive: alive > 0,
             });
         }
     }
 
     /// Adds the files whose path continues `beginning` with a digit: PyTorch appends the rank.
-    fn files(&mut self, what: &str, beginning: &Path) {
+    fn files(&mut self, description: &str, beginning: &Path) {
         let (Some(folder), Some(stem)) = (beginning.parent(), beginning.file_name()) else {
             return;
         };
-        let is_one = |name: &std::ffi::OsStr| {
+        let is_dump = |name: &std::ffi::OsStr| {
             let rest = name
                 .as_encoded_bytes()
                 .strip_prefix(stem.as_encoded_bytes());
@@ -243,17 +247,18 @@ impl Search {
         };
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let files: Vec<PathBuf> = entries
-            .filter(|entry| is_one(&entry.file_name()))
+            .filter(|entry| is_dump(&entry.file_name()))
             .map(|entry| entry.path())
             .collect();
         let mut pattern = beginning.to_owned().into_os_string();
         pattern.push("*");
         self.note(Path::new(&pattern), files.len());
-        self.add(what.to_owned(), &format!("{}*", quoted(beginning)), files);
+        let argument = format!("{}*", quoted(beginning));
+        self.add(description.to_owned(), &argument, files);
     }
 
-    /// Adds the files in a folder as one item, and those in each folder in it as one more: each is of one run.
-    fn folder(&mut self, what: &str, folder: &Path) {
+    /// Adds the files in a folder as one item, and those in each of its folders, which are of one run each, as one more.
+    fn folder(&mut self, description: &str, folder: &Path) {
         let mut files = Vec::new();
         let mut runs = Vec::new();
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -263,17 +268,17 @@ impl Search {
                 Ok(_) | Err(_) => {}
             }
         }
-        let mut found = vec![(what.to_owned(), folder.to_owned(), files)];
+        let mut found = vec![(description.to_owned(), folder.to_owned(), files)];
         runs.sort();
         for run in runs {
             let name = run.file_name().unwrap_or_default().display();
-            let what = format!("{what} of the run {name}");
+            let description = format!("{description} of the run {name}");
             let files = Self::files_of_run(&run);
-            found.push((what, run, files));
+            found.push((description, run, files));
         }
         self.note(folder, found.iter().map(|(_, _, files)| files.len()).sum());
-        for (what, folder, files) in found {
-            self.add(what, &quoted(&folder), files);
+        for (description, folder, files) in found {
+            self.add(description, &quoted(&folder), files);
         }
     }
 
@@ -305,17 +310,17 @@ impl Search {
     }
 
     /// Adds files as one item, if there are any; `argument` is the word of a shell that names them.
-    fn add(&mut self, what: String, argument: &str, files: Vec<PathBuf>) {
+    fn add(&mut self, description: String, argument: &str, files: Vec<PathBuf>) {
         let written = files
             .iter()
             .filter_map(|file| file.metadata().ok()?.modified().ok());
         if let Some(written) = written.max() {
             self.records.push(Records {
-                what: format!("{what}, {}", count(files.len() as u64, "file")),
+                description: format!("{description}, {}", count(files.len() as u64, "file")),
                 command: format!("rcomm-fr analyze {argument}"),
                 paths: files,
                 written,
-                begun: written,
+                created: written,
                 alive: false,
             });
         }

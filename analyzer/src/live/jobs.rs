@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 /// verdict.
 const MOST_JUDGED: usize = 16;
 /// The [`entry_budget`](LiveOptions::entry_budget) of one job.
-const ENTRIES: usize = 50_000;
-/// The shortest pause between two polls. The pause is longer if [`SHARE`] demands it.
-const ROUND: Duration = Duration::from_secs(3);
+const ENTRY_BUDGET: usize = 50_000;
+/// The shortest pause between two polls. The pause is longer if [`PAUSE_PER_COST`] demands it.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(3);
 /// The pause after a poll is at least this many times as long as the processor time of the poll and its judgments,
 /// so that both together take at most a fiftieth of a core.
-const SHARE: u32 = 50;
+const PAUSE_PER_COST: u32 = 50;
 /// The longest time that a poll of one job may take.
 const POLL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -97,7 +97,7 @@ impl NodeJobs {
         let jobs = Self::new(directory).poll(anchor).unwrap_or_default();
         let has_error = |job: &&NodeJob| job.alive > 0 && job.urgency() == 0;
         if let Some(job) = jobs.iter().find(has_error) {
-            choice.take(&job.name);
+            choice.show_unchosen(&job.name);
         }
     }
 
@@ -149,7 +149,7 @@ impl NodeJobs {
             let choice = JobChoice::of(Some(name.to_owned()));
             let source = RingSource::showing(self.directory.clone(), choice);
             let options = LiveOptions {
-                entry_budget: ENTRIES,
+                entry_budget: ENTRY_BUDGET,
                 ..LiveOptions::default()
             };
             let live = Live::new(options, analyze, vec![source.name()]);
@@ -160,15 +160,16 @@ impl NodeJobs {
             }
         });
         let poll = known.source.poll(Instant::now() + POLL_TIMEOUT);
-        let at = anchor.moment();
-        known.live.observe(0, poll, at);
-        if let Some(snapshot) = known.live.refresh(at) {
+        let now = anchor.moment();
+        known.live.observe(0, poll, now);
+        if let Some(snapshot) = known.live.refresh(now) {
             known.report = Some(snapshot.report);
         }
         known.report.clone()
     }
 }
 
+/// The jobs of these rings, ordered by name and without a report.
 fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
     let mut found: BTreeMap<String, (BTreeMap<u32, bool>, i64)> = BTreeMap::new();
     for RingListing { ring, .. } in listing {
@@ -217,19 +218,19 @@ impl JobsWatch {
     ) -> std::io::Result<Self> {
         let (stop, stopped) = channel::<()>();
         let stopping = Arc::<AtomicBool>::default();
-        let stops = stopping.clone();
+        let thread_stopping = stopping.clone();
         let builder = std::thread::Builder::new().name("rcomm/jobs".into());
         let thread = builder.spawn(move || {
             let mut jobs = NodeJobs::new(directory);
             loop {
-                let spent = time_spent();
-                let found = jobs.poll_while(anchor, || !stops.load(Ordering::Relaxed));
-                if stops.load(Ordering::Relaxed) {
+                let spent_before = time_spent();
+                let found = jobs.poll_while(anchor, || !thread_stopping.load(Ordering::Relaxed));
+                if thread_stopping.load(Ordering::Relaxed) {
                     return;
                 }
                 sink(found.unwrap_or_default());
-                let cost = time_spent().saturating_sub(spent);
-                match stopped.recv_timeout(ROUND.max(cost * SHARE)) {
+                let cost = time_spent().saturating_sub(spent_before);
+                match stopped.recv_timeout(SHORTEST_PAUSE.max(cost * PAUSE_PER_COST)) {
                     Err(RecvTimeoutError::Timeout) => {}
                     Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
                 }

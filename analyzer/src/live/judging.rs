@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// While operations are pending, the records are judged again after this time if they were polled since, because
 /// sentences contain ages.
-const AGES: Duration = Duration::from_secs(5);
+const AGES_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How urgent a new judgment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,7 +38,7 @@ pub struct Live {
     pub(super) kept: LatestRecords,
     silent: BTreeSet<Rank>,
     /// The stragglers of the newest report (W220).
-    late: Vec<Rank>,
+    stragglers: Vec<Rank>,
     changed: bool,
     number: u64,
     /// When the records were judged last, and for which time of the job's clock, ns since the epoch.
@@ -59,7 +59,7 @@ impl Live {
             judge,
             kept: LatestRecords::new(sources),
             silent: BTreeSet::new(),
-            late: Vec::new(),
+            stragglers: Vec::new(),
             changed: false,
             number: 0,
             judged: None,
@@ -79,7 +79,7 @@ impl Live {
 
     /// How urgent a call of [`Live::refresh`] is.
     pub fn urgency(&self, at: Moment) -> Urgency {
-        let Some((then, before)) = self.judged else {
+        let Some((judged_at, judged_as_of)) = self.judged else {
             return match self.changed {
                 true => Urgency::First,
                 false => Urgency::No,
@@ -91,18 +91,18 @@ impl Live {
             let mut slots = self.kept.slots.values();
             if slots.any(|slot| !slot.was_overdue && slot.is_overdue(ns)) {
                 let mut slots = self.kept.slots.values();
-                let known = slots.any(|slot| slot.was_overdue);
-                return match known {
+                let had_overdue = slots.any(|slot| slot.was_overdue);
+                return match had_overdue {
                     true => Urgency::More,
                     false => Urgency::First,
                 };
             }
         }
-        let polled_since = horizon.map(|horizon| horizon.ns) > before;
-        let ages = self.has_open() || self.is_quiet(at);
-        let older = polled_since && at.elapsed >= then + AGES && ages;
-        let due = self.due.is_some_and(|due| due <= at.elapsed);
-        if self.changed || older || due || silent != self.silent {
+        let polled_since = horizon.map(|horizon| horizon.ns) > judged_as_of;
+        let states_ages = self.has_open() || self.is_quiet(at);
+        let is_outdated = polled_since && at.elapsed >= judged_at + AGES_INTERVAL && states_ages;
+        let is_due = self.due.is_some_and(|due| due <= at.elapsed);
+        if self.changed || is_outdated || is_due || silent != self.silent {
             Urgency::Usual
         } else {
             Urgency::No
@@ -141,8 +141,8 @@ impl Live {
     /// The time for which the records are judged; `None` if each record's own time counts, because the job is not live
     /// or the records state no time.
     fn horizon(&self, at: Moment, silent: &BTreeSet<Rank>) -> Option<Horizon> {
-        let live = self.options.policy.snapshot;
-        live.then(|| self.kept.horizon(at, silent)).flatten()
+        let is_live = self.options.policy.snapshot;
+        is_live.then(|| self.kept.horizon(at, silent)).flatten()
     }
 
     /// A snapshot of the job; `None` if [`Live::urgency`] is [`Urgency::No`].
@@ -176,7 +176,7 @@ impl Live {
         let launches = self.kept.feeds.iter().flat_map(|feed| &feed.launches);
         policy.launches = launches.cloned().collect();
         policy.silent = self.silent.iter().copied().collect();
-        policy.late = std::mem::take(&mut self.late);
+        policy.late = std::mem::take(&mut self.stragglers);
         for slot in self.kept.slots.values_mut() {
             slot.take_signs();
         }
@@ -212,15 +212,16 @@ impl Live {
         let ranks: Arc<[RankView]> = ranks.into();
         let now_ns = policy.now_ns.unwrap_or(at.wall_ns);
         self.may_fall_silent = report.verdict == Verdict::Healthy || report.silence().is_some();
-        let more_in = self.add_seen(&mut report, &watched, &ranks, at, now_ns);
-        let late = report.findings.iter().filter(|one| one.code == Code::W220);
-        self.late = late
-            .flat_map(|one| one.culprit_ranks.iter().copied())
+        let until_change = self.add_seen(&mut report, &watched, &ranks, at, now_ns);
+        let late = report.findings.iter();
+        let late = late.filter(|finding| finding.code == Code::W220);
+        self.stragglers = late
+            .flat_map(|finding| finding.culprit_ranks.iter().copied())
             .collect();
         self.number += 1;
         self.remember(at, policy.now_ns, &watched);
-        let more = more_in.map(|more_in| at.elapsed + more_in);
-        self.due = self.due.into_iter().chain(more).min();
+        let change = until_change.map(|left| at.elapsed + left);
+        self.due = self.due.into_iter().chain(change).min();
         let sources = self.kept.feeds.iter().map(|feed| SourceStatus {
             silence: feed.answered.map(|then| at.elapsed.saturating_sub(then)),
             ..feed.status.clone()
@@ -248,10 +249,10 @@ impl Live {
         for slot in self.kept.slots.values_mut() {
             slot.was_overdue = as_of.is_some_and(|as_of| slot.is_overdue(as_of));
         }
-        let uneven = watched.iter().filter(|w| w.is_uneven());
+        let uneven = watched.iter().filter(|watched| watched.is_uneven());
         let overdue = self.options.policy.overdue;
         self.due = uneven
-            .map(|w| w.since + overdue)
+            .map(|watched| watched.since + overdue)
             .filter(|due| *due > at.elapsed)
             .min();
     }
@@ -269,14 +270,14 @@ impl Live {
         now_ns: i64,
     ) -> Option<Duration> {
         let is_error = |finding: &Finding| finding.severity == Severity::Error;
-        let explained = report.findings.iter().any(is_error);
+        let is_explained = report.findings.iter().any(is_error);
         let overdue = self.options.policy.overdue;
-        let library = seen::library(watched, ranks, at.elapsed, overdue, explained);
+        let library = seen::library(watched, ranks, at.elapsed, overdue, is_explained);
         let failed: BTreeSet<Rank> = (report.findings.iter())
             .filter(|finding| finding.code == Code::E150)
             .flat_map(|finding| finding.culprit_ranks.iter().copied())
             .collect();
-        let known = |finding: &Finding| {
+        let is_repetition = |finding: &Finding| {
             let named = &finding.culprit_ranks;
             !named.is_empty()
                 && match finding.code {
@@ -285,25 +286,28 @@ impl Live {
                     _ => false,
                 }
         };
-        let library: Vec<Finding> = library.into_iter().filter(|f| !known(f)).collect();
-        let unsettled = matches!(
+        let library = library.into_iter();
+        let library: Vec<Finding> = library.filter(|found| !is_repetition(found)).collect();
+        let may_be_stuck = matches!(
             report.verdict,
             Verdict::Healthy | Verdict::Running | Verdict::Inconclusive
         );
-        if unsettled && library.iter().any(is_error) {
+        if may_be_stuck && library.iter().any(is_error) {
             report.verdict = Verdict::Stuck;
         }
-        let first = report.findings.iter().map(|f| f.id).max().unwrap_or(0) + 1;
-        let more = library
+        let ids = report.findings.iter().map(|finding| finding.id);
+        let first_id = ids.max().unwrap_or(0) + 1;
+        let added = library
             .into_iter()
             .chain(seen::silence(&self.silent, ranks));
-        let numbered = (first..)
-            .zip(more)
+        let numbered = (first_id..)
+            .zip(added)
             .map(|(id, finding)| Finding { id, ..finding });
         report.findings.extend(numbered);
         report.findings.sort_by_key(|finding| finding.severity);
-        let live = self.options.policy.snapshot && report.end.is_none();
-        live.then(|| seen::until_change(ranks, now_ns, overdue))
+        let goes_on = self.options.policy.snapshot && report.end.is_none();
+        goes_on
+            .then(|| seen::until_change(ranks, now_ns, overdue))
             .flatten()
     }
 }

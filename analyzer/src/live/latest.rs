@@ -56,11 +56,11 @@ impl Slot {
             return;
         };
         let lags = as_of.saturating_sub(taken) >= SIGNS_LAG_NS;
-        let older = self.due.iter().any(|&due| taken < due && due <= as_of);
-        let stopped = [RingReader::OWNER_IS_STOPPED, RingReader::OWNER_IS_TRACED];
+        let became_overdue = self.due.iter().any(|&due| taken < due && due <= as_of);
+        let stopped_reasons = [RingReader::OWNER_IS_STOPPED, RingReader::OWNER_IS_TRACED];
         // The findings state how long the process has been stopped.
-        let held = |dump: &Dump| stopped.contains(&dump.identity.reason.as_str());
-        let matters = |dump: &&mut Arc<Dump>| lags || older || held(dump);
+        let is_stopped = |dump: &Dump| stopped_reasons.contains(&dump.identity.reason.as_str());
+        let matters = |dump: &&mut Arc<Dump>| lags || became_overdue || is_stopped(dump);
         let Some(dump) = self.dump.as_mut().filter(matters) else {
             return;
         };
@@ -144,9 +144,9 @@ impl LatestRecords {
         feed.written_ns = poll.written_ns;
         let mut launches = poll.launches;
         if !poll.restart {
-            // Like a ring that was removed, the record of a launcher that was removed still shows how the job ended.
-            let replaced = |old: &LaunchRecord| launches.iter().any(|new| new.node == old.node);
-            let kept = feed.launches.iter().filter(|old| !replaced(old));
+            // A launch record that was removed still shows how the job ended, like a ring that was removed.
+            let is_replaced = |old: &LaunchRecord| launches.iter().any(|new| new.node == old.node);
+            let kept = feed.launches.iter().filter(|old| !is_replaced(old));
             let kept: Vec<LaunchRecord> = kept.cloned().collect();
             launches.extend(kept);
             launches.sort_by_key(|launch| launch.node);
@@ -167,7 +167,8 @@ impl LatestRecords {
         changed |= state(&feed.collected) != state(&poll.collected);
         feed.collected = poll.collected;
         if poll.restart {
-            self.slots.retain(|&(_, of, _), _| of != source);
+            self.slots
+                .retain(|&(_, slot_source, _), _| slot_source != source);
         }
         let records = self.slots.len().max(poll.observations.len()).max(1);
         let keep = (options.entry_budget / records)
@@ -175,7 +176,7 @@ impl LatestRecords {
             .min(options.record_budget);
         self.newest = (keep < usize::MAX).then_some(keep);
         for observation in poll.observations {
-            changed |= self.take(source, observation, at, keep, &options.policy);
+            changed |= self.take_observation(source, observation, at, keep, &options.policy);
         }
         if self.members.len() > 4 * (self.slots.len() + 16) {
             self.members.retain(|ranks| Arc::strong_count(ranks) > 1);
@@ -183,7 +184,9 @@ impl LatestRecords {
         changed
     }
 
-    fn take(
+    /// Takes one observation and returns whether anything is new. At most the `keep` newest operations are kept, apart
+    /// from those since the oldest pending one.
+    fn take_observation(
         &mut self,
         source: usize,
         observation: Observation,
@@ -210,7 +213,7 @@ impl LatestRecords {
             }
             Seen::Changed(mut dump) => {
                 dump.keep_newest(keep);
-                share(&mut self.members, &mut dump, slot.dump.as_deref());
+                share_members(&mut self.members, &mut dump, slot.dump.as_deref());
                 let open = dump.entries.iter().filter(|entry| is_open(entry));
                 slot.due = open.map(|entry| due_ns(entry, policy)).collect();
                 slot.signs = (0, 0);
@@ -366,13 +369,13 @@ pub(super) fn is_open(entry: &Entry) -> bool {
 }
 
 /// Replaces the members of a record's groups by equal lists of other records, so that they share memory.
-fn share(members: &mut HashSet<Arc<[Rank]>>, dump: &mut Dump, before: Option<&Dump>) {
+fn share_members(members: &mut HashSet<Arc<[Rank]>>, dump: &mut Dump, before: Option<&Dump>) {
     let before = before.map_or(&[][..], |before| &before.groups);
-    for (at, group) in dump.groups.iter_mut().enumerate() {
+    for (index, group) in dump.groups.iter_mut().enumerate() {
         let ranks = &mut group.info.ranks;
-        let same = before.get(at).map(|before| &before.info.ranks);
-        if let Some(same) = same.filter(|same| *same == ranks) {
-            *ranks = same.clone();
+        let earlier = before.get(index).map(|before| &before.info.ranks);
+        if let Some(equal) = earlier.filter(|earlier| *earlier == ranks) {
+            *ranks = equal.clone();
         } else if let Some(known) = members.get(ranks) {
             *ranks = known.clone();
         } else {

@@ -26,8 +26,8 @@ pub struct LiveOptions {
     /// but at least 64 operations, and all from its oldest pending one on; older operations are dropped and count as
     /// lost.
     pub entry_budget: usize,
-    /// The part of one record is at most this many operations, again apart from those since its oldest pending one. If
-    /// this is less than 64, it prevails.
+    /// The largest number of operations kept of one record, even if `entry_budget` allows more or this is less than 64.
+    /// Those since its oldest pending operation are kept in any case.
     pub record_budget: usize,
 }
 
@@ -35,7 +35,7 @@ impl Default for LiveOptions {
     fn default() -> Self {
         Self {
             policy: Policy {
-                // The job runs: an operation is a hang only once it is overdue.
+                // The job runs, so a pending operation is no hang before it is overdue.
                 snapshot: true,
                 ..Policy::default()
             },

@@ -152,22 +152,22 @@ impl RecordingWriter {
 
 /// Reads a recording, frame by frame.
 pub struct RecordingReader {
-    from: BufReader<MultiGzDecoder<File>>,
+    input: BufReader<MultiGzDecoder<File>>,
     known: BTreeSet<(Rank, u8)>,
 }
 
 impl RecordingReader {
-    /// Opens a recording; `None` if the file is something else.
+    /// Opens a recording; `None` if the path is no file, or its beginning is not that of a recording.
     ///
     /// # Errors
     ///
-    /// If the file cannot be opened. A file whose beginning cannot be read is something else.
+    /// If the file cannot be opened.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         if !path.is_file() {
             return Ok(None);
         }
         let mut reader = Self {
-            from: BufReader::new(MultiGzDecoder::new(File::open(path)?)),
+            input: BufReader::new(MultiGzDecoder::new(File::open(path)?)),
             known: BTreeSet::new(),
         };
         // A file that is not a gzip stream, or has another header, is not a recording.
@@ -239,7 +239,7 @@ impl RecordingReader {
     /// A line without its line break; `None` at the end of the stream.
     fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
-        let read = (&mut self.from)
+        let read = (&mut self.input)
             .take(MOST_BYTES)
             .read_until(b'\n', &mut line);
         match read {
@@ -256,7 +256,7 @@ impl RecordingReader {
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let mut bytes = Vec::new();
-        match (&mut self.from).take(length).read_to_end(&mut bytes) {
+        match (&mut self.input).take(length).read_to_end(&mut bytes) {
             Ok(read) if read as u64 == length => Ok(Some(bytes)),
             Ok(_) => Ok(None),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
@@ -294,7 +294,7 @@ mod tests {
         let fault = simulation.fault_ns();
         let mut live = live();
         let mut writer = RecordingWriter::create(path).expect("a recording can be made");
-        let mut seen = Vec::new();
+        let mut snapshots = Vec::new();
         for ns in [
             fault - 100_000_000,
             fault + 2_000_000_000,
@@ -308,39 +308,36 @@ mod tests {
             writer
                 .write(&snapshot)
                 .expect("the recording can be written");
-            seen.push(snapshot);
+            snapshots.push(snapshot);
         }
-        seen
+        snapshots
     }
 
     #[test]
     fn a_recording_read_back_is_judged_as_it_was() {
         let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let path = directory.path().join("job.rec");
-        let seen = record(&path);
+        let snapshots = record(&path);
         let mut reader = RecordingReader::open(&path)
             .expect("the file can be read")
             .expect("the file is a recording");
         let mut live = live();
-        for before in seen {
+        for recorded in snapshots {
             let (at, poll) = reader
                 .next_frame()
                 .expect("the recording can be read")
                 .expect("there is a frame for each snapshot");
             live.observe(0, Ok(poll), at);
-            let again = live
+            let replayed = live
                 .refresh(at)
                 .expect("changed observations give a snapshot");
-            assert_eq!(again.report.verdict, before.report.verdict);
-            let sentences = |s: &Snapshot| -> Vec<String> {
-                s.report
-                    .findings
-                    .iter()
-                    .map(|f| f.sentence.clone())
-                    .collect()
+            assert_eq!(replayed.report.verdict, recorded.report.verdict);
+            let sentences = |snapshot: &Snapshot| -> Vec<String> {
+                let findings = snapshot.report.findings.iter();
+                findings.map(|finding| finding.sentence.clone()).collect()
             };
-            assert_eq!(sentences(&again), sentences(&before));
-            assert_eq!(again.ranks.len(), before.ranks.len());
+            assert_eq!(sentences(&replayed), sentences(&recorded));
+            assert_eq!(replayed.ranks.len(), recorded.ranks.len());
         }
         assert!(
             reader

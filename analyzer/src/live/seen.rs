@@ -26,9 +26,9 @@ pub(super) fn never_read(ranks: &[RankView]) -> Option<Problem> {
         [] => return None,
         [(rank, why)] => format!("rank {rank} was not read: {why}"),
         [(first, why), ..] => {
-            let all: Vec<Rank> = unread.iter().map(|&(rank, _)| rank).collect();
-            let all = rank_set(&all, 6);
-            format!("ranks {all} were not read; rank {first}: {why}")
+            let numbers: Vec<Rank> = unread.iter().map(|&(rank, _)| rank).collect();
+            let numbers = rank_set(&numbers, 6);
+            format!("ranks {numbers} were not read; rank {first}: {why}")
         }
     };
     Some(Problem::unreadable_dump("", sentence))
@@ -45,12 +45,12 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     let age_ms = longest.silence.unwrap_or_default().as_secs_f64() * 1e3;
     let age = format_time(age_ms);
     let failures: BTreeSet<Option<&str>> = views().map(|view| view.failure.as_deref()).collect();
-    let reason = |who: &str| {
+    let reason = |subject: &str| {
         let why = longest.failure.as_ref();
-        why.map_or_else(String::new, |why| format!("{who}: {why}"))
+        why.map_or_else(String::new, |why| format!("{subject}: {why}"))
     };
     let sentence = match culprits.as_slice() {
-        [one] => format!("rank {one} has not answered for {age}{}", reason("")),
+        [rank] => format!("rank {rank} has not answered for {age}{}", reason("")),
         many => format!(
             "{} ranks ({}) do not answer, rank {} for the longest time, {age}{}",
             many.len(),
@@ -86,14 +86,16 @@ pub(super) fn until_change(ranks: &[RankView], now_ns: i64, overdue: Duration) -
         limit.checked_sub(since).filter(|left| !left.is_zero())
     };
     let dumps = || ranks.iter().flat_map(|view| &view.dumps);
-    let dead = |dump: &&Arc<Dump>| dump.identity.reason == RingReader::OWNER_IS_DEAD;
-    let ends = dumps().filter(dead).map(|dump| dump.identity.dump_time_ns);
+    let is_dead = |dump: &&Arc<Dump>| dump.identity.reason == RingReader::OWNER_IS_DEAD;
+    let ends = dumps()
+        .filter(is_dead)
+        .map(|dump| dump.identity.dump_time_ns);
     let failures = dumps().flat_map(|dump| &dump.failures);
     let settled = ends
         .chain(failures.map(|failure| failure.time_ns))
         .filter_map(|ns| left(ns, Policy::SETTLE));
     let idle = dumps()
-        .filter(dead)
+        .filter(is_dead)
         .filter(|dump| !dump.entries.iter().any(is_open));
     let missed = idle.filter_map(|dump| left(dump.identity.dump_time_ns, overdue));
     settled.chain(missed).min()
@@ -108,26 +110,26 @@ pub(super) fn until_change(ranks: &[RankView], now_ns: i64, overdue: Duration) -
 fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> Option<Rank> {
     let process = &member.process;
     let pid = |view: &RankView| view.first_dump().map_or(0, |dump| dump.identity.pid);
-    let here = |view: &&RankView| !process.host.is_empty() && *view.host == *process.host;
-    let device = |view: &&RankView| Some(view.local_rank) == process.device;
-    let mut same: Vec<&RankView> = match process.pid {
+    let has_host = |view: &&RankView| !process.host.is_empty() && *view.host == *process.host;
+    let has_device = |view: &&RankView| Some(view.local_rank) == process.device;
+    let mut matching: Vec<&RankView> = match process.pid {
         0 => vec![],
         wanted => ranks.iter().filter(|view| pid(view) == wanted).collect(),
     };
     // Process ids repeat from host to host, and a process may hold several devices.
-    for narrow in [&here as &dyn Fn(&&RankView) -> bool, &device] {
-        if same.len() > 1 {
-            same.retain(narrow);
+    for matches in [&has_host as &dyn Fn(&&RankView) -> bool, &has_device] {
+        if matching.len() > 1 {
+            matching.retain(matches);
         }
     }
-    if same.is_empty() {
-        same = ranks
+    if matching.is_empty() {
+        matching = ranks
             .iter()
-            .filter(|view| pid(view) == 0 && here(view) && device(view))
+            .filter(|view| pid(view) == 0 && has_host(view) && has_device(view))
             .collect();
     }
-    match same.as_slice() {
-        [one] => Some(one.rank),
+    match matching.as_slice() {
+        [view] => Some(view.rank),
         _ if communicator.size as usize == ranks.len() => {
             ranks.get(member.rank? as usize).map(|view| view.rank)
         }
@@ -203,15 +205,15 @@ pub(super) fn set_remarks(watched: &[Watched], ranks: &mut [RankView]) {
 type NewFinding = fn(Vec<Rank>, String) -> Finding;
 
 /// The findings from NCCL's reports: processes that NCCL considers dead or that do not answer it, errors on its
-/// communicators, and, unless other findings have `explained` the state of the job, ranks whose launch counts have been
-/// behind without a change for `overdue`. In each communicator, only the first kind and count that are behind become a
-/// finding.
+/// communicators, and ranks whose launch counts have been behind without a change for `overdue`. The last kind is left
+/// out if the state of the job `is_explained` by other findings; in each communicator, only the first kind of operation
+/// and the first count that are behind become a finding.
 pub(super) fn library(
     watched: &[Watched],
     ranks: &[RankView],
     at: Duration,
     overdue: Duration,
-    explained: bool,
+    is_explained: bool,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut reported: BTreeSet<(u32, String)> = BTreeSet::new();
@@ -223,7 +225,7 @@ pub(super) fn library(
         let rank = |member: &Member| rank_of(member, communicator, ranks);
         let name = &communicator.name;
         for member in &communicator.members {
-            let (found, what): (NewFinding, String) = match &member.state {
+            let (new_finding, verb): (NewFinding, String) = match &member.state {
                 MemberState::Dead => (
                     Finding::rank_failed,
                     "was given up by NCCL: its process no longer answers".to_owned(),
@@ -239,16 +241,16 @@ pub(super) fn library(
                 _ => continue,
             };
             let process = &member.process;
-            let who = match process.pid {
+            let key = match process.pid {
                 0 => (member.rank.unwrap_or_default(), name.clone()),
                 pid => (pid, process.host.clone()),
             };
             // One process is a member of many communicators.
-            if !reported.insert(who) {
+            if !reported.insert(key) {
                 continue;
             }
             let rank = rank(member);
-            let sentence = format!("{} {what}", format_member(member, rank));
+            let sentence = format!("{} {verb}", format_member(member, rank));
             let host = match process.host.as_str() {
                 "" => "its host".to_owned(),
                 host => host.to_owned(),
@@ -257,11 +259,11 @@ pub(super) fn library(
             let culprits = rank.into_iter().collect();
             findings.push(Finding {
                 next,
-                ..found(culprits, sentence)
+                ..new_finding(culprits, sentence)
             });
         }
         let unchanged = at.saturating_sub(*since);
-        if explained || unchanged < overdue {
+        if is_explained || unchanged < overdue {
             continue;
         }
         let behind = communicator.behind();
@@ -274,14 +276,14 @@ pub(super) fn library(
             others,
             ..
         } = first;
-        let same: Vec<&Member> = behind
+        let members: Vec<&Member> = behind
             .iter()
             .filter(|late| (late.kind, late.launched) == (kind, launched))
             .map(|late| late.member)
             .collect();
-        let mut culprits: Vec<Rank> = same.iter().filter_map(|member| rank(member)).collect();
+        let mut culprits: Vec<Rank> = members.iter().filter_map(|member| rank(member)).collect();
         culprits.sort_unstable();
-        let who = match (same.len(), culprits.len()) {
+        let subject = match (members.len(), culprits.len()) {
             (1, _) => format!("{} has", format_member(first.member, rank(first.member))),
             (many, joined) if many == joined => {
                 format!("{many} ranks ({}) have", rank_set(&culprits, 6))
@@ -289,7 +291,7 @@ pub(super) fn library(
             (many, _) => format!("{many} members have"),
         };
         let sentence = format!(
-            "{who} launched {launched} {kind} on communicator {name}, others {others}; no count has \
+            "{subject} launched {launched} {kind} on communicator {name}, others {others}; no count has \
              moved for {} s",
             unchanged.as_secs()
         );
@@ -416,9 +418,15 @@ mod tests {
         let ranks = ranks();
         let first = Watched::update(&[], vec![communicator([42, 41, 42])], seconds(10));
         let moved = Watched::update(&first, vec![communicator([43, 41, 43])], seconds(12));
-        let still = Watched::update(&moved, vec![communicator([43, 41, 43])], seconds(30));
-        assert_eq!((still[0].since, still[0].is_uneven()), (seconds(12), true));
-        let found = |at, explained| library(&still, &ranks, seconds(at), seconds(5), explained);
+        let unmoved = Watched::update(&moved, vec![communicator([43, 41, 43])], seconds(30));
+        assert_eq!(
+            (unmoved[0].since, unmoved[0].is_uneven()),
+            (seconds(12), true)
+        );
+        let found = |at, is_explained| {
+            let (now, overdue) = (seconds(at), seconds(5));
+            library(&unmoved, &ranks, now, overdue, is_explained)
+        };
         assert!(found(16, false).is_empty(), "too early");
         assert!(found(30, true).is_empty(), "a record explains more");
         let findings = found(30, false);
@@ -432,7 +440,7 @@ mod tests {
         let expected = "rank 2 (n1, process 100, device 0) has launched 41 AllReduce on communicator \
                     27a0, others 43; no count has moved for 18 s";
         assert_eq!(finding.sentence, expected);
-        let even = Watched::update(&still, vec![communicator([43, 43, 43])], seconds(40));
+        let even = Watched::update(&unmoved, vec![communicator([43, 43, 43])], seconds(40));
         assert!(library(&even, &ranks, seconds(90), seconds(5), false).is_empty());
     }
 

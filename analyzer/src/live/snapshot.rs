@@ -43,16 +43,16 @@ impl RankView {
     /// communicators: so each operation counts once.
     pub fn counted(&self) -> impl Iterator<Item = &Arc<Dump>> {
         let is_copy = |dump: &Dump| {
-            dump.recorder == Recorder::NcclProfiler && has_all(self.dumps.iter(), dump)
+            dump.recorder == Recorder::NcclProfiler && have_groups_of(self.dumps.iter(), dump)
         };
         self.dumps.iter().filter(move |dump| !is_copy(dump))
     }
 }
 
-/// Whether records of the plug-in's process have the group of each of its communicators. The description of a
-/// communicator is the name or the description of its group, as rcomm's backend for NCCL sets it; or, of one that this
-/// backend made for the messages of two ranks, `<group>/0-1`.
-fn has_all<'a>(records: impl Iterator<Item = &'a Arc<Dump>>, plugin: &Dump) -> bool {
+/// Whether the program's own records have the group of each communicator in the plug-in's record `plugin`. rcomm's
+/// backend for NCCL describes a communicator by the name or the description of its group, and one that it made for the
+/// messages of two ranks by `<group>/0-1`.
+fn have_groups_of<'a>(records: impl Iterator<Item = &'a Arc<Dump>>, plugin: &Dump) -> bool {
     let of_plugin = &plugin.identity;
     let is_program = |dump: &&Arc<Dump>| {
         let other = &dump.identity;
@@ -138,8 +138,8 @@ impl Snapshot {
 
     /// The view of one rank; `None` if the rank is neither expected nor has a record.
     pub fn rank(&self, rank: Rank) -> Option<&RankView> {
-        let at = self.ranks.binary_search_by_key(&rank, |view| view.rank);
-        at.ok().map(|at| &self.ranks[at])
+        let index = self.ranks.binary_search_by_key(&rank, |view| view.rank);
+        index.ok().map(|index| &self.ranks[index])
     }
 
     /// All records, by rank.
@@ -179,14 +179,16 @@ impl RankView {
     /// Adds a record. If several sources have a record of the same recorder, the newest is kept; records of different
     /// recorders of one process are kept side by side.
     pub(super) fn add(&mut self, dump: &Arc<Dump>) {
-        let newer = |a: &Dump, b: &Dump| {
+        let is_newer = |a: &Dump, b: &Dump| {
             (a.identity.attempt, a.identity.dump_time_ns)
                 > (b.identity.attempt, b.identity.dump_time_ns)
         };
         let is_empty = |dump: &Dump| dump.entries.is_empty() && dump.groups.is_empty();
         let known = self.dumps.iter().position(|d| d.recorder == dump.recorder);
         match known {
-            Some(at) if newer(dump, &self.dumps[at]) => self.dumps[at] = dump.clone(),
+            Some(index) if is_newer(dump, &self.dumps[index]) => {
+                self.dumps[index] = dump.clone();
+            }
             Some(_) => {}
             // A record without operations and groups is left out if there is one of another recorder.
             None if is_empty(dump) && !self.dumps.is_empty() => {}

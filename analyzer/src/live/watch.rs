@@ -1,4 +1,4 @@
-//! Polls each source on its own thread and judges on another one: a thread that draws waits for neither.
+//! Polls each source on its own thread and judges on another one, so a thread that draws waits for neither.
 //!
 //! `rcomm/source/<n>` polls one source again and again, or once if it is still; `rcomm/judge` owns the [`Live`] and
 //! passes each new [`Snapshot`] to a function. Dropping the [`Watch`] stops and joins all threads.
@@ -61,7 +61,8 @@ impl Default for Pace {
 #[derive(Default)]
 struct Signals {
     pending: Mutex<PendingSignals>,
-    bell: Condvar,
+    /// Notified at each change of `pending`.
+    changed: Condvar,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -72,9 +73,9 @@ struct PendingSignals {
 }
 
 impl Signals {
-    fn give(&self, change: impl FnOnce(&mut PendingSignals)) {
+    fn update(&self, change: impl FnOnce(&mut PendingSignals)) {
         change(&mut self.pending.lock().unwrap_or_else(PoisonError::into_inner));
-        self.bell.notify_all();
+        self.changed.notify_all();
     }
 
     fn is_stopped(&self) -> bool {
@@ -94,7 +95,7 @@ impl Signals {
             if pending.stopped || left.is_zero() {
                 return pending.stopped;
             }
-            let woken = self.bell.wait_timeout(pending, left);
+            let woken = self.changed.wait_timeout(pending, left);
             pending = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -156,7 +157,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.signals.give(|pending| pending.stopped = true);
+        self.signals.update(|pending| pending.stopped = true);
         for thread in self.threads.drain(..) {
             // A thread that panicked has reported it itself.
             let _ = thread.join();
@@ -173,21 +174,21 @@ fn poll_repeatedly(
     sender: &SyncSender<PollResult>,
 ) {
     loop {
-        let (began, spent) = (anchor.moment().elapsed, time_spent());
+        let (began, spent_before) = (anchor.moment().elapsed, time_spent());
         let poll = source.poll(Instant::now() + pace.timeout);
-        let cost = time_spent().saturating_sub(spent);
-        let read = poll.is_ok();
+        let cost = time_spent().saturating_sub(spent_before);
+        let is_read = poll.is_ok();
         let ended = anchor.moment();
         if sender.send((number, poll, ended)).is_err() {
             return;
         }
         // A still source has nothing new to report.
-        if read && source.is_still() {
+        if is_read && source.is_still() {
             return;
         }
         // Polling takes at most a fiftieth of a core, for any number of ranks, unless an operation may have become
         // overdue. Only processor time counts: ranks that answer late are polled as often as others.
-        let rest_until = began + pace.refresh.max(cost * SHARE);
+        let rest_until = began + pace.refresh.max(cost * TIME_PER_COST);
         if signals.rest(anchor, began + pace.refresh, rest_until) {
             return;
         }
@@ -208,14 +209,15 @@ fn judge_repeatedly(
     sink: &mut impl FnMut(Snapshot),
 ) {
     /// The longest wait before the next check whether to stop.
-    const ROUND: Duration = Duration::from_millis(500);
-    let mut open = true;
+    const LONGEST_WAIT: Duration = Duration::from_millis(500);
+    let mut has_sources = true;
     // When the last judgment began, and its processor time.
     let mut last: Option<(Duration, Duration)> = None;
     let mut wake = Duration::ZERO;
     loop {
-        let wait = wake.saturating_sub(anchor.moment().elapsed).min(ROUND);
-        if open {
+        let wait = wake.saturating_sub(anchor.moment().elapsed);
+        let wait = wait.min(LONGEST_WAIT);
+        if has_sources {
             match receiver.recv_timeout(wait) {
                 Ok((number, poll, at)) => {
                     live.observe(number, poll, at);
@@ -225,7 +227,7 @@ fn judge_repeatedly(
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => open = false,
+                Err(RecvTimeoutError::Disconnected) => has_sources = false,
             }
         } else {
             let until = anchor.moment().elapsed + wait;
@@ -238,7 +240,7 @@ fn judge_repeatedly(
         let rest = match live.urgency(at) {
             Urgency::No => None,
             // Judging takes a fiftieth of a core, unless it is urgent: then an eighth, or as much as it needs.
-            Urgency::Usual => Some(SHARE),
+            Urgency::Usual => Some(TIME_PER_COST),
             Urgency::More => Some(8),
             Urgency::First => Some(1),
         };
@@ -247,13 +249,13 @@ fn judge_repeatedly(
                 began + (cost * rest).min(LONGEST_REST)
             })
         });
-        let spent = time_spent();
+        let spent_before = time_spent();
         if begin.is_some_and(|begin| begin <= at.elapsed)
             && let Some(snapshot) = live.refresh(at)
         {
             // Processor time and not wall time counts: on a busy node a judgment takes longer without costing more, and
             // the view must stay current.
-            last = Some((at.elapsed, time_spent().saturating_sub(spent)));
+            last = Some((at.elapsed, time_spent().saturating_sub(spent_before)));
             sink(snapshot);
         }
         let next = begin.filter(|&begin| begin > at.elapsed);
@@ -261,17 +263,18 @@ fn judge_repeatedly(
             .into_iter()
             .chain(live.due())
             .min()
-            .map_or(at.elapsed + ROUND, |wake| {
+            .map_or(at.elapsed + LONGEST_WAIT, |wake| {
                 wake.max(at.elapsed + SHORTEST_PAUSE)
             });
         let poll_due = live.poll_due(at);
-        signals.give(|pending| pending.poll_due = poll_due);
+        signals.update(|pending| pending.poll_due = poll_due);
     }
 }
 
-/// Polling takes at most one part in this many of a core, unless an operation may have become overdue, and so does
-/// judging, unless it is urgent or has rested for [`LONGEST_REST`].
-const SHARE: u32 = 50;
+/// Polling takes at most a fiftieth of a core, unless an operation may have become overdue, and so does judging, unless
+/// it is urgent or has rested for [`LONGEST_REST`]: the time from one beginning to the next is at least this many times
+/// as long as the processor time.
+const TIME_PER_COST: u32 = 50;
 
 /// The next judgment begins at the latest this long after the last one began, or as soon as that one is over.
 const LONGEST_REST: Duration = Duration::from_secs(5);

@@ -219,6 +219,7 @@ impl Simulation {
         }
     }
 
+    /// When `operation` is due without any delay, ns since the epoch.
     fn nominal_ns(&self, operation: ProgramStep) -> i64 {
         self.start_ns + operation.step as i64 * STEP_NS + operation.slot as i64 * SLOT_NS
     }
@@ -234,9 +235,9 @@ impl Simulation {
     }
 
     fn late_ns(&self, rank: Rank) -> i64 {
-        let slow = self.situation == Situation::Straggler
+        let is_late = self.situation == Situation::Straggler
             && self.host_of(rank) == self.host_of(self.culprit());
-        if slow { LATE_NS } else { 0 }
+        if is_late { LATE_NS } else { 0 }
     }
 
     fn members(&self, rank: Rank, slot: u64) -> Arc<[Rank]> {
@@ -250,12 +251,12 @@ impl Simulation {
 
     /// When `operation` ends in the group of `rank` if all members arrived, ns.
     fn end_ns(&self, rank: Rank, operation: ProgramStep) -> i64 {
-        let slowest = if self.situation == Situation::Straggler {
-            let slow = self.host_of(self.culprit());
-            let here = operation.slot == BARRIER
+        let delay = if self.situation == Situation::Straggler {
+            let late_host = self.host_of(self.culprit());
+            let has_late_member = operation.slot == BARRIER
                 || operation.slot == ALL_REDUCE
-                || self.host_of(rank) == slow;
-            if here { LATE_NS } else { 0 }
+                || self.host_of(rank) == late_host;
+            if has_late_member { LATE_NS } else { 0 }
         } else {
             0
         };
@@ -264,7 +265,7 @@ impl Simulation {
             ALL_REDUCE => 12 * MS,
             _ => 3 * MS,
         };
-        self.nominal_ns(operation) + 200_000 + slowest + duration
+        self.nominal_ns(operation) + 200_000 + delay + duration
     }
 
     /// The index of the group of `rank` among the groups of its kind.
@@ -341,9 +342,9 @@ mod tests {
     fn a_mismatch_is_two_operations_under_one_number() {
         let simulation = Simulation::new(Situation::Mismatch, 16, 0);
         let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
-        let seen: HashSet<_> = dumps[8..].iter().map(|dump| open(dump)[0]).collect();
-        assert_eq!(seen.len(), 2);
-        let seqs: HashSet<_> = seen.iter().map(|(_, seq, _)| seq).collect();
+        let operations: HashSet<_> = dumps[8..].iter().map(|dump| open(dump)[0]).collect();
+        assert_eq!(operations.len(), 2);
+        let seqs: HashSet<_> = operations.iter().map(|(_, seq, _)| seq).collect();
         assert_eq!(seqs.len(), 1);
     }
 

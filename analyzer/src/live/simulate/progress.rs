@@ -50,8 +50,8 @@ impl Simulation {
             let mut moved = false;
             for rank in 0..self.ranks {
                 let operations = &program[rank as usize];
-                let at = issued[rank as usize];
-                let free = match at.checked_sub(1).map(|last| operations[last]) {
+                let count = issued[rank as usize];
+                let is_free = match count.checked_sub(1).map(|last| operations[last]) {
                     None => true,
                     Some(operation) => {
                         let inside =
@@ -60,8 +60,8 @@ impl Simulation {
                             && !self.is_broken(rank, operation)
                     }
                 };
-                blocked[rank as usize] = !free;
-                if free && let Some(&next) = operations.get(at) {
+                blocked[rank as usize] = !is_free;
+                if is_free && let Some(&next) = operations.get(count) {
                     let group = self.group_index(rank, next.slot);
                     *entered.entry((next, group)).or_default() += 1;
                     issued[rank as usize] += 1;
@@ -81,6 +81,7 @@ impl Simulation {
             && self.host_of(rank) == self.host_of(self.culprit())
     }
 
+    /// The operation that the rank at fault misses or replaces in this situation.
     pub(super) fn fault_of(situation: Situation) -> ProgramStep {
         let slot = match situation {
             Situation::StuckRank => ALL_REDUCE,

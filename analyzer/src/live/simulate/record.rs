@@ -84,7 +84,7 @@ impl Simulation {
             group(2, format!("dp_{}", rank % self.per_host), "dp", ALL_REDUCE),
         ];
         let phase_since = entries.last().map_or(self.start_ns, |e| e.time_created_ns);
-        let stuck_here =
+        let is_stuck =
             progress.is_some() && self.situation == Situation::StuckRank && rank == self.culprit();
         Dump {
             version: FormatVersion::WRITTEN,
@@ -101,7 +101,7 @@ impl Simulation {
                 reason: String::new(),
             },
             status: Some(RankStatus {
-                phase: if stuck_here { "load data" } else { "train" }.into(),
+                phase: if is_stuck { "load data" } else { "train" }.into(),
                 phase_since_ns: phase_since,
                 step: last_step as i64,
                 heartbeat_ns: now_ns,
@@ -147,7 +147,7 @@ impl Simulation {
             .iter()
             .position(|&slot| slot == operation.slot)
             .unwrap_or(0);
-        let open = match progress {
+        let is_blocked = match progress {
             Some(progress) if operation.step >= Self::FAULT_STEP => {
                 let before: usize = (Self::FAULT_STEP..operation.step)
                     .map(|step| self.slots(rank, step).len())
@@ -157,12 +157,12 @@ impl Simulation {
             }
             _ => false,
         };
-        let completed = !open && ended <= now_ns;
-        let wrong = self.situation == Situation::Mismatch
+        let completed = !is_blocked && ended <= now_ns;
+        let is_mismatched = self.situation == Situation::Mismatch
             && rank == self.culprit()
             && operation == Self::fault_of(Situation::Mismatch);
         let (signature, op) = match operation.slot {
-            _ if wrong => (4, OpType::AllReduce),
+            _ if is_mismatched => (4, OpType::AllReduce),
             GATHER => (0, OpType::AllGatherSingle),
             SCATTER => (1, OpType::ReduceScatterSingle),
             BARRIER => (2, OpType::Barrier),

@@ -20,7 +20,7 @@ struct Shown {
 }
 
 impl JobChoice {
-    /// Shows the job that the user named, or none yet.
+    /// Shows the job that the user named; without one, a poll will set the job.
     pub fn of(job: Option<String>) -> Self {
         let chosen = job.is_some();
         Self(Arc::new(Mutex::new(Shown {
@@ -43,7 +43,7 @@ impl JobChoice {
     }
 
     /// Shows a job that the user did not choose.
-    pub(in crate::live) fn take(&self, job: &str) {
+    pub(in crate::live) fn show_unchosen(&self, job: &str) {
         self.set(job, false);
     }
 

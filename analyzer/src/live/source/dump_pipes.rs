@@ -24,15 +24,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The beginnings of the paths of PyTorch's dumps in a process with these variables, likeliest first: the rank follows.
 pub fn dump_beginnings(variable: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
-    let mut all: Vec<PathBuf> = DUMP_VARIABLES
+    let mut beginnings: Vec<PathBuf> = DUMP_VARIABLES
         .iter()
         .filter_map(|name| variable(name))
         .collect();
     let cache = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")));
-    all.extend(cache.map(|cache| cache.join("torch/comm_lib_trace_rank_")));
-    all.push("/tmp/nccl_trace_rank_".into());
-    all.dedup();
-    all
+    beginnings.extend(cache.map(|cache| cache.join("torch/comm_lib_trace_rank_")));
+    beginnings.push("/tmp/nccl_trace_rank_".into());
+    beginnings.dedup();
+    beginnings
 }
 
 /// What identifies a version of a file: its inode, its size, and the time of its last change in s and ns.
@@ -63,8 +63,8 @@ impl DumpOfProcess {
         };
         let files = dump_beginnings(variable).into_iter().map(|beginning| {
             let path = of_rank(beginning, "");
-            let before = fs::metadata(&path).ok().map(|about| version(&about));
-            (path, before)
+            let before = fs::metadata(&path).ok();
+            (path, before.map(|metadata| version(&metadata)))
         });
         Self {
             rank,
@@ -107,7 +107,8 @@ impl DumpOfProcess {
                 }
                 _ => error.to_string(),
             };
-            format!("its pipe {} cannot be written: {why}", shown(pipe).display())
+            let path = path_inside(pipe);
+            format!("its pipe {} cannot be written: {why}", path.display())
         })
     }
 
@@ -116,17 +117,17 @@ impl DumpOfProcess {
     pub fn read_new(&self) -> Option<(PathBuf, Vec<u8>)> {
         self.files.iter().find_map(|(path, before)| {
             let file = File::open(path).ok()?;
-            let about = file.metadata().ok()?;
-            if !about.is_file() || about.len() > MAX_DUMP || Some(version(&about)) == *before {
+            let metadata = file.metadata().ok()?;
+            let read_version = version(&metadata);
+            if !metadata.is_file() || metadata.len() > MAX_DUMP || Some(read_version) == *before {
                 return None;
             }
             let mut content = Vec::new();
             (&file).take(MAX_DUMP).read_to_end(&mut content).ok()?;
             // A dump that is still being written ends early.
             let (_, problems) = DumpReader::new().read(&content).ok()?;
-            let is_whole =
-                problems.is_empty() || version(&file.metadata().ok()?) == version(&about);
-            is_whole.then(|| (shown(path), content))
+            let is_whole = problems.is_empty() || version(&file.metadata().ok()?) == read_version;
+            is_whole.then(|| (path_inside(path), content))
         })
     }
 
@@ -152,7 +153,7 @@ fn as_seen_from_here(pid: u32, path: &Path) -> PathBuf {
     let node = |path: &Path| {
         fs::metadata(path)
             .ok()
-            .map(|about| (about.dev(), about.ino()))
+            .map(|metadata| (metadata.dev(), metadata.ino()))
     };
     // The path itself outlives the process.
     if path.is_absolute() && node(&other) == node(Path::new("/")) {
@@ -162,17 +163,18 @@ fn as_seen_from_here(pid: u32, path: &Path) -> PathBuf {
     }
 }
 
-/// A path without the beginning through which another process's files are reached.
-fn shown(path: &Path) -> PathBuf {
+/// The path of another process's file as that process names it: without the beginning of [`as_seen_from_here`].
+fn path_inside(path: &Path) -> PathBuf {
     let mut parts = path.components();
-    let begin: Vec<_> = parts
+    let beginning: Vec<_> = parts
         .by_ref()
         .take(4)
         .map(|part| part.as_os_str().to_owned())
         .collect();
-    let is_process =
-        begin.len() == 4 && begin[1] == "proc" && (begin[3] == "root" || begin[3] == "cwd");
-    if is_process && begin[3] == "root" {
+    let is_process = beginning.len() == 4
+        && beginning[1] == "proc"
+        && (beginning[3] == "root" || beginning[3] == "cwd");
+    if is_process && beginning[3] == "root" {
         Path::new("/").join(parts.as_path())
     } else if is_process {
         parts.as_path().to_owned()
@@ -181,12 +183,17 @@ fn shown(path: &Path) -> PathBuf {
     }
 }
 
-fn version(about: &Metadata) -> Version {
-    (about.ino(), about.len(), about.mtime(), about.mtime_nsec())
+fn version(metadata: &Metadata) -> Version {
+    (
+        metadata.ino(),
+        metadata.len(),
+        metadata.mtime(),
+        metadata.mtime_nsec(),
+    )
 }
 
-/// Requests dumps through their pipes from the ranks without rings that [`LocalSource`](super::LocalSource) shows. Finds
-/// no rank while rings are shown.
+/// Requests dumps through their pipes from the ranks without rings that [`LocalSource`](super::LocalSource) shows.
+/// Finds no rank while rings are shown.
 #[derive(Debug)]
 pub struct PipeDumps(JobChoice);
 

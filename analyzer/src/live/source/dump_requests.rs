@@ -35,13 +35,13 @@ pub struct DumpAnswers {
 impl DumpAnswers {
     /// The answers of ranks that return the path of their dump.
     pub(super) fn of_writers(answers: Vec<(Rank, Result<String, String>)>) -> Self {
-        let mut all = Self::default();
+        let mut sorted = Self::default();
         for (rank, answer) in answers {
             match answer {
-                Ok(path) => all.written.push((rank, path)),
-                Err(reason) => all.refused.push((rank, reason)),
+                Ok(path) => sorted.written.push((rank, path)),
+                Err(reason) => sorted.refused.push((rank, reason)),
             }
         }
-        all
+        sorted
     }
 }

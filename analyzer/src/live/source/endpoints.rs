@@ -42,7 +42,7 @@ pub struct EndpointSource {
     /// The attempt of the job whose ranks were found in the store.
     attempt: u32,
     /// Ranks in the store whose endpoints cannot be reached from this host.
-    far: Vec<Rank>,
+    unreachable: Vec<Rank>,
 }
 
 /// The endpoint of one rank; a request in progress locks `followed`.
@@ -72,7 +72,7 @@ impl EndpointSource {
             world_size: None,
             asked_for_peers: None,
             attempt: 0,
-            far: Vec::new(),
+            unreachable: Vec::new(),
         }
     }
 
@@ -153,23 +153,23 @@ impl EndpointSource {
         let system = rustix::system::uname();
         let this_host = system.nodename().to_string_lossy();
         // The path of a socket is valid only on its own host.
-        let reachable = |notice: &EndpointNotice| {
+        let is_reachable = |notice: &EndpointNotice| {
             matches!(notice.address, EndpointAddress::Tcp(_)) || *notice.host == *this_host
         };
-        let all = listed.notices.len();
-        self.far.clear();
+        let listed_ranks = listed.notices.len();
+        self.unreachable.clear();
         for (rank, notice) in listed.notices {
-            if reachable(&notice) {
+            if is_reachable(&notice) {
                 self.follow(rank, &notice.address);
             } else {
-                self.far.push(rank);
+                self.unreachable.push(rank);
             }
         }
-        match (all, self.ranks.is_empty()) {
+        match (listed_ranks, self.ranks.is_empty()) {
             (0, _) => Err(store::nothing(&store)),
             (_, true) => Err(SourceError::Nothing {
                 what: format!(
-                    "store {store} lists {all} ranks, each on a unix socket of another host"
+                    "store {store} lists {listed_ranks} ranks, each on a unix socket of another host"
                 ),
                 hint: "give the job endpoints over TCP, or look on the ranks' own hosts".into(),
             }),
@@ -208,26 +208,27 @@ impl DumpRequests for EndpointDumps {
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
         let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = source.find(deadline);
-        if source.far.is_empty() {
+        if source.unreachable.is_empty() {
             found?;
         }
         // Half of the time is left for the store.
         let left = deadline.saturating_duration_since(Instant::now());
-        let soon = Instant::now() + left / 2;
+        let endpoint_deadline = Instant::now() + left / 2;
         let ranks = source.ranks.iter();
         let ranks: Vec<(Rank, EndpointClient)> = ranks
             .map(|(&rank, known)| (rank, source.client(&known.address)))
             .collect();
         let answers = ask_all(&ranks, |(rank, client)| {
-            let place = client.write_dump(soon).map(|written| written.place);
+            let written = client.write_dump(endpoint_deadline);
+            let place = written.map(|written| written.place);
             (*rank, place.map_err(|error| error.to_string()))
         });
         let mut all = DumpAnswers::of_writers(answers);
         if let Some(store) = &source.store {
-            let far = source.far.iter();
+            let unreachable = source.unreachable.iter();
             let reason = "its endpoint is a unix socket of another host";
             all.refused
-                .extend(far.map(|&rank| (rank, reason.to_owned())));
+                .extend(unreachable.map(|&rank| (rank, reason.to_owned())));
             all.refused.sort();
             if !all.refused.is_empty() {
                 ask_through(store, source.attempt, deadline, &mut all);
@@ -386,9 +387,9 @@ mod tests {
     fn the_answers_to_one_poll_share_a_budget() {
         let directory = tempfile::tempdir().expect("a temporary directory can be made");
         let endpoints = [0, 1].map(|rank| serve(directory.path(), rank));
-        let given = endpoints.iter().map(|one| one.address().clone()).collect();
-        let mut source = EndpointSource::new(given, None);
-        // Both are found, and the records of both are longer.
+        let given = endpoints.iter().map(|endpoint| endpoint.address().clone());
+        let mut source = EndpointSource::new(given.collect(), None);
+        // Both are found before the budget becomes smaller than any record.
         source.find(soon()).expect("both endpoints answer");
         source.budget = Arc::new(AnswerBudget::new(8));
         source.ranks.clear();
@@ -397,12 +398,12 @@ mod tests {
         }
         let poll = source.poll(soon()).expect("the ranks are known");
         assert_eq!(poll.observations.len(), 2);
-        for one in &poll.observations {
+        for observation in &poll.observations {
             let why = "the answers that were asked for together have more than 8 bytes";
             assert!(
-                matches!(&one.seen, Seen::Failed(error) if error.contains(why)),
+                matches!(&observation.seen, Seen::Failed(error) if error.contains(why)),
                 "{:?}",
-                one.seen
+                observation.seen
             );
         }
         source.budget = Arc::new(AnswerBudget::new(MOST_ANSWERED));
@@ -410,7 +411,7 @@ mod tests {
         for _ in 0..2 {
             source.asked_for_peers = None;
             let poll = source.poll(soon()).expect("both endpoints answer");
-            let failed = |one: &Observation| matches!(one.seen, Seen::Failed(_));
+            let failed = |observation: &Observation| matches!(observation.seen, Seen::Failed(_));
             assert!(!poll.observations.iter().any(failed));
         }
     }

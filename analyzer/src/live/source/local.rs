@@ -47,7 +47,7 @@ impl Source for LocalSource {
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
-        let shown = self.shows_processes;
+        let showed_processes = self.shows_processes;
         let chosen = self.choice.shown().filter(|(_, chosen)| *chosen);
         let chosen = chosen.map(|(job, _)| job);
         let other_is_chosen = chosen != self.named;
@@ -58,10 +58,10 @@ impl Source for LocalSource {
             };
             self.named.clone_from(&chosen);
         }
-        if shown {
+        if showed_processes {
             if !other_is_chosen
                 && let Ok(poll) = self.processes.poll(deadline)
-                && any_alive(&poll)
+                && has_living_process(&poll)
             {
                 self.choice.show_processes(self.processes.job());
                 return Ok(poll);
@@ -71,28 +71,28 @@ impl Source for LocalSource {
         }
         let mut polled = self.rings.poll(deadline);
         let now = Instant::now();
-        if polled.as_ref().is_ok_and(any_alive) {
+        if polled.as_ref().is_ok_and(has_living_process) {
             self.rings_last_alive = Some(now);
         }
         self.shows_processes = false;
         let may_show_processes = match &chosen {
-            // Its rings hold more than its processes, dead ones as well.
+            // Rings, also those of ended processes, hold more than the processes show.
             Some(_) => matches!(polled, Err(SourceError::Nothing { .. })),
             None => self
                 .rings_last_alive
                 .is_none_or(|lived| now - lived >= KEPT_AFTER_END),
         };
         if may_show_processes
-            && !shown
+            && !showed_processes
             && let Ok(poll) = self.processes.poll(deadline)
-            && any_alive(&poll)
+            && has_living_process(&poll)
         {
             self.shows_processes = true;
             polled = Ok(poll);
         }
         let processes = self.shows_processes.then(|| self.processes.job());
         self.choice.show_processes(processes.flatten());
-        let kind_changed = self.shows_processes != shown;
+        let kind_changed = self.shows_processes != showed_processes;
         polled.map(|mut poll| {
             poll.restart |= kind_changed;
             poll
@@ -101,7 +101,7 @@ impl Source for LocalSource {
 }
 
 /// Whether a process of the job is alive.
-fn any_alive(poll: &Poll) -> bool {
+fn has_living_process(poll: &Poll) -> bool {
     let mut ranks = poll.observations.iter();
     ranks.any(|rank| rank.liveness == Liveness::Alive)
 }

@@ -90,7 +90,7 @@ pub struct Poll {
     pub problems: Vec<Problem>,
     /// The number of ranks of the job, if the source knows it.
     pub world_size: Option<u32>,
-    /// When the newest of the files was written whose records state no time, ns since the epoch.
+    /// When the newest file with a record that states no time was written, ns since the epoch.
     pub written_ns: Option<i64>,
     /// The records of launchers on the job's processes.
     pub launches: Vec<LaunchRecord>,

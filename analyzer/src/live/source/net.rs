@@ -49,22 +49,22 @@ impl FromStr for HostPort {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        let wrong = || AddressError::new(text, "write a host and a port, as in n001:29500");
-        let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-        let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-        let host = match bare {
+        let invalid = || AddressError::new(text, "write a host and a port, as in n001:29500");
+        let (host, port) = text.rsplit_once(':').ok_or_else(invalid)?;
+        let in_brackets = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        let host = match in_brackets {
             Some(number) => number,
             // Further colons mean an IPv6 address without brackets, whose port is ambiguous.
-            None if host.contains([':', '[', ']']) => return Err(wrong()),
+            None if host.contains([':', '[', ']']) => return Err(invalid()),
             None => host,
         };
-        let plain = |c: char| c.is_ascii_graphic() && !"/?#@".contains(c);
-        if host.is_empty() || !host.chars().all(plain) {
-            return Err(wrong());
+        let is_allowed = |c: char| c.is_ascii_graphic() && !"/?#@".contains(c);
+        if host.is_empty() || !host.chars().all(is_allowed) {
+            return Err(invalid());
         }
         Ok(Self {
             host: host.to_owned(),
-            port: port.parse().map_err(|_| wrong())?,
+            port: port.parse().map_err(|_| invalid())?,
         })
     }
 }
@@ -143,7 +143,7 @@ impl Timed {
 }
 
 /// Replaces the error of a read or write that timed out by one with a clear text.
-fn late(error: io::Error) -> io::Error {
+fn clear_timeout(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             io::Error::new(io::ErrorKind::TimedOut, "it did not answer in time")
@@ -155,14 +155,14 @@ fn late(error: io::Error) -> io::Error {
 impl Read for Timed {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.stream.set_read_timeout(Some(left(self.deadline)?))?;
-        self.stream.read(into).map_err(late)
+        self.stream.read(into).map_err(clear_timeout)
     }
 }
 
 impl Write for Timed {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(Some(left(self.deadline)?))?;
-        self.stream.write(from).map_err(late)
+        self.stream.write(from).map_err(clear_timeout)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -179,7 +179,7 @@ pub(super) enum StoreStream {
 }
 
 impl HostPort {
-    /// Connects as [`connect`](Self::connect), with TLS if this is an identity.
+    /// Connects as [`connect`](Self::connect), with TLS if an identity is passed.
     pub(super) fn connect_with(
         &self,
         tls: Option<&Tls>,
@@ -197,7 +197,7 @@ impl Read for StoreStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => stream.read(into),
-            Self::Tls(stream, deadline) => stream.read(into, *deadline).map_err(late),
+            Self::Tls(stream, deadline) => stream.read(into, *deadline).map_err(clear_timeout),
         }
     }
 }
@@ -207,7 +207,7 @@ impl Write for StoreStream {
         match self {
             Self::Plain(stream) => stream.write(from),
             Self::Tls(stream, deadline) => {
-                stream.write_all(from, *deadline).map_err(late)?;
+                stream.write_all(from, *deadline).map_err(clear_timeout)?;
                 Ok(from.len())
             }
         }

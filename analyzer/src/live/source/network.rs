@@ -52,7 +52,7 @@ impl NetworkSources {
             && self.ras.is_empty()
     }
 
-    /// The sources. Endpoints over TCP require a token: without one, what `RCOMM_JOB_SECRET` derives is used.
+    /// The sources. Endpoints over TCP require a token: without one, that of the secret in `RCOMM_JOB_SECRET` is used.
     pub fn sources(&self, token: Option<&EndpointToken>) -> Vec<Box<dyn Source>> {
         let token = token.cloned().or_else(token_of_job);
         let token = token.as_ref();
@@ -119,9 +119,9 @@ impl NetworkSources {
     }
 }
 
-/// The token of the endpoints of the job whose secret `RCOMM_JOB_SECRET` states; `None` if it is not set. The user's
-/// own secret, by which jobs on one host are known, is not used here: with it, a server that is no rank of these jobs
-/// would learn the token of all of them.
+/// The endpoint token of the job whose secret is in `RCOMM_JOB_SECRET`; `None` if the variable is not set. The secret
+/// in the user's file, which all of the user's jobs on one host share, is not used here: its token would open the
+/// endpoints of all these jobs to a server that is none of their ranks.
 fn token_of_job() -> Option<EndpointToken> {
     let secret = std::env::var("RCOMM_JOB_SECRET").ok()?;
     (!secret.is_empty()).then(|| Secret::from_text(&secret).endpoint_token())

@@ -5,7 +5,7 @@
 //! are read. Otherwise the source reports the state of each process, as the kernel shows it.
 
 use super::net::HostPort;
-use super::rank_jobs::{RankJob, mapped};
+use super::rank_jobs::{RankJob, read_mappings};
 use super::threads::threads_of_ranks;
 use super::worker_servers::WorkerServerSource;
 use super::{
@@ -19,11 +19,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The time between two searches for processes.
-const LISTING: Duration = Duration::from_secs(2);
+const LIST_INTERVAL: Duration = Duration::from_secs(2);
 /// The time between two searches of a store that listed no worker server: the job itself uses the store, too.
-const STORE: Duration = Duration::from_secs(10);
+const STORE_INTERVAL: Duration = Duration::from_secs(10);
 /// The longest time that a search of the store takes from a poll.
-const STORE_WAIT: Duration = Duration::from_secs(1);
+const STORE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Programs that start a rank, but are not the rank.
 const SHELLS: [&str; 8] = [
@@ -61,17 +61,19 @@ impl RankProcess {
                 Some((pid, (process, parent)))
             })
             .collect();
-        let same_rank = |one: &Self, other: &Self| {
-            (one.launched.rank, &one.launched.job) == (other.launched.rank, &other.launched.job)
+        let is_same_rank = |process: &Self, other: &Self| {
+            let (launched, other) = (&process.launched, &other.launched);
+            (launched.rank, &launched.job) == (other.rank, &other.job)
         };
         let inherited = |process: &Self, parent: &Option<u32>| {
             let parent = parent.and_then(|parent| found.get(&parent));
-            parent.is_some_and(|(parent, _)| same_rank(process, parent))
+            parent.is_some_and(|(parent, _)| is_same_rank(process, parent))
         };
-        let ranks = found.values().filter(|(it, parent)| !inherited(it, parent));
-        let mut all: Vec<Self> = ranks.map(|(process, _)| process.clone()).collect();
-        all.sort_by_key(|process| (process.launched.rank, process.pid));
-        all
+        let ranks = found.values();
+        let ranks = ranks.filter(|(process, parent)| !inherited(process, parent));
+        let mut ranks: Vec<Self> = ranks.map(|(process, _)| process.clone()).collect();
+        ranks.sort_by_key(|process| (process.launched.rank, process.pid));
+        ranks
     }
 
     /// Those of [`list`](Self::list) that have no ring.
@@ -110,7 +112,7 @@ impl RankProcess {
     /// Whether the process has mapped a ring, from which more can be read than from the process; `false` also if its
     /// mappings cannot be read.
     pub fn has_ring(&self) -> bool {
-        mapped(self.pid).1.is_some()
+        read_mappings(self.pid).1.is_some()
     }
 
     /// Whether its job has this name: that of its rings, or the launcher's.
@@ -228,9 +230,9 @@ impl ProcessSource {
         // A process that lives and is not found has a ring by now.
         let is_shown = |rank: &RankProcess| alive.contains(&rank.pid) || rank.state().is_none();
         self.ranks.retain(|_, rank| is_shown(rank));
-        let any_alive = self.ranks.values().any(|rank| alive.contains(&rank.pid));
+        let is_job_alive = self.ranks.values().any(|rank| alive.contains(&rank.pid));
         let (shown, others) = match self.job() {
-            Some(job) if any_alive => (job, std::mem::take(&mut self.others)),
+            Some(job) if is_job_alive => (job, std::mem::take(&mut self.others)),
             _ => {
                 let jobs = RankJob::group(found.clone());
                 let Some((first, others)) = jobs.split_first() else {
@@ -263,8 +265,10 @@ impl ProcessSource {
 
     /// The records of worker servers, if the job's store lists any.
     fn poll_servers(&mut self, deadline: Instant) -> Option<Poll> {
-        let due = self.has_servers || self.searched.is_none_or(|then| then.elapsed() >= STORE);
-        if !due {
+        let is_due = self
+            .searched
+            .is_none_or(|searched| searched.elapsed() >= STORE_INTERVAL);
+        if !self.has_servers && !is_due {
             return None;
         }
         self.searched = Some(Instant::now());
@@ -276,7 +280,7 @@ impl ProcessSource {
             .get_or_insert_with(|| WorkerServerSource::in_store(store, world_size));
         let deadline = match self.has_servers {
             true => deadline,
-            false => deadline.min(Instant::now() + STORE_WAIT),
+            false => deadline.min(Instant::now() + STORE_LIMIT),
         };
         let poll = servers.poll(deadline).ok()?;
         self.has_servers = true;
@@ -290,8 +294,10 @@ impl Source for ProcessSource {
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
-        let due = self.listed.is_none_or(|listed| listed.elapsed() >= LISTING);
-        let restart = due && {
+        let is_due = self
+            .listed
+            .is_none_or(|listed| listed.elapsed() >= LIST_INTERVAL);
+        let restart = is_due && {
             self.listed = Some(Instant::now());
             self.update(RankProcess::without_rings())
         };
@@ -321,17 +327,17 @@ impl Source for ProcessSource {
             }
         });
         let job = first.job.as_deref().unwrap_or("without a name");
-        let mut how = "its ranks keep no record: start it with RCOMM_RECORD=1 and the Python package rcomm, or call \
+        let mut sentence = "its ranks keep no record: start it with RCOMM_RECORD=1 and the Python package rcomm, or call \
                        torch.distributed.debug.start_debug_server() in every rank; for the job that runs now, \
                        `rcomm-fr` lists what can be done"
             .to_owned();
         if !self.others.is_empty() {
-            how.push_str("; other jobs without a record here: ");
-            how.push_str(&self.others.join("; "));
+            sentence.push_str("; other jobs without a record here: ");
+            sentence.push_str(&self.others.join("; "));
         }
         Ok(Poll {
             observations: observations.collect(),
-            problems: vec![Problem::unreadable_dump(format!("job {job}"), how)],
+            problems: vec![Problem::unreadable_dump(format!("job {job}"), sentence)],
             world_size,
             restart,
             ..Poll::default()
@@ -359,8 +365,8 @@ impl StackRequests for ProcessStacks {
         };
         if let Some(store) = first.store() {
             let mut servers = WorkerServerSource::in_store(store, Some(first.launched.world_size));
-            let soon = deadline.min(Instant::now() + STORE_WAIT);
-            if let Ok(answers) = servers.tracebacks(soon) {
+            let store_deadline = deadline.min(Instant::now() + STORE_LIMIT);
+            if let Ok(answers) = servers.tracebacks(store_deadline) {
                 return Ok(TakenStacks::merge(answers));
             }
         }
@@ -420,16 +426,16 @@ mod tests {
         // A shell that starts the rank and waits for it.
         let mut second = rank(1, &job, &["sh", "-c", "sleep 600 & wait"]);
         let listed = wait_until(|| {
-            let mut all = RankProcess::list();
-            all.retain(|process| process.launched.job.as_deref() == Some(&job));
-            (all.len() == 2).then_some(all)
+            let mut processes = RankProcess::list();
+            processes.retain(|process| process.launched.job.as_deref() == Some(&job));
+            (processes.len() == 2).then_some(processes)
         });
-        let ranks: Vec<u32> = listed.iter().map(|it| it.launched.rank).collect();
+        let ranks: Vec<u32> = listed.iter().map(|process| process.launched.rank).collect();
         assert_eq!(ranks, [0, 1]);
         assert_eq!(listed[0].pid, first.0.id());
         assert_ne!(listed[1].pid, second.0.id(), "the shell is not the rank");
         assert_eq!(
-            listed[0].store().map(|it| it.to_string()).as_deref(),
+            listed[0].store().map(|store| store.to_string()).as_deref(),
             Some("127.0.0.1:1")
         );
 

@@ -13,11 +13,13 @@ pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Syn
     let answers: Mutex<Vec<(usize, A)>> = Mutex::new(Vec::with_capacity(items.len()));
     let work = || {
         loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(at) else { return };
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(index) else {
+                return;
+            };
             let answer = ask(item);
             let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
-            answers.push((at, answer));
+            answers.push((index, answer));
         }
     };
     std::thread::scope(|scope| {
@@ -31,7 +33,7 @@ pub(super) fn ask_all<T: Sync, A: Send>(items: &[T], ask: impl Fn(&T) -> A + Syn
         work();
     });
     let mut answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
-    answers.sort_unstable_by_key(|(at, _)| *at);
+    answers.sort_unstable_by_key(|(index, _)| *index);
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
@@ -49,11 +51,11 @@ pub(super) const NO_ANSWER_YET: &str = "it has not answered yet";
 
 /// Polls many ranks repeatedly; a rank that does not answer does not delay the others.
 ///
-/// Once half of the ranks have answered, the others get a quarter of the poll's time, or three times what the first
-/// half took if this is longer, but never past the deadline. A later answer is kept for the next poll.
+/// Once half of the ranks have answered, the others get a quarter of the poll's time, or three times as long as the
+/// first half took if this is longer, but never past the deadline. A later answer is kept for the next poll.
 ///
-/// The thread that waits for an answer ends by the deadline of its poll. Nothing waits for the thread: a program that
-/// has its verdict must not keep running because of a rank that is frozen.
+/// The thread that waits for an answer ends by the deadline of its poll. It is not joined: a program that has its
+/// verdict must not keep running because of a rank that is frozen.
 pub(super) struct RankPoller<A> {
     late: Arc<Mutex<Vec<A>>>,
 }
@@ -72,14 +74,15 @@ struct Round<T, A> {
     items: Vec<T>,
     next: AtomicUsize,
     progress: Mutex<RoundProgress<A>>,
-    bell: Condvar,
+    /// Notified at each answer.
+    answered: Condvar,
     late: Arc<Mutex<Vec<A>>>,
 }
 
 struct RoundProgress<A> {
     answers: Vec<Option<A>>,
     answered: usize,
-    over: bool,
+    is_over: bool,
 }
 
 impl<A: Send + 'static> RankPoller<A> {
@@ -104,11 +107,11 @@ impl<A: Send + 'static> RankPoller<A> {
             progress: Mutex::new(RoundProgress {
                 answers: items.iter().map(|_| None).collect(),
                 answered: 0,
-                over: false,
+                is_over: false,
             }),
             items,
             next: AtomicUsize::new(0),
-            bell: Condvar::new(),
+            answered: Condvar::new(),
             late: self.late.clone(),
         });
         let ask = Arc::new(ask);
@@ -124,7 +127,7 @@ impl<A: Send + 'static> RankPoller<A> {
         }
         let found = round.wait(deadline);
         let missing = (0..).zip(&found).filter(|(_, answer)| answer.is_none());
-        let missing = missing.map(|(at, _)| at).collect();
+        let missing = missing.map(|(index, _)| index).collect();
         answers.extend(found.into_iter().flatten());
         Answers { answers, missing }
     }
@@ -136,21 +139,21 @@ impl<T, A> Round<T, A> {
     }
 
     fn work(&self, ask: &impl Fn(&T) -> A) {
-        while !self.progress().over {
-            let at = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = self.items.get(at) else {
+        while !self.progress().is_over {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = self.items.get(index) else {
                 return;
             };
             let answer = ask(item);
             let mut progress = self.progress();
-            if progress.over {
+            if progress.is_over {
                 let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
                 late.push(answer);
                 return;
             }
-            progress.answers[at] = Some(answer);
+            progress.answers[index] = Some(answer);
             progress.answered += 1;
-            self.bell.notify_all();
+            self.answered.notify_all();
         }
     }
 
@@ -169,10 +172,10 @@ impl<T, A> Round<T, A> {
             if left == Duration::ZERO {
                 break;
             }
-            let woken = self.bell.wait_timeout(progress, left);
+            let woken = self.answered.wait_timeout(progress, left);
             progress = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
-        progress.over = true;
+        progress.is_over = true;
         std::mem::take(&mut progress.answers)
     }
 }
@@ -209,7 +212,7 @@ mod tests {
         let limit = Duration::from_secs(3_600);
         let mut poller = RankPoller::new();
         let frozen = held.clone();
-        // The grace of this rank is a quarter of the poll's time, so the poll's time is short.
+        // The poll waits a quarter of its time for this rank, so its time is short.
         let short = begin + Duration::from_secs(4);
         let polled = poller.ask(vec![0, 1, 2], short, move |&rank| {
             if rank == 1 {

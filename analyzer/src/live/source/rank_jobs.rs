@@ -42,11 +42,11 @@ impl RankJob {
     pub fn group(processes: Vec<RankProcess>) -> Vec<Self> {
         let mut jobs: Vec<Self> = Vec::new();
         for process in processes {
-            let (program, rings) = mapped(process.pid);
+            let (program, rings) = read_mappings(process.pid);
             let started = started(process.pid).unwrap_or(0.0);
-            let of_process = ProcessJob::of(&process);
+            let process_job = ProcessJob::of(&process);
             let mut known = jobs.iter_mut();
-            match known.find(|job| ProcessJob::of(&job.processes[0]) == of_process) {
+            match known.find(|job| ProcessJob::of(&job.processes[0]) == process_job) {
                 Some(job) => {
                     job.processes.push(process);
                     job.program = job.program.max(program);
@@ -62,12 +62,12 @@ impl RankJob {
             }
         }
         let newest_pid = |job: &Self| job.processes.iter().map(|process| process.pid).max();
-        jobs.sort_by(|one, other| {
-            let order = |job: &Self| Reverse((job.program, job.rings.is_some()));
-            let of_first = order(one).cmp(&order(other));
-            of_first
-                .then(other.started.total_cmp(&one.started))
-                .then(newest_pid(other).cmp(&newest_pid(one)))
+        jobs.sort_by(|a, b| {
+            let kind = |job: &Self| Reverse((job.program, job.rings.is_some()));
+            let by_kind = kind(a).cmp(&kind(b));
+            by_kind
+                .then(b.started.total_cmp(&a.started))
+                .then(newest_pid(b).cmp(&newest_pid(a)))
         });
         jobs
     }
@@ -83,8 +83,8 @@ impl RankJob {
         self.processes[0].job()
     }
 
-    /// What the job is, without its name: `4 processes of PyTorch without a record, since 17:43:15 UTC: python
-    /// train.py (rank 0: process 3744)`.
+    /// A description of the job without its name, like `4 processes of PyTorch without a record, since 17:43:15 UTC:
+    /// python train.py (rank 0: process 3744)`.
     pub fn describe(&self) -> String {
         let first = &self.processes[0];
         let number = match self.processes.len() {
@@ -105,12 +105,12 @@ impl RankJob {
         });
         let command = first
             .command()
-            .map_or(String::new(), |it| format!(": {it}"));
+            .map_or(String::new(), |command| format!(": {command}"));
         let (rank, pid) = (first.launched.rank, first.pid);
         format!("{number}{program} {record}{since}{command} (rank {rank}: process {pid})")
     }
 
-    /// A name as a shell takes it as a word; control characters are escaped.
+    /// A name, quoted so that a shell takes it as one word; control characters are escaped.
     pub fn argument(name: &str) -> String {
         let name = printable(name);
         shlex::try_quote(&name).map_or(name.to_string(), std::borrow::Cow::into_owned)
@@ -145,9 +145,9 @@ impl RankProcess {
         let words: Vec<String> = words
             .map(|word| RankJob::argument(&String::from_utf8_lossy(word)))
             .collect();
-        let whole = words.join(" ");
-        let mut shown: String = printable(&whole).chars().take(MAX_COMMAND).collect();
-        if shown.len() < whole.len() {
+        let command = words.join(" ");
+        let mut shown: String = printable(&command).chars().take(MAX_COMMAND).collect();
+        if shown.len() < command.len() {
             shown.push_str("...");
         }
         (!shown.is_empty()).then_some(shown)
@@ -155,7 +155,7 @@ impl RankProcess {
 }
 
 /// What a process runs, and the folder of the ring that it has mapped.
-pub(super) fn mapped(pid: u32) -> (Program, Option<PathBuf>) {
+pub(super) fn read_mappings(pid: u32) -> (Program, Option<PathBuf>) {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let executable = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let name = executable.file_name().unwrap_or_default().to_string_lossy();
@@ -270,6 +270,6 @@ mod tests {
         let mut kinds = [Program::PyTorch, Program::Other, Program::Python];
         kinds.sort();
         assert_eq!(kinds, [Program::Other, Program::Python, Program::PyTorch]);
-        assert_eq!(mapped(u32::MAX), (Program::Other, None));
+        assert_eq!(read_mappings(u32::MAX), (Program::Other, None));
     }
 }

@@ -121,8 +121,10 @@ impl RecordsFollower {
 
     /// Adds a failure for each known record that has no observation, after a request to the server failed.
     pub fn break_off(&self, observations: &mut Vec<Observation>, why: &str) {
-        let answered: BTreeSet<(Rank, u8)> =
-            observations.iter().map(|it| (it.rank, it.part)).collect();
+        let observed = observations.iter();
+        let answered: BTreeSet<(Rank, u8)> = observed
+            .map(|observation| (observation.rank, observation.part))
+            .collect();
         let silent = self.known().filter(|key| !answered.contains(key));
         observations.extend(silent.map(|(rank, part)| Observation {
             rank,
@@ -140,7 +142,7 @@ impl RecordsFollower {
     /// known ones remain as they were.
     pub fn take(
         &mut self,
-        asked: &RecordsQuestion,
+        question: &RecordsQuestion,
         body: &[u8],
         observations: &mut Vec<Observation>,
     ) -> Result<u32, String> {
@@ -165,7 +167,7 @@ impl RecordsFollower {
             observations.push(self.observe(record, bytes));
         }
         self.records
-            .retain(|key, _| !asked.ranks.contains(&key.0) || present.contains(key));
+            .retain(|key, _| !question.ranks.contains(&key.0) || present.contains(key));
         Ok(u32::try_from(head.world_size).unwrap_or(u32::MAX))
     }
 
@@ -192,10 +194,10 @@ impl RecordsFollower {
     }
 
     fn follow(&mut self, key: (Rank, u8), head: RecordHead, mut newer: Dump) -> Seen {
-        let same_process = |record: &&mut FollowedRecord| {
+        let is_same_process = |record: &&mut FollowedRecord| {
             (record.head.attempt, record.head.pid) == (head.attempt, head.pid)
         };
-        let known = self.records.get_mut(&key).filter(same_process);
+        let known = self.records.get_mut(&key).filter(is_same_process);
         let Some(record) = known.filter(|_| !head.whole) else {
             let followed = FollowedDump::of(newer);
             let dump = followed.dump().clone();
@@ -211,7 +213,8 @@ impl RecordsFollower {
         // The members of unchanged groups are not sent again.
         for group in &mut newer.groups {
             let info = &mut group.info;
-            let known = before.groups.iter().find(|it| it.info.id == info.id);
+            let mut groups = before.groups.iter();
+            let known = groups.find(|group| group.info.id == info.id);
             if let Some(known) = known.filter(|_| info.ranks.is_empty()) {
                 info.ranks.clone_from(&known.info.ranks);
             }
@@ -222,25 +225,25 @@ impl RecordsFollower {
             (status, dump.groups.len(), dump.identity.reason.clone())
         };
         // Pending operations are sent every time, so an operation is a change only if it is new or its state differs.
-        let moved = newer.entries.iter().any(|entry| {
-            let at = before
+        let has_changed = newer.entries.iter().any(|entry| {
+            let index = before
                 .entries
-                .binary_search_by_key(&entry.record_id, |it| it.record_id);
-            at.map_or(true, |at| {
-                let old = &before.entries[at];
+                .binary_search_by_key(&entry.record_id, |old| old.record_id);
+            index.map_or(true, |index| {
+                let old = &before.entries[index];
                 (old.state, old.retired) != (entry.state, entry.retired)
             })
         });
-        let same = !moved && metadata(before) == metadata(&newer);
+        let is_unchanged = !has_changed && metadata(before) == metadata(&newer);
         let newest = newer.entries.last().or(before.entries.last());
-        let held = newest.map(|entry| (entry.record_id + 1).saturating_sub(head.oldest));
-        record.followed.take_in(newer, held);
+        let held_by_rank = newest.map(|entry| (entry.record_id + 1).saturating_sub(head.oldest));
+        record.followed.take_in(newer, held_by_rank);
         record.head = head;
         if record.followed.is_overgrown() {
             // Request the complete record the next time.
             record.head.next = 0;
         }
-        if same {
+        if is_unchanged {
             Seen::Unchanged {
                 heartbeat_ns,
                 as_of_ns,
@@ -314,11 +317,11 @@ mod tests {
         let good = dump(0);
         let records = vec![head(0, 1, good.len()), head(1, 1, 7)];
         let body = [&good[..], b"garbage"].concat();
-        let mut seen = Vec::new();
-        let size = follower.take(&question, &answer(records, &body), &mut seen);
+        let mut taken = Vec::new();
+        let size = follower.take(&question, &answer(records, &body), &mut taken);
         assert_eq!(size, Ok(2));
-        assert!(matches!(seen[0].seen, Seen::Changed(_)));
-        assert!(matches!(&seen[1].seen, Seen::Failed(why) if why.contains("invalid record")));
+        assert!(matches!(taken[0].seen, Seen::Changed(_)));
+        assert!(matches!(&taken[1].seen, Seen::Failed(why) if why.contains("invalid record")));
         assert_eq!(follower.known().collect::<Vec<_>>(), [(0, 0)]);
         let short = answer(vec![head(0, 1, 900)], b"short");
         let other = br#"{"schema": "rcomm.records/9", "world_size": 2, "records": []}"#;
@@ -329,7 +332,7 @@ mod tests {
             (&other, "rcomm.records/9"),
             (&short, "shorter than announced"),
         ] {
-            let error = follower.take(&question, body, &mut seen).expect_err(part);
+            let error = follower.take(&question, body, &mut taken).expect_err(part);
             assert!(error.contains(part), "{error}");
             assert_eq!(follower.known().count(), 1);
         }
@@ -341,7 +344,7 @@ mod tests {
     #[test]
     fn a_long_list_of_cursors_is_split_into_ranges_that_cover_all_ranks() {
         let mut follower = RecordsFollower::default();
-        let all = follower.questions().remove(0);
+        let question = follower.questions().remove(0);
         let body: Vec<u8> = (0..2_000).flat_map(dump).collect();
         let heads = (0..2_000).map(|rank| {
             let mut head = head(rank, 1, dump(rank).len());
@@ -350,7 +353,7 @@ mod tests {
         });
         let answer = answer(heads.collect(), &body);
         follower
-            .take(&all, &answer, &mut Vec::new())
+            .take(&question, &answer, &mut Vec::new())
             .expect("the answer is valid");
         let questions = follower.questions();
         assert!(questions.len() > 2);
@@ -360,6 +363,6 @@ mod tests {
             assert_eq!(*question.ranks.start(), next);
             next = question.ranks.end().wrapping_add(1);
         }
-        assert_eq!(next, 0, "up to the last rank there can be");
+        assert_eq!(next, 0, "the last range ends at the largest rank");
     }
 }

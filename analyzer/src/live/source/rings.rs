@@ -19,12 +19,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The time between two searches for new rings, of ranks that join and attempts that start.
-const LISTING: Duration = Duration::from_secs(2);
+const LIST_INTERVAL: Duration = Duration::from_secs(2);
 /// The time between two searches while the job starts: a rank whose ring is not read yet must not count as a rank
 /// without a record.
-const LISTING_AT_START: Duration = Duration::from_millis(200);
+const LIST_INTERVAL_AT_START: Duration = Duration::from_millis(200);
 /// A job counts as starting for this time after a new ring was found.
-const START: Duration = Duration::from_secs(10);
+const START_DURATION: Duration = Duration::from_secs(10);
 
 /// Maximum number of jobs that an error names.
 const MOST_NAMED: usize = 8;
@@ -140,7 +140,7 @@ impl RingSource {
         let mut of_job = found.remove(&job).unwrap_or_default();
         let earlier_were_dropped = self.drop_earlier_runs(&job, &mut of_job);
         // A process that ended in an earlier attempt is no rank of this one.
-        let newest_attempt = of_job.iter().map(|it| it.attempt).max();
+        let newest_attempt = of_job.iter().map(|found| found.attempt).max();
         let known = self.rings.len();
         self.rings
             .retain(|_, ring| newest_attempt.is_none_or(|newest| ring.attempt >= newest));
@@ -148,8 +148,8 @@ impl RingSource {
         let of_attempt = |candidate: &Candidate| Some(candidate.attempt) >= newest_attempt;
         for found in of_job.into_iter().filter(of_attempt) {
             let order = (found.attempt, found.created_ns);
-            let newer = |ring: &Ring| (ring.attempt, ring.created_ns) < order;
-            if self.rings.get(&found.key).is_none_or(newer) {
+            let is_older = |ring: &Ring| (ring.attempt, ring.created_ns) < order;
+            if self.rings.get(&found.key).is_none_or(is_older) {
                 self.attach(found);
             }
         }
@@ -174,7 +174,8 @@ impl RingSource {
             let mut earlier = earlier.iter();
             earlier.any(|found| found.key == *key && found.created_ns == created_ns)
         };
-        if of_job.is_empty() && self.rings.iter().all(|(key, it)| is_shown_earlier(key, it)) {
+        let mut shown = self.rings.iter();
+        if of_job.is_empty() && shown.all(|(key, ring)| is_shown_earlier(key, ring)) {
             *of_job = earlier;
             return false;
         }
@@ -185,11 +186,11 @@ impl RingSource {
 
     /// The job to show; `newest` is whether the newest job is alive, its creation time, and its name.
     fn pick(&mut self, newest: Option<(bool, i64, String)>) -> Option<String> {
-        let any_alive = self
+        let has_living_process = self
             .rings
             .values()
             .any(|ring| ring.follower.reader().is_alive());
-        match any_alive {
+        match has_living_process {
             true => self.ended = None,
             false => self.ended = self.ended.or_else(|| Some(Instant::now())),
         }
@@ -201,13 +202,13 @@ impl RingSource {
                         .ended
                         .is_some_and(|ended| ended.elapsed() >= KEPT_AFTER_END) =>
             {
-                self.choice.take(&newer);
+                self.choice.show_unchosen(&newer);
                 Some(newer)
             }
             (Some((job, false)), _) => Some(job),
             (None, newest) => {
                 let (_, _, job) = newest?;
-                self.choice.take(&job);
+                self.choice.show_unchosen(&job);
                 Some(job)
             }
         }
@@ -315,12 +316,17 @@ impl Source for RingSource {
             .choice
             .shown()
             .is_some_and(|(job, _)| self.job.as_ref() != Some(&job));
-        let starting = self
+        let is_starting = self
             .last_new_ring
-            .is_some_and(|last_new_ring| last_new_ring.elapsed() < START);
-        let pause = if starting { LISTING_AT_START } else { LISTING };
-        let due = job_changed || self.listed.is_none_or(|listed| listed.elapsed() >= pause);
-        let restart = if due || self.rings.is_empty() {
+            .is_some_and(|last_new_ring| last_new_ring.elapsed() < START_DURATION);
+        let interval = match is_starting {
+            true => LIST_INTERVAL_AT_START,
+            false => LIST_INTERVAL,
+        };
+        let is_due = self
+            .listed
+            .is_none_or(|listed| listed.elapsed() >= interval);
+        let restart = if job_changed || is_due || self.rings.is_empty() {
             self.list()?
         } else {
             false
@@ -328,8 +334,8 @@ impl Source for RingSource {
         let mut world_size = None;
         let observations = self.rings.iter_mut().map(|(&(rank, part), ring)| {
             let (liveness, seen) = if Instant::now() > deadline {
-                let late = Seen::Failed("was not reached in time".into());
-                (Liveness::Unknown, late)
+                let unreached = Seen::Failed("was not reached in time".into());
+                (Liveness::Unknown, unreached)
             } else {
                 ring.poll()
             };
@@ -342,12 +348,14 @@ impl Source for RingSource {
             }
         });
         let observations: Vec<Observation> = observations.collect();
-        // Launch records matter only once a process is gone, or to ranks without a ring: a rank that ends in order removes
-        // its own, and one that has not joined has none.
-        let ended = observations.iter().any(|it| it.liveness == Liveness::Dead);
-        let ranks: BTreeSet<Rank> = observations.iter().map(|it| it.rank).collect();
-        let lacks_some = world_size.is_some_and(|size| (ranks.len() as u64) < u64::from(size));
-        let job = self.job.as_deref().filter(|_| ended || lacks_some);
+        // Launch records matter only once a process is gone, or for ranks without a ring: a rank that ends in order
+        // removes its ring, and a rank that has not joined has none.
+        let is_dead = |observation: &Observation| observation.liveness == Liveness::Dead;
+        let has_ended = observations.iter().any(is_dead);
+        let ranks = observations.iter().map(|observation| observation.rank);
+        let ranks: BTreeSet<Rank> = ranks.collect();
+        let lacks_ranks = world_size.is_some_and(|size| (ranks.len() as u64) < u64::from(size));
+        let job = self.job.as_deref().filter(|_| has_ended || lacks_ranks);
         Ok(Poll {
             launches: job.map_or_else(Vec::new, |job| LaunchRecord::of_job(&self.directory, job)),
             observations,
@@ -558,22 +566,22 @@ mod tests {
             let mut judge = |source: &mut RingSource| {
                 live.observe(0, source.poll(soon()), anchor.moment());
                 let urgency = live.urgency(anchor.moment());
-                let report = live.refresh(anchor.moment()).map(|it| it.report.clone());
-                (report, urgency)
+                let snapshot = live.refresh(anchor.moment());
+                (snapshot.map(|snapshot| snapshot.report), urgency)
             };
-            let running = |report: Option<Arc<Report>>| {
+            let assert_undecided = |report: Option<Arc<Report>>| {
                 let report = report.expect("changed observations give a report");
                 // The other rank of the job has no ring.
                 assert_eq!(report.verdict, Verdict::Inconclusive);
                 assert!(report.findings.is_empty(), "{:?}", report.findings);
             };
-            running(judge(&mut source).0);
+            assert_undecided(judge(&mut source).0);
             // Nothing was written since the first poll.
             assert_eq!(judge(&mut source).1, Urgency::No);
             shift_clock(&recorder, jump);
             let (report, urgency) = judge(&mut source);
             assert_eq!(urgency, Urgency::Usual, "all recorded times have moved");
-            running(report);
+            assert_undecided(report);
         }
     }
 

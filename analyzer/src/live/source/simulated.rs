@@ -46,14 +46,15 @@ impl Source for SimulatedSource {
                         seen: Seen::Failed("connection refused".into()),
                     };
                 }
-                let open = dump.entries.iter().filter(|e| !e.retired).count();
-                let stamp = (dump.entries.last().map_or(0, |e| e.record_id), open);
-                let same = self.stamps.insert(rank, stamp) == Some(stamp);
+                let newest_id = dump.entries.last().map_or(0, |entry| entry.record_id);
+                let pending = dump.entries.iter().filter(|entry| !entry.retired);
+                let stamp = (newest_id, pending.count());
+                let is_unchanged = self.stamps.insert(rank, stamp) == Some(stamp);
                 Observation {
                     rank,
                     part: 0,
                     liveness: Liveness::Alive,
-                    seen: if same {
+                    seen: if is_unchanged {
                         Seen::Unchanged {
                             heartbeat_ns: now,
                             as_of_ns: now,

@@ -35,7 +35,7 @@ const MOST_VALUE: u64 = 4096;
 /// Maximum number of keys in one request.
 const BATCH: u32 = 256;
 /// Endpoints are searched in the newest known attempt of a job and in this many after it.
-const GAP: u32 = 4;
+const ATTEMPT_GAP: u32 = 4;
 
 /// The endpoints of a job's newest attempt in its store.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ pub(super) struct StoreEndpoints {
 }
 
 /// The endpoints of the newest attempt from `from` on that has any; the list is empty if none has. Attempts after
-/// [`GAP`] ones without an endpoint are not found.
+/// [`ATTEMPT_GAP`] ones without an endpoint are not found.
 pub(super) fn endpoints(
     store: &HostPort,
     from: u32,
@@ -58,7 +58,7 @@ pub(super) fn endpoints(
         ..StoreEndpoints::default()
     };
     let mut attempt = from;
-    while attempt - newest.attempt <= GAP {
+    while attempt - newest.attempt <= ATTEMPT_GAP {
         let prefix = EndpointNotice::store_prefix(attempt);
         let found = read_by_rank(store, &prefix, None, deadline)?;
         if !found.is_empty() {
@@ -94,7 +94,8 @@ pub fn hosts_in_store(store: &HostPort, deadline: Instant) -> Result<Vec<String>
         place: format!("store {store}"),
         source,
     })?;
-    let mut hosts: Vec<String> = newest.notices.into_iter().map(|(_, it)| it.host).collect();
+    let notices = newest.notices.into_iter();
+    let mut hosts: Vec<String> = notices.map(|(_, notice)| notice.host).collect();
     hosts.sort();
     hosts.dedup();
     if hosts.is_empty() {
@@ -162,11 +163,11 @@ fn dial(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
 fn connect(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     let mut stream = dial(store, deadline)?;
     // PyTorch's server requires the first five bytes in one piece.
-    let mut hello = vec![VALIDATE];
-    hello.extend(MAGIC.to_le_bytes());
-    hello.push(PING);
-    hello.extend(NONCE);
-    stream.write_all(&hello)?;
+    let mut greeting = vec![VALIDATE];
+    greeting.extend(MAGIC.to_le_bytes());
+    greeting.push(PING);
+    greeting.extend(NONCE);
+    stream.write_all(&greeting)?;
     let mut answer = [0; 4];
     stream.read_exact(&mut answer).map_err(closed)?;
     match answer {
@@ -195,7 +196,7 @@ fn connect(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
 fn prove(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     let given = std::env::var("RCOMM_JOB_SECRET")
         .ok()
-        .filter(|it| !it.trim().is_empty());
+        .filter(|text| !text.trim().is_empty());
     let secret = match given {
         Some(text) => Secret::from_text(&text),
         None => Secret::of_user().map_err(io::Error::other)?,
@@ -224,17 +225,19 @@ fn prove(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     }
 }
 
+/// Sets a key; the store does not answer.
 fn set(stream: &mut impl Write, key: &str, value: &[u8]) -> io::Result<()> {
     let mut request = vec![SET];
-    put(&mut request, key);
+    put_key(&mut request, key);
     request.extend((value.len() as u64).to_le_bytes());
     request.extend(value);
     stream.write_all(&request)
 }
 
+/// Adds to the number under a key, which begins at 0, and returns the sum.
 fn add(stream: &mut (impl Read + Write), key: &str, amount: i64) -> io::Result<i64> {
     let mut request = vec![ADD];
-    put(&mut request, key);
+    put_key(&mut request, key);
     request.extend(amount.to_le_bytes());
     stream.write_all(&request)?;
     let mut sum = [0; 8];
@@ -264,7 +267,7 @@ pub(super) fn read(
     for key in keys {
         request.push(CHECK);
         request.extend(1u64.to_le_bytes());
-        put(&mut request, key);
+        put_key(&mut request, key);
     }
     stream.write_all(&request)?;
     let mut missing = vec![0; keys.len()];
@@ -281,11 +284,11 @@ pub(super) fn read(
     let mut request = vec![MULTI_GET];
     request.extend((present.len() as u64).to_le_bytes());
     for key in &present {
-        put(&mut request, key);
+        put_key(&mut request, key);
     }
     stream.write_all(&request)?;
     let values = missing.iter().map(|missing| match missing {
-        0 => value(&mut stream).map(Some),
+        0 => read_value(&mut stream).map(Some),
         _ => Ok(None),
     });
     values.collect()
@@ -311,21 +314,21 @@ pub(super) fn read_by_rank(
         let values = (first..end).zip(values);
         found.extend(values.filter_map(|(rank, value)| Some((rank, value?))));
         first = end;
-        let none = found.len() == before && world_size.is_none();
-        if none || world_size.is_some_and(|size| first >= size) {
+        let is_last_batch = found.len() == before && world_size.is_none();
+        if is_last_batch || world_size.is_some_and(|size| first >= size) {
             return Ok(found);
         }
     }
 }
 
 /// Appends a key, with the `/` that clients put before it.
-fn put(request: &mut Vec<u8>, key: &str) {
+fn put_key(request: &mut Vec<u8>, key: &str) {
     request.extend((key.len() as u64 + 1).to_le_bytes());
     request.push(b'/');
     request.extend(key.as_bytes());
 }
 
-fn value(stream: &mut impl Read) -> io::Result<String> {
+fn read_value(stream: &mut impl Read) -> io::Result<String> {
     let mut length = [0; 8];
     stream.read_exact(&mut length).map_err(closed)?;
     let length = u64::from_le_bytes(length);
@@ -343,6 +346,7 @@ fn value(stream: &mut impl Read) -> io::Result<String> {
     })
 }
 
+/// Gives the error of a connection that was closed a clear text.
 fn closed(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => io::Error::new(

@@ -82,12 +82,12 @@ pub(super) fn first_that_lists_any<S, T>(
     };
     match ask(second) {
         Err(SourceError::Nothing {
-            what: also,
-            hint: or,
+            what: second_what,
+            hint: second_hint,
         }) => {
             let neither = SourceError::Nothing {
-                what: format!("{what}; {also}"),
-                hint: format!("{hint}; or {or}"),
+                what: format!("{what}; {second_what}"),
+                hint: format!("{hint}; or {second_hint}"),
             };
             (Err(neither), false)
         }

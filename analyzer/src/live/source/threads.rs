@@ -69,13 +69,13 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
     let listed = fs::read_dir(&tasks).map_err(|error| format!("{}: {error}", tasks.display()))?;
     let mut threads: Vec<Vec<Frame>> = Vec::new();
     for task in listed.flatten().take(MOST_THREADS) {
-        let read = |what: &str| fs::read_to_string(task.path().join(what)).unwrap_or_default();
+        let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let (name, status, wchan) = (read("comm"), read("status"), read("wchan"));
         // A thread that has ended since it was listed has no status.
         if !status.is_empty() {
             threads.push(vec![
                 frame(&printable(&name)),
-                frame(&doing(&status, &wchan)),
+                frame(&describe_state(&status, &wchan)),
             ]);
         }
     }
@@ -84,10 +84,10 @@ fn threads_of(proc: &Path, pid: u32) -> Result<Vec<Vec<Frame>>, String> {
 }
 
 /// The state of a thread, like `sleeps in futex_wait_queue`, from the text of `status` and of `wchan`.
-pub(super) fn doing(status: &str, wchan: &str) -> String {
+pub(super) fn describe_state(status: &str, wchan: &str) -> String {
     let state = status.lines().find_map(|line| line.strip_prefix("State:"));
     let state = state.map_or("", str::trim_start);
-    let what = match state.chars().next() {
+    let verb = match state.chars().next() {
         Some('R') => return "runs, or waits for a processor".to_owned(),
         Some('S') => "sleeps",
         Some('D') => "waits for a device or a file system",
@@ -99,8 +99,8 @@ pub(super) fn doing(status: &str, wchan: &str) -> String {
     };
     // The kernel writes `0` if it hides the value.
     match printable(wchan).as_str() {
-        "" | "0" => what.to_owned(),
-        wchan => format!("{what} in {wchan}"),
+        "" | "0" => verb.to_owned(),
+        wchan => format!("{verb} in {wchan}"),
     }
 }
 
@@ -149,7 +149,7 @@ mod tests {
             let taken = threads.take(deadline).expect("there is a ring");
             assert_eq!((&taken.taken[..], taken.refused.len()), (&[3][..], 0));
             let thread = node(&taken.stacks, "waits-for-you");
-            if thread.is_some_and(|it| it.children[0].name.starts_with("sleeps")) {
+            if thread.is_some_and(|node| node.children[0].name.starts_with("sleeps")) {
                 break;
             }
             assert!(Instant::now() < deadline, "{:?}", taken.stacks);
@@ -161,8 +161,9 @@ mod tests {
 
     #[test]
     fn the_state_of_a_thread_is_described() {
-        let describe =
-            |state: &str, wchan: &str| doing(&format!("Name:\tx\nState:\t{state}\n"), wchan);
+        let describe = |state: &str, wchan: &str| {
+            describe_state(&format!("Name:\tx\nState:\t{state}\n"), wchan)
+        };
         assert_eq!(
             describe("S (sleeping)", "futex_wait_queue"),
             "sleeps in futex_wait_queue"
@@ -181,7 +182,7 @@ mod tests {
             "is stopped in do_signal_stop"
         );
         assert_eq!(
-            doing("", "\u{1b}[2J"),
+            describe_state("", "\u{1b}[2J"),
             "is in a state that is not known in [2J"
         );
     }

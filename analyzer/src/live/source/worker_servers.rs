@@ -5,10 +5,9 @@
 //! rank are read, NCCL's and the generic one, which are different rings of one process; pickles are parsed without
 //! executing anything. If a rank does not answer, the others are shown nevertheless.
 //!
-//! A whole ring is about 1 MB, so from the second poll on NCCL's recorder is asked only for the operations under way:
+//! A whole ring is about 1 MB. So from the second poll on, NCCL's recorder is asked only for the operations under way:
 //! if these and the progress of the groups are as they were, no collective was issued. Otherwise, and at the latest 17
-//! seconds after it was read last, the whole ring is read again. An answer that is the same to the byte is not parsed
-//! again.
+//! seconds after the last time, the whole ring is read again. An answer with the same bytes is not parsed again.
 
 use super::net::{HostPort, HttpAddress};
 use super::questions::{NO_ANSWER_YET, RankPoller, ask_all, unless_asked};
@@ -29,7 +28,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 /// The time after which a whole ring is read again, though its operations under way are the same: a message may have
 /// been issued and completed, which NCCL's counters leave out.
-const WHOLE: Duration = Duration::from_secs(10);
+const WHOLE_INTERVAL: Duration = Duration::from_secs(10);
 /// The prefix of the keys with the servers' addresses; the rank follows.
 const KEY: &str = "debug_server/rank";
 
@@ -116,10 +115,10 @@ impl LastRing {
     /// Whether the operations under way can show that nothing was issued since: not long after the ring was read, and
     /// not for a recorder that counts no progress.
     fn can_tell(&self, rank: Rank) -> bool {
-        // The ranks are read as a whole at different times.
-        let due = WHOLE + Duration::from_millis(u64::from(rank % 64) * 100);
-        let counts = self.dump.groups.iter().any(|group| group.status.is_some());
-        counts && self.read.elapsed() < due
+        // The intervals of the ranks differ, so that the whole rings are not all read in one poll.
+        let interval = WHOLE_INTERVAL + Duration::from_millis(u64::from(rank % 64) * 100);
+        let counts_progress = self.dump.groups.iter().any(|group| group.status.is_some());
+        counts_progress && self.read.elapsed() < interval
     }
 
     /// Whether the operations under way and the progress of the groups are still those of this ring.
@@ -194,10 +193,10 @@ impl WorkerServerSource {
         let Some(store) = &self.store else {
             return Ok(());
         };
-        let due = self
+        let is_due = self
             .listed
             .is_none_or(|listed| listed.elapsed() >= SEARCH_INTERVAL);
-        if !due && !self.workers.is_empty() {
+        if !is_due && !self.workers.is_empty() {
             return Ok(());
         }
         let place = format!("store {store}");
@@ -214,7 +213,7 @@ impl WorkerServerSource {
         self.listed = Some(Instant::now());
         for (rank, text) in found {
             match text.parse::<HttpAddress>() {
-                Ok(address) => self.know(rank, address),
+                Ok(address) => self.add_worker(rank, address),
                 Err(error) => problems.push(unusable(&format!("{place}, key {KEY}{rank}"), error)),
             }
         }
@@ -261,7 +260,8 @@ impl WorkerServerSource {
         }))
     }
 
-    fn know(&mut self, rank: Rank, address: HttpAddress) {
+    /// Adds the server of a rank; an address that is already known keeps its state.
+    fn add_worker(&mut self, rank: Rank, address: HttpAddress) {
         let known = self.workers.get(&rank);
         if known.is_none_or(|known| known.address != address) {
             self.workers.insert(rank, KnownWorker::new(address));
@@ -340,7 +340,7 @@ impl Source for WorkerServerSource {
             problems.extend(lost);
         }
         let missing = polled.missing.into_iter();
-        observations.extend(missing.map(|at| failed(ranks[at], 0, NO_ANSWER_YET.into())));
+        observations.extend(missing.map(|index| failed(ranks[index], 0, NO_ANSWER_YET.into())));
         Ok(Poll {
             observations,
             problems,
@@ -363,7 +363,7 @@ impl WorkerState {
             let Some(handler) = self.handler(recorder) else {
                 continue;
             };
-            let place = format!("{}, {}", self.address, plain(handler));
+            let place = format!("{}, {}", self.address, handler_name(handler));
             let seen = match self.read_recorder(rank, world_size, part, handler, deadline) {
                 Ok(seen) => seen,
                 Err(reason) => {
@@ -385,7 +385,7 @@ impl WorkerState {
         (observations, problems)
     }
 
-    /// Reads one recorder, as little of it as shows whether it has changed.
+    /// Reads one recorder: only its operations under way if these show that it has not changed, else its whole ring.
     fn read_recorder(
         &mut self,
         rank: Rank,
@@ -399,12 +399,13 @@ impl WorkerState {
             heartbeat_ns: 0,
             as_of_ns: now_ns(),
         };
-        let can_tell = self.last[part].as_ref().is_some_and(|it| it.can_tell(rank));
-        if can_tell
+        let last = self.last[part].as_ref();
+        if last.is_some_and(|last| last.can_tell(rank))
             && let Some(under_way) = only_under_way(handler)
             && let Ok(answer) = self.ring(&under_way, deadline)
             && let Ok((dump, _)) = Dump::read(&answer)
-            && self.last[part].as_ref().is_some_and(|it| it.is_same(&dump))
+            && let Some(last) = &self.last[part]
+            && last.is_same(&dump)
         {
             return Ok(unchanged());
         }
@@ -474,8 +475,8 @@ impl WorkerState {
 
     fn handler(&self, recorder: RecorderPaths) -> Option<&'static str> {
         let known = self.handlers.as_deref().unwrap_or_default();
-        let has = |handler: &&&str| known.iter().any(|known| known == plain(handler));
-        recorder.iter().find(has).copied()
+        let is_known = |handler: &&&str| known.iter().any(|known| known == handler_name(handler));
+        recorder.iter().find(is_known).copied()
     }
 
     fn ring(&mut self, handler: &str, deadline: Instant) -> Result<Vec<u8>, String> {
@@ -508,7 +509,7 @@ fn error_text(body: &[u8]) -> String {
 }
 
 /// The name of a handler without its parameters.
-fn plain(handler: &str) -> &str {
+fn handler_name(handler: &str) -> &str {
     handler.split_once('?').map_or(handler, |(name, _)| name)
 }
 

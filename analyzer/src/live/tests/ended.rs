@@ -38,14 +38,14 @@ fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
             (report.verdict, report.findings[0].code),
             (Verdict::Stuck, Code::E101)
         );
-        // Its end has settled.
+        // The end of the rank is old enough to be judged.
         let later = hung + 2.0;
         let recorded = |(new, old): (Dump, Dump)| match new.identity.rank == Some(killed) {
             true => old,
             false => new,
         };
-        let seen = dumps(later).into_iter().zip(dumps(hung)).map(recorded);
-        live.observe(0, poll_with_dead(seen.collect(), &[killed]), at(later));
+        let records = dumps(later).into_iter().zip(dumps(hung)).map(recorded);
+        live.observe(0, poll_with_dead(records.collect(), &[killed]), at(later));
         let report = live
             .refresh(at(later))
             .expect("the end of a rank gives a snapshot")

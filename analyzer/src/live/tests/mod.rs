@@ -256,12 +256,13 @@ fn pending_operations_are_shown_at_once_and_blame_no_rank_before_they_are_overdu
             "{timeout_ms}"
         );
         let waiting: Vec<_> = (report.in_flight.iter())
-            .filter(|one| one.missing.contains(&culprit))
+            .filter(|instance| instance.missing.contains(&culprit))
             .collect();
         assert!(!waiting.is_empty(), "{timeout_ms}: {:?}", report.in_flight);
-        for one in report.in_flight.iter() {
-            let age = one.age_ms.expect("times are known");
-            assert!(!one.overdue && age <= 1000.0, "{timeout_ms}: {one:?}");
+        for instance in report.in_flight.iter() {
+            let age = instance.age_ms.expect("times are known");
+            let is_young = !instance.overdue && age <= 1000.0;
+            assert!(is_young, "{timeout_ms}: {instance:?}");
         }
         assert!(report.groups.iter().any(|group| group.in_flight > 0));
         assert!(report.ranks.iter().any(|rank| rank.pending > 0));
@@ -315,15 +316,16 @@ fn a_jump_of_the_local_clock_changes_no_age_and_hides_no_hang() {
     let fault = simulation.fault_ns() as f64 / 1e9;
     for jump in [-86_400.0, -10.0, 10.0, 86_400.0] {
         let mut live = live();
-        let here = |seconds: f64| Moment {
+        let after_jump = |seconds: f64| Moment {
             elapsed: Duration::from_secs_f64(seconds),
             wall_ns: ((seconds + jump) * 1e9) as i64,
         };
         for (after, overdue) in [(1.0, false), (4.0, false), (6.0, true)] {
             let now = fault + after;
-            live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), here(now));
+            let dumps = simulation.dumps_at((now * 1e9) as i64);
+            live.observe(0, poll(dumps), after_jump(now));
             let snapshot = live
-                .refresh(here(now))
+                .refresh(after_jump(now))
                 .expect("changed records give a snapshot");
             let age = snapshot.report.in_flight[0]
                 .age_ms

@@ -16,7 +16,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::time::{Duration, Instant};
 
 /// The time between two reports: each requires an answer of every process of the job.
-const PAUSE: Duration = Duration::from_secs(5);
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// The longest report that is read, bytes.
 const MOST_REPORT: u64 = 256 << 20;
 /// The longest line outside of a report, bytes.
@@ -60,8 +60,8 @@ impl RasSource {
             reason,
         };
         let mut stream = open(&self.address, deadline).map_err(failed)?;
-        // With this, a process that does not answer is reported as missing after one second and not after the usual
-        // five. A server that does not know the command uses five.
+        // The service waits this many seconds for a process before it reports the process as missing, in place of five.
+        // A server that does not know the command waits five.
         ask(&mut stream, "TIMEOUT 1").map_err(failed)?;
         let reply = ask(&mut stream, "SET FORMAT json").map_err(failed)?;
         // An error means a version before 2.28.7, whose report is text.
@@ -73,8 +73,8 @@ impl RasSource {
         let command = b"VERBOSE STATUS\n";
         stream.get_mut().write_all(command).map_err(failed)?;
         let mut report = Vec::new();
-        let whole = stream.take(MOST_REPORT).read_to_end(&mut report);
-        whole.map_err(failed)?;
+        let read = stream.take(MOST_REPORT).read_to_end(&mut report);
+        read.map_err(failed)?;
         communicators(&report).map_err(|why| unusable(format!("its report is invalid: {why}")))
     }
 }
@@ -108,17 +108,17 @@ impl Source for RasSource {
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
-        let due = self
+        let is_due = self
             .last
             .as_ref()
-            .is_none_or(|(at, _)| at.elapsed() >= PAUSE);
-        if due {
+            .is_none_or(|(read, _)| read.elapsed() >= REPORT_INTERVAL);
+        if is_due {
             let communicators = self.report(deadline)?;
             self.last = Some((Instant::now(), communicators));
         }
         if self.monitor.as_ref().is_none_or(Monitor::is_over) {
             // A server without events is tried again only as often as a report is requested.
-            if due {
+            if is_due {
                 self.monitor = Monitor::start(&self.address, deadline);
             }
         }

@@ -26,7 +26,7 @@ pub(super) struct Monitor {
 
 #[derive(Default)]
 struct MonitorState {
-    over: AtomicBool,
+    is_over: AtomicBool,
     /// Processes that events report as dead or unresponsive.
     troubled: Mutex<Vec<(Process, MemberState)>>,
 }
@@ -57,16 +57,17 @@ impl Monitor {
                 return None;
             }
         }
-        let begun = stream.buffer().to_vec();
-        let listened = stream.into_inner().into_stream();
-        listened.set_read_timeout(None).ok()?;
-        let stream = listened.try_clone().ok()?;
+        // Events that arrived together with the last reply.
+        let buffered = stream.buffer().to_vec();
+        let event_stream = stream.into_inner().into_stream();
+        event_stream.set_read_timeout(None).ok()?;
+        let stream = event_stream.try_clone().ok()?;
         let shared = Arc::new(MonitorState::default());
         let state = shared.clone();
         let builder = std::thread::Builder::new().name("rcomm/ras-monitor".into());
         let thread = builder.spawn(move || {
-            listen(begun, listened, &state);
-            state.over.store(true, Ordering::SeqCst);
+            listen(&buffered, event_stream, &state);
+            state.is_over.store(true, Ordering::SeqCst);
         });
         Some(Self {
             stream,
@@ -77,7 +78,7 @@ impl Monitor {
 
     /// Whether no further events will arrive.
     pub(super) fn is_over(&self) -> bool {
-        self.shared.over.load(Ordering::SeqCst)
+        self.shared.is_over.load(Ordering::SeqCst)
     }
 
     /// Sets the state of the members that events report as dead or unresponsive.
@@ -86,8 +87,9 @@ impl Monitor {
         for (process, state) in troubled.unwrap_or_else(PoisonError::into_inner).iter() {
             let members = communicators.iter_mut().flat_map(|c| &mut c.members);
             for member in members {
-                let same = member.process.pid == process.pid && member.process.host == process.host;
-                if same && member.state != MemberState::Dead {
+                let is_same =
+                    (member.process.pid, &member.process.host) == (process.pid, &process.host);
+                if is_same && member.state != MemberState::Dead {
                     member.state = state.clone();
                 }
             }
@@ -97,15 +99,16 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // Ends the read that the thread is in. An error means that the connection is already closed.
+        // Ends the thread's read. An error means that the connection is already closed.
         let _ = self.stream.shutdown(Shutdown::Both);
         self.thread.take().map(JoinHandle::join);
     }
 }
 
-fn listen(begun: Vec<u8>, stream: TcpStream, shared: &MonitorState) {
+/// Applies the events in `buffered` and then in `stream`, until the stream ends.
+fn listen(buffered: &[u8], stream: TcpStream, shared: &MonitorState) {
     let mut objects = Objects::default();
-    for &byte in &begun {
+    for &byte in buffered {
         objects.take(byte, shared);
     }
     for byte in BufReader::new(stream).bytes() {

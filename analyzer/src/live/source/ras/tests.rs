@@ -175,11 +175,11 @@ fn a_report_in_text_names_the_members_that_differ() {
         .poll(soon())
         .expect("the server answers");
     assert_eq!(poll.world_size, Some(32));
-    let of = |name: &str| {
+    let communicator = |name: &str| {
         let found = poll.communicators.iter().find(|c| c.name == name);
         found.unwrap_or_else(|| panic!("{name} in {:?}", poll.communicators))
     };
-    let uneven = of("27a079b828ff1a75");
+    let uneven = communicator("27a079b828ff1a75");
     assert_eq!(uneven.others_launched, [("AllReduce".to_owned(), 6650)]);
     let launched: Vec<_> = uneven
         .members
@@ -195,11 +195,11 @@ fn a_report_in_text_names_the_members_that_differ() {
         ]
     );
     assert_eq!(uneven.members[2].process.host, "n001");
-    let missing = of("cf264af53edbe986");
+    let missing = communicator("cf264af53edbe986");
     assert_eq!(missing.size, 8);
     let ranks: Vec<_> = missing.members.iter().map(|m| m.rank).collect();
     assert_eq!(ranks, [Some(5), Some(7)]);
-    let dead = &of("").members[0];
+    let dead = &communicator("").members[0];
     assert_eq!(
         (dead.process.pid, &dead.state),
         (3_487_984, &MemberState::Dead)
@@ -245,9 +245,10 @@ fn a_server_that_is_not_ras_is_an_error_with_the_reason() {
         assert!(error.to_string().contains("is invalid"), "{error}");
     }
     // This socket has the port but never listens, so no other process can get the port.
-    let deaf = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket can be made");
-    bind(&deaf, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
-    let bound = getsockname(&deaf).expect("the socket has an address");
+    let unheard =
+        socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket can be made");
+    bind(&unheard, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+    let bound = getsockname(&unheard).expect("the socket has an address");
     let address = HostPort {
         host: "127.0.0.1".into(),
         port: SocketAddr::try_from(bound)
@@ -257,6 +258,6 @@ fn a_server_that_is_not_ras_is_an_error_with_the_reason() {
     let error = RasSource::new(address)
         .poll(soon())
         .expect_err("no server listens there");
-    drop(deaf);
+    drop(unheard);
     assert!(error.to_string().contains("NCCL_RAS_ADDR"), "{error}");
 }

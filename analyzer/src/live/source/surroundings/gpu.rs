@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// What is asked of each GPU, in this order.
+/// The fields that are queried of each GPU, in the order of [`Gpu::parse`].
 const FIELDS: [&str; 10] = [
     "index",
     "uuid",
@@ -24,7 +24,7 @@ const FIELDS: [&str; 10] = [
 /// At most this many bytes of an answer are read.
 const MOST_BYTES: u64 = 1024 * 1024;
 /// The time between two checks whether the program has ended.
-const ROUND: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why the state of the GPUs is not known.
 #[derive(Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(super) enum Unread {
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Gpus {
     gpus: Vec<Gpu>,
-    /// Process id and the GPU's UUID.
+    /// For each use of a GPU by a process: the process id and the GPU's UUID.
     used: Vec<(u32, String)>,
 }
 
@@ -49,12 +49,12 @@ struct Gpu {
     uuid: String,
     name: String,
     /// Utilization, in percent.
-    busy: Option<u64>,
+    utilization: Option<u64>,
     celsius: Option<u64>,
     clock_mhz: Option<u64>,
     top_clock_mhz: Option<u64>,
     used_mib: Option<u64>,
-    all_mib: Option<u64>,
+    total_mib: Option<u64>,
     /// Errors since the driver was loaded that ECC did not correct.
     memory_errors: Option<u64>,
 }
@@ -76,7 +76,7 @@ impl Gpus {
         )?;
         Ok(Self {
             gpus: gpus.lines().filter_map(Gpu::parse).collect(),
-            used: used.lines().filter_map(user).collect(),
+            used: used.lines().filter_map(parse_use).collect(),
         })
     }
 
@@ -91,19 +91,19 @@ impl Gpus {
         if !used.is_empty() {
             return used;
         }
-        let given = given(environment).and_then(|given| {
-            self.gpus.iter().find(|gpu| match given.parse::<u32>() {
+        let assigned = assigned_gpu(environment).and_then(|assigned| {
+            self.gpus.iter().find(|gpu| match assigned.parse::<u32>() {
                 Ok(index) => gpu.index == index,
-                Err(_) => gpu.uuid == given,
+                Err(_) => gpu.uuid == assigned,
             })
         });
-        given.map(Gpu::fact).into_iter().collect()
+        assigned.map(Gpu::fact).into_iter().collect()
     }
 }
 
 /// The GPU that an environment gives its process, as an index or a UUID: entry number `LOCAL_RANK` of
 /// `CUDA_VISIBLE_DEVICES` or, if that is not set, the index `LOCAL_RANK`. `None` without a local rank or such an entry.
-fn given(environment: &[u8]) -> Option<String> {
+fn assigned_gpu(environment: &[u8]) -> Option<String> {
     let value = |name: &str| {
         let mut pairs = environment.split(|&byte| byte == 0);
         pairs.find_map(|pair| {
@@ -120,7 +120,8 @@ fn given(environment: &[u8]) -> Option<String> {
     }
 }
 
-fn user(line: &str) -> Option<(u32, String)> {
+/// The process id and the GPU's UUID in a line of `--query-compute-apps=pid,gpu_uuid`.
+fn parse_use(line: &str) -> Option<(u32, String)> {
     let (pid, uuid) = line.split_once(',')?;
     Some((pid.trim().parse().ok()?, uuid.trim().to_owned()))
 }
@@ -129,27 +130,27 @@ impl Gpu {
     fn parse(line: &str) -> Option<Self> {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         // A value that the GPU does not have is `[N/A]`.
-        let number = |at: usize| fields.get(at)?.parse().ok();
+        let number = |index: usize| fields.get(index)?.parse().ok();
         Some(Self {
             index: fields.first()?.parse().ok()?,
             uuid: (*fields.get(1)?).to_owned(),
             name: printable(fields.get(2)?).into_owned(),
-            busy: number(3),
+            utilization: number(3),
             celsius: number(4),
             clock_mhz: number(5),
             top_clock_mhz: number(6),
             used_mib: number(7),
-            all_mib: number(8),
+            total_mib: number(8),
             memory_errors: number(9),
         })
     }
 
     fn fact(&self) -> Fact {
         let mut parts = vec![format!("{} {}", self.index, self.name)];
-        parts.extend(self.busy.map(|share| format!("{share} % busy")));
-        if let (Some(used), Some(all)) = (self.used_mib, self.all_mib) {
+        parts.extend(self.utilization.map(|share| format!("{share} % busy")));
+        if let (Some(used), Some(total)) = (self.used_mib, self.total_mib) {
             let bytes = |mib: u64| bytes(mib.saturating_mul(1 << 20));
-            parts.push(format!("{} of {} used", bytes(used), bytes(all)));
+            parts.push(format!("{} of {} used", bytes(used), bytes(total)));
         }
         if let (Some(clock), Some(top)) = (self.clock_mhz, self.top_clock_mhz) {
             parts.push(format!("clock {clock} of {top} MHz"));
@@ -200,7 +201,7 @@ fn wait(child: &mut Child, deadline: Instant) -> Result<bool, Unread> {
                 let _ = child.kill();
                 return Err(Unread::NoAnswer);
             }
-            Ok(None) => std::thread::sleep(ROUND),
+            Ok(None) => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
@@ -227,7 +228,7 @@ mod tests {
         loop {
             match Gpus::read(program, deadline) {
                 Ok(gpus) => return gpus,
-                Err(_) if Instant::now() < deadline => std::thread::sleep(ROUND),
+                Err(_) if Instant::now() < deadline => std::thread::sleep(POLL_INTERVAL),
                 Err(error) => panic!("{error:?}"),
             }
         }

@@ -9,9 +9,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// Maximum number of lines at the end of a file that are shown.
-const LINES: usize = 5;
+const SHOWN_LINES: usize = 5;
 /// Maximum number of bytes at the end of a file that are read.
-const BYTES: u64 = 8 * 1024;
+const READ_BYTES: u64 = 8 * 1024;
 /// Maximum number of messages of the kernel that are read.
 const MOST_MESSAGES: usize = 65_536;
 /// Maximum number of messages of the kernel that are shown.
@@ -25,7 +25,7 @@ pub(super) fn end_of(proc: &Path, pid: u32) -> Vec<String> {
     for descriptor in [2, 1] {
         let link = proc.join(format!("{pid}/fd/{descriptor}"));
         // The link of a pipe or a terminal leads to no regular file, and opening it could wait.
-        let is_file = fs::metadata(&link).is_ok_and(|about| about.is_file());
+        let is_file = fs::metadata(&link).is_ok_and(|metadata| metadata.is_file());
         let lines = match is_file {
             true => last_lines(&link).unwrap_or_default(),
             false => vec![],
@@ -40,21 +40,21 @@ pub(super) fn end_of(proc: &Path, pid: u32) -> Vec<String> {
 fn last_lines(path: &Path) -> std::io::Result<Vec<String>> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
-    let from = length.saturating_sub(BYTES);
-    file.seek(SeekFrom::Start(from))?;
+    let start = length.saturating_sub(READ_BYTES);
+    file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
-    file.take(BYTES).read_to_end(&mut bytes)?;
+    file.take(READ_BYTES).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes);
     // The first line may be cut.
-    let whole = match from {
+    let whole_lines = match start {
         0 => &text[..],
         _ => text.split_once('\n').map_or("", |(_, rest)| rest),
     };
-    let lines: Vec<&str> = whole
+    let lines: Vec<&str> = whole_lines
         .lines()
         .filter(|line| !line.trim().is_empty())
         .collect();
-    let last = lines.iter().skip(lines.len().saturating_sub(LINES));
+    let last = lines.iter().skip(lines.len().saturating_sub(SHOWN_LINES));
     Ok(last
         .map(|line| printable(line.trim_end()).into_owned())
         .collect())
@@ -85,7 +85,7 @@ pub(super) fn kernel() -> Vec<Fact> {
                     text.push('\n');
                 }
             }
-            // A message was overwritten before it was read: the next one follows.
+            // A message was overwritten before it was read. The next read returns the one after it.
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::PIPE.raw_os_error()) => {}
             Err(_) => break,
         }
@@ -110,7 +110,7 @@ fn failures(messages: &str, uptime: &str) -> Vec<Fact> {
     let up_ms = uptime
         .split_whitespace()
         .next()
-        .and_then(|up| up.parse::<f64>().ok());
+        .and_then(|seconds| seconds.parse::<f64>().ok());
     let Some(up_ms) = up_ms.map(|seconds| seconds * 1e3) else {
         return vec![];
     };
@@ -141,7 +141,7 @@ mod tests {
         std::os::unix::fs::symlink(&log, descriptors.join("1")).expect("a link can be made");
         std::os::unix::fs::symlink("/dev/null", descriptors.join("2")).expect("a link can be made");
         let lines = end_of(proc.path(), 7);
-        assert_eq!(lines.len(), LINES);
+        assert_eq!(lines.len(), SHOWN_LINES);
         assert!(lines[4].starts_with("line 8999"), "{lines:?}");
         assert!(!lines[4].contains('\u{1b}'), "{lines:?}");
         assert_eq!(end_of(proc.path(), 8), Vec::<String>::new());

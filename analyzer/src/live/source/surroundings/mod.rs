@@ -1,14 +1,14 @@
 //! Facts on a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the end of
-//! the process's own log. All of it is read from files and from `nvidia-smi`; no process of the job is asked,
-//! stopped or traced.
+//! the process's own log. They are read from files and from `nvidia-smi`; no process of the job is asked, stopped or
+//! traced.
 //!
-//! `nvidia-smi` is NVML's own program. The library itself is not loaded: a statically linked program cannot do that,
-//! and a call into a driver that hangs cannot be ended, while a program can be left behind.
+//! `nvidia-smi` is NVML's own program. NVML itself is not loaded: a statically linked program cannot load it, and a
+//! call into a driver that hangs cannot be ended, while a program that hangs can be left behind.
 
 mod gpu;
 mod log;
 
-use super::threads::doing;
+use super::threads::describe_state;
 use super::{RingSource, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::bytes;
@@ -169,7 +169,7 @@ fn process(proc: &Path, pid: u32) -> Option<Fact> {
         Some(value.trim())
     };
     let state = field("State")?;
-    let mut text = format!("{pid} {}", doing(&status, &wchan));
+    let mut text = format!("{pid} {}", describe_state(&status, &wchan));
     if let Some(threads) = field("Threads").and_then(|threads| threads.parse().ok()) {
         text.push_str(&format!("; {}", count(threads, "thread")));
     }
@@ -187,14 +187,14 @@ fn process(proc: &Path, pid: u32) -> Option<Fact> {
 /// The counters of all processors together, in ticks.
 #[derive(Clone, Copy)]
 struct ProcessorTimes {
-    all: u64,
+    total: u64,
     idle: u64,
     stolen: u64,
 }
 
 impl ProcessorTimes {
-    /// From the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal; what follows is
-    /// counted in user and nice, too.
+    /// Parses the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal. The times of
+    /// guests follow, which user and nice contain.
     fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let ticks: Vec<u64> = line
@@ -202,7 +202,7 @@ impl ProcessorTimes {
             .map_while(|n| n.parse().ok())
             .collect();
         Some(Self {
-            all: ticks.iter().take(8).fold(0, |a, b| a.saturating_add(*b)),
+            total: ticks.iter().take(8).fold(0, |a, b| a.saturating_add(*b)),
             idle: ticks.get(3)?.saturating_add(*ticks.get(4)?),
             stolen: *ticks.get(7)?,
         })
@@ -218,11 +218,11 @@ fn load(loadavg: &str, times: Option<(ProcessorTimes, ProcessorTimes)>) -> Optio
     );
     let mut notable = load > 2.0 * processors as f64;
     if let Some((before, after)) = times
-        && after.all > before.all
+        && after.total > before.total
     {
-        let all = (after.all - before.all) as f64;
-        let busy = 100.0 - 100.0 * after.idle.saturating_sub(before.idle) as f64 / all;
-        let stolen = 100.0 * after.stolen.saturating_sub(before.stolen) as f64 / all;
+        let total = (after.total - before.total) as f64;
+        let busy = 100.0 - 100.0 * after.idle.saturating_sub(before.idle) as f64 / total;
+        let stolen = 100.0 * after.stolen.saturating_sub(before.stolen) as f64 / total;
         text.push_str(&format!(", {busy:.0} % busy"));
         if stolen >= 1.0 {
             text.push_str(&format!(", {stolen:.0} % stolen by other virtual machines"));
@@ -255,9 +255,9 @@ fn pressure(read: impl Fn(&str) -> String) -> Option<Fact> {
     let list: Vec<String> = shares
         .iter()
         .enumerate()
-        .map(|(at, (share, name))| {
-            let of = if at == 0 { " of the last 10 s" } else { "" };
-            format!("{share:.0} %{of} for {name}")
+        .map(|(index, (share, name))| {
+            let period = if index == 0 { " of the last 10 s" } else { "" };
+            format!("{share:.0} %{period} for {name}")
         })
         .collect();
     let text = format!("tasks waited {}", list.join(", "));
@@ -270,9 +270,9 @@ fn memory(meminfo: &str) -> Option<Fact> {
         let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
         Some(kib.saturating_mul(1024))
     };
-    let (all, free) = (field("MemTotal:")?, field("MemAvailable:")?);
-    let text = format!("{} of {} available", bytes(free), bytes(all));
-    Some(Fact::new("memory", text, free < all / 20))
+    let (total, available) = (field("MemTotal:")?, field("MemAvailable:")?);
+    let text = format!("{} of {} available", bytes(available), bytes(total));
+    Some(Fact::new("memory", text, available < total / 20))
 }
 
 #[cfg(test)]
@@ -288,17 +288,17 @@ mod tests {
         let _recorder =
             FlightRecorder::create(&config).expect("a ring can be made in a fresh directory");
         let source = RingSource::new(directory.path().to_owned(), None);
-        let mut around = RingSurroundings::new(source);
-        around.program = directory.path().join("there-is-no-such-program");
+        let mut reader = RingSurroundings::new(source);
+        reader.program = directory.path().join("there-is-no-such-program");
         let deadline = Instant::now() + Duration::from_secs(60);
-        let taken = around.take(&[3], deadline).expect("there is a ring");
-        let [one] = &taken[..] else {
+        let taken = reader.take(&[3], deadline).expect("there is a ring");
+        let [surroundings] = &taken[..] else {
             panic!("one rank: {taken:?}");
         };
-        assert_eq!(one.rank, 3);
-        let about: Vec<&str> = one.facts.iter().map(|fact| fact.about).collect();
+        assert_eq!(surroundings.rank, 3);
+        let about: Vec<&str> = surroundings.facts.iter().map(|fact| fact.about).collect();
         assert_eq!(about[0], "process");
-        let text = &one.facts[0].text;
+        let text = &surroundings.facts[0].text;
         let pid = std::process::id().to_string();
         assert!(
             text.starts_with(&pid) && text.contains("resident"),
@@ -309,7 +309,7 @@ mod tests {
             "{about:?}"
         );
         assert!(!about.contains(&"GPU"), "{about:?}");
-        let absent = around.take(&[0], deadline).expect("there is a ring");
+        let absent = reader.take(&[0], deadline).expect("there is a ring");
         assert_eq!(absent, []);
     }
 

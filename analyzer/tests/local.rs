@@ -1,5 +1,5 @@
-//! Which job the live views find on a node without options. These tests are a program of their own: the newest job is
-//! shown, and ranks that another test starts would be newer.
+//! Which job the live views find on a node without options. These tests are a program of their own because the newest
+//! job is shown, and ranks that another test starts would be newer.
 #![forbid(unsafe_code)]
 
 use rcomm_analyzer::source::{
@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+/// The ring of the only rank of this job.
 fn ring_of(job: &str, directory: &Path) -> FlightRecorder {
     let mut config = RecorderConfig::new(job.to_owned(), 0, 1);
     config.placement = Placement::Dir(directory.to_owned());
@@ -18,13 +19,13 @@ fn ring_of(job: &str, directory: &Path) -> FlightRecorder {
 
 /// Starts a process that looks like this rank of a job of two ranks without rings.
 fn process_of(job: &str, rank: u32) -> Child {
-    let process = Command::new("sleep")
+    let child = Command::new("sleep")
         .arg("600")
         .env("RANK", rank.to_string())
         .envs([("WORLD_SIZE", "2"), ("TORCHELASTIC_RUN_ID", job)])
         .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
         .spawn();
-    process.expect("the program `sleep` starts")
+    child.expect("the program `sleep` starts")
 }
 
 /// Polls until `find` returns a value.
@@ -48,14 +49,15 @@ fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
     let mut rank = process_of("without-rings", 1);
     let pid = format!("process {} ", rank.id());
     poll_until(&mut source, |poll| {
-        let [only] = poll.observations.as_slice() else {
+        let [observation] = poll.observations.as_slice() else {
             return None;
         };
-        let Seen::Failed(reason) = &only.seen else {
+        let Seen::Failed(reason) = &observation.seen else {
             return None;
         };
-        let shown = only.rank == 1 && only.liveness == Liveness::Alive && reason.starts_with(&pid);
-        (shown && poll.world_size == Some(2)).then_some(())
+        let is_living_rank = observation.rank == 1 && observation.liveness == Liveness::Alive;
+        let is_shown = is_living_rank && reason.starts_with(&pid);
+        (is_shown && poll.world_size == Some(2)).then_some(())
     });
 
     // The job is shown while its rank is alive, even if a job with rings starts, or a newer one without rings. Requests
@@ -78,11 +80,9 @@ fn a_job_without_rings_is_shown_until_it_ends_and_a_job_with_rings_after_it() {
     rank.kill().expect("a child can be killed");
     rank.wait().expect("a killed child can be waited for");
     poll_until(&mut source, |poll| {
-        let is_ring = poll
-            .observations
-            .iter()
-            .all(|it| matches!(it.seen, Seen::Changed(_)));
-        (is_ring && poll.observations.len() == 1).then(|| assert!(poll.restart))
+        let is_ring =
+            matches!(&poll.observations[..], [ring] if matches!(ring.seen, Seen::Changed(_)));
+        is_ring.then(|| assert!(poll.restart))
     });
     let refused = stacks.take(Instant::now() + Duration::from_secs(5));
     assert!(
@@ -105,10 +105,10 @@ fn the_processes_of_a_chosen_job_without_rings_are_shown() {
     let mut rank = process_of("chosen", 1);
     let pid = format!("process {} ", rank.id());
     poll_until(&mut source, |poll| {
-        let of_job = |reason: &String| reason.starts_with(&pid);
-        let mut seen = poll.observations.iter().map(|it| &it.seen);
-        seen.any(|seen| matches!(seen, Seen::Failed(reason) if of_job(reason)))
-            .then_some(())
+        let is_shown = poll.observations.iter().any(|observation| {
+            matches!(&observation.seen, Seen::Failed(reason) if reason.starts_with(&pid))
+        });
+        is_shown.then_some(())
     });
     rank.kill().expect("a child can be killed");
     rank.wait().expect("a killed child can be waited for");
@@ -121,7 +121,7 @@ fn the_ring_of_a_chosen_job_that_has_ended_is_shown() {
     let choice = JobChoice::of(Some("ended".to_owned()));
     let mut source = LocalSource::new(directory.path().to_owned(), choice);
     poll_until(&mut source, |poll| {
-        let record = poll.observations.first()?;
-        matches!(record.seen, Seen::Changed(_)).then_some(())
+        let observation = poll.observations.first()?;
+        matches!(observation.seen, Seen::Changed(_)).then_some(())
     });
 }

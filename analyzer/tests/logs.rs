@@ -39,16 +39,16 @@ fn every_excerpt_has_the_first_line_that_its_table_states() {
     let folder = fixtures().join("logs");
     let table =
         std::fs::read_to_string(folder.join("expected.txt")).expect("the table can be read");
-    let mut seen = 0;
+    let mut rows = 0;
     for row in table.lines().filter(|row| !row.is_empty()) {
         let (name, expected) = row.split_once(": ").expect("a row has a name and a line");
         let report = judge(&[folder.join(name)]);
         assert_eq!(one_line(&report), expected, "{name}");
         assert!(!report.findings[0].next.is_empty(), "{name}");
         assert!(!report.findings[0].log.is_empty(), "{name}");
-        seen += 1;
+        rows += 1;
     }
-    assert_eq!(seen, 12);
+    assert_eq!(rows, 12);
 }
 
 #[test]
@@ -75,11 +75,12 @@ fn an_unreachable_host_is_named_with_the_ranks_that_miss_it() {
             first.sentence
         );
     }
-    // A peer that answers, and refuses, can be reached.
+    // A peer that answers with a refusal can be reached.
     let refused =
         "n1:534:1763 [3] NCCL WARN Connect to 10.0.0.7<43731> failed : Connection refused";
     let report = judge_lines(&[refused.to_owned()]);
-    assert!(report.findings.iter().all(|one| one.code != Code::E152));
+    let mut findings = report.findings.iter();
+    assert!(findings.all(|finding| finding.code != Code::E152));
 }
 
 /// The two lines that PyTorch logs for a rank whose operation timed out.
@@ -108,13 +109,14 @@ fn dump_signal(rank: u32, newest: u64) -> String {
     )
 }
 
+/// A line from which the size of the job is known.
 const INIT: &str =
     "n1:81:90 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 8 cudaDev 0 - Init COMPLETE";
 
-/// A log of eight ranks, some of which timed out in an all_reduce.
+/// A log of a job of eight ranks, of which these timed out in an all_reduce.
 fn all_reduce(ranks: impl Iterator<Item = u32>) -> Vec<String> {
-    let waits = ranks.flat_map(|rank| timed_out(rank, 41, "ALLREDUCE", 512, 41));
-    std::iter::once(INIT.to_owned()).chain(waits).collect()
+    let timeouts = ranks.flat_map(|rank| timed_out(rank, 41, "ALLREDUCE", 512, 41));
+    std::iter::once(INIT.to_owned()).chain(timeouts).collect()
 }
 
 #[test]
@@ -141,10 +143,10 @@ fn a_rank_without_a_line_is_named_with_doubt() {
         (Code::E102, &[5][..])
     );
     assert!(first.confidence <= 0.5, "{first:?}");
-    // If half of the job is silent, the log is incomplete.
-    let half = judge_lines(&all_reduce(0..4));
-    assert_eq!(half.verdict, Verdict::Inconclusive);
-    assert_eq!(half.exit_code(), 2);
+    // If half of the ranks have no line, the log is incomplete.
+    let of_half = judge_lines(&all_reduce(0..4));
+    assert_eq!(of_half.verdict, Verdict::Inconclusive);
+    assert_eq!(of_half.exit_code(), 2);
 }
 
 #[test]
@@ -246,23 +248,18 @@ fn lines_of_an_earlier_attempt_are_not_joined_with_later_ones() {
 fn torchrun_s_folders_of_attempts_are_kept_apart() {
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let write = |attempt: u32, rank: u32, lines: &[String]| {
-        let at = folder
-            .path()
-            .join(format!("run_x/attempt_{attempt}/{rank}"));
-        std::fs::create_dir_all(&at).expect("the file system has space");
-        std::fs::write(at.join("stderr.log"), lines.join("\n")).expect("the file system has space");
+        let attempt = folder.path().join(format!("run_x/attempt_{attempt}"));
+        let rank = attempt.join(rank.to_string());
+        std::fs::create_dir_all(&rank).expect("the file system has space");
+        let log = rank.join("stderr.log");
+        std::fs::write(log, lines.join("\n")).expect("the file system has space");
     };
     for rank in 0..4 {
-        let rest = if rank == 0 {
-            vec![INIT.to_owned()]
-        } else {
-            Vec::new()
-        };
-        write(
-            0,
-            rank,
-            &[rest, timed_out(rank, 41, "ALLREDUCE", 512, 41).to_vec()].concat(),
-        );
+        let mut lines = timed_out(rank, 41, "ALLREDUCE", 512, 41).to_vec();
+        if rank == 0 {
+            lines.insert(0, INIT.to_owned());
+        }
+        write(0, rank, &lines);
     }
     write(1, 0, &timed_out(0, 9, "ALLREDUCE", 512, 9));
     let report = judge(&[folder.path().to_owned()]);
@@ -282,7 +279,7 @@ fn torchrun_s_folders_of_attempts_are_kept_apart() {
             .starts_with("rank 0 timed out in all_reduce #9"),
         "{first:?}"
     );
-    // A later attempt without a fact is an attempt, too.
+    // A later attempt without a fact is an attempt as well.
     write(2, 0, &["epoch 1: loss 0.4".to_owned()]);
     let sentence = &judge(&[folder.path().to_owned()]).findings[0].sentence;
     assert!(sentence.contains("restarted after that"), "{sentence}");
@@ -338,7 +335,7 @@ fn a_long_log_is_read_as_a_stream() {
     assert_eq!(loaded.logs[0].facts().count(), 16);
 }
 
-/// Records of a job in which one rank never joined, and a log of it.
+/// The report on the records of a job in which one rank never joined, and on a log of these lines.
 fn with_log(lines: &[String]) -> Report {
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let log = folder.path().join("job.log");
@@ -350,23 +347,21 @@ fn with_log(lines: &[String]) -> Report {
 fn a_log_agrees_with_records_or_contradicts_them() {
     let alone = with_log(&["[rank0]: ValueError: of no use".to_owned()]);
     let first = &alone.findings[0];
-    let (seq, culprit) = (
-        first.seq.expect("the finding has a number"),
-        first.culprit_ranks[0],
-    );
+    let seq = first.seq.expect("the finding has a number");
+    let culprit = first.culprit_ranks[0];
     let group = &first.group.as_ref().expect("the finding has a group").name;
     assert_eq!(group, "0");
     let others = (0..4).filter(|&rank| rank != culprit);
     let lines: Vec<String> = others
         .flat_map(|rank| timed_out(rank, seq, "ALLREDUCE", 512, seq))
         .collect();
-    let agrees = with_log(&lines);
-    let log = &agrees.findings[0].log;
+    let supported = with_log(&lines);
+    let log = &supported.findings[0].log;
     assert!(
         log.len() >= 3 && log.iter().all(|line| !line.contradicts),
         "{log:?}"
     );
-    assert_eq!(agrees.findings[0].sentence, first.sentence);
+    assert_eq!(supported.findings[0].sentence, first.sentence);
     let contradicted = with_log(&timed_out(culprit, seq, "ALLREDUCE", 512, seq));
     assert!(contradicted.findings[0].log[0].contradicts);
     assert_eq!(contradicted.findings[0].code, first.code);
@@ -397,7 +392,7 @@ fn an_exception_without_a_rank_is_named_where_an_exit_code_is_all_else() {
         "    dist.init_process_group(\"gloo\")",
         error,
         agent,
-        // That of torchrun itself is no rank's.
+        // This traceback is that of torchrun itself and of no rank.
         "Traceback (most recent call last):",
         "  File \"/usr/bin/torchrun\", line 8, in <module>",
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
@@ -420,7 +415,7 @@ fn an_exception_without_a_rank_is_named_where_an_exit_code_is_all_else() {
     );
     let lines: Vec<u64> = finding.log.iter().map(|line| line.line).collect();
     assert_eq!(lines, [5, 4]);
-    // A line that merely looks like an exception is none.
+    // Without a traceback before it, a line that looks like an exception is none.
     let report = judge_lines(&[error.to_owned(), agent.to_owned()]);
     let sentence = &report.findings[0].sentence;
     assert!(
@@ -446,7 +441,7 @@ fn a_size_that_gloo_did_not_expect_is_a_mismatch_and_no_crash() {
         (report.verdict, finding.code),
         (Verdict::Mismatch, Code::E112)
     );
-    let start = "rank 1 received 4196 B from another rank in place of 4 B: ";
-    assert!(finding.sentence.starts_with(start), "{finding:?}");
+    let beginning = "rank 1 received 4196 B from another rank in place of 4 B: ";
+    assert!(finding.sentence.starts_with(beginning), "{finding:?}");
     assert!(finding.culprit_ranks.is_empty(), "{finding:?}");
 }

@@ -7,14 +7,15 @@ mod reader;
 use std::path::Path;
 use std::process::{Command, Output};
 
-fn query(sql: &str, more: &[&str]) -> Output {
+/// Runs `rcomm-fr query SQL DUMPS OPTIONS...` on the dumps of one job.
+fn query(sql: &str, options: &[&str]) -> Output {
     let dumps = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../tests/fixtures/dumps/cascade-2x2x2/pickle"
     );
     Command::new(env!("CARGO_BIN_EXE_rcomm-fr"))
         .args(["query", sql, dumps])
-        .args(more)
+        .args(options)
         .output()
         .expect("the program of this package starts")
 }
@@ -89,19 +90,19 @@ fn no_query_of_the_corpus_and_no_variant_of_one_panics() {
     let files = std::fs::read_dir(corpus)
         .expect("the corpus is checked in")
         .flatten();
-    let mut count = 0;
+    let mut queries = 0;
     for file in files {
-        count += 1;
+        queries += 1;
         let query = std::fs::read(file.path()).expect("the query's file can be read");
         println!("{}", file.path().display());
         reader::query_sql(&query);
-        for at in (0..query.len()).step_by(6) {
-            // The query cut at this byte, without it, and with another one in its place.
-            reader::query_sql(&query[..at]);
-            let (before, after) = (&query[..at], &query[at + 1..]);
+        for index in (0..query.len()).step_by(6) {
+            // The query cut before this byte, without this byte, and with another one in its place.
+            let (before, after) = (&query[..index], &query[index + 1..]);
+            reader::query_sql(before);
             reader::query_sql(&[before, after].concat());
             reader::query_sql(&[before, b"(", after].concat());
         }
     }
-    assert!(count >= 4, "{count} queries in the corpus");
+    assert!(queries >= 4, "{queries} queries in the corpus");
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// The report of a scenario's pickles, as JSON.
+/// The report on a scenario's pickles, read from its JSON.
 fn report(scenario: &str) -> Report {
     let analyzed = run(&["analyze", "--format", "json", &fixture(scenario, "pickle")]);
     serde_json::from_str(&analyzed.stdout).unwrap()
@@ -116,8 +116,8 @@ fn never_join(change: impl Fn(u32, Vec<u8>) -> Option<Vec<u8>>) -> tempfile::Tem
     folder
 }
 
-/// Asserts that the verdict on a folder is inconclusive, with this reason.
-fn assert_inconclusive(folder: &tempfile::TempDir, why: &str) {
+/// Asserts that the verdict on a folder is inconclusive and that the report states this reason.
+fn assert_inconclusive(folder: &tempfile::TempDir, reason: &str) {
     let path = folder.path().to_str().unwrap();
     let analyzed = run(&["analyze", path]);
     assert_eq!(analyzed.code, Some(2), "{}", analyzed.stdout);
@@ -128,7 +128,7 @@ fn assert_inconclusive(folder: &tempfile::TempDir, why: &str) {
     );
     // The page wraps its lines.
     let page: Vec<&str> = analyzed.stdout.split_whitespace().collect();
-    assert!(page.join(" ").contains(why), "{}", analyzed.stdout);
+    assert!(page.join(" ").contains(reason), "{}", analyzed.stdout);
 }
 
 #[test]
@@ -192,18 +192,16 @@ fn a_rank_whose_entries_are_no_list_is_not_blamed() {
         let analyzed = run(&["analyze", "--format", "json", path]);
         let report: Report = serde_json::from_str(&analyzed.stdout).unwrap();
         assert_eq!(report.findings[0].culprit_ranks, [1], "{report:?}");
-        let blamed = |rank| {
-            report
-                .findings
-                .iter()
-                .any(|f| f.culprit_ranks.contains(rank))
-        };
-        assert!(!blamed(&2), "{report:?}");
-        let reported = report
+        let mut culprits = report
+            .findings
+            .iter()
+            .flat_map(|finding| &finding.culprit_ranks);
+        assert!(culprits.all(|&rank| rank != 2), "{report:?}");
+        let is_reported = report
             .problems
             .iter()
             .any(|problem| problem.sentence.starts_with("`entries` is"));
-        assert!(reported, "{:?}", report.problems);
+        assert!(is_reported, "{:?}", report.problems);
     }
 }
 
@@ -229,9 +227,9 @@ fn foreign_and_replaced_files_beside_whole_dumps_change_nothing() {
 fn every_scenario_keeps_to_the_schema_in_json() {
     let schema: Value = serde_json::from_str(json::SCHEMA).unwrap();
     let validator = jsonschema::validator_for(&schema).unwrap();
-    let folder = fixture("", "");
+    let fixtures = fixture("", "");
     let mut scenarios = 0;
-    for scenario in fs::read_dir(folder).unwrap() {
+    for scenario in fs::read_dir(fixtures).unwrap() {
         let scenario = scenario.unwrap();
         if !scenario.file_type().unwrap().is_dir() {
             continue;
@@ -239,9 +237,12 @@ fn every_scenario_keeps_to_the_schema_in_json() {
         let name = scenario.file_name().into_string().unwrap();
         // Not every recorder writes both forms.
         let forms = ["pickle", "json"].map(|form| fixture(&name, form));
-        let forms: Vec<&String> = forms.iter().filter(|it| Path::new(it).is_dir()).collect();
-        assert!(!forms.is_empty(), "{name} has no dumps");
-        for dumps in forms {
+        let folders: Vec<&String> = forms
+            .iter()
+            .filter(|form| Path::new(form).is_dir())
+            .collect();
+        assert!(!folders.is_empty(), "{name} has no dumps");
+        for dumps in folders {
             let analyzed = run(&["analyze", "--format", "json", dumps]);
             let value: Value = serde_json::from_str(&analyzed.stdout).unwrap();
             let errors: Vec<String> = validator
@@ -313,13 +314,15 @@ fn for_an_empty_folder_it_is_explained_how_to_get_records() {
         );
     }
     // Other jobs may run on this machine: then they are listed.
-    let advice = ["A job that hangs now:", "here:\n  --job "];
+    let alternatives = ["A job that hangs now:", "here:\n  --job "];
     assert!(
-        advice.iter().any(|part| analyzed.stderr.contains(part)),
+        alternatives
+            .iter()
+            .any(|part| analyzed.stderr.contains(part)),
         "{}",
         analyzed.stderr
     );
-    // Programs that read the report get no advice.
+    // A program that reads the report gets no advice.
     let json = run(&["analyze", "--format", "json", path]);
     assert_eq!((json.code, json.stderr.as_str()), (Some(2), ""));
 }
@@ -338,21 +341,21 @@ fn query_says_that_this_build_lacks_it() {
     assert!(!run(&["--help"]).stdout.contains("query"));
 }
 
-/// PyTorch's records state no time: the times of their files count.
+/// PyTorch's records state no time, so the times of their files are used.
 #[test]
 fn files_that_were_written_while_nothing_was_overdue_do_not_show_a_hang() {
     // The newest operation of all files, which waits for rank 1.
     const ISSUED_NS: u64 = 1_795_239_695_873_462_017;
     let dir = never_join(|_, bytes| Some(bytes));
     let path = dir.path().to_str().unwrap();
-    let written = |after: Duration| {
+    let set_written = |after: Duration| {
         for entry in fs::read_dir(dir.path()).unwrap() {
             let file = fs::File::options().write(true).open(entry.unwrap().path());
             let time = UNIX_EPOCH + Duration::from_nanos(ISSUED_NS) + after;
             file.unwrap().set_modified(time).unwrap();
         }
     };
-    written(Duration::from_millis(300));
+    set_written(Duration::from_millis(300));
     let young = run(&["analyze", path]);
     assert_eq!(young.code, Some(2), "{}", young.stdout);
     for part in ["INCONCLUSIVE  ", "N304", "300 ms when the files were"] {
@@ -361,7 +364,7 @@ fn files_that_were_written_while_nothing_was_overdue_do_not_show_a_hang() {
     let json = run(&["analyze", "--format", "json", path]);
     let young: Report = serde_json::from_str(&json.stdout).unwrap();
     assert!(young.findings.is_empty(), "{:?}", young.findings);
-    written(Duration::from_secs(60));
+    set_written(Duration::from_secs(60));
     let old = run(&["analyze", path]);
     assert_eq!(old.code, Some(1), "{}", old.stdout);
     assert!(old.stdout.starts_with("STUCK  rank 1 "), "{}", old.stdout);
@@ -370,12 +373,16 @@ fn files_that_were_written_while_nothing_was_overdue_do_not_show_a_hang() {
         "{}",
         old.stdout
     );
-    // A time days later is that of a copy and means nothing: then no age is known.
-    written(Duration::from_secs(3 * 86_400));
+    // A time days later is that of a copy, so no age is known.
+    set_written(Duration::from_secs(3 * 86_400));
     let json = run(&["analyze", "--format", "json", path]);
     let copied: Report = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(copied.findings[0].culprit_ranks, [1]);
-    let ages: Vec<Option<f64>> = copied.in_flight.iter().map(|it| it.age_ms).collect();
+    let ages: Vec<Option<f64>> = copied
+        .in_flight
+        .iter()
+        .map(|operation| operation.age_ms)
+        .collect();
     assert_eq!(ages, [None]);
 }
 
@@ -399,7 +406,7 @@ fn report_goes_to_a_file_whole_or_not_at_all() {
     assert_eq!(
         fs::read_dir(dir.path()).unwrap().count(),
         1,
-        "the folder holds another file, too"
+        "the folder holds another file as well"
     );
 
     let failed = run(&["analyze", &dumps, "-o", "/nowhere/report.txt"]);
@@ -444,8 +451,8 @@ fn html_and_perfetto_are_made_from_the_records() {
     let trace = run(&["analyze", &dumps, "--format", "perfetto"]);
     assert_eq!(trace.code, Some(1));
     let trace: Value = serde_json::from_str(&trace.stdout).unwrap();
-    let slices = trace["traceEvents"].as_array().unwrap();
-    assert_eq!(slices.iter().filter(|event| event["ph"] == "X").count(), 39);
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    assert_eq!(events.filter(|event| event["ph"] == "X").count(), 39);
 }
 
 #[test]
@@ -455,7 +462,8 @@ fn columns_hold_every_operation_and_all_columns_of_a_table_are_as_long() {
     assert_eq!(printed.code, Some(1));
     let document: Value = serde_json::from_str(&printed.stdout).unwrap();
     assert_eq!(document["schema"], "rcomm.columns/1");
-    let mut rows = Vec::new();
+    // The name and the number of rows of each.
+    let mut tables = Vec::new();
     for table in document["tables"].as_array().unwrap() {
         let columns = table["columns"].as_array().unwrap();
         let lengths: Vec<usize> = columns
@@ -466,12 +474,13 @@ fn columns_hold_every_operation_and_all_columns_of_a_table_are_as_long() {
                 values.values().next().unwrap().as_array().unwrap().len()
             })
             .collect();
-        assert!(lengths.iter().all(|it| *it == lengths[0]), "{lengths:?}");
-        rows.push((table["name"].as_str().unwrap(), lengths[0]));
+        let are_equal = lengths.iter().all(|length| *length == lengths[0]);
+        assert!(are_equal, "{lengths:?}");
+        tables.push((table["name"].as_str().unwrap(), lengths[0]));
     }
-    let names: Vec<&str> = rows.iter().map(|(name, _)| *name).collect();
+    let names: Vec<&str> = tables.iter().map(|(name, _)| *name).collect();
     assert_eq!(names, ["entries", "collectives", "groups", "findings"]);
-    assert!(rows[0].1 >= 39 && rows[1].1 > 0, "{rows:?}");
+    assert!(tables[0].1 >= 39 && tables[1].1 > 0, "{tables:?}");
     let ranks = &document["tables"][0]["columns"][0]["values"]["int64"];
     let ranks: std::collections::BTreeSet<i64> = ranks
         .as_array()
@@ -533,9 +542,9 @@ fn reader_that_stops_early_does_not_change_the_exit_code() {
     );
 }
 
-/// Writes the launch record of a job of three ranks that is over.
+/// Writes the launch record of a job of three ranks that is over. Ranks that failed ended a second before the others.
 fn write_launch(folder: &Path, exit_codes: [i32; 3]) {
-    let second = 1_000_000_000;
+    const SECOND_NS: i64 = 1_000_000_000;
     let ranks = exit_codes
         .iter()
         .zip(0..)
@@ -543,7 +552,7 @@ fn write_launch(folder: &Path, exit_codes: [i32; 3]) {
             rank,
             pid: 1000 + rank,
             end: Some(RankEnd {
-                time_ns: (10 + i64::from(code == 0)) * second,
+                time_ns: (10 + i64::from(code == 0)) * SECOND_NS,
                 exit_code: Some(code),
                 signal: None,
                 out_of_memory: None,
@@ -558,8 +567,8 @@ fn write_launch(folder: &Path, exit_codes: [i32; 3]) {
         node: 0,
         world_size: 3,
         launcher_pid: 999,
-        started_ns: second,
-        ended_ns: 11 * second,
+        started_ns: SECOND_NS,
+        ended_ns: 11 * SECOND_NS,
         received: vec![],
         ranks: ranks.collect(),
     };
@@ -568,7 +577,7 @@ fn write_launch(folder: &Path, exit_codes: [i32; 3]) {
 
 #[test]
 fn a_job_with_only_a_launch_record_is_judged_by_it() {
-    for (exit_codes, code, words) in [
+    for (exit_codes, code, beginning) in [
         ([0, 0, 0], 0, "ENDED  all 3 ranks ended in order"),
         (
             [0, 3, 0],
@@ -580,7 +589,8 @@ fn a_job_with_only_a_launch_record_is_judged_by_it() {
         write_launch(folder.path(), exit_codes);
         let job = folder.path().join("job");
         let analyzed = run(&["analyze", job.to_str().unwrap()]);
-        assert!(analyzed.stdout.starts_with(words), "{}", analyzed.stdout);
+        let is_expected = analyzed.stdout.starts_with(beginning);
+        assert!(is_expected, "{}", analyzed.stdout);
         assert_eq!(analyzed.code, Some(code), "{}", analyzed.stdout);
     }
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) const DUMPS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/dumps");
 
+/// The folder with a scenario's pickles.
 fn pickles(scenario: &str) -> PathBuf {
     Path::new(DUMPS).join(scenario).join("pickle")
 }
@@ -32,25 +33,21 @@ pub(crate) fn open(archive: &Path) -> (BTreeMap<String, Vec<u8>>, Value) {
     (members, serde_json::from_slice(&manifest).unwrap())
 }
 
+/// The absences in a manifest, each as `HOST PATH: REASON`.
 fn absences(manifest: &Value) -> Vec<String> {
-    let absent = manifest["absent"].as_array().unwrap();
-    let text = |value: &Value| value.as_str().unwrap().to_owned();
-    let format = |a: &Value| {
-        format!(
-            "{} {}: {}",
-            text(&a["host"]),
-            text(&a["path"]),
-            text(&a["reason"])
-        )
+    let absences = manifest["absent"].as_array().unwrap();
+    let format = |absence: &Value| {
+        let text = |key: &str| absence[key].as_str().unwrap();
+        format!("{} {}: {}", text("host"), text("path"), text("reason"))
     };
-    absent.iter().map(format).collect()
+    absences.iter().map(format).collect()
 }
 
 /// `rcomm-fr collect -o ARCHIVE ARGS...`
 fn collect(archive: &Path, args: &[&str]) -> Run {
-    let mut all = vec!["collect", "-o", archive.to_str().unwrap()];
-    all.extend(args);
-    run(&all)
+    let mut command = vec!["collect", "-o", archive.to_str().unwrap()];
+    command.extend(args);
+    run(&command)
 }
 
 #[test]
@@ -65,8 +62,8 @@ fn folder_of_dumps_goes_in_whole_and_unchanged() {
     assert_eq!(manifest["schema"], "rcomm.capture/1");
     assert_eq!(manifest["files"].as_array().unwrap().len(), 4);
     for (name, content) in &members {
-        let rank = name.rsplit('/').next().unwrap();
-        assert_eq!(*content, fs::read(folder.join(rank)).unwrap(), "{name}");
+        let file = name.rsplit('/').next().unwrap();
+        assert_eq!(*content, fs::read(folder.join(file)).unwrap(), "{name}");
     }
     let mode = fs::metadata(&archive).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
@@ -77,8 +74,8 @@ fn files_that_are_no_records_are_left_out_and_counted() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("dumps");
     fs::create_dir(&folder).unwrap();
-    for rank in ["rank_0", "rank_1", "rank_2", "rank_3"] {
-        fs::copy(pickles("healthy-w4").join(rank), folder.join(rank)).unwrap();
+    for name in ["rank_0", "rank_1", "rank_2", "rank_3"] {
+        fs::copy(pickles("healthy-w4").join(name), folder.join(name)).unwrap();
     }
     fs::write(folder.join("train.log"), "step 1\nstep 2\n").unwrap();
     let archive = dir.path().join("job.rcap");
@@ -165,10 +162,11 @@ fn archives_of_hosts_are_joined_under_the_host_names_from_the_user() {
     let collected = collect(&archive, &["--host", "n1,n2,n3", "--command", &command]);
     assert_eq!(collected.code, Some(1), "{}", collected.stderr);
     let (members, manifest) = open(&archive);
-    let ranks = |absent: &Value| absent["rank"].as_u64();
-    let absent = manifest["absent"].as_array().unwrap();
-    let ranks: Vec<u64> = absent.iter().filter_map(ranks).collect();
-    assert_eq!(ranks, [2, 3], "the hosts together lack them");
+    let absent = manifest["absent"].as_array().unwrap().iter();
+    let ranks: Vec<u64> = absent
+        .filter_map(|absence| absence["rank"].as_u64())
+        .collect();
+    assert_eq!(ranks, [2, 3], "no host has a record of these ranks");
     let names: Vec<&str> = members.keys().map(String::as_str).collect();
     assert_eq!(names.len(), 2, "{names:?}");
     assert!(
@@ -283,9 +281,8 @@ fn standard_output_holds_the_archive_and_nothing_else() {
     let archive = dir.path().join("job.rcap");
     let folder = pickles("healthy-w4");
     let mut command = rcomm_fr(&["collect", "-o", "-", folder.to_str().unwrap()]);
-    let out = fs::File::create(&archive).unwrap();
-    command.stdout(out);
-    let run = command.status().unwrap();
-    assert_eq!(run.code(), Some(0));
+    command.stdout(fs::File::create(&archive).unwrap());
+    let status = command.status().unwrap();
+    assert_eq!(status.code(), Some(0));
     assert_eq!(open(&archive).0.len(), 4);
 }

@@ -20,8 +20,8 @@ fn all_codes_are_listed_without_an_argument() {
 #[test]
 fn code_is_found_by_number_and_by_name_in_any_case() {
     let by_number = run(&["explain", "e101"]);
-    let by_name = run(&["explain", "Not_Joined"]);
     assert_eq!(by_number.code, Some(0));
+    let by_name = run(&["explain", "Not_Joined"]);
     assert_eq!(by_number.stdout, by_name.stdout);
     insta::assert_snapshot!(by_number.stdout);
 }
@@ -30,8 +30,8 @@ fn code_is_found_by_number_and_by_name_in_any_case() {
 fn several_codes_are_explained_in_the_order_asked() {
     let both = run(&["explain", "W220", "E130"]);
     assert_eq!(both.code, Some(0));
-    let at = |text: &str| both.stdout.find(text).expect(text);
-    assert!(at("W220 straggler") < at("E130 cross_group_deadlock"));
+    let position = |text: &str| both.stdout.find(text).expect(text);
+    assert!(position("W220 straggler") < position("E130 cross_group_deadlock"));
 }
 
 #[test]
@@ -63,8 +63,8 @@ fn colors_are_used_only_where_they_are_wanted() {
 
 #[test]
 fn a_reader_that_stops_early_is_no_error() {
-    let every: Vec<&str> = std::iter::once("explain")
+    let args: Vec<&str> = std::iter::once("explain")
         .chain(Code::ALL.iter().map(|code| code.id()))
         .collect();
-    assert_eq!(run_with_reader_that_stops(&every), Some(0));
+    assert_eq!(run_with_reader_that_stops(&args), Some(0));
 }

@@ -1,4 +1,5 @@
-//! `rcomm-fr` without arguments: it judges the newest records of this node or, without any, explains how to get some.
+//! `rcomm-fr` without arguments: it judges the newest records of this node. If there are none, it explains how to get
+//! some.
 
 use crate::program::{Run, finish, rcomm_fr};
 use crate::rings::record_operations;
@@ -22,18 +23,17 @@ fn look(home: &Path, dumps: &Path) -> Run {
     finish(command)
 }
 
-/// Copies a fixture's dumps into a new folder, as if they had been written at this time.
-fn copy_dumps(fixture: &str, ranks: u32, into: &Path, written: SystemTime) {
+/// Copies a fixture's dumps to a new folder, as if they had been written at the time `written`.
+fn copy_dumps(fixture: &str, ranks: u32, folder: &Path, written: SystemTime) {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps");
-    let from = fixtures.join(fixture).join("pickle");
-    std::fs::create_dir_all(into).unwrap();
+    let source = fixtures.join(fixture).join("pickle");
+    std::fs::create_dir_all(folder).unwrap();
     for rank in 0..ranks {
         let name = format!("rank_{rank}");
-        let bytes = std::fs::read(from.join(&name)).unwrap();
-        std::fs::write(into.join(&name), bytes).unwrap();
-        let file = std::fs::OpenOptions::new()
-            .append(true)
-            .open(into.join(&name));
+        let bytes = std::fs::read(source.join(&name)).unwrap();
+        let copy = folder.join(&name);
+        std::fs::write(&copy, bytes).unwrap();
+        let file = std::fs::OpenOptions::new().append(true).open(copy);
         file.unwrap().set_modified(written).unwrap();
     }
 }
@@ -71,12 +71,12 @@ fn of_several_living_jobs_the_one_with_an_error_is_shown_and_the_others_have_the
         (OpType::AllReduce, "all_reduce"),
         (OpType::Broadcast, "broadcast"),
     ];
-    let odd: Vec<_> = (0..)
+    let rings_of_odd: Vec<_> = (0..)
         .zip(kinds)
         .map(|(rank, kind)| record_operations(&rings, "odd", rank, kind, 1))
         .collect();
-    // The job that began last, whose signs of life are the newest.
-    let well: Vec<_> = (0..2)
+    // This job began last, and its signs of life are the newest.
+    let rings_of_well: Vec<_> = (0..2)
         .map(|rank| record_operations(&rings, "well", rank, kinds[0], 2))
         .collect();
     let run = look(home.path(), &home.path().join("none"));
@@ -87,12 +87,12 @@ fn of_several_living_jobs_the_one_with_an_error_is_shown_and_the_others_have_the
         shown.contains("the newest living job with an error: 2 rings of job odd"),
         "{run:?}"
     );
-    let of_well = others.lines().find(|line| line.contains("job well"));
+    let line_of_well = others.lines().find(|line| line.contains("job well"));
     assert!(
-        of_well.is_some_and(|line| line.ends_with(": healthy")),
+        line_of_well.is_some_and(|line| line.ends_with(": healthy")),
         "{run:?}"
     );
-    drop((odd, well));
+    drop((rings_of_odd, rings_of_well));
 }
 
 #[test]
@@ -113,16 +113,12 @@ fn the_newest_records_are_judged_and_the_searched_folders_named() {
 
 #[test]
 fn without_records_it_names_where_it_looked_and_what_to_do() {
-    // Dumps that other programs left in the default place of older versions are records, too.
-    if std::fs::read_dir("/tmp").is_ok_and(|mut entries| {
-        entries.any(|it| {
-            it.is_ok_and(|it| {
-                it.file_name()
-                    .to_string_lossy()
-                    .starts_with("nccl_trace_rank_")
-            })
-        })
-    }) {
+    // Dumps that other programs left in the default place of older versions are records as well.
+    let is_dump = |entry: std::fs::DirEntry| {
+        let name = entry.file_name();
+        name.to_string_lossy().starts_with("nccl_trace_rank_")
+    };
+    if std::fs::read_dir("/tmp").is_ok_and(|entries| entries.flatten().any(is_dump)) {
         return;
     }
     let home = tempfile::tempdir().unwrap();
@@ -147,8 +143,8 @@ fn the_age_of_old_records_comes_before_their_verdict() {
     copy_dumps("cascade-2x2x2", 8, &dumps.join("b-1"), earlier);
     let run = look(home.path(), &home.path().join("none"));
     // Ranks of other tests may run here.
-    let first = "No process with a record runs here.";
-    assert!(run.stdout.starts_with(first), "{run:?}");
+    let beginning = "No process with a record runs here.";
+    assert!(run.stdout.starts_with(beginning), "{run:?}");
     let verdict = "The newest records are 1 h old:\nSTUCK  rank 5";
     assert!(run.stdout.contains(verdict), "{run:?}");
 }
@@ -162,17 +158,17 @@ fn a_job_that_runs_without_a_record_comes_before_old_records() {
     let job = format!("look-{}", std::process::id());
     let _ranks = [0, 1].map(|number| rank(number, &job, home.path(), false));
     let run = look(home.path(), &home.path().join("none"));
-    let (before, after) = run
+    let (advice, report) = run
         .stdout
         .split_once("The newest records are 1 h old:\n")
         .unwrap();
-    let line = format!("--job {job}   2 processes without a record, since ");
+    let job_line = format!("--job {job}   2 processes without a record, since ");
     for part in [
-        line.as_str(),
+        job_line.as_str(),
         "sleep 600 (rank 0: process ",
         "rcomm-fr collect --ask ",
     ] {
-        assert!(before.contains(part), "{part}: {run:?}");
+        assert!(advice.contains(part), "{part}: {run:?}");
     }
-    assert!(after.starts_with("STUCK  rank 5"), "{run:?}");
+    assert!(report.starts_with("STUCK  rank 5"), "{run:?}");
 }

@@ -29,12 +29,12 @@ pub(crate) fn rcomm_fr(args: &[&str]) -> Command {
     command
 }
 
-/// Runs the program with these arguments to its end.
+/// Runs the program with these arguments until it ends.
 pub(crate) fn run(args: &[&str]) -> Run {
     finish(rcomm_fr(args))
 }
 
-/// Runs a prepared command to its end.
+/// Runs a prepared command until it ends.
 pub(crate) fn finish(mut command: Command) -> Run {
     let Output {
         status,
@@ -87,7 +87,7 @@ pub(crate) fn fixture(scenario: &str, form: &str) -> String {
 /// The lines that a running program writes to standard error, read with a deadline.
 pub(crate) struct Reader {
     lines: Receiver<String>,
-    seen: Vec<String>,
+    skipped: Vec<String>,
 }
 
 impl Reader {
@@ -102,7 +102,7 @@ impl Reader {
         });
         Self {
             lines,
-            seen: Vec::new(),
+            skipped: Vec::new(),
         }
     }
 
@@ -113,8 +113,8 @@ impl Reader {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.lines.recv_timeout(left) {
                 Ok(line) if line.contains(text) => return line,
-                Ok(line) => self.seen.push(line),
-                Err(_) => panic!("no line holds {text:?}: {:?}", self.seen),
+                Ok(line) => self.skipped.push(line),
+                Err(_) => panic!("no line holds {text:?}: {:?}", self.skipped),
             }
         }
     }

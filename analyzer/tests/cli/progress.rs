@@ -10,8 +10,8 @@ use std::process::Stdio;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Runs the program on a terminal until its output holds `text`; then calls `go_on` and waits for its end. Returns the
-/// whole output, as bytes for a terminal.
+/// Runs the program on a terminal until its output holds `text`; then calls `go_on` and waits until it ends. Returns
+/// the whole output, with the control sequences for the terminal.
 fn on_a_terminal<A: AsRef<OsStr>>(args: &[A], text: &str, go_on: impl FnOnce()) -> String {
     let size = PtySize {
         cols: 100,
@@ -64,7 +64,7 @@ fn on_a_terminal<A: AsRef<OsStr>>(args: &[A], text: &str, go_on: impl FnOnce()) 
     String::from_utf8_lossy(&shown).into_owned()
 }
 
-/// The arguments of `collect` for two hosts that answer, without an archive, once the file `go` exists.
+/// The arguments of `collect` for two hosts. Their commands end, without an archive, once the file `go` exists.
 fn slow_hosts(folder: &Path) -> [String; 8] {
     let go = folder.join("go");
     let script = format!("while [ ! -e {} ]; do sleep 0.05; done", go.display());
@@ -90,9 +90,9 @@ fn hosts_that_answer_slowly_are_counted_on_a_terminal() {
         std::fs::write(go, "").unwrap();
     });
     // The line is cleared before the summary.
-    let (_, after) = shown.rsplit_once("hosts").unwrap();
+    let (_, rest) = shown.rsplit_once("hosts").unwrap();
     assert!(
-        after.contains("\x1b[2K") && after.contains("absent: host n1"),
+        rest.contains("\x1b[2K") && rest.contains("absent: host n1"),
         "{shown:?}"
     );
 }

@@ -7,14 +7,12 @@ use rcomm_recorder::publish::{Dump, Recorder};
 use std::fs;
 use std::path::Path;
 
-/// Copies dumps to a folder whose path is to be hidden, and returns the folder.
-fn secret_folder(scenario: &str, below: &Path) -> std::path::PathBuf {
-    let folder = below.join("secret-project");
+/// Copies dumps to a new folder in `parent` whose name must not be shown, and returns the new folder.
+fn secret_folder(scenario: &str, parent: &Path) -> std::path::PathBuf {
+    let folder = parent.join("secret-project");
     fs::create_dir(&folder).unwrap();
-    for file in fs::read_dir(Path::new(DUMPS).join(scenario).join("pickle"))
-        .unwrap()
-        .flatten()
-    {
+    let source = Path::new(DUMPS).join(scenario).join("pickle");
+    for file in fs::read_dir(source).unwrap().flatten() {
         fs::copy(file.path(), folder.join(file.file_name())).unwrap();
     }
     folder
@@ -24,21 +22,20 @@ fn json(run: &Run) -> serde_json::Value {
     serde_json::from_str(&run.stdout).unwrap_or_else(|error| panic!("{error}: {}", run.stdout))
 }
 
-/// The codes and the culprits of a report, and its verdict.
+/// The verdict of a report, and the code and the culprits of each finding.
 fn verdict(report: &serde_json::Value) -> (String, Vec<String>) {
-    let findings = report["findings"].as_array().unwrap();
-    let each = findings.iter().map(|finding| {
+    let findings = report["findings"].as_array().unwrap().iter();
+    let findings = findings.map(|finding| {
         let (code, ranks) = (&finding["code"], &finding["culprit_ranks"]);
         format!("{code} {ranks}")
     });
-    (report["verdict"].to_string(), each.collect())
+    (report["verdict"].to_string(), findings.collect())
 }
 
 #[test]
 fn a_redacted_report_says_the_same_without_names() {
-    let below = tempfile::tempdir().unwrap();
     for format in ["text", "json", "html", "perfetto", "columns"] {
-        let dir = tempfile::tempdir_in(below.path()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let folder = secret_folder("never-join-w4", dir.path());
         fs::write(folder.join("rank_9"), "no dump").unwrap();
         let folder = folder.to_str().unwrap();
@@ -74,11 +71,11 @@ fn a_redacted_archive_is_judged_like_the_records_and_holds_no_name() {
         collected.stderr
     );
     let content = fs::read(archive).unwrap();
-    let host = rustix::system::uname();
-    let host = host.nodename().to_bytes();
+    let system = rustix::system::uname();
+    let host = system.nodename().to_bytes();
     for secret in [&b"secret"[..], b"train.py", host] {
-        let holds = content.windows(secret.len()).any(|part| part == secret);
-        assert!(!holds, "{}", String::from_utf8_lossy(secret));
+        let is_shown = content.windows(secret.len()).any(|part| part == secret);
+        assert!(!is_shown, "{}", String::from_utf8_lossy(secret));
     }
     let plain = json(&run(&["analyze", "--format", "json", folder]));
     let redacted = json(&run(&["analyze", "--format", "json", archive]));
@@ -117,13 +114,13 @@ fn a_sentence_that_names_the_host_of_a_later_record_is_redacted() {
         "{}",
         collected.stderr
     );
-    for shown in [
+    for redacted in [
         run(&["analyze", "--redact", folder]).stdout,
         run(&["analyze", archive]).stdout,
     ] {
-        assert!(shown.contains("lost host-"), "{shown}");
+        assert!(redacted.contains("lost host-"), "{redacted}");
         for secret in ["alpha", "bravo", "charlie"] {
-            assert!(!shown.contains(secret), "{shown}");
+            assert!(!redacted.contains(secret), "{redacted}");
         }
     }
 }

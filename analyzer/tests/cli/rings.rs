@@ -1,4 +1,4 @@
-//! `rcomm-fr rings` and `rcomm-fr dump`, on rings of a process that lives and of one that died.
+//! `rcomm-fr rings` and `rcomm-fr dump` on rings of a living process and of a process that died.
 
 use crate::program::{Run, run};
 use rcomm_recorder::model::{OpType, ProcessGroupInfo};
@@ -13,12 +13,12 @@ use std::time::Duration;
 /// The variable with the folder of the child's ring.
 const CHILD_DIR: &str = "RCOMM_TEST_CHILD_RING_DIR";
 
-/// A rank with two operations, the second of which is pending.
+/// The ring of a rank with two operations, the second of which is pending.
 fn record(dir: &Path, job: &str, rank: u32) -> FlightRecorder {
     record_operations(dir, job, rank, (OpType::AllReduce, "all_reduce"), 1)
 }
 
-/// A rank with two operations of a kind, of which the first `done` have completed.
+/// The ring of a rank with two operations of one kind, of which the first `done` have completed.
 pub(crate) fn record_operations(
     dir: &Path,
     job: &str,
@@ -60,7 +60,7 @@ pub(crate) fn record_operations(
     recorder
 }
 
-/// No test of its own: `die_with_a_ring` runs it in a process that ends without closing its ring.
+/// Tests nothing itself: `die_with_a_ring` runs it in a process that ends without closing its ring.
 #[test]
 fn child_that_leaves_its_ring_behind() {
     let Some(dir) = std::env::var_os(CHILD_DIR) else {
@@ -70,7 +70,7 @@ fn child_that_leaves_its_ring_behind() {
     std::process::abort();
 }
 
-/// Leaves the ring of a process that died.
+/// Leaves the ring of a process that died in this folder.
 fn die_with_a_ring(dir: &Path) {
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "rings::child_that_leaves_its_ring_behind"])
@@ -81,11 +81,12 @@ fn die_with_a_ring(dir: &Path) {
     assert!(!status.success(), "the child should have died");
 }
 
+/// `rcomm-fr rings ARGS... --dir DIR`
 fn rings(dir: &Path, args: &[&str]) -> Run {
-    let mut all = vec!["rings"];
-    all.extend(args);
-    all.extend(["--dir", dir.to_str().unwrap()]);
-    run(&all)
+    let mut command = vec!["rings"];
+    command.extend(args);
+    command.extend(["--dir", dir.to_str().unwrap()]);
+    run(&command)
 }
 
 #[test]
@@ -111,8 +112,8 @@ fn rings_of_the_living_and_the_dead_are_listed() {
         assert!(dead.contains(" gone "), "{dead}");
         assert!(dead.trim_end().ends_with(".ring"), "{dead}");
     }
-    let one = rings(dir.path(), &["list", "--job", "dead"]);
-    assert!(!one.stdout.contains("alive"), "{}", one.stdout);
+    let of_job = rings(dir.path(), &["list", "--job", "dead"]);
+    assert!(!of_job.stdout.contains("alive"), "{}", of_job.stdout);
 }
 
 #[test]
@@ -186,11 +187,11 @@ fn only_rings_of_the_dead_are_removed_and_a_dry_run_removes_none() {
     let dir = tempfile::tempdir().unwrap();
     let alive = record(dir.path(), "alive", 1);
     die_with_a_ring(dir.path());
-    let would = rings(dir.path(), &["remove-stale", "--dry-run"]);
+    let dry_run = rings(dir.path(), &["remove-stale", "--dry-run"]);
     assert!(
-        would.stdout.ends_with("would remove 1 ring\n"),
+        dry_run.stdout.ends_with("would remove 1 ring\n"),
         "{}",
-        would.stdout
+        dry_run.stdout
     );
     let removed = rings(dir.path(), &["remove-stale"]);
     assert_eq!(removed.code, Some(0));
@@ -216,12 +217,10 @@ fn ring_becomes_a_dump_in_both_forms_and_nothing_is_overwritten() {
         ("pickle", "rank_0"),
         ("pickle", "rank_0.1"),
     ] {
-        let args = ["dump", "--format", format, "-o", out.to_str().unwrap()];
-        let mut args = args.to_vec();
-        args.extend(["--dir", ring_dir.to_str().unwrap()]);
-        let dumped = run(&args);
+        let (out, ring_dir) = (out.to_str().unwrap(), ring_dir.to_str().unwrap());
+        let dumped = run(&["dump", "--format", format, "-o", out, "--dir", ring_dir]);
         assert_eq!(dumped.code, Some(0), "{}", dumped.stderr);
-        let path = out.join("dead").join(name);
+        let path = Path::new(out).join("dead").join(name);
         assert_eq!(dumped.stdout, format!("{}\n", path.display()));
         let (dump, problems) = Dump::read(&std::fs::read(path).unwrap()).unwrap();
         assert_eq!(problems, vec![]);
@@ -260,7 +259,7 @@ fn ring_of_a_dead_process_can_be_gathered_and_judged() {
         "--dir",
         ring_dir.to_str().unwrap(),
     ]);
-    // Rank 1 of the job's two has no ring here.
+    // The job has two ranks; rank 1 has no ring here.
     assert_eq!(collected.code, Some(1), "{}", collected.stderr);
     assert!(
         collected.stderr.contains("absent: rank 1: "),
@@ -273,7 +272,7 @@ fn ring_of_a_dead_process_can_be_gathered_and_judged() {
         "{}",
         analyzed.stdout
     );
-    // The ring itself agrees.
+    // The ring itself gives the same result.
     let direct = run(&["analyze", ring_dir.to_str().unwrap()]);
     assert!(
         direct.stdout.contains("read 1 of 2 ranks, 2 operations"),
@@ -286,8 +285,8 @@ fn ring_of_a_dead_process_can_be_gathered_and_judged() {
 fn a_run_that_ended_is_judged_and_not_the_rings_of_the_run_before() {
     let folder = tempfile::tempdir().unwrap();
     die_with_a_ring(folder.path());
-    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    let started_ns = i64::try_from(since.as_nanos()).unwrap();
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap();
+    let started_ns = i64::try_from(now.as_nanos()).unwrap();
     let rank = |rank| LaunchedRank {
         rank,
         pid: 1000 + rank,

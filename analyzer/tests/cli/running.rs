@@ -21,9 +21,10 @@ impl Drop for Rank {
     }
 }
 
-/// Starts a process with the environment of a rank; with `has_pipe`, PyTorch's variable names a pipe.
+/// Starts a process with the environment of a rank. With `has_pipe`, PyTorch's variable names the beginning of a pipe's
+/// path.
 pub(crate) fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
-    let inside = |name: &str| folder.join(name);
+    let path = |name: &str| folder.join(name);
     let mut command = Command::new("sleep");
     command
         .arg("600")
@@ -31,16 +32,16 @@ pub(crate) fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank 
         .envs([("TORCHELASTIC_RUN_ID", job), ("MASTER_ADDR", "127.0.0.1")])
         // Nothing listens there.
         .env("MASTER_PORT", "1")
-        .env("RCOMM_RING_DIR", inside("rings"))
-        .env("TORCH_FR_DUMP_TEMP_FILE", inside("rank_"));
+        .env("RCOMM_RING_DIR", path("rings"))
+        .env("TORCH_FR_DUMP_TEMP_FILE", path("rank_"));
     if has_pipe {
-        command.env("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", inside("pipe-"));
+        command.env("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", path("pipe-"));
     }
     Rank(command.spawn().unwrap())
 }
 
-/// Makes a rank's pipe. With `dump` a thread reads the pipe as PyTorch does, and answers the first request with a copy
-/// of this file.
+/// Makes a rank's pipe. If a `dump` is passed, a thread reads the pipe as PyTorch does and answers the first request
+/// with a copy of this file.
 fn pipe(folder: &Path, rank: u32, dump: Option<PathBuf>) {
     let path = folder.join(format!("pipe-{rank}.pipe"));
     rustix::fs::mknodat(
@@ -66,10 +67,11 @@ fn pipe(folder: &Path, rank: u32, dump: Option<PathBuf>) {
     });
 }
 
+/// `rcomm-fr collect -o ARCHIVE ARGS...`
 fn collect(archive: &Path, args: &[&str]) -> Run {
-    let mut all = vec!["collect", "-o", archive.to_str().unwrap()];
-    all.extend(args);
-    run(&all)
+    let mut command = vec!["collect", "-o", archive.to_str().unwrap()];
+    command.extend(args);
+    run(&command)
 }
 
 #[test]
@@ -91,24 +93,25 @@ fn ranks_are_asked_through_their_pipes_and_those_that_cannot_be_are_named_with_t
     let args = ["--ask", "--job", &job, "--wait", "30s", "--analyze"];
     let collected = collect(&archive, &args);
     let (_, manifest) = open(&archive);
-    let absent = manifest["absent"].as_array().unwrap().iter();
-    let absent: Vec<String> = absent
-        .map(|absent| format!("rank {}: {}", absent["rank"], absent["reason"]))
+    let absences = manifest["absent"].as_array().unwrap().iter();
+    let absences: Vec<String> = absences
+        .map(|absence| format!("rank {}: {}", absence["rank"], absence["reason"]))
         .collect();
-    let of = |rank: u32| {
+    let absence_of = |rank: u32| {
         let start = format!("rank {rank}: ");
-        absent.iter().find(|it| it.starts_with(&start)).cloned()
+        let mut absences = absences.iter();
+        absences.find(|absence| absence.starts_with(&start))
     };
-    assert_eq!((of(0), of(1)), (None, None), "{absent:?}");
-    let (rank_2, rank_3) = (of(2).unwrap(), of(3).unwrap());
+    assert_eq!((absence_of(0), absence_of(1)), (None, None), "{absences:?}");
+    let (rank_2, rank_3) = (absence_of(2).unwrap(), absence_of(3).unwrap());
     assert!(rank_2.contains("is alive: it "), "{rank_2}");
     assert!(rank_2.contains("no process reads it"), "{rank_2}");
     let unset = "was started without TORCH_NCCL_DEBUG_INFO_PIPE_FILE";
     assert!(rank_3.contains(unset), "{rank_3}");
     assert!(collected.stdout.contains("2 of 4 ranks"), "{collected:?}");
-    // Which job it was.
-    let taken = format!("job {job}: 4 processes without a record, since ");
-    assert!(collected.stderr.starts_with(&taken), "{collected:?}");
+    // Standard error names the job.
+    let beginning = format!("job {job}: 4 processes without a record, since ");
+    assert!(collected.stderr.starts_with(&beginning), "{collected:?}");
     assert!(
         collected.stderr.contains(": sleep 600 (rank 0: process "),
         "{collected:?}"
@@ -152,17 +155,20 @@ fn worker_servers_give_records_and_the_stack_of_the_rank_at_fault() {
         "{text}"
     );
     assert!(text.contains("called from"), "{text}");
-    let next = text
+    let next_line = text
         .lines()
         .find(|line| line.trim_start().starts_with("next"));
     assert!(
-        next.is_some_and(|line| !line.contains("take its stack")),
+        next_line.is_some_and(|line| !line.contains("take its stack")),
         "{text}"
     );
     assert!(text.contains("read its stack"), "{text}");
     // The archive holds the stacks.
-    let later = run(&["analyze", "--snapshot", archive.to_str().unwrap()]);
-    assert!(later.stdout.contains("rank 2 is now in load"), "{later:?}");
+    let analyzed = run(&["analyze", "--snapshot", archive.to_str().unwrap()]);
+    assert!(
+        analyzed.stdout.contains("rank 2 is now in load"),
+        "{analyzed:?}"
+    );
     // Standard output cannot take both the archive and the report.
     let refused = collect(Path::new("-"), &args);
     assert_eq!(refused.code, Some(2), "{refused:?}");
@@ -179,12 +185,12 @@ fn an_archive_of_stacks_without_records_shows_where_the_ranks_are() {
     let frame = |line: u32, name: &str| format!("  File \"/x/train.py\", line {line} in {name}\n");
     let mut args = vec!["--world-size".to_owned(), "4".to_owned()];
     for rank in 0..4 {
-        let place = match rank {
+        let frame = match rank {
             2 => frame(13, "load"),
             _ => frame(40, "step"),
         };
         let path = dir.path().join(format!("rank_{rank}.txt"));
-        let text = format!("Thread 0x00000001 (most recent call first):\n{place}");
+        let text = format!("Thread 0x00000001 (most recent call first):\n{frame}");
         fs::write(&path, text).unwrap();
         args.push(path.display().to_string());
     }

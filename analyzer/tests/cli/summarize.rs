@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Two nodes with four ranks' dumps each.
+/// The folders of two nodes, each with the dumps of four ranks.
 fn nodes(dir: &Path) -> [PathBuf; 2] {
     [0, 1].map(|node| {
         let folder = dir.join(format!("node{node}"));
@@ -22,6 +22,7 @@ fn nodes(dir: &Path) -> [PathBuf; 2] {
     })
 }
 
+/// Packs the four dumps in a node's folder.
 fn summarize(folder: &Path, output: &Path) {
     let args = [
         "summarize",
@@ -38,6 +39,7 @@ fn summarize(folder: &Path, output: &Path) {
     );
 }
 
+/// The report on these paths, as JSON.
 fn report(paths: &[&Path]) -> Value {
     let mut args = vec!["analyze", "--format", "json"];
     args.extend(paths.iter().map(|path| path.to_str().unwrap()));
@@ -47,29 +49,34 @@ fn report(paths: &[&Path]) -> Value {
 #[test]
 fn summaries_of_all_nodes_give_the_report_of_all_records() {
     let dir = tempfile::tempdir().unwrap();
-    let [one, two] = nodes(dir.path());
-    let (a, b) = (dir.path().join("0.rsum"), dir.path().join("1.rsum"));
-    summarize(&one, &a);
-    summarize(&two, &b);
-    assert_eq!(report(&[&a, &b]), report(&[&one, &two]));
-    assert_eq!(report(&[&b, &a]), report(&[&one, &two]));
+    let [node_0, node_1] = nodes(dir.path());
+    let [summary_0, summary_1, joined] =
+        ["0.rsum", "1.rsum", "joined.rsum"].map(|name| dir.path().join(name));
+    summarize(&node_0, &summary_0);
+    summarize(&node_1, &summary_1);
+    let expected = report(&[&node_0, &node_1]);
+    assert_eq!(report(&[&summary_0, &summary_1]), expected);
+    assert_eq!(report(&[&summary_1, &summary_0]), expected);
     // A summary of summaries holds the same.
-    let all = dir.path().join("all.rsum");
-    let args = ["summarize", a.to_str().unwrap(), b.to_str().unwrap(), "-o"];
-    let packed = run(&[&args[..], &[all.to_str().unwrap()]].concat());
+    let packed = run(&[
+        "summarize",
+        summary_0.to_str().unwrap(),
+        summary_1.to_str().unwrap(),
+        "-o",
+        joined.to_str().unwrap(),
+    ]);
     assert_eq!(packed.code, Some(0), "{}", packed.stderr);
-    assert_eq!(report(&[&all]), report(&[&one, &two]));
-    assert_eq!(
-        fs::metadata(&a).unwrap().permissions().mode() & 0o777,
-        0o600
-    );
+    assert_eq!(report(&[&joined]), expected);
+    let mode = fs::metadata(&summary_0).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
 }
 
-fn damaged(change: impl FnOnce(&mut Vec<u8>)) -> (TempDir, PathBuf) {
+/// The summary of one node, changed by `change`, in a folder that must be kept.
+fn changed_summary(change: impl FnOnce(&mut Vec<u8>)) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    let [one, _] = nodes(dir.path());
+    let [node, _] = nodes(dir.path());
     let path = dir.path().join("0.rsum");
-    summarize(&one, &path);
+    summarize(&node, &path);
     let mut bytes = fs::read(&path).unwrap();
     change(&mut bytes);
     fs::write(&path, bytes).unwrap();
@@ -79,7 +86,7 @@ fn damaged(change: impl FnOnce(&mut Vec<u8>)) -> (TempDir, PathBuf) {
 #[test]
 fn a_truncated_summary_is_reported_and_its_beginning_used() {
     // Only the checksum and the last part are missing: all records are there.
-    let (_dir, path) = damaged(|bytes| bytes.truncate(bytes.len() - 9));
+    let (_dir, path) = changed_summary(|bytes| bytes.truncate(bytes.len() - 9));
     let analyzed = run(&["analyze", path.to_str().unwrap()]);
     let words: Vec<&str> = analyzed.stdout.split_whitespace().collect();
     let text = words.join(" ");
@@ -92,7 +99,7 @@ fn a_truncated_summary_is_reported_and_its_beginning_used() {
 
 #[test]
 fn a_summary_of_a_newer_version_is_skipped() {
-    let (_dir, path) = damaged(|bytes| bytes[8] = 200);
+    let (_dir, path) = changed_summary(|bytes| bytes[8] = 200);
     let analyzed = run(&["analyze", path.to_str().unwrap()]);
     assert_eq!(analyzed.code, Some(2));
     assert!(
@@ -120,15 +127,15 @@ fn nothing_to_pack_is_exit_code_two_and_leaves_no_file() {
 #[test]
 fn stacks_are_reported_as_left_aside_and_problems_beyond_the_limit_are_counted() {
     let dir = tempfile::tempdir().unwrap();
-    let [one, _] = nodes(dir.path());
+    let [node, _] = nodes(dir.path());
     let stacks = "Thread 0x1 (most recent call first):\n  File \"train.py\", line 13 in load\n";
     for rank in 0..22 {
-        fs::write(one.join(format!("rank_{rank}.txt")), stacks).unwrap();
+        fs::write(node.join(format!("rank_{rank}.txt")), stacks).unwrap();
     }
     let output = dir.path().join("0.rsum");
     let args = [
         "summarize",
-        one.to_str().unwrap(),
+        node.to_str().unwrap(),
         "-o",
         output.to_str().unwrap(),
     ];
@@ -143,7 +150,7 @@ fn stacks_are_reported_as_left_aside_and_problems_beyond_the_limit_are_counted()
     }
 }
 
-/// `srun` here is a script that runs the step once for each of two nodes.
+/// In place of Slurm's, `srun` is a script here that runs the step once for each of two nodes.
 #[test]
 fn the_slurm_script_names_the_culprit() {
     let dir = tempfile::tempdir().unwrap();
@@ -152,10 +159,10 @@ fn the_slurm_script_names_the_culprit() {
     fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_rcomm-fr"), bin.join("rcomm-fr")).unwrap();
     let srun = bin.join("srun");
-    let stand_in = "#!/bin/bash\n\
+    let srun_script = "#!/bin/bash\n\
         while [[ $1 == --* ]]; do shift; done\n\
         for node in 0 1; do (cd \"$NODES/node$node\" && SLURM_NODEID=$node \"$@\") || exit; done\n";
-    fs::write(&srun, stand_in).unwrap();
+    fs::write(&srun, srun_script).unwrap();
     fs::set_permissions(&srun, fs::Permissions::from_mode(0o700)).unwrap();
     let script = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -167,17 +174,17 @@ fn the_slurm_script_names_the_culprit() {
         .arg(script)
         .env("PATH", path)
         .env("NODES", dir.path())
-        // Every node reads the folder in which it runs.
+        // Each step reads the folder in which it runs.
         .env("DUMPS", ".")
         .env("OUT", &out)
         .output()
         .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{text}{errors}");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{stdout}{stderr}");
     assert!(
-        text.starts_with("STUCK  rank 5 never issued"),
-        "{text}{errors}"
+        stdout.starts_with("STUCK  rank 5 never issued"),
+        "{stdout}{stderr}"
     );
     assert!(out.join("report.html").is_file());
 }

@@ -17,7 +17,7 @@ fn document(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// What the program prints for one line of a transcript.
+/// What the program prints for the command of a transcript.
 fn output_of(command: &str) -> String {
     let words = shlex::split(command).unwrap();
     assert_eq!(words[0], "rcomm-fr", "{command}");
@@ -65,11 +65,11 @@ fn documents_show_what_the_program_prints() {
             fs::write(&path, regenerated).unwrap();
             continue;
         }
-        for (number, (is, should)) in text.lines().zip(regenerated.lines()).enumerate() {
-            let at = number + 1;
+        let lines = text.lines().zip(regenerated.lines());
+        for (number, (line, expected)) in (1..).zip(lines) {
             assert_eq!(
-                is, should,
-                "{name}:{at} has drifted; RCOMM_UPDATE_DOCS=1 rewrites it"
+                line, expected,
+                "{name}:{number} has drifted; RCOMM_UPDATE_DOCS=1 rewrites it"
             );
         }
         assert_eq!(

@@ -1,6 +1,6 @@
 //! `rcomm-fr trends`: logs of NCCL's Inspector.
 
-use crate::program::{fixture, rcomm_fr, run};
+use crate::program::{finish, fixture, rcomm_fr, run};
 use rcomm_analyzer::inspector::Trends;
 use rcomm_analyzer::{Problem, Report, Verdict};
 use std::fs;
@@ -11,7 +11,7 @@ const LOGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/inspe
 fn logs_of_two_processes_become_one_row_for_each_operation() {
     let mut command = rcomm_fr(&["trends", LOGS]);
     command.env("COLUMNS", "100");
-    let run = crate::program::finish(command);
+    let run = finish(command);
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     insta::assert_snapshot!(run.stdout);
 }
@@ -59,9 +59,9 @@ fn a_verdict_leaves_such_a_log_aside_and_states_why() {
     let run = run(&["analyze", "--format", "json", &dumps, LOGS]);
     let report: Report = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!(report.verdict, Verdict::Healthy);
-    let files = |problem: &&Problem| !problem.path.is_empty();
-    assert_eq!(report.problems.iter().filter(files).count(), 2);
-    for problem in report.problems.iter().filter(files) {
+    let is_of_file = |problem: &&Problem| !problem.path.is_empty();
+    assert_eq!(report.problems.iter().filter(is_of_file).count(), 2);
+    for problem in report.problems.iter().filter(is_of_file) {
         assert!(
             problem.sentence.contains("`rcomm-fr trends` reads it"),
             "{}",

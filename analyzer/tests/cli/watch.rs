@@ -33,12 +33,13 @@ fn verdict_follows_the_last_dump() {
     fs::copy(Path::new(&source).join("rank_1"), dumps.join("rank_1")).unwrap();
     let arrived = Instant::now();
     let line = lines.wait_for("4 of 4 ranks");
-    let verdict = arrived.elapsed();
+    let until_verdict = arrived.elapsed();
     assert!(line.contains("STUCK  rank 1 never issued"), "{line}");
     assert_eq!(wait(&mut child), Some(1));
-    // Reported, not asserted: a machine may be busy.
-    let report = arrived.elapsed();
-    let times = format!("after the last dump: verdict {verdict:.1?}, report {report:.1?}");
+    // The times are printed and not asserted, since the machine may be busy.
+    let until_report = arrived.elapsed();
+    let times =
+        format!("after the last dump: verdict {until_verdict:.1?}, report {until_report:.1?}");
     writeln!(std::io::stderr(), "{times}").unwrap();
     let report: Report = serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap();
     assert_eq!(report.input.ranks_read, 4);

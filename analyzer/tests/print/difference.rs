@@ -4,6 +4,7 @@ use crate::sample;
 use rcomm_analyzer::print::human::{self, Layout};
 use rcomm_analyzer::{Difference, Report};
 
+/// The differences as they are printed, without colors.
 fn text(before: &Report, after: &Report) -> String {
     let difference = Difference::between(before, after);
     let mut out = anstream::StripStream::new(Vec::new());

@@ -9,12 +9,14 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
+/// The page of this report and these dumps.
 fn page(report: &Report, dumps: &[Dump]) -> String {
     let mut out = Vec::new();
     html::write(report, dumps, &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
+/// The dumps of 16 ranks of which one is stuck, 10 s after its fault.
 fn dumps() -> Vec<Dump> {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     simulation.dumps_at(simulation.fault_ns() + 10_000_000_000)
@@ -34,15 +36,15 @@ fn page_loads_nothing_else() {
 #[test]
 fn findings_come_before_everything_else() {
     let page = page(&sample::stuck(), &dumps());
-    let at = |text: &str| {
+    let position = |text: &str| {
         page.find(text)
             .unwrap_or_else(|| panic!("{text} is missing"))
     };
-    assert!(at("rank 6 never issued") < at("<h2>Findings"));
-    assert!(at("<h2>Findings") < at("<h2>Who waits for whom"));
-    assert!(at("<h2>Who waits for whom") < at("<h2>Collectives by rank"));
-    assert!(at("<h2>Collectives by rank") < at("<h2>Timeline"));
-    assert!(at("<h2>Timeline") < at("<h2>Stacks"));
+    assert!(position("rank 6 never issued") < position("<h2>Findings"));
+    assert!(position("<h2>Findings") < position("<h2>Who waits for whom"));
+    assert!(position("<h2>Who waits for whom") < position("<h2>Collectives by rank"));
+    assert!(position("<h2>Collectives by rank") < position("<h2>Timeline"));
+    assert!(position("<h2>Timeline") < position("<h2>Stacks"));
 }
 
 #[test]
@@ -73,7 +75,7 @@ fn names_from_a_dump_cannot_become_markup() {
         }
     }
     let page = page(&report, &dumps);
-    assert!(!page.contains("<script"), "markup got through");
+    assert!(!page.contains("<script"), "a name became markup");
     assert!(page.contains("&lt;script&gt;"));
 }
 
@@ -95,12 +97,12 @@ fn frame_says_who_is_in_it_and_who_went_another_way() {
             .find(|line| line.contains(&format!("<code>{name}</code>")))
             .unwrap_or_else(|| panic!("no frame {name}"))
     };
-    assert!(!frame("main").contains("not here"), "all are in it");
+    assert!(!frame("main").contains("not here"), "no rank is elsewhere");
     assert!(frame("step").contains("ranks 0-5</span> <span class=\"elsewhere\">not here: 6<"));
     assert!(frame("load").contains("rank 6</span> <span class=\"elsewhere\">not here: 0-5<"));
     assert!(
         frame("load").starts_with("<li class=\"fault\">"),
-        "it is at fault"
+        "the frame of the rank at fault is not marked"
     );
     assert!(!frame("step").contains("fault"));
     assert!(page.contains("No stack of rank 7 is recorded."));

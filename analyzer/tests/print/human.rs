@@ -44,8 +44,9 @@ fn no_line_is_wider_than_the_page() {
         for detail in [Detail::Brief, Detail::Verbose] {
             for line in page(&sample::stuck(), width, detail).lines() {
                 // A line of one word, such as a path, may be longer.
-                let whole = line.split_whitespace().count() == 1;
-                assert!(whole || line.chars().count() <= width, "{width}: {line:?}");
+                let is_word = line.split_whitespace().count() == 1;
+                let fits = line.chars().count() <= width;
+                assert!(is_word || fits, "{width}: {line:?}");
             }
         }
     }

@@ -7,8 +7,8 @@ use rcomm_analyzer::{Analysis, Extent, Policy, Report, Unread};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// The schema with every object closed: here a field that it does not describe is an error. Readers must accept fields
-/// that later versions add.
+/// The schema with every object closed: a field that it does not describe is an error in these tests. Readers must
+/// accept such a field, since later versions may add it.
 fn closed_schema() -> Value {
     fn close(value: &mut Value) {
         match value {
@@ -27,6 +27,7 @@ fn closed_schema() -> Value {
     schema
 }
 
+/// The report as it is printed.
 fn printed(report: &Report) -> String {
     let mut out = Vec::new();
     json::write(report, &mut out).unwrap();
@@ -75,62 +76,66 @@ fn judge(folder: &Path) -> Report {
 fn the_report_of_every_checked_in_job_keeps_to_the_schema() {
     let validator = jsonschema::validator_for(&closed_schema()).unwrap();
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps");
-    let folders = |of: &Path| -> Vec<PathBuf> {
-        let items = std::fs::read_dir(of).unwrap().map(|item| item.unwrap());
-        let paths = items.map(|item| item.path());
+    let folders_in = |parent: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(parent).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
         paths.filter(|path| path.is_dir()).collect()
     };
-    let jobs: Vec<PathBuf> = folders(&fixtures)
+    let folders: Vec<PathBuf> = folders_in(&fixtures)
         .iter()
-        .flat_map(|job| folders(job))
+        .flat_map(|scenario| folders_in(scenario))
         .collect();
-    assert!(jobs.len() > 40, "{jobs:?}");
-    let mut found = 0;
-    for job in jobs {
-        let report = judge(&job);
-        assert!(report.input.entries > 0, "{} holds nothing", job.display());
-        found += report.findings.len();
+    assert!(folders.len() > 40, "{folders:?}");
+    let mut findings = 0;
+    for folder in folders {
+        let report = judge(&folder);
+        assert!(
+            report.input.entries > 0,
+            "{} holds nothing",
+            folder.display()
+        );
+        findings += report.findings.len();
         let value: Value = serde_json::from_str(&printed(&report)).unwrap();
         let errors: Vec<String> = validator
             .iter_errors(&value)
             .map(|error| format!("{} at {}", error, error.instance_path()))
             .collect();
-        assert!(errors.is_empty(), "{}: {errors:#?}", job.display());
+        assert!(errors.is_empty(), "{}: {errors:#?}", folder.display());
     }
-    assert!(found > 30, "{found} findings in all");
+    assert!(findings > 30, "{findings} findings in all");
 }
 
 #[test]
 fn schema_refuses_what_is_no_report() {
     let validator = jsonschema::validator_for(&closed_schema()).unwrap();
-    let good: Value = serde_json::from_str(&printed(&sample::stuck())).unwrap();
-    for (path, wrong) in [
+    let valid: Value = serde_json::from_str(&printed(&sample::stuck())).unwrap();
+    for (path, value) in [
         ("/verdict", Value::from("fine")),
         ("/findings/0/confidence", Value::from(1.5)),
         ("/findings/0/culprit_ranks/0", Value::from(-1)),
         ("/findings/0/seq_kind", Value::from("record_id")),
         ("/schema", Value::from("rcomm.report/2")),
     ] {
-        let mut bad = good.clone();
-        *bad.pointer_mut(path).unwrap() = wrong;
-        assert!(!validator.is_valid(&bad), "{path} was accepted");
+        let mut invalid = valid.clone();
+        *invalid.pointer_mut(path).unwrap() = value;
+        assert!(!validator.is_valid(&invalid), "{path} was accepted");
     }
 }
 
 #[test]
 fn a_report_read_back_from_json_is_equal() {
     let report = sample::stuck();
-    let back: Report = serde_json::from_str(&printed(&report)).unwrap();
-    assert_eq!(back, report);
+    let read_back: Report = serde_json::from_str(&printed(&report)).unwrap();
+    assert_eq!(read_back, report);
 }
 
 #[test]
 fn keys_have_a_stable_order() {
     let text = printed(&sample::stuck());
     assert_eq!(text, printed(&sample::stuck()));
-    let at = |key: &str| text.find(&format!("\"{key}\"")).unwrap();
-    assert!(at("schema") < at("verdict"));
-    assert!(at("verdict") < at("findings"));
-    assert!(at("findings") < at("problems"));
+    let position = |key: &str| text.find(&format!("\"{key}\"")).unwrap();
+    assert!(position("schema") < position("verdict"));
+    assert!(position("verdict") < position("findings"));
+    assert!(position("findings") < position("problems"));
     assert!(text.ends_with("}\n"));
 }

@@ -4,6 +4,7 @@ use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 
+/// The last five operations of a group of 16 simulated ranks, 10 s after the fault.
 fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
     let simulation = Simulation::new(situation, 16, 0);
     let dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
@@ -20,6 +21,7 @@ fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix
     matrix((0..).zip(&dumps), &group, 5, rows)
 }
 
+/// The letter of each cell.
 fn letters(row: &Row) -> String {
     row.cells.iter().map(|cell| cell.letter()).collect()
 }
@@ -30,7 +32,7 @@ fn the_missing_rank_stands_out_in_its_group() {
     let rows: Vec<_> = matrix
         .rows
         .iter()
-        .map(|r| (r.ranks[0], letters(r)))
+        .map(|row| (row.ranks[0], letters(row)))
         .collect();
     assert_eq!(rows, [(5, "CCCCS".into()), (13, "CCCC-".into())]);
     assert_eq!(matrix.seqs.last(), Some(&(Simulation::FAULT_STEP + 1)));
@@ -42,7 +44,7 @@ fn equal_rows_fold_into_one_and_another_operation_is_a_mismatch() {
     let rows: Vec<_> = matrix
         .rows
         .iter()
-        .map(|r| (r.ranks.len(), letters(r)))
+        .map(|row| (row.ranks.len(), letters(row)))
         .collect();
     assert_eq!(rows, [(7, "CCCCS".into()), (1, "CCCCX".into())]);
     assert_eq!(
@@ -60,8 +62,8 @@ fn an_overwritten_entry_is_lost_and_not_missing() {
         desc: "tp".into(),
         ranks: [0, 1].into(),
     };
-    let keep = dumps[0].entries.len() - 3;
-    dumps[0].entries.drain(..keep);
+    let overwritten = dumps[0].entries.len() - 3;
+    dumps[0].entries.drain(..overwritten);
     let matrix = matrix((0..).zip(&dumps), &group, 6, Rows::Each);
     assert!(letters(&matrix.rows[0]).starts_with('*'));
     assert!(letters(&matrix.rows[1]).starts_with('C'));

@@ -8,6 +8,7 @@ use rcomm_analyzer::{Policy, analyze};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The trace of a simulated job, 10 s after its fault.
 fn trace(situation: Situation, ranks: u32) -> Value {
     let simulation = Simulation::new(situation, ranks, 0);
     let dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
@@ -16,12 +17,13 @@ fn trace(situation: Situation, ranks: u32) -> Value {
     serde_json::from_slice(&out).unwrap()
 }
 
-fn events<'a>(trace: &'a Value, ph: &'a str) -> impl Iterator<Item = &'a Value> {
-    let all = trace["traceEvents"].as_array().unwrap();
-    all.iter().filter(move |event| event["ph"] == ph)
+/// The events of one phase, which is what the trace format calls the kind of an event.
+fn events<'a>(trace: &'a Value, phase: &'a str) -> impl Iterator<Item = &'a Value> {
+    let events = trace["traceEvents"].as_array().unwrap();
+    events.iter().filter(move |event| event["ph"] == phase)
 }
 
-/// (process, thread).
+/// The process and the thread of an event.
 fn track(event: &Value) -> (u64, u64) {
     (
         event["pid"].as_u64().unwrap(),
@@ -29,6 +31,7 @@ fn track(event: &Value) -> (u64, u64) {
     )
 }
 
+/// The start and the end of a slice, µs.
 fn span(event: &Value) -> (f64, f64) {
     let start = event["ts"].as_f64().unwrap();
     (start, start + event["dur"].as_f64().unwrap())
@@ -45,7 +48,7 @@ fn slices_of_one_track_never_overlap() {
     for (track, mut slices) in tracks {
         slices.sort_by(|a, b| a.0.total_cmp(&b.0));
         for pair in slices.windows(2) {
-            // The precision of decimal µs: a tenth of a ns.
+            // Decimal µs are precise to a tenth of a ns.
             assert!(pair[0].1 <= pair[1].0 + 1e-4, "{track:?}: {pair:?}");
         }
     }
@@ -83,43 +86,43 @@ fn each_arrow_leads_from_the_last_to_arrive_into_a_waiting_slice() {
     let slices: Vec<((u64, u64), (f64, f64))> = events(&trace, "X")
         .map(|slice| (track(slice), span(slice)))
         .collect();
-    let inside = |event: &Value| {
-        let (event_track, ts) = (track(event), event["ts"].as_f64().unwrap());
+    let is_in_slice = |event: &Value| {
+        let (event_track, time) = (track(event), event["ts"].as_f64().unwrap());
         slices
             .iter()
-            .any(|&(track, (start, end))| track == event_track && start <= ts && ts <= end)
+            .any(|&(track, (start, end))| track == event_track && start <= time && time <= end)
     };
     for end in ends {
         let start = starts[&end["id"].as_u64().unwrap()];
         assert_eq!(end["bp"], "e");
         assert_ne!(start["pid"], end["pid"]);
-        assert!(inside(start), "{start}");
-        assert!(inside(end), "{end}");
+        assert!(is_in_slice(start), "{start}");
+        assert!(is_in_slice(end), "{end}");
     }
 }
 
 #[test]
 fn pending_operations_reach_to_the_end_and_say_so() {
     let trace = trace(Situation::StuckRank, 16);
-    let end = events(&trace, "X").map(|s| span(s).1).fold(0.0, f64::max);
+    let ends = events(&trace, "X").map(|slice| span(slice).1);
+    let last_end = ends.fold(0.0, f64::max);
     let pending: Vec<&Value> = events(&trace, "X")
         .filter(|slice| slice["name"].as_str().unwrap().ends_with("(pending)"))
         .collect();
     assert!(!pending.is_empty());
     for slice in pending {
-        assert!((span(slice).1 - end).abs() < 1e-3, "{slice}");
+        assert!((span(slice).1 - last_end).abs() < 1e-3, "{slice}");
     }
 }
 
 #[test]
 fn root_findings_are_marked_on_the_ranks_at_fault() {
     let trace = trace(Situation::StuckRank, 16);
+    // The code of the finding and the rank.
     let marks: Vec<(&str, u64)> = events(&trace, "i")
         .map(|mark| {
-            (
-                &mark["name"].as_str().unwrap()[..4],
-                mark["pid"].as_u64().unwrap(),
-            )
+            let name = mark["name"].as_str().unwrap();
+            (&name[..4], mark["pid"].as_u64().unwrap())
         })
         .collect();
     assert_eq!(marks, [("E101", 6)]);
@@ -135,27 +138,28 @@ fn a_job_without_records_is_a_trace_without_events() {
 
 #[test]
 fn every_message_is_an_arrow_from_its_send_to_its_receive() {
-    let dumps = concat!(
+    let folder = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../tests/fixtures/dumps/cascade-2x2x2/pickle"
     );
-    let (loaded, _) = load_all(&[dumps.into()], &LoadOptions::default()).unwrap();
+    let (loaded, _) = load_all(&[folder.into()], &LoadOptions::default()).unwrap();
     let dumps: Vec<_> = loaded.into_iter().map(|loaded| loaded.dump).collect();
     let report = analyze(&dumps, &Policy::default());
     let mut out = Vec::new();
     perfetto::write(&dumps, &report, &mut out).unwrap();
     let trace: Value = serde_json::from_slice(&out).unwrap();
-    let messages = |ph| {
-        let arrows = events(&trace, ph).filter(|event| event["cat"] == "message");
+    let tracks = |phase| {
+        let arrows = events(&trace, phase).filter(|event| event["cat"] == "message");
         arrows.map(track).collect::<Vec<_>>()
     };
-    let slice_of = |event: (u64, u64), name: &str| {
+    let has_slice = |on: (u64, u64), name: &str| {
         events(&trace, "X")
-            .any(|slice| track(slice) == event && slice["name"].as_str().unwrap().starts_with(name))
+            .any(|slice| track(slice) == on && slice["name"].as_str().unwrap().starts_with(name))
     };
-    let (starts, ends) = (messages("s"), messages("f"));
-    assert!(!starts.is_empty() && starts.len() == ends.len());
-    assert!(starts.iter().all(|&from| slice_of(from, "send")));
-    assert!(ends.iter().all(|&to| slice_of(to, "recv")));
-    assert!(starts.iter().zip(&ends).all(|(from, to)| from.0 != to.0));
+    let (sources, targets) = (tracks("s"), tracks("f"));
+    assert!(!sources.is_empty() && sources.len() == targets.len());
+    assert!(sources.iter().all(|&source| has_slice(source, "send")));
+    assert!(targets.iter().all(|&target| has_slice(target, "recv")));
+    let mut arrows = sources.iter().zip(&targets);
+    assert!(arrows.all(|(source, target)| source.0 != target.0));
 }

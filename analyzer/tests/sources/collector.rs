@@ -15,6 +15,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
+/// The moment 60 s after the fault.
 fn moment(simulation: &Simulation) -> Moment {
     Moment {
         elapsed: Duration::from_secs(100),
@@ -22,19 +23,17 @@ fn moment(simulation: &Simulation) -> Moment {
     }
 }
 
-fn judged(simulation: &Simulation) -> Report {
-    let at = moment(simulation);
-    let mut live = live("judged");
-    let mut source = SimulatedSource::new(simulation.clone(), move || at.wall_ns);
-    live.observe(0, source.poll(soon()), at);
-    Report::clone(
-        &live
-            .refresh(at)
-            .expect("the poll gives a new snapshot")
-            .report,
-    )
+/// The report on a simulated job at that moment.
+fn judge(simulation: &Simulation) -> Report {
+    let now = moment(simulation);
+    let mut live = live("simulation");
+    let mut source = SimulatedSource::new(simulation.clone(), move || now.wall_ns);
+    live.observe(0, source.poll(soon()), now);
+    let snapshot = live.refresh(now).expect("the poll gives a new snapshot");
+    Report::clone(&snapshot.report)
 }
 
+/// A live view of two sources, a first one of this name and records.
 fn live(name: &str) -> Live {
     Live::new(
         LiveOptions::default(),
@@ -43,6 +42,7 @@ fn live(name: &str) -> Live {
     )
 }
 
+/// The answers of a collector with this report.
 fn collector(report: &Report) -> Answers {
     let report = serde_json::to_vec(report).expect("the value can be written as JSON");
     let status =
@@ -57,12 +57,12 @@ fn collector(report: &Report) -> Answers {
 #[test]
 fn a_collectors_report_is_shown_with_its_ranks_and_hosts() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
-    let report = judged(&simulation);
+    let report = judge(&simulation);
     let mut source = CollectorSource::new(address(serve(collector(&report))), None);
-    let at = moment(&simulation);
+    let now = moment(&simulation);
     let mut live = live("collector");
-    live.observe(0, source.poll(soon()), at);
-    let snapshot = live.refresh(at).expect("the poll gives a new snapshot");
+    live.observe(0, source.poll(soon()), now);
+    let snapshot = live.refresh(now).expect("the poll gives a new snapshot");
     assert_eq!(
         (snapshot.report.verdict, &*snapshot.job),
         (Verdict::Stuck, "llama")
@@ -73,30 +73,23 @@ fn a_collectors_report_is_shown_with_its_ranks_and_hosts() {
     assert_eq!((&*last.host, last.local_rank), ("n001", 7));
     assert!(snapshot.ranks[3].silent && !last.silent);
     // The same report again is no change.
-    live.observe(0, source.poll(soon()), at);
-    assert!(live.refresh(at).is_none());
+    live.observe(0, source.poll(soon()), now);
+    assert!(live.refresh(now).is_none());
 }
 
 #[test]
 fn the_source_that_read_more_ranks_judges() {
-    let (large, small) = (
-        Simulation::new(Situation::Healthy, 32, 0),
-        Simulation::new(Situation::StuckRank, 16, 0),
-    );
-    let mut source = CollectorSource::new(address(serve(collector(&judged(&small)))), None);
+    let large = Simulation::new(Situation::Healthy, 32, 0);
+    let small = Simulation::new(Situation::StuckRank, 16, 0);
+    let mut source = CollectorSource::new(address(serve(collector(&judge(&small)))), None);
     let mut live = live("collector");
-    let at = moment(&small);
-    live.observe(0, source.poll(soon()), at);
-    assert_eq!(
-        live.refresh(at)
-            .expect("the poll gives a new snapshot")
-            .report
-            .verdict,
-        Verdict::Stuck
-    );
-    let mut records = SimulatedSource::new(large, move || at.wall_ns);
-    live.observe(1, records.poll(soon()), at);
-    let snapshot = live.refresh(at).expect("the poll gives a new snapshot");
+    let now = moment(&small);
+    live.observe(0, source.poll(soon()), now);
+    let snapshot = live.refresh(now).expect("the poll gives a new snapshot");
+    assert_eq!(snapshot.report.verdict, Verdict::Stuck);
+    let mut records = SimulatedSource::new(large, move || now.wall_ns);
+    live.observe(1, records.poll(soon()), now);
+    let snapshot = live.refresh(now).expect("the poll gives a new snapshot");
     assert_eq!(snapshot.ranks.len(), 32);
     assert_ne!(snapshot.report.verdict, Verdict::Stuck);
 }
@@ -104,9 +97,9 @@ fn the_source_that_read_more_ranks_judges() {
 #[test]
 fn unusable_answers_of_a_collector_are_errors_with_their_reason() {
     let refused: Answers = [("/api/v1/status", (401, Vec::new()))].into();
-    let early: Answers = [("/api/v1/status", (503, Vec::new()))].into();
-    let other: Answers = [("/api/v1/status", (200, b"<html>".to_vec()))].into();
-    let mut newer = collector(&judged(&Simulation::new(Situation::Healthy, 2, 0)));
+    let not_ready: Answers = [("/api/v1/status", (503, Vec::new()))].into();
+    let no_collector: Answers = [("/api/v1/status", (200, b"<html>".to_vec()))].into();
+    let mut newer = collector(&judge(&Simulation::new(Situation::Healthy, 2, 0)));
     let report = &mut newer
         .get_mut("/api/v1/report")
         .expect("`collector` prepared a report")
@@ -115,8 +108,8 @@ fn unusable_answers_of_a_collector_are_errors_with_their_reason() {
     *report = text.into_bytes();
     for (answers, part) in [
         (refused, "--token"),
-        (early, "not read its sources yet"),
-        (other, "is invalid"),
+        (not_ready, "not read its sources yet"),
+        (no_collector, "is invalid"),
         (newer, "rcomm.report/9"),
     ] {
         let error = CollectorSource::new(address(serve(answers)), None).poll(soon());

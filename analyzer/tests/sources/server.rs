@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 /// paths get 404, like an unknown handler.
 pub(crate) type Answers = BTreeMap<&'static str, (u16, Vec<u8>)>;
 
-/// Serves these answers, one connection a request, until the process ends.
+/// Serves these answers, with one request for each connection, until the process ends.
 pub(crate) fn serve(answers: Answers) -> SocketAddr {
     serve_shared(Arc::new(Mutex::new(answers)))
 }
@@ -29,20 +29,20 @@ pub(crate) fn serve_shared(answers: Arc<Mutex<Answers>>) -> SocketAddr {
 
 fn answer(stream: TcpStream, answers: &Answers) -> std::io::Result<()> {
     let mut reader = BufReader::new(&stream);
-    let mut line = String::new();
-    reader.read_line(&mut line)?;
+    let mut request = String::new();
+    reader.read_line(&mut request)?;
     let mut field = String::new();
     while reader.read_line(&mut field)? > 2 {
         field.clear();
     }
-    let path = line.split(' ').nth(1).unwrap_or("");
-    let plain = path.split('?').next().unwrap_or("");
+    let target = request.split(' ').nth(1).unwrap_or("");
+    let path = target.split('?').next().unwrap_or("");
     // PyTorch's server expects POST for handlers and GET for all else.
-    let handler = plain.starts_with("/handler/") && !plain.ends_with('/');
-    let method = if handler { "POST" } else { "GET" };
-    let known = answers.get(path).or_else(|| answers.get(plain));
-    let known = known.filter(|_| line.starts_with(method));
-    let (status, body) = known
+    let is_handler = path.starts_with("/handler/") && !path.ends_with('/');
+    let method = if is_handler { "POST" } else { "GET" };
+    let prepared = answers.get(target).or_else(|| answers.get(path));
+    let prepared = prepared.filter(|_| request.starts_with(method));
+    let (status, body) = prepared
         .cloned()
         .unwrap_or((404, b"Handler not found".to_vec()));
     let mut out = &stream;

@@ -39,12 +39,13 @@ fn recorded(rank: u32) -> Answers {
     .into()
 }
 
+/// The source of the worker servers at these addresses.
 fn source(addresses: &[SocketAddr]) -> WorkerServerSource {
-    let given = addresses.iter().map(|address| {
+    let addresses = addresses.iter().map(|address| {
         let text = format!("http://{address}");
         text.parse().expect("the text is an address")
     });
-    WorkerServerSource::at(given.collect())
+    WorkerServerSource::at(addresses.collect())
 }
 
 fn soon() -> Instant {
@@ -64,6 +65,7 @@ fn kinds(poll: &Poll) -> [usize; 3] {
     kinds
 }
 
+/// The moment at which a job has been watched for 100 s and `after`.
 fn moment(after: Duration) -> Moment {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -85,7 +87,7 @@ fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
     let snapshot = live
         .refresh(moment(Duration::ZERO))
         .expect("the poll gives a new snapshot");
-    // NCCL's recorder was never used: its empty ring adds nothing to another.
+    // NCCL's recorder was never used, so its empty ring is not shown beside the other.
     assert!(snapshot.ranks.iter().all(|view| view.dumps.len() == 1));
     assert_eq!(&*snapshot.ranks[1].host, "127.0.0.1");
     assert_eq!(
@@ -106,8 +108,9 @@ fn both_recorders_of_every_rank_are_read_and_the_late_rank_is_named() {
 #[test]
 fn the_failure_of_a_rank_does_not_affect_the_others() {
     // This socket has the port but never listens, so no other process can get the port.
-    let gone = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket can be made");
-    bind(&gone, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+    let unheard =
+        socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket can be made");
+    bind(&unheard, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let mut broken = recorded(1);
     broken.insert("/handler/fr_trace_json", (500, b"it threw".to_vec()));
@@ -118,7 +121,7 @@ fn the_failure_of_a_rank_does_not_affect_the_others() {
     );
     let addresses = [
         serve(recorded(0)),
-        getsockname(&gone)
+        getsockname(&unheard)
             .ok()
             .and_then(|address| address.try_into().ok())
             .expect("the socket has an address"),
@@ -131,12 +134,12 @@ fn the_failure_of_a_rank_does_not_affect_the_others() {
     let poll = source(&addresses)
         .poll(deadline)
         .expect("one server answers");
-    drop(gone);
+    drop(unheard);
     let failures: BTreeMap<u32, &str> = poll
         .observations
         .iter()
-        .filter_map(|o| match &o.seen {
-            Seen::Failed(reason) => Some((o.rank, reason.as_str())),
+        .filter_map(|observation| match &observation.seen {
+            Seen::Failed(reason) => Some((observation.rank, reason.as_str())),
             _ => None,
         })
         .collect();
@@ -162,11 +165,11 @@ fn the_failure_of_a_rank_does_not_affect_the_others() {
 
 #[test]
 fn ranks_are_asked_to_write_their_dumps_and_refusals_are_reported() {
-    let mut writes = recorded(0);
-    writes.insert("/handler/fr_dump_file", (200, b"dumping".to_vec()));
-    let mut refuses = recorded(1);
-    refuses.insert("/handler/fr_dump_file", (503, b"no rank".to_vec()));
-    let addresses = [serve(writes), serve(refuses), serve(recorded(2))];
+    let mut agreeing = recorded(0);
+    agreeing.insert("/handler/fr_dump_file", (200, b"dumping".to_vec()));
+    let mut refusing = recorded(1);
+    refusing.insert("/handler/fr_dump_file", (503, b"no rank".to_vec()));
+    let addresses = [serve(agreeing), serve(refusing), serve(recorded(2))];
     let answers = WorkerServerDumps::new(source(&addresses))
         .ask(soon())
         .expect("ranks are known");
@@ -218,7 +221,7 @@ impl Drop for Rank {
     fn drop(&mut self) {
         let group = i32::try_from(self.0.id()).expect("the number is a process id");
         let group = rustix::process::Pid::from_raw(group).expect("the number is a process id");
-        // It may have ended on its own.
+        // An error means that the rank has ended on its own.
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         let _ = self.0.wait();
     }
@@ -264,7 +267,7 @@ fn stuck_in_nccl(operations: u64) -> Answers {
     end.time_discovered_completed_ns = 0;
     let whole = dump.to_pickle();
     dump.entries
-        .retain(|it| it.time_discovered_completed_ns == 0);
+        .retain(|entry| entry.time_discovered_completed_ns == 0);
     let under_way = dump.to_pickle();
     let handlers = br#"["dump_nccl_trace_pickle"]"#.to_vec();
     [
@@ -310,21 +313,22 @@ fn time_of_polls_of_1024_worker_servers() {
     let addresses: Vec<SocketAddr> = servers.iter().copied().cycle().take(1024).collect();
     let mut source = source(&addresses);
     for round in 1..=5 {
-        let begin = Instant::now();
-        let poll = source.poll(begin + DEADLINE).expect("the servers answer");
-        let took = begin.elapsed().as_secs_f64();
+        let start = Instant::now();
+        let poll = source.poll(start + DEADLINE).expect("the servers answer");
+        let seconds = start.elapsed().as_secs_f64();
         println!(
-            "poll {round}: {took:.2} s, changed, unchanged, failed: {:?}",
+            "poll {round}: {seconds:.2} s, changed, unchanged, failed: {:?}",
             kinds(&poll)
         );
     }
 }
 
+/// The lines that a process writes to standard output, as they come.
 fn lines(child: &mut Child) -> Receiver<String> {
-    let out = child.stdout.take().expect("standard output is a pipe");
+    let stdout = child.stdout.take().expect("standard output is a pipe");
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
-        for line in BufReader::new(out).lines().map_while(Result::ok) {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
             if sender.send(line).is_err() {
                 return;
             }
@@ -376,18 +380,17 @@ fn a_real_job_is_found_through_its_store_and_its_late_rank_named() {
     options.policy.overdue = Duration::from_millis(200);
     let mut live = Live::new(options, analyze, vec![source.name()]);
     let deadline = Instant::now() + DEADLINE;
-    let began = Instant::now();
+    let start = Instant::now();
     loop {
         let poll = source.poll(Instant::now() + Duration::from_secs(5));
-        let at = moment(Duration::ZERO);
-        let at = Moment {
-            elapsed: began.elapsed(),
-            ..at
+        let now = Moment {
+            elapsed: start.elapsed(),
+            ..moment(Duration::ZERO)
         };
-        live.observe(0, poll, at);
-        let report = live.refresh(at).map(|snapshot| snapshot.report);
-        let named = report.as_ref().and_then(|report| report.findings.first());
-        if named.is_some_and(|f| f.code == Code::E101 && f.culprit_ranks == [1]) {
+        live.observe(0, poll, now);
+        let report = live.refresh(now).map(|snapshot| snapshot.report);
+        let first = report.as_ref().and_then(|report| report.findings.first());
+        if first.is_some_and(|first| first.code == Code::E101 && first.culprit_ranks == [1]) {
             return;
         }
         assert!(Instant::now() < deadline, "{report:?}");

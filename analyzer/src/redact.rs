@@ -28,7 +28,7 @@ const PACKAGES: [&str; 4] = [
 #[derive(Debug)]
 pub struct Redactor {
     key: Secret,
-    /// The hosts that are known, which are replaced in texts too.
+    /// The hosts that are known; they are replaced in texts as well.
     hosts: Mutex<BTreeSet<String>>,
 }
 
@@ -82,9 +82,9 @@ impl Redactor {
             .filter(|word| !word.is_empty())
             .collect();
         let is_number = |word: &str| word.parse::<u16>().is_ok();
-        for (at, &word) in words.iter().enumerate() {
-            let after = |by: usize| words.get(at + by).copied().unwrap_or_default();
-            let before = at.checked_sub(1).map_or("", |at| words[at]);
+        for (index, &word) in words.iter().enumerate() {
+            let after = |distance: usize| words.get(index + distance).copied().unwrap_or_default();
+            let before = index.checked_sub(1).map_or("", |index| words[index]);
             let has_port =
                 ["at", "to"].contains(&before) && after(1) == "port" && is_number(after(2));
             let is_store =
@@ -151,24 +151,28 @@ impl Redactor {
         parts.join(":")
     }
 
+    /// The pseudonym of a path without colons, with the file's extension.
     fn file(&self, path: &str) -> String {
-        let plain = |kind: &&str| kind.len() <= 8 && kind.chars().all(|c| c.is_ascii_alphabetic());
+        let is_kept = |extension: &&str| {
+            extension.len() <= 8 && extension.chars().all(|c| c.is_ascii_alphabetic())
+        };
         let file = path.rsplit('/').next().unwrap_or(path);
-        let kind = file.rsplit_once('.').map(|(_, kind)| kind).filter(plain);
+        let extension = file.rsplit_once('.').map(|(_, extension)| extension);
         let name = self.name("file", path);
-        match kind {
-            Some(kind) if !name.is_empty() => format!("{name}.{kind}"),
+        match extension.filter(is_kept) {
+            Some(extension) if !name.is_empty() => format!("{name}.{extension}"),
             _ => name,
         }
     }
 
+    /// Replaces the names in a frame of the user, and removes what is before the package in the path of any other.
     fn frame(&self, frame: &mut Frame) {
-        let package = PACKAGES
+        let start_of_package = PACKAGES
             .iter()
             .filter_map(|folder| frame.filename.find(folder))
             .min();
-        match package {
-            Some(at) => frame.filename.replace_range(..=at, ""),
+        match start_of_package {
+            Some(start) => frame.filename.replace_range(..=start, ""),
             None => {
                 frame.filename = self.path(&frame.filename);
                 frame.name = self.name("function", &frame.name);
@@ -232,6 +236,7 @@ impl Redactor {
         (is_path && token.len() > 1).then(|| self.path(token))
     }
 
+    /// The pseudonym of a name of this kind; empty if the name is.
     fn name(&self, kind: &str, name: &str) -> String {
         if name.is_empty() {
             return String::new();
@@ -254,23 +259,23 @@ fn first_label(host: &str) -> &str {
     }
 }
 
-/// Whether a word has the form of a host's name, and is none of the words that a sentence has in its place.
+/// Whether a word has the form of a host's name and is none of the words that sentences have in place of a name.
 fn is_host_name(word: &str) -> bool {
-    const OTHERS: [&str; 6] = ["the", "a", "this", "that", "its", "localhost"];
+    const ORDINARY_WORDS: [&str; 6] = ["the", "a", "this", "that", "its", "localhost"];
     word.contains(|c: char| c.is_alphabetic())
         && word
             .chars()
             .all(|c| c.is_alphanumeric() || "._-".contains(c))
-        && !OTHERS.contains(&word)
+        && !ORDINARY_WORDS.contains(&word)
 }
 
-/// Whether a word before a colon and a port is a host's name and no file's: its last part is no extension.
+/// Whether a word before a colon and a port is the name of a host. A name with a common extension is that of a file.
 fn looks_like_host(word: &str) -> bool {
-    let marks = |c: char| c.is_ascii_digit() || c == '-' || c == '.';
+    let is_digit_or_mark = |c: char| c.is_ascii_digit() || c == '-' || c == '.';
     let is_file = [".py", ".rs", ".cpp", ".c", ".h", ".cu", ".json"]
         .iter()
-        .any(|kind| word.ends_with(kind));
-    is_host_name(word) && word.contains(marks) && !is_file
+        .any(|extension| word.ends_with(extension));
+    is_host_name(word) && word.contains(is_digit_or_mark) && !is_file
 }
 
 #[cfg(test)]
@@ -280,12 +285,13 @@ mod tests {
 
     #[test]
     fn a_name_has_one_pseudonym_and_another_redactor_has_another() {
-        let one = Redactor::new().unwrap();
-        assert_eq!(one.host("gpu-17"), one.host("gpu-17"));
-        assert_ne!(one.host("gpu-17"), one.host("gpu-18"));
-        assert_ne!(one.host("gpu-17"), Redactor::new().unwrap().host("gpu-17"));
-        assert_eq!(one.host(""), "");
-        let path = one.path("/home/ann/dumps.tar:rank_3.json");
+        let redactor = Redactor::new().unwrap();
+        let pseudonym = redactor.host("gpu-17");
+        assert_eq!(redactor.host("gpu-17"), pseudonym);
+        assert_ne!(redactor.host("gpu-18"), pseudonym);
+        assert_ne!(Redactor::new().unwrap().host("gpu-17"), pseudonym);
+        assert_eq!(redactor.host(""), "");
+        let path = redactor.path("/home/ann/dumps.tar:rank_3.json");
         assert!(path.ends_with(".json") && path.contains(".tar:"), "{path}");
         assert!(!path.contains("ann") && !path.contains("rank"), "{path}");
     }

@@ -154,10 +154,11 @@ impl LatestRecords {
         changed |= feed.launches != launches;
         feed.launches = launches;
         let communicators = Watched::update(&feed.communicators, poll.communicators, at.elapsed);
-        let same = |a: &Watched, b: &Watched| a.communicator == b.communicator;
-        let known = &feed.communicators;
-        changed |= known.len() != communicators.len()
-            || !known.iter().zip(&communicators).all(|(a, b)| same(a, b));
+        let earlier = feed
+            .communicators
+            .iter()
+            .map(|watched| &watched.communicator);
+        changed |= !earlier.eq(communicators.iter().map(|watched| &watched.communicator));
         feed.communicators = communicators;
         let state = |collected: &Option<Collected>| {
             collected

@@ -236,37 +236,37 @@ fn judge_repeatedly(
         if signals.is_stopped() {
             return;
         }
-        let at = anchor.moment();
-        let rest = match live.urgency(at) {
+        let now = anchor.moment();
+        let time_per_cost = match live.urgency(now) {
             Urgency::No => None,
             // Judging takes a fiftieth of a core, unless it is urgent: then an eighth, or as much as it needs.
             Urgency::Usual => Some(TIME_PER_COST),
             Urgency::More => Some(8),
             Urgency::First => Some(1),
         };
-        let begin = rest.map(|rest| {
-            last.map_or(at.elapsed, |(began, cost)| {
-                began + (cost * rest).min(LONGEST_REST)
+        let due = time_per_cost.map(|time_per_cost| {
+            last.map_or(now.elapsed, |(began, cost)| {
+                began + (cost * time_per_cost).min(LONGEST_REST)
             })
         });
         let spent_before = time_spent();
-        if begin.is_some_and(|begin| begin <= at.elapsed)
-            && let Some(snapshot) = live.refresh(at)
+        if due.is_some_and(|due| due <= now.elapsed)
+            && let Some(snapshot) = live.refresh(now)
         {
             // Processor time and not wall time counts: on a busy node a judgment takes longer without costing more, and
             // the view must stay current.
-            last = Some((at.elapsed, time_spent().saturating_sub(spent_before)));
+            last = Some((now.elapsed, time_spent().saturating_sub(spent_before)));
             sink(snapshot);
         }
-        let next = begin.filter(|&begin| begin > at.elapsed);
+        let next = due.filter(|&due| due > now.elapsed);
         wake = next
             .into_iter()
             .chain(live.due())
             .min()
-            .map_or(at.elapsed + LONGEST_WAIT, |wake| {
-                wake.max(at.elapsed + SHORTEST_PAUSE)
+            .map_or(now.elapsed + LONGEST_WAIT, |wake| {
+                wake.max(now.elapsed + SHORTEST_PAUSE)
             });
-        let poll_due = live.poll_due(at);
+        let poll_due = live.poll_due(now);
         signals.update(|pending| pending.poll_due = poll_due);
     }
 }

@@ -168,14 +168,14 @@ mod tests {
 
     #[test]
     fn the_number_that_varies_is_the_rank() {
-        let host = ranks_of(&["host-node07_40", "host-node07_41", "host-node08_48"]);
-        assert_eq!(host, [Some(40), Some(41), Some(48)]);
-        let of = ranks_of(&["dump_0_of_2", "dump_1_of_2"]);
-        assert_eq!(of, [Some(0), Some(1)]);
-        let time = ranks_of(&["trace_3_20261121", "trace_5_20261121"]);
-        assert_eq!(time, [Some(3), Some(5)]);
-        let folder = ranks_of(&["7/dump.json", "9/dump.json"]);
-        assert_eq!(folder, [Some(7), Some(9)]);
+        let with_host = ranks_of(&["host-node07_40", "host-node07_41", "host-node08_48"]);
+        assert_eq!(with_host, [Some(40), Some(41), Some(48)]);
+        let with_size = ranks_of(&["dump_0_of_2", "dump_1_of_2"]);
+        assert_eq!(with_size, [Some(0), Some(1)]);
+        let with_date = ranks_of(&["trace_3_20261121", "trace_5_20261121"]);
+        assert_eq!(with_date, [Some(3), Some(5)]);
+        let in_folder = ranks_of(&["7/dump.json", "9/dump.json"]);
+        assert_eq!(in_folder, [Some(7), Some(9)]);
     }
 
     #[test]

@@ -216,15 +216,15 @@ fn no_bytes_make_the_reader_panic() {
     for _ in 0..3000 {
         let mut bytes = seed.to_vec();
         for _ in 0..=noise(&mut state) % 24 {
-            let at = noise(&mut state) as usize % bytes.len();
+            let index = noise(&mut state) as usize % bytes.len();
             match noise(&mut state) % 4 {
-                0 => bytes[at] = noise(&mut state) as u8,
-                1 => bytes.truncate(at.max(1)),
-                2 => bytes.insert(at, b"[]()#:- 9\xff\n"[noise(&mut state) as usize % 11]),
+                0 => bytes[index] = noise(&mut state) as u8,
+                1 => bytes.truncate(index.max(1)),
+                2 => bytes.insert(index, b"[]()#:- 9\xff\n"[noise(&mut state) as usize % 11]),
                 _ => {
-                    let from = noise(&mut state) as usize % bytes.len();
-                    let piece = bytes[from..(from + 40).min(bytes.len())].to_vec();
-                    bytes.splice(at..at, piece);
+                    let start = noise(&mut state) as usize % bytes.len();
+                    let piece = bytes[start..(start + 40).min(bytes.len())].to_vec();
+                    bytes.splice(index..index, piece);
                 }
             }
         }

@@ -223,30 +223,32 @@ impl DumpRequests for EndpointDumps {
             let place = written.map(|written| written.place);
             (*rank, place.map_err(|error| error.to_string()))
         });
-        let mut all = DumpAnswers::of_writers(answers);
+        let mut answers = DumpAnswers::of_writers(answers);
         if let Some(store) = &source.store {
             let unreachable = source.unreachable.iter();
             let reason = "its endpoint is a unix socket of another host";
-            all.refused
+            answers
+                .refused
                 .extend(unreachable.map(|&rank| (rank, reason.to_owned())));
-            all.refused.sort();
-            if !all.refused.is_empty() {
-                ask_through(store, source.attempt, deadline, &mut all);
+            answers.refused.sort();
+            if !answers.refused.is_empty() {
+                ask_through(store, source.attempt, deadline, &mut answers);
             }
         }
-        Ok(all)
+        Ok(answers)
     }
 }
 
-/// Raises the alarm in the store, at which all ranks write their dumps, and moves those that refused to `requested`.
-fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, all: &mut DumpAnswers) {
+/// Raises the alarm in the store, at which all ranks write their dumps, and moves the ranks that refused to
+/// `requested`. If the store does not take the alarm, its error is added to the reason of each.
+fn ask_through(store: &HostPort, attempt: u32, deadline: Instant, answers: &mut DumpAnswers) {
     match store::ask_for_dumps(store, attempt, "asked for from outside", deadline) {
         Ok(()) => {
-            let refused = std::mem::take(&mut all.refused);
-            all.requested = refused.into_iter().map(|(rank, _)| rank).collect();
+            let refused = std::mem::take(&mut answers.refused);
+            answers.requested = refused.into_iter().map(|(rank, _)| rank).collect();
         }
         Err(error) => {
-            for (_, reason) in &mut all.refused {
+            for (_, reason) in &mut answers.refused {
                 reason.push_str(&format!("; nor can store {store} be asked: {error}"));
             }
         }
@@ -257,16 +259,16 @@ impl Source for EndpointSource {
     fn name(&self) -> String {
         let store = self.store.iter().map(|store| format!("store {store}"));
         let given = self.given.iter().map(ToString::to_string);
-        let through: Vec<String> = store.chain(given).collect();
-        format!("endpoints found through {}", through.join(", "))
+        let origins: Vec<String> = store.chain(given).collect();
+        format!("endpoints found through {}", origins.join(", "))
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
         self.budget.refill();
-        let due = self
+        let is_due = self
             .asked_for_peers
             .is_none_or(|asked| asked.elapsed() >= SEARCH_INTERVAL);
-        let restart = due && self.find(deadline)?;
+        let restart = is_due && self.find(deadline)?;
         let ranks = self.ranks.iter();
         let ranks: Vec<(Rank, Arc<Mutex<Followed>>)> = ranks
             .map(|(&rank, known)| (rank, known.followed.clone()))
@@ -534,11 +536,11 @@ mod tests {
         };
         assert!(error(vec![]).contains("rcomm/endpoint/0/0"));
         let socket = EndpointAddress::Unix("/a.sock".into());
-        let far = error(vec![notice(0, 0, &socket, "elsewhere")]);
-        assert!(far.contains("of another host"), "{far}");
+        let unreachable = error(vec![notice(0, 0, &socket, "elsewhere")]);
+        assert!(unreachable.contains("of another host"), "{unreachable}");
         let key = EndpointNotice::store_key(0, 3);
-        let bad = error(vec![(format!("/{key}"), b"unix:/a.sock".to_vec())]);
-        assert!(bad.contains(&key), "{bad}");
+        let invalid = error(vec![(format!("/{key}"), b"unix:/a.sock".to_vec())]);
+        assert!(invalid.contains(&key), "{invalid}");
     }
 
     #[test]

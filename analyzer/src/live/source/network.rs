@@ -99,8 +99,8 @@ impl NetworkSources {
     }
 
     fn endpoints(&self, token: Option<&EndpointToken>) -> Option<EndpointSource> {
-        let given = || EndpointSource::new(self.endpoint.clone(), token.cloned());
-        (!self.endpoint.is_empty()).then(given)
+        let source = || EndpointSource::new(self.endpoint.clone(), token.cloned());
+        (!self.endpoint.is_empty()).then(source)
     }
 
     fn stores(&self, token: Option<&EndpointToken>) -> impl Iterator<Item = StoreSource> {
@@ -109,9 +109,9 @@ impl NetworkSources {
     }
 
     fn worker_servers(&self) -> impl Iterator<Item = WorkerServerSource> {
-        let found = self.torch_store.iter().map(|store| self.workers_in(store));
-        let given = || WorkerServerSource::at(self.worker_server.clone());
-        found.chain((!self.worker_server.is_empty()).then(given))
+        let of_stores = self.torch_store.iter().map(|store| self.workers_in(store));
+        let of_addresses = || WorkerServerSource::at(self.worker_server.clone());
+        of_stores.chain((!self.worker_server.is_empty()).then(of_addresses))
     }
 
     fn workers_in(&self, store: &HostPort) -> WorkerServerSource {

@@ -274,8 +274,8 @@ mod tests {
         let soon = || Instant::now() + Duration::from_millis(300);
         assert_eq!(Gpus::read(&absent, soon()), Err(Unread::Absent));
         let fails = stand_in(folder.path(), "echo 'No devices were found'; exit 6");
-        let late = Instant::now() + Duration::from_secs(60);
-        assert_eq!(Gpus::read(&fails, late), Err(Unread::Absent));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        assert_eq!(Gpus::read(&fails, deadline), Err(Unread::Absent));
         let hangs = stand_in(folder.path(), "exec sleep 3600");
         let deadline = Instant::now() + Duration::from_secs(60);
         while Gpus::read(&hangs, soon()) != Err(Unread::NoAnswer) {

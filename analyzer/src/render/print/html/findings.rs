@@ -12,10 +12,10 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     if !report.findings.is_empty() {
         writeln!(out, "<section>\n<h2>Findings</h2>")?;
         for finding in &report.findings {
-            let known = |id| report.findings.iter().any(|other| other.id == id);
+            let is_in_report = |id| report.findings.iter().any(|other| other.id == id);
             let is_root = finding
                 .caused_by
-                .is_none_or(|cause| cause == finding.id || !known(cause));
+                .is_none_or(|cause| cause == finding.id || !is_in_report(cause));
             if is_root {
                 write_card(report, finding, 0, out)?;
             }

@@ -100,6 +100,11 @@ impl Calls<'_> {
         let (library, comm) = (self.target.library, self.target.comm);
         let (units, nccl) = reduction_of(library, reduction, dtype)?;
         let mut scalar = match nccl {
+            // Alone, the mean is the sum. NCCL scales by one there, which it refuses to do with 8-bit floats
+            // (`ncclLaunchOneRank`, device/onerank.cu:44 of 2.30.7: its cases for them are compiled for no host).
+            NcclReduction::Named(sys::red_op::AVG) if self.target.size == 1 => {
+                return then(units, sys::red_op::SUM);
+            }
             NcclReduction::Named(op) => return then(units, op),
             NcclReduction::PremulSum(scalar) => scalar,
         };

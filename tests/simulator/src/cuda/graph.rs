@@ -82,6 +82,10 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     _flags: u64,
 ) -> c_int {
     crate::calls::note();
+    // As the driver did, 580.159.04 with an H100.
+    if super::context::current() == 0 {
+        return super::INVALID_CONTEXT;
+    }
     let Some(graph) = GRAPHS.get(graph) else {
         return INVALID_VALUE;
     };

@@ -236,25 +236,6 @@ pub unsafe extern "C" fn cuStreamWaitValue32_v2(
     SUCCESS
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamWriteValue32_v2(
-    handle: *mut c_void,
-    address: u64,
-    value: c_uint,
-    flags: c_uint,
-) -> c_int {
-    crate::calls::note();
-    if flags != 0 || address == 0 || !address.is_multiple_of(4) {
-        return super::INVALID_VALUE;
-    }
-    stream_of(handle).push(Arc::new(move || {
-        // SAFETY: the caller keeps the word for atomic access until the work is done, and `address` is not null and
-        // a multiple of four (checked above).
-        unsafe { AtomicU32::from_ptr(address as *mut u32) }.store(value, Ordering::Release);
-    }));
-    SUCCESS
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,15 +251,10 @@ mod tests {
     }
 
     #[test]
-    fn a_word_at_null_is_neither_waited_for_nor_written() {
+    fn a_word_at_null_is_not_waited_for() {
         // SAFETY: a null handle is the default stream, and a null address is refused.
-        let statuses = unsafe {
-            [
-                cuStreamWaitValue32_v2(std::ptr::null_mut(), 0, 1, 0),
-                cuStreamWriteValue32_v2(std::ptr::null_mut(), 0, 1, 0),
-            ]
-        };
-        assert_eq!(statuses, [INVALID_VALUE; 2]);
+        let status = unsafe { cuStreamWaitValue32_v2(std::ptr::null_mut(), 0, 1, 0) };
+        assert_eq!(status, INVALID_VALUE);
     }
 
     #[test]

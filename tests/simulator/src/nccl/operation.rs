@@ -15,6 +15,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// `ncclAvg`.
+const AVG: c_int = 4;
+
 /// The smallest value of a user-defined reduction (`ncclNumOps`).
 const FIRST_USER_OP: c_int = 5;
 
@@ -126,6 +129,11 @@ impl Call {
             let text = format!("invalid reduction operation {}", self.op);
             return Err(fail(INVALID_ARGUMENT, &text));
         };
+        // `ncclLaunchOneRank` (device/onerank.cu:44 of 2.30.7) scales no 8-bit floats, and a mean is a scaled sum.
+        if comm.size == 1 && self.op == AVG && matches!(self.data_type, 10 | 11) {
+            let text = "the mean of 8-bit floats on one rank";
+            return Err(fail(INVALID_ARGUMENT, text));
+        }
         let mut request = Request::new(self.kind, 0, 0);
         request.rank = self.rank;
         request.data_type = self.data_type;

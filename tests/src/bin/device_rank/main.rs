@@ -13,12 +13,14 @@ mod registered;
 mod stuck;
 mod window;
 
+use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, NcclOptions, Priority};
 use rcomm::{
     Config, DeviceKind, Element, GroupOptions, Op, ProcessGroup, ReduceOp, Reduction, Result, World,
 };
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
+use std::ffi::{c_int, c_void};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,12 +124,34 @@ impl Gpu {
         let local = world.place().local_rank.unwrap_or(world.rank());
         let device = NcclOptions::of(world.config())?.open_device(local)?;
         let stream = CudaStream::new(&device, Priority::Normal)?;
+        make_current(world, &stream)?;
         Ok(Self { device, stream })
     }
 
     fn buffer<T: Element>(&self, elements: &[T]) -> Result<DeviceBuffer> {
         DeviceBuffer::copy_of(&self.stream, elements)
     }
+}
+
+/// Makes the context of a stream current on this thread for good, as every program that calls the driver itself does:
+/// some of its functions take no stream and no context.
+fn make_current(world: &World, stream: &CudaStream) -> Result<()> {
+    type GetContext = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
+    type SetCurrent = unsafe extern "C" fn(*mut c_void) -> c_int;
+    let path = NcclOptions::of(world.config())?.driver;
+    // SAFETY: loading runs the library's initializers, which have run: the world has loaded this library before.
+    let driver = unsafe { Library::new(path.unwrap_or_else(|| "libcuda.so.1".into())) };
+    let driver = driver.expect("the CUDA driver can be loaded");
+    let mut context = std::ptr::null_mut();
+    // SAFETY: these are the functions' types in cuda.h; the stream is live, its context is written to a local, and stays
+    // as long as the device, which the world keeps.
+    let statuses = unsafe {
+        let get: Symbol<'_, GetContext> = driver.get(b"cuStreamGetCtx").expect("cuStreamGetCtx");
+        let set: Symbol<'_, SetCurrent> = driver.get(b"cuCtxSetCurrent").expect("cuCtxSetCurrent");
+        [get(stream.as_raw(), &mut context), set(context)]
+    };
+    assert_eq!(statuses, [0, 0], "cuStreamGetCtx, cuCtxSetCurrent");
+    Ok(())
 }
 
 fn all_reduce(buffer: &DeviceBuffer) -> Result<Op<'static>> {

@@ -2,52 +2,59 @@
 
 use super::{Gpu, all_reduce};
 use libloading::{Library, Symbol};
-use rcomm::backend::nccl::{CudaStream, DeviceBuffer, NcclOptions, Priority};
+use rcomm::backend::nccl::NcclOptions;
 use rcomm::{ErrorKind, Result, World};
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Blocks a stream until it is opened.
+/// Blocks a stream until it is opened: the device waits for a word in the host's memory.
 pub(super) struct Gate {
-    driver: Library,
-    word: DeviceBuffer,
-    opener: std::sync::Arc<CudaStream>,
+    word: &'static AtomicU32,
 }
 
-type OnWord = unsafe extern "C" fn(*mut c_void, u64, c_uint, c_uint) -> c_int;
-
 impl Gate {
-    /// Makes what is enqueued on the rank's stream from now on wait until the gate is opened.
+    /// Makes what is enqueued on the rank's stream from now on wait until the gate is opened. A context is current.
     pub(super) fn shut(world: &World, gpu: &Gpu) -> Result<Self> {
+        type Allocate = unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int;
+        type Wait = unsafe extern "C" fn(*mut c_void, u64, c_uint, c_uint) -> c_int;
+        const PORTABLE_AND_MAPPED: c_uint = 3;
         const AT_LEAST: c_uint = 0;
         let path = NcclOptions::of(world.config())?.driver;
         // SAFETY: loading runs the library's initializers, which have run: the world has loaded this
         // library before.
         let driver = unsafe { Library::new(path.unwrap_or_else(|| "libcuda.so.1".into())) };
-        let gate = Self {
-            driver: driver.expect("the CUDA driver can be loaded"),
-            word: gpu.buffer(&[0u32])?,
-            opener: CudaStream::new(&gpu.device, Priority::Normal)?,
+        let driver = driver.expect("the CUDA driver can be loaded");
+        let mut word = std::ptr::null_mut();
+        // SAFETY: these are the functions' types in cuda.h. The address is written to a local; the word gets its first
+        // value before the device reads it, and stays as long as the process. The stream is live.
+        let status = unsafe {
+            let allocate: Symbol<'_, Allocate> =
+                driver.get(b"cuMemHostAlloc").expect("cuMemHostAlloc");
+            let wait: Symbol<'_, Wait> = (driver.get(b"cuStreamWaitValue32_v2"))
+                .expect("the driver has stream memory operations");
+            let allocated = allocate(&mut word, size_of::<u32>(), PORTABLE_AND_MAPPED);
+            assert!(
+                allocated == 0 && !word.is_null(),
+                "cuMemHostAlloc: {allocated}"
+            );
+            AtomicU32::from_ptr(word.cast()).store(0, Ordering::Release);
+            // With unified addressing, which 64-bit Linux has, the device knows the word by the same address.
+            wait(
+                gpu.stream.as_raw(),
+                word.expose_provenance() as u64,
+                1,
+                AT_LEAST,
+            )
         };
-        gate.call(b"cuStreamWaitValue32_v2", &gpu.stream, AT_LEAST);
-        Ok(gate)
+        assert_eq!(status, 0, "cuStreamWaitValue32");
+        // SAFETY: the memory is aligned for any type and never freed; host and device access it atomically.
+        let word = unsafe { AtomicU32::from_ptr(word.cast()) };
+        Ok(Self { word })
     }
 
     pub(super) fn open(&self) {
-        self.call(b"cuStreamWriteValue32_v2", &self.opener, 0);
-    }
-
-    fn call(&self, name: &[u8], stream: &CudaStream, flags: c_uint) {
-        // SAFETY: both functions have this signature in cuda.h; stream and word are live, and the word stays
-        // as long as the device may wait for it: the code that shuts a gate opens it.
-        let status = unsafe {
-            let call: Symbol<'_, OnWord> = self
-                .driver
-                .get(name)
-                .expect("the driver has stream memory operations");
-            call(stream.as_raw(), self.word.address(), 1, flags)
-        };
-        assert_eq!(status, 0, "{}", String::from_utf8_lossy(name));
+        self.word.store(1, Ordering::Release);
     }
 }
 

@@ -240,7 +240,7 @@ mod tests {
     fn of_many_buckets_the_slowest_are_kept_in_order() {
         let recorder = recorder();
         let max = ReducerStep::MAX_BUCKETS as u32;
-        let is_fast = |index: u32| index % 3 == 0;
+        let is_fast = |index: u32| index.is_multiple_of(3);
         let buckets = (0..2 * max).map(|index| bucket(index, if is_fast(index) { 1 } else { 100 }));
         let slow = buckets.clone().filter(|bucket| !is_fast(bucket.index));
         let slow: Vec<ReducerBucket> = slow.take(max as usize).collect();

@@ -273,6 +273,18 @@ impl<'a> Aligned<'a> {
         window
     }
 
+    /// The time-out of an operation, ms, infinite if it has none; `None` if its record does not state time-outs, as
+    /// that of the plug-in for NCCL, whose program may abort at any time.
+    pub(crate) fn limit_ms(&self, record: RecordIx, op: &Op) -> Option<f64> {
+        if self.records[record].recorder == Recorder::NcclProfiler {
+            return None;
+        }
+        Some(match self.shared.calls.get(op.call).timeout_ms {
+            0 => f64::INFINITY,
+            limit_ms => limit_ms as f64,
+        })
+    }
+
     /// The issue time of an operation in common time, ns.
     pub(crate) fn created_ns(&self, record: RecordIx, op: &Op) -> i64 {
         op.created_ns.saturating_sub(self.offsets_ns[record])

@@ -3,6 +3,7 @@
 use super::Context;
 use crate::align::RecordIx;
 use crate::align::pending::PendingKind;
+use crate::judge::life::End;
 use crate::judge::policy::now_ns;
 use crate::judge::waits::wait_graph::Place;
 use crate::report::Until;
@@ -34,6 +35,8 @@ impl Context<'_> {
         match self.until() {
             Until::Written if !self.young_files => None,
             Until::Written => self.policy.now_ns,
+            // The last event is not the end: the processes may have waited on for any time.
+            Until::Ended if !self.life.end.as_ref().is_some_and(End::is_dated) => None,
             Until::Now | Until::Taken | Until::Ended => now_ns(self.aligned, self.policy),
         }
     }
@@ -63,6 +66,7 @@ impl Context<'_> {
             (None, Some(_), _) => "waited until it failed".to_owned(),
             (Some(time), None, false) => format!("has waited {time}"),
             (Some(time), None, true) => format!("have waited {time}"),
+            (None, None, _) if self.life.end.is_some() => "waited".to_owned(),
             (None, None, false) => "waits".to_owned(),
             (None, None, true) => "wait".to_owned(),
         }
@@ -75,11 +79,11 @@ impl Context<'_> {
         !operations.is_empty()
             && operations.into_iter().all(|(record, position)| {
                 let op = self.aligned.op(record, position);
-                let limit_ms = self.aligned.shared.calls.get(op.call).timeout_ms as f64;
+                let limit_ms = self.aligned.limit_ms(record, op).unwrap_or(f64::INFINITY);
                 let lasted = op.wait_ms().filter(|_| op.state == EntryState::Failed);
-                lasted.map(f64::from).is_some_and(|ms| {
-                    ms < TOO_SHORT_MS && (limit_ms == 0.0 || ms < limit_ms * BEFORE_TIMEOUT)
-                })
+                lasted
+                    .map(f64::from)
+                    .is_some_and(|ms| ms < TOO_SHORT_MS && ms < limit_ms * BEFORE_TIMEOUT)
             })
     }
 

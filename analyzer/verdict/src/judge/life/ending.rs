@@ -128,6 +128,9 @@ fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
             "; then the processes ended, first {}, all by {last_time}",
             of_ranks(&end.first)
         ),
+        EndKind::Unknown if !end.is_dated() => {
+            "; no process is left, and when they ended is not recorded".to_owned()
+        }
         EndKind::Unknown => {
             format!("; no process is left, the last signs of life are from {last_time}")
         }
@@ -182,6 +185,12 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
                 ),
             }
         }
+        EndKind::Unknown if !end.is_dated() => format!(
+            "no process of {all_ranks} is left; how and when they ended is not recorded{}{}{}",
+            inside(ctx),
+            common_phase(ctx),
+            launcher_too(ctx)
+        ),
         EndKind::Unknown => format!(
             "no process of {all_ranks} was left after {last_time}; none was in an operation, and how they ended is not recorded{}{}",
             common_phase(ctx),

@@ -75,6 +75,11 @@ impl End {
     pub(crate) fn leaves_ages_open(&self) -> bool {
         !self.is_dated && matches!(self.kind, EndKind::Cancelled | EndKind::Unknown)
     }
+
+    /// Whether the time of the end is known.
+    pub(crate) const fn is_dated(&self) -> bool {
+        self.is_dated
+    }
 }
 
 /// A process that is gone.
@@ -394,6 +399,7 @@ impl End {
         let by_itself = failed.iter().any(|process| {
             process.exit.is_some() && !process.is_launched && !was_asked(aligned, process)
         });
+        let is_dated = is_dated(aligned, gone);
         let mut possible = Vec::new();
         let (kind, first) = match order {
             _ if failed.is_empty() => (EndKind::Ended, Vec::new()),
@@ -403,6 +409,8 @@ impl End {
                 possible = ranks;
                 (EndKind::Crashed, Vec::new())
             }
+            // Nothing shows that the processes ended at the same time.
+            Order::Unknown if !is_dated => (EndKind::Unknown, Vec::new()),
             Order::Unknown if !known && !gone.iter().any(inside) => (EndKind::Unknown, Vec::new()),
             Order::Unknown if together && !by_itself => (EndKind::Cancelled, Vec::new()),
             Order::Unknown => (EndKind::Crashed, ranks_of(&failed)),
@@ -415,7 +423,7 @@ impl End {
             possible,
             first_ns,
             last_ns,
-            is_dated: is_dated(aligned, gone),
+            is_dated,
             asked,
         }
     }

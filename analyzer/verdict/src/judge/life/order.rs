@@ -1,6 +1,6 @@
 //! Which processes ended first.
 
-use super::{Gone, NOTICED_NS, TOGETHER_NS, ends, ranks_of};
+use super::{Gone, NOTICED_NS, TOGETHER_NS, ends, is_dated, ranks_of};
 use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::{is_history, is_overcome};
@@ -51,6 +51,10 @@ pub(super) enum Order {
 /// Which processes ended first. A process that ended in order counts only if its end made others fail. `gone` is sorted
 /// by time.
 pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone]) -> Order {
+    // A process whose last event is old may have lived on long after it.
+    if !is_dated(aligned, gone) {
+        return Order::Unknown;
+    }
     let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
     let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
     let is_noted = failed
@@ -369,9 +373,9 @@ fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
         ops.filter(|op| op.state == EntryState::Failed && !is_history(aligned, record, op));
     failed
         .filter_map(|op| {
-            let limit = aligned.shared.calls.get(op.call).timeout_ms as f64;
+            let limit_ms = aligned.limit_ms(record, op)?;
             let took = f64::from(op.wait_ms()?);
-            let is_early = limit == 0.0 || took < limit * BEFORE_TIMEOUT;
+            let is_early = took < limit_ms * BEFORE_TIMEOUT;
             let took_ns = (took * 1e6) as i64;
             is_early.then(|| aligned.created_ns(record, op).saturating_add(took_ns))
         })

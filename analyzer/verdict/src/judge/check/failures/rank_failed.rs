@@ -385,7 +385,7 @@ impl Check for OperationFailed {
     }
 }
 
-/// The first operation of a record that failed long before its time-out, or whose time-out is not recorded, among those
+/// The first operation of a record that failed long before its time-out, or that has none, among those
 /// that are overdue and after which their group completed no other.
 pub(crate) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
     let pending = ctx.graph.pending[record].iter().enumerate();
@@ -397,9 +397,9 @@ pub(crate) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure>
         })
         .filter(|(_, op)| op.state == EntryState::Failed)
         .filter_map(|(position, op)| {
-            let limit = ctx.aligned.shared.calls.get(op.call).timeout_ms as f64;
+            let limit_ms = ctx.aligned.limit_ms(record, op)?;
             let took = f64::from(op.wait_ms()?);
-            let early = limit == 0.0 || took < limit * BEFORE_TIMEOUT;
+            let early = took < limit_ms * BEFORE_TIMEOUT;
             early.then(|| Failure {
                 record,
                 position,

@@ -15,7 +15,7 @@
 //! | `launch_delay_ms=3000` | what is enqueued on a communicator that does not block is enqueued that much later |
 //! | `put_delay_ms=3000` | a put is enqueued that much later |
 //! | `abort_hangs=1` | `ncclCommAbort` never returns |
-//! | `query_hangs_after=3` | the fourth `cuEventQuery`, and all later ones, never return |
+//! | `query_hangs_after=3` | no `cuEventQuery` returns once the fourth operation is enqueued |
 //! | `no_memory_after=2` | the third allocation of device memory, and all later ones, fail |
 //! | `no_symmetric=1` | communicators have no symmetric memory |
 //! | `no_one_sided=1` | communicators have no one-sided operations |
@@ -61,10 +61,12 @@ pub(crate) enum Outcome {
     NeverConnects,
 }
 
+/// The number of operations that this process has enqueued.
+static OPERATIONS: AtomicU64 = AtomicU64::new(0);
+
 /// Counts one operation of this process and returns what becomes of it.
 pub(crate) fn next_operation() -> Outcome {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let number = OPERATIONS.fetch_add(1, Ordering::Relaxed);
     let is_due = |key: &str| setting(key).is_some_and(|after| number >= after);
     if is_due("hang_after") {
         Outcome::Hangs
@@ -107,11 +109,10 @@ pub(crate) fn hang_in_abort() {
     }
 }
 
-/// Counts one query of an event, and does not return if `query_hangs_after` says so.
+/// Does not return if `query_hangs_after` says so.
 pub(crate) fn hang_in_query() {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    if setting("query_hangs_after").is_some_and(|after| number >= after) {
+    let enqueued = OPERATIONS.load(Ordering::Relaxed);
+    if setting("query_hangs_after").is_some_and(|after| enqueued > after) {
         hang();
     }
 }

@@ -274,6 +274,26 @@ fn the_rings_of_a_communicator_that_is_split_off_connect_under_the_deadline() {
 }
 
 #[test]
+fn a_group_exists_once_its_first_broadcast_has_ended_on_the_device() {
+    for blocking in ["0", "1"] {
+        let job = start("train", |_, command| {
+            command
+                .env("RCOMM_NCCL_BLOCKING", blocking)
+                .env("RCOMM_TIMEOUT_MS", "60000")
+                .env("RCOMM_INIT_TIMEOUT_MS", "5000")
+                .env("RCOMM_SIM", "hang_after=0");
+        });
+        let sentence = "the broadcast that connects the communicator's rings did not end on the device in time";
+        for (rank, ended) in fail(job, 0..RANKS).1 {
+            // A rank may learn from another one first.
+            let error = ended.stderr;
+            assert!(error.contains(sentence), "rank {rank}: {error}");
+            assert!(!error.contains("all_reduce"), "rank {rank}: {error}");
+        }
+    }
+}
+
+#[test]
 fn segments_of_a_pool_are_registered_with_its_groups_until_they_are_freed() {
     for blocking in ["0", "1"] {
         let (_job, outputs) = run("pool", |_, command| {

@@ -6,9 +6,10 @@
 use super::Comm;
 use super::init::{CommInit, InitParams, InitStep, WarmUp};
 use super::joined;
-use super::members::BootstrapGroup;
+use super::members::{BootstrapGroup, Scope};
 use super::peer_info::{self, PeerInfo};
 use crate::context::Shared;
+use crate::cuda::event::Mark;
 use crate::library::sys::UniqueId;
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind, Result};
@@ -17,7 +18,37 @@ use std::time::{Duration, Instant};
 enum BootstrapStage {
     Gathering,
     Joining(CommInit),
+    Connecting(Connecting),
     Joined(Option<Comm>),
+}
+
+/// A communicator whose first broadcast, which connects its rings, is on the device.
+struct Connecting {
+    comm: Option<Comm>,
+    end: Mark,
+    /// When an error of the communicator was first seen.
+    error_since: Option<Instant>,
+}
+
+impl Connecting {
+    /// Returns whether the broadcast has ended.
+    ///
+    /// # Errors
+    /// As [`Comm::is_ready`], once the error is older than [`Comm::GRACE`]; `Backend` if the broadcast failed.
+    fn is_done(&mut self, shared: &Shared) -> Result<bool> {
+        let _entered = shared.device.enter()?;
+        if self.end.is_done()? {
+            return Ok(true);
+        }
+        match self.comm.as_ref().and_then(Comm::async_error) {
+            Some(error)
+                if self.error_since.get_or_insert_with(Instant::now).elapsed() >= Comm::GRACE =>
+            {
+                Err(error)
+            }
+            Some(_) | None => Ok(false),
+        }
+    }
 }
 
 /// One rank's progress toward a communicator.
@@ -84,8 +115,22 @@ impl Bootstrap {
         Self::LONGEST_PAUSE * (1 + self.members.ranks.len() as u32 / 256)
     }
 
-    /// Advances as far as it can without waiting for another rank; returns `true` when this rank has joined and the
-    /// communicator exists. Does nothing if the last step was so recent that the store should not be polled yet.
+    /// What this rank waits for, as the error of a rank that waits no longer.
+    pub(crate) fn timed_out(&self) -> Error {
+        let message = match self.stage {
+            BootstrapStage::Connecting(..) => {
+                "the broadcast that connects the communicator's rings did not end on the device in time"
+            }
+            BootstrapStage::Gathering | BootstrapStage::Joining(_) | BootstrapStage::Joined(_) => {
+                "the ranks did not all join the communicator in time"
+            }
+        };
+        Error::new(ErrorKind::Timeout, message)
+    }
+
+    /// Advances as far as it can without waiting for another rank; returns `true` when this rank has joined, the
+    /// communicator exists, and its rings are connected if it is a group's and has a warm-up. Does nothing if the last
+    /// step was so recent that the store should not be polled yet.
     ///
     /// # Errors
     /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`; `Backend`
@@ -104,7 +149,9 @@ impl Bootstrap {
     /// returned `true`; `None` before.
     pub(crate) fn into_comm(self) -> Option<(Comm, Vec<UniqueId>)> {
         match self.stage {
-            BootstrapStage::Gathering | BootstrapStage::Joining(_) => None,
+            BootstrapStage::Gathering
+            | BootstrapStage::Joining(_)
+            | BootstrapStage::Connecting(..) => None,
             BootstrapStage::Joined(comm) => Some((comm?, self.ids)),
         }
     }
@@ -135,14 +182,37 @@ impl Bootstrap {
         if let BootstrapStage::Joining(init) = &mut self.stage
             && let InitStep::Ready(comm) = init.step()?
         {
-            self.stage = BootstrapStage::Joined(comm);
-            joined::publish(&self.members)?;
+            self.stage = self.after_join(shared, comm)?;
+            self.pause = Self::FIRST_PAUSE;
+        }
+        if let BootstrapStage::Connecting(connecting) = &mut self.stage
+            && connecting.is_done(shared)?
+        {
+            self.stage = BootstrapStage::Joined(connecting.comm.take());
         }
         if let BootstrapStage::Joined(_) = self.stage {
+            joined::publish(&self.members)?;
             return Ok(true);
         }
         self.check_failure()?;
         Ok(false)
+    }
+
+    /// Returns the stage after the join. A group exists once the broadcast that connects its rings has ended on the
+    /// device: until then its kernel would hold room there, for which operations of other groups may wait on other ranks.
+    /// After that of a pair comes the message, on the same stream.
+    fn after_join(&self, shared: &Shared, comm: Option<Comm>) -> Result<BootstrapStage> {
+        match &self.warm_up {
+            Some(warm_up) if self.members.scope == Scope::Group => {
+                let _entered = shared.device.enter()?;
+                Ok(BootstrapStage::Connecting(Connecting {
+                    comm,
+                    end: shared.sync_events.mark(&warm_up.stream)?,
+                    error_since: None,
+                }))
+            }
+            _ => Ok(BootstrapStage::Joined(comm)),
+        }
     }
 
     /// Fails with `PeerLost`, naming the rank, if another rank has given up.

@@ -99,6 +99,9 @@ impl Comm {
     /// How long calls on communicators that are ended together may take before they are treated as calls that do not
     /// return.
     pub(crate) const CALL: Duration = Duration::from_secs(1);
+    /// How long work on the device may continue after an error of the communicator. The error may come from a rank that
+    /// left after its part was done: data in flight still arrive then.
+    pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
     /// Takes ownership of a communicator that the library has just made; null is one that has ended.
     ///

@@ -141,8 +141,6 @@ pub(crate) struct CommQueue {
 }
 
 impl CommQueue {
-    /// How long work on the device may continue after an error of the communicator.
-    const GRACE: Duration = Duration::from_millis(500);
     /// How long [`lock_idle`](Self::lock_idle) waits until no work is in progress in the background.
     const IDLE_TIME: Duration = Duration::from_secs(30);
 
@@ -221,10 +219,10 @@ impl CommQueue {
         loop {
             let error = match self.advance(&mut state) {
                 Ok(true) => return Ok(()),
-                Ok(false) if deadline.has_passed() => Error::new(
-                    ErrorKind::Timeout,
-                    "the ranks did not all join the communicator in time",
-                ),
+                Ok(false) if deadline.has_passed() => match &state.stage {
+                    Stage::Joining(bootstrap) => bootstrap.timed_out(),
+                    Stage::Ready | Stage::Broken(_) => return Ok(()),
+                },
                 Ok(false) => {
                     std::thread::sleep(Duration::from_micros(200));
                     continue;
@@ -297,16 +295,14 @@ impl CommQueue {
     }
 
     /// Returns the reason why work in progress cannot complete, if there is one: an abort, an error of the
-    /// communicator that is older than [`GRACE`](Self::GRACE), or a failure of this queue. Never waits.
+    /// communicator that is older than [`Comm::GRACE`], or a failure of this queue. Never waits.
     pub(crate) fn async_error(&self) -> Option<Error> {
         if let Some(error) = self.shared.aborted.get() {
             return Some(error.clone());
         }
         if let Some(error) = self.comm.get().and_then(|comm| comm.async_error()) {
-            // The error may come from a rank that left after its part was done. Data in flight still arrive then,
-            // so the device gets some time.
             let since = self.error_since.get_or_init(Instant::now);
-            return (since.elapsed() >= Self::GRACE).then_some(error);
+            return (since.elapsed() >= Comm::GRACE).then_some(error);
         }
         match &self.state.try_lock().ok()?.stage {
             Stage::Broken(error) => Some(error.clone()),

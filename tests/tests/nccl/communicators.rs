@@ -294,6 +294,19 @@ fn a_group_exists_once_its_first_broadcast_has_ended_on_the_device() {
 }
 
 #[test]
+fn no_key_of_a_communicator_or_a_window_stays_in_the_store() {
+    for blocking in ["0", "1"] {
+        let (_job, outputs) = run("store_keys", |_, command| {
+            command.env("RCOMM_NCCL_BLOCKING", blocking);
+        });
+        for output in outputs {
+            assert!(output.contains("end of keys"), "{output}");
+            assert!(lines(&output, "key:").is_empty(), "{output}");
+        }
+    }
+}
+
+#[test]
 fn segments_of_a_pool_are_registered_with_its_groups_until_they_are_freed() {
     for blocking in ["0", "1"] {
         let (_job, outputs) = run("pool", |_, command| {

@@ -104,6 +104,8 @@ fn the_remaining_ranks_continue_on_a_shrunk_communicator() {
                 .env("RCOMM_TIMEOUT_MS", "5000");
         });
         for output in check_shrink(&mut job) {
+            assert!(output.contains("end of keys"), "{mode}: {output}");
+            assert!(lines(&output, "key:").is_empty(), "{mode}: {output}");
             // The new communicator was derived from the old one: the library was not asked for a new id.
             let states = lines(&output, "communicator");
             assert!(

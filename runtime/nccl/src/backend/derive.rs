@@ -1,7 +1,7 @@
 //! Groups made from groups: a split with `ncclCommSplit`, and a smaller group of the remaining ranks with
 //! `ncclCommShrink`.
 //!
-//! All ranks concerned must make these calls, so each rank publishes a value in the store when it arrives:
+//! All ranks concerned must make these calls, so each rank publishes in the store that it has arrived:
 //! a rank that times out can name those that did not arrive. If the library lacks the function, the group
 //! refuses, and the caller connects the new group from scratch.
 
@@ -66,7 +66,7 @@ impl NcclBackend {
         let warm_up = new.as_ref().and_then(NewQueue::warm_up);
         let nth = self.splits.fetch_add(1, Ordering::Relaxed);
         let exchange = StoreExchange::new(&self.group, format!("split/{nth}"));
-        exchange.publish("here", b"1")?;
+        exchange.arrive()?;
         // Groups of one split have no member in common, so their first members distinguish them.
         let color = group
             .map(|group| self.rank_here(group.info.ranks[0]))
@@ -89,10 +89,11 @@ impl NcclBackend {
             .map_err(|error| match error.kind() {
                 ErrorKind::Timeout => error.with_more(&format!(
                     "did not arrive at the split of the group: {}",
-                    exchange.missing("here")
+                    exchange.not_arrived()
                 )),
                 _ => error,
             })?;
+        exchange.remove_arrivals();
         match (made, group.zip(new), color) {
             (Some(comm), Some((group, new)), Some(color)) => {
                 let made = (comm, (nth as u32 + 1, color));

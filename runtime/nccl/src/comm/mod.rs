@@ -7,6 +7,7 @@
 //! for what the end of a communicator waits for, `ncclCommRevoke`, `ncclCommAbort` and `commReclaim` in
 //! `init.cc` of NCCL 2.30.7.
 
+mod arrivals;
 pub(crate) mod bootstrap;
 #[cfg(test)]
 pub(crate) mod counting_store;

@@ -11,6 +11,7 @@
 //! Ranks on the same device (unless sharing is allowed), with libraries of different versions, or with different
 //! selections of algorithms are refused here, with their numbers: NCCL could hang.
 
+use super::arrivals::remove;
 use super::members::BootstrapGroup;
 use crate::context::options::DeviceSharing;
 use crate::library::Version;
@@ -139,7 +140,7 @@ pub(crate) fn poll(
     let outcome = serde_json::from_slice(&outcome).map_err(|error| unreadable("read", error))?;
     match outcome {
         Outcome::Ids(ids) => {
-            remove(members, &info_key(members.own_index));
+            remove(store.as_ref(), &info_key(members.own_index));
             ids.iter()
                 .map(|id| read_id(id))
                 .collect::<Result<_>>()
@@ -181,15 +182,8 @@ fn publish_outcome(store: &dyn Store, outcome: &Outcome) -> Result<Outcome> {
 
 /// Removes what is left of the exchange, which all ranks must have read.
 pub(crate) fn remove_outcome(members: &BootstrapGroup) {
-    remove(members, COUNTER);
-    remove(members, OUTCOME);
-}
-
-/// Removes a key. A store that cannot do that keeps it.
-fn remove(members: &BootstrapGroup, key: &str) {
-    if let Err(error) = members.store.delete(key) {
-        tracing::debug!(%error, key, "a key of a rendezvous stays in the store");
-    }
+    remove(members.store.as_ref(), COUNTER);
+    remove(members.store.as_ref(), OUTCOME);
 }
 
 fn info_key(index: u32) -> String {

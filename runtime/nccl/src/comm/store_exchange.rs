@@ -1,6 +1,7 @@
 //! The values that the members of a group publish for each other in the store when all of them must take a
 //! step together, so that a rank that times out can name those that did not arrive.
 
+use super::arrivals::{self, Arrivals};
 use super::peer_info::{MAX_KEYS_PER_READ, unreadable};
 use rcomm_core::Deadline;
 use rcomm_core::backend::GroupContext;
@@ -29,11 +30,11 @@ impl StoreExchange {
 
     /// Publishes this rank's value under `key`.
     pub(crate) fn publish(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.store.set(&format!("{key}/{}", self.own_index), value)
+        self.store.set(&self.value_key(key, self.own_index), value)
     }
 
     /// Returns the values of all members, in order of rank. The first member reads all of them and publishes them under
-    /// one key for the others: so N ranks read O(N) keys in total.
+    /// one key for the others: so N ranks read O(N) keys in total. None of the keys stays once all have read them.
     ///
     /// # Blocking
     /// Until all have published one, or the deadline.
@@ -43,13 +44,15 @@ impl StoreExchange {
     /// the store.
     pub(crate) fn gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let deadline = deadline.started();
-        self.try_gather(key, deadline).map_err(|error| {
+        let values = self.try_gather(key, deadline).map_err(|error| {
             if error.kind() != ErrorKind::Timeout {
                 return error;
             }
             let missing = self.missing(key);
             Error::new(ErrorKind::Timeout, format!("did not arrive: {missing}"))
-        })
+        })?;
+        self.remove_gathered(key);
+        Ok(values)
     }
 
     fn try_gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
@@ -59,10 +62,11 @@ impl StoreExchange {
             let values = self.store.get(&all, time_left())?;
             return serde_json::from_slice(&values).map_err(|error| unreadable("read", error));
         }
-        let ranks: Vec<usize> = (0..self.ranks.len()).collect();
+        let ranks: Vec<u32> = (0..self.size()).collect();
         let mut values = Vec::with_capacity(ranks.len());
         for ranks in ranks.chunks(MAX_KEYS_PER_READ) {
-            let keys: Vec<String> = ranks.iter().map(|rank| format!("{key}/{rank}")).collect();
+            let keys = ranks.iter().map(|&rank| self.value_key(key, rank));
+            let keys: Vec<String> = keys.collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             values.extend(self.store.multi_get(&keys, time_left())?);
         }
@@ -71,16 +75,82 @@ impl StoreExchange {
         Ok(values)
     }
 
+    /// Removes this rank's value, which the first member has read, and as the last to do so what that one has published.
+    fn remove_gathered(&self, key: &str) {
+        self.remove(&self.value_key(key, self.own_index));
+        self.remove_as_last(&format!("{key}/read"), &[format!("{key}/all")]);
+    }
+
     /// Returns the ranks that are known not to have published this value, as text for an error message.
-    pub(crate) fn missing(&self, key: &str) -> String {
-        let has_published = |at: usize| self.store.check(&[&format!("{key}/{at}")]).unwrap_or(true);
-        let ranks = self.ranks.iter().enumerate();
-        let missing = ranks.filter(|(at, _)| !has_published(*at));
-        let missing: Vec<String> = missing.map(|(_, rank)| rank.to_string()).collect();
-        match missing.is_empty() {
-            true => "none that is known".to_owned(),
-            false => format!("rank {}", missing.join(", ")),
+    fn missing(&self, key: &str) -> String {
+        let has_published = |at: u32| {
+            let key = self.value_key(key, at);
+            self.store.check(&[&key]).unwrap_or(true)
+        };
+        let missing: Vec<u32> = (0..self.size()).filter(|&at| !has_published(at)).collect();
+        // Values are removed only after all were published as one, which stays until this rank has read it.
+        let all_have = self.store.check(&[&format!("{key}/all")]).unwrap_or(true);
+        self.name(if all_have { Vec::new() } else { missing })
+    }
+
+    /// Publishes that this rank has arrived.
+    pub(crate) fn arrive(&self) -> Result<()> {
+        self.arrivals().note(self.own_index).map(drop)
+    }
+
+    /// Returns the ranks that are known not to have arrived, as text for an error message.
+    pub(crate) fn not_arrived(&self) -> String {
+        // If the store does not answer, no rank is known.
+        let arrived = self.arrivals().read().unwrap_or_default();
+        let absent = (0..).zip(arrived).filter(|(_, has_arrived)| !has_arrived);
+        self.name(absent.map(|(at, _)| at).collect())
+    }
+
+    /// To be called by each rank for which the step is over, when all have arrived: the last one removes the arrivals,
+    /// which no rank reads any more.
+    pub(crate) fn remove_arrivals(&self) {
+        self.remove_as_last("done", &self.arrivals().keys());
+    }
+
+    fn arrivals(&self) -> Arrivals<'_> {
+        Arrivals {
+            store: &self.store,
+            name: "here",
+            ranks: self.size(),
         }
+    }
+
+    fn size(&self) -> u32 {
+        self.ranks.len() as u32
+    }
+
+    fn value_key(&self, key: &str, index: u32) -> String {
+        format!("{key}/{index}")
+    }
+
+    fn name(&self, indices: Vec<u32>) -> String {
+        let ranks = indices.iter().map(|&at| self.ranks[at as usize]);
+        let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
+        match ranks.is_empty() {
+            true => "none that is known".to_owned(),
+            false => format!("rank {}", ranks.join(", ")),
+        }
+    }
+
+    /// Counts this rank, and removes the keys, with the counter, if all ranks were counted.
+    fn remove_as_last(&self, counter: &str, keys: &[String]) {
+        match self.store.add(counter, 1) {
+            Ok(counted) if counted == i64::from(self.size()) => {
+                keys.iter().for_each(|key| self.remove(key));
+                self.remove(counter);
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, counter, "keys of a step stay in the store"),
+        }
+    }
+
+    fn remove(&self, key: &str) {
+        arrivals::remove(&self.store, key);
     }
 
     /// Publishes that this rank gives up. The store keeps only the first error of this step.
@@ -106,6 +176,7 @@ impl StoreExchange {
 mod tests {
     use super::*;
     use crate::comm::counting_store::CountingStore;
+    use rcomm_core::store::HashStore;
 
     #[test]
     fn the_number_of_keys_that_are_gathered_grows_linearly_with_the_number_of_ranks() {
@@ -126,10 +197,52 @@ mod tests {
             let brief = Deadline::In(Duration::from_secs(60));
             assert_eq!(of(rank).gather("part", brief).unwrap(), expected);
         }
-        // The first rank reads each value, the others one key.
-        assert_eq!(store.keys(), u64::from(2 * RANKS - 1));
+        // The first rank reads each value, the others one key; each counts itself.
+        assert_eq!(store.keys(), u64::from(3 * RANKS - 1));
+        assert_eq!(store.num_keys().unwrap(), 0);
         let missing = of(1).gather("closed", Deadline::In(Duration::from_millis(1)));
         let error = missing.unwrap_err().to_string();
         assert!(error.contains("did not arrive: rank 0, 1, 2, "), "{error}");
+    }
+
+    #[test]
+    fn values_that_were_gathered_and_removed_are_not_missing() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let of = |own_index| StoreExchange {
+            store: PrefixStore::new("window/0", store.clone()),
+            ranks: vec![4, 5, 6].into(),
+            own_index,
+        };
+        for rank in 0..3 {
+            of(rank).publish("part", b"1").unwrap();
+        }
+        let brief = Deadline::In(Duration::from_secs(60));
+        of(0).gather("part", brief).unwrap();
+        of(2).gather("part", brief).unwrap();
+        assert_eq!(of(1).missing("part"), "none that is known");
+        of(1).gather("part", brief).unwrap();
+        assert_eq!(store.num_keys().unwrap(), 0);
+    }
+
+    #[test]
+    fn arrivals_are_removed_by_the_last_rank_for_which_the_step_is_over() {
+        const RANKS: u32 = 100;
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let of = |own_index| StoreExchange {
+            store: PrefixStore::new("split/0", store.clone()),
+            ranks: (0..RANKS).collect(),
+            own_index,
+        };
+        for rank in (0..RANKS).filter(|rank| ![7, 60].contains(rank)) {
+            of(rank).arrive().unwrap();
+        }
+        assert_eq!(of(3).not_arrived(), "rank 7, 60");
+        of(7).arrive().unwrap();
+        of(60).arrive().unwrap();
+        for rank in 0..RANKS {
+            assert_eq!(of(rank).not_arrived(), "none that is known");
+            of(rank).remove_arrivals();
+        }
+        assert_eq!(store.num_keys().unwrap(), 0);
     }
 }

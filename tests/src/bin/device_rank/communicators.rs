@@ -4,7 +4,7 @@
 
 use super::ends::{counter, end_in_time, wait_until};
 use super::stuck::Gate;
-use super::{Gpu, all_reduce, count};
+use super::{Gpu, all_reduce, count, stay_for, window};
 use libloading::{Library, Symbol};
 use rcomm::backend::Backend;
 use rcomm::backend::nccl::{CudaStream, DeviceBuffer, LaunchOrder, NcclOptions, Priority};
@@ -308,6 +308,30 @@ pub(super) fn open_group_of_calls(
 pub(super) fn split_off(world: &World) -> Result<()> {
     let options = GroupOptions::named("second");
     world.group().split(Some(0), 0, &options).map(drop)
+}
+
+/// Prints the keys that communicators and windows have left in the store.
+pub(super) fn print_keys(world: &World) -> Result<()> {
+    let keys = world.store().list_keys()?;
+    let of_nccl = keys.iter().filter(|key| key.contains("/nccl/"));
+    of_nccl.for_each(|key| eprintln!("key: {key}"));
+    eprintln!("end of keys");
+    Ok(())
+}
+
+/// Makes communicators by births, splits and for messages, and windows; prints what they leave in the store.
+pub(super) fn store_keys(world: &World, gpu: &Gpu) -> Result<()> {
+    let group = world.group();
+    let peer = world.rank() ^ 1;
+    for nth in 0..3 {
+        let part = group.split(Some(nth), 0, &GroupOptions::named("part"))?;
+        let part = part.expect("all ranks have the same color");
+        exchange(world, gpu, peer, peer)?;
+        let (window, _) = window::open(&part, 64)?;
+        window.close()?;
+    }
+    stay_for(world, "made", 0..world.size());
+    print_keys(world)
 }
 
 /// Splits a group off, and prints whether that succeeds.

@@ -73,6 +73,7 @@ fn run(scenario: &str) -> Result<()> {
             });
         }
         "split_connects" => return communicators::split_connects(world, &gpu),
+        "store_keys" => communicators::store_keys(&world, &gpu)?,
         "broken_at_the_end" => return communicators::broken_at_the_end(world, &gpu),
         "suspension" => communicators::suspension(&world, &gpu)?,
         "no_suspension" => communicators::no_suspension(&world, &gpu)?,
@@ -291,6 +292,7 @@ fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {
         eprintln!("sum: {sum} of ranks {:?}", world.group().ranks());
     }
     print_communicators(&world)?;
+    communicators::print_keys(&world)?;
     world.shutdown()
 }
 

@@ -1,0 +1,79 @@
+//! Which ranks have reached a point, as bits of counters in the store: a key for 48 ranks, and not one for each.
+
+use rcomm_core::Result;
+use rcomm_core::store::Store;
+
+/// The bits of a sum of the store's, which has a sign.
+const RANKS_PER_KEY: u32 = 48;
+
+fn bit_of(index: u32) -> i64 {
+    1 << (index % RANKS_PER_KEY)
+}
+
+/// The ranks of a communicator that have reached one point.
+pub(super) struct Arrivals<'a> {
+    pub(super) store: &'a dyn Store,
+    /// The prefix of the keys.
+    pub(super) name: &'static str,
+    /// The number of ranks of the communicator.
+    pub(super) ranks: u32,
+}
+
+impl Arrivals<'_> {
+    /// Publishes that a rank has arrived, which it does once. Returns true on one rank: that which completes the keys.
+    /// All ranks have arrived then.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub(super) fn note(&self, own: u32) -> Result<bool> {
+        let first = own / RANKS_PER_KEY * RANKS_PER_KEY;
+        let of_key = first..self.ranks.min(first + RANKS_PER_KEY);
+        let all: i64 = of_key.map(bit_of).sum();
+        // One rank sees the last bit of a key, and one the last key.
+        if self.store.add(&self.key_of(own), bit_of(own))? != all {
+            return Ok(false);
+        }
+        let keys = self.ranks.div_ceil(RANKS_PER_KEY);
+        Ok(keys == 1 || self.store.add(&self.full(), 1)? == i64::from(keys))
+    }
+
+    /// Returns for each rank whether it has arrived.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub(super) fn read(&self) -> Result<Vec<bool>> {
+        let mut arrived = Vec::with_capacity(self.ranks as usize);
+        for first in (0..self.ranks).step_by(RANKS_PER_KEY as usize) {
+            let bits = self.store.add(&self.key_of(first), 0)?;
+            let of_key = first..self.ranks.min(first + RANKS_PER_KEY);
+            arrived.extend(of_key.map(|index| bits & bit_of(index) != 0));
+        }
+        Ok(arrived)
+    }
+
+    /// The keys of all ranks, for their removal.
+    pub(super) fn keys(&self) -> Vec<String> {
+        let firsts = (0..self.ranks).step_by(RANKS_PER_KEY as usize);
+        let mut keys: Vec<String> = firsts.map(|first| self.key_of(first)).collect();
+        if keys.len() > 1 {
+            keys.push(self.full());
+        }
+        keys
+    }
+
+    fn key_of(&self, index: u32) -> String {
+        format!("{}/{}", self.name, index / RANKS_PER_KEY)
+    }
+
+    /// Counts the keys of which all ranks have arrived.
+    fn full(&self) -> String {
+        format!("{}/full", self.name)
+    }
+}
+
+/// Removes a key. A store that cannot do that keeps it.
+pub(super) fn remove(store: &dyn Store, key: &str) {
+    if let Err(error) = store.delete(key) {
+        tracing::debug!(%error, key, "a key of a rendezvous stays in the store");
+    }
+}

@@ -235,9 +235,19 @@ fn ranks_that_wait_for_a_missing_one_abort_under_a_graph_in_time() {
 
 #[test]
 fn aborts_that_never_return_are_waited_for_together() {
+    // With a revoke, what never returns is the end of what was revoked.
     let (_folder, old) = without(&["ncclCommRevoke"]);
-    end_in_time("three_stuck", |_, command| {
-        over(&old, command);
+    for library in [rcomm_tests::simulator::path(), old] {
+        end_in_time("three_stuck", |_, command| {
+            over(&library, command);
+            command.env("RCOMM_SIM", "abort_hangs=1");
+        });
+    }
+}
+
+#[test]
+fn groups_that_are_dropped_and_never_end_are_waited_for_together() {
+    end_in_time("three_dropped", |_, command| {
         command.env("RCOMM_SIM", "abort_hangs=1");
     });
 }

@@ -103,6 +103,13 @@ impl NcclBackend {
         queues.cloned().collect()
     }
 
+    /// The queues that nothing else uses, for a caller that drops this value.
+    fn queues_of_its_own(&self) -> Vec<Arc<CommQueue>> {
+        // The backend has one reference, the list another.
+        let is_own = |queue: &Arc<CommQueue>| Arc::strong_count(queue) == 2;
+        self.queues().into_iter().filter(is_own).collect()
+    }
+
     /// Waits until a started abort has finished; returns `false` if it has not finished by the deadline.
     pub(crate) fn wait_for_abort(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
@@ -452,14 +459,14 @@ impl Drop for NcclBackend {
         if !self.wait_for_abort(Deadline::In(self.time_of_abort())) {
             return;
         }
-        let reason = self.reason.get();
-        if let Some(reason) = reason.filter(|_| self.shared.options.error_handling.cleans_up()) {
-            let mut others = AbortedGroup::new(self, reason).others();
-            CommQueue::free_revoked(
-                &self.queues(),
-                &mut || others.stop_those_that_hang(),
-                Self::ABORT,
-            );
+        match self.reason.get() {
+            Some(reason) if self.shared.options.error_handling.cleans_up() => {
+                let mut others = AbortedGroup::new(self, reason).others();
+                CommQueue::free_all(&self.queues(), &mut || others.stop_those_that_hang());
+            }
+            Some(_) => {}
+            // Operations that have not ended keep their queue.
+            None => CommQueue::free_all(&self.queues_of_its_own(), &mut || false),
         }
     }
 }

@@ -494,8 +494,8 @@ fn abort_children(library: &NcclLibrary, children: Vec<AbandonedChild>, status: 
 impl Comm {
     /// Aborts the communicator if it was not ended, on a separate thread, since the library may never return from the
     /// call. Returns true if the communicator has ended; false after an error, or if the library has not returned
-    /// within [`LAST_ABORT`](Self::LAST_ABORT).
-    pub(crate) fn abort_on_thread(&mut self) -> bool {
+    /// within `limit`. The thread keeps `kept` until the library has returned.
+    pub(crate) fn abort_on_thread(&mut self, limit: Duration, kept: impl Send + 'static) -> bool {
         let handle = self
             .handle
             .get_mut()
@@ -508,7 +508,7 @@ impl Comm {
         let children = self.abandoned_children.get_mut();
         let children = std::mem::take(children.unwrap_or_else(PoisonError::into_inner));
         let abort = move || {
-            let handle = handle;
+            let (handle, _kept) = (handle, kept);
             // SAFETY: the handle was taken out above, so the communicator is freed once. `self` is borrowed
             // exclusively, so no other thread is in a call on it.
             let status = unsafe { (library.table().comm_abort)(handle.0) };
@@ -517,7 +517,7 @@ impl Comm {
         };
         let rank = self.rank;
         let call = ForeignCall::begin("rcomm/nccl-abort", abort);
-        match call.and_then(|mut call| call.wait(Self::LAST_ABORT)) {
+        match call.and_then(|mut call| call.wait(limit)) {
             Ok(Some(Ok(()))) => true,
             Ok(Some(Err(error))) | Err(error) => {
                 tracing::warn!(%error, rank, "a communicator could not be aborted");
@@ -536,6 +536,6 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        self.abort_on_thread();
+        self.abort_on_thread(Self::LAST_ABORT, ());
     }
 }

@@ -1,5 +1,6 @@
 //! [`Shared`]: the state that the queues of one backend share, made from the options.
 
+pub(crate) mod ends;
 pub(crate) mod launch_order;
 pub(crate) mod nan;
 pub(crate) mod options;
@@ -10,6 +11,7 @@ use crate::cuda::event::{EventPool, EventTiming};
 use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::{CudaStream, Priority};
 use crate::library::NcclLibrary;
+use ends::Ends;
 use nan::{NanFinder, SearchStreams};
 use options::NcclOptions;
 use ras::Ras;
@@ -51,6 +53,7 @@ pub(crate) struct Shared {
     pub(crate) report_time: Duration,
     pub(crate) nans: Arc<NanFinder>,
     pub(crate) ras: Arc<Ras>,
+    pub(crate) ends: Arc<Ends>,
 }
 
 impl Shared {
@@ -103,6 +106,7 @@ impl Shared {
             report_time: world.config.status_wait,
             nans: Arc::default(),
             ras: Arc::new(ras),
+            ends: Arc::default(),
         })
     }
 
@@ -126,6 +130,7 @@ impl Shared {
             report_time: self.report_time,
             nans: self.nans.clone(),
             ras: self.ras.clone(),
+            ends: self.ends.clone(),
         })
     }
 

@@ -150,37 +150,39 @@ impl CommQueue {
             }
         }
         let no_deadline = Deadline::In(Duration::MAX);
-        if let Err(error) = Self::abort_together(shared, comms, stop_others, no_deadline) {
+        if let Err(error) = Self::abort_together(shared, comms, stop_others, no_deadline, ()) {
             tracing::warn!(%error, "a communicator could not be aborted");
         }
     }
 
-    /// Frees the communicators that an abort has revoked and kept. They were to be shrunk, and are not needed any more.
+    /// Frees the communicators of queues that are not needed any more: those that an abort has revoked and kept, which
+    /// were to be shrunk, and those of a group that was not aborted.
     ///
     /// `stop_others` is that of [`abort_together`](Self::abort_together).
     ///
     /// # Blocking
-    /// For `limit` at most. After that time the call is left to its thread.
-    pub(crate) fn free_revoked(
-        queues: &[Arc<Self>],
-        stop_others: &mut dyn FnMut() -> bool,
-        limit: Duration,
-    ) {
+    /// Until the time of [`Ends`](crate::context::ends::Ends) is over. After that the call is left to its thread.
+    pub(crate) fn free_all(queues: &[Arc<Self>], stop_others: &mut dyn FnMut() -> bool) {
         let Some(shared) = queues.first().map(|queue| &queue.shared) else {
             return;
         };
         let free = queues.iter().filter(|queue| queue.live_graphs() == 0);
         let comms = free.filter_map(|queue| queue.comm.get().filter(|comm| comm.is_live()));
         let comms: Vec<Arc<Comm>> = comms.cloned().collect();
-        let freed = Self::abort_together(shared, comms, stop_others, Deadline::In(limit));
+        if comms.is_empty() {
+            return;
+        }
+        let (end, limit) = shared.ends.begin();
+        let freed = Self::abort_together(shared, comms, stop_others, Deadline::In(limit), end);
         if let Err(error) = freed {
             tracing::error!(%error, "a communicator is left to the library");
         }
     }
 
-    /// Aborts communicators in one group of calls, on a separate thread. To free them, the library waits for all
-    /// kernels of the device. If that takes longer than [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may be in
-    /// the way: `stop_others` is called, and again after some time for as long as it returns true.
+    /// Aborts communicators in one group of calls, on a separate thread, which keeps `kept` until the library has
+    /// returned. To free them, the library waits for all kernels of the device. If that takes longer than
+    /// [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may be in the way: `stop_others` is called, and again after
+    /// some time for as long as it returns true.
     ///
     /// # Blocking
     /// Until the library has returned, or the deadline.
@@ -192,6 +194,7 @@ impl CommQueue {
         comms: Vec<Arc<Comm>>,
         stop_others: &mut dyn FnMut() -> bool,
         deadline: Deadline,
+        kept: impl Send + 'static,
     ) -> Result<()> {
         const PAUSE: Duration = Duration::from_millis(500);
         if comms.is_empty() {
@@ -200,6 +203,7 @@ impl CommQueue {
         let deadline = deadline.started();
         let context = shared.clone();
         let mut call = ForeignCall::begin("rcomm/nccl-free", move || {
+            let _kept = kept;
             let _entered = context.device.enter()?;
             Comm::abort_all(&context.library, &comms)
         })?;
@@ -425,7 +429,8 @@ impl CommQueue {
             comm.abandon();
             return false;
         }
-        Arc::into_inner(comm).is_some_and(|mut comm| comm.abort_on_thread())
+        let (end, limit) = self.shared.ends.begin();
+        Arc::into_inner(comm).is_some_and(|mut comm| comm.abort_on_thread(limit, end))
     }
 }
 

@@ -365,27 +365,57 @@ pub(super) fn many_hung(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Aborts of three groups never return; each may take ten seconds, and all begin together.
-pub(super) fn three_stuck(world: World, gpu: &Gpu) -> Result<()> {
-    let mut groups = vec![world.group().clone()];
-    for name in ["second", "third"] {
+/// Groups of all ranks, each of which has been used.
+fn groups_in_use(world: &World, gpu: &Gpu, names: &[&str]) -> Result<Vec<ProcessGroup>> {
+    let make = |name: &&str| {
         let group = world
             .group()
-            .split(Some(0), 0, &GroupOptions::named(name))?;
-        groups.push(group.expect("all ranks have the same color"));
-    }
-    for group in &groups {
-        count(group, gpu)?;
-    }
+            .split(Some(0), 0, &GroupOptions::named(*name))?;
+        let group = group.expect("all ranks have the same color");
+        count(&group, gpu)?;
+        Ok(group)
+    };
+    names.iter().map(make).collect()
+}
+
+/// Prints whether what ends in `end` takes no longer than one end that never returns, which is left after ten seconds.
+fn end_together(end: impl FnOnce()) {
     let begun = Instant::now();
-    drop(world);
-    drop(groups);
+    end();
     let took = begun.elapsed();
     match took < Duration::from_secs(18) {
         true => eprintln!("ended in time"),
         false => eprintln!("left behind after {took:?}"),
     }
+}
+
+/// Aborts of three groups never return; each may take ten seconds, and all begin together.
+pub(super) fn three_stuck(world: World, gpu: &Gpu) -> Result<()> {
+    let mut groups = groups_in_use(&world, gpu, &["second", "third"])?;
+    groups.push(world.group().clone());
+    count(world.group(), gpu)?;
+    end_together(|| {
+        drop(world);
+        drop(groups);
+    });
     Ok(())
+}
+
+/// Three groups are dropped, not aborted, and the library never returns from the end of any.
+pub(super) fn three_dropped(world: World, gpu: &Gpu) -> Result<()> {
+    let groups = groups_in_use(&world, gpu, &["second", "third", "fourth"])?;
+    let backends = groups
+        .iter()
+        .map(|group| group.backend(DeviceKind::Cuda).map(Arc::downgrade));
+    let backends: Vec<_> = backends.map(|it| it.expect("CUDA")).collect();
+    end_together(|| {
+        drop(groups);
+        // The watchdog may hold an operation of a group for a moment.
+        wait_until("the end of the groups", || {
+            backends.iter().all(|it| it.strong_count() == 0)
+        });
+    });
+    world.shutdown()
 }
 
 /// While one operation hangs, memory is allocated and freed, and another operation's input is searched for

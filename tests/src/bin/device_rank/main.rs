@@ -56,6 +56,7 @@ fn run(scenario: &str) -> Result<()> {
         "graph_at_abort" => return ends::graph_at_abort(world, &gpu),
         "two_hung" => return ends::two_hung(world, &gpu),
         "three_stuck" => return ends::three_stuck(world, &gpu),
+        "three_dropped" => return ends::three_dropped(world, &gpu),
         "many_hung" => return ends::many_hung(world, &gpu),
         "two_absent" => return ends::two_absent(world, &gpu),
         "other_group_hung" => return ends::other_group_hung(world, &gpu),

@@ -21,7 +21,7 @@ use crate::cuda::stream::CudaStream;
 use crate::library::NcclLibrary;
 use crate::library::config::{Blocking, CommOptions, RawConfig};
 use crate::library::foreign_call::ForeignCall;
-use crate::library::sys::{self, NcclComm, NcclResult, UniqueId, result};
+use crate::library::sys::{self, NcclComm, NcclResult, UniqueId};
 use rcomm_core::{Error, ErrorKind, Result};
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -79,7 +79,8 @@ impl WarmUp {
                     self.stream.raw(),
                 )
             };
-            check(library, raw, "ncclBroadcast", status)
+            // SAFETY: the communicator is live and locked while it is lent.
+            unsafe { library.check_begun(raw, "ncclBroadcast", status) }
         })?
     }
 }
@@ -352,7 +353,8 @@ fn join(library: &Arc<NcclLibrary>, params: &InitParams, mut config: RawConfig) 
     // SAFETY: `raw` is null or the communicator that the call above has made, which no other code has. It is owned
     // from here on, so that it is aborted after an error.
     let comm = unsafe { Comm::from_raw(library, raw, params.rank, params.size) };
-    check(library, raw, call, status)?;
+    // SAFETY: `raw` is null, or lives as long as `comm`.
+    unsafe { library.check_begun(raw, call, status)? };
     Ok(comm)
 }
 
@@ -393,7 +395,8 @@ fn derive(
             let at = slot.as_ptr();
             parent.with(|library, raw| {
                 let status = call(raw, at, input);
-                check(library, raw, name, status)
+                // SAFETY: the parent is live and locked while it is lent.
+                unsafe { library.check_begun(raw, name, status) }
             })??;
         }
         Ok(child)
@@ -409,15 +412,6 @@ fn derive(
             Ok(made)
         }),
     }
-}
-
-fn check(library: &NcclLibrary, comm: NcclComm, call: &str, status: NcclResult) -> Result<()> {
-    if status == result::IN_PROGRESS {
-        return Ok(());
-    }
-    // SAFETY: `comm` is null, a communicator that the library has just made for the caller, or one that `with` lends
-    // to the caller, live and locked.
-    unsafe { library.check_on(comm, call, status) }
 }
 
 /// Runs a blocking call on a separate thread, in the device's context. A communicator that is made after the caller

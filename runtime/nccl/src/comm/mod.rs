@@ -257,11 +257,8 @@ impl Comm {
         self.with(|library, comm| {
             // SAFETY: `with` lends a live communicator, locked during the call.
             let status = unsafe { (library.table().comm_finalize)(comm) };
-            if status == result::IN_PROGRESS {
-                return Ok(());
-            }
             // SAFETY: `with` lends a live communicator, locked during the call.
-            unsafe { library.check_on(comm, "ncclCommFinalize", status) }
+            unsafe { library.check_begun(comm, "ncclCommFinalize", status) }
         })?
     }
 
@@ -315,11 +312,8 @@ impl Comm {
         // SAFETY: the communicator is live: code that ends it takes `ending` first. The call does
         // not free it.
         let status = unsafe { revoke(comm, sys::REVOKE_DEFAULT) };
-        if status == result::IN_PROGRESS {
-            return Ok(());
-        }
         // SAFETY: the communicator is live, since `ending` is still held.
-        unsafe { self.library.check_on(comm, "ncclCommRevoke", status) }
+        unsafe { self.library.check_begun(comm, "ncclCommRevoke", status) }
     }
 
     /// Returns the locked handle; `None` if calls hold it until the deadline.

@@ -251,6 +251,27 @@ impl NcclLibrary {
         Err(Error::new(kind, message))
     }
 
+    /// Works as [`check_on`](Self::check_on), for a call that may still be in progress when it returns, which is no
+    /// error.
+    ///
+    /// # Errors
+    /// As `check_on`.
+    ///
+    /// # Safety
+    /// As for `check_on`.
+    pub(crate) unsafe fn check_begun(
+        &self,
+        comm: NcclComm,
+        call: &str,
+        status: NcclResult,
+    ) -> Result<()> {
+        if status == result::IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: the caller's `comm` is null or live.
+        unsafe { self.check_on(comm, call, status) }
+    }
+
     /// Returns the error for an operation that needs a function which this library does not have.
     pub(crate) fn lacks(&self, what: &str, function: &str) -> Error {
         let since = NcclTable::OPTIONAL

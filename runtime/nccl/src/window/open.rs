@@ -265,11 +265,8 @@ impl CommQueue {
             // below unless the call has ended.
             let status =
                 unsafe { register(raw, at, bytes, target.as_ptr(), sys::WIN_COLL_SYMMETRIC) };
-            if status == sys::result::IN_PROGRESS {
-                return Ok(());
-            }
             // SAFETY: the communicator is live and locked, as for the call above.
-            unsafe { library.check_on(raw, "ncclCommWindowRegister", status) }
+            unsafe { library.check_begun(raw, "ncclCommWindowRegister", status) }
         };
         let is_on_thread = self.shared.options.comm.blocking == Blocking::Yes;
         let device = &self.shared.device;

@@ -98,6 +98,8 @@ pub(crate) struct NcclWindow {
     /// The sizes in bytes of all ranks' parts.
     parts: Vec<usize>,
     exchange: StoreExchange,
+    /// Whether all ranks have published that they close the window.
+    all_have_closed: Mutex<bool>,
     /// The stream for copies to and from the host: nothing on it waits for a peer.
     copies: Arc<CudaStream>,
     open: RwLock<Option<OpenWindow>>,
@@ -380,9 +382,14 @@ impl BackendWindow for NcclWindow {
         // If the library may still make a put, the window stays open: a peer could free the memory that the put
         // writes to.
         self.queue.check_usable(deadline)?;
-        // No rank writes to this window once all ranks have published this.
-        self.exchange.publish("closed", b"1")?;
-        self.exchange.gather("closed", deadline)?;
+        // No rank writes to this window once all ranks have published this. What they have published is gone after that.
+        let mut all_have_closed = lock(&self.all_have_closed);
+        if !*all_have_closed {
+            self.exchange.publish("closed", b"1")?;
+            self.exchange.gather("closed", deadline)?;
+            *all_have_closed = true;
+        }
+        drop(all_have_closed);
         let mut open = self.open.write().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = open.take() else {
             return Err(closed());

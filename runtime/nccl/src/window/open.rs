@@ -103,6 +103,7 @@ impl WindowGroup<'_> {
             group_rank: self.group.group_rank,
             parts,
             exchange,
+            all_have_closed: Mutex::new(false),
             copies,
             open: RwLock::new(Some(window)),
             outgoing: Mutex::new(Outgoing::new(size)),

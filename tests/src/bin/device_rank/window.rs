@@ -1,9 +1,11 @@
 //! Windows on device memory: one rank reads what another has put, without the other's help.
 
+use super::communicators::backend;
 use super::{Gpu, count};
 use rcomm::backend::nccl::DeviceBuffer;
-use rcomm::{Buffer, DType, DeviceKind, ErrorKind, ProcessGroup, Result, Window, World};
+use rcomm::{Buffer, DType, Deadline, DeviceKind, ErrorKind, ProcessGroup, Result, Window, World};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Elements of a window: more than are staged at once.
 const LEN: usize = 1_300_000;
@@ -117,6 +119,16 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     for window in [window, other] {
         let back = window.close()?.expect("the memory comes back");
         assert_eq!(back.dtype(), DType::U32);
+    }
+    // One rank closes a window again: it waits for no other.
+    let backend = backend(world);
+    let limit = Deadline::In(Duration::from_secs(20));
+    let twice = backend.new_window(backend.allocate(DType::U32, 8)?, limit)?;
+    twice.close(limit)?;
+    if this_rank == 0 {
+        let again = twice.close(limit).map(drop);
+        let again = again.expect_err("the window is closed");
+        assert_eq!(again.kind(), ErrorKind::Closed, "{again}");
     }
     assert_eq!(count(group, gpu)?, size as f32);
     eprintln!("put, got and closed");

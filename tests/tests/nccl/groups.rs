@@ -45,6 +45,7 @@ fn groups_are_split_off_one_another() {
     assert_eq!(ids(0)[1], ids(2)[1]);
     // The group of all ranks was split three times: into parts, into pairs, and by a list.
     for output in &outputs {
+        assert_eq!(lines(output, "splits:"), ["3"], "{output}");
         let states = lines(output, "communicator");
         let count = r#"("split_count", "3")"#;
         assert!(states.iter().any(|state| state.contains(count)), "{output}");

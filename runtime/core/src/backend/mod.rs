@@ -445,6 +445,12 @@ pub trait Backend: Send + Sync {
         Err(self.refuse("the memory of communicators"))
     }
 
+    /// The number of splits of the group that this backend has begun on this rank, also of those in which the rank was in
+    /// no part; 0 where it makes the communicators of parts anew.
+    fn split_count(&self) -> u64 {
+        0
+    }
+
     /// How long the backend's library expects a collective to take on the device, by its own model of the machine:
     /// nothing is sent, and the buffers stay as they are. All members call it with the same collective, since the
     /// library may connect for it. Use [`ProcessGroup::estimate`](crate::ProcessGroup::estimate), which checks the

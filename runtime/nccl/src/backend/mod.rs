@@ -390,6 +390,10 @@ impl Backend for NcclBackend {
         self.memory_of_all()
     }
 
+    fn split_count(&self) -> u64 {
+        self.splits.load(Ordering::Relaxed)
+    }
+
     fn estimate(&self, op: &Op<'_>, deadline: Deadline) -> Result<Duration> {
         if let Some(error) = self.shared.aborted.get() {
             return Err(error.clone());
@@ -401,7 +405,7 @@ impl Backend for NcclBackend {
     fn comm_state(&self) -> Vec<CommState> {
         let group = &self.group.info.name;
         let main = std::iter::once((group.clone(), self.main.clone()));
-        let splits = self.splits.load(Ordering::Relaxed);
+        let splits = self.split_count();
         let peers = self.peers();
         let peers = peers
             .iter()

@@ -223,6 +223,8 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
         eprintln!("listed: {:?}, sum {}", listed.ranks(), count(listed, gpu)?);
     }
     eprintln!("all: sum {}", count(group, gpu)?);
+    let backend = communicators::backend(world);
+    eprintln!("splits: {}", backend.split_count());
     print_communicators(world)
 }
 

@@ -237,6 +237,10 @@ impl Backend for Wrapper {
         self.inner.comm_memory()
     }
 
+    fn split_count(&self) -> u64 {
+        self.inner.split_count()
+    }
+
     fn estimate(&self, op: &Op<'_>, deadline: Deadline) -> Result<Duration> {
         self.inner.estimate(op, deadline)
     }

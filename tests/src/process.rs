@@ -2,11 +2,13 @@
 
 use crate::fault::Fault;
 use rcomm_recorder::publish::{Dump, RingReader};
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The rank into which tests inject a fault.
@@ -20,7 +22,7 @@ pub struct Job {
     program: String,
     argument: String,
     name: String,
-    port: u16,
+    port: JobPort,
     folder: tempfile::TempDir,
 }
 
@@ -62,7 +64,7 @@ impl Job {
             program: program.to_owned(),
             argument: argument.to_owned(),
             name: format!("test-{}-{argument}", std::process::id()),
-            port: free_port(),
+            port: JobPort::take(),
             folder: tempfile::tempdir().expect("a temporary directory can be made"),
         };
         for rank in 0..ranks {
@@ -99,7 +101,7 @@ impl Job {
             .env("LOCAL_RANK", rank.to_string())
             .env("LOCAL_WORLD_SIZE", ranks.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", self.port.to_string())
+            .env("MASTER_PORT", self.port.0.to_string())
             .env("TORCHELASTIC_RUN_ID", &self.name)
             .env("RCOMM_TIMEOUT_MS", "2000")
             .env("RCOMM_SIGNAL_INTERVAL_MS", "100")
@@ -230,19 +232,50 @@ fn list(directory: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// A port on which no process listens: one of sixteen that are derived from the process id, below the ephemeral port
-/// range.
+/// The ports of jobs that live. A job may listen on its port only some time after it was started.
+static PORTS_OF_JOBS: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+
+/// A port that no other job of this process gets while this value lives.
+struct JobPort(u16);
+
+impl JobPort {
+    fn take() -> Self {
+        let mut taken = ports_of_jobs();
+        let port = free_port_besides(&taken);
+        taken.insert(port);
+        Self(port)
+    }
+}
+
+impl Drop for JobPort {
+    fn drop(&mut self) {
+        ports_of_jobs().remove(&self.0);
+    }
+}
+
+fn ports_of_jobs() -> MutexGuard<'static, BTreeSet<u16>> {
+    PORTS_OF_JOBS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A port on which no process listens, and that no living job of this process has: one of thirty-two that are derived
+/// from the process id, below the ephemeral port range.
 ///
 /// # Panics
-/// If none of the sixteen is free.
+/// If none of them is free.
 pub fn free_port() -> u16 {
+    free_port_besides(&ports_of_jobs())
+}
+
+fn free_port_besides(taken: &BTreeSet<u16>) -> u16 {
+    const CANDIDATES: u32 = 32;
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    let mut candidates = (0..16).map(|_| {
-        let nth = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
-        10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
+    let mut candidates = (0..CANDIDATES).map(|_| {
+        let nth = NEXT.fetch_add(1, Ordering::Relaxed) % CANDIDATES;
+        10_000 + ((std::process::id() * CANDIDATES + nth) % 20_000) as u16
     });
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    candidates.find(free).expect("one of sixteen ports is free")
+    let is_free =
+        |port: &u16| !taken.contains(port) && TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    candidates.find(is_free).expect("a port is free")
 }
 
 /// Waits for `look` to find something.
@@ -260,5 +293,20 @@ pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
             "waited {TIME_LIMIT:?} for {what}"
         );
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_does_not_listen_yet_keeps_its_port() {
+        let first = JobPort::take();
+        // More than there are candidates.
+        for _ in 0..100 {
+            assert_ne!(JobPort::take().0, first.0);
+            assert_ne!(free_port(), first.0);
+        }
     }
 }

@@ -63,6 +63,16 @@ impl Child {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    /// Stops the child by a signal, and waits until it has stopped.
+    pub(crate) fn stop(&self) {
+        use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+        self.signal(Signal::STOP);
+        let pid = Pid::from_child(&self.process);
+        // A child that has stopped is not reaped by this.
+        let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+        assert!(stopped.is_some_and(|(_, status)| status.stopped()));
+    }
+
     /// Waits for the end of the child.
     pub(crate) fn wait(&mut self) {
         self.process.wait().unwrap();

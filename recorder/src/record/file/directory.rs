@@ -9,9 +9,10 @@
 use crate::error::{Error, Result};
 use crate::model::Rank;
 use crate::record::config::RingPart;
+use crate::record::file::space::reserve;
 use crate::record::layout::{self, header};
 use crate::record::process::ProcessIdentity;
-use rustix::fs::{self as rfs, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{self as rfs, FlockOperation, Mode, OFlags};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
@@ -186,7 +187,9 @@ impl Unnamed {
         sized
             .and_then(|()| self.check_space(bytes))
             .map_err(|error| (bytes, error))
-            .and_then(|()| reserve(&self.file, 0, reserved).map_err(|error| (reserved, error)))
+            .and_then(|()| {
+                reserve(&self.file, 0, reserved).map_err(|error| (reserved, error.into()))
+            })
             .map_err(|(bytes, error)| {
                 let action = format!("reserve {bytes} bytes in {}", self.directory.display());
                 Error::io(action, error)
@@ -241,13 +244,6 @@ pub(super) fn temporary(directory: &Path, ring: RingId<'_>) -> Temporary {
         ring.part.name(),
         std::process::id()
     )))
-}
-
-/// Reserves space for these bytes of a ring file, so that a write there cannot fail.
-pub(crate) fn reserve(file: &OwnedFd, from: usize, to: usize) -> io::Result<()> {
-    let len = to.saturating_sub(from);
-    rfs::fallocate(file, FallocateFlags::empty(), from as u64, len as u64)?;
-    Ok(())
 }
 
 /// The temporary name of a file, removed when dropped.

@@ -1,10 +1,11 @@
 //! Grows the ring's file: slots are reserved when they are first needed, or slightly ahead.
 
 use super::FlightRecorder;
-use crate::record::file::directory;
+use crate::record::file::space::reserve;
 use crate::record::layout::{header, slot};
 use crate::record::ring::Missed;
 use crate::record::sync::Memory;
+use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Number of bytes of a ring file that are reserved at a time.
@@ -64,9 +65,11 @@ impl FlightRecorder {
             return false;
         };
         let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);
-        if directory::reserve(file, reserved * 8, bytes).is_err() {
-            // A record that does not fit is counted as lost, and the rest of the ring is still used.
-            self.growth_stopped.store(true, Ordering::Relaxed);
+        if let Err(error) = reserve(file, reserved * 8, bytes) {
+            // A record that does not fit is counted as lost, and the rest of the ring is still used. After signals
+            // without end the next record that needs space asks again.
+            let is_stopped = error != Errno::INTR;
+            self.growth_stopped.fetch_or(is_stopped, Ordering::Relaxed);
             return false;
         }
         self.map.admit(bytes / 8);

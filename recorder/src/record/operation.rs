@@ -111,6 +111,7 @@ pub struct Operation<'a> {
 
 impl<'a> Operation<'a> {
     /// An operation with only the fields that every operation has.
+    #[inline]
     pub const fn new(group: GroupHandle, op: OpType, signature: SignatureRef<'a>) -> Self {
         Self {
             group,

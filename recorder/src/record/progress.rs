@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Advances the state, which is the low byte of its word, and sets `bits`. Returns false, and changes nothing, if the
 /// operation has already reached `to`.
 #[inline]
-pub(super) fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool {
+fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool {
     let state = words[slot::STATE].load(Ordering::Relaxed);
     let advances = (state as u8) < to as u8;
     if advances {
@@ -17,6 +17,16 @@ pub(super) fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u6
         words[slot::STATE].store(state, Ordering::Relaxed);
     }
     advances
+}
+
+/// Marks that an operation was seen at this time to have started.
+#[inline]
+pub(super) fn start(words: &[AtomicU64; slot::WORDS], at: Timestamp) {
+    if words[slot::STARTED].load(Ordering::Relaxed) == 0 {
+        let created = words[slot::CREATED].load(Ordering::Relaxed);
+        words[slot::STARTED].store(at.0.max(created), Ordering::Relaxed);
+    }
+    advance(words, EntryState::Started, 0);
 }
 
 /// Marks that the operation is no longer watched.

@@ -181,7 +181,7 @@ impl<const N: usize> SlotRing<N> {
 
     /// Does the same as [`write`](Self::write) for a slot that only one thread at a time writes, without an exchange.
     /// If two threads do, the record may mix their words.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write_alone<M: Memory>(
         &self,
         memory: &M,
@@ -206,7 +206,7 @@ impl<const N: usize> SlotRing<N> {
     /// Does the same as [`update`](Self::update) for a slot that, in all but rare cases, only one thread at a time
     /// writes, without an exchange. If it sees another writer, it does what [`update`](Self::update) does. If two
     /// threads begin at once, the record may mix their words, and its stamp may be that of one of the two changes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn update_alone<M: Memory>(
         &self,
         memory: &M,
@@ -230,7 +230,7 @@ impl<const N: usize> SlotRing<N> {
 
     /// Changes one word of record `id`, if its slot still contains it, as [`update_alone`](Self::update_alone) does. A
     /// reader gets the word from before or after the change, so the slot is not claimed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn update_word<M: Memory>(
         &self,
         memory: &M,

@@ -2,7 +2,8 @@
 //! choice of events but `steps`, in all and for each call of the plug-in, compared with a plug-in that does nothing and
 //! one that prints a line for each event; and the memory of a communicator.
 //!
-//! `cargo bench -p rcomm-nccl-profiler`. Calls go through pointers to functions, as in NCCL.
+//! `cargo bench -p rcomm-nccl-profiler`. The library is loaded as NCCL loads it, because variables of a thread cost more
+//! in it than in a program, and calls go through pointers to functions.
 
 #![allow(clippy::print_stdout, missing_docs)]
 
@@ -13,6 +14,7 @@ use rcomm_nccl_profiler::abi::{
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::io::Write;
+use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicI32;
 use std::time::Instant;
@@ -61,6 +63,8 @@ struct Plugin {
     stop: unsafe extern "C" fn(*mut c_void) -> c_int,
     record: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int,
     context: *mut c_void,
+    /// NCCL asks for it once: a system call between the parts would slow both down.
+    pid: i32,
 }
 
 mod printing {
@@ -125,6 +129,7 @@ impl Plugin {
             stop: table.stop_event,
             record: table.record_event_state,
             context,
+            pid: std::process::id() as i32,
         }
     }
 
@@ -197,8 +202,7 @@ impl Plugin {
         self.stop(plan);
         self.stop(group);
         let called = started.elapsed();
-        // NCCL makes this system call once, so it is not timed.
-        let pid = std::process::id() as i32;
+        let pid = self.pid;
         let started = Instant::now();
         // The proxy thread gets the transfers with the launch, before the device starts.
         let mut transfers = [[null_mut(); 2]; CHANNELS[1] as usize];
@@ -250,7 +254,8 @@ impl Cost {
     }
 }
 
-/// The median of each part over `rounds` operations, less the cost of the clock itself.
+/// The mean of each part over the middle half of `rounds` operations, less the cost of the clock itself. The clock has
+/// steps of 10 ns, which a median would show; the means of the middle half do not have what other programs add.
 fn measure(plugin: &Plugin, shape: Shape, rounds: usize) -> Cost {
     for _ in 0..rounds / 4 {
         plugin.operation(shape);
@@ -263,14 +268,16 @@ fn measure(plugin: &Plugin, shape: Shape, rounds: usize) -> Cost {
             started.elapsed().as_nanos() as u64
         })
         .collect();
-    let median = |values: &mut Vec<u64>| {
+    let middle = |values: &mut Vec<u64>| {
         values.sort_unstable();
-        values[values.len() / 2]
+        let quarter = values.len() / 4;
+        let middle = &values[quarter..values.len() - quarter];
+        middle.iter().sum::<u64>() / middle.len() as u64
     };
-    let clock = median(&mut clock);
+    let clock = middle(&mut clock);
     Cost {
-        calling_thread: median(&mut calls).saturating_sub(clock),
-        proxy_thread: median(&mut proxies).saturating_sub(clock),
+        calling_thread: middle(&mut calls).saturating_sub(clock),
+        proxy_thread: middle(&mut proxies).saturating_sub(clock),
     }
 }
 
@@ -312,11 +319,37 @@ fn compare(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
     print(&name, shape, &costs, &baseline);
 }
 
+/// The library that cargo built, in the folder of this program or in the one above.
+fn library() -> PathBuf {
+    let program = std::env::current_exe().expect("the path of this program");
+    let deps = program.parent().expect("the program is in a folder");
+    let folders = [deps, deps.parent().expect("the folder is in another")];
+    let mut files = folders
+        .iter()
+        .map(|folder| folder.join("librcomm_nccl_profiler.so"));
+    files
+        .find(|file| file.is_file())
+        .expect("the plug-in is built with this program")
+}
+
+/// The plug-in's table of NCCL 2.29 and later, from the library, which is never unloaded.
+fn table() -> &'static Table {
+    // SAFETY: loading runs the initializers of the library that cargo built, which are those of Rust's standard library.
+    let library = unsafe { libloading::Library::new(library()) }.expect("the plug-in loads");
+    let library: &'static libloading::Library = Box::leak(Box::new(library));
+    // SAFETY: the symbol is a table of this type, and lives as long as the library.
+    unsafe {
+        let symbol = library.get::<*const Table>(b"ncclProfiler_v6");
+        let address = symbol.expect("the table").try_as_raw_ptr();
+        &*address.expect("an address").cast_const().cast::<Table>()
+    }
+}
+
 /// The plug-in of this crate. It reads its choice of events once in a process, so each choice needs a process of its
 /// own: this one was started with `mask`.
 fn ours(mask: &str) -> Plugin {
     assert_eq!(std::env::var("RCOMM_NCCL_EVENTS").as_deref(), Ok(mask));
-    let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
+    let table = table();
     let mut context = null_mut();
     // SAFETY: the context is valid for writes until the call returns, the mask always; the name ends with a zero.
     let code = unsafe {
@@ -381,6 +414,7 @@ const BASELINE: Plugin = Plugin {
     stop: nothing::stop,
     record: nothing::record,
     context: null_mut(),
+    pid: 0,
 };
 
 /// KiB of memory that the process holds, shared memory included, on a system with pages of 4 KiB.
@@ -393,7 +427,7 @@ fn resident() -> usize {
 /// Prints what the first communicator and each further one add to the process's memory.
 fn memory() {
     const MANY: u64 = 4_000;
-    let table: &Table = &rcomm_nccl_profiler::ncclProfiler_v6;
+    let table = table();
     let add = |hash: u64| {
         let mut context = null_mut();
         let name = c"data parallel";
@@ -444,6 +478,7 @@ fn main() {
         stop: printing::stop,
         record: printing::record,
         context: null_mut(),
+        pid: 0,
     };
     let [.., all] = &MASKS;
     for channels in CHANNELS {

@@ -13,7 +13,7 @@ use crate::group_call;
 use crate::handle::{Handle, Kind, SlotUse};
 use crate::links::{Begun, Left};
 use crate::operation::{Op, State, flag};
-use crate::process::{Call, Communicator, Process, naming};
+use crate::process::{Call, Communicator, Process, Reported, naming};
 use rcomm_recorder::model::LinkWait;
 use rcomm_recorder::record::{
     ChannelEvent, GroupHandle, KernelPlan, LinkHandle, LinkPlace, Ticket, Timestamp,
@@ -97,32 +97,32 @@ impl Process {
             return NONE;
         };
         if is_captured {
-            // Without events of channels, NCCL reports the replays only of plans with work for the network: a different
-            // number on each rank, so nothing may be concluded from them.
-            if self.events.mask & event::KERNEL_CH != 0 {
-                self.expect_replays(communicator);
-            }
-            if let Some(ticket) = self.begin(communicator, call, false) {
-                // NCCL does not report the graph.
-                self.recorder.captured_at(ticket, self.now(), 0);
-                self.recorder.retired(ticket);
-            }
+            self.captured(communicator, call);
             return at.handle(Kind::Captured, 0);
         }
-        let Some(ticket) = self.begin(communicator, call, false) else {
+        let Some(ticket) = self.begin(communicator, call, Reported::Call) else {
             return NONE;
         };
-        let group = Handle::of(parent)
-            .and_then(|parent| parent.is(Kind::Group))
-            .filter(|group| group_call::is_open(group.generation));
-        let flags = if group.is_some() { flag::IN_GROUP } else { 0 };
-        let Some(op_at) = self.follow(ticket, at, flags) else {
-            return NONE;
-        };
-        if let (Some(_), Some(op)) = (group, self.operations.get(op_at)) {
-            op.next.store(group_call::add(op_at.to_word()), Relaxed);
+        let group = Handle::of(parent).and_then(|parent| parent.is(Kind::Group));
+        let op_at = group_call::add(group.map(|it| it.generation), |list| {
+            self.follow(ticket, at, list)
+        });
+        op_at.map_or(NONE, |it| it.handle(Kind::Call, 0))
+    }
+
+    /// Records an operation that is captured into a graph.
+    #[cold]
+    fn captured(&self, communicator: &Communicator, call: &Call) {
+        // Without events of channels, NCCL reports the replays only of plans with work for the network: a different
+        // number on each rank, so nothing may be concluded from them.
+        if self.events.mask & event::KERNEL_CH != 0 {
+            self.expect_replays(communicator);
         }
-        op_at.handle(Kind::Call, 0)
+        if let Some(ticket) = self.begin(communicator, call, Reported::Call) {
+            // NCCL does not report the graph.
+            self.recorder.captured_at(ticket, self.now(), 0);
+            self.recorder.retired(ticket);
+        }
     }
 
     /// Handles the end of the outermost group call. An operation that is not in a plan by now is put into one by
@@ -150,7 +150,7 @@ impl Process {
                 || self.recorder.watched(ticket),
             );
             if left.is_some_and(|state| state.has(flag::OVER)) {
-                self.operations.give_back(op_at);
+                self.operations.release(op_at);
             }
         }
     }
@@ -178,10 +178,11 @@ impl Process {
             // A call without a slot was recorded when it was issued.
             None if called.is_some() => return NONE,
             None => {
-                let Some(ticket) = self.begin(communicator, &(task.call)(), is_replay) else {
-                    return NONE;
+                let reported = match is_replay {
+                    true => Reported::Replay,
+                    false => Reported::Plan,
                 };
-                match self.follow(ticket, at, 0) {
+                match self.planned(at, communicator, &(task.call)(), reported) {
                     Some(op_at) => op_at,
                     None => return NONE,
                 }
@@ -198,9 +199,16 @@ impl Process {
         let at_most = if task.at_most { flag::AT_MOST } else { 0 };
         let silent = if no_channels { flag::NO_CHANNELS } else { 0 };
         let watch = || self.recorder.watched(ticket);
-        let planned = op.plan(op_at, task.plan.channels, at_most | silent, watch);
+        // Most group calls have one operation, which then leaves the list with its plan.
+        let is_last = known.is_some() && group_call::is_last(op_at.to_word());
+        let before = op.next.load(Relaxed);
+        let flags = at_most | silent;
+        let planned = op.plan(op_at, task.plan.channels, flags, is_last, watch);
         if planned.is_none() {
             return NONE;
+        }
+        if is_last {
+            group_call::remove_last(before);
         }
         if let (Some(peer), true) = (task.peer, known.is_some()) {
             self.recorder.set_peer(ticket, peer);
@@ -209,6 +217,19 @@ impl Process {
         op.planned.store(now.as_ns(), Relaxed);
         self.recorder.kernel_planned_at(ticket, &task.plan, now);
         op_at.handle(Kind::Task, 0)
+    }
+
+    /// Records and follows an operation that is reported when it is in a plan.
+    #[inline(never)]
+    fn planned(
+        &self,
+        at: SlotUse,
+        communicator: &Communicator,
+        call: &Call,
+        reported: Reported,
+    ) -> Option<SlotUse> {
+        let ticket = self.begin(communicator, call, reported)?;
+        self.follow(ticket, at, None)
     }
 
     fn create_group_once(&self, communicator: &Communicator, named: &Named<'_>) {
@@ -239,12 +260,13 @@ impl Process {
         if let Some((_, after)) = op.change_open(at, |state| state.with(flag::OVER)) {
             self.recorder.retired(ticket);
             if !after.has(flag::IN_GROUP) {
-                self.operations.give_back(at);
+                self.operations.release(at);
             }
         }
     }
 
     /// Handles the beginning of a channel's work on an operation; `timer` is the time of the device's clock, ns.
+    #[inline(always)]
     pub(crate) fn kernel_starts(
         &self,
         parent: *mut c_void,
@@ -256,18 +278,19 @@ impl Process {
             return NONE;
         };
         let ticket = op.ticket();
-        let Some((before, _)) = op.change_open(at, State::starts) else {
+        let Some(is_first) = op.starts(at) else {
             return NONE;
         };
         op.notes_start(at, timer.unwrap_or(0));
-        if before.started() == 0 {
-            self.recorder.started(ticket);
+        if is_first {
+            self.recorder.started_in_turn(ticket);
         }
         self.recorder
             .kernel_channel(ticket, channel, ChannelEvent::Started);
         at.handle(Kind::Kernel, channel)
     }
 
+    #[inline(always)]
     fn kernel_stops(&self, at: SlotUse, op: &Op, channel: u8) {
         let ticket = op.ticket();
         let Some((_, after)) = op.change_open(at, State::finishes) else {
@@ -282,7 +305,7 @@ impl Process {
 
     /// Handles the beginning of a network transfer. `has_progress` tells whether NCCL reports its progress without
     /// being asked for steps, as version 3 does.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn transfer_starts(
         &self,
         parent: *mut c_void,
@@ -368,7 +391,7 @@ impl Process {
     }
 
     /// Counts a transfer of this operation on the link at this place; `None` if the ring has no row for the link.
-    #[inline]
+    #[inline(always)]
     fn begin_on_link(&self, place: LinkPlace, ticket: Ticket) -> Option<(LinkHandle, Begun)> {
         let [record, ..] = ticket.to_words();
         // The row of a link without transfers is used again for another link, which may happen between the search and
@@ -399,7 +422,7 @@ impl Process {
     }
 
     /// Counts a transfer of this use of a link as over.
-    #[inline]
+    #[inline(always)]
     fn leave(&self, link: u32, number: u32) {
         let handle = LinkHandle::from_index(link);
         match self.links.ends(link as usize, number) {
@@ -414,6 +437,7 @@ impl Process {
     }
 
     /// Handles the end of the event with this handle, of any kind.
+    #[inline(always)]
     pub(crate) fn stops(&self, handle: *mut c_void) {
         let Some(Handle { kind, channel, at }) = Handle::of(handle) else {
             return;
@@ -438,6 +462,7 @@ impl Process {
     }
 
     /// Notes the time of the device's clock at which the channel with this handle ended its work.
+    #[inline(always)]
     pub(crate) fn kernel_ended_at(&self, handle: *mut c_void, timer: u64) {
         let at = Handle::of(handle).and_then(|it| it.is(Kind::Kernel));
         if let Some((at, op)) = at.and_then(|at| Some((at, self.operations.get(at)?))) {

@@ -1,72 +1,94 @@
 //! The outermost group call of a thread: NCCL begins and ends it on the thread that makes the calls in it.
 
+use crate::handle::SlotUse;
 use std::cell::Cell;
 
-/// A thread's group call.
-#[derive(Clone, Copy)]
+/// A thread's group call. Each field is a cell of its own: a load of several of them soon after a store of one would wait
+/// for the store.
 struct GroupCall {
     /// Its number among those of the thread; 0 = there was none.
-    number: u32,
-    is_open: bool,
+    number: Cell<u32>,
+    is_open: Cell<bool>,
     /// The use of the slot of the operation that was issued last; 0 = none.
-    first: u64,
+    first: Cell<u64>,
 }
 
 thread_local! {
-    static NEWEST: Cell<GroupCall> = const {
-        Cell::new(GroupCall { number: 0, is_open: false, first: 0 })
+    static NEWEST: GroupCall = const {
+        GroupCall { number: Cell::new(0), is_open: Cell::new(false), first: Cell::new(0) }
     };
 }
 
-/// Changes the thread's group call. A thread that ends may still make calls after its thread-local variables are gone;
-/// they are then in no group call.
+impl GroupCall {
+    fn is_open(&self, number: u32) -> bool {
+        self.is_open.get() && self.number.get() == number
+    }
+}
+
+/// Calls `then` with the thread's group call. A thread that ends may still make calls after its thread-local variables
+/// are gone; they are then in no group call.
 #[inline]
-fn change<T: Default>(change: impl FnOnce(&mut GroupCall) -> T) -> T {
-    let changed = NEWEST.try_with(|newest| {
-        let mut group = newest.get();
-        let result = change(&mut group);
-        newest.set(group);
-        result
-    });
-    changed.unwrap_or_default()
+fn with<T: Default>(then: impl FnOnce(&GroupCall) -> T) -> T {
+    NEWEST.try_with(then).unwrap_or_default()
 }
 
 /// Begins a group call. Returns the list of one that was not ended, 0 if there is none, and the number of the new one.
 #[inline]
 pub(crate) fn begin() -> (u64, u32) {
-    change(|group| {
-        let left = group.first;
-        *group = GroupCall {
-            number: group.number.wrapping_add(1),
-            is_open: true,
-            first: 0,
-        };
-        (left, group.number)
+    with(|group| {
+        let number = group.number.get().wrapping_add(1);
+        group.number.set(number);
+        group.is_open.set(true);
+        (group.first.replace(0), number)
     })
 }
 
 /// Whether the thread is in the group call of this number.
-#[inline]
-pub(crate) fn is_open(number: u32) -> bool {
-    change(|group| group.is_open && group.number == number)
+#[cfg(test)]
+fn is_open(number: u32) -> bool {
+    with(|group| group.is_open(number))
 }
 
-/// Adds an operation, by the use of its slot, to the list of the thread's group call, and returns the list so far.
+/// Adds the operation whose slot `take` returns to the list of the thread's group call, if the thread is in the group
+/// call of this number. `take` gets the list so far, if the thread is.
+#[inline(always)]
+pub(crate) fn add(
+    number: Option<u32>,
+    take: impl FnOnce(Option<u64>) -> Option<SlotUse>,
+) -> Option<SlotUse> {
+    let list = with(|group| {
+        let is_in = number.is_some_and(|number| group.is_open(number));
+        is_in.then(|| group.first.get())
+    });
+    let taken = take(list)?;
+    if list.is_some() {
+        with(|group| group.first.set(taken.to_word()));
+    }
+    Some(taken)
+}
+
+/// Whether this operation was the last one to be added to the list of the thread's group call.
 #[inline]
-pub(crate) fn add(operation: u64) -> u64 {
-    change(|group| std::mem::replace(&mut group.first, operation))
+pub(crate) fn is_last(operation: u64) -> bool {
+    with(|group| group.first.get() == operation)
+}
+
+/// Takes the operation that was added last from the list of the thread's group call, which then is `before`.
+#[inline]
+pub(crate) fn remove_last(before: u64) {
+    with(|group| group.first.set(before));
 }
 
 /// Ends the group call of this number, and returns the list of its operations; 0 if it is empty, or the thread is not
 /// in this group call.
 #[inline]
 pub(crate) fn end(number: u32) -> u64 {
-    change(|group| {
-        if !group.is_open || group.number != number {
+    with(|group| {
+        if !group.is_open(number) {
             return 0;
         }
-        group.is_open = false;
-        std::mem::take(&mut group.first)
+        group.is_open.set(false);
+        group.first.replace(0)
     })
 }
 
@@ -76,15 +98,31 @@ mod tests {
 
     #[test]
     fn a_group_call_belongs_to_its_thread_and_ends_once() {
+        let use_of = SlotUse::from_word;
         let (_, number) = begin();
-        assert_eq!((add(7), add(8)), (0, 7));
+        let take = |word, expected| {
+            let taken = add(Some(number), |before| {
+                assert_eq!(before, expected);
+                Some(use_of(word))
+            });
+            assert_eq!(taken, Some(use_of(word)));
+        };
+        take(7, Some(0));
+        take(6, Some(7));
+        // One for which there is no slot is not in the list.
+        assert_eq!(add(Some(number), |_| None), None);
+        assert!(is_last(6) && !is_last(7));
+        remove_last(7);
+        take(8, Some(7));
+        assert_eq!(add(None, |before| before.map(use_of)), None);
+        assert_eq!(add(Some(number + 1), |before| before.map(use_of)), None);
         let elsewhere = std::thread::spawn(move || (is_open(number), end(number)));
         assert_eq!(elsewhere.join().expect("no panic"), (false, 0));
         assert!(is_open(number));
         assert_eq!((end(number), end(number)), (8, 0));
         assert!(!is_open(number));
         let (_, unended) = begin();
-        add(9);
+        add(Some(unended), |_| Some(use_of(9)));
         let (left, next) = begin();
         assert_eq!((left, is_open(unended), is_open(next)), (9, false, true));
     }

@@ -197,6 +197,7 @@ impl<T: Default, U: Word> Pool<T, U> {
 
     /// Takes a slot and lets `fill` set it up before [`get`](Self::get) finds it; `None` if no slot is free. While the
     /// pool is full, most calls check only some of the slots.
+    #[inline(always)]
     pub(crate) fn take(&self, fill: impl FnOnce(&T, SlotUse)) -> Option<SlotUse> {
         let slots = self.slots.len();
         let taken = (self.claim(PROBES.min(slots))).or_else(|| {
@@ -255,6 +256,22 @@ impl<T: Default, U: Word> Pool<T, U> {
         };
         let next = u64::from(at.generation.wrapping_add(1));
         at.generation & 1 == 1 && (slot.uses).replace(at.generation.into(), next, Ordering::SeqCst)
+    }
+
+    /// Does the same for the only caller that may end this use, without an exchange. Only one that has ended what is in
+    /// the slot may call it, and only once.
+    #[inline]
+    pub(crate) fn release(&self, at: SlotUse) {
+        let Some(slot) = self.slots.get(at.index as usize) else {
+            return;
+        };
+        debug_assert_eq!(
+            slot.uses.load(Ordering::Relaxed),
+            u64::from(at.generation),
+            "a use that has ended"
+        );
+        let next = u64::from(at.generation.wrapping_add(1));
+        slot.uses.store(next, Ordering::Release);
     }
 
     /// Iterates over the slots in use. Waits for a slot that is being set up, for at most [`SETTLES`] looks.

@@ -59,7 +59,7 @@ impl Links {
     }
 
     /// Counts a transfer that begins, for the operation with this record.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begins(&self, link: usize, record: u64) -> Begun {
         let link = &self.0[link];
         // The exchange is ordered with the reuse of the link's row: see `release_idle`.
@@ -81,7 +81,7 @@ impl Links {
     /// One proxy thread reports the transfers of a link, and a row with a transfer in progress is given to no other
     /// link, so a load and a store suffice: they cost less than an exchange. If an abort releases the link between
     /// them, the store undoes that, and the transfers behind this one still count.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ends(&self, link: usize, number: u32) -> Left {
         let Some(link) = self.0.get(link) else {
             return Left::Unchanged;

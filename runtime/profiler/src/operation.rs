@@ -62,7 +62,12 @@ impl State {
         self.with_byte(1, channels)
     }
 
-    /// Number of the channels that have started.
+    /// Whether the number of its channels is known.
+    fn knows_channels(self) -> bool {
+        self.byte(1) > 0 && !self.has(flag::AT_MOST)
+    }
+
+    /// Number of the channels that have started, if the number of all is not known.
     pub(crate) fn started(self) -> u8 {
         self.byte(2)
     }
@@ -75,9 +80,8 @@ impl State {
     /// With one more channel that has finished, and over if it is the last.
     pub(crate) fn finishes(self) -> Self {
         let finished = self.byte(3).saturating_add(1);
-        let channels = self.byte(1);
-        let all = match channels > 0 && !self.has(flag::AT_MOST) {
-            true => channels,
+        let all = match self.knows_channels() {
+            true => self.byte(1),
             // How many channels it uses is unknown. They start almost at once, so those that have started are taken for
             // all of them.
             false => self.started(),
@@ -100,6 +104,9 @@ pub(crate) struct Op<W = AtomicU64> {
     /// The use of the slot of the next operation in the list of the group call; 0 = none.
     pub(crate) next: W,
     state: W,
+    /// The number of the use of the slot in which a channel has started, if the number of channels is known; else the
+    /// state counts those that have.
+    begun: W,
     /// When the first channel started and the last one ended, by the device's clock: [tagged](tag) times; 0 = unknown.
     first_start: W,
     last_end: W,
@@ -129,8 +136,14 @@ fn is_after(time: u64, other: u64) -> bool {
 }
 
 impl<W: Word> Op<W> {
-    /// Sets the slot up for this use.
-    pub(crate) fn set(&self, at: SlotUse, ticket: Ticket, communicator: SlotUse, flags: u8) {
+    /// Sets the slot up for this use; `next` is the list of its group call so far.
+    pub(crate) fn set(
+        &self,
+        at: SlotUse,
+        ticket: Ticket,
+        communicator: SlotUse,
+        (flags, next): (u8, u64),
+    ) {
         // A reader that sees a word of this use must not find the state of the one before.
         self.state.store(0, Relaxed);
         W::fence_release();
@@ -138,7 +151,8 @@ impl<W: Word> Op<W> {
             word.store(value, Relaxed);
         }
         self.communicator.store(communicator.to_word(), Relaxed);
-        for word in [&self.next, &self.first_start, &self.last_end, &self.planned] {
+        self.next.store(next, Relaxed);
+        for word in [&self.first_start, &self.last_end, &self.planned] {
             word.store(0, Relaxed);
         }
         self.state.store(State::of(at, flags).0, Release);
@@ -146,8 +160,15 @@ impl<W: Word> Op<W> {
 
     /// The record of the operation. The slot may get another use meanwhile: the result is of a certain use only if
     /// [`state`](Self::state) or [`change`](Self::change), called for this use after this function, returns `Some`.
+    #[inline(always)]
     pub(crate) fn ticket(&self) -> Ticket {
-        Ticket::of_words([0, 1, 2].map(|word| self.ticket[word].load(Acquire)))
+        // Not by `map`: its array would be in memory, and copied before its stores are done.
+        let [id, sequence, group] = &self.ticket;
+        Ticket::of_words([
+            id.load(Acquire),
+            sequence.load(Acquire),
+            group.load(Acquire),
+        ])
     }
 
     /// The use of its communicator's slot; valid on the same condition as the [ticket](Self::ticket).
@@ -189,18 +210,20 @@ impl<W: Word> Op<W> {
         self.change(at, |state| (!state.has(flag::OVER)).then(|| change(state)))
     }
 
-    /// Puts an operation that is not over into a plan with this number of channels, and sets `flags`. Calls `watch` if
-    /// the operation was not watched, because its group call had ended before. `None` if it is over, or the slot has
-    /// another use.
+    /// Puts an operation that is not over into a plan with this number of channels, and sets `flags`; `leaves` = it is
+    /// no longer in the list of its group call. Calls `watch` if the operation was not watched, because its group call
+    /// had ended before. `None` if it is over, or the slot has another use.
     pub(crate) fn plan(
         &self,
         at: SlotUse,
         channels: u8,
         flags: u8,
+        leaves: bool,
         watch: impl FnOnce(),
     ) -> Option<State> {
+        let gone = flag::LEFT | if leaves { flag::IN_GROUP } else { 0 };
         let (before, after) = self.change_open(at, |state| {
-            let state = state.without(flag::LEFT).with_channels(channels);
+            let state = state.without(gone).with_channels(channels);
             state.with(flag::PLANNED | flags)
         })?;
         if before.has(flag::LEFT) {
@@ -235,8 +258,25 @@ impl<W: Word> Op<W> {
         Some(after)
     }
 
-    // One proxy thread reports the channels of an operation, so loads and stores suffice for the times: they cost less
-    // than exchanges. If an event of an earlier use stores its time between them, the tag makes the time unknown.
+    // One proxy thread reports the channels of an operation, so loads and stores suffice for what only its events change:
+    // they cost less than exchanges. If an event of an earlier use stores its time between them, the tag makes the time
+    // unknown; if it stores its use, a later channel counts as the first once more, which changes nothing in the record.
+
+    /// Notes that a channel starts, and returns whether it is the first. `None` if the operation is over, or the slot
+    /// has another use.
+    #[inline]
+    pub(crate) fn starts(&self, at: SlotUse) -> Option<bool> {
+        let state = self.state(at).filter(|state| !state.has(flag::OVER))?;
+        if !state.knows_channels() {
+            let (before, _) = self.change_open(at, State::starts)?;
+            return Some(before.started() == 0);
+        }
+        let is_first = self.begun.load(Relaxed) != u64::from(at.generation);
+        if is_first {
+            self.begun.store(at.generation.into(), Relaxed);
+        }
+        Some(is_first)
+    }
 
     /// Notes that a channel started at this time of the device's clock, ns; 0 = unknown.
     pub(crate) fn notes_start(&self, at: SlotUse, time: u64) {
@@ -282,7 +322,7 @@ mod tests {
 
     fn op(at: SlotUse, flags: u8) -> Op {
         let op = Op::default();
-        op.set(at, Ticket::of_words([1, 2, 3]), slot(1), flags);
+        op.set(at, Ticket::of_words([1, 2, 3]), slot(1), (flags, 0));
         op
     }
 
@@ -291,7 +331,12 @@ mod tests {
         let (old, new) = (slot(3), slot(5));
         let op = op(old, 0);
         op.notes_start(old, 100);
-        op.set(new, Ticket::of_words([4, 5, 6]), slot(1), flag::PLANNED);
+        op.set(
+            new,
+            Ticket::of_words([4, 5, 6]),
+            slot(1),
+            (flag::PLANNED, 0),
+        );
         let before = op.state(new);
         assert_eq!(op.change_open(old, State::starts), None);
         assert_eq!(op.change_open(old, State::finishes), None);
@@ -325,6 +370,24 @@ mod tests {
         at_most.change_open(at, |it| it.with_channels(9));
         at_most.change_open(at, State::starts);
         assert!(over(&at_most));
+    }
+
+    #[test]
+    fn the_first_channel_of_each_use_is_known_as_such() {
+        let op = op(slot(3), 0);
+        for (at, channels, flags) in [
+            (slot(3), 2, 0),
+            (slot(5), 2, 0),
+            (slot(7), 0, 0),
+            (slot(9), 9, flag::AT_MOST),
+        ] {
+            op.set(at, Ticket::of_words([1, 2, 3]), slot(1), (0, 0));
+            op.plan(at, channels, flags, false, || {});
+            assert_eq!([op.starts(at), op.starts(at)], [Some(true), Some(false)]);
+            op.change_open(at, |it| it.with(flag::OVER));
+            assert_eq!(op.starts(at), None);
+        }
+        assert_eq!(op.starts(slot(3)), None);
     }
 
     #[test]

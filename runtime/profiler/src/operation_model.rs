@@ -23,7 +23,7 @@ const COMMUNICATOR: SlotUse = slot(5);
 
 fn op<W: Word>(flags: u8) -> Op<W> {
     let op = Op::default();
-    op.set(OLD, Ticket::of_words([1, 1, 1]), COMMUNICATOR, flags);
+    op.set(OLD, Ticket::of_words([1, 1, 1]), COMMUNICATOR, (flags, 0));
     op
 }
 
@@ -43,7 +43,7 @@ fn an_old_event_meets_a_new_use<W: Word + Send + Sync + 'static>() -> usize {
             }
         });
         op.change_open(OLD, |state| state.with(flag::OVER));
-        op.set(NEW, Ticket::of_words([2, 2, 2]), COMMUNICATOR, 0);
+        op.set(NEW, Ticket::of_words([2, 2, 2]), COMMUNICATOR, (0, 0));
         event.join().expect("no panic");
         let state = op.state(NEW).expect("the new use");
         assert_eq!((state.started(), state.has(flag::OVER)), (0, false));
@@ -71,7 +71,7 @@ fn an_event_meets_a_slot_that_is_set_up<W: Word + Send + Sync + 'static>() -> us
                 }
             }
         });
-        op.set(NEW, Ticket::of_words([2, 2, 2]), COMMUNICATOR, 0);
+        op.set(NEW, Ticket::of_words([2, 2, 2]), COMMUNICATOR, (0, 0));
         event.join().expect("no panic");
     })
 }
@@ -118,6 +118,29 @@ fn of_the_last_channel_and_an_abort_one_ends_an_operation() {
 }
 
 #[test]
+fn the_first_channel_is_the_first_once_and_none_starts_after_an_abort() {
+    let visited = count_orders(|| {
+        let op = Arc::new(op::<Exact>(0));
+        op.plan(OLD, 2, 0, false, || {});
+        // One proxy thread reports the channels.
+        let proxy = thread::spawn({
+            let op = op.clone();
+            move || [op.starts(OLD), op.starts(OLD)]
+        });
+        let aborted = op.change_open(OLD, |state| state.with(flag::OVER));
+        assert!(aborted.is_some());
+        let starts = proxy.join().expect("no panic");
+        assert!([[Some(true), Some(false)], [Some(true), None], [None, None]].contains(&starts));
+        assert_eq!(op.starts(OLD), None);
+        // The slot's next use has a first channel again.
+        op.set(NEW, Ticket::of_words([2, 2, 2]), COMMUNICATOR, (0, 0));
+        op.plan(NEW, 2, 0, false, || {});
+        assert_eq!([op.starts(OLD), op.starts(NEW)], [None, Some(true)]);
+    });
+    assert!(visited > 2, "{visited}");
+}
+
+#[test]
 fn an_operation_whose_plan_comes_as_its_group_call_ends_is_watched() {
     let visited = count_orders(|| {
         let op = Arc::new(op::<Exact>(flag::IN_GROUP));
@@ -125,7 +148,7 @@ fn an_operation_whose_plan_comes_as_its_group_call_ends_is_watched() {
         let retired = Arc::new(AtomicBool::new(false));
         let planner = thread::spawn({
             let (op, retired) = (op.clone(), retired.clone());
-            move || op.plan(OLD, 2, 0, || retired.store(false, Relaxed))
+            move || op.plan(OLD, 2, 0, false, || retired.store(false, Relaxed))
         });
         let left = op.leave_group(
             OLD,

@@ -137,6 +137,37 @@ fn a_slot_is_given_back_once_and_its_next_use_is_unaffected() {
     assert!(visited > 2, "{visited}");
 }
 
+#[test]
+fn a_slot_that_one_of_two_threads_releases_goes_to_one_next_use() {
+    let visited = count_orders(|| {
+        let pool: Arc<Pool<AtomicUsize, Exact>> = Arc::new(Pool::new(1));
+        let at = pool
+            .take(|value, _| value.store(1, Ordering::Relaxed))
+            .expect("a free slot");
+        // As the state of an operation decides between its last channel and an abort.
+        let is_over = Arc::new(AtomicUsize::new(0));
+        let ends = {
+            let (pool, is_over) = (pool.clone(), is_over.clone());
+            move || {
+                if is_over.swap(1, Ordering::AcqRel) == 0 {
+                    pool.release(at);
+                }
+            }
+        };
+        let other = loom::thread::spawn(ends.clone());
+        ends();
+        let next = pool.take(|value, _| value.store(2, Ordering::Relaxed));
+        other.join().expect("no panic");
+        assert!(pool.get(at).is_none());
+        assert_eq!(pool.taken().count(), usize::from(next.is_some()));
+        if let Some(next) = next {
+            let seen = pool.get(next).map(|value| value.load(Ordering::Relaxed));
+            assert_eq!(seen, Some(2));
+        }
+    });
+    assert!(visited > 2, "{visited}");
+}
+
 /// Passes a handle to another thread by relaxed accesses, as NCCL may do, so that only the pool orders the events.
 /// Returns how many orders of events loom visited.
 fn what_another_thread_finds<U: Word + Send + Sync + 'static>() -> usize {

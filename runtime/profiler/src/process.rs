@@ -53,8 +53,18 @@ pub(crate) struct Process {
     pub(crate) is_moving: AtomicBool,
 }
 
-/// Numbers of a group's operations so far, by which the next ones are numbered. Operations that a graph replays may be
-/// reported on another thread than calls.
+/// The event by which NCCL reports an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reported {
+    /// Its call: a program makes the calls on a communicator one at a time.
+    Call,
+    /// Its plan, if NCCL reports no calls; on another thread if its launch waits for a graph.
+    Plan,
+    /// Its plan, when a graph runs it.
+    Replay,
+}
+
+/// Numbers of a group's operations so far, by which the next ones are numbered.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     collectives: AtomicU64,
@@ -69,16 +79,18 @@ impl Counts {
     }
 
     /// Counts an operation, and returns the numbers of collectives and of messages up to it.
-    fn next(&self, is_message: bool) -> (u64, u64) {
+    fn next(&self, is_message: bool, reported: Reported) -> (u64, u64) {
+        let next = |count: &AtomicU64| match reported {
+            Reported::Call => {
+                let next = count.load(Relaxed) + 1;
+                count.store(next, Relaxed);
+                next
+            }
+            Reported::Plan | Reported::Replay => count.fetch_add(1, Relaxed) + 1,
+        };
         match is_message {
-            true => (
-                self.collectives.load(Relaxed),
-                self.messages.fetch_add(1, Relaxed) + 1,
-            ),
-            false => (
-                self.collectives.fetch_add(1, Relaxed) + 1,
-                self.messages.load(Relaxed),
-            ),
+            true => (self.collectives.load(Relaxed), next(&self.messages)),
+            false => (next(&self.collectives), self.messages.load(Relaxed)),
         }
     }
 }
@@ -250,74 +262,103 @@ impl Process {
     }
 
     /// Records an operation; `None` if its communicator has no group, or has ended.
+    #[inline(always)]
     pub(crate) fn begin(
         &self,
         communicator: &Communicator,
         call: &Call,
-        is_replay: bool,
+        reported: Reported,
     ) -> Option<Ticket> {
-        let (group, counts) = match is_replay {
-            true => (&communicator.replays, &communicator.replay_counts),
-            false => (&communicator.group, &communicator.counts),
+        let (group, counts) = match reported {
+            Reported::Replay => (&communicator.replays, &communicator.replay_counts),
+            Reported::Call | Reported::Plan => (&communicator.group, &communicator.counts),
         };
         let group = group.load(Relaxed);
         if group >= CLOSED {
             return None;
         }
         self.count_deep();
-        let is_p2p = call.op.is_p2p();
-        let (collective, message) = counts.next(is_p2p);
+        let (collective, message) = counts.next(call.op.is_p2p(), reported);
         let size = communicator.size.load(Relaxed);
-        let operation = |signature: SignatureRef<'_>| {
-            let operation = Operation {
-                collective_seq_id: collective,
-                p2p_seq_id: message,
-                op_id: collective + message,
-                is_p2p,
-                peer: call.peer.map_or(Peer::None, Peer::Rank),
-                root: call.root,
-                ..Operation::new(GroupHandle::of_row(group), call.op, signature)
-            };
-            self.recorder.begin(&operation)
-        };
         let known = Shape::of(self, call, size)
             .known(|| with_key(call, size, |key| self.recorder.intern(key)));
+        let numbered = (group, collective, message);
         Some(match known {
-            Some(id) => operation(SignatureRef::Id(id)),
-            None => with_key(call, size, |key| operation(SignatureRef::Key(key))),
+            Some(id) => self.record(numbered, call, SignatureRef::Id(id)),
+            None => self.record_unknown(numbered, call, size),
         })
     }
 
-    /// Follows an operation that was begun. `None` if there is no slot for it: then it is no longer watched; or if the
-    /// communicator has ended meanwhile: then it has failed.
+    /// Records an operation of this group, with the numbers of collectives and of messages up to it.
+    #[inline(always)]
+    fn record(
+        &self,
+        (group, collective, message): (u32, u64, u64),
+        call: &Call,
+        signature: SignatureRef<'_>,
+    ) -> Ticket {
+        // Built here, so that the compiler need not build it in memory.
+        self.recorder.begin(&Operation {
+            collective_seq_id: collective,
+            p2p_seq_id: message,
+            op_id: collective + message,
+            is_p2p: call.op.is_p2p(),
+            peer: call.peer.map_or(Peer::None, Peer::Rank),
+            root: call.root,
+            ..Operation::new(GroupHandle::of_row(group), call.op, signature)
+        })
+    }
+
+    /// Does the same for a signature that has no row in the ring.
+    #[cold]
+    fn record_unknown(&self, numbered: (u32, u64, u64), call: &Call, size: u32) -> Ticket {
+        with_key(call, size, |key| {
+            self.record(numbered, call, SignatureRef::Key(key))
+        })
+    }
+
+    /// Follows an operation that was begun; `in_group` = the list of the group call that it is added to. `None` if there
+    /// is no slot for it: then it is no longer watched; or if the communicator has ended meanwhile: then it has failed.
+    #[inline(always)]
     pub(crate) fn follow(
         &self,
         ticket: Ticket,
         communicator: SlotUse,
-        flags: u8,
+        in_group: Option<u64>,
     ) -> Option<SlotUse> {
-        let take = || {
-            self.operations
-                .take(|op, at| op.set(at, ticket, communicator, flags))
+        let in_list = match in_group {
+            Some(before) => (flag::IN_GROUP, before),
+            None => (0, 0),
         };
-        let taken = take().or_else(|| {
-            self.reclaim();
-            take()
-        });
-        let Some(at) = taken else {
+        let set = |op: &Op, at: SlotUse| op.set(at, ticket, communicator, in_list);
+        let taken = self.operations.take(set);
+        let Some(at) = taken.or_else(|| self.take_left(set)) else {
             self.recorder.retired(ticket);
             return None;
         };
         // Either `forget` finds the slot, or this finds that the communicator has ended.
         if self.communicators.get(communicator).is_none() {
-            if let Some(op) = self.operations.get(at) {
-                self.fail(at, op);
-                // It is not in the list of its group call yet, which would return the slot.
-                self.operations.give_back(at);
-            }
+            self.fail_begun(at);
             return None;
         }
         Some(at)
+    }
+
+    /// Takes a slot of an operation that is not watched, if there is no free slot.
+    #[cold]
+    fn take_left(&self, set: impl FnOnce(&Op, SlotUse)) -> Option<SlotUse> {
+        self.reclaim();
+        self.operations.take(set)
+    }
+
+    /// Ends an operation whose communicator has ended since it was begun.
+    #[cold]
+    fn fail_begun(&self, at: SlotUse) {
+        if let Some(op) = self.operations.get(at) {
+            self.fail(at, op);
+            // It is not in the list of its group call yet, which would return the slot.
+            self.operations.give_back(at);
+        }
     }
 
     /// Returns the slots of operations whose group call has ended without a plan for them: some of these never get one.
@@ -329,7 +370,7 @@ impl Process {
                 is_left.then(|| state.with(flag::OVER))
             });
             if left.is_some() {
-                self.operations.give_back(at);
+                self.operations.release(at);
             }
         }
     }
@@ -347,7 +388,7 @@ impl Process {
             self.recorder.retired(ticket);
         }
         if !before.has(flag::IN_GROUP) {
-            self.operations.give_back(at);
+            self.operations.release(at);
         }
         is_watched
     }
@@ -399,7 +440,7 @@ impl Process {
         self.recorder
             .completed_and_retired_at(ticket, now, duration);
         if !state.has(flag::IN_GROUP) {
-            self.operations.give_back(at);
+            self.operations.release(at);
         }
         if let Some(duration) = duration {
             self.deepen_after(duration);

@@ -30,7 +30,7 @@ use super::layout::{
 };
 use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 use super::processor_wait::ProcessorWaits;
-use super::progress::{advance, duration_bits, end, graph_bits, retire};
+use super::progress::{duration_bits, end, graph_bits, retire, start};
 use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
 use super::signature::{SignatureId, SignatureKey, cut};
 use super::sync::Memory;
@@ -258,24 +258,12 @@ impl FlightRecorder {
         ticket
     }
 
-    /// Like [`raise`](Self::raise), for an operation that is issued now. Operations of a group are issued one at a
-    /// time, so no other thread raises these words beyond this ticket's number meanwhile, and a plain store suffices.
+    /// Raises the words of an operation that is issued now. Operations of a group are issued one at a time.
     #[inline]
     fn raise_at_issue(&self, ticket: Ticket, start: Start) {
-        if ticket.sequence == 0 {
-            return;
-        }
-        let Some(row) = self.group_words(ticket.group) else {
-            return;
-        };
-        let set = |word: usize| {
-            if row[word].load(Ordering::Relaxed) < ticket.sequence {
-                row[word].store(ticket.sequence, Ordering::Relaxed);
-            }
-        };
-        set(group::LAST_ENQUEUED);
+        self.raise_in_turn(ticket, group::LAST_ENQUEUED);
         if start == Start::AtOnce {
-            set(group::LAST_STARTED);
+            self.raise_in_turn(ticket, group::LAST_STARTED);
         }
     }
 
@@ -312,14 +300,17 @@ impl FlightRecorder {
 
     /// Records that an operation was seen at this time to have started.
     pub fn started_at(&self, ticket: Ticket, at: Timestamp) {
-        self.update(ticket, |words| {
-            if words[slot::STARTED].load(Ordering::Relaxed) == 0 {
-                let created = words[slot::CREATED].load(Ordering::Relaxed);
-                words[slot::STARTED].store(at.0.max(created), Ordering::Relaxed);
-            }
-            advance(words, EntryState::Started, 0);
-        });
+        self.update(ticket, |words| start(words, at));
         self.raise(ticket, group::LAST_STARTED);
+    }
+
+    /// Records the same as [`started`](Self::started), for a caller that reports the starts of a group's operations one
+    /// at a time, and no other way: it does without an exchange.
+    #[inline]
+    pub fn started_in_turn(&self, ticket: Ticket) {
+        let at = self.clock.now();
+        self.update(ticket, |words| start(words, at));
+        self.raise_in_turn(ticket, group::LAST_STARTED);
     }
 
     /// Records that an operation was seen, now, to have completed.
@@ -575,6 +566,19 @@ impl FlightRecorder {
         }
         if let Some(row) = self.group_words(ticket.group) {
             row[word].fetch_max(ticket.sequence, Ordering::Relaxed);
+        }
+    }
+
+    /// Does the same where no other thread raises the word at the same time, so that a plain store suffices.
+    #[inline]
+    fn raise_in_turn(&self, ticket: Ticket, word: usize) {
+        if ticket.sequence == 0 {
+            return;
+        }
+        if let Some(row) = self.group_words(ticket.group)
+            && row[word].load(Ordering::Relaxed) < ticket.sequence
+        {
+            row[word].store(ticket.sequence, Ordering::Relaxed);
         }
     }
 

@@ -121,7 +121,7 @@ impl Links {
 
     /// The row of this key, which is added if it is missing. `None` if all rows for it are in use, and `reuse` refuses
     /// each.
-    #[inline]
+    #[inline(always)]
     fn row_of(
         &self,
         key: u64,
@@ -231,7 +231,7 @@ impl FlightRecorder {
     }
 
     /// Records that NCCL has put an operation into a plan at this time.
-    #[inline]
+    #[inline(always)]
     pub fn kernel_planned_at(&self, ticket: Ticket, plan: &KernelPlan, at: Timestamp) {
         if self.layout.kernels.rows == 0 {
             return;
@@ -255,7 +255,7 @@ impl FlightRecorder {
     }
 
     /// Records that the plan of an operation was launched on the device at this time.
-    #[inline]
+    #[inline(always)]
     pub fn kernel_launched_at(&self, ticket: Ticket, at: Timestamp) {
         if self.layout.kernels.rows == 0 {
             return;
@@ -272,7 +272,7 @@ impl FlightRecorder {
 
     /// Records a channel's progress in an operation that was [planned](Self::kernel_planned_at). Only one thread at a
     /// time may call this for an operation.
-    #[inline]
+    #[inline(always)]
     pub fn kernel_channel(&self, ticket: Ticket, channel: u8, event: ChannelEvent) {
         let word = match event {
             ChannelEvent::Started => kernel::STARTED,
@@ -318,7 +318,7 @@ impl FlightRecorder {
     /// Does the same as [`link`](Self::link), but if there are too many links, takes the row of one that `reuse`
     /// allows: it must have no transfer in progress. A caller that begins a transfer on the link must first count it
     /// where `reuse` sees it, with sequentially consistent ordering, and then ask [`is_link_at`](Self::is_link_at).
-    #[inline]
+    #[inline(always)]
     pub fn link_or_reuse(
         &self,
         place: LinkPlace,
@@ -335,7 +335,7 @@ impl FlightRecorder {
     }
 
     /// Whether the row of this handle still belongs to the link at this place.
-    #[inline]
+    #[inline(always)]
     pub fn is_link_at(&self, handle: LinkHandle, place: LinkPlace) -> bool {
         let key = self.links.keys.get(handle.index());
         key.map(|key| key.load(Ordering::SeqCst)) == key_of(place)
@@ -356,7 +356,7 @@ impl FlightRecorder {
     }
 
     /// Does the same as [`link_at`](Self::link_at), for a transfer that waits since this time.
-    #[inline]
+    #[inline(always)]
     pub fn link_since(
         &self,
         handle: LinkHandle,
@@ -381,6 +381,7 @@ impl FlightRecorder {
 
     /// Writes the words of a link's row.
     #[inline]
+    #[inline(always)]
     fn write_link(
         &self,
         row: usize,
@@ -406,7 +407,7 @@ impl FlightRecorder {
 
     /// Records that no transfer of a link is in progress. Does nothing for a released link. Only one thread at a time
     /// may call this for a link.
-    #[inline]
+    #[inline(always)]
     pub fn link_idle(&self, handle: LinkHandle) {
         let Some(key) = self.links.keys.get(handle.index()) else {
             return;

@@ -54,6 +54,11 @@ pub(crate) struct TransferFacts {
 }
 
 const NONE: *mut c_void = std::ptr::null_mut();
+/// A use that no slot has.
+const NO_SLOT: SlotUse = SlotUse {
+    index: 0,
+    generation: 0,
+};
 
 impl Process {
     fn communicator(&self, context: *mut c_void) -> Option<(SlotUse, &Communicator)> {
@@ -107,7 +112,8 @@ impl Process {
         let op_at = group_call::add(group.map(|it| it.generation), |list| {
             self.follow(ticket, at, list)
         });
-        op_at.map_or(NONE, |it| it.handle(Kind::Call, 0))
+        // Also one without a slot has a handle, by which its task is known as one that is recorded already.
+        op_at.unwrap_or(NO_SLOT).handle(Kind::Call, 0)
     }
 
     /// Records an operation that is captured into a graph.

@@ -77,6 +77,7 @@ fn part() {
         "clean" => crate::recorded::clean(&plugin),
         "copies" => crate::recorded::copies(&plugin),
         "masked" => crate::recorded::masked(&plugin),
+        "surplus" => crate::recorded::surplus(&plugin),
         "collnet" => crate::recorded::collnet(&plugin),
         "crowded" => crate::recorded::crowded(&plugin),
         "exits" => crate::races::exits(Box::leak(Box::new(plugin))),

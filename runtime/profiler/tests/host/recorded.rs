@@ -1,7 +1,7 @@
 //! What a ring holds of a communicator, its operations and its transfers.
 
 use crate::job::{Until, copy, operation};
-use crate::library::{NONE, Plugin};
+use crate::library::{Call, NONE, Plugin};
 use crate::life::{job_rings, passes, small};
 use rcomm_recorder::model::EntryState;
 
@@ -50,6 +50,52 @@ pub(crate) fn copies(plugin: &Plugin) {
     let open = ring.entries.iter().filter(|it| !it.retired);
     let open: Vec<_> = open.map(|it| (it.op.name(), it.state)).collect();
     assert_eq!(open, [("all_reduce", EntryState::Started)]);
+}
+
+#[test]
+fn operations_beyond_those_that_are_followed_are_recorded_once_each() {
+    for version in [3, 4, 5, 6] {
+        passes(&format!("surplus-{version}"), |_| {});
+    }
+}
+
+/// More operations in progress than the plug-in follows: those of a large all-to-all, in one group call.
+pub(crate) fn surplus(plugin: &Plugin) {
+    const MORE: usize = 8_192 + 100;
+    let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
+    let group = match plugin.has_calls() {
+        true => plugin.group_api(&comm),
+        false => NONE,
+    };
+    let send = Call::message(c"Send", 4, 1);
+    let called: Vec<_> = (0..MORE)
+        .map(|_| {
+            if !plugin.has_calls() {
+                return NONE;
+            }
+            let called = plugin.call(&comm, group, &send, false);
+            plugin.stop(called);
+            called
+        })
+        .collect();
+    let plan = plugin.plan(&comm);
+    for called in called {
+        let task = plugin.task_of(&comm, plan, called, &send);
+        plugin.stop(task);
+    }
+    plugin.stop(plan);
+    plugin.stop(group);
+    let [ring] = &job_rings()[..] else {
+        panic!("not exactly one ring");
+    };
+    let numbers = ring.entries.iter().map(|it| it.p2p_seq_id);
+    assert!(
+        numbers.eq(1..=MORE as u64),
+        "{} records",
+        ring.entries.len()
+    );
+    let watched = ring.entries.iter().filter(|it| !it.retired).count();
+    assert_eq!(watched, 8_192);
 }
 
 #[test]

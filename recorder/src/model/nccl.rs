@@ -121,11 +121,11 @@ impl LinkWait {
 }
 
 impl KernelProgress {
-    /// Channels that the device has started and not finished, ascending; none if `channels` is 0.
+    /// Channels that the device has started and not finished, ascending.
     pub fn unfinished(&self) -> impl Iterator<Item = u8> + use<> {
-        let (channels, started, finished) = (self.channels, self.started, self.finished);
+        let (started, finished) = (self.started, self.finished);
         // Only channels on which the operation has started are known to be used by it.
-        (0..64).filter(move |&channel| channels > 0 && started & !finished & (1 << channel) != 0)
+        (0..64).filter(move |&channel| started & !finished & (1 << channel) != 0)
     }
 }
 

@@ -205,7 +205,6 @@ unsafe fn call_of(
 /// The texts of `coll` are null or end with a zero, and stay as they are while the task is used.
 unsafe fn coll_task<'t>(
     coll: &'t abi::Coll,
-    at_most: bool,
     named: Option<Named<'t>>,
 ) -> Task<'t, impl FnOnce() -> Call> {
     // SAFETY: the texts of `coll` are null or end with a zero, and the caller leaves them as they are while the task is
@@ -215,7 +214,8 @@ unsafe fn coll_task<'t>(
     // SAFETY: as above.
     let plan = unsafe {
         KernelPlan {
-            channels: coll.channels,
+            // Version 3, in which the task names its communicator, gives only the largest number that it may use.
+            channels: if named.is_some() { 0 } else { coll.channels },
             algorithm: names::algorithm(names::text(coll.algorithm)),
             protocol: names::protocol(names::text(coll.protocol)),
         }
@@ -224,7 +224,6 @@ unsafe fn coll_task<'t>(
         call,
         peer: None,
         plan,
-        at_most,
         named,
     }
 }
@@ -276,7 +275,7 @@ pub(crate) unsafe extern "C" fn start_v3(
                     hash: named.comm_hash,
                     rank: u32::try_from(it.rank).unwrap_or(0),
                 };
-                let task = coll_task(&named.coll, true, Some(by));
+                let task = coll_task(&named.coll, Some(by));
                 process.task_starts(context, it.parent, task)
             }
             event::P2P => {
@@ -290,7 +289,6 @@ pub(crate) unsafe extern "C" fn start_v3(
                     call: || call_of(p2p.func, p2p.datatype, p2p.count, None, Some(p2p.peer)),
                     peer: u32::try_from(p2p.peer).ok(),
                     plan: KernelPlan::default(),
-                    at_most: true,
                     named: Some(by),
                 };
                 process.task_starts(context, it.parent, task)
@@ -319,7 +317,7 @@ pub(crate) unsafe extern "C" fn start_v4(
         answer(out, |process| match u64::from(it.kind) {
             event::GROUP => process.plan_starts(),
             event::COLL => {
-                let task = coll_task(&it.facts.coll, false, None);
+                let task = coll_task(&it.facts.coll, None);
                 process.task_starts(context, it.parent, task)
             }
             event::P2P => process.task_starts(context, it.parent, p2p_task(&it.facts.p2p)),
@@ -348,7 +346,6 @@ unsafe fn p2p_task<'t>(p2p: &'t abi::P2p) -> Task<'t, impl FnOnce() -> Call> {
             channels: p2p.channels,
             ..KernelPlan::default()
         },
-        at_most: false,
         named: None,
     }
 }
@@ -377,7 +374,7 @@ pub(crate) unsafe extern "C" fn start_v5(
                 process.call_starts(context, it.parent, &call, api.graph_captured)
             }
             event::COLL => {
-                let task = coll_task(&it.facts.coll.coll, false, None);
+                let task = coll_task(&it.facts.coll.coll, None);
                 process.task_starts(context, it.parent, task)
             }
             event::P2P => process.task_starts(context, it.parent, p2p_task(&it.facts.p2p.p2p)),

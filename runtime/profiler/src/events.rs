@@ -12,6 +12,7 @@ use crate::abi::event;
 use crate::group_call;
 use crate::handle::{Handle, Kind, SlotUse};
 use crate::links::{Begun, Left};
+use crate::names;
 use crate::operation::{Op, State, flag};
 use crate::process::{Call, Communicator, Process, Reported, naming};
 use rcomm_recorder::model::LinkWait;
@@ -28,9 +29,6 @@ pub(crate) struct Task<'t, C> {
     /// The other rank of a message.
     pub(crate) peer: Option<u32>,
     pub(crate) plan: KernelPlan,
-    /// Whether the plan gives the largest number of channels that the task may use, and not the actual
-    /// number.
-    pub(crate) at_most: bool,
     /// The communicator, if the task names it.
     pub(crate) named: Option<Named<'t>>,
 }
@@ -202,13 +200,16 @@ impl Process {
             return NONE;
         };
         let ticket = op.ticket();
-        let at_most = if task.at_most { flag::AT_MOST } else { 0 };
+        let collnet = match names::uses_collnet(task.plan.algorithm) {
+            true => flag::COLLNET,
+            false => 0,
+        };
         let silent = if no_channels { flag::NO_CHANNELS } else { 0 };
         let watch = || self.recorder.watched(ticket);
         // Most group calls have one operation, which then leaves the list with its plan.
         let is_last = known.is_some() && group_call::is_last(op_at.to_word());
         let before = op.next.load(Relaxed);
-        let flags = at_most | silent;
+        let flags = collnet | silent;
         let planned = op.plan(op_at, task.plan.channels, flags, is_last, watch);
         if planned.is_none() {
             return NONE;
@@ -328,7 +329,8 @@ impl Process {
         };
         let (ticket, at) = (op.ticket(), op.communicator());
         // CollNet's transfers go to a number beyond the ranks of the communicator (`collnetDirect.out`,
-        // graph/connect.cc:204 of 2.30.7), and NCCL never reports their end.
+        // graph/connect.cc:204 of 2.30.7), and NCCL never reports their end. Version 3 gives no number of ranks, so the
+        // algorithm must show them.
         let Some(communicator) = self.communicators.get(at) else {
             return NONE;
         };
@@ -339,7 +341,10 @@ impl Process {
         // NCCL passes an operation's transfers to its proxy thread right after the event of the task has begun: a
         // transfer waits since then, or for less if it follows others of its link.
         let since = Timestamp::from_ns(op.planned.load(Relaxed));
-        if op.state(task).is_none_or(|it| it.has(flag::OVER)) {
+        if op
+            .state(task)
+            .is_none_or(|it| it.has(flag::OVER | flag::COLLNET))
+        {
             return NONE;
         }
         let [.., group] = ticket.to_words();
@@ -526,7 +531,6 @@ mod tests {
                 call,
                 peer: None,
                 plan: KernelPlan::default(),
-                at_most: false,
                 named: None,
             };
             let task = process.task_starts(context, NONE, task);

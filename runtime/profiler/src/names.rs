@@ -59,6 +59,12 @@ pub(crate) fn algorithm(name: &[u8]) -> u8 {
     number(&ALGORITHMS, name)
 }
 
+/// Whether the transfers of an operation with the algorithm of this number in a ring are those of CollNet.
+pub(crate) fn uses_collnet(number: u8) -> bool {
+    let name = ALGORITHMS.get(usize::from(number));
+    matches!(name, Some(&("COLLNET_DIRECT" | "COLLNET_CHAIN" | "NVLS")))
+}
+
 /// The number of a protocol in a ring; 0 if the protocol is unknown.
 pub(crate) fn protocol(name: &[u8]) -> u8 {
     number(&PROTOCOLS, name)
@@ -80,6 +86,8 @@ mod tests {
         assert_eq!(dtype(b"ncclBfloat16"), DType::Bf16);
         assert_eq!(dtype(b""), DType::Other);
         assert_eq!((algorithm(b"RING"), algorithm(b"?")), (2, 0));
+        assert!(uses_collnet(algorithm(b"COLLNET_CHAIN")) && uses_collnet(algorithm(b"NVLS")));
+        assert!(!uses_collnet(algorithm(b"NVLS_TREE")) && !uses_collnet(0));
         assert_eq!((protocol(b"SIMPLE"), protocol(b"")), (3, 0));
     }
 }

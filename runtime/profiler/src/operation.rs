@@ -21,8 +21,8 @@ pub(crate) mod flag {
     pub(crate) const OVER: u8 = 4;
     /// Its group call ended before it was in a plan.
     pub(crate) const LEFT: u8 = 8;
-    /// The number of channels is the largest that it may have.
-    pub(crate) const AT_MOST: u8 = 16;
+    /// Its transfers are those of CollNet, whose end NCCL does not report.
+    pub(crate) const COLLNET: u8 = 16;
     /// NCCL will not report its channels.
     pub(crate) const NO_CHANNELS: u8 = 32;
 }
@@ -64,7 +64,7 @@ impl State {
 
     /// Whether the number of its channels is known.
     fn knows_channels(self) -> bool {
-        self.byte(1) > 0 && !self.has(flag::AT_MOST)
+        self.byte(1) > 0
     }
 
     /// Number of the channels that have started, if the number of all is not known.
@@ -365,24 +365,18 @@ mod tests {
         assert!(!over(&exact));
         exact.change_open(at, State::starts);
         assert!(over(&exact) && !over(&exact));
-        // The number of channels is a limit: all that have started have finished.
-        let at_most = op(at, flag::AT_MOST);
-        at_most.change_open(at, |it| it.with_channels(9));
-        at_most.change_open(at, State::starts);
-        assert!(over(&at_most));
+        // The number of channels is unknown: all that have started have finished.
+        let unknown = op(at, 0);
+        unknown.change_open(at, State::starts);
+        assert!(over(&unknown));
     }
 
     #[test]
     fn the_first_channel_of_each_use_is_known_as_such() {
         let op = op(slot(3), 0);
-        for (at, channels, flags) in [
-            (slot(3), 2, 0),
-            (slot(5), 2, 0),
-            (slot(7), 0, 0),
-            (slot(9), 9, flag::AT_MOST),
-        ] {
+        for (at, channels) in [(slot(3), 2), (slot(5), 2), (slot(7), 0)] {
             op.set(at, Ticket::of_words([1, 2, 3]), slot(1), (0, 0));
-            op.plan(at, channels, flags, false, || {});
+            op.plan(at, channels, 0, false, || {});
             assert_eq!([op.starts(at), op.starts(at)], [Some(true), Some(false)]);
             op.change_open(at, |it| it.with(flag::OVER));
             assert_eq!(op.starts(at), None);

@@ -13,6 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Lag {
     /// The channels that have not finished, ascending; empty unless some others have.
     pub(crate) channels: Vec<u8>,
+    /// The channels that have finished on each rank, ascending, unless they are known to be all others.
+    pub(crate) finished: Vec<u8>,
     /// The transfer that lags behind all others, if there is exactly one.
     pub(crate) link: Option<StuckTransfer>,
     /// All transfers that the network or a receiver holds up, least progress first.
@@ -112,11 +114,18 @@ fn lag_of_ops<'o>(
         .iter()
         .flat_map(KernelProgress::unfinished)
         .collect();
-    let most = kernels
-        .iter()
-        .map(|kernel| usize::from(kernel.channels))
-        .max();
-    let some_finished = most.is_some_and(|most| !open.is_empty() && open.len() < most);
+    // A channel that has not started on some rank has not finished there.
+    let finished = kernels.iter().fold(u64::MAX, |all, it| all & it.finished);
+    let finished: Vec<u8> = match open.is_empty() || kernels.is_empty() {
+        true => Vec::new(),
+        false => (0..64).filter(|bit| finished & 1 << bit != 0).collect(),
+    };
+    let some_finished = !finished.is_empty();
+    // NCCL 2.26 does not report the number of channels, and one that has not started may be left.
+    let are_all = kernels.iter().all(|it| {
+        let started = it.started.count_ones();
+        started == u32::from(it.channels) && started as usize == open.len() + finished.len()
+    });
     let rank_of = |member: u32| ranks.get(member as usize).copied();
     let held = held_up(&links, rank_of);
     // A transfer that is not recorded may be further behind than all others.
@@ -140,6 +149,7 @@ fn lag_of_ops<'o>(
             true => open.into_iter().collect(),
             false => Vec::new(),
         },
+        finished: if are_all { Vec::new() } else { finished },
         link,
         held,
         under_way,
@@ -198,6 +208,21 @@ pub(crate) fn lost_transfers(incomplete: &[(Rank, u64)]) -> Option<String> {
     Some(format!(
         "the {ring} of {ranks} had no room for {number} transfer{several}"
     ))
+}
+
+/// The numbers of channels, as the subject of a sentence.
+fn name_channels(channels: &[u8]) -> String {
+    let several = if channels.len() == 1 { "" } else { "s" };
+    let numbers: Vec<String> = channels.iter().map(u8::to_string).collect();
+    format!("channel{several} {}", numbers.join(", "))
+}
+
+/// The verb of that subject.
+fn has(channels: &[u8]) -> &'static str {
+    match channels.len() {
+        1 => "has",
+        _ => "have",
+    }
 }
 
 impl StuckTransfer {
@@ -284,19 +309,17 @@ impl Lag {
             if self.channels.is_empty() {
                 return None;
             }
-            let several = if self.channels.len() == 1 { "" } else { "s" };
-            let verb = if self.channels.len() == 1 {
-                "has"
-            } else {
-                "have"
+            let verb = has(&self.channels);
+            let others = match &self.finished[..] {
+                [] => "the others have".to_owned(),
+                finished => format!("{} {}", name_channels(finished), has(finished)),
             };
-            let numbers: Vec<String> = self.channels.iter().map(u8::to_string).collect();
             let between = self.only_pair().map_or(String::new(), |(from, to)| {
                 format!(" from rank {from} to rank {to}")
             });
             return Some(format!(
-                "channel{several} {}{between} {verb} not finished, the others have",
-                numbers.join(", ")
+                "{}{between} {verb} not finished, {others}",
+                name_channels(&self.channels)
             ));
         };
         let name = |rank: Rank| match host_of(rank) {
@@ -392,6 +415,16 @@ mod tests {
         assert_eq!(
             lag.describe(|_| None).as_deref(),
             Some("channel 3 has not finished, the others have")
+        );
+        // The number of channels is unknown.
+        let some = Lag {
+            channels: vec![3],
+            finished: vec![0, 2],
+            ..Lag::default()
+        };
+        assert_eq!(
+            some.describe(|_| None).as_deref(),
+            Some("channel 3 has not finished, channels 0, 2 have")
         );
         // Without steps, the ends are known if there are only two.
         let mut message = Lag {

@@ -152,6 +152,28 @@ fn a_channel_that_is_stuck_towards_a_peer_is_named() {
 }
 
 #[test]
+fn no_channel_is_said_to_have_finished_that_is_not_known_to() {
+    let channels = variable("RCOMM_NCCL_EVENTS", "channels,256");
+    // Version 3 gives no number of channels: that of the test has room for twice as many.
+    for (version, says) in [
+        (3, "channel 3 has not finished, channels 0, 1, 2 have"),
+        (4, "channel 3 has not finished, the others have"),
+        (6, "channel 3 has not finished, the others have"),
+    ] {
+        let expected = (Code::E135, &[][..], &[says][..]);
+        finds(&[version], one_channel_stuck(), &channels, expected);
+    }
+    for version in VERSIONS {
+        let job = Job::start(version, all(Until::Running), &channels);
+        let report = judge(&job);
+        for finding in &report.findings {
+            let sentence = &finding.sentence;
+            assert!(!sentence.contains("not finished"), "{version}: {sentence}");
+        }
+    }
+}
+
+#[test]
 fn faults_are_found_with_the_events_that_are_recorded_by_default() {
     let absent = with_one(2, Until::NotCalled, Until::Running);
     let planned = with_one(3, Until::Planned, Until::Running);

@@ -71,6 +71,7 @@ pub(crate) struct Call {
     pub(crate) count: usize,
     pub(crate) peer: i32,
     pub(crate) channels: u8,
+    pub(crate) algorithm: &'static CStr,
     /// How long the device works on it, ns.
     pub(crate) device_ns: u64,
 }
@@ -82,6 +83,7 @@ impl Call {
             count,
             peer: -1,
             channels,
+            algorithm: c"RING",
             device_ns: 1_000,
         }
     }
@@ -92,6 +94,7 @@ impl Call {
             count,
             peer,
             channels: 1,
+            algorithm: c"RING",
             device_ns: 1_000,
         }
     }
@@ -400,6 +403,12 @@ impl Plugin {
                 }
             };
         }
+        // Version 3 has the largest number of channels that the plan may use (`nMaxChannels`, enqueue.cc:1774 of 2.26.2),
+        // and up to all of the communicator's: here twice as many as it uses.
+        let channels = match self.version {
+            3 => 2 * call.channels,
+            _ => call.channels,
+        };
         let coll = Coll {
             seq_number: 0,
             func: call.func.as_ptr(),
@@ -408,9 +417,9 @@ impl Plugin {
             count: call.count,
             root: 0,
             datatype: c"ncclFloat32".as_ptr(),
-            channels: call.channels,
+            channels,
             warps: 8,
-            algorithm: c"RING".as_ptr(),
+            algorithm: call.algorithm.as_ptr(),
             protocol: c"SIMPLE".as_ptr(),
         };
         match self.version {

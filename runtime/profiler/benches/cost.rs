@@ -1,5 +1,5 @@
 //! Costs of the plug-in for NCCL: the time of the events of one operation, as NCCL 2.29 and later report them, for each
-//! choice of events but `steps`, in all and for each call of the plug-in, compared with a plug-in that does nothing and
+//! choice of events, in all and for each call of the plug-in, compared with a plug-in that does nothing and
 //! one that prints a line for each event; and the memory of a communicator.
 //!
 //! `cargo bench -p rcomm-nccl-profiler`. The library is loaded as NCCL loads it, because variables of a thread cost more
@@ -9,7 +9,7 @@
 
 use rcomm_nccl_profiler::abi::{
     Coll, CollApi, CollV5, DescriptorV5, FactsV5, GroupApi, InitV5, KernelCh, Profiler, ProxyOp,
-    event, state,
+    ProxyStep, event, state,
 };
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
@@ -111,6 +111,7 @@ struct Shape {
     channels: u8,
     has_kernels: bool,
     has_transfers: bool,
+    has_steps: bool,
 }
 
 impl Shape {
@@ -118,7 +119,8 @@ impl Shape {
     fn calls(self) -> u64 {
         let kernels = if self.has_kernels { 3 } else { 0 };
         let transfers = if self.has_transfers { 6 } else { 0 };
-        10 + u64::from(self.channels) * (kernels + transfers)
+        let steps = if self.has_steps { 2 * 4 * STEPS } else { 0 };
+        10 + u64::from(self.channels) * (kernels + transfers + steps as u64)
     }
 }
 
@@ -152,6 +154,16 @@ impl Plugin {
         // SAFETY: the argument lives until the call returns, and the handle is one that `start` returned, which
         // `record` looks up and does not follow.
         unsafe { (self.record)(black_box(handle), state, (&raw mut argument).cast()) };
+    }
+
+    /// Reports a step of a transfer, with what it waits for in turn.
+    fn step(&self, transfer: *mut c_void, step: c_int, waits: [c_int; 2]) {
+        let proxy_step = ProxyStep { step };
+        let step = self.start(event::PROXY_STEP, transfer, FactsV5 { proxy_step });
+        for wait in waits {
+            self.state(step, wait, 0);
+        }
+        self.stop(step);
     }
 
     fn stop(&self, handle: *mut c_void) {
@@ -212,7 +224,7 @@ impl Plugin {
                     pid,
                     channel,
                     peer: 1,
-                    steps: 16,
+                    steps: STEPS,
                     chunk_size: 1 << 17,
                     is_send,
                 };
@@ -227,6 +239,13 @@ impl Plugin {
             *kernel = self.start(event::KERNEL_CH, task, FactsV5 { kernel_ch });
         }
         let count = usize::from(shape.channels);
+        let under_way = transfers[..count].iter().filter(|_| shape.has_steps);
+        for [receive, send] in under_way {
+            for step in 0..STEPS {
+                self.step(*receive, step, [state::RECV_WAIT, state::RECV_GPU_WAIT]);
+                self.step(*send, step, [state::SEND_GPU_WAIT, state::SEND_WAIT]);
+            }
+        }
         for transfers in transfers[..count].iter().filter(|_| shape.has_transfers) {
             transfers.iter().for_each(|&transfer| self.stop(transfer));
         }
@@ -374,23 +393,33 @@ struct Mask {
     words: &'static str,
     has_kernels: bool,
     has_transfers: bool,
+    has_steps: bool,
 }
 
-const MASKS: [Mask; 3] = [
+const MASKS: [Mask; 4] = [
     Mask {
         words: "calls",
         has_kernels: false,
         has_transfers: false,
+        has_steps: false,
     },
     Mask {
         words: "channels",
         has_kernels: true,
         has_transfers: false,
+        has_steps: false,
     },
     Mask {
         words: "channels,network",
         has_kernels: true,
         has_transfers: true,
+        has_steps: false,
+    },
+    Mask {
+        words: "steps",
+        has_kernels: true,
+        has_transfers: true,
+        has_steps: true,
     },
 ];
 
@@ -400,11 +429,14 @@ impl Mask {
             channels,
             has_kernels: self.has_kernels,
             has_transfers: self.has_transfers,
+            has_steps: self.has_steps,
         }
     }
 }
 
 const CHANNELS: [u8; 2] = [2, 8];
+/// Number of steps of a transfer.
+const STEPS: c_int = 16;
 const ROUNDS: usize = 40_000;
 /// The number of parts of the rounds, between which the plug-ins take turns.
 const TURNS: usize = 10;
@@ -480,12 +512,12 @@ fn main() {
         context: null_mut(),
         pid: 0,
     };
-    let [.., all] = &MASKS;
+    let [.., default, _] = &MASKS;
     for channels in CHANNELS {
         compare(
             "prints each event",
             &printing,
-            all.shape(channels),
+            default.shape(channels),
             ROUNDS / 20,
         );
     }

@@ -2,8 +2,8 @@
 //!
 //! All of it is created with the first communicator and has a fixed size. After that an event takes no lock, allocates
 //! no memory and makes no system call, except where it adds something new to the ring: a communicator, its group of
-//! graph replays, a shape, a thread, or more of the ring's file; where a communicator ends; and where the events that
-//! NCCL is asked for change. Events without a free slot are not followed. The ring counts groups and links for which
+//! graph replays, a shape, or a thread; where a communicator ends; and where the events that NCCL is asked for
+//! change. Events without a free slot are not followed. The ring counts groups and links for which
 //! its tables have no row.
 
 use crate::deepening::MaskPlace;

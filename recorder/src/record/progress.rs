@@ -36,6 +36,13 @@ pub(super) fn retire(words: &[AtomicU64; slot::WORDS]) {
     words[slot::STATE].store(state | slot::RETIRED, Ordering::Relaxed);
 }
 
+/// Ends an operation that has not ended yet with an error.
+pub(super) fn fail(words: &[AtomicU64; slot::WORDS], at: Timestamp) {
+    let created = words[slot::CREATED].load(Ordering::Relaxed);
+    let lasted = Duration::from_nanos(at.0.saturating_sub(created));
+    end(words, EntryState::Failed, at, duration_bits(Some(lasted)));
+}
+
 /// How long an operation ran, as bits of its state.
 #[inline]
 pub(super) fn duration_bits(duration: Option<Duration>) -> u64 {

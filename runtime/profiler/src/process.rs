@@ -384,8 +384,7 @@ impl Process {
         };
         let is_watched = !before.has(flag::LEFT);
         if is_watched {
-            self.recorder.failed(ticket);
-            self.recorder.retired(ticket);
+            self.recorder.failed_and_retired(ticket);
         }
         if !before.has(flag::IN_GROUP) {
             self.operations.release(at);

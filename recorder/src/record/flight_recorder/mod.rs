@@ -3,6 +3,7 @@
 //! In steady state a record costs a few dozen stores and the clock: no lock, no allocation, no system call.
 //! No recording call fails: records that cannot be kept are counted in [`Counters`].
 
+mod abandoned;
 mod counters;
 mod create;
 mod growth;
@@ -30,7 +31,7 @@ use super::layout::{
 };
 use super::operation::{CallSite, CallSiteId, GroupHandle, Operation, SignatureRef, Start, Ticket};
 use super::processor_wait::ProcessorWaits;
-use super::progress::{duration_bits, end, graph_bits, retire, start};
+use super::progress::{duration_bits, end, fail, graph_bits, retire, start};
 use super::ring::{LapRing, MAX_ID, Missed, SlotRing};
 use super::signature::{SignatureId, SignatureKey, cut};
 use super::sync::Memory;
@@ -365,11 +366,7 @@ impl FlightRecorder {
 
     /// Records that an operation ended at this moment with an error or a time-out. One that completed stays completed.
     pub fn failed_at(&self, ticket: Ticket, at: Timestamp) {
-        self.update(ticket, |words| {
-            let created = words[slot::CREATED].load(Ordering::Relaxed);
-            let lasted = Duration::from_nanos(at.0.saturating_sub(created));
-            end(words, EntryState::Failed, at, duration_bits(Some(lasted)));
-        });
+        self.update(ticket, |words| fail(words, at));
     }
 
     /// Records that the operation is no longer watched.

@@ -427,11 +427,15 @@ impl FlightRecorder {
     }
 
     /// Releases the links of a communicator that was destroyed, and passes each to `released`. Takes time in proportion
-    /// to the number of links. If a transfer is reported at the same time, the record of its link may mix both.
+    /// to the number of links. If a transfer is reported at the same time, the record of its link may mix both; who
+    /// reports it calls this afterwards, which also ends what the record of a released link shows.
     pub fn release_links(&self, group: GroupHandle, mut released: impl FnMut(LinkHandle)) {
         let used = self.map.words()[header::LINKS_USED].load(Ordering::Relaxed) as usize;
         for (row, key) in self.links.keys.iter().enumerate().take(used) {
             let seen = key.load(Ordering::Relaxed);
+            if seen == VACANT {
+                self.end_vacant(at, group);
+            }
             if seen & TAKEN != 0 && seen & 0xffff == u64::from(group.0) {
                 let idle = u64::from(LinkWait::Idle.code()) << link::WAIT_SHIFT;
                 let place = seen & !(0x7f << link::WAIT_SHIFT) | idle;
@@ -440,6 +444,18 @@ impl FlightRecorder {
                 released(LinkHandle(row as u32));
             }
         }
+    }
+
+    /// Ends what the record of a released link of this group shows: a transfer that began as the link was released.
+    fn end_vacant(&self, at: usize, group: GroupHandle) {
+        let idle = u64::from(LinkWait::Idle.code()) << link::WAIT_SHIFT;
+        let id = (at + self.links.keys.len()) as u64;
+        let _ = (self.links.ring).update_word(&self.map, id, link::PLACE, |place| {
+            match place & 0xffff == u64::from(group.0) {
+                true => place & !(0x7f << link::WAIT_SHIFT) | idle,
+                false => place,
+            }
+        });
     }
 
     /// How often a link was asked for that did not fit in the table.
@@ -549,6 +565,23 @@ mod tests {
             panic!("not one link");
         };
         assert_eq!(progress.channel, 16);
+    }
+
+    #[test]
+    fn a_transfer_that_is_reported_as_its_link_is_released_is_not_under_way_afterwards() {
+        let recorder = recorder(16);
+        let group = communicator(&recorder, 0);
+        let link = recorder.link(place(group, 3, 1)).expect("a free row");
+        recorder.link_at(link, None, (2, 16), LinkWait::Peer);
+        // A thread that has found the link before it was released, and writes its record after that.
+        let late = recorder.links.keys[link.index()].load(Ordering::Relaxed);
+        recorder.release_links(group, |_| {});
+        let posted = u64::from(LinkWait::Posted.code()) << link::WAIT_SHIFT;
+        let words = late & !(0x7f << link::WAIT_SHIFT) | posted;
+        recorder.write_link(link.index(), words, None, 0, recorder.now());
+        assert_eq!(recorder.snapshot().communicators()[0].links.len(), 1);
+        recorder.release_links(group, |_| panic!("released twice"));
+        assert_eq!(recorder.snapshot().communicators()[0].links, []);
     }
 
     #[test]

@@ -69,11 +69,12 @@ pub(crate) fn aborts(plugin: &Plugin) {
         let begin = Barrier::new(4);
         let progress = AtomicU64::new(0);
         std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
+            for thread in 0..2 {
+                let (begin, comm, progress) = (&begin, &comm, &progress);
+                scope.spawn(move || {
                     begin.wait();
                     for _ in 0..40 {
-                        events(plugin, &comm);
+                        events(plugin, comm, 2 * thread);
                         progress.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -88,7 +89,7 @@ pub(crate) fn aborts(plugin: &Plugin) {
             // Takes the slots that the end of the other communicator frees.
             begin.wait();
             for _ in 0..40 {
-                events(plugin, &next);
+                events(plugin, &next, 0);
             }
         });
         let ring = ring();
@@ -108,14 +109,15 @@ pub(crate) fn aborts(plugin: &Plugin) {
     }
 }
 
-fn events(plugin: &Plugin, comm: &Comm) {
+/// An operation with its events, on two channels from this one on: one thread reports what happens on a channel.
+fn events(plugin: &Plugin, comm: &Comm, first: u8) {
     let group = plugin.group_api(comm);
     let called = call_in(plugin, comm, group);
     let task = plugin.task(comm, called, &all_reduce());
     plugin.stop(task);
     plugin.stop(group);
     let pid = std::process::id();
-    for channel in 0..2 {
+    for channel in first..first + 2 {
         let kernel = plugin.kernel(comm, task, channel, 1);
         let transfer = plugin.transfer(comm, task, (channel, 1, true), pid);
         plugin.stop(transfer);
@@ -196,7 +198,7 @@ pub(crate) fn exits(plugin: &'static Plugin) {
     let seen = number.clone();
     std::thread::spawn(move || {
         loop {
-            events(plugin, &comm);
+            events(plugin, &comm, 0);
             number.fetch_add(1, Ordering::Relaxed);
         }
     });

@@ -1,4 +1,4 @@
-//! The program `rcomm-run`: a job of any program ([`launch`]), or one to look at ([`demo`]).
+//! The program `rcomm-run`, which starts a job of any program ([`launch`]) or a demonstration ([`demo`]).
 
 use crate::demo::{self, Demo};
 use crate::launch::{self, Options};

@@ -73,6 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
     Ok(errors)
 }
 
+/// Measures every operation at every size, and prints the rows. Returns the number of wrong elements.
 fn sweep<T: Whole>(
     args: &Args,
     group: &ProcessGroup,
@@ -87,7 +88,7 @@ fn sweep<T: Whole>(
         );
         let mut bytes = args.min_bytes.max(size_of::<T>());
         loop {
-            let row = one_size::<T>(args, group, operation, bytes)?;
+            let row = measure_size::<T>(args, group, operation, bytes)?;
             errors += row.errors.unwrap_or(0);
             printer.row(&row)?;
             let next = bytes.saturating_mul(args.factor as usize);
@@ -100,7 +101,7 @@ fn sweep<T: Whole>(
     Ok(errors)
 }
 
-fn one_size<T: Whole>(
+fn measure_size<T: Whole>(
     args: &Args,
     group: &ProcessGroup,
     operation: Operation,
@@ -133,7 +134,7 @@ fn one_size<T: Whole>(
     // Microseconds per call: the operation without computation (median, slowest rank), and the computation without
     // operation.
     let (mut alone_us, mut compute_us) = (0.0, 0.0);
-    // Calls that are not measured, to warm up.
+    // Warm-up calls, which are not measured.
     for _ in 0..args.warmup.unwrap_or(iterations / 10) {
         case.run()?;
     }
@@ -220,8 +221,8 @@ fn one_size<T: Whole>(
     })
 }
 
-/// Number of calls that fit into the time for one size, within [`MIN_ITERATIONS`] and [`MAX_ITERATIONS`]; the same
-/// on all ranks.
+/// Number of calls that fit into the time for one size (`--time`), between [`MIN_ITERATIONS`] and [`MAX_ITERATIONS`].
+/// All ranks use rank 0's number.
 fn iterations_within<T: Whole>(
     args: &Args,
     group: &ProcessGroup,
@@ -267,7 +268,8 @@ fn overlap(alone: f64, computing: f64, both: f64) -> f64 {
     ((alone + computing - both) / alone.min(computing).max(1e-3)).clamp(0.0, 1.0)
 }
 
-/// Sorts the values, and returns the percentile for this share; 0 if there are no values.
+/// Sorts the values, and returns the value below which this share of them lies (0.5 is the median); 0 if there are no
+/// values.
 fn percentile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let at = (values.len() as f64 * share) as usize;

@@ -31,7 +31,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// The kind of the operation, in the table of operations.
+    /// The type that the flight recorder gives the operation.
     fn kind(self) -> OpType {
         match self {
             Self::AllReduce => OpType::AllReduce,
@@ -115,12 +115,12 @@ whole! {
     u8 => |value: u8| value;
 }
 
-/// The owner of the measured buffers.
+/// Who allocates the measured buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BufferOwner {
-    /// Buffers of the caller.
+    /// This program.
     Caller,
-    /// Buffers allocated by the group.
+    /// The group: the buffers are registered.
     Group,
 }
 
@@ -175,18 +175,19 @@ pub(crate) struct Case<'a, T> {
     part: usize,
 }
 
-/// The input of rank `rank` at element `at`, of `ranks` ranks whose values `op` combines: 1 or 2. Every type of
-/// [`Whole`] represents numbers up to 255 exactly, so of the ranks of a sum or product only as many have such a value
-/// that the result is not larger. Which ones changes from element to element; the others have one that does not
-/// change the result.
+/// Element `at` of rank `rank`'s input, in a job of `ranks` ranks whose values `op` combines: 1 or 2, or the neutral
+/// value of `op`.
+///
+/// Every [`Whole`] type represents the numbers up to 255 exactly. No sum or product is larger, because only some ranks
+/// have a 1 or 2 at an element; it is other ranks at the next element.
 fn input_at(op: ReduceOp, rank: u32, ranks: u32, at: usize) -> u8 {
-    // Half of these ranks have a 1, the other half a 2.
-    let (most, neutral) = match op {
+    // How many ranks may have a 1 or 2, if half of them have a 1.
+    let (limit, neutral) = match op {
         ReduceOp::Sum => (170, 0),
         ReduceOp::Product => (14, 1),
         _ => (u32::MAX, 0),
     };
-    let stride = ranks.div_ceil(most).max(1) as usize;
+    let stride = ranks.div_ceil(limit).max(1) as usize;
     let turn = rank as usize + at;
     match turn % stride {
         0 => 1 + (turn / stride % 2) as u8,
@@ -194,7 +195,7 @@ fn input_at(op: ReduceOp, rank: u32, ranks: u32, at: usize) -> u8 {
     }
 }
 
-/// The result at element `at`.
+/// Element `at` of a reduction's result.
 fn reduced_at(op: ReduceOp, ranks: u32, at: usize) -> u8 {
     let all = (0..ranks).map(|rank| input_at(op, rank, ranks, at));
     match op {
@@ -206,6 +207,7 @@ fn reduced_at(op: ReduceOp, ranks: u32, at: usize) -> u8 {
 }
 
 impl<'a, T: Whole> Case<'a, T> {
+    /// Allocates the buffers of this rank, and fills its input.
     pub(crate) fn new(
         group: &'a ProcessGroup,
         operation: Operation,

@@ -24,6 +24,7 @@ pub(crate) struct Row {
     pub(crate) errors: Option<u64>,
 }
 
+/// A [`Row`] with its bandwidths, as it is printed. Its fields are the keys of the JSON format.
 #[derive(Serialize)]
 struct Line {
     op: &'static str,
@@ -45,6 +46,7 @@ struct Line {
     errors: Option<u64>,
 }
 
+/// Prints rows in the format of the command line.
 pub(crate) struct Printer {
     format: Format,
     dtype: String,

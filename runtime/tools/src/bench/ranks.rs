@@ -12,9 +12,10 @@ use std::process::{Child, ExitCode};
 
 /// Variable in the environment of every rank started here; holds its core, or `any`.
 const CHILD: &str = "RCOMM_BENCH_CHILD";
-/// Variable with a number of simulated hosts, among which the ranks are divided: ranks share memory only within a host.
+/// Variable with the number of simulated hosts. The ranks are divided among them, and share memory only within a host.
 pub(crate) const HOSTS: &str = "RCOMM_BENCH_HOSTS";
 
+/// Whether this process is a rank that [`start`] started.
 pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
@@ -32,7 +33,7 @@ pub(crate) fn start(count: u32, bind: Bind, arguments: &[OsString]) -> anyhow::R
         .port();
     let job = format!("bench-{}", std::process::id());
     let secret = new_secret()?;
-    // Only those that this process may run on: a container or taskset may leave out core 0.
+    // The cores that this process may run on: a container or taskset may leave out core 0.
     let cores: Vec<usize> = match rustix::thread::sched_getaffinity(None) {
         Ok(allowed) => (0..CpuSet::MAX_CPU)
             .filter(|&core| allowed.is_set(core))
@@ -91,7 +92,7 @@ pub(crate) fn start(count: u32, bind: Bind, arguments: &[OsString]) -> anyhow::R
 
 fn stop(ranks: &mut [Child]) {
     for rank in ranks {
-        // A rank that has already ended cannot be killed; the error is ignored.
+        // The error is that the rank has already ended.
         let _ = rank.kill();
         let _ = rank.wait();
     }

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     for &topology in &args.topologies {
         for &ranks in &ranks {
             if topology == Topology::Hosts && ranks.get() < 3 {
-                // Unless some host has two ranks, two hosts are equivalent to sockets.
+                // Two hosts with one rank each share no memory: the same as sockets.
                 continue;
             }
             for choice in measure(args, topology, ranks)? {
@@ -88,13 +88,13 @@ fn measure(args: &TuneArgs, topology: Topology, ranks: NonZeroU32) -> anyhow::Re
                 }
             }
         }
-        for (at, bytes) in cut(&times) {
+        for (index, bytes) in cut(&times) {
             choices.push(Choice {
                 pattern,
                 topology,
                 ranks: Some(ranks.get() as usize),
                 bytes,
-                algorithm: algorithms[at],
+                algorithm: algorithms[index],
             });
         }
     }
@@ -130,22 +130,23 @@ fn time(
         Topology::Hosts => command.env(super::ranks::HOSTS, "2"),
         _ => command.env("RCOMM_TRANSPORT", "shm"),
     };
-    let what = || format!("{pattern} over {topology} by {algorithm} among {ranks} ranks");
+    let measurement = || format!("{pattern} over {topology} by {algorithm} among {ranks} ranks");
     let output = command
         .output()
-        .with_context(|| format!("failed to measure {}", what()))?;
+        .with_context(|| format!("failed to measure {}", measurement()))?;
     if !output.status.success() {
-        bail!("failed to measure {}: {}", what(), output.status);
+        bail!("failed to measure {}: {}", measurement(), output.status);
     }
     let parsed: BenchOutput = serde_json::from_slice(&output.stdout)
-        .with_context(|| format!("failed to read the times of {}", what()))?;
+        .with_context(|| format!("failed to read the times of {}", measurement()))?;
     let rows = parsed.rows.into_iter();
     Ok(rows.filter(|row| row.op == pattern.name()).collect())
 }
 
-/// Cuts the sizes into ranges, at most one for each algorithm, in their order, so that the geometric mean over all
-/// sizes of (time / best time of that size) is minimal. Returns each algorithm with the last size of its range; `None`
-/// for the last range, which has no end.
+/// Cuts the sizes into ranges, at most one for each algorithm and in the order of the algorithms. The cuts minimize the
+/// geometric mean, over all sizes, of the time at a size divided by the best time at that size.
+///
+/// Returns each algorithm that has a range, with the last size of the range; the last range has no end (`None`).
 fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
     let sizes: Vec<usize> = times[0].keys().copied().collect();
     let cost = |algorithm: usize, size: usize| {
@@ -192,8 +193,10 @@ fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
 mod tests {
     use super::*;
 
-    fn times(of: &[f64]) -> Times {
-        (0..).map(|at| 1 << at).zip(of.iter().copied()).collect()
+    /// These times of the sizes 1, 2, 4 and so on.
+    fn times(values: &[f64]) -> Times {
+        let sizes = (0..).map(|exponent| 1 << exponent);
+        sizes.zip(values.iter().copied()).collect()
     }
 
     #[test]

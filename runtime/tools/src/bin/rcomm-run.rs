@@ -1,5 +1,5 @@
 //! `rcomm-run -n N PROGRAM ARGS…`: starts the ranks of a job on this host, and exits with their result.
-//! `rcomm-run demo KIND`: starts a job to look at. See `rcomm_tools::run`.
+//! `rcomm-run demo KIND`: starts a demonstration. See `rcomm_tools::run`.
 
 #![forbid(unsafe_code)]
 

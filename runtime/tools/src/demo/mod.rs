@@ -1,5 +1,5 @@
-//! `rcomm-run demo KIND`: a job of real processes that does what its kind says until ctrl-c, to look at with
-//! the other programs.
+//! `rcomm-run demo KIND`: starts a job of real processes that is healthy, slow or faulty, for a user to try the other
+//! programs on. It runs until ctrl-c.
 
 mod cli;
 mod training;
@@ -62,7 +62,7 @@ fn dump_directory(job: &str) -> PathBuf {
     std::env::temp_dir().join(format!("rcomm-{job}"))
 }
 
-/// A text that says which job is started, what will happen to it and when, and by which commands to look at it.
+/// The text printed before the job starts: its name, what will happen to it and when, and the commands that show it.
 fn introduction(
     demo: &Demo,
     job: &str,
@@ -71,7 +71,7 @@ fn introduction(
     dumps: &Path,
 ) -> String {
     let command = |name: &str| command_for(program, name);
-    // The other terminal need not have the variables of this one.
+    // The other terminal may lack this one's environment variables.
     let rings = match ring_dir {
         RingDir::Dir(directory) => format!(" --ring-dir {}", directory.display()),
         RingDir::Shared | RingDir::Memory => String::new(),

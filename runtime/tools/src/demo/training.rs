@@ -42,7 +42,7 @@ pub(super) fn run(demo: &Demo) -> Result<()> {
         | Kind::Deadlock => train(&world, demo),
     };
     let Err(error) = trained;
-    // The launcher puts the rank before the line.
+    // The launcher puts the rank before each line.
     let _ = std::io::Write::write_all(
         &mut std::io::stderr(),
         format!("{error}\nthis rank keeps its records until ctrl-c\n").as_bytes(),
@@ -55,9 +55,9 @@ pub(super) fn run(demo: &Demo) -> Result<()> {
 fn groups(world: &World, demo: &Demo) -> rcomm::Result<[ProcessGroup; 2]> {
     let (rank, size) = (world.rank(), world.size());
     let all: Vec<u32> = (0..size).collect();
-    // If only two ranks disagree, either can be wrong: a majority shows which one it is.
-    let whole = matches!(demo.kind, Kind::Deadlock | Kind::Mismatch);
-    let divided = size >= 4 && size.is_multiple_of(2) && !whole;
+    // In a group of two, either rank can be the wrong one; in a larger group, the majority shows which one it is.
+    let over_all_ranks = matches!(demo.kind, Kind::Deadlock | Kind::Mismatch);
+    let divided = size >= 4 && size.is_multiple_of(2) && !over_all_ranks;
     let (tp, dp) = match divided {
         true => {
             let row = rank / 2 * 2;

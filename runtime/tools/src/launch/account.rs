@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How many launch records are kept of jobs that have ended and whose directories hold nothing else: a few hundred KiB.
+/// How many launch records of ended jobs are kept, if their directories hold nothing else. They take a few hundred KiB.
 const KEPT: usize = 64;
 
 /// The launcher's record, written at every change.
@@ -84,7 +84,7 @@ impl Account {
     }
 
     /// Records that the ranks have begun this attempt themselves, with the processes that joined.
-    pub(super) fn begun(&mut self, attempt: u32) {
+    pub(super) fn attempt_begun(&mut self, attempt: u32) {
         if attempt <= self.record.attempt {
             return;
         }
@@ -132,8 +132,8 @@ impl Account {
         let Some(rank) = self.rank_at(at) else {
             return;
         };
-        let by_us = rank.sent.iter().any(|sent| sent.signal == kill);
-        let out_of_memory = match was_killed && !by_us {
+        let by_launcher = rank.sent.iter().any(|sent| sent.signal == kill);
+        let out_of_memory = match was_killed && !by_launcher {
             true => self.kills.has_grown(),
             false => Some(false),
         };
@@ -184,11 +184,15 @@ fn now_ns() -> i64 {
 /// Counts the processes that the kernel has killed because memory ran out: in the control group of this process and the
 /// ranks, or on the whole host if the group's count is not readable.
 struct OutOfMemoryKills {
+    /// The file with the group's count, if it is readable.
     events: Option<PathBuf>,
+    /// The group's kills that earlier calls have counted.
     of_group: Option<u64>,
+    /// The host's kills when the ranks were started.
     of_host: Option<u64>,
 }
 
+/// The file with the host's count.
 const OF_HOST: &str = "/proc/vmstat";
 
 impl OutOfMemoryKills {
@@ -216,6 +220,7 @@ impl OutOfMemoryKills {
     }
 }
 
+/// The number of kills in a file of `name value` lines; `None` if it has none.
 fn count_in(path: &std::path::Path) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
@@ -226,12 +231,12 @@ fn count_in(path: &std::path::Path) -> Option<u64> {
 fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
     let mount = PathBuf::from("/sys/fs/cgroup");
     // Each line is `number:controllers:path`; in the line of version 2 the controllers are empty.
-    let path_where = |is_it: fn(&str) -> bool| {
+    let path_where = |matches: fn(&str) -> bool| {
         let mut lines = groups.lines().filter_map(|line| {
             let (_, rest) = line.split_once(':')?;
             rest.split_once(':')
         });
-        let found = lines.find(|(controllers, _)| is_it(controllers));
+        let found = lines.find(|(controllers, _)| matches(controllers));
         found.map(|(_, path)| path.trim_start_matches('/').to_owned())
     };
     let of_version_2 = path_where(str::is_empty);

@@ -22,7 +22,7 @@ pub use options::{NodeCount, Options};
 
 use crate::rank::new_secret;
 use anyhow::{Context, Result};
-use nodes::{Begun, Nodes};
+use nodes::{BeginOutcome, Nodes};
 use output::Sinks;
 use ranks::{Ranks, StartError};
 use std::process::ExitCode;
@@ -32,7 +32,8 @@ const LAUNCHER_FAILED: u8 = 125;
 /// Exit code if a rank was ended because it was stopped for too long.
 const STOPPED: u8 = 124;
 
-/// Why an attempt ended before all its ranks had exited with 0, and the exit code for it; 0 if only a host has come.
+/// Why an attempt ended before all its ranks had exited with 0, and the exit code for that: 0 if it ended only because
+/// another host has come.
 #[derive(Clone, Debug)]
 struct Failure {
     sentence: String,
@@ -44,7 +45,7 @@ impl Failure {
     /// The sentence with which the launchers of the other nodes report this failure.
     fn on_another_node(&self) -> String {
         match self.code {
-            // A host that comes is no failure of a node.
+            // Another host has come: no node has failed.
             0 => self.sentence.clone(),
             _ => format!("on another node, {}", self.sentence),
         }
@@ -56,9 +57,10 @@ impl Failure {
 enum Restart {
     /// No: for example, after a signal to a launcher, or after the store has failed.
     Never,
-    /// As often as `--max-restarts` says.
+    /// Yes, as often as `--max-restarts` allows.
     Counted,
-    /// Yes: a host has come, was lost, or left. Only in jobs whose number of hosts may change.
+    /// Yes, without counting as a restart: a host has come, was lost, or left. Only in jobs whose number of hosts may
+    /// change.
     Free,
 }
 
@@ -79,6 +81,7 @@ pub fn run(options: &Options) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// Runs the job; returns its failure, or `None` if every rank of the last attempt exited with 0.
 fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
     let signals = signals::Signals::catch().context("cannot catch signals")?;
     let secret = match &options.job_secret {
@@ -95,8 +98,8 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
     let mut reported = None;
     loop {
         match nodes.begin(options, &signals, sinks)? {
-            Begun::Attempt => {}
-            Begun::Over(failure) => {
+            BeginOutcome::Attempt => {}
+            BeginOutcome::Over(failure) => {
                 let is_new = |over: &&Failure| {
                     let reported = reported.as_ref();
                     reported.is_none_or(|it: &Failure| !it.sentence.ends_with(&over.sentence))
@@ -117,8 +120,9 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
                 if is_unreported {
                     sinks.print_message(&failure.on_another_node());
                 }
-                let wants = failure.restart == Restart::Counted && restarts < options.max_restarts;
-                nodes.agree_to_restart(wants, failure, options)?
+                let may_restart =
+                    failure.restart == Restart::Counted && restarts < options.max_restarts;
+                nodes.agree_to_restart(may_restart, failure, options)?
             }
         };
         if !goes_on {

@@ -41,11 +41,11 @@ pub(super) struct Job {
     pub(super) nnodes: u32,
 }
 
-/// What follows once all launchers are ready.
-pub(super) enum Begun {
-    /// An attempt begins.
+/// What [`Nodes::begin`] has begun.
+pub(super) enum BeginOutcome {
+    /// An attempt.
     Attempt,
-    /// The job is over.
+    /// Nothing: the job is over, with this failure, if any.
     Over(Option<Failure>),
 }
 
@@ -113,8 +113,9 @@ impl Nodes {
     fn join_rounds(options: &Options, access: &StoreAccess) -> Result<Self> {
         let open = |serves: bool| {
             let (addr, port) = (options.master_addr.as_str(), options.master_port);
-            let place = Rendezvous::explicit(u32::from(!serves), 2, addr, port)?;
-            place.connect_store(access, options.timeout)
+            // Of a rendezvous, rank 0 serves the store, and every other rank connects to it.
+            let rendezvous = Rendezvous::explicit(u32::from(!serves), 2, addr, port)?;
+            rendezvous.connect_store(access, options.timeout)
         };
         let (store, serves) = match options.serves_store() {
             Some(serves) => (open(serves)?, serves),
@@ -161,11 +162,12 @@ impl Nodes {
         rcomm::newest_attempt(&**self.keys.inner())
     }
 
-    /// Whether there are, or may come, launchers of other hosts.
+    /// Whether the job has launchers on other hosts, or can get some.
     fn has_others(&self) -> bool {
         self.job.nnodes > 1 || self.rounds.is_some()
     }
 
+    /// Publishes how many ranks this launcher starts, reads the numbers of the other launchers, and so knows the job.
     fn agree(options: &Options, keys: PrefixStore<TcpStore>, started: Instant) -> Result<Self> {
         let (node_rank, nnodes) = (options.node_rank.unwrap_or(0), options.nnodes.most);
         let left = || options.timeout.saturating_sub(started.elapsed());
@@ -219,10 +221,10 @@ impl Nodes {
         options: &Options,
         signals: &Signals,
         sinks: &mut Sinks,
-    ) -> Result<Begun> {
+    ) -> Result<BeginOutcome> {
         self.attempt = Some(match &mut self.rounds {
             Some(rounds) => match rounds.next(&self.keys, options, signals, sinks)? {
-                Next::Over(failure) => return Ok(Begun::Over(failure)),
+                Next::Over(failure) => return Ok(BeginOutcome::Over(failure)),
                 Next::Attempt(attempt, job) => {
                     self.job = job;
                     attempt
@@ -238,9 +240,10 @@ impl Nodes {
             self.wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
             self.listener = Some(self.listen(options)?);
         }
-        Ok(Begun::Attempt)
+        Ok(BeginOutcome::Attempt)
     }
 
+    /// Starts the thread that gives this launcher's pulse, and waits for a failure of the attempt on another node.
     fn listen(&self, options: &Options) -> Result<JoinHandle<()>> {
         let (keys, remote, wake) = (self.keys.clone(), self.remote.clone(), self.wake.clone());
         let failure_key = failure_key(self.attempt());
@@ -373,15 +376,15 @@ impl Nodes {
         Ok(outcome)
     }
 
-    /// Whether this launcher goes on after the attempt that has ended with this failure: if all nodes want to start
-    /// their ranks again, or, if the number of hosts may change, unless it has left the job.
+    /// Whether this launcher goes on after the attempt that has ended with this failure: yes if every node may start its
+    /// ranks again. If the number of hosts may change: yes unless this launcher has left the job.
     ///
     /// # Blocking
     /// Until all launchers have ended their ranks: for the time that these may take, and the launchers' own time-out.
     /// Not at all if the number of hosts may change: [`begin`](Self::begin) then waits.
     pub(super) fn agree_to_restart(
         &mut self,
-        wants: bool,
+        may_restart: bool,
         failure: &Failure,
         options: &Options,
     ) -> Result<bool> {
@@ -390,11 +393,12 @@ impl Nodes {
         }
         let (attempt, nnodes) = (self.attempt(), self.job.nnodes);
         if nnodes == 1 {
-            return Ok(wants);
+            return Ok(may_restart);
         }
         let own_key = format!("restart/{attempt}/{}", self.job.node);
-        let published = self.keys.set(&own_key, if wants { b"yes" } else { b"no" });
-        if !wants {
+        let answer: &[u8] = if may_restart { b"yes" } else { b"no" };
+        let published = self.keys.set(&own_key, answer);
+        if !may_restart {
             // The store may have failed; this node leaves in any case.
             return Ok(false);
         }
@@ -442,7 +446,7 @@ impl Nodes {
     }
 }
 
-/// The pulses of the launchers that were looked at.
+/// The last known pulses of other launchers, by id.
 #[derive(Default)]
 pub(super) struct Pulses(HashMap<u32, Pulse>);
 
@@ -502,7 +506,7 @@ fn failure_key(attempt: u32) -> String {
     format!("failure/{attempt}")
 }
 
-/// Publishes a failure, unless there is one, and returns the one that is published.
+/// Publishes a failure unless the key already holds one; returns the failure that it holds then.
 fn publish_failure(keys: &impl Store, key: &str, failure: &Failure) -> rcomm::Result<Failure> {
     let restart = match failure.restart {
         Restart::Never => "",

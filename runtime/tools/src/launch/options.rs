@@ -292,7 +292,7 @@ fn accept_mpirun_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator
     args.enumerate().map(replace)
 }
 
-/// The time after which a host is lost: long enough for several signs of life.
+/// Parses the time after which a host is lost, which must be long enough for several signs of life.
 fn silence(text: &str) -> Result<Duration, String> {
     let silence = seconds(text)?;
     match silence >= Duration::from_secs(2) {

@@ -77,7 +77,9 @@ impl Lines {
 
 /// One of this process's streams, written by its own thread.
 struct Sink {
+    /// The thread's queue; `None` once it was closed, or if the thread could not be started.
     pieces: Option<SyncSender<Vec<u8>>>,
+    /// Pieces for which the queue had no room.
     waiting: VecDeque<Vec<u8>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -115,6 +117,7 @@ impl Sink {
         }
     }
 
+    /// Moves pieces to the queue while it has room.
     fn forward(&mut self) {
         while let (Some(pieces), Some(piece)) = (&self.pieces, self.waiting.pop_front()) {
             if let Err(TrySendError::Full(piece)) = pieces.try_send(piece) {
@@ -172,7 +175,8 @@ impl Sinks {
         sink.waiting.is_empty()
     }
 
-    /// Whether everything is written and the threads have ended; poll it until then.
+    /// Closes the queues that are empty. Returns whether all output is written and both threads have ended; the caller
+    /// polls until then.
     pub(super) fn is_done(&mut self) -> bool {
         let (stdout, stderr) = (self.stdout.is_done(), self.stderr.is_done());
         stdout && stderr

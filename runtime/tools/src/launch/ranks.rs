@@ -7,7 +7,7 @@ use super::options::Options;
 use super::output::{Output, Sinks, Stream, in_words};
 use super::parent_death::die_with_this_thread;
 use super::signals::{Signals, name_of};
-use super::stop_watch::{Seen, State, Step, StopWatch};
+use super::stop_watch::{Action, Seen, State, StopWatch};
 use super::{Failure, LAUNCHER_FAILED, Restart, STOPPED};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,8 +19,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// How long output is still read after the last rank has ended: processes that the ranks left behind may write
-/// some.
+/// How long output is still read after the last rank has ended: processes that the ranks left behind may still write.
 const DRAIN: Duration = Duration::from_secs(1);
 /// How often to check whether a stalled stream of this process accepts data again.
 const RETRY: Duration = Duration::from_millis(10);
@@ -126,7 +125,7 @@ pub(super) struct Ranks {
     ending: Option<Ending>,
     failure: Option<Failure>,
     stop_watch: StopWatch,
-    /// The first rank that was ended because it was stopped; the others go on.
+    /// Names the first rank that was ended because it was stopped. The other ranks go on.
     stopped: Option<Failure>,
     account: Account,
     job: Job,
@@ -140,7 +139,7 @@ impl Ranks {
     /// Starts all ranks. If one cannot be started, those that have been started are killed.
     pub(super) fn start(options: &Options, job: &Job, secret: &str, attempt: u32) -> Result<Self> {
         let now = Instant::now();
-        let mut all = Self {
+        let mut started = Self {
             ranks: Vec::new(),
             started: now,
             ending: None,
@@ -154,11 +153,11 @@ impl Ranks {
             replaced: 0,
         };
         for local_rank in 0..options.nproc {
-            let rank = all.spawn(options, local_rank, |_| {})?;
-            all.account.started(rank.rank, rank.child.id());
-            all.ranks.push(rank);
+            let rank = started.spawn(options, local_rank, |_| {})?;
+            started.account.started(rank.rank, rank.child.id());
+            started.ranks.push(rank);
         }
-        Ok(all)
+        Ok(started)
     }
 
     /// Starts a process for a rank. `change` may add to its command.
@@ -176,8 +175,8 @@ impl Ranks {
         Rank::start(command, self.job.first_rank + local_rank)
     }
 
-    /// Starts a process that joins in place of the failed one at this index. Returns whether it did: not if the job is
-    /// ending, or if as many as configured were started.
+    /// Starts a process that joins in place of the failed one at this index, and returns true. Returns false, and starts
+    /// none, if the job is ending or `--replace` processes were already started.
     fn replace(
         &mut self,
         at: usize,
@@ -199,12 +198,12 @@ impl Ranks {
             command.env("RCOMM_JOIN", "1");
         })?;
         self.account.replaced(at, rank.child.id());
-        // The ended one stays in the list: its output may not have been read to the end.
+        // The process that ended stays in the list: its output may not have been read to the end.
         self.ranks.push(rank);
         Ok(true)
     }
 
-    /// Supervises the ranks until the last has ended; returns the first failure.
+    /// Supervises the ranks until the last has ended; returns the first failure, on this host or on another.
     pub(super) fn supervise(
         mut self,
         options: &Options,
@@ -225,7 +224,7 @@ impl Ranks {
                     }
                     Source::RemoteFailure => {
                         if let Some(mut failure) = nodes.remote_failure() {
-                            // A host that comes is no failure: no rank has anything to report.
+                            // Another host has come, and no rank has failed: none has a dump to write.
                             let linger = match failure.code {
                                 0 => Duration::ZERO,
                                 _ => options.linger,
@@ -252,8 +251,8 @@ impl Ranks {
                 let deadline = *drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN);
                 let all_closed = self.outputs().next().is_none();
                 // While this process's streams are stalled, the ranks' output is not read.
-                let kept_up = sinks.has_room(Stream::Stdout) && sinks.has_room(Stream::Stderr);
-                if all_closed || (kept_up && Instant::now() >= deadline) {
+                let accepting = sinks.has_room(Stream::Stdout) && sinks.has_room(Stream::Stderr);
+                if all_closed || (accepting && Instant::now() >= deadline) {
                     let outputs = self.ranks.iter_mut().flat_map(|rank| &mut rank.outputs);
                     for output in outputs.flatten() {
                         output.finish(sinks);
@@ -313,11 +312,11 @@ impl Ranks {
             .any(|(_, accepts)| !accepts)
             .then(|| Instant::now() + RETRY);
         let ending = self.ending.as_ref();
-        let look = self.ranks.iter().any(|rank| !rank.ended) && ending.is_none();
+        let is_watching = self.ranks.iter().any(|rank| !rank.ended) && ending.is_none();
         let deadline = [
             retry,
             drain_deadline,
-            look.then(|| self.stop_watch.next_look()),
+            is_watching.then(|| self.stop_watch.next_look()),
             ending.and_then(|ending| ending.terminate),
             ending.and_then(|ending| ending.kill),
         ]
@@ -353,7 +352,7 @@ impl Ranks {
         rank.ended = true;
         if self.replaced > 0 {
             match nodes.newest_attempt() {
-                Ok(attempt) => self.account.begun(attempt),
+                Ok(attempt) => self.account.attempt_begun(attempt),
                 Err(error) => {
                     sinks.print_message(&format!("failed to read the job's attempt: {error}"))
                 }
@@ -363,7 +362,7 @@ impl Ranks {
         if status.success() {
             self.stop_watch.ended_in_order(Instant::now());
         }
-        if status.success() || self.failure.is_some() || self.stop_watch.has_ended(i) {
+        if status.success() || self.failure.is_some() || self.stop_watch.was_asked_to_end(i) {
             return Ok(());
         }
         let failure = Failure {
@@ -426,8 +425,8 @@ impl Ranks {
         let now = Instant::now();
         match &mut self.ending {
             Some(ending) => {
-                // While the ranks linger, this signal is the first that asks them to end, so they get the grace period
-                // from now on. It ends at once if they were asked before.
+                // While the ranks linger, this signal is the first that asks them to end, so their grace period begins
+                // now. If they were asked before, the grace period is over at once.
                 let lingers = ending.terminate.is_some();
                 if lingers {
                     let name = name_of(signal);
@@ -466,6 +465,7 @@ impl Ranks {
         }
     }
 
+    /// Sends SIGTERM and SIGKILL when they are due.
     fn end_overdue_ranks(&mut self, options: &Options, sinks: &mut Sinks) {
         let Some(ending) = &mut self.ending else {
             return;
@@ -513,10 +513,10 @@ impl Ranks {
             });
             seen.collect()
         };
-        for step in self.stop_watch.look(seen, Instant::now()) {
-            match step {
-                Step::Say(text) => sinks.print_message(&text),
-                Step::Terminate(at, sentence) => {
+        for action in self.stop_watch.look(seen, Instant::now()) {
+            match action {
+                Action::Print(text) => sinks.print_message(&text),
+                Action::Terminate(at, sentence) => {
                     sinks.print_message(&sentence);
                     self.signal(at, Signal::TERM);
                     // A stopped process handles no signal.
@@ -527,7 +527,7 @@ impl Ranks {
                         restart: Restart::Counted,
                     });
                 }
-                Step::Kill(at) => {
+                Action::Kill(at) => {
                     sinks.print_message(&format!("killing {}", self.ranks[at].name()));
                     self.signal(at, Signal::KILL);
                 }
@@ -577,6 +577,7 @@ fn describe_end(status: ExitStatus) -> String {
     }
 }
 
+/// The exit code of the launcher for a rank that ended so.
 fn code_of(status: ExitStatus) -> u8 {
     let code = status
         .code()

@@ -1,5 +1,5 @@
-//! Jobs whose number of hosts may change (`--nnodes MIN:MAX`): the launchers meet in rounds, and each round is an
-//! attempt of the job with the hosts that are there.
+//! Jobs whose number of hosts may change (`--nnodes MIN:MAX`): the launchers meet in rounds. Each round is an attempt of
+//! the job, with the hosts that are present at its start.
 //!
 //! The launcher with the store decides who is in a round. A launcher that comes later, or is not needed, waits for a
 //! round that has a place for it.
@@ -9,7 +9,7 @@
 //! | `members` | how many launchers have come | every launcher, once |
 //! | `member/<id>` | its number of ranks and its host: `4 node-a` | every launcher; ids count from 0 |
 //! | `pulse/<id>` | a counter that advances while the launcher lives | every launcher |
-//! | `round/<n>` | the attempt, the job's name, and the members: `3\njob\n0:4 2:4`; or how the job ended: `over 0\n` | the one with the store |
+//! | `round/<n>` | the attempt, the job's name, and the ids of the members: `3\njob\n0 2`; or how the job ended: `over 0\n` | the one with the store |
 //! | `rounds` | how many rounds were published | the one with the store |
 //! | `ready/<attempt>/<id>` | `1`, once its ranks of that attempt have ended | every member of the round |
 //! | `gone/<id>` | `1`: it leaves, and the others go on | a launcher that was stopped by a signal |
@@ -32,7 +32,7 @@ type Keys = PrefixStore<TcpStore>;
 
 /// The interval at which the launcher with the store checks which launchers are there.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Maximum number of launchers that may come to a job, also of those that wait.
+/// Maximum number of launchers that may come to a job, including those that wait for a place.
 const MAX_LAUNCHERS: i64 = 65_536;
 
 /// A launcher that has come.
@@ -67,7 +67,7 @@ pub(super) struct Rounds {
 pub(super) enum Next {
     /// It starts ranks in this attempt.
     Attempt(u32, Job),
-    /// The job is over.
+    /// The job is over, with this failure, if any.
     Over(Option<Failure>),
 }
 
@@ -257,7 +257,7 @@ impl Rounds {
         Ok(Some(Next::Attempt(attempt, job)))
     }
 
-    /// Decides on the next round: its text.
+    /// Decides who is in the next round, or that the job is over; returns the text to publish.
     fn decide(
         &mut self,
         keys: &Keys,
@@ -265,7 +265,7 @@ impl Rounds {
         signals: &Signals,
         sinks: &mut Sinks,
     ) -> Result<String> {
-        let mut counted = false;
+        let mut is_counted = false;
         match self.failure.take() {
             Some(failure) if failure.restart == Restart::Never => return Ok(over(&failure)),
             Some(failure) if failure.restart == Restart::Counted => {
@@ -273,7 +273,7 @@ impl Rounds {
                     return Ok(over(&failure));
                 }
                 self.restarts += 1;
-                counted = true;
+                is_counted = true;
             }
             _ => {}
         }
@@ -287,7 +287,7 @@ impl Rounds {
         };
         if attempt > 0 {
             let (restarts, most) = (self.restarts, options.max_restarts);
-            let why = match counted {
+            let why = match is_counted {
                 true => format!("restart {restarts} of {most}"),
                 false => "the hosts have changed".to_owned(),
             };
@@ -332,8 +332,8 @@ impl Rounds {
             let chosen: Vec<Member> = present.into_iter().take(most).collect();
             if chosen.len() >= least {
                 let since = *enough_since.get_or_insert_with(Instant::now);
-                let last_call = !is_first || since.elapsed() >= options.last_call;
-                if !some_unready && (chosen.len() == most || last_call) {
+                let last_call_is_over = !is_first || since.elapsed() >= options.last_call;
+                if !some_unready && (chosen.len() == most || last_call_is_over) {
                     return Ok(Ok(chosen));
                 }
             }
@@ -396,8 +396,8 @@ impl Rounds {
         Ok((present, some_unready))
     }
 
-    /// Tells the others how the job ended, if this launcher decides that, and waits until they know, for [`LEAVE_TIME`]
-    /// at most.
+    /// Ends the job on this launcher. The one with the store publishes how the job ended, and waits until the others
+    /// have read it, for [`LEAVE_TIME`] at most.
     pub(super) fn finish(
         &mut self,
         keys: &Keys,
@@ -441,7 +441,7 @@ pub(super) fn pulse_key(id: u32) -> String {
     format!("pulse/{id}")
 }
 
-/// The launcher with this id, which has come.
+/// Reads what the launcher with this id has published about itself.
 fn member(keys: &Keys, id: u32) -> Result<Member> {
     let text = keys.get(&member_key(id), Duration::from_secs(1))?;
     let text = std::str::from_utf8(&text).context(INVALID_KEY)?;

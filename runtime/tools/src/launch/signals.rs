@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 pub(super) struct Signals(Vec<(i32, UnixStream)>);
 
 impl Signals {
+    /// Catches these signals in place of their usual effects, for the rest of the process's life.
     pub(super) fn catch() -> io::Result<Self> {
         let catch = |signal| {
             let (read, write) = UnixStream::pair()?;
@@ -25,6 +26,7 @@ impl Signals {
             .map(Self)
     }
 
+    /// The sockets; one is readable once its signal has arrived.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|(_, read)| read.as_fd())
     }
@@ -41,8 +43,8 @@ impl Signals {
     }
 }
 
+/// The name of a signal, for messages: `SIGTERM`.
 pub(super) fn name_of(signal: Signal) -> String {
-    // `Signal(9, "SIGKILL")` suits a log, not a sentence.
     let name = signal_hook::low_level::signal_name(signal.as_raw());
     name.map_or_else(|| format!("signal {}", signal.as_raw()), str::to_owned)
 }

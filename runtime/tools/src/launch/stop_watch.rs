@@ -55,9 +55,9 @@ pub(super) struct Seen {
 
 /// What the launcher must do.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum Action {
     /// Print this on standard error.
-    Say(String),
+    Print(String),
     /// Ask the process at this index to end, for this reason.
     Terminate(usize, String),
     /// Kill the process at this index.
@@ -71,7 +71,7 @@ struct Stopped {
     time: Duration,
     /// Whether it was named on standard error.
     named: bool,
-    /// When it is killed, once it was asked to end; it is asked once only.
+    /// `None` until it was asked to end, which happens once; then the moment at which to kill it, `None` after that.
     kill: Option<Option<Instant>>,
 }
 
@@ -90,7 +90,7 @@ pub(super) struct StopWatch {
 }
 
 impl StopWatch {
-    /// A `limit` of 0 is none.
+    /// A watch that begins `now`. With a `limit` of 0, a rank may be stopped without limit.
     pub(super) fn new(limit: Duration, grace: Duration, now: Instant) -> Self {
         Self {
             limit: Some(limit).filter(|limit| !limit.is_zero()),
@@ -109,7 +109,7 @@ impl StopWatch {
     }
 
     /// Whether the process at this index was asked to end.
-    pub(super) fn has_ended(&self, at: usize) -> bool {
+    pub(super) fn was_asked_to_end(&self, at: usize) -> bool {
         self.stopped.get(&at).is_some_and(|it| it.kill.is_some())
     }
 
@@ -124,19 +124,19 @@ impl StopWatch {
     }
 
     /// What is to be done with the processes that have not ended. Returns nothing before a look is due.
-    pub(super) fn look(&mut self, seen: impl FnOnce() -> Vec<Seen>, now: Instant) -> Vec<Step> {
+    pub(super) fn look(&mut self, seen: impl FnOnce() -> Vec<Seen>, now: Instant) -> Vec<Action> {
         if now < self.next {
             return Vec::new();
         }
         let pause = self.pause();
-        // A launcher that was stopped itself has not seen the ranks meanwhile.
+        // If the launcher itself was stopped meanwhile, it does not know whether the ranks were stopped all that time.
         let passed = (now - self.last).min(2 * pause);
         (self.last, self.next) = (now, now + pause);
         let seen = seen();
         let is_stuck = !seen.is_empty() && seen.iter().all(|it| it.state != State::Runs);
         let mut steps = self.kill_overdue(&seen, now);
         if self.first_end.is_none() && !is_stuck {
-            // The other ranks see that a rank does not come, at their time-out.
+            // The other ranks report at their time-out that a rank has not joined.
             self.stopped.retain(|_, it| it.kill.is_some());
             return steps;
         }
@@ -163,7 +163,7 @@ impl StopWatch {
                     "{} was stopped by a signal for {limit}, and is ended",
                     it.name
                 );
-                steps.push(Step::Terminate(it.at, why));
+                steps.push(Action::Terminate(it.at, why));
             }
         }
         steps.extend(self.name_stopped(&named));
@@ -171,7 +171,7 @@ impl StopWatch {
         steps
     }
 
-    fn kill_overdue(&mut self, seen: &[Seen], now: Instant) -> Vec<Step> {
+    fn kill_overdue(&mut self, seen: &[Seen], now: Instant) -> Vec<Action> {
         let mut steps = Vec::new();
         for it in seen {
             if let Some(known) = self.stopped.get_mut(&it.at)
@@ -179,13 +179,13 @@ impl StopWatch {
                 && kill.is_some_and(|at| at <= now)
             {
                 *kill = None;
-                steps.push(Step::Kill(it.at));
+                steps.push(Action::Kill(it.at));
             }
         }
         steps
     }
 
-    fn name_stopped(&self, named: &[(&Seen, Duration)]) -> Option<Step> {
+    fn name_stopped(&self, named: &[(&Seen, Duration)]) -> Option<Action> {
         let of = |state| {
             let names = named.iter().filter(move |(it, _)| it.state == state);
             names.map(|(it, _)| it.name.as_str()).collect::<Vec<_>>()
@@ -197,7 +197,7 @@ impl StopWatch {
             let then = match self.limit {
                 Some(limit) => format!(
                     "it gets SIGTERM if nothing continues it within {}, and SIGKILL after {} more (--stop-timeout)",
-                    in_words(whole(limit.saturating_sub(time))),
+                    in_words(rounded(limit.saturating_sub(time))),
                     in_words(self.grace),
                 ),
                 None => "rcomm-run waits until something continues it".to_owned(),
@@ -213,10 +213,10 @@ impl StopWatch {
                 "{names}: stopped by a debugger; rcomm-run waits for it"
             ));
         }
-        (!parts.is_empty()).then(|| Step::Say(parts.join(". ")))
+        (!parts.is_empty()).then(|| Action::Print(parts.join(". ")))
     }
 
-    fn name_running(&mut self, seen: &[Seen], now: Instant) -> Option<Step> {
+    fn name_running(&mut self, seen: &[Seen], now: Instant) -> Option<Action> {
         let after = self.limit.unwrap_or(RUNNING_NAMED_AFTER);
         let is_due = self.first_end.is_some_and(|at| now - at >= after);
         let running = seen.iter().filter(|it| it.state == State::Runs);
@@ -225,7 +225,7 @@ impl StopWatch {
             return None;
         }
         self.running_named = true;
-        Some(Step::Say(format!(
+        Some(Action::Print(format!(
             "{}: not ended {} after the first rank; rcomm-run waits, since it is not stopped",
             running.join(", "),
             in_words(after),
@@ -233,8 +233,8 @@ impl StopWatch {
     }
 }
 
-/// Without parts of a second, if it is longer than a few.
-fn whole(time: Duration) -> Duration {
+/// Rounds down, for messages: to seconds, or to milliseconds below 5 s.
+fn rounded(time: Duration) -> Duration {
     match time.as_secs() {
         0..5 => Duration::from_millis(time.as_millis() as u64),
         seconds => Duration::from_secs(seconds),
@@ -248,13 +248,13 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
     const GRACE: Duration = Duration::from_secs(5);
 
-    /// Looks once a second for this long; the steps, each with the second in which it was due.
+    /// Looks once in each of these seconds; returns the actions, each with the second in which it was due.
     fn watch(
         watch: &mut StopWatch,
         start: Instant,
         seconds: std::ops::Range<u64>,
         states: &[State],
-    ) -> Vec<(u64, Step)> {
+    ) -> Vec<(u64, Action)> {
         let seen = || {
             let of = |(at, &state): (usize, &State)| Seen {
                 at,
@@ -279,10 +279,10 @@ mod tests {
         let states = [State::Stopped, State::Runs, State::Traced];
         let steps = watch(&mut stop_watch, start, 0..4000, &states);
         let [
-            (10, Step::Say(stopped)),
-            (60, Step::Terminate(0, why)),
-            (60, Step::Say(runs)),
-            (65, Step::Kill(0)),
+            (10, Action::Print(stopped)),
+            (60, Action::Terminate(0, why)),
+            (60, Action::Print(runs)),
+            (65, Action::Kill(0)),
         ] = &steps[..]
         else {
             panic!("{steps:?}");
@@ -300,21 +300,21 @@ mod tests {
             runs,
             "rank 1: not ended 1 min after the first rank; rcomm-run waits, since it is not stopped"
         );
-        assert!(stop_watch.has_ended(0) && !stop_watch.has_ended(1));
+        assert!(stop_watch.was_asked_to_end(0) && !stop_watch.was_asked_to_end(1));
     }
 
     #[test]
-    fn ranks_that_others_still_wait_for_are_left_to_the_time_out_of_those() {
+    fn a_stopped_rank_that_running_ranks_wait_for_is_left_to_their_time_out() {
         let start = Instant::now();
         let mut stop_watch = StopWatch::new(LIMIT, GRACE, start);
         let some = [State::Stopped, State::Runs];
         assert_eq!(watch(&mut stop_watch, start, 0..1000, &some), []);
-        // Once all are stopped, none sees that.
+        // Once all ranks are stopped, none reaches its time-out.
         let all = [State::Stopped, State::Stopped];
         let steps = watch(&mut stop_watch, start, 1000..1062, &all);
         let ended = steps
             .iter()
-            .filter(|(_, it)| matches!(it, Step::Terminate(..)));
+            .filter(|(_, it)| matches!(it, Action::Terminate(..)));
         assert_eq!(ended.count(), 2, "{steps:?}");
     }
 
@@ -329,11 +329,11 @@ mod tests {
             assert!(
                 !steps
                     .iter()
-                    .any(|(_, it)| matches!(it, Step::Terminate(..)))
+                    .any(|(_, it)| matches!(it, Action::Terminate(..)))
             );
             watch(&mut stop_watch, start, at + 50..at + 51, &[State::Runs]);
         }
-        assert!(!stop_watch.has_ended(0));
+        assert!(!stop_watch.was_asked_to_end(0));
     }
 
     #[test]
@@ -350,7 +350,7 @@ mod tests {
         let start = Instant::now();
         let mut stop_watch = StopWatch::new(Duration::ZERO, GRACE, start);
         let steps = watch(&mut stop_watch, start, 0..9_000, &[State::Stopped]);
-        let [(10, Step::Say(text))] = &steps[..] else {
+        let [(10, Action::Print(text))] = &steps[..] else {
             panic!("{steps:?}");
         };
         assert_eq!(

@@ -354,7 +354,7 @@ fn a_second_signal_kills_the_ranks() {
 
 #[test]
 fn a_first_signal_while_ranks_linger_gives_them_the_grace_period() {
-    // The rank needs time after the signal, and the launcher has no reason to take it from it.
+    // The rank needs some time after the signal, and the grace period leaves it that.
     let script = "if [ $RANK = 1 ]; then until [ -e $DIR/up ]; do sleep 0.01; done; exit 3; fi
         trap 'sleep 0.5; echo cleaned up; exit 0' TERM; touch $DIR/up; while :; do sleep 0.05; done";
     let (command, _folder) = shell_with_folder(2, &["--linger", "1000", "--grace", "1000"], script);

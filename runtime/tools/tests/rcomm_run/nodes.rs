@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A port without a listener, below the usual range of ephemeral ports, from sixteen ports derived from the process
-/// id, so that test processes rarely take the same port.
+/// A port without a listener, below the usual range of ephemeral ports. It is one of sixteen ports that follow from the
+/// process id: test processes that run at the same time rarely take the same one.
 fn free_port() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut candidates = (0..16).map(|_| {

@@ -40,7 +40,7 @@ fn ranks_that_are_all_stopped_are_ended_and_killed_if_they_ignore_it() {
 
 #[test]
 fn a_rank_that_runs_after_the_others_have_ended_is_named_and_finishes() {
-    // Rank 1 is as if it saved a checkpoint; rank 2 is stopped, and ends alone.
+    // Rank 1 runs on, as if it saved a checkpoint. Only rank 2, which is stopped, is ended.
     let script = "case $RANK in
         0) exit 0;;
         1) touch $DIR/up; until [ -e $DIR/go ]; do sleep 0.01; done; echo saved;;

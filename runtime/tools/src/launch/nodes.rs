@@ -376,8 +376,8 @@ impl Nodes {
         Ok(outcome)
     }
 
-    /// Whether this launcher goes on after the attempt that has ended with this failure: yes if every node may start its
-    /// ranks again. If the number of hosts may change: yes unless this launcher has left the job.
+    /// Whether this launcher goes on after the attempt that has ended with this failure: yes if every node may start
+    /// its ranks again. If the number of hosts may change: yes unless this launcher has left the job.
     ///
     /// # Blocking
     /// Until all launchers have ended their ranks: for the time that these may take, and the launchers' own time-out.

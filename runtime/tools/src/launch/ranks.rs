@@ -175,8 +175,8 @@ impl Ranks {
         Rank::start(command, self.job.first_rank + local_rank)
     }
 
-    /// Starts a process that joins in place of the failed one at this index, and returns true. Returns false, and starts
-    /// none, if the job is ending or `--replace` processes were already started.
+    /// Starts a process that joins in place of the failed one at this index, and returns true. Returns false, and
+    /// starts none, if the job is ending or `--replace` processes were already started.
     fn replace(
         &mut self,
         at: usize,

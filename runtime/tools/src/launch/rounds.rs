@@ -1,5 +1,5 @@
-//! Jobs whose number of hosts may change (`--nnodes MIN:MAX`): the launchers meet in rounds. Each round is an attempt of
-//! the job, with the hosts that are present at its start.
+//! Jobs whose number of hosts may change (`--nnodes MIN:MAX`): the launchers meet in rounds. Each round is an attempt
+//! of the job, with the hosts that are present at its start.
 //!
 //! The launcher with the store decides who is in a round. A launcher that comes later, or is not needed, waits for a
 //! round that has a place for it.

@@ -1,8 +1,7 @@
 //! Whether the terminal's background is light.
 //!
 //! The terminal is asked for its background (OSC 11), and then for its attributes (DA1). Nearly every terminal answers
-//! the second question: so a terminal that does not know the first question does not make the program wait until the
-//! deadline.
+//! the second question. Its answer ends the wait for the first, which not every terminal knows.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
@@ -104,7 +103,7 @@ impl LateAnswer {
     /// The longest time between two characters of an answer.
     const GAP: Duration = Duration::from_millis(100);
 
-    /// Whether a key press at `now` is part of an answer, and no press of the user's.
+    /// Whether a key press at `now` is part of an answer. If not, it is the user's.
     pub(super) fn includes(&mut self, key: &KeyEvent, now: Instant) -> bool {
         let with = |modifier, code| key.modifiers == modifier && key.code == KeyCode::Char(code);
         let goes_on = |newest: Instant| now.duration_since(newest) < Self::GAP;

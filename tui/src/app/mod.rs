@@ -1,4 +1,5 @@
-//! The event loop: event → update → draw, in a few threads with one channel.
+//! The event loop: each event updates the state, and a changed state is drawn. Other threads send the events through
+//! one channel.
 //!
 //! `rcomm-top/keys` reads the terminal, `rcomm-top/signals` waits for signals, `rcomm-top/writer` writes
 //! files, sends requests to ranks and reads facts on their processes; sources and the analysis run on the threads of
@@ -134,7 +135,7 @@ pub fn run_drawing(
             }
         }
         if let Some(command) = state.due_surroundings() {
-            // Without a thread no facts on processes are shown.
+            // If the thread cannot be started, no facts on processes are shown.
             let reader = writer::start(&state, command, targets, anchor, inbox.sender());
             threads.handles.retain(|handle| !handle.is_finished());
             threads.handles.extend(reader);
@@ -155,6 +156,7 @@ pub fn run_drawing(
     Ok(())
 }
 
+/// The time until the wall clock shows the next second, at least 1 ms.
 fn until_next_second(anchor: Anchor) -> Duration {
     let wall = anchor.moment().wall_ns.rem_euclid(1_000_000_000);
     Duration::from_nanos(1_000_000_000 - wall.unsigned_abs()).max(Duration::from_millis(1))

@@ -76,6 +76,7 @@ impl Drop for Guard {
     }
 }
 
+/// Sets the modes that [`give_back`] resets.
 fn take(mouse: Mouse) -> io::Result<()> {
     enable_raw_mode()?;
     execute!(stdout(), EnterAlternateScreen, cursor::Hide)?;

@@ -37,8 +37,8 @@ const WAIT_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Starts `command` on a new thread, with the snapshot and the screen that `state` shows now. The result arrives as
-/// [`Event::Done`]; call stacks arrive before it, as [`Event::Stacks`]. Facts on processes arrive as
-/// [`Event::Surroundings`] alone. Commands that neither write nor ask are ignored.
+/// [`Event::Done`]; call stacks arrive before it, as [`Event::Stacks`]. [`Command::LookAround`] sends
+/// [`Event::Surroundings`] only. Commands that neither write files nor ask ranks are ignored.
 ///
 /// The thread ends once the command has finished; the caller joins it.
 ///

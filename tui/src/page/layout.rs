@@ -55,7 +55,8 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     }
 }
 
-/// The areas of the panes: below each other, or some in two columns and those after them below both.
+/// The areas of the panes: all below each other; or, if `page.right` names some, in two columns, with the panes after
+/// the last of them below both columns.
 fn panes(page: &Page, area: Rect) -> Vec<Rect> {
     let mut rects = vec![Rect::default(); page.panes.len()];
     let wanted = |at: usize, width: u16| wanted_rows(&page.panes[at], width);
@@ -98,8 +99,8 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
     rects
 }
 
-/// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows: enough to show a sentence
-/// whole where the terminal is tall enough.
+/// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows. A tall terminal shows whole
+/// sentences; a low one keeps rows for the panes.
 fn lines_for_one(rows: u16) -> usize {
     match rows {
         0..20 => 2,

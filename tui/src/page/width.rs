@@ -26,8 +26,8 @@ pub(crate) fn fit(text: &str, width: usize) -> String {
     kept
 }
 
-/// The longest beginning of a text that takes at most `width` columns and ends before a comma or a semicolon: what does not
-/// fit is left out in whole parts. The whole text if even its first part is wider.
+/// The longest beginning of a text that takes at most `width` columns and ends before a comma or a semicolon, so that
+/// no part of an enumeration is cut. The whole text if even its first part is wider.
 pub(crate) fn whole_parts(text: &str, width: usize) -> &str {
     let mut kept = text;
     while text_width(kept) > width {

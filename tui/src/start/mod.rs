@@ -255,6 +255,7 @@ fn read_config(cli: &Cli, env: &impl Fn(&str) -> Option<String>) -> anyhow::Resu
     Config::parse(&text).map_err(|error| anyhow::anyhow!("in {}: {error}", path.display()))
 }
 
+/// The duration given on the command line, else that of the configuration; `None` if neither has one.
 fn setting(
     given: Option<Duration>,
     configured: Option<&str>,
@@ -270,6 +271,7 @@ fn setting(
     }
 }
 
+/// The analysis of the view, with the thresholds of the command line and the configuration.
 fn live(
     cli: &Cli,
     config: &Config,
@@ -308,6 +310,7 @@ fn live(
     Ok(Live::new(options, analyze_on_threads, names))
 }
 
+/// The state before the first snapshot; `still` if the sources never change.
 fn state(
     cli: &Cli,
     config: &Config,
@@ -350,7 +353,7 @@ fn state(
         columns: config.columns.clone(),
         layout: config.layout.overview.clone(),
     };
-    // The size until the terminal's is known.
+    // This size applies until that of the terminal is known.
     let mut state = State::new(options, (100, 40), anchor.moment());
     if let Some(text) = &cli.view.filter {
         state.filter = Filter::parse(text).context("--filter")?;
@@ -358,8 +361,8 @@ fn state(
     Ok(state)
 }
 
-/// The theme if none was chosen: the light one if the terminal's background is light. A terminal is asked only if the
-/// themes differ on it.
+/// The theme if none was chosen: the light one if the terminal's background is light. The terminal is asked only if it
+/// has enough colors for the themes to differ.
 fn usual_theme(cli: &Cli, depth: Depth, env: &impl Fn(&str) -> Option<String>) -> ThemeName {
     let draws = !cli.view.once && !cli.view.json;
     if !draws || !matches!(depth, Depth::Indexed | Depth::True) {
@@ -395,7 +398,7 @@ fn once(
     print_result(cli, state, &snapshot)
 }
 
-/// The least height of the screen that `--once` prints.
+/// The minimum height of the screen that `--once` prints.
 const ROWS_OF_ONCE: u16 = 24;
 
 /// Prints the report or the first screen; returns the exit code. Without any rank, prints to standard error what each

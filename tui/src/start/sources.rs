@@ -13,8 +13,8 @@ use rcomm_recorder::publish::EndpointToken;
 use rcomm_recorder::record::default_directory;
 use std::path::PathBuf;
 
-/// The sources on the command line. Without any: the rings of this node's newest job, or of a job with an error; or, if
-/// no process with a ring is alive, the living processes of a job without rings.
+/// The sources on the command line. If it names none: the rings of a job of this node that is in trouble, else of the
+/// newest; or, if no process with a ring is alive, the living processes of a job without rings.
 pub(crate) fn of(
     cli: &Cli,
     anchor: Anchor,

@@ -63,6 +63,7 @@ pub enum TypedCommand {
     Quit,
 }
 
+/// The names that completion offers besides those of the views.
 const NAMES: &[&str] = &[
     "rank", "group", "why", "stacks", "filter", "sort", "mark", "compare", "mute", "export",
     "save", "dump", "job", "pause", "live", "theme", "help", "quit",

@@ -19,7 +19,7 @@ pub struct History {
     newest_cut: Option<(Arc<Snapshot>, Arc<Snapshot>)>,
     bytes: usize,
     budget: usize,
-    /// Index of the displayed frame; `None` is always the newest.
+    /// Index of the displayed frame; `None` if the newest is displayed, whichever that is.
     at: Option<usize>,
 }
 
@@ -139,7 +139,7 @@ impl History {
         }
     }
 
-    /// Always displays the newest frame again.
+    /// Ends a pause: the newest frame is displayed from now on.
     pub fn live(&mut self) {
         self.at = None;
     }

@@ -49,9 +49,10 @@ impl Input {
         &self.before
     }
 
-    fn byte(&self, at: usize) -> usize {
+    /// The offset in bytes of the character at this index; that of the end if there is none.
+    fn byte(&self, index: usize) -> usize {
         let mut offsets = self.text.char_indices().map(|(byte, _)| byte);
-        offsets.nth(at).unwrap_or(self.text.len())
+        offsets.nth(index).unwrap_or(self.text.len())
     }
 
     /// Inserts a character at the cursor.

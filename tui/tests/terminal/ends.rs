@@ -60,13 +60,13 @@ fn ctrl_z_gives_the_terminal_back_and_fg_takes_it_again() {
     session.end();
 }
 
-/// A source that panics late enough for its screen to be seen on a slow machine.
-struct Breaks {
+/// A source that panics at its tenth poll: by then its screen was shown, even on a slow machine.
+struct PanickingSource {
     inner: SimulatedSource,
     looks: u32,
 }
 
-impl Source for Breaks {
+impl Source for PanickingSource {
     fn name(&self) -> String {
         self.inner.name()
     }
@@ -129,7 +129,11 @@ fn show(
 fn a_program_that_panics() {
     let anchor = Anchor::now();
     let inner = healthy(anchor);
-    let ended = show(anchor, Box::new(Breaks { inner, looks: 0 }), view::draw);
+    let ended = show(
+        anchor,
+        Box::new(PanickingSource { inner, looks: 0 }),
+        view::draw,
+    );
     println!(
         "it ended with {:?}",
         ended.expect_err("a thread panicked").to_string()

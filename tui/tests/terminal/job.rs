@@ -13,23 +13,23 @@ use std::process::Command;
 use std::time::Duration;
 
 const RANKS: u32 = 4;
-/// Environment variable with the behavior of the culprit, or `trains` for that of all ranks.
-const WHAT: &str = "RCOMM_TOP_TEST_CULPRIT";
+/// Environment variable with the behavior of the culprit, or with `trains`, the behavior of all ranks.
+const BEHAVIOR: &str = "RCOMM_TOP_TEST_CULPRIT";
 
 /// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, on request. In a job that `trains`,
 /// all ranks average gradients instead.
 pub(crate) fn run_as_a_rank() {
     let config = Config::from_environment().expect("the environment is that of a rank");
     let world = World::init(config).expect("the world starts");
-    let what = std::env::var(WHAT).unwrap_or_default();
-    if what == "trains" {
+    let behavior = std::env::var(BEHAVIOR).unwrap_or_default();
+    if behavior == "trains" {
         train(&world);
     }
     let culprit = world.rank() == CULPRIT;
     for step in 0.. {
         world.step(step);
         world.phase("load data");
-        match what.as_str() {
+        match behavior.as_str() {
             "stops" if culprit && step == 5 => loop {
                 std::thread::sleep(Duration::from_secs(1));
             },
@@ -82,7 +82,7 @@ fn start(culprit: &str, variables: &[(&str, &str)]) -> (Job, String) {
         |_, command| {
             command
                 .args(["--exact", "--ignored", "--nocapture"])
-                .env(WHAT, culprit)
+                .env(BEHAVIOR, culprit)
                 .env("MASTER_PORT", &port)
                 .env("RCOMM_TIMEOUT_MS", "600000")
                 .envs(variables.iter().copied());

@@ -12,7 +12,7 @@ pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_rcomm-top");
 /// Time limit of every wait: a test fails instead of hanging.
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Whether a vanishing terminal sends SIGHUP: it does so only to the session that it controls.
+/// Whether the program gets SIGHUP when its terminal vanishes: only if the terminal controls the program's session.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hangup {
     Signal,

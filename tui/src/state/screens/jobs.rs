@@ -14,14 +14,14 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let rows = model.jobs.iter().map(|job| {
         let shown = *job.name == *model.snapshot.job;
         let (word, tone) = word(model, job);
-        let old = (model.wall_ns - job.created_ns).max(0) as f64 / 1e6;
+        let age_ms = (model.wall_ns - job.created_ns).max(0) as f64 / 1e6;
         Row {
             mark: Mark::new(if shown { '>' } else { ' ' }, Tone::Accent),
             cells: vec![
                 Cell::text(job.name.as_str()),
                 Cell::text(word).toned(tone),
                 Cell::number(format!("{}/{}", job.alive, job.ranks), job.alive as f64),
-                Cell::number(format!("{} ago", age(Some(old))), old),
+                Cell::number(format!("{} ago", age(Some(age_ms))), age_ms),
                 Cell::text(job.report.as_deref().map(sentence).unwrap_or_default()),
             ],
             tone: Tone::Plain,

@@ -1,4 +1,5 @@
-//! How to look further at a rank: a ready command, facts on its process, host and GPU, and the end of its log.
+//! Where a user goes on with a rank: a command to copy, facts on the rank's process, host and GPU, and the end of its
+//! log.
 
 use super::ViewModel;
 use crate::page::theme::Tone;
@@ -8,9 +9,9 @@ use rcomm_analyzer::RankView;
 use rcomm_analyzer::source::Liveness;
 use rcomm_recorder::model::Rank;
 
-/// The command that looks further at a rank: one that prints the stacks of its process, or, if that has ended, what the
-/// kernel says of its end; over ssh, unless it is a process of this node, which it can be only if `reads_this_node`.
-/// `None` if its process is not known.
+/// A shell command that tells more about a rank: it prints the stacks of the rank's process or, if that has ended, the
+/// kernel's messages on killed processes. It runs over ssh, unless the process is known to be on this node, which needs
+/// a source of this node (`reads_this_node`). `None` if the process id is not known.
 pub(in crate::state) fn command(view: &RankView, reads_this_node: bool) -> Option<String> {
     let dump = view.first_dump()?;
     let pid = dump.identity.pid;
@@ -28,7 +29,7 @@ pub(in crate::state) fn command(view: &RankView, reads_this_node: bool) -> Optio
         }
         _ => format!("gdb -p {pid} -batch -ex 'thread apply all bt'"),
     };
-    // A collector knows this of the processes of its ranks, too, which are not those of this node.
+    // A collector, too, knows whether its ranks' processes are alive, but these are not on this node.
     let is_alive_or_dead = view.liveness != Liveness::Unknown;
     let is_here = view.host.is_empty() || reads_this_node && is_alive_or_dead;
     Some(match is_here {
@@ -64,7 +65,7 @@ pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
     ])
 }
 
-/// The columns before a fact: its mark, and what it is about.
+/// Width of what stands before the text of a fact: its mark and its subject.
 const BEFORE: usize = 11;
 
 /// The command for a rank, facts on its process, host and GPU, and the end of its log, in a pane of this width; `None` if

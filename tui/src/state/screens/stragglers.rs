@@ -36,8 +36,9 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             .filter(|report| passes(model, report))
             .collect();
         // A host whose ranks are all late is one cause and gets one row; other late ranks are separate causes.
-        let whole = here.len() > 1 && here.len() == host.ranks.len() && !host.name.is_empty();
-        if whole {
+        let is_host_late =
+            here.len() > 1 && here.len() == host.ranks.len() && !host.name.is_empty();
+        if is_host_late {
             rows.push(row(model, &here, host.ranks.len(), &accused));
         } else {
             let each = here.iter();

@@ -1,4 +1,4 @@
-// The page: applies one event stream to plain elements.
+// The page: draws the snapshots of one event stream into plain elements.
 
 import { address, age, ask, at } from "./format.js";
 import { drawGraph } from "./graph.js";
@@ -32,7 +32,7 @@ const state = {
 /** Whether a row matches the filter. A snapshot newer than the answer shows all rows until the next answer. */
 const passes = (section, index) => {
   const selected = state.selected;
-  return !selected || selected.of !== state.shown?.status.number || selected[section].has(index);
+  return !selected || selected.number !== state.shown?.status.number || selected[section].has(index);
 };
 
 // Drawing ------------------------------------------------------------------------------------------
@@ -164,6 +164,7 @@ async function go(number) {
   }
 }
 
+/** Pauses, or goes back to live. */
 function pause() {
   if (state.paused) go(null);
   else { state.paused = true; showing(state.shown?.status.number ?? null); showAge(); }
@@ -176,12 +177,12 @@ async function select() {
   const turn = (selecting += 1);
   const error = at("filter-error");
   if (!state.filter) { state.selected = null; error.textContent = ""; draw(true); return; }
-  const of = state.shown?.status.number;
+  const number = state.shown?.status.number;
   const newest = state.shown === state.live;
   try {
-    const found = await ask("select", { filter: state.filter, upload, at: newest ? null : of });
+    const found = await ask("select", { filter: state.filter, upload, at: newest ? null : number });
     if (turn !== selecting) return;
-    state.selected = { of, ...Object.fromEntries(Object.entries(found).map(([name, indices]) => [name, new Set(indices)])) };
+    state.selected = { number, ...Object.fromEntries(Object.entries(found).map(([name, indices]) => [name, new Set(indices)])) };
     error.textContent = "";
   } catch (problem) {
     if (turn !== selecting) return;
@@ -207,7 +208,7 @@ function openRank(rank) {
   if (!at("rank").open) at("rank").showModal();
 }
 
-/** @param {object} group */
+/** Shows the matrix of a group, until another group or a past snapshot is shown. @param {object} group */
 async function openGroup(group) {
   const again = state.group === group;
   state.group = group;
@@ -220,6 +221,7 @@ async function openGroup(group) {
   }
 }
 
+/** Toggles between dark and light, and remembers the choice in this browser. */
 function theme() {
   const root = document.documentElement;
   const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

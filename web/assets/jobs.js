@@ -11,7 +11,8 @@ const shownJob = (jobs) => jobs.find((job) => (named ? job.name === named : job.
 /** Whether the line counts a job: it has a live process, or is in trouble. */
 const counts = (job) => job.alive > 0 || job.in_trouble;
 
-/** `2 other jobs on this node, 1 stuck` @param {object[]} jobs */
+/** The line about the jobs that the page does not show: `2 other jobs on this node, 1 stuck`; empty if there are none.
+ * @param {object[]} jobs */
 function others(jobs) {
   const rest = jobs.filter((job) => job !== shownJob(jobs) && counts(job));
   if (rest.length === 0) return "";

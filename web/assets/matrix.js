@@ -9,7 +9,7 @@ const CELLS = {
 
 let drawn;
 
-/** @param {?object} focus @param {(group: object) => string} name */
+/** Draws the matrix, unless it is the one on display. @param {?object} focus @param {(group: object) => string} name */
 export function drawMatrix(focus, name) {
   const form = JSON.stringify(focus);
   if (form === drawn) return;

@@ -1,4 +1,4 @@
-// Reducers: what the newest step of each rank's data-parallel training took.
+// Reducers: the times of the newest step of each rank's data-parallel training.
 
 import { ask, at, fillTable, percent, size } from "./format.js";
 
@@ -9,7 +9,7 @@ let asking = false;
 /** @param {number} ms */
 const millis = (ms) => (ms < 10 ? ms.toFixed(2) : ms.toFixed(1));
 
-/** @param {object} row */
+/** The bucket of a step whose communication took longest, as text. @param {object} row */
 function slowest({ buckets, bucket_count: count }) {
   if (buckets.length === 0) return "";
   const bucket = buckets.reduce((a, b) => (b.communication_ms > a.communication_ms ? b : a));

@@ -18,7 +18,7 @@ async function files(entry, path = "") {
   }
 }
 
-/** @param {[File, string][]} all */
+/** Uploads files, each with its path, and opens the address of their report. @param {[File, string][]} all */
 async function send(all) {
   const note = at("note");
   if (all.length === 0) { note.textContent = "There was no file to upload."; return; }
@@ -35,6 +35,7 @@ async function send(all) {
   }
 }
 
+/** Makes the page accept dropped and chosen files. */
 export function prepareUpload() {
   const over = (event) => {
     if (!event.dataTransfer?.types.includes("Files")) return;

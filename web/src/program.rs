@@ -37,6 +37,7 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
+/// Makes the process's log go to standard error, at the level of `RCOMM_LOG`.
 fn log(format: LogFormat) {
     let wanted = std::env::var("RCOMM_LOG").unwrap_or_default();
     let filter = EnvFilter::try_new(&wanted)
@@ -99,6 +100,7 @@ fn access(cli: &Cli) -> anyhow::Result<(Access, String)> {
     Ok((Access::with_token(token), query))
 }
 
+/// The token in a file, without the white space around it.
 fn token_in(path: &Path) -> anyhow::Result<String> {
     let text = std::fs::read_to_string(path);
     let text = text.with_context(|| format!("failed to read {}", path.display()))?;

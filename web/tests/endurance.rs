@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 200;
 
-/// How long clients are served.
+/// How long clients are served: for a number of snapshots, or for a time.
 #[derive(Clone, Copy)]
 enum Span {
     Snapshots(u64),

@@ -292,8 +292,8 @@ fn rotel() -> Option<PathBuf> {
     path
 }
 
-/// A port without a listener, below the ephemeral port range, from sixteen ports derived from the process id, so that
-/// test processes rarely meet.
+/// A port without a listener, below the usual range of ephemeral ports. It is one of sixteen ports that follow from the
+/// process id: test processes that run at the same time rarely take the same one.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut ports = (0..16).map(|_| {

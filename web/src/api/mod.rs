@@ -77,7 +77,7 @@ impl SnapshotSelector {
     }
 
     /// The report of the selected snapshot, also of an earlier one. The findings of the newest one state their ages as
-    /// of now: a report on a job that stands still is judged again only now and then.
+    /// of this request, because a job that stands still is analyzed again only now and then.
     pub(crate) async fn report(&self, app: &AppState) -> Result<Arc<Report>, Refusal> {
         #[derive(Deserialize)]
         struct KeptReport {
@@ -126,6 +126,8 @@ pub(crate) enum Shown {
 }
 
 impl Shown {
+    /// The job of this name, or the one that the server shows if there is no name. Waits up to [`FIRST_LOOK`] for the
+    /// first snapshot of a job that was not watched before; afterwards its store may still be empty.
     pub(crate) async fn of(job: Option<&str>, app: &AppState) -> Result<Self, Refusal> {
         let Some(name) = job.map(str::to_owned) else {
             return Ok(Self::Main(app.store.clone()));

@@ -81,6 +81,7 @@ impl Access {
                 .any(|host| host.eq_ignore_ascii_case(name))
     }
 
+    /// Whether the request carries the token, or the cookie that proves it. A bearer token decides alone.
     fn admits(&self, headers: &HeaderMap, uri: &Uri) -> bool {
         let Some(token) = &self.token else {
             return true;
@@ -143,8 +144,8 @@ fn host_name(authority: &str) -> &str {
         .map_or(authority, |(name, _)| name)
 }
 
-/// Checks `Host` and `Origin` of every request before its route, and the token unless it is a probe. Sets strict
-/// security headers on the answers.
+/// Checks every request before its route: `Host` and `Origin`, and the token unless the request is a probe (`/healthz`,
+/// `/readyz`). Sets strict security headers on the answers.
 pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let text = |name| {

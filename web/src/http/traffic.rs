@@ -66,15 +66,15 @@ impl Traffic {
 /// Increments a gauge when created, and decrements it when dropped.
 pub(crate) struct GaugeGuard {
     traffic: Arc<Traffic>,
-    of: fn(&Traffic) -> &AtomicU64,
+    gauge: fn(&Traffic) -> &AtomicU64,
 }
 
 impl GaugeGuard {
-    fn new(traffic: &Arc<Traffic>, of: fn(&Traffic) -> &AtomicU64) -> Self {
-        of(traffic).fetch_add(1, Relaxed);
+    fn new(traffic: &Arc<Traffic>, gauge: fn(&Traffic) -> &AtomicU64) -> Self {
+        gauge(traffic).fetch_add(1, Relaxed);
         Self {
             traffic: traffic.clone(),
-            of,
+            gauge,
         }
     }
 
@@ -89,6 +89,6 @@ impl GaugeGuard {
 
 impl Drop for GaugeGuard {
     fn drop(&mut self) {
-        (self.of)(&self.traffic).fetch_sub(1, Relaxed);
+        (self.gauge)(&self.traffic).fetch_sub(1, Relaxed);
     }
 }

@@ -89,7 +89,7 @@ pub(crate) type SeriesKey = (Arc<str>, &'static str);
 
 /// One collective of which some members' completion was read, but not that of all.
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenCollective {
     members: usize,
     /// Shortest and longest wait in seconds as the backends measured them; `None` if a member has no measurement.
     measured: Option<(f64, f64)>,
@@ -102,7 +102,7 @@ struct Open {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     new_entries: NewEntries,
-    groups: HashMap<Arc<GroupId>, BTreeMap<u64, Open>>,
+    groups: HashMap<Arc<GroupId>, BTreeMap<u64, OpenCollective>>,
     descriptions: BTreeSet<Arc<str>>,
     series: BTreeMap<SeriesKey, Series>,
     last_lost: HashMap<Rank, u64>,
@@ -211,12 +211,14 @@ impl Counters {
             ranks: ranks.to_vec(),
         });
         let group = self.groups.entry(id.clone()).or_default();
-        let open = group.entry(entry.collective_seq_id).or_insert(Open {
-            members: 0,
-            measured: Some((f64::INFINITY, 0.0)),
-            noted: (f64::INFINITY, 0.0),
-            ended_ns: 0,
-        });
+        let open = group
+            .entry(entry.collective_seq_id)
+            .or_insert(OpenCollective {
+                members: 0,
+                measured: Some((f64::INFINITY, 0.0)),
+                noted: (f64::INFINITY, 0.0),
+                ended_ns: 0,
+            });
         let widen = |(least, most): (f64, f64), wait: f64| (least.min(wait), most.max(wait));
         open.members += 1;
         open.noted = widen(open.noted, noted);
@@ -231,7 +233,7 @@ impl Counters {
             }
             return;
         }
-        let Open {
+        let OpenCollective {
             measured,
             noted,
             ended_ns,
@@ -253,6 +255,7 @@ impl Counters {
         }
     }
 
+    /// The description under which a group is counted: its own, or [`OTHERS`].
     fn description(&mut self, desc: &str) -> Arc<str> {
         if let Some(known) = self.descriptions.get(desc) {
             return known.clone();

@@ -64,6 +64,7 @@ fn completed(snapshot: &Snapshot) -> BTreeMap<&str, i64> {
     least
 }
 
+/// Writes the gauges of groups, and the number of groups that have none.
 pub(super) fn groups(w: &mut Writer, snapshot: &Snapshot) {
     let completed = completed(snapshot);
     let mut sums: BTreeMap<(&str, &str), GroupSums> = BTreeMap::new();

@@ -1,5 +1,6 @@
 //! The list of all metrics, from which the Prometheus and the OTLP exporter take names, units and texts.
 
+/// The type of a metric in Prometheus.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Gauge,
@@ -19,6 +20,7 @@ pub(crate) struct Metric {
     pub(crate) otlp: Option<(&'static str, &'static str)>,
 }
 
+/// The OTLP name and unit of a metric, from a list of one pair or none: how a macro passes an optional argument.
 const fn first(otlp: &[(&'static str, &'static str)]) -> Option<(&'static str, &'static str)> {
     match otlp {
         [only] => Some(*only),

@@ -89,6 +89,7 @@ impl Writer {
         Self { form, out: text }
     }
 
+    /// The text, with the closing line of its format.
     pub(crate) fn finish(mut self) -> String {
         if self.form == Form::OpenMetrics {
             self.out.push_str(END);
@@ -96,6 +97,7 @@ impl Writer {
         self.out
     }
 
+    /// Writes the lines `HELP` and `TYPE` of a metric; the caller then writes its samples.
     pub(crate) fn family(&mut self, metric: &Metric) {
         let Metric { name, help, .. } = metric;
         let (suffix, kind) = match (metric.kind, self.form) {
@@ -111,6 +113,7 @@ impl Writer {
         );
     }
 
+    /// Writes a sample of the current family. `name` has the suffix that the type of the metric requires.
     pub(crate) fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
         self.name(name, labels);
         let _ = writeln!(self.out, " {value}");
@@ -137,16 +140,19 @@ impl Writer {
         self.out.push('\n');
     }
 
+    /// Writes a gauge that has one sample without labels.
     pub(crate) fn gauge(&mut self, metric: &Metric, value: f64) {
         self.family(metric);
         self.sample(metric.name, &[], value);
     }
 
+    /// Writes a counter that has one sample without labels.
     pub(crate) fn counter(&mut self, metric: &Metric, value: u64) {
         self.family(metric);
         self.sample(&format!("{}_total", metric.name), &[], value as f64);
     }
 
+    /// Writes a sample's name and its labels, whose values are escaped.
     fn name(&mut self, name: &str, labels: &[(&str, &str)]) {
         self.out.push_str(name);
         for (i, (label, text)) in labels.iter().enumerate() {

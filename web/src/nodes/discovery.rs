@@ -17,9 +17,9 @@ const STORE_TIME: Duration = Duration::from_secs(5);
 pub enum Nodes {
     /// The URLs of the nodes, such as `http://n07:8765`.
     List(Vec<String>),
-    /// A DNS name that resolves to the addresses of all nodes (a headless service, for example). If it has addresses of
-    /// IPv4 and of IPv6, only those of the kind of which it has more are used, IPv4 if it has as many of both: most
-    /// nodes have one of each.
+    /// A DNS name that resolves to the addresses of all nodes (a headless service, for example). If it resolves to IPv4
+    /// and IPv6 addresses, only the family with more addresses is used, on a tie IPv4: a node usually has an address of
+    /// each, and would be read twice.
     Dns {
         /// The name.
         name: String,
@@ -56,7 +56,7 @@ impl AddressSource {
         match self {
             Self::Dns(name) => {
                 let found = (name.as_str(), port).to_socket_addrs()?;
-                let found = of_one_kind(found.collect());
+                let found = of_one_family(found.collect());
                 Ok(found.iter().map(ToString::to_string).collect())
             }
             Self::Store(store) => {
@@ -76,11 +76,10 @@ impl AddressSource {
     }
 }
 
-/// The addresses of one kind, IPv4 or IPv6, of which there are more; IPv4 if there are as many. Sorted, without
-/// duplicates.
+/// The addresses of the family, IPv4 or IPv6, that has more of them; on a tie IPv4. Sorted, without duplicates.
 ///
-/// A node of a network with both kinds has an address of each, and would be read twice.
-fn of_one_kind(mut found: Vec<SocketAddr>) -> Vec<SocketAddr> {
+/// A node of a network with both families has an address of each, and would be read twice.
+fn of_one_family(mut found: Vec<SocketAddr>) -> Vec<SocketAddr> {
     found.sort();
     found.dedup();
     let (four, six): (Vec<_>, Vec<_>) = found.into_iter().partition(SocketAddr::is_ipv4);
@@ -97,8 +96,8 @@ pub(crate) struct ListedNodes {
     addresses: Mutex<Vec<String>>,
 }
 
-/// The address of the node at `index`, now that these addresses are listed: its own, if that is among them, else one
-/// that no other node has, which it then keeps. `None` if there is none.
+/// The address of the node at `index`, given those that are listed now: its own address if that is listed; else a
+/// listed one that no node has, which becomes its own. `None` if there is none.
 fn assign(addresses: &mut [String], index: usize, listed: Vec<String>) -> Option<String> {
     let own = addresses.get(index)?;
     let address = match listed.contains(own) {
@@ -227,8 +226,8 @@ mod tests {
             all.collect::<Result<_, _>>().expect("addresses are valid")
         };
         let both = parse(&["[fd00::2]:1", "10.0.0.2:1", "[fd00::1]:1", "10.0.0.1:1"]);
-        assert_eq!(of_one_kind(both), parse(&["10.0.0.1:1", "10.0.0.2:1"]));
+        assert_eq!(of_one_family(both), parse(&["10.0.0.1:1", "10.0.0.2:1"]));
         let six = parse(&["[fd00::2]:1", "[fd00::1]:1", "10.0.0.1:1"]);
-        assert_eq!(of_one_kind(six), parse(&["[fd00::1]:1", "[fd00::2]:1"]));
+        assert_eq!(of_one_family(six), parse(&["[fd00::1]:1", "[fd00::2]:1"]));
     }
 }

@@ -78,6 +78,7 @@ fn body(sentence: String) -> Option<AnyValue> {
     })
 }
 
+/// The log record of a verdict that differs from the one `before`.
 fn verdict(snapshot: &Snapshot, before: Option<Verdict>) -> LogRecord {
     let now = snapshot.report.verdict;
     let (severity, name) = match now {
@@ -105,6 +106,7 @@ fn verdict(snapshot: &Snapshot, before: Option<Verdict>) -> LogRecord {
     }
 }
 
+/// The log record of a new finding. Of a collective it carries the trace id.
 fn record(snapshot: &Snapshot, finding: &Finding) -> LogRecord {
     let (severity, name) = match finding.severity {
         Severity::Error => (SeverityNumber::Error, "ERROR"),

@@ -53,7 +53,7 @@ struct Notes {
 
 impl Notes {
     /// Number of records that exist now.
-    fn begun(&self) -> u64 {
+    fn record_count(&self) -> u64 {
         self.recorder.counters().records
     }
 
@@ -66,7 +66,7 @@ impl Notes {
     }
 
     fn enter(&self, span: &Id) {
-        let after = self.begun();
+        let after = self.record_count();
         self.with(|threads| {
             let visits = threads.entry(calling_thread()).or_default();
             if visits.len() >= MAX_VISITS {
@@ -82,7 +82,7 @@ impl Notes {
     }
 
     fn exit(&self, span: &Id) {
-        let begun = self.begun();
+        let count = self.record_count();
         // The span is alive, so the reading thread finds its context under the lock. Query it outside of the lock:
         // the code that builds a span may hold other locks.
         let thread = calling_thread();
@@ -90,7 +90,7 @@ impl Notes {
         let needed = self.with(|threads| {
             let visits = threads.get_mut(&thread)?;
             let visit = visits.iter_mut().rev().find(open)?;
-            Some(visit.after < begun && visit.context.is_none())
+            Some(visit.after < count && visit.context.is_none())
         });
         let context = needed
             .is_some_and(|needed| needed)
@@ -100,7 +100,7 @@ impl Notes {
                 return;
             };
             if let Some(visit) = visits.iter_mut().rev().find(open) {
-                visit.until = Some(begun);
+                visit.until = Some(count);
                 visit.context = visit.context.take().or(context.flatten());
             }
             // Drop visits in which no operation was issued: they are the majority.
@@ -241,7 +241,7 @@ impl<T: Tracer> SpanMaker<T> {
     }
 
     fn round(&mut self) {
-        if self.read.is_settled_up_to(self.notes.begun()) {
+        if self.read.is_settled_up_to(self.notes.record_count()) {
             return;
         }
         // The notes are at least as new as this snapshot: a thread notes its span before it issues an

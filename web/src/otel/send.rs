@@ -22,6 +22,7 @@ pub(super) enum SendError {
     },
 }
 
+/// Sends requests over HTTP, in connections that it keeps.
 pub(super) struct Sender {
     agent: ureq::Agent,
 }

@@ -150,6 +150,7 @@ fn milliseconds(variable: &str, value: &str) -> Result<Duration, SettingsError> 
     Ok(Duration::from_millis(number))
 }
 
+/// The share of traces that a sampler keeps, from the values of `OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG`.
 fn ratio(sampler: Option<&str>, arg: Option<&str>) -> Result<f64, SettingsError> {
     match sampler {
         None | Some("always_on" | "parentbased_always_on") => Ok(1.0),
@@ -180,6 +181,7 @@ fn pairs(variable: &str, text: &str) -> Result<Vec<(String, String)>, SettingsEr
         .ok_or_else(|| invalid(variable, text, "key=value pairs separated by commas"))
 }
 
+/// The text without its percent-encoding; `None` if the encoding is invalid, or the result is not UTF-8.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::new();
     let mut rest = text.bytes();

@@ -1,10 +1,10 @@
 //! One span for each operation on each rank, in the trace that all members share.
 //!
 //! Sampling depends only on the trace id, so it keeps the spans of all members or none, and all instances of this
-//! program with the same ratio decide alike. Operations that failed, are stuck, or took much longer than usual
-//! (remarkable ones) are kept regardless of sampling, with the spans of all members seen in the same round or later. A
-//! stuck operation gets one span that ends at the time of the snapshot; if the operation ends later, a span with the
-//! same id and the real end is sent.
+//! program with the same ratio decide alike. An operation that failed, is stuck, or took much longer than usual is
+//! remarkable: its trace is kept regardless of sampling, with the spans of all members that are seen in the same round
+//! or later. A stuck operation gets one span that ends at the time of the snapshot; if the operation ends later, a span
+//! with the same id and the real end is sent.
 
 use super::messages::Messages;
 use super::operation::{Fact, Operation};
@@ -89,6 +89,7 @@ impl Spans {
         }
     }
 
+    /// The spans of the operations that have ended or got stuck since the last call, as far as they are kept.
     pub(super) fn take(&mut self, snapshot: &Snapshot, settings: &Settings) -> Batch {
         let mut candidates = Vec::new();
         let since_ns = self.since_ns;

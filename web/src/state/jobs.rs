@@ -36,7 +36,9 @@ struct Shared {
 struct Listing {
     jobs: NodeJobs,
     anchor: Anchor,
+    /// The jobs of the last list, those in trouble first.
     found: Vec<NodeJob>,
+    /// When the last list was made; `None` if there is none.
     taken: Option<Instant>,
 }
 

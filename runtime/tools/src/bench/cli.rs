@@ -130,6 +130,7 @@ pub(crate) struct TuneArgs {
     pub(crate) output: Option<PathBuf>,
 }
 
+/// Parses the name of a topology.
 fn parse_topology(text: &str) -> Result<Topology, String> {
     let known = Topology::ALL.iter().find(|it| it.name() == text);
     known.copied().ok_or_else(|| {

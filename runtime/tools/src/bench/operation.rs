@@ -175,12 +175,12 @@ pub(crate) struct Case<'a, T> {
     part: usize,
 }
 
-/// Element `at` of rank `rank`'s input, in a job of `ranks` ranks whose values `op` combines: 1 or 2, or the neutral
-/// value of `op`.
+/// Element number `element` of rank `rank`'s input, in a job of `ranks` ranks whose values `op` combines: 1 or 2, or the
+/// neutral value of `op`.
 ///
 /// Every [`Whole`] type represents the numbers up to 255 exactly. No sum or product is larger, because only some ranks
 /// have a 1 or 2 at an element; it is other ranks at the next element.
-fn input_at(op: ReduceOp, rank: u32, ranks: u32, at: usize) -> u8 {
+fn input_value(op: ReduceOp, rank: u32, ranks: u32, element: usize) -> u8 {
     // How many ranks may have a 1 or 2, if half of them have a 1.
     let (limit, neutral) = match op {
         ReduceOp::Sum => (170, 0),
@@ -188,16 +188,16 @@ fn input_at(op: ReduceOp, rank: u32, ranks: u32, at: usize) -> u8 {
         _ => (u32::MAX, 0),
     };
     let stride = ranks.div_ceil(limit).max(1) as usize;
-    let turn = rank as usize + at;
+    let turn = rank as usize + element;
     match turn % stride {
         0 => 1 + (turn / stride % 2) as u8,
         _ => neutral,
     }
 }
 
-/// Element `at` of a reduction's result.
-fn reduced_at(op: ReduceOp, ranks: u32, at: usize) -> u8 {
-    let all = (0..ranks).map(|rank| input_at(op, rank, ranks, at));
+/// Element number `element` of a reduction's result.
+fn reduced_value(op: ReduceOp, ranks: u32, element: usize) -> u8 {
+    let all = (0..ranks).map(|rank| input_value(op, rank, ranks, element));
     match op {
         ReduceOp::Min => all.min().unwrap_or(0),
         ReduceOp::Max => all.max().unwrap_or(0),
@@ -253,8 +253,8 @@ impl<'a, T: Whole> Case<'a, T> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let op = self.op;
         let fill = |values: &mut [T]| {
-            for (at, value) in values.iter_mut().enumerate() {
-                *value = T::whole(input_at(op, rank, ranks, at));
+            for (element, value) in values.iter_mut().enumerate() {
+                *value = T::whole(input_value(op, rank, ranks, element));
             }
         };
         fill(&mut self.input);
@@ -308,19 +308,24 @@ impl<'a, T: Whole> Case<'a, T> {
     /// Number of wrong elements in the result after one call on fresh buffers.
     pub(crate) fn errors(&self) -> u64 {
         let (rank, ranks) = (self.group.rank(), self.group.size());
-        let input_at = |rank: u32, at: usize| input_at(self.op, rank, ranks, at);
-        let reduced = |at: usize| reduced_at(self.op, ranks, at);
+        let input_value = |rank: u32, element: usize| input_value(self.op, rank, ranks, element);
+        let reduced = |element: usize| reduced_value(self.op, ranks, element);
         let part = self.part;
-        let expected = |at: usize| match self.operation {
-            Operation::AllReduce => reduced(at),
-            Operation::Reduce if rank == self.root => reduced(at),
-            Operation::Reduce => input_at(rank, at),
-            Operation::ReduceScatter => reduced(rank as usize * part + at),
-            Operation::Broadcast => input_at(self.root, at),
-            Operation::AllGather | Operation::Gather => input_at((at / part) as u32, at % part),
-            Operation::AllToAll => input_at((at / part) as u32, rank as usize * part + at % part),
-            Operation::Scatter => input_at(self.root, rank as usize * part + at),
-            Operation::Barrier | Operation::SendRecv => input_at(1 - rank.min(1), at),
+        let expected = |element: usize| match self.operation {
+            Operation::AllReduce => reduced(element),
+            Operation::Reduce if rank == self.root => reduced(element),
+            Operation::Reduce => input_value(rank, element),
+            Operation::ReduceScatter => reduced(rank as usize * part + element),
+            Operation::Broadcast => input_value(self.root, element),
+            Operation::AllGather | Operation::Gather => {
+                input_value((element / part) as u32, element % part)
+            }
+            Operation::AllToAll => input_value(
+                (element / part) as u32,
+                rank as usize * part + element % part,
+            ),
+            Operation::Scatter => input_value(self.root, rank as usize * part + element),
+            Operation::Barrier | Operation::SendRecv => input_value(1 - rank.min(1), element),
         };
         if self.operation == Operation::SendRecv && rank > 1 {
             return 0;
@@ -329,7 +334,7 @@ impl<'a, T: Whole> Case<'a, T> {
             .output
             .iter()
             .enumerate()
-            .filter(|(at, value)| **value != T::whole(expected(*at)));
+            .filter(|(element, value)| **value != T::whole(expected(*element)));
         wrong.count() as u64
     }
 }
@@ -351,19 +356,21 @@ mod tests {
     fn results_of_any_number_of_ranks_are_exact_and_depend_on_every_rank() {
         for op in [ReduceOp::Sum, ReduceOp::Product] {
             for ranks in [1, 2, 14, 15, 16, 170, 171, 1_000, 4_099] {
-                for at in 0..3 {
-                    let all = (0..ranks).map(|rank| u64::from(input_at(op, rank, ranks, at)));
+                for element in 0..3 {
+                    let all =
+                        (0..ranks).map(|rank| u64::from(input_value(op, rank, ranks, element)));
                     let whole: u64 = match op {
                         ReduceOp::Sum => all.sum(),
                         _ => all.product(),
                     };
                     // The largest number up to which bf16 represents every whole number is 256.
                     assert!(whole <= 255, "{op:?} of {ranks} ranks is {whole}");
-                    assert_eq!(u64::from(reduced_at(op, ranks, at)), whole);
+                    assert_eq!(u64::from(reduced_value(op, ranks, element)), whole);
                 }
                 let neutral = u8::from(op == ReduceOp::Product);
                 for rank in 0..ranks {
-                    let mut values = (0..1_000).map(|at| input_at(op, rank, ranks, at));
+                    let mut values =
+                        (0..1_000).map(|element| input_value(op, rank, ranks, element));
                     assert!(values.any(|value| value != neutral), "{op:?}: {rank}");
                 }
             }

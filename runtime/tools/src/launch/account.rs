@@ -76,8 +76,8 @@ impl Account {
     }
 
     /// Records that a process was started that is to join in place of the one at this index, which has ended.
-    pub(super) fn replaced(&mut self, at: usize, pid: u32) {
-        if let Some(&place) = self.places.get(at) {
+    pub(super) fn replaced(&mut self, index: usize, pid: u32) {
+        if let Some(&place) = self.places.get(index) {
             self.joining.push((self.places.len(), pid));
             self.places.push(place);
         }
@@ -89,8 +89,8 @@ impl Account {
             return;
         }
         self.record.attempt = attempt;
-        for (at, pid) in std::mem::take(&mut self.joining) {
-            let place = self.places.get(at);
+        for (index, pid) in std::mem::take(&mut self.joining) {
+            let place = self.places.get(index);
             if let Some(rank) = place.and_then(|&place| self.record.ranks.get_mut(place)) {
                 *rank = LaunchedRank {
                     rank: rank.rank,
@@ -104,11 +104,11 @@ impl Account {
 
     /// The place in the record of the process at this index; `None` if it has not joined, so that its rank is still
     /// another process's.
-    fn rank_at(&mut self, at: usize) -> Option<&mut LaunchedRank> {
-        if self.joining.iter().any(|&(joining, _)| joining == at) {
+    fn rank_at(&mut self, index: usize) -> Option<&mut LaunchedRank> {
+        if self.joining.iter().any(|&(joining, _)| joining == index) {
             return None;
         }
-        self.record.ranks.get_mut(*self.places.get(at)?)
+        self.record.ranks.get_mut(*self.places.get(index)?)
     }
 
     /// Records that the launcher received a signal.
@@ -118,18 +118,18 @@ impl Account {
     }
 
     /// Records that the launcher sent a signal to the process at this index.
-    pub(super) fn sent(&mut self, at: usize, signal: Signal) {
-        if let Some(rank) = self.rank_at(at) {
+    pub(super) fn sent(&mut self, index: usize, signal: Signal) {
+        if let Some(rank) = self.rank_at(index) {
             rank.sent.push(signal_now(signal));
             self.changed = true;
         }
     }
 
     /// Records that the process at this index has ended.
-    pub(super) fn ended(&mut self, at: usize, status: ExitStatus) {
+    pub(super) fn ended(&mut self, index: usize, status: ExitStatus) {
         let kill = Signal::KILL.as_raw();
         let was_killed = status.signal() == Some(kill);
-        let Some(rank) = self.rank_at(at) else {
+        let Some(rank) = self.rank_at(index) else {
             return;
         };
         let by_launcher = rank.sent.iter().any(|sent| sent.signal == kill);
@@ -143,7 +143,7 @@ impl Account {
             signal: status.signal(),
             out_of_memory,
         };
-        if let Some(rank) = self.rank_at(at) {
+        if let Some(rank) = self.rank_at(index) {
             rank.end = Some(end);
         }
         if self.record.ranks.iter().all(|rank| rank.end.is_some()) {

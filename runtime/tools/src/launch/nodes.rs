@@ -66,6 +66,7 @@ pub(super) struct Nodes {
     attempt: Option<u32>,
     /// The rounds of the launchers, if the number of hosts may change.
     rounds: Option<Rounds>,
+    /// The job's store, below the prefix of the launchers.
     keys: Arc<PrefixStore<TcpStore>>,
     remote: Arc<RemoteFailure>,
     /// The pulses of the other launchers, as this one last saw them.

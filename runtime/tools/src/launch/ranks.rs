@@ -506,8 +506,8 @@ impl Ranks {
         let ranks = &self.ranks;
         let seen = || {
             let left = ranks.iter().enumerate().filter(|(_, rank)| !rank.ended);
-            let seen = left.map(|(at, rank)| Seen {
-                at,
+            let seen = left.map(|(index, rank)| Seen {
+                index,
                 name: rank.name(),
                 state: State::of(rank.child.id()),
             });
@@ -516,35 +516,36 @@ impl Ranks {
         for action in self.stop_watch.look(seen, Instant::now()) {
             match action {
                 Action::Print(text) => sinks.print_message(&text),
-                Action::Terminate(at, sentence) => {
+                Action::Terminate(index, sentence) => {
                     sinks.print_message(&sentence);
-                    self.signal(at, Signal::TERM);
-                    // A stopped process handles no signal.
-                    self.ranks[at].signal(Signal::CONT);
+                    self.signal(index, Signal::TERM);
+                    // A stopped process handles SIGTERM only once it is continued.
+                    self.ranks[index].signal(Signal::CONT);
                     self.stopped.get_or_insert(Failure {
                         sentence,
                         code: STOPPED,
                         restart: Restart::Counted,
                     });
                 }
-                Action::Kill(at) => {
-                    sinks.print_message(&format!("killing {}", self.ranks[at].name()));
-                    self.signal(at, Signal::KILL);
+                Action::Kill(index) => {
+                    sinks.print_message(&format!("killing {}", self.ranks[index].name()));
+                    self.signal(index, Signal::KILL);
                 }
             }
         }
     }
 
-    fn signal(&mut self, at: usize, signal: Signal) {
-        if self.ranks[at].signal(signal) {
-            self.account.sent(at, signal);
+    /// Sends a signal to the process at this index and its process group, and records that it was sent.
+    fn signal(&mut self, index: usize, signal: Signal) {
+        if self.ranks[index].signal(signal) {
+            self.account.sent(index, signal);
         }
     }
 
     /// Sends a signal to the ranks that have not ended.
     fn signal_all(&mut self, signal: Signal) {
-        for at in 0..self.ranks.len() {
-            self.signal(at, signal);
+        for index in 0..self.ranks.len() {
+            self.signal(index, signal);
         }
     }
 }

@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// The job's store, below the prefix of the launchers.
 type Keys = PrefixStore<TcpStore>;
 
 /// The interval at which the launcher with the store checks which launchers are there.

@@ -44,10 +44,10 @@ impl State {
     }
 }
 
-/// A process that has not ended, at a look.
+/// A process that has not ended, as a look found it.
 pub(super) struct Seen {
     /// Its index among the launcher's processes.
-    pub(super) at: usize,
+    pub(super) index: usize,
     /// Its rank and process, for messages.
     pub(super) name: String,
     pub(super) state: State,
@@ -109,8 +109,8 @@ impl StopWatch {
     }
 
     /// Whether the process at this index was asked to end.
-    pub(super) fn was_asked_to_end(&self, at: usize) -> bool {
-        self.stopped.get(&at).is_some_and(|it| it.kill.is_some())
+    pub(super) fn was_asked_to_end(&self, index: usize) -> bool {
+        self.stopped.get(&index).is_some_and(|it| it.kill.is_some())
     }
 
     /// When the next look is due.
@@ -134,16 +134,16 @@ impl StopWatch {
         (self.last, self.next) = (now, now + pause);
         let seen = seen();
         let is_stuck = !seen.is_empty() && seen.iter().all(|it| it.state != State::Runs);
-        let mut steps = self.kill_overdue(&seen, now);
+        let mut actions = self.kill_overdue(&seen, now);
         if self.first_end.is_none() && !is_stuck {
             // The other ranks report at their time-out that a rank has not joined.
             self.stopped.retain(|_, it| it.kill.is_some());
-            return steps;
+            return actions;
         }
         let mut named = Vec::new();
-        for it in &seen {
-            let known = self.stopped.entry(it.at).or_default();
-            if it.state == State::Runs {
+        for process in &seen {
+            let known = self.stopped.entry(process.index).or_default();
+            if process.state == State::Runs {
                 known.time = Duration::ZERO;
                 continue;
             }
@@ -151,9 +151,9 @@ impl StopWatch {
             let after = self.limit.map_or(NAMED_AFTER, |limit| limit / 2);
             if !known.named && known.time >= after.min(NAMED_AFTER) {
                 known.named = true;
-                named.push((it, known.time));
+                named.push((process, known.time));
             }
-            let limit = self.limit.filter(|_| it.state == State::Stopped);
+            let limit = self.limit.filter(|_| process.state == State::Stopped);
             if let Some(limit) = limit.filter(|&limit| known.time >= limit)
                 && known.kill.is_none()
             {
@@ -161,30 +161,32 @@ impl StopWatch {
                 let limit = in_words(limit);
                 let why = format!(
                     "{} was stopped by a signal for {limit}, and is ended",
-                    it.name
+                    process.name
                 );
-                steps.push(Action::Terminate(it.at, why));
+                actions.push(Action::Terminate(process.index, why));
             }
         }
-        steps.extend(self.name_stopped(&named));
-        steps.extend(self.name_running(&seen, now));
-        steps
+        actions.extend(self.name_stopped(&named));
+        actions.extend(self.name_running(&seen, now));
+        actions
     }
 
+    /// Has the processes killed that did not end within the grace period.
     fn kill_overdue(&mut self, seen: &[Seen], now: Instant) -> Vec<Action> {
-        let mut steps = Vec::new();
-        for it in seen {
-            if let Some(known) = self.stopped.get_mut(&it.at)
+        let mut actions = Vec::new();
+        for process in seen {
+            if let Some(known) = self.stopped.get_mut(&process.index)
                 && let Some(kill) = &mut known.kill
                 && kill.is_some_and(|at| at <= now)
             {
                 *kill = None;
-                steps.push(Action::Kill(it.at));
+                actions.push(Action::Kill(process.index));
             }
         }
-        steps
+        actions
     }
 
+    /// The message that names stopped processes, each with the time for which it has been stopped.
     fn name_stopped(&self, named: &[(&Seen, Duration)]) -> Option<Action> {
         let of = |state| {
             let names = named.iter().filter(move |(it, _)| it.state == state);
@@ -216,6 +218,7 @@ impl StopWatch {
         (!parts.is_empty()).then(|| Action::Print(parts.join(". ")))
     }
 
+    /// The message that names the ranks that still run long after the first rank has ended; once only.
     fn name_running(&mut self, seen: &[Seen], now: Instant) -> Option<Action> {
         let after = self.limit.unwrap_or(RUNNING_NAMED_AFTER);
         let is_due = self.first_end.is_some_and(|at| now - at >= after);
@@ -256,19 +259,19 @@ mod tests {
         states: &[State],
     ) -> Vec<(u64, Action)> {
         let seen = || {
-            let of = |(at, &state): (usize, &State)| Seen {
-                at,
-                name: format!("rank {at}"),
+            let of = |(index, &state): (usize, &State)| Seen {
+                index,
+                name: format!("rank {index}"),
                 state,
             };
             states.iter().enumerate().map(of).collect()
         };
-        let mut steps = Vec::new();
+        let mut actions = Vec::new();
         for second in seconds {
             let due = watch.look(seen, start + Duration::from_secs(second));
-            steps.extend(due.into_iter().map(|step| (second, step)));
+            actions.extend(due.into_iter().map(|step| (second, step)));
         }
-        steps
+        actions
     }
 
     #[test]
@@ -277,15 +280,15 @@ mod tests {
         let mut stop_watch = StopWatch::new(LIMIT, GRACE, start);
         stop_watch.ended_in_order(start);
         let states = [State::Stopped, State::Runs, State::Traced];
-        let steps = watch(&mut stop_watch, start, 0..4000, &states);
+        let actions = watch(&mut stop_watch, start, 0..4000, &states);
         let [
             (10, Action::Print(stopped)),
             (60, Action::Terminate(0, why)),
             (60, Action::Print(runs)),
             (65, Action::Kill(0)),
-        ] = &steps[..]
+        ] = &actions[..]
         else {
-            panic!("{steps:?}");
+            panic!("{actions:?}");
         };
         assert_eq!(
             stopped,
@@ -311,11 +314,11 @@ mod tests {
         assert_eq!(watch(&mut stop_watch, start, 0..1000, &some), []);
         // Once all ranks are stopped, none reaches its time-out.
         let all = [State::Stopped, State::Stopped];
-        let steps = watch(&mut stop_watch, start, 1000..1062, &all);
-        let ended = steps
+        let actions = watch(&mut stop_watch, start, 1000..1062, &all);
+        let ended = actions
             .iter()
             .filter(|(_, it)| matches!(it, Action::Terminate(..)));
-        assert_eq!(ended.count(), 2, "{steps:?}");
+        assert_eq!(ended.count(), 2, "{actions:?}");
     }
 
     #[test]
@@ -325,9 +328,9 @@ mod tests {
         stop_watch.ended_in_order(start);
         for minute in 0..10 {
             let at = minute * 100;
-            let steps = watch(&mut stop_watch, start, at..at + 50, &[State::Stopped]);
+            let actions = watch(&mut stop_watch, start, at..at + 50, &[State::Stopped]);
             assert!(
-                !steps
+                !actions
                     .iter()
                     .any(|(_, it)| matches!(it, Action::Terminate(..)))
             );
@@ -349,9 +352,9 @@ mod tests {
     fn a_limit_of_0_is_none() {
         let start = Instant::now();
         let mut stop_watch = StopWatch::new(Duration::ZERO, GRACE, start);
-        let steps = watch(&mut stop_watch, start, 0..9_000, &[State::Stopped]);
-        let [(10, Action::Print(text))] = &steps[..] else {
-            panic!("{steps:?}");
+        let actions = watch(&mut stop_watch, start, 0..9_000, &[State::Stopped]);
+        let [(10, Action::Print(text))] = &actions[..] else {
+            panic!("{actions:?}");
         };
         assert_eq!(
             text,

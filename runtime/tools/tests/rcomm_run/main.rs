@@ -15,6 +15,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+/// Time limit of every wait, longer than any takes.
 const LONG: Duration = Duration::from_secs(60);
 
 fn rcomm_run(arguments: &[&str]) -> Command {

@@ -42,7 +42,7 @@ fn the_first_screen_has_the_command_to_look_further_and_y_copies_it() {
         Some(Command::Copy(command.to_owned()))
     );
     assert!(!command.starts_with("ssh "), "{command}");
-    // Without the rings of this node, as through a collector, the process of that number here is another one.
+    // Without the rings of this node, as through a collector, the process with this id on this node is another one.
     state.options.surroundings = false;
     match press(&mut state, "y") {
         Some(Command::Copy(elsewhere)) => assert!(elsewhere.starts_with("ssh "), "{elsewhere}"),

@@ -22,21 +22,21 @@ pub(super) fn draw(
     let room = usize::from(area.width - Grid::LABEL);
     let widest = grid.columns.iter().map(String::len).max().unwrap_or(1) + 1;
     // Show the names of the columns if all fit; else each column is one character wide.
-    let each = if grid.columns.len() * widest <= room {
+    let column_width = if grid.columns.len() * widest <= room {
         widest
     } else {
         1
     };
-    let fitting = (room / each).max(1);
+    let fitting = (room / column_width).max(1);
     let (row, column) = selected.unwrap_or((0, 0));
     let left = first_shown(column, grid.columns.len(), fitting);
     let body = usize::from(area.height) - around;
     let top = first_shown(row, grid.rows.len(), body);
     let shown = left..(left + fitting).min(grid.columns.len());
-    if each > 1 {
+    if column_width > 1 {
         for (at, name) in grid.columns[shown.clone()].iter().enumerate() {
-            let x = area.x + Grid::LABEL + u16::try_from(at * each).unwrap_or(0);
-            buffer.set_stringn(x, area.y, name, each, dim);
+            let x = area.x + Grid::LABEL + u16::try_from(at * column_width).unwrap_or(0);
+            buffer.set_stringn(x, area.y, name, column_width, dim);
         }
     } else if let (Some(first), Some(last)) = (
         grid.columns.get(shown.start),
@@ -62,7 +62,8 @@ pub(super) fn draw(
             let Some(Some((_, dot))) = grid.dots[at].get(column) else {
                 continue;
             };
-            let x = area.x + Grid::LABEL + u16::try_from((column - left) * each).unwrap_or(0);
+            let x =
+                area.x + Grid::LABEL + u16::try_from((column - left) * column_width).unwrap_or(0);
             let mut style = theme.style(dot.tone);
             if selected == Some((at, column)) {
                 style = style.patch(theme.selected());

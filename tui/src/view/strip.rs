@@ -9,8 +9,8 @@ use ratatui::layout::Rect;
 pub(super) fn draw(strip: &Strip, area: Rect, theme: &Theme, buffer: &mut Buffer) {
     let width = usize::from(area.width.saturating_sub(1)).max(1);
     let cells = width * usize::from(area.height);
-    let each = strip.dots.len().div_ceil(cells.max(1)).max(1);
-    for (at, sharing) in strip.dots.chunks(each).enumerate() {
+    let units_per_cell = strip.dots.len().div_ceil(cells.max(1)).max(1);
+    for (at, sharing) in strip.dots.chunks(units_per_cell).enumerate() {
         let Some((_, dot)) = sharing.iter().max_by_key(|(severity, _)| *severity) else {
             continue;
         };
@@ -23,14 +23,14 @@ pub(super) fn draw(strip: &Strip, area: Rect, theme: &Theme, buffer: &mut Buffer
             cell.set_char(dot.glyph).set_style(theme.style(dot.tone));
         }
     }
-    if each > 1 && area.height > 0 {
-        let text = format!(" one cell = {each} {}s ", strip.unit);
+    if units_per_cell > 1 && area.height > 0 {
+        let text = format!(" one cell = {units_per_cell} {}s ", strip.unit);
         let wide = u16::try_from(text.len()).unwrap_or(0);
         if wide < area.width {
             let x = area.right() - wide;
             let style = theme.style(crate::page::theme::Tone::Dim);
             let y = area.bottom() - 1;
-            let used = strip.dots.len().div_ceil(each);
+            let used = strip.dots.len().div_ceil(units_per_cell);
             // Draw the text only where it hides no cell.
             if used + usize::from(wide) <= cells {
                 buffer.set_stringn(x, y, &text, text.len(), style);

@@ -12,9 +12,9 @@ async function files(entry, path = "") {
   const found = [];
   // A reader returns some entries at a time, and an empty list at the end.
   for (;;) {
-    const some = await new Promise((take, fail) => reader.readEntries(take, fail));
-    if (some.length === 0) return found;
-    for (const one of some) found.push(...await files(one, `${path}${entry.name}/`));
+    const children = await new Promise((take, fail) => reader.readEntries(take, fail));
+    if (children.length === 0) return found;
+    for (const child of children) found.push(...await files(child, `${path}${entry.name}/`));
   }
 }
 

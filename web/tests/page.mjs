@@ -32,7 +32,7 @@ page.on("console", (message) => {
 });
 page.on("pageerror", (error) => complaints.push(error.stack ?? error.message));
 page.on("request", (request) => { if (!request.url().startsWith(new URL(url).origin) && !request.url().startsWith("data:")) complaints.push(`requested another origin: ${request.url()}`); });
-const said = (what) => process.stdout.write(`${what}\n`);
+const printLine = (what) => process.stdout.write(`${what}\n`);
 const number = () => page.evaluate(() => Number(document.body.dataset.number));
 const text = (selector) => page.locator(selector).first().textContent();
 
@@ -42,7 +42,7 @@ await page.waitForFunction(() => document.body.dataset.number);
 assert.equal(new URL(page.url()).search, "", "the token is still in the address");
 const first = await number();
 await page.waitForFunction((then) => Number(document.body.dataset.number) > then, first);
-said("live update: ok");
+printLine("live update: ok");
 await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
 assert.match(await text("#verdict"), new RegExp(`rank ${culprit} never issued`));
 assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
@@ -60,10 +60,10 @@ assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegEx
 assert.ok(await page.locator("#matrix .never_issued").count() >= 1);
 assert.ok(await page.locator("#flight tbody tr").count() >= 1);
 assert.ok(await page.locator("#history-plot canvas").count() === 1);
-said(`hang shown with rank ${culprit}: ok`);
+printLine(`hang shown with rank ${culprit}: ok`);
 const shifted = await page.evaluate(() => window.shifted);
 assert.ok(shifted < 0.1, `the page moved by ${shifted} while it loaded and a job got stuck`);
-said("layout shift: ok");
+printLine("layout shift: ok");
 await page.screenshot({ path: join(pictures, "live.png") });
 
 // The timeline is drawn: its pixels differ.
@@ -79,7 +79,7 @@ await page.waitForFunction(() => {
 // Each color is named.
 assert.match(await text("#timeline-kinds .kind"), /^\S+ on \S+$/);
 await page.screenshot({ path: join(pictures, "timeline.png") });
-said("timeline: ok");
+printLine("timeline: ok");
 
 // The details of a rank, and the filter from there; then an invalid filter.
 await page.evaluate(() => scrollTo(0, 0));
@@ -96,7 +96,7 @@ await page.waitForFunction(() => document.getElementById("filter-error").textCon
 await page.keyboard.press("Escape");
 await page.keyboard.press("Escape");
 await page.waitForFunction(() => document.querySelectorAll("#ranks .dim").length === 0);
-said("filter: ok");
+printLine("filter: ok");
 
 // Keys: help, problems only, pause, step back in history, and return to live.
 await page.keyboard.press("?");
@@ -114,7 +114,7 @@ await page.waitForFunction((then) => Number(document.body.dataset.number) > then
 await page.screenshot({ path: join(pictures, "past.png") });
 await page.keyboard.press("L");
 await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
-said("scrub: ok");
+printLine("scrub: ok");
 
 // Dark theme, by the system's setting and by the key.
 await page.emulateMedia({ colorScheme: "dark" });
@@ -128,7 +128,7 @@ await page.keyboard.press("t");
 assert.equal(await background(), dark);
 await page.emulateMedia({ colorScheme: "light" });
 await page.keyboard.press("t");
-said("dark and light: ok");
+printLine("dark and light: ok");
 
 // In a window 80 % narrower, only scrollable parts are wider than the page.
 await page.setViewportSize({ width: 256, height: 700 });
@@ -138,7 +138,7 @@ assert.ok(width <= 260, `the page is ${width} wide in a window of 256`);
 await page.setViewportSize({ width: 390, height: 844 });
 await page.screenshot({ path: join(pictures, "phone.png") });
 await page.setViewportSize({ width: 1280, height: 860 });
-said("narrow window: ok");
+printLine("narrow window: ok");
 
 // Dropping a folder of dumps leads to their report, at an address that stays valid.
 const files = readdirSync(dumps).map((name) => [name, readFileSync(join(dumps, name)).toString("base64")]);
@@ -157,7 +157,7 @@ await page.reload();
 await page.waitForFunction(() => document.body.dataset.number);
 assert.match(await text("#age"), /report on dumps/);
 await page.screenshot({ path: join(pictures, "dumps.png") });
-said("dropped dumps: ok");
+printLine("dropped dumps: ok");
 
 // On a phone, too, nothing moves while the page loads, and the labels of ages in the history have room.
 const phone = await (await browser.newContext({ viewport: { width: 390, height: 844 } })).newPage();
@@ -168,9 +168,9 @@ await phone.waitForFunction(() => document.body.dataset.number && document.query
 assert.equal(await phone.locator("#history-plot .u-over").evaluate((it) => it.offsetLeft), 84);
 const onPhone = await phone.evaluate(() => window.shifted);
 assert.ok(onPhone < 0.1, `the page moved by ${onPhone} on a phone`);
-said("phone: ok");
+printLine("phone: ok");
 
 assert.ok(refused > 0, "the browser did not log the invalid filter");
 assert.deepEqual(complaints, [], "the browser complained");
-said("no console error: ok");
+printLine("no console error: ok");
 await browser.close();

@@ -490,7 +490,7 @@ fn jobs_are_listed_trouble_first_and_another_job_can_be_requested_by_name() {
     let line = listed[0]["sentence"].as_str().expect("the value is a text");
     assert!(line.contains("rank 1"), "{line}");
     assert!(sentence.contains("rank 1"), "{sentence}");
-    // It states the age at the time of the answer, not that of the last judgment.
+    // The report states the age at the time of the answer, not at that of the last analysis.
     wait_until("two ages of a finding in one snapshot", || {
         let number = || web.get("/api/v1/status", &[]).json()["number"].clone();
         let age = || web.get("/api/v1/report", &[]).json()["findings"][0]["age_ms"].as_f64();

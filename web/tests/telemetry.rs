@@ -46,17 +46,17 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
     let mut traces: HashMap<&str, BTreeSet<String>> = HashMap::new();
     let mut pending = 0;
     for (resource, span) in each(&decoded["traces"], ["resourceSpans", "scopeSpans", "spans"]) {
-        let (about, of) = (attributes(span), attributes(resource));
-        assert_eq!(of["service.name"], "demo-stuck");
-        assert_eq!(of["k8s.namespace.name"], "lab");
-        let rank = about["rcomm.rank"]
+        let (operation, process) = (attributes(span), attributes(resource));
+        assert_eq!(process["service.name"], "demo-stuck");
+        assert_eq!(process["k8s.namespace.name"], "lab");
+        let rank = operation["rcomm.rank"]
             .as_str()
             .expect("int64 is text in JSON")
             .to_owned();
-        assert_eq!(of["service.instance.id"], format!("rank-{rank}"));
-        if about["rcomm.group.id"] == "dp_5" {
+        assert_eq!(process["service.instance.id"], format!("rank-{rank}"));
+        if operation["rcomm.group.id"] == "dp_5" {
             let trace = span["traceId"].as_str().expect("the id is a text");
-            let key = format!("{} {rank}", about["rcomm.seq"]);
+            let key = format!("{} {rank}", operation["rcomm.seq"]);
             traces.entry(trace).or_default().insert(key);
         }
         pending += usize::from(span["status"]["code"] == "STATUS_CODE_ERROR");
@@ -112,7 +112,7 @@ fn opentelemetry_decodes_the_spans_metrics_and_logs() {
     assert_eq!(web.sample("rcomm_otel_spans_dropped_total"), 0.0);
 }
 
-/// Nothing changes any more in a job that is stuck, so all that is known is sent with the first snapshot.
+/// The records of a stuck job do not change, so there is no second snapshot to wait for: the first is exported whole.
 #[test]
 fn a_job_that_is_stuck_already_is_exported_at_once() {
     let Some(python) = python() else { return };

@@ -50,6 +50,7 @@ pub(crate) struct WatchedJob {
 
 struct Watched {
     job: Arc<WatchedJob>,
+    /// When a client requested it last.
     used: Instant,
 }
 

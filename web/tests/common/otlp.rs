@@ -17,6 +17,7 @@ use std::sync::{Arc, LazyLock};
 pub struct Collector {
     pub address: SocketAddr,
     folder: tempfile::TempDir,
+    /// Number of accepted requests.
     pub taken: Arc<AtomicUsize>,
 }
 
@@ -148,9 +149,9 @@ fn find_python() -> Option<PathBuf> {
     None
 }
 
-/// Attributes as a map of plain values.
-pub fn attributes(of: &Value) -> HashMap<String, Value> {
-    let list = of["attributes"].as_array().cloned().unwrap_or_default();
+/// The attributes of a span, a record, a point or a resource, as a map of plain values.
+pub fn attributes(item: &Value) -> HashMap<String, Value> {
+    let list = item["attributes"].as_array().cloned().unwrap_or_default();
     let pair = |it: &Value| {
         let value = it["value"]
             .as_object()

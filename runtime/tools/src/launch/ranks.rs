@@ -489,7 +489,7 @@ impl Ranks {
             if !left.is_empty() {
                 let why = match ending.at_once {
                     true => "at a signal that came while the ranks were ending".to_owned(),
-                    false => format!("after {:?}", options.grace),
+                    false => format!("after {}", in_words(options.grace)),
                 };
                 let left = left.join(", ");
                 sinks.print_message(&format!("killing the remaining ranks {why}: rank {left}"));

@@ -28,6 +28,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+/// Columns and rows of the terminal.
 const SIZE: (u16, u16) = (200, 50);
 /// How often each frame is processed and drawn.
 const ROUNDS: usize = 3;
@@ -349,6 +350,7 @@ fn options() -> Options {
     }
 }
 
+/// Prints the times to process, draw and analyze a snapshot of a simulated job, and the peak memory of this process.
 fn measure(ranks: u32) -> std::io::Result<()> {
     let simulation = Simulation::new(Situation::StuckRank, ranks, 0).with_window(64);
     let fault = simulation.fault_ns();
@@ -400,6 +402,7 @@ fn peak_mib(process: &str) -> u64 {
     resident_mib(process, "VmHWM:")
 }
 
+/// A line of `/proc/<process>/status` that counts memory, such as `VmRSS:`, in MiB; 0 if there is none.
 fn resident_mib(process: &str, which: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(which));

@@ -27,6 +27,7 @@ pub(crate) fn simulation(situation: Situation) -> Simulation {
     Simulation::new(situation, 32, START_NS).with_window(96)
 }
 
+/// The moment at this wall clock time. When the fault happens, the program has run for an hour.
 pub(crate) fn moment(simulation: &Simulation, wall_ns: i64) -> Moment {
     Moment {
         elapsed: Duration::from_nanos((wall_ns - simulation.fault_ns() + 3_600_000_000_000) as u64),

@@ -60,7 +60,7 @@ fn ctrl_z_gives_the_terminal_back_and_fg_takes_it_again() {
     session.end();
 }
 
-/// A source that panics at its tenth poll: by then its screen was shown, even on a slow machine.
+/// A source that panics at its tenth poll, late enough for its screen to be seen on a slow machine.
 struct PanickingSource {
     inner: SimulatedSource,
     looks: u32,

@@ -16,6 +16,7 @@ use rcomm_web::{Exemplars, Form, SnapshotStore};
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 8;
+/// How long each load is measured.
 const WATCHED: Duration = Duration::from_secs(10);
 
 fn main() {

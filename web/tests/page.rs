@@ -33,6 +33,7 @@ fn playwright() -> Option<PathBuf> {
     INSTALLED.clone()
 }
 
+/// The folder for screenshots, and the guard that removes it after the test, unless the environment names the folder.
 fn pictures() -> (PathBuf, Option<tempfile::TempDir>) {
     match std::env::var_os("RCOMM_TEST_PICTURES") {
         Some(folder) => (folder.into(), None),

@@ -70,12 +70,14 @@ impl Web {
         web
     }
 
+    /// Waits until the sources were read.
     pub fn wait_until_ready(&self) {
         wait_until("the sources to be read", || {
             (self.get("/readyz", &[]).status == 200).then_some(())
         });
     }
 
+    /// The header with the token.
     pub fn authorized(&self) -> String {
         format!(
             "Authorization: Bearer {}",
@@ -125,6 +127,7 @@ impl Web {
         stream
     }
 
+    /// Sends SIGTERM, and waits for the end of the server.
     pub fn stop(&mut self) -> std::process::ExitStatus {
         let pid = self.child.id().to_string();
         let killed = Command::new("kill")
@@ -171,6 +174,7 @@ impl Drop for Web {
     }
 }
 
+/// An HTTP answer. `head` has the status line and the headers, in lower case.
 pub struct Answer {
     pub status: u16,
     pub head: String,

@@ -1,5 +1,5 @@
-//! Any bytes as an order of NCCL's events for the profiler plug-in, in each version of the interface. It must not
-//! panic, and NCCL must get success for each event.
+//! Reports NCCL's events to the profiler plug-in in an order that any bytes decide, in each version of the interface.
+//! The plug-in must not panic, and must return success for each event.
 #![no_main]
 
 #[allow(dead_code, reason = "shared with the tests of the plug-in")]
@@ -12,10 +12,10 @@ use library::{Comm, Plugin};
 use libfuzzer_sys::fuzz_target;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// The number of communicators that this target makes; a plug-in records 4,096 in the life of a process.
+/// Communicators that this target makes have smaller numbers: a plug-in records 4,096 in the life of a process.
 const COMMUNICATORS: u64 = 4_000;
 
-/// Each version with its communicators, and the number of communicators that were made.
+/// Each version with its first communicators, whose numbers are below 100, and the number of the newest communicator.
 static STATE: LazyLock<Mutex<(Vec<(Plugin, Vec<Comm>)>, u64)>> = LazyLock::new(|| {
     // The newest version first: only it gives the process a rank.
     let versions = [6, 5, 4, 3].map(|version| {

@@ -1,7 +1,7 @@
-//! Any bytes as requests to the web server, and as uploads. `readers` says what must hold.
+//! Sends any bytes to the web server, as requests and as uploads. `readers` says what must hold.
 #![no_main]
 
-#[allow(dead_code, reason = "each target is one of the readers")]
+#[allow(dead_code, reason = "each target calls one of the readers")]
 mod readers;
 
 use libfuzzer_sys::fuzz_target;

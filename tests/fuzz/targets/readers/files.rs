@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// A dump: what was read can be written and read again.
+/// Reads a dump. What was read can be written and read again.
 pub(crate) fn read_dump(bytes: &[u8]) {
     let Ok((dump, _)) = Dump::read(bytes) else {
         return;
@@ -47,8 +47,8 @@ pub(crate) fn read_dump(bytes: &[u8]) {
     }
 }
 
-/// A file of any kind: archives, compressed files, and all that the other readers read, told apart by their content.
-/// Every file is read or reported as a problem.
+/// Loads a file of any kind: an archive, a compressed file, or what another reader here reads. The loader knows the
+/// kind by the content. Every file is read or reported as a problem.
 pub(crate) fn read_file(bytes: &[u8]) {
     let path = format!("/dev/shm/rcomm-fuzz-{}_rank_0", std::process::id());
     fs::write(&path, bytes).expect("memory is writable");
@@ -108,15 +108,15 @@ static RING: LazyLock<Vec<u8>> = LazyLock::new(|| {
     ring
 });
 
-/// A ring whose words were changed. The input is a list of changes: an offset in the file (4 bytes) and the new content
-/// there (8 bytes).
+/// Reads a ring whose words were changed. The input is a list of changes: the index of a word in the file (4 bytes,
+/// modulo the number of words) and its new content (8 bytes).
 pub(crate) fn read_ring(changes: &[u8]) {
     let mut ring = RING.clone();
     let (words, _) = ring.as_chunks_mut::<8>();
     for change in changes.chunks_exact(12) {
-        let (at, word) = change.split_at(4);
-        let at = u32::from_le_bytes(at.try_into().expect("four bytes")) as usize % words.len();
-        words[at].copy_from_slice(word);
+        let (index, word) = change.split_at(4);
+        let index = u32::from_le_bytes(index.try_into().expect("four bytes")) as usize;
+        words[index % words.len()].copy_from_slice(word);
     }
     let path = format!("/dev/shm/rcomm-fuzz-{}.ring", std::process::id());
     fs::write(&path, ring).expect("memory is writable");
@@ -140,7 +140,7 @@ pub(crate) fn read_ring(changes: &[u8]) {
     fs::remove_file(&path).expect("the file is removed");
 }
 
-/// A report of NCCL's RAS.
+/// Reads a report of NCCL's RAS.
 pub(crate) fn read_ras(bytes: &[u8]) {
     let _ = RasReport::parse(bytes);
 }
@@ -155,7 +155,7 @@ fn records(file: &[u8]) -> Vec<(String, Dump)> {
     records
 }
 
-/// The parts of a summary: what was read can be written and read again.
+/// Reads a summary. What was read can be written and read again.
 pub(crate) fn read_summary(bytes: &[u8]) {
     // The input as a whole file: this reaches the header and the decompression.
     let _ = records(bytes);

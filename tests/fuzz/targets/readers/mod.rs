@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 
 /// The longest time that a reader may need for one client.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The longest time that this client waits for a reader that waits for it.
+/// The longest wait for bytes of a reader, which may itself wait for more input.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// A reader by name, and how bytes come to it.
+/// The name of a reader, and the function that gives it bytes.
 pub(crate) type Reader = (&'static str, fn(&[u8]));
 
 /// Every reader of this module; the corpus of a reader has its name.
@@ -50,7 +50,7 @@ pub(crate) const READERS: [Reader; 16] = [
     ("parse_filter", files::parse_filter),
 ];
 
-/// The log of NCCL's Inspector, which a job leaves in a folder of the user's choice.
+/// The reader of logs of NCCL's Inspector, which a job leaves in a folder of the user's choice.
 pub(crate) fn read_inspector(bytes: &[u8]) {
     let _ = inspector::is_log(bytes);
     let mut reader = inspector::Reader::default();
@@ -118,7 +118,7 @@ fn answer_with(bytes: &[u8], ask: impl FnOnce(u16)) {
     });
 }
 
-/// The store's client, connected to what is no store's server.
+/// The store's client, connected to a server that is not a store.
 pub(crate) fn store_client(bytes: &[u8]) {
     answer_with(bytes, |port| {
         if let Ok(store) = TcpStore::connect("127.0.0.1", port, 4 * GLANCE) {
@@ -130,7 +130,7 @@ pub(crate) fn store_client(bytes: &[u8]) {
     });
 }
 
-/// A rank's endpoint, which whoever runs as the same user reaches.
+/// A rank's endpoint, which every process of the same user can reach.
 pub(crate) fn endpoint_server(bytes: &[u8]) {
     static ENDPOINT: OnceLock<(Endpoint, tempfile::TempDir)> = OnceLock::new();
     let (endpoint, _) = ENDPOINT.get_or_init(|| {
@@ -160,8 +160,8 @@ pub(crate) fn endpoint_server(bytes: &[u8]) {
     );
 }
 
-/// The client of endpoints, connected to what is no endpoint. The answer is `bytes` after a head with their length, or,
-/// if the first byte is odd, the bytes after that one without a head.
+/// The client of endpoints, connected to a server that is not an endpoint. The answer is `bytes` after a head with
+/// their length; if the first byte is odd, it is the bytes after that one, without a head.
 pub(crate) fn endpoint_client(bytes: &[u8]) {
     let mut answer = format!(
         "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nrcomm-change: 7\r\nrcomm-entries: 16\r\n\r\n",
@@ -182,7 +182,7 @@ pub(crate) fn endpoint_client(bytes: &[u8]) {
     });
 }
 
-/// The reader of PyTorch's worker servers, connected to what is no such server.
+/// The reader of PyTorch's worker servers, connected to a server of another kind.
 pub(crate) fn worker_servers(bytes: &[u8]) {
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", bytes.len());
     let answer = [head.as_bytes(), bytes].concat();
@@ -283,7 +283,7 @@ pub(crate) fn objects(bytes: &[u8]) {
     let ranks = RANKS.get_or_init(|| Mutex::new(worlds(|_| ())));
     let ranks = ranks.lock().unwrap_or_else(PoisonError::into_inner);
     let [sender, receiver] = [ranks[0].group(), ranks[1].group()];
-    // The claim of a length that is too great is refused before the value is received, so none is sent.
+    // A receiver refuses a length that is too great before it receives the value, so no value is sent then.
     let claim = bytes.first_chunk().map(|claim| u64::from_le_bytes(*claim));
     let claim = claim.filter(|&claim| claim > MAX_OBJECT_BYTES as u64);
     let good = "open".to_owned();
@@ -315,7 +315,7 @@ fn dumps_in(directory: &Path) -> Vec<PathBuf> {
     files.map(|file| file.path()).collect()
 }
 
-/// The FIFO that asks for dumps, to which whoever runs as the same user writes.
+/// The FIFO that asks for dumps, to which every process of the same user can write.
 pub(crate) fn dump_pipe(bytes: &[u8]) {
     static RANK: OnceLock<Mutex<(World, tempfile::TempDir)>> = OnceLock::new();
     let rank = RANK.get_or_init(|| {
@@ -332,7 +332,8 @@ pub(crate) fn dump_pipe(bytes: &[u8]) {
         .write(true)
         .open(directory.path().join("fuzz_0.pipe"));
     let mut pipe = pipe.expect("the FIFO of a world");
-    // An empty input requests nothing. One write at most of the FIFO's atomic size requests one dump.
+    // The `x` makes the input not empty: an empty write requests nothing. A write of at most the FIFO's atomic size
+    // requests one dump.
     pipe.write_all(&[bytes, b"x"].concat()).expect("a reader");
     let dumps = world.dump_dir();
     let deadline = Instant::now() + PATIENCE;
@@ -341,7 +342,7 @@ pub(crate) fn dump_pipe(bytes: &[u8]) {
         std::thread::sleep(GLANCE / 10);
     }
     for dump in dumps_in(dumps) {
-        // One that is still being written is renamed meanwhile.
+        // A dump that is still being written may be renamed meanwhile, so that the removal fails.
         let _ = fs::remove_file(dump);
     }
     world.group().barrier().expect("the world still works");

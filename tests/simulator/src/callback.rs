@@ -18,7 +18,7 @@ thread_local! {
 /// The function may be called with this address now.
 pub(crate) unsafe fn call(function: HostFunction, at: usize) {
     let before = INSIDE.replace(true);
-    // SAFETY: the caller guarantees that `function` may be called with this address now, which it has exposed
+    // SAFETY: the caller guarantees that `function` may be called with this address now; the address was exposed
     // (`expose_provenance`).
     unsafe { function(std::ptr::with_exposed_provenance_mut(at)) };
     INSIDE.set(before);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 /// All live handles of one kind.
 pub(crate) struct Handles<T> {
-    what: &'static str,
+    kind: &'static str,
     table: Mutex<Table<T>>,
 }
 
@@ -19,10 +19,10 @@ struct Table<T> {
 }
 
 impl<T> Handles<T> {
-    pub(crate) const fn new(what: &'static str) -> Self {
+    pub(crate) const fn new(kind: &'static str) -> Self {
         let live = BTreeMap::new();
         Self {
-            what,
+            kind,
             table: Mutex::new(Table { last: 0, live }),
         }
     }
@@ -58,27 +58,27 @@ impl<T> Handles<T> {
         Some(found.unwrap_or_else(|| self.refuse(handle)))
     }
 
-    /// Returns the values for which `is_it` holds; their handles are not live afterwards.
-    pub(crate) fn take(&self, is_it: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+    /// Returns the values for which `predicate` holds; their handles are not live afterwards.
+    pub(crate) fn take(&self, predicate: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut table = lock(&self.table);
-        let taken = table.live.extract_if(.., |_, it| is_it(it));
+        let taken = table.live.extract_if(.., |_, it| predicate(it));
         taken.map(|(_, it)| it).collect()
     }
 
-    /// Returns the handle of the first value for which `is_it` holds.
-    pub(crate) fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<*mut c_void> {
+    /// Returns the handle of the first value for which `predicate` holds.
+    pub(crate) fn find(&self, predicate: impl Fn(&T) -> bool) -> Option<*mut c_void> {
         let table = lock(&self.table);
-        let (handle, _) = table.live.iter().find(|(_, it)| is_it(it))?;
+        let (handle, _) = table.live.iter().find(|(_, it)| predicate(it))?;
         Some(std::ptr::without_provenance_mut(*handle))
     }
 
-    /// Whether `is_it` holds for one of the live values.
-    pub(crate) fn any(&self, mut is_it: impl FnMut(&T) -> bool) -> bool {
-        lock(&self.table).live.values().any(|it| is_it(it))
+    /// Whether `predicate` holds for one of the live values.
+    pub(crate) fn any(&self, mut predicate: impl FnMut(&T) -> bool) -> bool {
+        lock(&self.table).live.values().any(|it| predicate(it))
     }
 
     fn refuse(&self, handle: *mut c_void) -> ! {
-        end_process(&format!("{handle:p} is not a live {}", self.what))
+        end_process(&format!("{handle:p} is not a live {}", self.kind))
     }
 }
 

@@ -156,7 +156,7 @@ impl State {
         Some((key, rank))
     }
 
-    /// Handles a rank that has closed its connection, cleanly after destroy, or because it died.
+    /// Handles the end of a rank's connection, after a destroy or because the rank died.
     fn leave(&mut self, key: u64, rank: usize) {
         let Some(communicator) = self.communicators.get_mut(&key) else {
             return;

@@ -2,8 +2,8 @@
 //!
 //! `ncclAvg` divides the sum by the number of ranks (NCCL multiplies inputs of floating-point types by the reciprocal
 //! instead, `hostToDevRedOp`, enqueue.cc); a user reduction multiplies each rank's input by its factor first
-//! (`ncclRedOpCreatePreMulSum`). NCCL promises no order, and so no rounding: floats of 8
-//! and 16 bits are combined in 32 bits here and rounded once, so that tests can compare exactly.
+//! (`ncclRedOpCreatePreMulSum`). NCCL promises no order and no rounding. Here floats of 8 and 16 bits are combined in 32
+//! bits and rounded once, so that tests can compare exactly.
 
 use std::ffi::CStr;
 

@@ -209,7 +209,7 @@ impl Event {
         lock(&self.marks).recorded > 0
     }
 
-    /// Holds `stream` up until the newest record is complete.
+    /// Makes work that is enqueued on `stream` from now on wait until the newest record is complete.
     pub(crate) fn hold(self: &Arc<Self>, stream: &Stream) {
         let number = lock(&self.marks).recorded;
         let event = Arc::clone(self);
@@ -228,7 +228,7 @@ impl Event {
         self.wait_for(number);
     }
 
-    /// An event that was never recorded counts as complete (`cuEventQuery`).
+    /// Whether its newest record is complete; true for an event that was never recorded (`cuEventQuery`).
     pub(crate) fn is_complete(&self) -> bool {
         let marks = lock(&self.marks);
         marks.completed >= marks.recorded

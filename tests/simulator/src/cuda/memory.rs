@@ -105,9 +105,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         lock(&MAPPED).remove(&self.address());
         let at = std::ptr::with_exposed_provenance_mut(self.at);
-        // SAFETY: `of` mapped this range, which is unmapped once, here. No reference to it exists: its
-        // users go by address, and those that come later find it gone (`check`). A program that frees what
-        // a device still uses may crash, as with the driver.
+        // SAFETY: `of` mapped this range, which is unmapped once, here. No reference to it exists: users
+        // have its address only, and keep the mapping alive or look the address up before each use
+        // (`check_reach`). A program that frees what a device still uses may crash, as with the driver.
         let _ = unsafe { munmap(at, self.size.max(1)) };
     }
 }

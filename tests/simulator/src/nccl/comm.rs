@@ -388,7 +388,7 @@ impl Comm {
     }
 
     /// Waits until no graph holds an operation of it (`localPersistentRefs`, init.cc:2751).
-    pub(super) fn outlive_graphs(&self) {
+    pub(super) fn wait_for_graphs(&self) {
         while self.captured.load(Ordering::Acquire) > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -106,7 +106,8 @@ unsafe fn accept(config: *const CollConfig) -> bool {
             config.cta_policy,
         ]
         .iter()
-        .all(|&it| it == c_int::MIN)
+        // `NCCL_CONFIG_UNDEF_INT`: the simulator does not support these fields.
+        .all(|&field| field == c_int::MIN)
         && config.user_profiler_tag >> 63 == 0;
     // A selection that is not valid or leaves nothing is an error, unless the caller lets the library choose then
     // (`ncclCollConfigGetAlgMask`, enqueue/enqueue.cc of 2.31.2).

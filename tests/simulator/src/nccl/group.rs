@@ -37,7 +37,7 @@ pub(super) struct Item {
 }
 
 impl Item {
-    /// The memory that it uses: its input, and of its output, whose length only the hub knows, the first byte.
+    /// The memory that it uses: its input, and the first byte of its output, whose length only the hub knows.
     fn memory(&self) -> impl Iterator<Item = (u64, u64)> {
         let input = self.input.map(|(at, length)| (at, at + length));
         let output = (self.output != 0).then_some((self.output, self.output + 1));
@@ -325,9 +325,8 @@ pub struct SimInfo {
     estimated_time: f32,
 }
 
-/// What a simulated end leaves of the calls of a group whose communicators block: connections that collectives need,
-/// which are really made, and an estimate for each kernel, of which the last one stays (`topoGetAlgoInfo`,
-/// enqueue.cc:2067).
+/// Simulates the end of a group whose communicators block. The connections that its collectives need are really made.
+/// Each kernel's estimate overwrites the previous one (`topoGetAlgoInfo`, enqueue.cc:2067).
 fn simulate(launches: &[Launch], info: &mut SimInfo) -> c_int {
     for Launch { comm, item, .. } in launches {
         let bytes = item.request.length;
@@ -352,8 +351,8 @@ fn simulate(launches: &[Launch], info: &mut SimInfo) -> c_int {
 /// `ncclGroupSimulateEnd`, group.cc:117, and `ncclGroupEndInternal`, 766.
 ///
 /// A communicator that does not block launches the calls for real, on its thread, and nothing is estimated
-/// (`groupLaunchNonBlocking`, 762). Neither does a copy of one rank wait for the end of the group (`ncclLaunchOneRank`,
-/// enqueue.cc:3040).
+/// (`groupLaunchNonBlocking`, 762). The copy of a communicator of one rank is made for real as well
+/// (`ncclLaunchOneRank`, enqueue.cc:3040).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGroupSimulateEnd(info: *mut SimInfo) -> c_int {
     // SAFETY: the caller's pointer is null or to a structure that no other code uses during this call.

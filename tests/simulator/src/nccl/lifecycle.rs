@@ -246,7 +246,7 @@ pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
     let is_blocking = comm.is_blocking;
     run_or_spawn(is_blocking, move || {
         comm.drain();
-        comm.outlive_graphs();
+        comm.wait_for_graphs();
         comm.finalized.store(true, Ordering::Release);
         comm.set_state(SUCCESS)
     })
@@ -258,7 +258,7 @@ pub unsafe extern "C" fn ncclCommFinalize(handle: *mut c_void) -> c_int {
 fn reclaim(comm: &Arc<Comm>) -> c_int {
     if !comm.finalizing.load(Ordering::Acquire) {
         comm.drain();
-        comm.outlive_graphs();
+        comm.wait_for_graphs();
     }
     cuda::stream::synchronize(comm.device + 1);
     forget_registrations(comm);

@@ -117,9 +117,9 @@ pub unsafe extern "C" fn ncclCommRegister(
     SUCCESS
 }
 
-/// `ncclCommDeregister`, register/register.cc:203: a registration ends with its last reference. What kernels use to reach
-/// the memory is unmapped then (`regCleanup`, 95), so the process ends if one is on its way. Graphs have references of
-/// their own (`graphRefs`).
+/// `ncclCommDeregister`, register/register.cc:203: a registration ends with its last reference. The mapping through
+/// which kernels reach the memory is removed then (`regCleanup`, 95), so the process ends if a kernel still uses it.
+/// Graphs have references of their own (`graphRefs`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommDeregister(comm: *mut c_void, handle: *mut c_void) -> c_int {
     let Some(comm) = comm_of(comm) else {

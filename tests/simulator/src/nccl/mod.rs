@@ -10,7 +10,7 @@
 //! | a destroy after an error fails, and leaves a group of calls open on its thread | init.cc:2892 and 2901 | `ncclCommDestroy`, `leak_depth` |
 //! | a refused call is an error of the communicator from then on, if it does not block | enqueue.cc:3170 | `Comm::refuse` |
 //! | a finalize after a finalize or revoke is refused, and is such an error | init.cc:2796 and 2820 | `ncclCommFinalize` |
-//! | finalize and abort wait for every graph that holds an operation | init.cc:2751 | `Comm::outlive_graphs` |
+//! | finalize and abort wait for every graph that holds an operation | init.cc:2751 | `Comm::wait_for_graphs` |
 //! | an error of the connections persists after a revoke | init.cc:3455 | `Comm::async_error` |
 //! | registrations change an array that a launch reads, without a lock | register/register.cc:73 and 195 | `Comm::check_alone` ends the process |
 //! | the last deregistration of a range unmaps it, whatever the device is doing | register/register.cc:95 | `ncclCommDeregister` ends the process if a kernel uses the range |

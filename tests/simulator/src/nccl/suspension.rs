@@ -1,4 +1,4 @@
-//! The memory of a communicator, which is released and restored (mem_manager.cc).
+//! Suspension of a communicator, which releases its memory, and resumption, which restores it (mem_manager.cc).
 
 use super::IN_PROGRESS;
 use super::comm::{Comm, WaitsFor, comm_of};
@@ -47,8 +47,8 @@ fn change(comm: &Arc<Comm>, suspended: bool) -> c_int {
     })
 }
 
-/// `ncclCommSuspend`, mem_manager.cc:926. A suspended communicator is refused, which leaves it as it is. NCCL also
-/// refuses one that shares its memory with a split (943); this is not simulated.
+/// `ncclCommSuspend`, mem_manager.cc:926. A call on a suspended communicator is refused and changes nothing. NCCL also
+/// refuses a communicator that shares its memory with a split (943); this is not simulated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommSuspend(handle: *mut c_void, flags: c_int) -> c_int {
     let Some(comm) = comm_of(handle) else {

@@ -57,9 +57,10 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    fn counter(&self, of: usize, from: usize) -> &AtomicU64 {
-        let at = self.tables[of] + (from * size_of::<u64>()) as u64;
-        // SAFETY: every table has a word for each rank, `of` and `from` are ranks, and tables begin on a
+    /// The number of signals that the receiver has got from the sender.
+    fn counter(&self, receiver: usize, sender: usize) -> &AtomicU64 {
+        let at = self.tables[receiver] + (sender * size_of::<u64>()) as u64;
+        // SAFETY: every table has a word for each rank, both arguments are ranks, and tables begin on a
         // page. They are mapped as long as `self` lives, and all processes use their words by atomic
         // operations alone.
         unsafe { AtomicU64::from_ptr(at as *mut u64) }
@@ -263,7 +264,8 @@ pub unsafe extern "C" fn ncclCommQueryProperties(
     SUCCESS
 }
 
-/// Returns the status of a one-sided operation with `peer`. Missing support is an error of the communicator.
+/// Returns `SUCCESS` if a one-sided operation with `peer` may be issued, else the status with which it is refused.
+/// Missing support is an error of the communicator.
 fn check(comm: &Comm, peer: c_int) -> c_int {
     let status = comm.ensure_ready();
     if status != SUCCESS {

@@ -126,7 +126,7 @@ impl Job {
     /// Waits for the end of a rank.
     ///
     /// # Panics
-    /// If it has not ended in time.
+    /// If it has not ended within [`TIME_LIMIT`].
     pub fn wait(&mut self, rank: u32) -> Ended {
         let child = &mut self.ranks[rank as usize];
         let status = wait_until(&format!("rank {rank} to end"), || {

@@ -124,8 +124,10 @@ impl Observer for NoObserver {
     fn ended(&self) {}
 }
 
+/// An operation in progress on copies of its buffers, in device memory.
 struct StagedPending {
     inner: Arc<dyn Pending>,
+    /// The caller's operation, until its outputs are filled.
     host: Mutex<Option<Op<'static>>>,
     /// The device memory of each buffer, by the address of that memory.
     twins: HashMap<usize, DeviceBuffer>,

@@ -1,8 +1,8 @@
-//! What a process holds, so that tests find what a world leaves behind.
+//! Counts what a process holds, so that tests find what a world leaves behind.
 
 use std::time::{Duration, Instant};
 
-/// Descriptors and threads.
+/// Numbers of descriptors and threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Open descriptors.
@@ -12,7 +12,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Counts those of this process.
+    /// Counts those of this process; 0 of what the system does not list.
     pub fn now() -> Self {
         let count = |path: &str| {
             let entries = std::fs::read_dir(path).map(|entries| entries.count());
@@ -24,8 +24,8 @@ impl Usage {
         }
     }
 
-    /// How many more this process holds now than when `self` was counted. Waits until there are none, for `limit` at
-    /// most: threads may be ending.
+    /// How many more this process holds now than when `self` was counted. Waits, for `limit` at most, until it holds no
+    /// more: threads may be ending.
     pub fn left(&self, limit: Duration) -> Self {
         let until = Instant::now() + limit;
         loop {
@@ -39,19 +39,19 @@ impl Usage {
     }
 }
 
-/// The most memory that this process has used, in KiB.
+/// The most memory that this process has used, in KiB; 0 if the system does not say.
 pub fn peak_memory_kib() -> u64 {
     memory_kib("VmHWM:")
 }
 
-/// The memory that this process uses now (its resident set), in KiB.
+/// The memory that this process uses now (its resident set), in KiB; 0 if the system does not say.
 pub fn resident_memory_kib() -> u64 {
     memory_kib("VmRSS:")
 }
 
-fn memory_kib(of: &str) -> u64 {
+fn memory_kib(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix(of));
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
     let number = line.and_then(|line| line.split_whitespace().next());
     number.and_then(|number| number.parse().ok()).unwrap_or(0)
 }

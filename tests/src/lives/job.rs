@@ -50,7 +50,7 @@ const JOB: &str = "life";
 /// Deaths of all ranks within this time are one event.
 const TOGETHER: Duration = Duration::from_millis(900);
 
-/// How much memory the control group has: several times what the ranks of these jobs use.
+/// The memory limit of the control group, in bytes: several times what the ranks of these jobs use.
 const MEMORY: u64 = 384 << 20;
 
 /// A control group with little memory, removed when dropped.
@@ -221,7 +221,7 @@ impl Job {
             }
             Intervention::Terminate => self.terminate(),
             Intervention::KillAll => {
-                // None may end because it noticed another's end.
+                // No rank may end because it noticed the end of another.
                 let from = Instant::now();
                 (0..RANKS).for_each(|rank| self.signal(rank, Signal::STOP));
                 for rank in 0..RANKS {

@@ -1,5 +1,5 @@
-//! How jobs live and end, as a matrix: each row is a job of real processes under a launcher to which one
-//! thing happens, over each transport, judged live from the first moment on and from what it left.
+//! The matrix of how jobs live and end. Each row is a job of real processes under a launcher, to which one thing
+//! happens. The job is run over each transport, and is judged live while it runs and afterwards from its files.
 //!
 //! | file | holds |
 //! |---|---|

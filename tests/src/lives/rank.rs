@@ -65,12 +65,10 @@ const ACTS: [(&str, CulpritAct); 14] = [
 
 impl CulpritAct {
     pub(super) fn name(self) -> &'static str {
-        let of = ACTS.iter().find(|(_, act)| *act == self);
-        of.map_or("", |(name, _)| name)
+        let found = ACTS.iter().find(|(_, act)| *act == self);
+        found.map_or("", |(name, _)| name)
     }
-}
 
-impl CulpritAct {
     const fn is_from_start(self) -> bool {
         matches!(self, Self::Dawdle | Self::Starve)
     }
@@ -215,8 +213,8 @@ fn exhaust() {
     }
 }
 
-/// Puts this thread, and those that it starts later, on one processor that threads which never sleep keep busy, with a
-/// lower priority than theirs.
+/// Binds this thread, and those that it starts later, to one processor, starts threads there that never sleep, and
+/// gives this thread a lower priority than theirs.
 fn starve() {
     let Ok(all) = sched_getaffinity(None) else {
         return;

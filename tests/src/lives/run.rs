@@ -8,10 +8,10 @@ use anyhow::Result;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// An answer, and when it was given: since the fault, negative before it.
+/// An answer, and when it was given.
 #[derive(Clone, Debug)]
 pub struct TimedAnswer {
-    /// Seconds since the fault; 0 for an answer from the records that the job left.
+    /// Seconds since the fault, negative before it; 0 for an answer from the records that the job left.
     pub at: f64,
     /// The answer.
     pub answer: Answer,
@@ -35,7 +35,7 @@ pub struct Cell {
 /// How long the live view continues after the end of the job: longer than answers usually take to settle; up to three
 /// times as long while its answer is not right.
 const AFTER: Duration = Duration::from_secs(4);
-/// How often at most a job is started until what happened to it is what its row describes.
+/// A job is started again, this often in all, until it goes as its row describes.
 const MOST_TRIES: u32 = 3;
 
 /// Runs the job of a row once and judges it from all sources; `program` is the one that calls

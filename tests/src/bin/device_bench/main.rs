@@ -1,5 +1,5 @@
-//! Measures the overhead of the NCCL backend on a real device: against direct calls of NCCL, and concurrent
-//! with other work.
+//! Measures the overhead of the NCCL backend on a real device: calls through it are compared with direct calls of NCCL,
+//! alone and while the device does other work.
 //!
 //! `device_bench [--quiet | --host]`, one process for each rank as for `device_rank`. Every rank measures;
 //! rank 0 prints the results on its standard output. With `--quiet` everything runs and no number is printed,
@@ -59,7 +59,7 @@ struct Bench {
     mode: Mode,
 }
 
-/// The time per call of one way to make calls.
+/// The time that a call takes on the device and on the host.
 #[derive(Clone, Copy)]
 struct Cost {
     device_us: f64,
@@ -195,8 +195,8 @@ impl Bench {
         })
     }
 
-    /// A matrix product concurrent with an all-reduce on another stream: how much longer both take than the
-    /// longer of them alone.
+    /// Runs a matrix product and an all-reduce on another stream at the same time, and prints how much longer both take
+    /// than the longer of them alone.
     fn overlap(&self) -> Result<()> {
         let side = if self.mode == Mode::Quiet { 32 } else { 4096 };
         let gemm = Gemm::load(&self.world, &self.device, &self.stream, side)?;

@@ -1,5 +1,5 @@
-//! Late completion by the device or the library: the memory of an aborted operation stays alive until they no
-//! longer use it.
+//! The device or the library completes an operation late: the memory of an aborted operation stays alive until neither
+//! uses it any more.
 
 use super::stuck::Gate;
 use super::{Gpu, all_reduce, count, window};
@@ -22,7 +22,7 @@ pub(super) fn zeros(world: &World, gpu: &Gpu) -> Result<()> {
         .expect("the CUDA backend is configured");
     let numbers = gpu.buffer(&[1.0f32; 256])?;
     let gate = Gate::shut(world, gpu)?;
-    // The group's stream waits for that of the numbers, and what it has to do after that waits as well.
+    // The group's stream waits for the shut stream of the numbers, so that the zeros of the allocation wait as well.
     let work = group.execute_async(all_reduce(&numbers)?)?;
     drop(backend.allocate(DType::U8, 1 << 20)?);
     gate.open();

@@ -48,13 +48,13 @@ pub(super) fn deregister_used(world: &World, gpu: &Gpu) -> Result<()> {
     let gate = Gate::shut(world, gpu)?;
     let work = group.execute_async(all_reduce(&used)?)?;
     let [first, last, of_idle] = registrations;
-    // Neither waits for the operation: it does not use the one, and the other is registered once more.
+    // Neither call waits for the operation: it does not use `idle`, and `used` is still registered once.
     backend.deregister(of_idle)?;
     backend.deregister(first)?;
     let is_shut = AtomicBool::new(true);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // If the deregistration did not wait, it would be done by then. What waits does so for any time.
+            // A deregistration that did not wait would be over by then. One that waits is right after any time.
             std::thread::sleep(Duration::from_millis(200));
             is_shut.store(false, Ordering::Release);
             gate.open();

@@ -1,4 +1,4 @@
-//! Windows on device memory: one rank reads what another has put, without the other's help.
+//! Windows on device memory: ranks put, get and signal without the help of their peers.
 
 use super::communicators::backend;
 use super::{Gpu, count};

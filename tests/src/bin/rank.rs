@@ -1,9 +1,11 @@
-//! One rank of a test job: trains in two groups until the culprit's fault ends it; or, in the shrinking
-//! scenario, sums in one group and goes on when the culprit is killed; or runs a monitored barrier that
-//! the culprit misses; or makes and shuts down one world after the other, or many at once; or goes on with a
-//! replacement for the culprit, or is that replacement.
+//! One rank of a test job. The first argument says what the rank does:
 //!
-//! `rank FAULT [STEP [PAUSE_MS]]`: in which step the fault happens, and how long each step loads data.
+//! - the name of a [`Fault`]: it trains in two groups until the culprit's fault ends it. In `rank FAULT [STEP
+//!   [PAUSE_MS]]`, the fault happens in this step, and each step loads data for this long;
+//! - `shrink`: it sums in one group, and goes on when the culprit is killed;
+//! - `grow`, `grow-and-hang`, `grow-in-vain`: it goes on with a process that replaces the culprit, or is that process;
+//! - `monitored-barrier`: it runs a monitored barrier that the culprit misses;
+//! - `again`, `together`: it makes and shuts down one world after the other, or many at once.
 #![allow(clippy::print_stderr)]
 
 use rcomm::{Config, GroupOptions, MissingRanks, PrefixStore, ReduceOp, Store, World};

@@ -1,4 +1,4 @@
-//! What the driver does to a job that runs.
+//! Applies faults to a running job from outside.
 
 use crate::around;
 use crate::job::{Job, SLACK, TIME_LIMIT, TIMEOUT};

@@ -1,4 +1,4 @@
-//! What happens around a job: faults of its file systems, its files and its clock, and readers of its records.
+//! Faults around a job: of its file systems, its files and its clock; and observers that read its records.
 
 use crate::rank::events_folder;
 use anyhow::{Context, ensure};
@@ -21,7 +21,8 @@ const ANCHOR_WALL: u64 = 11 * 8;
 /// The most half requests that an observer holds.
 const HALF_REQUESTS: usize = 64;
 
-/// Reads all rings of a folder and asks all endpoints, again and again, and leaves half requests there.
+/// Reads all rings of a folder and asks their endpoints for dumps, again and again, and leaves half a request open at
+/// each endpoint.
 pub(crate) fn observe(folder: &Path) -> ! {
     let mut held = Vec::new();
     loop {
@@ -44,8 +45,8 @@ pub(crate) fn observe(folder: &Path) -> ! {
     }
 }
 
-/// Serves an endpoint once: a program in which another crate uses tokio's signals keeps two descriptors from its first
-/// endpoint on, which are no leak of a world.
+/// Serves an endpoint once, before descriptors are counted. Where another crate uses tokio's signals, a program keeps
+/// two descriptors from its first endpoint on, and they are no leak of a world.
 pub(crate) fn serve_once(folder: &Path) -> anyhow::Result<()> {
     let mut config = RecorderConfig::new("once", 0, 1);
     (config.placement, config.entries) = (Placement::Memory, 16);

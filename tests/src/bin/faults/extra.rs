@@ -5,7 +5,7 @@ use rcomm::{GroupOptions, MissingRanks, ProcessGroup, Window};
 
 const TAG: u32 = 7;
 
-/// The other calls of all ranks, and what they need between steps.
+/// The call that all ranks make besides their collectives, and what it needs from step to step.
 pub(crate) struct Extras {
     kind: Option<Extra>,
     group: ProcessGroup,
@@ -30,21 +30,21 @@ impl Extras {
         let group = &self.group;
         let (rank, size) = (group.rank(), group.size());
         let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
-        let of = |rank: u32| vec![step as u32 ^ rank; 64];
+        let values_of = |rank: u32| vec![step as u32 ^ rank; 64];
         match self.kind {
             None => Ok(true),
             Some(Extra::Messages) => {
-                let sent = group.send_async(of(rank), next, TAG)?;
+                let sent = group.send_async(values_of(rank), next, TAG)?;
                 let mut received = vec![0_u32; 64];
                 group.recv(&mut received, before, TAG)?;
                 sent.wait()?;
-                Ok(received == of(before))
+                Ok(received == values_of(before))
             }
             Some(Extra::Window) => {
                 let Some(window) = &self.window else {
                     return Ok(false);
                 };
-                window.put(next, 0, &of(rank))?;
+                window.put(next, 0, &values_of(rank))?;
                 window.signal(next)?;
                 window.wait_signal(before)?;
                 let mut received = vec![0_u32; 64];
@@ -52,7 +52,7 @@ impl Extras {
                 // No rank overwrites what has not been read.
                 window.signal(before)?;
                 window.wait_signal(next)?;
-                Ok(received == of(before))
+                Ok(received == values_of(before))
             }
             Some(Extra::Objects) => {
                 let all = group.all_gather_object(&format!("{step} of {rank}"))?;

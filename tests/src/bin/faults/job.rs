@@ -150,8 +150,8 @@ impl<'a> Job<'a> {
     }
 
     /// Starts a healthy job of the same name at the same port in the same way, and waits for its end; returns whether
-    /// every rank has shut down cleanly. The processes that are left of the job are ended before, unless the row wants
-    /// them.
+    /// every rank has shut down cleanly. Processes that are left of the job are ended before the start, unless the row
+    /// keeps them (`with_orphans`).
     pub(crate) fn restart(&mut self) -> anyhow::Result<bool> {
         let orphans = match self.scenario.with_orphans {
             true => std::mem::take(&mut self.children),
@@ -283,15 +283,16 @@ impl<'a> Job<'a> {
         self.spawn_with(command, arguments, "launcher")
     }
 
-    /// Adds what all ranks of the job are given, and starts the command; `what` names the file of its output.
+    /// Adds what all ranks of the job are given, and starts the command; its output goes to a file whose name begins
+    /// with `process`.
     fn spawn_with(
         &self,
         mut command: Command,
         arguments: &[String],
-        what: &str,
+        process: &str,
     ) -> anyhow::Result<Child> {
         let nth = std::fs::read_dir(self.folder.join("out"))?.count();
-        let out = std::fs::File::create(self.folder.join("out").join(format!("{what}.{nth}")))?;
+        let out = std::fs::File::create(self.folder.join("out").join(format!("{process}.{nth}")))?;
         let ms = |duration: Duration| duration.as_millis().to_string();
         command
             .arg("rank")
@@ -361,12 +362,12 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// Waits until the events satisfy `is_so`. Returns false at the limit, or if all processes have ended before.
-    pub(crate) fn wait(&mut self, limit: Duration, is_so: impl Fn(&[Event]) -> bool) -> bool {
+    /// Waits until the events satisfy `condition`. Returns false at the limit, or if all processes have ended before.
+    pub(crate) fn wait(&mut self, limit: Duration, condition: impl Fn(&[Event]) -> bool) -> bool {
         let until = Instant::now() + limit;
         loop {
             let over = self.has_ended() || Instant::now() >= until;
-            if is_so(&self.events()) {
+            if condition(&self.events()) {
                 return true;
             }
             if over {

@@ -19,6 +19,7 @@ pub(crate) struct Row {
     /// Of the ranks that had to get an error: when the last one did, in seconds after the fault, how many
     /// did, and how many had to.
     pub(crate) got_error: Option<(f64, usize, usize)>,
+    /// Whether the last of these errors came in time.
     pub(crate) in_time: Option<bool>,
     /// How many of these ranks got an error that named the right ranks, and how many were expected to.
     pub(crate) named: Option<(usize, usize)>,
@@ -28,6 +29,7 @@ pub(crate) struct Row {
     pub(crate) records: Option<(usize, usize)>,
     /// Resources that were leaked.
     pub(crate) leaks: Vec<String>,
+    /// Whether the job could start again and end cleanly.
     pub(crate) restart: Option<bool>,
     /// Other deviations from the expected result.
     pub(crate) wrong: Vec<String>,
@@ -37,7 +39,7 @@ pub(crate) struct Row {
 
 impl Row {
     pub(crate) fn is_right(&self) -> bool {
-        let full = |of: &Option<(usize, usize)>| of.is_none_or(|(right, all)| right == all);
+        let full = |counts: &Option<(usize, usize)>| counts.is_none_or(|(right, all)| right == all);
         self.in_time != Some(false)
             && self.got_error.is_none_or(|(_, got, all)| got == all)
             && full(&self.named)
@@ -90,7 +92,7 @@ impl Row {
                 let mut failed = events.iter().filter(has_failed);
                 failed.any(|event| event.rank == other && event.at_ms <= *at_ms)
             };
-            let gone = said_gone(text);
+            let gone = called_gone(text);
             if !scenario.kills() && !gone.iter().all(|&other| has_failed_before(other)) {
                 self.wrong
                     .push(format!("rank {rank} calls a rank gone that runs: {text}"));
@@ -241,16 +243,16 @@ fn listed(text: &str) -> BTreeSet<u32> {
 }
 
 /// The ranks whose processes have ended according to an error's text, or which closed their connections.
-fn said_gone(text: &str) -> BTreeSet<u32> {
-    let mut said = listed_after(text, &["gone: rank"]);
+fn called_gone(text: &str) -> BTreeSet<u32> {
+    let mut gone = listed_after(text, &["gone: rank"]);
     for words in [" is gone: ", " are gone: ", " closed its connection"] {
         for (at, _) in text.match_indices(words) {
             let list = text[..at].rsplit("rank").next().unwrap_or_default();
             let ranks = list.trim_start_matches('s').split(", ");
-            said.extend(ranks.filter_map(|rank| rank.trim().parse::<u32>().ok()));
+            gone.extend(ranks.filter_map(|rank| rank.trim().parse::<u32>().ok()));
         }
     }
-    said
+    gone
 }
 
 /// The ranks of the lists that begin with one of `heads`.
@@ -307,11 +309,11 @@ mod tests {
         assert_eq!(listed(text), [1, 2, 3].into());
         assert_eq!(listed("missing ranks 5, 12: 3 s"), [5, 12].into());
         let gone = "ranks 2, 3 are gone: their connections ended; gone: rank 1; no answer: rank 0";
-        assert_eq!(said_gone(gone), [1, 2, 3].into());
+        assert_eq!(called_gone(gone), [1, 2, 3].into());
         let closed = "all_reduce #33 on group default_pg: rank 2 closed its connection";
-        assert_eq!(said_gone(closed), [2].into());
+        assert_eq!(called_gone(closed), [2].into());
         let broke = "the connection to rank 2 ended, but its process still runs; arrived: rank 0";
-        assert_eq!(said_gone(broke), BTreeSet::new());
+        assert_eq!(called_gone(broke), BTreeSet::new());
     }
 
     #[test]

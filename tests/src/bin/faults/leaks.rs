@@ -71,7 +71,7 @@ impl Job<'_> {
         left
     }
 
-    /// The ranks that have ended cleanly.
+    /// How many ranks have ended cleanly.
     pub(crate) fn ended(&self) -> usize {
         let events = self.events();
         let ended = events.iter().filter(|event| event.what == What::Ended);
@@ -79,7 +79,7 @@ impl Job<'_> {
     }
 }
 
-/// The files below a folder that are no folders; none if it cannot be read.
+/// All files below a folder, without the folders; none if it cannot be read.
 fn files_below(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {

@@ -167,7 +167,9 @@ fn table<'a>(
 }
 
 fn print_row(row: &Row, took: Duration) {
-    let of = |of: &Option<(usize, usize)>| of.map_or("-".to_owned(), |(a, b)| format!("{a}/{b}"));
+    let fraction = |counts: &Option<(usize, usize)>| {
+        counts.map_or("-".to_owned(), |(right, all)| format!("{right}/{all}"))
+    };
     let errors = row.got_error.map_or("-".to_owned(), |(last, got, all)| {
         let late = if row.in_time == Some(false) {
             " LATE"
@@ -190,8 +192,8 @@ fn print_row(row: &Row, took: Duration) {
     println!(
         "| {:28} | {errors:14} | {:5} | {verdict:46} | {:7} | {:5} | {restart:7} | {:8.1} | {} |",
         row.name,
-        of(&row.named),
-        of(&row.records),
+        fraction(&row.named),
+        fraction(&row.records),
         row.leaks.len(),
         took.as_secs_f64(),
         if row.is_right() { "right" } else { "WRONG" }

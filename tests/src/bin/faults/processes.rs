@@ -98,7 +98,7 @@ impl Drop for DutyCycle {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         let thread = self.thread.take().map(JoinHandle::join);
-        // The thread panics nowhere.
+        // The thread does not panic.
         drop(thread);
     }
 }

@@ -285,7 +285,7 @@ fn act_on_oneself(act: Act) {
         Act::Terminate => signal(Signal::TERM),
         Act::Interrupt => signal(Signal::INT),
         Act::Segfault => {
-            // The handler of Rust's runtime returns from the first one, without itself.
+            // The handler of Rust's runtime removes itself at the first signal; the second one ends the process.
             signal(Signal::SEGV);
             signal(Signal::SEGV);
         }

@@ -8,7 +8,7 @@ const CULPRIT: &[u32] = &[2];
 /// Number of ranks of a job, unless a row has another.
 pub(crate) const RANKS: u32 = 4;
 
-/// A fault that a rank applies to itself.
+/// A fault of a process, which a rank applies to itself, or the driver to another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Act {
     Kill,
@@ -22,8 +22,11 @@ pub(crate) enum Act {
     /// It exits with status 0, without a shutdown.
     Leave,
     Freeze,
+    /// It sleeps until it is killed.
     Sleep,
+    /// It computes until it is killed.
     Spin,
+    /// It asks for more memory than it may have.
     Exhaust,
 }
 

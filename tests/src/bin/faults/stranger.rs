@@ -117,6 +117,7 @@ struct Listening {
 impl Listening {
     fn of(pid: u32) -> anyhow::Result<Self> {
         let table = |name: &str| fs::read_to_string(format!("/proc/{pid}/net/{name}"));
+        // The number of a TCP port, or, as the error, the name of an abstract Unix socket.
         let mut by_inode: BTreeMap<String, Result<u16, String>> = BTreeMap::new();
         for text in [table("tcp")?, table("tcp6").unwrap_or_default()] {
             for line in text.lines().skip(1) {
@@ -149,7 +150,7 @@ impl Listening {
     }
 }
 
-/// Tries everything as the user that runs this, and prints what worked.
+/// Tries everything as the user that runs this, and prints what worked as JSON.
 #[expect(clippy::print_stdout, reason = "the result goes to the driver")]
 pub(crate) fn run(args: &StrangerArgs) -> anyhow::Result<()> {
     // These connections stay open until the end: the ranks must reach each other nevertheless.

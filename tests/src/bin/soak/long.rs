@@ -13,7 +13,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(60);
 const FEWEST_SAMPLES: usize = 16;
 /// How many more descriptors and threads are no growth: a connection or a thread may be ending at the time of a sample.
 const ENDING_NOW: u64 = 1;
-/// The part of the memory that its allocator may keep more at one time than at another, and the least that is growth.
+/// Memory grows if it is more by one part in this many, and by this many KiB: an allocator does not keep the same
+/// amount at all times.
 const MEMORY_NOISE: (u64, u64) = (20, 2 << 10);
 
 /// One of the numbers of a sample.
@@ -76,8 +77,11 @@ fn judge(report: &RankReport) -> anyhow::Result<String> {
     let samples = &report.samples;
     let (first, last) = match samples.len() {
         0 => return Ok("no sample".to_owned()),
-        of if of < FEWEST_SAMPLES => (&samples[..1], &samples[of - 1..]),
-        of => (&samples[of / 4..of / 2], &samples[of - of / 4..]),
+        count if count < FEWEST_SAMPLES => (&samples[..1], &samples[count - 1..]),
+        count => (
+            &samples[count / 4..count / 2],
+            &samples[count - count / 4..],
+        ),
     };
     let mut texts = vec![format!("{} samples", samples.len())];
     let (share, least) = MEMORY_NOISE;
@@ -89,13 +93,13 @@ fn judge(report: &RankReport) -> anyhow::Result<String> {
         ("descriptors", fds),
         ("threads", threads),
     ];
-    for (what, of) in uses {
-        let (before, after) = (median(first, of), median(last, of));
-        let noise = match what {
+    for (name, number) in uses {
+        let (before, after) = (median(first, number), median(last, number));
+        let noise = match name {
             "KiB of memory" => least.max(before / share),
             _ => ENDING_NOW,
         };
-        let text = format!("{before} to {after} {what}");
+        let text = format!("{before} to {after} {name}");
         let is_judged = samples.len() >= FEWEST_SAMPLES;
         ensure!(!is_judged || after <= before + noise, "{text}: it grows");
         texts.push(text);

@@ -72,7 +72,7 @@ pub enum Kind {
     Dropped,
     /// A rank moves far more bytes than its peers in exchanges.
     Uneven,
-    /// Rows of small operations, again and again.
+    /// All ranks issue a long row of small operations.
     Tiny,
     /// An operation succeeds shortly before its time-out.
     NearTimeout,

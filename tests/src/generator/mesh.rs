@@ -50,8 +50,8 @@ impl Mesh {
             by_rank: vec![Roles::default(); world as usize],
         };
         let rank = |d: u32, p: u32, t: u32| (p * spec.dp + d) * spec.tp + t;
-        // Some frameworks give every group of one kind the same name.
-        // Gloo's recorder names no members: groups with the same name would be one group.
+        // Some frameworks give every group of one kind the same name. In the records of Gloo's recorder, which name no
+        // members, such groups would be one group.
         let reused = spec.seed.is_multiple_of(5)
             && spec.recording.recorder != rcomm_recorder::publish::Recorder::NativeGloo;
         let (tp, pp, dp, ep) = (spec.tp, spec.pp, spec.dp, spec.ep);

@@ -1,5 +1,5 @@
-//! A long past for a short job: one healthy step repeated, so that rings are as full as those of a
-//! job that has run for days while only a few steps have to be simulated.
+//! Gives a short job a long past: one healthy step is repeated, so that rings are as full as those of a job that has
+//! run for days.
 
 use rcomm_recorder::model::{Entry, Frame, OpType};
 use rcomm_recorder::publish::Dump;

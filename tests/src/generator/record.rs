@@ -247,6 +247,7 @@ pub(super) struct Writer<'a> {
     rank: Rank,
     pub(super) clock: Clock,
     pub(super) dump: Dump,
+    /// The record's number of each group.
     pub(super) local: HashMap<usize, u32>,
     /// Number of collectives, messages and operations of each group so far.
     pub(super) seq: HashMap<usize, [u64; 3]>,
@@ -254,6 +255,7 @@ pub(super) struct Writer<'a> {
     pub(super) stacks: HashMap<u32, u32>,
     /// Number of all operations so far.
     pub(super) operations: u64,
+    /// Draws how late the watchdog notices completions.
     pub(super) notice: Random,
     /// When the record is taken, ns since the start.
     pub(super) taken: i64,

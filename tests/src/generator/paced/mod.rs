@@ -36,7 +36,7 @@ pub enum Slow {
     Device(Rank, u64),
     /// All ranks of a host begin each step this much later, in ms.
     Host(u32, u64),
-    /// In each step a random rank is later by this time to twice this time, in ms.
+    /// In each step a random rank is later, by one to two times this many ms.
     ByTurns(u64),
 }
 

@@ -11,7 +11,7 @@ const RANKS: u32 = 4;
 /// Runs `body` on all ranks, over each transport and on the fake backend, and returns the errors, by rank.
 fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static str, Vec<Error>)> {
     let fake = Carrier::Fake(FakeFabric::new());
-    let ways = [
+    let carriers = [
         ("shared memory", Carrier::Cpu, TransportChoice::Shm),
         ("TCP", Carrier::Cpu, TransportChoice::Tcp),
         ("fake", fake, TransportChoice::Auto),
@@ -31,19 +31,19 @@ fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static st
         });
         (name, errors)
     };
-    ways.into_iter().map(run).collect()
+    carriers.into_iter().map(run).collect()
 }
 
 /// Asserts that every rank's first operation fails because of the disagreement, and not by a time-out or a lost peer.
 fn assert_all_disagree(body: impl Fn(&World) -> rcomm::Result<()> + Sync) {
-    for (way, errors) in errors(body) {
+    for (carrier, errors) in errors(body) {
         for (rank, error) in errors.iter().enumerate() {
             assert_eq!(
                 error.kind(),
                 ErrorKind::Mismatch,
-                "{way}, rank {rank}: {error}"
+                "{carrier}, rank {rank}: {error}"
             );
-            assert_eq!(error.seq(), Some(1), "{way}, rank {rank}: {error}");
+            assert_eq!(error.seq(), Some(1), "{carrier}, rank {rank}: {error}");
         }
     }
 }
@@ -113,12 +113,12 @@ fn a_message_of_another_size_is_reported_at_both_ends() {
         }
         _ => Err(Error::new(ErrorKind::Mismatch, "takes no part")),
     };
-    for (way, errors) in errors(body) {
+    for (carrier, errors) in errors(body) {
         for (rank, error) in errors.iter().enumerate() {
             assert_eq!(
                 error.kind(),
                 ErrorKind::Mismatch,
-                "{way}, rank {rank}: {error}"
+                "{carrier}, rank {rank}: {error}"
             );
         }
     }
@@ -153,15 +153,15 @@ fn a_sender_that_has_completed_gets_the_size_mismatch_in_its_next_operation() {
             Err(Error::new(ErrorKind::Mismatch, "takes no part"))
         }
     };
-    for (way, errors) in errors(body) {
+    for (carrier, errors) in errors(body) {
         assert_eq!(
             errors[1].kind(),
             ErrorKind::Mismatch,
-            "{way}: {}",
+            "{carrier}: {}",
             errors[1]
         );
         let text = errors[0].to_string();
-        assert!(text.contains("Float"), "{way}: {text}");
+        assert!(text.contains("Float"), "{carrier}: {text}");
     }
 }
 

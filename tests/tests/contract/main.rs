@@ -82,7 +82,7 @@ fn every_backend_computes_what_the_reference_computes() {
         }
     }
     eprintln!("{checked} cases");
-    // A list that shrinks by accident would go unnoticed otherwise.
+    // Otherwise nobody would notice that the list of cases has become shorter.
     assert!(checked >= 3 * 4 * 3 * 2 * 17 * 60, "only {checked} cases");
 }
 
@@ -119,7 +119,7 @@ fn thirty_two_ranks_compute_what_the_reference_computes() {
         &Carrier::Cpu,
         |_| {},
         |world| {
-            // The whole list, in the group and in its mirror image.
+            // All cases, in the group and in the reversed one.
             let count = check_all_types(&world, 5);
             world.shutdown().unwrap();
             count

@@ -224,7 +224,7 @@ fn ranks_without_input_take_part_until_all_have_joined() {
             let joined = reducer.join().unwrap();
             assert_eq!(joined.shadowed, u64::from(2 - world.rank()));
             assert_eq!(joined.last, 2);
-            // What a step without input averaged is no average of this rank's gradients.
+            // A step without input averages the gradients of other ranks only, so this rank has no average of it.
             assert_eq!(reducer.average(0).is_some(), joined.shadowed == 0);
             let value = |len: &u64| vec![world.rank() as f32; *len as usize];
             let mut values: Vec<Vec<f32>> = LENS.iter().map(value).collect();

@@ -178,8 +178,7 @@ fn every_known_fault_is_diagnosed_in_every_form_and_file_order() {
     assert!(misses.is_empty(), "{}", misses.join("\n"));
 }
 
-/// The newest time in the dumps of a folder, ns since the epoch: as the time of the look, it gives each operation an
-/// age.
+/// The newest time in the dumps of a folder, in ns since 1970. An analysis as of this time gives each operation an age.
 fn newest_ns(folder: &Path) -> Option<i64> {
     let read = load_all(&[folder.to_owned()], &LoadOptions::default());
     let (dumps, _) = read.expect("the folder is there");
@@ -214,7 +213,7 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
             judge_by(&folder, &Order::Forwards, policy)
         };
         let after = |overdue| at(None, overdue);
-        let all = after(Duration::ZERO);
+        let baseline = after(Duration::ZERO);
         let dated = at(newest_ns(&folder), Duration::ZERO);
         let in_flight = dated.in_flight.iter().filter_map(|one| one.age_ms);
         let ages = in_flight.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
@@ -225,26 +224,26 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
         let mut silent_from = None;
         let all_looks = ages.len();
         for age in ages {
-            let at = accused(&after(age + Duration::from_micros(1)));
+            let accused_now = accused(&after(age + Duration::from_micros(1)));
             looks += 1;
-            match at {
+            match accused_now {
                 None => silent_from = silent_from.or(Some(age)),
                 Some(_) => silent_from = None,
             }
             assert!(
-                at.is_none() || at == accused(&all),
-                "{}: {at:?} with --overdue {age:?}, else {:?}",
+                accused_now.is_none() || accused_now == accused(&baseline),
+                "{}: {accused_now:?} with --overdue {age:?}, else {:?}",
                 scenario.display(),
-                accused(&all)
+                accused(&baseline)
             );
         }
-        let whom = accused(&all).map_or_else(
+        let whom = accused(&baseline).map_or_else(
             || "no rank".to_owned(),
             |(code, ranks)| format!("{code} {ranks:?}"),
         );
         let name = scenario.file_name().unwrap_or_default().to_string_lossy();
         let from = silent_from
-            .filter(|_| accused(&all).is_some())
+            .filter(|_| accused(&baseline).is_some())
             .map_or_else(String::new, |age| format!("{age:.1?}"));
         let _ = writeln!(table, "| {name} | {all_looks} | {whom} | {from} |");
     }

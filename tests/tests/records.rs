@@ -24,79 +24,78 @@ fn blank<T: Default + Clone>(len: usize) -> Vec<T> {
 
 /// Operations of two ranks, which differ only in their part of uneven operations: rank r has r + 1 elements.
 fn operations() -> Vec<(OpType, Issue)> {
-    use OpType as It;
     vec![
-        (It::AllReduce, |g| {
+        (OpType::AllReduce, |g| {
             g.all_reduce(&mut [1f32; 3], Reduction::premul_sum(0.5))
                 .unwrap();
         }),
-        (It::AllReduceCoalesced, |g| {
+        (OpType::AllReduceCoalesced, |g| {
             let (mut a, mut b) = ([1u8; 2], [2u8; 5]);
             g.all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::BitOr)
                 .unwrap();
         }),
-        (It::AllReduceSparse, |g| {
+        (OpType::AllReduceSparse, |g| {
             let tensor = SparseTensor::new(vec![4, 2], 1, vec![g.rank().into()], vec![1f64, 2.0]);
             g.all_reduce_sparse(&tensor.unwrap(), ReduceOp::Sum)
                 .unwrap();
         }),
-        (It::Reduce, |g| {
+        (OpType::Reduce, |g| {
             g.reduce(&mut [f16::ONE; 2], ReduceOp::Avg, 1).unwrap()
         }),
-        (It::Broadcast, |g| {
+        (OpType::Broadcast, |g| {
             let buffer = Buffer::from_vec(vec![0i16; 6]).with_shape(&[2, 3]).unwrap();
             g.execute(Op::Broadcast { buffer, root: 1 }).unwrap();
         }),
-        (It::Barrier, |g| g.barrier().unwrap()),
-        (It::MonitoredBarrier, |g| {
+        (OpType::Barrier, |g| g.barrier().unwrap()),
+        (OpType::MonitoredBarrier, |g| {
             g.monitored_barrier(MissingRanks::All).unwrap()
         }),
-        (It::AllGather, |g| {
+        (OpType::AllGather, |g| {
             let (mut a, mut b) = ([0i32; 2], [0i32; 2]);
             g.all_gather(&[7; 2], &mut [&mut a, &mut b]).unwrap();
         }),
-        (It::AllGatherSingle, |g| {
+        (OpType::AllGatherSingle, |g| {
             g.all_gather_single(&[true], &mut [false; 2]).unwrap();
         }),
-        (It::AllGatherV, |g| {
+        (OpType::AllGatherV, |g| {
             let (mut a, mut b) = ([0u16; 1], [0u16; 2]);
             let input = blank(g.rank() as usize + 1);
             g.all_gather_v(&input, &mut [&mut a, &mut b]).unwrap();
         }),
-        (It::AllGatherCoalesced, |g| {
+        (OpType::AllGatherCoalesced, |g| {
             let (mut a, mut b) = ([0i64; 2], [0i64; 4]);
             g.all_gather_coalesced(&[&[1], &[2, 3]], &mut [&mut a, &mut b])
                 .unwrap();
         }),
-        (It::ReduceScatter, |g| {
+        (OpType::ReduceScatter, |g| {
             g.reduce_scatter(&[&[1u32; 2], &[2; 2]], &mut [0; 2], ReduceOp::Max)
                 .unwrap();
         }),
-        (It::ReduceScatterSingle, |g| {
+        (OpType::ReduceScatterSingle, |g| {
             g.reduce_scatter_single(&[bf16::ONE; 4], &mut [bf16::ONE; 2], ReduceOp::Sum)
                 .unwrap();
         }),
-        (It::ReduceScatterV, |g| {
+        (OpType::ReduceScatterV, |g| {
             let mut output = blank::<u64>(g.rank() as usize + 1);
             g.reduce_scatter_v(&[&[1], &[2; 2]], &mut output, ReduceOp::Min)
                 .unwrap();
         }),
-        (It::ReduceScatterCoalesced, |g| {
+        (OpType::ReduceScatterCoalesced, |g| {
             let (mut a, mut b) = ([0i8; 1], [0i8; 2]);
             let inputs: [&[i8]; 2] = [&[1; 2], &[1; 4]];
             g.reduce_scatter_coalesced(&inputs, &mut [&mut a, &mut b], ReduceOp::Product)
                 .unwrap();
         }),
-        (It::AllToAll, |g| {
+        (OpType::AllToAll, |g| {
             let (mut a, mut b) = ([Complex::new(0f32, 0.0); 1], [Complex::new(0f32, 0.0); 1]);
             let one = [Complex::new(1f32, 2.0)];
             g.all_to_all(&[&one, &one], &mut [&mut a, &mut b]).unwrap();
         }),
-        (It::AllToAllSingle, |g| {
+        (OpType::AllToAllSingle, |g| {
             let one = F8E4M3::from_f32(1.0);
             g.all_to_all_single(&[one; 2], &mut [one; 2]).unwrap();
         }),
-        (It::AllToAllVSingle, |g| {
+        (OpType::AllToAllVSingle, |g| {
             // Rank 0 keeps 1 and sends 2; rank 1 sends 3 and keeps 4.
             let (input, output): ([usize; 2], [usize; 2]) = if g.rank() == 0 {
                 ([1, 2], [1, 3])
@@ -108,38 +107,38 @@ fn operations() -> Vec<(OpType, Issue)> {
             g.all_to_all_v_single(&from, &mut into, &input, &output)
                 .unwrap();
         }),
-        (It::Gather, |g| {
+        (OpType::Gather, |g| {
             let (mut a, mut b) = ([0f64; 2], [0f64; 2]);
             let mut both: Vec<&mut [f64]> = vec![&mut a, &mut b];
             both.truncate(if g.rank() == 1 { 2 } else { 0 });
             g.gather(&[1.0; 2], &mut both, 1).unwrap();
         }),
-        (It::GatherV, |g| {
+        (OpType::GatherV, |g| {
             let (mut a, mut b) = ([0u8; 1], [0u8; 2]);
             let mut both: Vec<&mut [u8]> = vec![&mut a, &mut b];
             both.truncate(if g.rank() == 1 { 2 } else { 0 });
             g.gather_v(&blank(g.rank() as usize + 1), &mut both, 1)
                 .unwrap();
         }),
-        (It::Scatter, |g| {
+        (OpType::Scatter, |g| {
             let mut both: Vec<&[u8]> = vec![&[1], &[2]];
             both.truncate(if g.rank() == 1 { 2 } else { 0 });
             g.scatter(&both, &mut [0], 1).unwrap();
         }),
-        (It::ScatterV, |g| {
+        (OpType::ScatterV, |g| {
             let mut both: Vec<&[u8]> = vec![&[1], &[2, 3]];
             both.truncate(if g.rank() == 1 { 2 } else { 0 });
             g.scatter_v(&both, &mut blank(g.rank() as usize + 1), 1)
                 .unwrap();
         }),
-        (It::Send, |g| {
+        (OpType::Send, |g| {
             if g.rank() == 1 {
                 g.send(&[1u8, 2], 0, 3).unwrap();
             } else {
                 g.recv(&mut [0u8; 2], 1, 3).unwrap();
             }
         }),
-        (It::Recv, |g| {
+        (OpType::Recv, |g| {
             if g.rank() == 0 {
                 g.send(&[1i64], 1, 3).unwrap();
                 g.send(&[1i64], 1, 4).unwrap();
@@ -148,7 +147,7 @@ fn operations() -> Vec<(OpType, Issue)> {
                 g.recv_any(&mut [0i64], 4).unwrap();
             }
         }),
-        (It::Coalesced, |g| {
+        (OpType::Coalesced, |g| {
             let other = Some(1 - g.rank());
             let send = Op::Send {
                 buffer: Buffer::from_vec(vec![1u8; 3]),
@@ -165,26 +164,26 @@ fn operations() -> Vec<(OpType, Issue)> {
                 .wait()
                 .unwrap();
         }),
-        (It::NewWindow, |g| {
+        (OpType::NewWindow, |g| {
             let window = g.new_window(Buffer::from_vec(vec![0f32; 4])).unwrap();
             window.close().unwrap();
         }),
-        (It::Put, |g| {
+        (OpType::Put, |g| {
             let window = g.new_window(g.allocate::<f32>(4).unwrap()).unwrap();
             window.put(1 - g.rank(), 1, &[1f32, 2.0]).unwrap();
             window.close().unwrap();
         }),
-        (It::Get, |g| {
+        (OpType::Get, |g| {
             let window = g.new_window(g.allocate::<f32>(4).unwrap()).unwrap();
             window.get(1 - g.rank(), 1, &mut [0f32; 3]).unwrap();
             window.close().unwrap();
         }),
-        (It::Signal, |g| {
+        (OpType::Signal, |g| {
             let window = g.new_window(g.allocate::<f32>(0).unwrap()).unwrap();
             window.signal(1 - g.rank()).unwrap();
             window.close().unwrap();
         }),
-        (It::WaitSignal, |g| {
+        (OpType::WaitSignal, |g| {
             let window = g.new_window(g.allocate::<f32>(0).unwrap()).unwrap();
             window.signal(1 - g.rank()).unwrap();
             window.wait_signal(1 - g.rank()).unwrap();
@@ -205,7 +204,7 @@ const REDACTED: &[&str] = &[
     "stack",
     "thread_id",
     "thread_name",
-    // Set by the watchdog, some time later, for what was issued.
+    // The watchdog sets this later for operations that were issued.
     "retired",
 ];
 

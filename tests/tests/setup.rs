@@ -39,7 +39,7 @@ fn half_a_job() -> (std::thread::JoinHandle<rcomm::Result<World>>, u16) {
     half_a_job_with(|_| {})
 }
 
-/// The same, with other options for rank 0.
+/// Works as [`half_a_job`], with other options for rank 0.
 fn half_a_job_with(
     change: impl FnOnce(&mut Config),
 ) -> (std::thread::JoinHandle<rcomm::Result<World>>, u16) {
@@ -145,11 +145,11 @@ fn relay_to(port: u16, stops: &Arc<AtomicBool>) -> u16 {
                 caller.unwrap(),
                 TcpStream::connect(("127.0.0.1", port)).unwrap(),
             );
-            let ways = [
+            let directions = [
                 (caller.try_clone().unwrap(), store.try_clone().unwrap()),
                 (store, caller),
             ];
-            for (mut from, mut to) in ways {
+            for (mut from, mut to) in directions {
                 let stops = stops.clone();
                 std::thread::spawn(move || {
                     let mut bytes = [0; 4096];
@@ -186,7 +186,7 @@ fn a_store_that_stops_answering_during_init_is_named_within_the_time_out() {
     });
     stops.store(true, Ordering::Release);
     let (error, after) = rank_1.join().unwrap();
-    // A request after the other, each with the store's own time-out, would take three times as long.
+    // Requests one after the other, each with the store's own time-out, would take three times as long.
     assert!(after < Duration::from_secs(9), "{after:?}: {error}");
     assert_eq!(
         (error.kind(), error.ranks()),

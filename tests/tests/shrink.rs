@@ -34,7 +34,7 @@ fn the_remaining_ranks_of_a_job_continue_without_a_restart() {
         // Beside the ring of the process that was killed, those of the others show that they ended in order.
         let is_closed = |rank| RingReader::attach(job.ring_path(rank)).unwrap().is_closed();
         assert!([0, 1, 3].into_iter().all(is_closed) && !is_closed(CULPRIT));
-        // The failure was dumped.
+        // The remaining ranks wrote dumps at the failure.
         assert!(job.dumps().len() >= 3, "{transport}");
     }
 }
@@ -170,6 +170,6 @@ fn a_process_that_no_job_asks_for_says_so() {
     });
     let ended = job.wait(1);
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
-    let said = "its ranks did not call World::grow within 5.0 s";
-    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    let sentence = "its ranks did not call World::grow within 5.0 s";
+    assert!(ended.stderr.contains(sentence), "{}", ended.stderr);
 }

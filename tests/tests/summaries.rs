@@ -1,4 +1,4 @@
-//! Summaries, each of a part of a labeled job: the report on them is that on the records themselves.
+//! The report on summaries, each of a part of a labeled job, is the report on the records themselves.
 
 #![allow(clippy::unwrap_used)]
 

@@ -7,7 +7,7 @@ use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The ways in which a window's data are carried.
+/// How the data of a window are carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DataPath {
     /// Memory that the group allocated, mapped by all.

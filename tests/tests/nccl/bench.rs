@@ -1,4 +1,4 @@
-//! The program that measures real devices, run on the simulator, where its numbers mean nothing and are not printed.
+//! Runs the program that measures real devices on the simulator, where its numbers mean nothing and are not printed.
 
 use super::{RANKS, over};
 use rcomm_tests::process::Job;

@@ -106,7 +106,7 @@ fn live_snapshot(job: &Job) -> Snapshot {
     try_live_snapshot(job).unwrap()
 }
 
-/// As [`live_snapshot`]; `None` if there is nothing to show yet.
+/// Works as [`live_snapshot`], but returns `None` if there is nothing to show yet.
 fn try_live_snapshot(job: &Job) -> Option<Snapshot> {
     let mut source = RingSource::new(job.folder().join("rings"), None);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();

@@ -157,7 +157,7 @@ analyzer/src/live/source/surroundings/mod.rs | MOST_RANKS | shortens a list in a
 analyzer/src/cli/collect/native_stack.rs | MOST_FRAMES | of processes of this host, from the kernel
 analyzer/src/cli/collect/running.rs | MOST_NATIVE | how many processes are looked at
 web/src/http/compress.rs | MAX_BYTES | of this server's own answers
-web/src/api/uploaded.rs | MAX_UNPACKED_RATIO | a ratio, told below the table
+web/src/api/uploaded.rs | MAX_UNPACKED_RATIO | a ratio, stated below the table
 web/src/api/matrix.rs | MAX_COLUMNS | of this server's own answers
 ";
 

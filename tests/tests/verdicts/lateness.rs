@@ -29,7 +29,7 @@ pub(crate) const HEALTHY: &[Class] = &[
 
 pub(crate) const SLOW: &[Class] = &[
     ("slow data loading", |seed, grain| {
-        let mut spec = any(seed, grain);
+        let mut spec = of_any_layout(seed, grain);
         // Offsets of clocks are estimated from completions, with an error of up to two polling intervals.
         let ms = Random::new(seed).between(250, 400);
         spec.slow = Slow::Loading(first_stage(&spec), ms);
@@ -37,7 +37,7 @@ pub(crate) const SLOW: &[Class] = &[
         spec
     }),
     ("slow data loading, durations", |seed, grain| {
-        let mut spec = any(seed, grain);
+        let mut spec = of_any_layout(seed, grain);
         spec.timing = true;
         let ms = Random::new(seed).between(30, 100);
         spec.slow = Slow::Loading(first_stage(&spec), ms);
@@ -46,15 +46,15 @@ pub(crate) const SLOW: &[Class] = &[
         spec
     }),
     ("slow issue, durations", |seed, grain| {
-        let mut spec = any(seed, grain);
+        let mut spec = of_any_layout(seed, grain);
         spec.timing = true;
-        spec.slow = Slow::Issuing(one(&spec), Random::new(seed).between(12, 30));
+        spec.slow = Slow::Issuing(some_rank(&spec), Random::new(seed).between(12, 30));
         spec
     }),
     ("slow device, durations", |seed, grain| {
-        let mut spec = any(seed, grain);
+        let mut spec = of_any_layout(seed, grain);
         spec.timing = true;
-        spec.slow = Slow::Device(one(&spec), Random::new(seed).between(13, 40));
+        spec.slow = Slow::Device(some_rank(&spec), Random::new(seed).between(13, 40));
         spec
     }),
 ];
@@ -69,14 +69,14 @@ pub(crate) const NO_RANK: &[Class] = &[
         spec
     }),
     ("late by turns", |seed, grain| {
-        let mut spec = any(seed, grain);
+        let mut spec = of_any_layout(seed, grain);
         spec.slow = Slow::ByTurns(60);
         spec
     }),
 ];
 
 /// A job of any layout.
-fn any(seed: u64, grain: u64) -> PacedSpec {
+fn of_any_layout(seed: u64, grain: u64) -> PacedSpec {
     const LAYOUTS: &[Layout] = &[
         Layout::Replicas,
         Layout::Sharded,
@@ -88,11 +88,11 @@ fn any(seed: u64, grain: u64) -> PacedSpec {
 
 /// A rank of the first stage: in a later stage, which begins to work later, a little lateness costs nothing.
 fn first_stage(spec: &PacedSpec) -> u32 {
-    one(spec) % (spec.tp * spec.dp)
+    some_rank(spec) % (spec.tp * spec.dp)
 }
 
 /// A rank of the job, chosen by the seed.
-fn one(spec: &PacedSpec) -> u32 {
+fn some_rank(spec: &PacedSpec) -> u32 {
     (Random::new(spec.seed ^ 0x0e).draw() % u64::from(spec.world())) as u32
 }
 

@@ -22,7 +22,7 @@ struct Judged {
     open: bool,
     /// Whether a rank is accused that is not at fault.
     innocent: bool,
-    /// Of the first finding.
+    /// The confidence of the finding that counts as the answer; `None` if there is none.
     confidence: Option<f64>,
     /// What the job has, and what the report says of it.
     summary: String,
@@ -107,13 +107,13 @@ impl Row {
             }
         }
         if judged.innocent || (judged.decidable && !judged.right) {
-            let what = match (judged.innocent, judged.open) {
+            let miss = match (judged.innocent, judged.open) {
                 (true, _) => "innocent accused",
                 (false, true) => "open",
                 (false, false) => "missed",
             };
             self.misses
-                .push(format!("seed {seed}, {what}: {}", judged.summary));
+                .push(format!("seed {seed}, {miss}: {}", judged.summary));
         }
     }
 
@@ -180,7 +180,7 @@ fn of_hang(job: &Job, unsure: f64) -> Judged {
     }
 }
 
-/// How sure the first finding is, if it is of such a kind.
+/// The confidence of the first finding, if `is_meant` holds for it.
 fn confidence(report: &Report, is_meant: fn(&Finding) -> bool) -> Option<f64> {
     let first = report.findings.first().filter(|one| is_meant(one))?;
     Some(first.confidence)

@@ -1,4 +1,4 @@
-//! Counts the verdicts that a property saw, and those that are right.
+//! Counts the verdicts on the jobs of a property, and the right ones among them.
 
 use rcomm_analyzer::{Finding, Report, Severity};
 use rcomm_recorder::model::Rank;
@@ -10,6 +10,7 @@ pub(crate) fn is_claim(one: &Finding) -> bool {
     one.severity != Severity::Note
 }
 
+/// The errors that no other finding causes.
 pub(crate) fn roots(report: &Report) -> impl Iterator<Item = &Finding> {
     let errors = report
         .findings
@@ -80,7 +81,7 @@ pub(crate) fn truth(job: &Job) -> String {
 /// At least this share of decidable jobs must be judged right.
 pub(crate) const RIGHT: f64 = 0.99;
 
-/// What a property saw.
+/// The verdicts on the jobs of a property.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) jobs: usize,
@@ -201,7 +202,7 @@ pub(crate) enum Sureness {
     Likely,
     /// Up to 0.9.
     Sure,
-    /// More.
+    /// Above 0.9.
     Certain,
 }
 

@@ -1,4 +1,4 @@
-//! What is warned of: late ranks and hosts, short rings, uneven and tiny operations, and the like.
+//! Warnings: of late ranks and hosts, short rings, uneven and tiny operations, and the like.
 
 use crate::tally::{summary_of, truth};
 use crate::{judge, seeds};
@@ -200,7 +200,7 @@ fn a_late_host_is_named_even_if_none_of_its_ranks_is_the_last_to_arrive() {
         let named = named.map(|one| (one.code, one.culprit_ranks.clone()));
         let expected = Some((Code::W220, job.culprits()));
         assert_eq!(named, expected, "seed {seed}: {}", summary_of(&report));
-        // It is 200 ms late in each step but the first.
+        // The host is 200 ms late in each step but the first.
         let price_ms = report.findings[0].price.expect("lateness has a price").ms;
         let true_ms = f64::from(job.spec.steps - 1) * 200.0;
         assert!(

@@ -108,7 +108,7 @@ fn try_at(
     }
     // A receive from any source fixes no order, so that a wrong size cannot be placed.
     if let Act::Batch { messages, .. } = &programs[rank as usize].acts[at]
-        && messages.iter().any(|message| message.any)
+        && messages.iter().any(|message| message.from_any)
         && kind == Kind::MessageSize
     {
         return None;
@@ -198,7 +198,7 @@ fn try_at(
             let Act::Batch { messages, .. } = &program.acts[at] else {
                 return None;
             };
-            let any = messages.iter().any(|message| message.any);
+            let from_any = messages.iter().any(|message| message.from_any);
             // Without another message or a collective after it the rank just ends.
             if at + 1 >= program.acts.len() {
                 return None;
@@ -206,7 +206,7 @@ fn try_at(
             program.acts.remove(at);
             // torchcomms names no peers. The two halves of a message do not show which rank left out one that a
             // receiver takes from any source, or whether the receiver took too few.
-            fault(mesh.siblings(group) > 2 && recorder != Recorder::Torchcomms && !any)
+            fault(mesh.siblings(group) > 2 && recorder != Recorder::Torchcomms && !from_any)
         }
         Kind::MessageSize => {
             let Act::Batch { messages, .. } = &mut program.acts[at] else {

@@ -53,7 +53,7 @@ fn leave_out(program: &mut Program, at: usize, sends: bool) -> Option<()> {
     let Act::Batch { messages, .. } = &program.acts[at] else {
         return None;
     };
-    let one = |message: &Message| message.sends == sends && !message.any;
+    let one = |message: &Message| message.sends == sends && !message.from_any;
     // Without operations after it the rank only ends early.
     if !matches!(messages.as_slice(), [message] if one(message)) || at + 1 >= program.acts.len() {
         return None;

@@ -42,7 +42,7 @@ pub(super) struct Message {
     pub(super) peer: u32,
     pub(super) elements: u64,
     /// The receiver takes from the first rank that sends. Such a message is alone in its batch.
-    pub(super) any: bool,
+    pub(super) from_any: bool,
 }
 
 /// One act of a rank's program: a collective, a block of them, or a batch of messages.

@@ -461,7 +461,7 @@ impl<'a> Writer<'a> {
                             output: shape,
                             ..collective(op, name, &[], &[], *line)
                         },
-                        peer: if message.any && !message.sends {
+                        peer: if message.from_any && !message.sends {
                             Peer::Any
                         } else {
                             Peer::Rank(message.peer)

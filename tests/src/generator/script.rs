@@ -175,7 +175,7 @@ impl Script<'_> {
                 sends,
                 peer,
                 elements: self.hidden,
-                any: false,
+                from_any: false,
             };
             let messages = vec![
                 half(true, (me + 1) % members),
@@ -200,7 +200,7 @@ impl Script<'_> {
             sends,
             peer,
             elements,
-            any: false,
+            from_any: false,
         };
         let batch = |messages: Vec<Message>, line: u32| Act::Batch {
             group,
@@ -364,7 +364,7 @@ impl Script<'_> {
                     sends: !takes,
                     peer: 0,
                     elements: 4,
-                    any: true,
+                    from_any: true,
                 }],
                 line: 92,
             });
@@ -401,7 +401,7 @@ fn message(group: usize, sends: bool, peer: u32, elements: u64, line: u32) -> Ac
             sends,
             peer,
             elements,
-            any: false,
+            from_any: false,
         }],
         line,
     }

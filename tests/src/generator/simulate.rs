@@ -161,7 +161,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     continue;
                 };
                 if let [message] = messages.as_slice()
-                    && message.any
+                    && message.from_any
                 {
                     let receiver = if message.sends { message.peer } else { member };
                     let matched = fresh

@@ -3,7 +3,7 @@
     python bench/arrays.py                   # one rank: the cost of a call
     python bench/arrays.py --ranks 2 --sizes 8 65536 16777216
 
-Prints microseconds: the minimum and the median of the blocks of calls, of the slowest rank.
+Prints the minimum and the median over blocks of calls, in microseconds a call; of each block, the slowest rank's.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import rcomm
 
 def block(call, repeat: int) -> float:
     """Microseconds for each of `repeat` calls."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(repeat):
         call()
-    return (time.perf_counter() - begun) / repeat * 1e6
+    return (time.perf_counter() - start) / repeat * 1e6
 
 
 def rank_main(rank: int, options: argparse.Namespace, address: str | None, results) -> None:
@@ -33,7 +33,7 @@ def rank_main(rank: int, options: argparse.Namespace, address: str | None, resul
         group = world.group
         for size in options.sizes:
             x = np.ones(max(1, size // 4), np.float32)
-            # Blocks of about the same time for all sizes.
+            # Fewer calls of larger sizes, so that all blocks take about the same time.
             repeat = max(1, min(200, 2**24 // max(size, 1)))
             calls = {
                 "blocking": lambda x=x: group.all_reduce(x, "max"),
@@ -42,10 +42,10 @@ def rank_main(rank: int, options: argparse.Namespace, address: str | None, resul
             for name, call in calls.items():
                 group.barrier()
                 block(call, repeat)
-                of_blocks = np.array([block(call, repeat) for _ in range(options.blocks)])
-                group.all_reduce(of_blocks, "max")
+                block_times = np.array([block(call, repeat) for _ in range(options.blocks)])
+                group.all_reduce(block_times, "max")
                 if rank == 0:
-                    results.put((size, name, min(of_blocks), statistics.median(of_blocks)))
+                    results.put((size, name, min(block_times), statistics.median(block_times)))
     if rank == 0:
         results.put(None)
 
@@ -61,20 +61,20 @@ def main() -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{probe.getsockname()[1]}"
-    start = multiprocessing.get_context("spawn")
-    results = start.SimpleQueue()
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
     ranks = [
-        start.Process(target=rank_main, args=(rank, options, address, results)) for rank in range(options.ranks)
+        context.Process(target=rank_main, args=(rank, options, address, results)) for rank in range(options.ranks)
     ]
-    for one in ranks:
-        one.start()
+    for process in ranks:
+        process.start()
     print(f"{options.ranks} ranks, load {os.getloadavg()[0]:.1f}; microseconds")
     print(f"{'bytes':>10} {'':<11} {'min':>10} {'median':>10}")
     while (row := results.get()) is not None:
         size, name, least, median = row
         print(f"{size:>10} {name:<11} {least:>10.2f} {median:>10.2f}", flush=True)
-    for one in ranks:
-        one.join()
+    for process in ranks:
+        process.join()
 
 
 if __name__ == "__main__":

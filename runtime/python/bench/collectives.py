@@ -1,4 +1,4 @@
-"""all_reduce through torch.distributed: the backend "rcomm" and gloo in turn, in the same processes.
+"""Times all_reduce through torch.distributed on the backend "rcomm" and on gloo, in turn, in the same processes.
 
     python runtime/python/bench/collectives.py [--ranks 1,2,4] [--most BYTES] [--rounds N] [--json FILE]
 
@@ -26,8 +26,8 @@ import torch.distributed as dist
 
 SIZES = [8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
 BACKENDS = ("gloo", "rcomm")
-# How many seconds one measurement of a backend should take in all its rounds.
-SPEND = 1.0
+# How many seconds all rounds of one measurement should take together, for each backend.
+SECONDS_PER_MEASUREMENT = 1.0
 
 
 def free_port() -> int:
@@ -45,24 +45,25 @@ def issued(x: torch.Tensor, group: dist.ProcessGroup) -> None:
 
 
 def seconds(call: Callable[[], None], times: int) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(times):
         call()
-    return (time.perf_counter() - begun) / times
+    return (time.perf_counter() - start) / times
 
 
-def measure(groups: dict, x: torch.Tensor, how: Callable, rounds: int) -> dict[str, list[float]]:
-    """Seconds a call, by backend and round; all ranks make the same calls."""
-    first = torch.tensor([max(seconds(lambda: how(x, group), 3) for group in groups.values())])
-    dist.all_reduce(first, dist.ReduceOp.MAX)
-    times = min(1000, max(1, int(SPEND / rounds / first.item())))
-    found: dict[str, list[float]] = {name: [] for name in groups}
+def measure(groups: dict, x: torch.Tensor, call: Callable, rounds: int) -> dict[str, list[float]]:
+    """Seconds a call, by backend and round."""
+    # All ranks must make the same number of calls: the slowest decides.
+    longest = torch.tensor([max(seconds(lambda: call(x, group), 3) for group in groups.values())])
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    calls = min(1000, max(1, int(SECONDS_PER_MEASUREMENT / rounds / longest.item())))
+    measured: dict[str, list[float]] = {name: [] for name in groups}
     for _ in range(rounds):
         for name, group in groups.items():
             x.zero_()
             dist.barrier(group)
-            found[name].append(seconds(lambda: how(x, group), times))
-    return found
+            measured[name].append(seconds(lambda: call(x, group), calls))
+    return measured
 
 
 def rank_main(rank: int, ranks: int, port: int, args: argparse.Namespace, out: int) -> None:
@@ -77,11 +78,11 @@ def rank_main(rank: int, ranks: int, port: int, args: argparse.Namespace, out: i
         if size > args.most or (ranks == 1 and size > 8):
             continue
         x = torch.zeros(size // 4)
-        for how in (blocking, issued):
-            found = measure(groups, x, how, args.rounds)
-            row = {"ranks": ranks, "bytes": size, "call": how.__name__}
+        for call in (blocking, issued):
+            measured = measure(groups, x, call, args.rounds)
+            row = {"ranks": ranks, "bytes": size, "call": call.__name__}
             for name in BACKENDS:
-                row[name] = [1e6 * value for value in found[name]]
+                row[name] = [1e6 * value for value in measured[name]]
             rows.append(row)
             if rank == 0:
                 print(line(row), flush=True)
@@ -127,10 +128,10 @@ def run(ranks: int, args: argparse.Namespace) -> list[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks, by comma")
+    parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks, separated by commas")
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the largest size in bytes")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
-    parser.add_argument("--json", help="a file for all rounds")
+    parser.add_argument("--json", help="the file to which the times of all rounds are written")
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print("ranks      bytes call         gloo best       median   rcomm best       median   median     best")

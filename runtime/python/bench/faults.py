@@ -1,13 +1,18 @@
-"""From a fault to the first right line: real torchrun jobs on gloo, one fault each, and one command that is repeated.
+"""Measures how soon a command names a fault: real torchrun jobs on gloo, one fault each; the command is repeated.
 
     python bench/faults.py [--prepared nothing recorded server] [--faults kill sleep ...] [--patience 30]
 
-Rank 2 of 4 does wrong in step 5. Seconds count from the moment at which it says so to the end of the first run of the
-command whose output names rank 2 and the kind of fault. `recorded`: RCOMM_RECORD=1; `server`: each rank called
-start_debug_server(); for both the command is `rcomm-top --once`, whose exit code has to be 1. `nothing`: an unchanged
-job, and `rcomm-fr collect --ask --analyze`, which has no record to judge: a line is right if it says where rank 2 alone
-is in the program, or in what state its process is. That needs py-spy, and the job must still exist. The
-programs are those of the package, or else in PATH. At the end a table of the seconds is printed.
+The fault is in rank 2 of 4, in step 5. Seconds count from the moment at which rank 2 prints that the fault begins to
+the end of the first run of the command whose output names rank 2 and the kind of fault. How the job was prepared
+decides the command:
+
+- `recorded`, with RCOMM_RECORD=1, and `server`, in which each rank called start_debug_server(): the command is
+  `rcomm-top --once`, whose exit code has to be 1.
+- `nothing`, an unchanged job: the command is `rcomm-fr collect --ask --analyze`, which has no record to judge. A line
+  is right if it says where in the program rank 2 alone is, or in what state its process is. That needs py-spy, and the job
+  must still exist.
+
+The programs are those of the package, or else in PATH. At the end a table of the seconds is printed.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ rank = dist.get_rank()
 if server:
     from torch.distributed.debug import start_debug_server
     start_debug_server(port=int(os.environ["DEBUG_PORT"]))
-def at(step):
+def is_faulty(step):
     here = rank == 2 and step == 5
     if here:
         print(f"FAULT {time.time():.3f}", flush=True)
@@ -46,7 +51,7 @@ def at(step):
 class Data(Dataset):
     def __len__(self): return 10**6
     def __getitem__(self, i):
-        if kind == "loader" and at(i // 8): time.sleep(10**6)
+        if kind == "loader" and is_faulty(i // 8): time.sleep(10**6)
         return torch.ones(64), torch.ones(1)
 torch.manual_seed(0)
 layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
@@ -54,7 +59,7 @@ model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step, (x, y) in enumerate(DataLoader(Data(), batch_size=8)):
     own = torch.full((1024,), 1.0)
-    if kind not in ("healthy", "loader") and at(step):
+    if kind not in ("healthy", "loader") and is_faulty(step):
         if kind == "sleep": time.sleep(10**6)
         if kind == "kill": os.kill(os.getpid(), signal.SIGKILL)
         if kind == "stop": os.kill(os.getpid(), signal.SIGSTOP)
@@ -72,7 +77,8 @@ for step, (x, y) in enumerate(DataLoader(Data(), batch_size=8)):
     time.sleep(0.02)
 """
 
-# What a right answer on an unchanged job holds: rank 2 is where no other rank is, or its process is not alive.
+# What a right answer on an unchanged job holds: where rank 2 alone is in the program, or that its process has ended or
+# is stopped.
 _UNPREPARED = rf"now: rank {_RANK} in |rank {_RANK}: process \d+ (has ended|is alive: a signal has stopped it)"
 # What the first lines of a right answer hold, besides the rank.
 _FAULTS = {
@@ -128,7 +134,7 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
     torchrun += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     log = folder / "log"
     with log.open("w") as output:
-        started = subprocess.Popen(
+        launcher = subprocess.Popen(
             [*torchrun, str(program), fault, prepared],
             env=environment,
             stdout=output,
@@ -137,47 +143,47 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
             start_new_session=True,
         )
     # The folder keeps rings of other jobs out: on a node with one job the command needs no options.
-    where = {"recorded": ["--ring-dir", str(folder / "rings")], "server": ["--store", f"127.0.0.1:{port}"]}
+    source = {"recorded": ["--ring-dir", str(folder / "rings")], "server": ["--store", f"127.0.0.1:{port}"]}
     if prepared == "nothing":
         archive = ["-o", str(folder / "job.rcap"), "--job", job]
         command = ["rcomm-fr", "collect", "--ask", "--analyze", *archive]
     else:
-        command = ["rcomm-top", "--once", *where[prepared]]
-    # A folder of rings in its environment would be a choice of rings.
-    asking = {name: value for name, value in environment.items() if name != "RCOMM_RING_DIR"}
+        command = ["rcomm-top", "--once", *source[prepared]]
+    # With RCOMM_RING_DIR in its environment the command would read those rings only.
+    plain = {name: value for name, value in environment.items() if name != "RCOMM_RING_DIR"}
     shown = "rcomm-fr collect --ask --analyze" if prepared == "nothing" else "rcomm-top --once"
     first = "the job did not get to its fault"
     try:
-        begun = None
+        fault_time = None
         deadline = time.monotonic() + 120
-        while begun is None and time.monotonic() < deadline:
+        while fault_time is None and time.monotonic() < deadline:
             found = re.search(r"FAULT ([\d.]+)", log.read_text())
-            begun = float(found[1]) if found else None
+            fault_time = float(found[1]) if found else None
             time.sleep(0.02)
-        while begun is not None and time.time() < begun + patience:
-            done = subprocess.run(command, executable=_programs.find(command[0]), env=asking, capture_output=True, text=True)
+        while fault_time is not None and time.time() < fault_time + patience:
+            done = subprocess.run(command, executable=_programs.find(command[0]), env=plain, capture_output=True, text=True)
             if prepared == "nothing":
-                said = done.stderr + done.stdout
-                found = re.search(f"^.*?({_UNPREPARED}).*$", said, re.MULTILINE)
-                first = found[0] if found else " ".join(said.split()[:40])
+                output = done.stderr + done.stdout
+                found = re.search(f"^.*?({_UNPREPARED}).*$", output, re.MULTILINE)
+                first = found[0] if found else " ".join(output.split()[:40])
                 right = found is not None
             else:
                 first = " ".join(done.stdout.split()[:40])
                 named = re.search(_FAULTS[fault], first) and re.search(rf"rank {_RANK}\b", first)
                 right = named is not None and done.returncode == 1
             if right:
-                return time.time() - begun, shown, first
+                return time.time() - fault_time, shown, first
             time.sleep(0.1)
         return None, shown, first
     finally:
         # A stopped rank gets the signal, too.
-        for pid in _session(started.pid):
+        for pid in _session(launcher.pid):
             os.kill(pid, signal.SIGKILL)
-        started.wait()
+        launcher.wait()
 
 
 def _session(leader: int) -> list[int]:
-    """The processes that torchrun started, and torchrun itself."""
+    """The processes that torchrun launcher, and torchrun itself."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

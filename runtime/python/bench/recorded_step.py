@@ -1,11 +1,11 @@
-"""What recording costs a training step: DDP on gloo, with and without the hooks in turn, in the same processes.
+"""Measures what recording costs a training step: DDP on gloo, with and without hooks, in the same processes.
 
     python bench/recorded_step.py [--ranks 2] [--rounds 30] [--steps 4] [--width 1024]
 
 In each round all ranks train some steps with the hooks on the group, and as many without; which comes first alternates.
 A line shows the median round of each, and the median and the quartiles of the rounds' ratios: load that changes from
 round to round affects both halves of a round. The hooks are those in C++ if they were built
-(`python -m rcomm build-hooks`); --python takes those in Python.
+(`python -m rcomm build-hooks`); --python chooses those in Python.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ def train(options: argparse.Namespace) -> None:
 
     def steps() -> float:
         dist.barrier()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(options.steps):
             optimizer.zero_grad()
             model(torch.randn(4, options.width)).square().mean().backward()
             optimizer.step()
-        return (time.perf_counter() - begun) / options.steps * 1e3
+        return (time.perf_counter() - start) / options.steps * 1e3
 
     steps()
-    took: dict[bool, list[float]] = {True: [], False: []}
+    round_ms: dict[bool, list[float]] = {True: [], False: []}
     attached = True
     for number in range(options.rounds):
         for on in (number % 2 == 0, number % 2 != 0):
             if on != attached:
                 switch(on)
                 attached = on
-            took[on].append(steps())
+            round_ms[on].append(steps())
     if not attached:
         switch(True)
     if rank == 0:
-        ratios = [100 * (on / off - 1) for on, off in zip(took[True], took[False], strict=True)]
+        ratios = [100 * (on / off - 1) for on, off in zip(round_ms[True], round_ms[False], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
         kind = "C++" if recorder.native is not None else "Python"
-        plain, recorded = statistics.median(took[False]), statistics.median(took[True])
+        plain, recorded = statistics.median(round_ms[False]), statistics.median(round_ms[True])
         print(
             f"hooks in {kind}: plain {plain:.1f} ms, recorded {recorded:.1f} ms a step; "
-            f"recorded is {middle:+.1f} % slower (quarters {low:+.1f}, {high:+.1f}); load {os.getloadavg()[0]:.1f}",
+            f"recorded is {middle:+.1f} % slower (quartiles {low:+.1f}, {high:+.1f}); load {os.getloadavg()[0]:.1f}",
             flush=True,
         )
     dist.destroy_process_group()

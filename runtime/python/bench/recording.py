@@ -1,4 +1,4 @@
-"""What recording costs a job: one all_reduce of four floats on gloo with one rank, in microseconds.
+"""Measures what recording costs a job: one all_reduce of four floats on gloo with one rank, in microseconds.
 
     python bench/recording.py [--rounds 5] [--processor]
 
@@ -24,11 +24,11 @@ dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 x = torch.zeros(4)
 clock = getattr(time, sys.argv[1])
 for block in range(101):
-    begun = clock()
+    start = clock()
     for _ in range(200):
         dist.all_reduce(x)
     if block:
-        print((clock() - begun) / 200 * 1e6)
+        print((clock() - start) / 200 * 1e6)
 dist.destroy_process_group()
 """
 
@@ -61,9 +61,9 @@ def main() -> None:
                 took[name] += map(float, re.findall(r"^[\d.]+$", done.stdout, re.MULTILINE))
     plain = min(took["plain"])
     print(f"{'':36}{'min':>8}{'median':>8}{'min - plain':>15}   load {os.getloadavg()[0]:.1f}")
-    for name, all_of in took.items():
-        fastest = min(all_of)
-        print(f"{name:36}{fastest:8.2f}{statistics.median(all_of):8.2f}{fastest - plain:15.2f}")
+    for name, times in took.items():
+        fastest = min(times)
+        print(f"{name:36}{fastest:8.2f}{statistics.median(times):8.2f}{fastest - plain:15.2f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Steps of DDP and FSDP2: the backend "rcomm" and gloo in turn, in the same processes.
+"""Times training steps of DDP and FSDP2 on the backend "rcomm" and on gloo, in turn, in the same processes.
 
     python runtime/python/bench/training.py [--ranks N] [--rounds N] [--steps N] [--width N]
 
-Each round trains a model for some steps on gloo and its twin, from the same seed on the same data, on rcomm. A line
-shows the best, median and worst round of each in milliseconds a step, as rank 0 saw them. The run fails if the losses
-of the two differ in one bit.
+Each round trains a model for some steps on gloo, and a second one from the same seed on the same data on rcomm. A line
+shows the best, median and worst round of each in milliseconds a step, as rank 0 measured them. The run fails if the
+losses of the two differ in one bit.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def fsdp2(width: int, backend: str, group: dist.ProcessGroup) -> torch.nn.Module
 
 
 class Training:
+    """A model with its optimizer, its data and the losses so far."""
+
     def __init__(self, model: torch.nn.Module, width: int, rank: int) -> None:
         self.model, self.width = model, width
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -76,13 +78,13 @@ def rank_main(rank: int, port: int, args: argparse.Namespace) -> None:
         for _ in range(args.rounds):
             for name, training in trainings.items():
                 dist.barrier()
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 for _ in range(args.steps):
                     training.step()
-                times[name].append(1e3 * (time.perf_counter() - begun) / args.steps)
-        of_gloo, of_rcomm = (trainings[name].losses for name in BACKENDS)
-        if of_gloo != of_rcomm:
-            sys.exit(f"{make.__name__}: the losses differ: {of_gloo} and {of_rcomm}")
+                times[name].append(1e3 * (time.perf_counter() - start) / args.steps)
+        gloo_losses, rcomm_losses = (trainings[name].losses for name in BACKENDS)
+        if gloo_losses != rcomm_losses:
+            sys.exit(f"{make.__name__}: the losses differ: {gloo_losses} and {rcomm_losses}")
         if rank == 0:
             for name in BACKENDS:
                 took = times[name]

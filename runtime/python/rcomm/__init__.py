@@ -2,7 +2,7 @@
 
 ``rcomm.init()`` joins a job and gives its groups, whose operations work on arrays of numpy and of every library
 with DLPack. ``torch.distributed.init_process_group("rcomm")`` needs no import. ``rcomm.torch.record()`` (or
-``RCOMM_RECORD=1``) records what this process does in torch.distributed by other backends, and
+``RCOMM_RECORD=1``) records what this process does in torch.distributed through other backends, and
 ``rcomm.analyze(...)`` reads records and gives a `Report`. Importing this module loads nothing else.
 """
 

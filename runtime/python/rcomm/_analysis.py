@@ -31,13 +31,17 @@ class Finding:
     code: str
     """The code, such as ``E101``: `explain` describes it."""
     name: str
+    """The name, such as ``not_joined``."""
     severity: str
     """``error``, ``warning`` or ``note``."""
     confidence: float
     """From 0 to 1."""
     sentence: str
+    """What was found."""
     culprit_ranks: tuple[int, ...]
+    """The ranks at which the finding points, by their numbers in the world."""
     victim_ranks: tuple[int, ...]
+    """The ranks that wait because of them."""
     next: str
     """What to look at next."""
     raw: dict[str, Any] = field(repr=False, compare=False)
@@ -67,7 +71,7 @@ class Report:
     @property
     def culprit(self) -> Finding | None:
         """The first finding that names a rank at fault."""
-        return next((one for one in self.findings if one.culprit_ranks), None)
+        return next((finding for finding in self.findings if finding.culprit_ranks), None)
 
     def __str__(self) -> str:
         if self._paths:
@@ -75,26 +79,30 @@ class Report:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """The text of a look at a running job, which has no files that ``rcomm-fr`` could read again."""
+        """The text for a running job, of which there are no files that ``rcomm-fr`` could read again."""
         word = self.verdict.upper()
         if not self.findings:
             end = self.raw.get("end") or {}
-            notes = [one["sentence"] for one in self.raw.get("problems", [])]
+            notes = [problem["sentence"] for problem in self.raw.get("problems", [])]
             yield "  ".join([word, *([end["sentence"]] if end else notes[:1])])
-        for at, one in enumerate(self.findings):
-            yield f"{word if at == 0 else 'ALSO'}  {one.sentence}"
-            for frame in one.raw.get("frames", [])[:4]:
+        for index, finding in enumerate(self.findings):
+            yield f"{word if index == 0 else 'ALSO'}  {finding.sentence}"
+            for frame in finding.raw.get("frames", [])[:4]:
                 place = f"{frame['name']} ({frame['filename']}:{frame['line']})"
                 yield f"  rank {frame['rank']}, {frame['when']}: {place}"
-            if one.victim_ranks:
-                ranks = ", ".join(map(str, one.victim_ranks[:16]))
-                more = ", ..." if len(one.victim_ranks) > 16 else ""
-                yield f"  waiting: {'ranks' if len(one.victim_ranks) > 1 else 'rank'} {ranks}{more}"
-            if one.next:
-                yield f"  next: {one.next}"
+            victims = finding.victim_ranks
+            if victims:
+                ranks = ", ".join(map(str, victims[:16]))
+                more = ", ..." if len(victims) > 16 else ""
+                yield f"  waiting: {'ranks' if len(victims) > 1 else 'rank'} {ranks}{more}"
+            if finding.next:
+                yield f"  next: {finding.next}"
 
     def html(self) -> str:
-        """The report as one page without other files. Only for records that were read from paths."""
+        """The report as one HTML page that needs no other files. Runs ``rcomm-fr`` and waits for it.
+
+        Raises AnalysisError for the report of `analyze(job=...)`, which has no files.
+        """
         if not self._paths:
             raise AnalysisError("a look at a running job has no page: analyze its rings or dumps")
         return _fr("analyze", *self._options, "--format", "html", *self._paths).stdout
@@ -104,7 +112,7 @@ class Report:
 
     @property
     def entries(self) -> Table:
-        """One row for each recorded operation: who issued what in which group, when, from which line, and its end.
+        """One row for each recorded operation: rank, group, operation, when and from which line it was issued, its end.
 
         The four tables are read, by ``rcomm-fr``, when one of them is first asked for, and kept. Raises AnalysisError
         for the report of `analyze(job=...)`, which has no files: analyze the job's rings.
@@ -149,10 +157,10 @@ def analyze(
 ) -> Report:
     """The verdict over the records at these paths, or over a job that runs on this host.
 
-    A path is a file, a folder, an archive or a ring, as for ``rcomm-fr analyze``. With ``live`` the
-    records are a look at a running job: what is pending for less than ``overdue`` seconds (5) is no
-    finding; ``overdue`` implies ``live``. ``job`` names a job on this host instead, whose rings are below ``ring_dir``
-    if that is given. Blocks while the program runs.
+    A path is a file, a folder, an archive or a ring, as for ``rcomm-fr analyze``. ``live`` says that the job still
+    runs: an operation that is pending for less than ``overdue`` seconds (default 5) is then no finding. ``overdue``
+    implies ``live``. ``job`` names a job on this host instead, whose rings are below ``ring_dir`` if that is given.
+    Blocks while ``rcomm-fr`` or ``rcomm-top`` runs.
 
     Raises AnalysisError if nothing can be read, ValueError for neither or both of paths and job, and FileNotFoundError
     if the program is missing.
@@ -183,7 +191,7 @@ def query(sql: str, *paths: str | os.PathLike[str]) -> list[dict[str, str]]:
     named = [os.fspath(path) for path in paths]
     done = _fr("query", sql, *named, "--format", "csv")
     if done.returncode != 0:
-        raise AnalysisError(_why(done))
+        raise AnalysisError(_failure_text(done))
     return list(csv.DictReader(io.StringIO(done.stdout)))
 
 
@@ -199,7 +207,7 @@ def explain(code: str) -> str:
     """What a code means, where it usually comes from, and what to do. Raises AnalysisError for an unknown code."""
     done = _fr("explain", "--color", "never", code)
     if done.returncode != 0:
-        raise AnalysisError(_why(done))
+        raise AnalysisError(_failure_text(done))
     return done.stdout.rstrip()
 
 
@@ -220,7 +228,7 @@ def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _why(done: subprocess.CompletedProcess[str]) -> str:
+def _failure_text(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr.strip() or f"{done.args[0]} ended with exit code {done.returncode}"
 
 
@@ -228,7 +236,7 @@ def _json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     try:
         read = json.loads(done.stdout)
     except ValueError:
-        raise AnalysisError(_why(done)) from None
+        raise AnalysisError(_failure_text(done)) from None
     if not isinstance(read, dict):
         raise AnalysisError(f"{done.args[0]} printed no JSON object")
     return read

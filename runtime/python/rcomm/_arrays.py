@@ -1,4 +1,4 @@
-"""Arrays that have no DLPack, and new arrays for results. Nothing is imported that the program does not use."""
+"""Reads arrays that have no DLPack, and makes arrays for results. Imports numpy only to make one of numpy's."""
 
 from __future__ import annotations
 

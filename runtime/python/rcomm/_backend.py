@@ -28,8 +28,8 @@ from .torch import _job, _library_folders
 
 NAME = "rcomm"
 
-# How long destroy_process_group() waits for operations under way, and on the rank that serves the store for
-# the others: PyTorch's ranks do not destroy their groups at the same time.
+# How long destroy_process_group() waits for operations under way. The rank that serves the store waits as long for the
+# other ranks, which may destroy their groups later.
 _DESTROY_WITHIN = timedelta(seconds=5)
 
 # PyTorch's SHRINK_ABORT: end what is pending first.
@@ -68,7 +68,7 @@ _OTHERS = {
 
 
 class _Work(dist.Work):
-    """A Work as PyTorch's C++ takes it: of a Python object C++ calls `wait` and `get_future` only."""
+    """The Work that PyTorch's C++ gets. Of a Work that is written in Python, C++ calls only `wait` and `get_future`."""
 
     def __init__(self, work: _native.Work) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class _Inner(c10d.Backend):
         return NAME
 
     def shutdown(self) -> None:
-        """Shuts down the `Group` if PyTorch does not hold it; otherwise PyTorch does that itself."""
+        """Shuts down the `Group`, unless PyTorch holds that and shuts it down itself."""
         outer, self._outer = self._outer, None
         if outer is not None:
             outer.shutdown()
@@ -143,7 +143,8 @@ class _Inner(c10d.Backend):
         self._group.abort()
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> _Inner:
-        """The backend of the group without these of its ranks; all others call `torch.distributed.shrink_group`."""
+        """Makes a group without these ranks of this one, and returns its backend. PyTorch calls this in
+        `torch.distributed.shrink_group`, which all remaining ranks call."""
         if shrink_flags & _SHRINK_ABORT:
             self._group.abort()
         if self._shrink is None:
@@ -187,7 +188,7 @@ class Group(dist.ProcessGroup):
 
     supports_coalescing = False
     supports_splitting = False
-    # Set once by PyTorch where a device was given.
+    # PyTorch sets it if the program gave a device.
     bound_device_id = None
 
     def __init__(
@@ -243,8 +244,8 @@ class Group(dist.ProcessGroup):
         return part
 
     def _shrink(self, ranks: list[int]) -> _Inner:
-        """The backend of the group without these of its ranks. If this group owns the world, the new one owns it from
-        now on; PyTorch destroys this group."""
+        """Makes a group without these ranks of this one, and returns its backend. If this group owns the world, the new
+        one owns it from now on. PyTorch destroys this group."""
         lost = [self._group.ranks[rank] for rank in ranks]
         rest = (self._rcomm_world if self._owns_world else self._group).shrink(lost)
         outer = Group(rest, self.get_group_store(), self._rcomm_world, self._owns_world)
@@ -382,11 +383,11 @@ def _serves_store(port: int) -> bool:
                 if columns[3] == "0A" and int(columns[1].rpartition(":")[2], 16) == port:
                     listening.add(f"socket:[{columns[9]}]")
     # A socket that the parent has too was inherited: the parent may be the one that serves.
-    return bool(listening & _sockets_of("self")) and not listening & _sockets_of(os.getppid())
+    return bool(listening & _open_files_of("self")) and not listening & _open_files_of(os.getppid())
 
 
-def _sockets_of(process: int | str) -> set[str]:
-    """The open files of a process, as /proc names them; empty if they may not be read."""
+def _open_files_of(process: int | str) -> set[str]:
+    """The open files of a process, as /proc names them (``socket:[INODE]``); empty if they may not be read."""
     files = set()
     with contextlib.suppress(OSError):
         for file in os.scandir(f"/proc/{process}/fd"):

@@ -35,18 +35,18 @@ def library() -> Path:
 def find() -> Path | None:
     """The hooks that were built; None if there are none, or if users other than root and this one may write them."""
     path = library()
-    for one in (path.parent, path):
+    for checked in (path.parent, path):
         try:
-            at = one.stat()
+            status = checked.stat()
         except OSError:
             return None
-        if at.st_uid not in (0, os.getuid()) or at.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return None
     return path
 
 
 def build() -> Path:
-    """Compiles the hooks, and returns their path. Takes about half a minute. Raises BuildError."""
+    """Compiles the hooks and returns their path; blocks for about half a minute. Raises BuildError."""
     import torch
     from torch.utils import cpp_extension
 

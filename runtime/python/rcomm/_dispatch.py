@@ -2,9 +2,9 @@
 
 In these versions every operation of every group, from Python or C++, runs through PyTorch's dispatcher as one of
 the operators ``c10d::*``. This module registers a kernel for each of them that runs before the backend's, notes the
-operation, and calls the next kernel. The dispatch key BackendSelect runs for every tensor and is free for these
-operators. The way into Python and back costs tens of microseconds, so the same kernels in C++ (`_hooks.cpp`) take their
-place if they were built.
+operation, and calls the next kernel. Its dispatch key is BackendSelect, which is used whatever the tensors' devices,
+and under which PyTorch has no kernels of these operators. A call into Python costs tens of microseconds, so the same
+kernels in C++ (`_hooks.cpp`) are used instead if they were built.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Dispatch:
         self.hooks: weakref.WeakKeyDictionary[Any, GroupHooks] = weakref.WeakKeyDictionary()
         self.calls = itertools.count(1)
         key = torch._C.DispatchKey.BackendSelect
-        self.later = torch._C._dispatch_keyset_full_after(key)
+        self.keys_after = torch._C._dispatch_keyset_full_after(key)
         self.library = torch.library.Library("c10d", "IMPL")
         for name in _OPERATORS:
             # A version may lack an operator.
@@ -91,16 +91,16 @@ class Dispatch:
         self.hooks[pg] = hooks
 
     def end(self) -> None:
-        """Takes the kernels back: a call in C++ must not reach an interpreter that is gone."""
+        """Removes the kernels: a call in C++ must not reach an interpreter that has ended."""
         self.hooks.clear()
         self.library._destroy()
 
     def kernel(self, operator: Any, name: str) -> Callable[..., Any]:
         number, inputs, outputs, root = _OPERATORS[name]
-        given = [one.name for one in operator._schema.arguments]
-        group_at = given.index("process_group")
-        at = lambda names: next((given.index(one) for one in names if one in given), None)  # noqa: E731
-        inputs_at, outputs_at, root_at = at(inputs), at(outputs), at(root)
+        arguments = [argument.name for argument in operator._schema.arguments]
+        group_at = arguments.index("process_group")
+        index_of = lambda names: next((arguments.index(one) for one in names if one in arguments), None)  # noqa: E731
+        inputs_at, outputs_at, root_at = index_of(inputs), index_of(outputs), index_of(root)
         redispatch, unbox_group, unbox_work = operator.redispatch, self.c10d.ProcessGroup.unbox, self.c10d.Work.unbox
 
         def before(args: tuple[Any, ...]) -> tuple[GroupHooks, _Call] | None:
@@ -124,13 +124,13 @@ class Dispatch:
 
         def recorded(keyset: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                begun = before(args)
+                noted = before(args)
             except Exception:  # No error of the recording may end the job.
-                begun = None
-            result = redispatch(keyset & self.later, *args, **kwargs)
-            if begun is not None:
+                noted = None
+            result = redispatch(keyset & self.keys_after, *args, **kwargs)
+            if noted is not None:
                 try:
-                    after(*begun, result)
+                    after(*noted, result)
                 except Exception:
                     pass
             return result

@@ -1,4 +1,4 @@
-"""What operations of `rcomm` raise. Each error says in one sentence what happened, and which ranks it is about."""
+"""The exceptions of `rcomm`'s operations. Each says in one sentence what happened, and which ranks it is about."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Timeout(Error, TimeoutError):
 
 
 class PeerLost(Error, ConnectionError):
-    """The connection to another rank broke, or its process is gone; or another rank, which the text names, has ended the
-    group because of `ranks`: at its deadline, for instance, which this rank had not reached."""
+    """The connection to another rank broke, or its process is gone. Or another rank, which the text names, has ended
+    the group because of `ranks`: for instance at its own deadline, before that of this rank."""
 
     @property
     def rank(self) -> int | None:

@@ -122,7 +122,7 @@ class Watch {
   }
 
   // A wait for a deferred operation returned, or raised.
-  void waited(const WorkPtr& work, bool well) {
+  void waited(const WorkPtr& work, bool has_returned) {
     One found;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -133,7 +133,7 @@ class Watch {
       }
     }
     if (found.work && take(found)) {
-      recorder.ended(found.group, found.operation, well ? kCompleted : kFailed);
+      recorder.ended(found.group, found.operation, has_returned ? kCompleted : kFailed);
     }
   }
 
@@ -179,7 +179,7 @@ class Watch {
     }
   }
 
-  // Whether it was still watched: a hook and the thread may look at one operation at the same time.
+  // Removes an operation. Returns whether it was still watched: a hook and the thread may poll it at the same time.
   bool take(const One& one) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto at = all_.begin(); at != all_.end(); ++at) {
@@ -221,7 +221,7 @@ Watch& watch() {
 }
 
 // How many operations under way a hook polls.
-constexpr size_t kLook = 4;
+constexpr size_t kPolledByHook = 4;
 
 void views(const std::vector<at::Tensor>& tensors, std::vector<TensorView>& into) {
   into.clear();
@@ -259,7 +259,7 @@ void before(
     const std::vector<at::Tensor>& outputs) {
   // Reused by the thread, so that a hook allocates only for a list that is longer than all before.
   thread_local std::vector<TensorView> input_views, output_views;
-  watch().sweep(kLook);
+  watch().sweep(kPolledByHook);
   views(inputs, input_views);
   views(outputs, output_views);
   const bool host = on_host(inputs) || on_host(outputs);
@@ -319,7 +319,8 @@ void attach(const GroupPtr& pg, int64_t hook_id, int64_t address) {
 
 #else
 
-// The groups that are recorded. A group may end and another be made at its address: a weak reference tells.
+// The groups that are recorded. Another group may be made at the address of one that ended: a weak reference tells them
+// apart.
 class Groups {
  public:
   void add(const GroupPtr& pg, const void* group) {
@@ -429,8 +430,8 @@ void tensors(const c10::IValue& value, std::vector<at::Tensor>& into) {
   }
 }
 
-// Before the kernel of the backend, for every operator above: BackendSelect runs for every tensor, and is free for
-// them.
+// The kernel of every operator above. It runs before the backend's: the key BackendSelect is used whatever the tensors'
+// devices, and PyTorch has no kernels of these operators under it.
 void recorded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   static std::atomic<int64_t> calls{0};
   const void* group = nullptr;
@@ -487,8 +488,10 @@ TORCH_LIBRARY(rcomm, library) {
       "attach(__torch__.torch.classes.c10d.ProcessGroup pg, int hook_id, int address) -> ()",
       &attach);
   library.def(
-      "waited(__torch__.torch.classes.c10d.Work work, bool well) -> ()",
-      [](const WorkPtr& work, bool well) { quietly([&] { watch().waited(work, well); }); });
+      "waited(__torch__.torch.classes.c10d.Work work, bool has_returned) -> ()",
+      [](const WorkPtr& work, bool has_returned) {
+        quietly([&] { watch().waited(work, has_returned); });
+      });
   library.def("sweep() -> ()", [] { quietly([] { watch().sweep(SIZE_MAX); }); });
   library.def("under_way() -> int", []() -> int64_t {
     return forked.load() ? 0 : static_cast<int64_t>(watch().size());

@@ -365,16 +365,17 @@ class ArrayGroup:
         """A group of the members with this color, ordered by key; None for a member without a color."""
 
     def shrink(self, without: Sequence[int], *, timeout: _Timeout = None) -> ArrayGroup:
-        """The group without these ranks of the world. All that remain call this with the same list."""
+        """A group without these ranks of the world. All remaining members call this with the same list."""
 
     def find_absent(self, within: float = 5.0) -> list[int]:
-        """The ranks of the world that do not call this within so many seconds; the same list on all that do."""
+        """The members that do not call this within so many seconds, by their numbers in the world; the same list on all
+        members that do."""
 
     def abort(self, reason: str) -> None:
-        """Makes what is pending fail soon, and everything later at once, on all members."""
+        """Makes pending operations fail soon, and later ones at once, on all members."""
 
     def destroy(self, *, timeout: _Timeout = None) -> None:
-        """Waits for what is pending, and refuses everything later."""
+        """Waits for pending operations, and refuses later ones."""
 
 class ArrayWork:
     """An operation in progress (`rcomm.Work`); in a coroutine, ``await work``."""
@@ -416,4 +417,4 @@ class Table:
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
 
 def read_tables(text: bytes) -> list[Table]:
-    """The tables in the output of ``rcomm-fr analyze --format columns``; ValueError for another text."""
+    """The tables in the output of ``rcomm-fr analyze --format columns``. Raises ValueError for any other text."""

@@ -11,8 +11,8 @@ from typing import NoReturn
 def find(name: str) -> str:
     """The file of a program: the one in this package, else the one in PATH.
 
-    It must be started with ``name`` as its zeroth argument (``executable`` of ``subprocess``): the package has one file
-    for all programs, which is the one that it is started as. Raises FileNotFoundError if there is none.
+    It must be started with ``name`` as its zeroth argument (``executable`` of ``subprocess``): one file has all
+    programs of the package, and runs the one by whose name it is started. Raises FileNotFoundError if there is none.
     """
     packaged = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "rcomm")
     if os.access(packaged, os.X_OK):

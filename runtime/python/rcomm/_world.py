@@ -1,4 +1,4 @@
-"""Joining a job: `init`, and what the process shares: its open world, phases and steps, the interpreter's end."""
+"""`init`, by which a process joins a job; its open world, its phase and its step; what the interpreter's end does."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def premul_sum(factor: float) -> PremulSum:
 
 
 class World:
-    """One process's place in a job. As a context manager it shuts down at the end of the block, or, if that raises,
-    ends at once, so that the other ranks' errors have this rank's exception as their reason."""
+    """One process's place in a job. As a context manager it shuts down at the end of the block. If the block raises, it
+    ends at once, and the other ranks' errors give this rank's exception as the reason."""
 
     def __init__(self, native: _native.ArrayWorld) -> None:
         self._native = native
@@ -79,7 +79,7 @@ class World:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was not shut down, and this is not a forked child."""
+        """Whether the world was neither shut down nor abandoned; False in a forked child."""
         return self._native.is_open
 
     def new_group(
@@ -104,7 +104,7 @@ class World:
         return step(number)
 
     def dump(self) -> str:
-        """Writes this rank's dump and returns where it is."""
+        """Writes this rank's dump and returns its path."""
         return self._native.dump()
 
     def shutdown(self, *, timeout: float | timedelta | None = None) -> None:

@@ -265,7 +265,7 @@ class _Recorder:
         key = (pg.group_name, tuple(global_ranks))
         hooks = self.hooks.get(key)
         if hooks is None:
-            # A group that is made again under its name continues its sequence numbers, as on all members.
+            # A group that is made again under its name continues its sequence numbers, as it does on all members.
             hooks = self.hooks[key] = ring.group(
                 pg.group_name,
                 pg.group_desc,
@@ -274,7 +274,7 @@ class _Recorder:
                 timeout_ms=_timeout_of(pg),
             )
         self.groups[pg] = hooks
-        # Without hooks, what a group does is seen in C++ or in Python, for all groups.
+        # On a PyTorch without hooks, kernels record every group: those in C++ if they were built, else those in Python.
         if self.native is not None and (not self.has_hooks or self.is_builtin(pg)):
             # `address` is called once per group: each call keeps a reference to the end of the process.
             address = self.addresses.get(key) or self.addresses.setdefault(key, hooks.address())
@@ -306,7 +306,8 @@ class _Recorder:
         return True
 
     def is_builtin(self, pg: Any) -> bool:
-        """Whether the group's Works are PyTorch's own: of Works in Python, C++ sees only that a wait returned."""
+        """Whether PyTorch's own backends make the group's Works. Of a Work written in Python, the hooks in C++ would
+        see only that a wait returned."""
         module_of_torch, backends = self.c10d.Work.__module__, _backends_of(pg)
         return bool(backends) and all(type(one).__module__ == module_of_torch for one in backends)
 

@@ -9,8 +9,8 @@ decides the command:
 - `recorded`, with RCOMM_RECORD=1, and `server`, in which each rank called start_debug_server(): the command is
   `rcomm-top --once`, whose exit code has to be 1.
 - `nothing`, an unchanged job: the command is `rcomm-fr collect --ask --analyze`, which has no record to judge. A line
-  is right if it says where in the program rank 2 alone is, or in what state its process is. That needs py-spy, and the job
-  must still exist.
+  is right if it says where in the program rank 2 alone is, or in what state its process is. That needs py-spy, and the
+  job must still exist.
 
 The programs are those of the package, or else in PATH. At the end a table of the seconds is printed.
 """

@@ -15,7 +15,8 @@ unsafe extern "C" {
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
-/// Records the exit code in this ring when the process exits, and closes the ring then if it is to be.
+/// Records the exit code in this ring when the process exits. If the code is 0 and [`RingState::closes`] is set, also
+/// closes the ring.
 ///
 /// # Errors
 /// If the C library has no memory for it.

@@ -157,9 +157,9 @@ struct Counts {
 }
 
 impl Counts {
-    /// Notes the operations of this thread whose second hook was not called: PyTorch refused them. Readers know such an
-    /// operation by that it failed and was not retired, and by its number, which the next operation gets: no other
-    /// rank has issued it. A number that another thread has passed since stays used.
+    /// Notes the operations of this thread whose second hook was not called: PyTorch refused them. Readers recognize
+    /// such an operation: it failed and was not retired, and the next operation has the same number, since no other
+    /// rank has issued the refused one. If another thread has since taken a later number, this one is not given back.
     fn refuse(&mut self, ring: &FlightRecorder, thread: ThreadId) {
         let Self {
             collectives,
@@ -211,24 +211,24 @@ impl RecordedGroup {
         let (Some(ring), Some(group)) = (self.shared.ring.get(), self.group) else {
             return;
         };
-        let what = match issued.name {
+        let named = match issued.name {
             Name::Number(number) => NAMED.get(number).unwrap_or(&UNKNOWN),
             Name::MonitoredBarrier => &MONITORED_BARRIER,
         };
         let key = SignatureKey {
             backend: &self.backend,
-            op_name: what.name,
+            op_name: named.name,
             inputs: &issued.inputs.tensors(),
             outputs: &issued.outputs.tensors(),
         };
         let rank = u32::try_from(issued.root).ok();
-        let is_p2p = what.op.is_p2p();
+        let is_p2p = named.op.is_p2p();
         let mut operation = Operation {
             is_p2p,
             timeout: issued.timeout.unwrap_or(self.timeout),
             call_site: site.map(CallSite::Id),
             start: Start::InTurn,
-            ..Operation::new(group, what.op, SignatureRef::Key(&key))
+            ..Operation::new(group, named.op, SignatureRef::Key(&key))
         };
         match rank {
             Some(rank) if is_p2p => operation.peer = Peer::Rank(rank),
@@ -258,16 +258,16 @@ impl RecordedGroup {
             number: (is_p2p, number),
             operation: UnderWay {
                 ticket,
-                waits_for_all: what.op.waits_for() == WaitsFor::All,
-                deferred: what.deferred && on_host,
+                waits_for_all: named.op.waits_for() == WaitsFor::All,
+                deferred: named.deferred && on_host,
             },
             on_host,
-            future: what.future,
+            future: named.future,
         });
     }
 
-    /// Notes that PyTorch refused the operations of the calling thread whose second hook was not called. For a thread
-    /// that an exception has left: it issues no other operation that would show it.
+    /// Notes that PyTorch refused the operations of the calling thread whose second hook was not called. Needed where
+    /// an exception ends the thread's work: otherwise the thread's next operation does this.
     fn refuse_open(&self) {
         if let Some(ring) = self.shared.ring.get() {
             self.counts().refuse(ring, std::thread::current().id());
@@ -458,7 +458,8 @@ impl GroupHooks {
         });
     }
 
-    /// Records that PyTorch refused the operation that the calling thread is in, if any: an exception has left it.
+    /// Records that PyTorch refused the operation whose first hook alone was called by the calling thread, if there is
+    /// one. Called when an exception ends the program.
     fn refused(&self) {
         self.0.refuse_open();
     }
@@ -470,7 +471,7 @@ impl GroupHooks {
     }
 }
 
-/// Runs a part of the record: neither an error nor a panic reaches the job.
+/// Runs a part of the recording: neither an error nor a panic reaches the job.
 fn quietly(run: impl FnOnce() -> PyResult<()>) {
     drop(catch_unwind(AssertUnwindSafe(run)));
 }

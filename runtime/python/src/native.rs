@@ -112,8 +112,8 @@ pub(crate) unsafe extern "C" fn rcomm_python_before(
     });
 }
 
-/// The operation whose post-hook is called. `has_work` is 0 where PyTorch gave no Work: then the operation
-/// has completed, which is recorded, and there is nothing to watch.
+/// Returns the operation whose post-hook is called. `has_work` is 0 where PyTorch gave no Work: then the operation
+/// has completed, which is recorded, and the result is zeros, since there is nothing to watch.
 ///
 /// # Safety
 /// `group` is an address that `GroupHooks.address()` gave.
@@ -144,8 +144,8 @@ pub(crate) unsafe extern "C" fn rcomm_python_after(
     })
 }
 
-/// Whether the end of a deferred operation is still of interest: 0 once a later one proved that all members have
-/// issued it.
+/// Whether a deferred operation must still be watched: 0 once its end was seen, or a later operation proved that all
+/// members have issued it.
 ///
 /// # Safety
 /// `group` is an address that `GroupHooks.address()` gave.

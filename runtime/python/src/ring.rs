@@ -145,6 +145,7 @@ impl Ring {
     }
 }
 
+/// The time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Writes the heartbeat once a second, from a thread that never takes the interpreter's lock: it stops only

@@ -1,6 +1,6 @@
-//! Tables of records for Python, given to other libraries by Arrow's PyCapsule interface, without a copy.
+//! The tables of a report for Python, given to other libraries through Arrow's PyCapsule interface, without a copy.
 //!
-//! `rcomm-fr analyze --format columns` prints the values; this makes arrays in Arrow's layout of them.
+//! `rcomm-fr analyze --format columns` prints the values, of which this module makes arrays in Arrow's layout.
 
 use arrow_array::cast::AsArray;
 use arrow_array::ffi::{FFI_ArrowSchema, to_ffi};
@@ -110,7 +110,7 @@ fn capsule<'py, T: 'static + Send>(
     name: &str,
     value: T,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    // Whoever takes the content marks it as released; else it is released with the capsule.
+    // A library that takes the content marks it as released. Otherwise the capsule's destructor releases it.
     PyCapsule::new(py, value, Some(CString::new(name)?))
 }
 

@@ -555,7 +555,7 @@ def test_failing_compiler_raises_a_build_error(monkeypatch, tmp_path):
     assert not list(tmp_path.rglob("*.so"))
 
 
-def test_code_with_which_a_process_exits_is_told(tmp_path):
+def test_code_with_which_a_process_exits_is_reported(tmp_path):
     program = """
 import sys, torch, torch.distributed as dist, rcomm.torch
 rcomm.torch.record()

@@ -60,7 +60,7 @@ struct Unversioned {
     tensor: TensorView,
 }
 
-/// What a capsule describes.
+/// The array that a capsule describes.
 pub(super) struct View {
     pub(super) address: usize,
     pub(super) dtype: DType,

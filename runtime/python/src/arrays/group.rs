@@ -1,8 +1,9 @@
 //! The operations of a group over arrays.
 //!
-//! Each runs in the calling thread and returns its result, or, with `wait=False`, starts and returns a `Work`. Where an
-//! operation has parts for each rank these lie one after the other in one array, by rank: equal parts, or parts of
-//! `rows[r]` rows (extents of the first dimension).
+//! Each runs in the calling thread and returns its result; with `wait=False` it starts and returns a `Work`. Where an
+//! operation has a part for each rank, the parts lie one after the other in one array, in order of rank: equal parts,
+//! or parts of `rows[r]` rows (extents of the first dimension). The stubs in `rcomm/_native.pyi` document the
+//! operations.
 
 use super::errors::invalid;
 use super::issue::{Gives, Shared, Terms, duration, reduction};

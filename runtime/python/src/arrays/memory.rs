@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The most dimensions whose extents are kept; arrays of more are recorded as flat.
 const DIMENSIONS: usize = 8;
 
-/// The arguments by which an array is asked for a capsule that says whether it may be written.
+/// The arguments of `__dlpack__` for a capsule that says whether its memory may be written.
 static VERSIONED: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
 /// An array's extents.

@@ -9,10 +9,13 @@ use std::time::Duration;
 
 type Any<'a, 'py> = &'a Bound<'py, PyAny>;
 
-/// The arrays of an operation: the caller's, and a new one for the result where the caller gave none.
+/// The arrays of an operation.
 pub(super) struct Arrays<'py> {
+    /// The memory of the input.
     pub(super) from: Memory,
+    /// The memory of `result`.
     pub(super) into: Memory,
+    /// The caller's array for the result, or a new one if the caller gave none.
     pub(super) result: Bound<'py, PyAny>,
 }
 
@@ -46,7 +49,7 @@ impl ArrayGroup {
         Ok((out.clone(), into))
     }
 
-    /// The input, and `out` or a new array of this shape for the result.
+    /// The input, and for the result `out` or a new array of this shape.
     pub(super) fn arrays<'py>(
         x: Any<'_, 'py>,
         out: Option<Any<'_, 'py>>,
@@ -103,9 +106,9 @@ impl ArrayGroup {
         whole.pieces(py, &lens)
     }
 
-    /// The extents of an array with `rows` rows like those of `of`.
-    pub(super) fn with_rows(py: Python<'_>, of: &Memory, rows: usize) -> PyResult<Vec<usize>> {
-        let mut shape = extents(py, of)?;
+    /// The extents of an array with `rows` rows like those of `array`.
+    pub(super) fn with_rows(py: Python<'_>, array: &Memory, rows: usize) -> PyResult<Vec<usize>> {
+        let mut shape = extents(py, array)?;
         match shape.first_mut() {
             Some(first) => *first = rows,
             None => return Err(invalid(py, "an array without dimensions has no rows")),
@@ -113,7 +116,7 @@ impl ArrayGroup {
         Ok(shape)
     }
 
-    /// The extents of an array for the parts of all ranks that are like `from`.
+    /// The extents of an array for the parts of all ranks, each like `from`; with `rows`, joined by rows.
     pub(super) fn gathered(
         &self,
         py: Python<'_>,
@@ -149,7 +152,7 @@ impl ArrayGroup {
         self.group.rank() == root
     }
 
-    /// How many rows each rank sends to this one; all members call this.
+    /// How many rows each rank sends to this one. All members call this; blocks until they have.
     pub(super) fn swap_rows(
         &self,
         py: Python<'_>,
@@ -168,8 +171,8 @@ impl ArrayGroup {
     }
 }
 
-pub(super) fn extents(py: Python<'_>, of: &Memory) -> PyResult<Vec<usize>> {
-    let shape = of.shape.extents();
+pub(super) fn extents(py: Python<'_>, array: &Memory) -> PyResult<Vec<usize>> {
+    let shape = array.shape.extents();
     let shape =
         shape.ok_or_else(|| invalid(py, "the array has more than 8 dimensions: give out="))?;
     Ok(shape.iter().map(|&extent| extent as usize).collect())

@@ -296,7 +296,7 @@ impl Group {
         self.issue(py, &options, memory, op, results)
     }
 
-    /// Gathers on the root, one after the other in `output`, which the others ignore.
+    /// Gathers on the root into `output`, one part after the other. The other ranks ignore `output`.
     #[pyo3(signature = (output, input, opts=None))]
     fn gather_single(
         &self,
@@ -438,8 +438,8 @@ impl Group {
         self.issue(py, &options, memory, op, as_list(py, &into)?)
     }
 
-    /// Sends rows of `input` to each rank, and receives rows of `output` from each: equal parts of a tensor for which
-    /// no sizes are given.
+    /// Sends rows of `input` to each rank, and receives rows of `output` from each. A tensor without split sizes is
+    /// split into equal parts.
     #[pyo3(signature = (output, input, output_split_sizes=Vec::new(), input_split_sizes=Vec::new(), opts=None, timeout=None))]
     #[allow(clippy::too_many_arguments)]
     fn all_to_all_single(
@@ -568,7 +568,7 @@ impl Group {
         self.end_block(py)
     }
 
-    /// Makes everything pending fail soon, and everything later at once.
+    /// Makes pending operations fail soon, and later ones at once.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let group = self.of_this_process(py)?;
         py.detach(|| group.abort("torch.distributed.ProcessGroup.abort()"));
@@ -588,7 +588,7 @@ impl Group {
         Ok(Self::new(rest, self.shared.clone()))
     }
 
-    /// Waits for what is pending, for this long at most, and refuses everything later.
+    /// Waits for pending operations, for this long at most, and refuses later ones.
     fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
         if !self.group.is_own() {
             return Ok(());

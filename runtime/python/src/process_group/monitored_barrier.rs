@@ -33,7 +33,6 @@ impl Group {
         if error.kind() != ErrorKind::Timeout {
             return Err(exception_for(py, &error, Some(timeout)));
         }
-        // The text is gloo's: programs search for it.
         let (own_rank, ms) = (handle.rank(), timeout.as_millis());
         let absent = error
             .ranks()

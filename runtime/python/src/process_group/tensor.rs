@@ -10,7 +10,7 @@ use rcomm::{Access, Buffer, DType, Device};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The most dimensions whose extents are kept without an allocation; tensors of more are recorded as flat.
+/// The most dimensions whose extents are kept; tensors of more are recorded as flat.
 const DIMENSIONS: usize = 8;
 
 /// `torch.strided`, the layout of tensors that are plain memory.
@@ -57,7 +57,7 @@ impl<'py, 't> Tensors<'py, 't> {
         let dtype = self.check(tensor)?;
         let in_order = tensor.call_method0(intern!(py, "is_contiguous"))?;
         let is_complex = matches!(dtype, DType::Complex64 | DType::Complex128);
-        let is_plain = in_order.is_truthy()? && !(is_complex && conjugate(tensor)?);
+        let is_plain = in_order.is_truthy()? && !(is_complex && is_conjugate(tensor)?);
         let copy = if is_plain {
             None
         } else {
@@ -176,7 +176,7 @@ pub(crate) fn is_strided(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(tensor.getattr(intern!(py, "layout"))?.is(strided.bind(py)))
 }
 
-fn conjugate(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+fn is_conjugate(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor
         .call_method0(intern!(tensor.py(), "is_conj"))?
         .is_truthy()
@@ -236,7 +236,7 @@ fn rows(tensor: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
     }
 }
 
-/// Splits in rows as splits in elements; equal ones where none are given.
+/// Converts splits in rows to splits in elements; equal splits if none are given.
 pub(crate) fn elements(
     tensor: &Bound<'_, PyAny>,
     splits: &[usize],

@@ -164,7 +164,7 @@ impl Inner {
         copies.into_iter().try_for_each(|copy| copy.make(py))
     }
 
-    /// Waits for the end, for this long at most.
+    /// Waits for the end, for this long at most; then raises a time-out error.
     fn wait(&self, py: Python<'_>, within: Option<Duration>) -> PyResult<()> {
         if let Some(work) = self.under_way() {
             let result = py.detach(|| match within {

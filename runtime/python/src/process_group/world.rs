@@ -70,7 +70,8 @@ impl World {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs an operation on the world without the GIL, since it may wait for other ranks, for `timeout` at most if it is given.
+    /// Runs an operation on the world without the GIL, since it may wait for other ranks. `timeout` is the time that the
+    /// text of a time-out error names.
     fn with<T: Send>(
         &self,
         py: Python<'_>,

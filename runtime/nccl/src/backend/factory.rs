@@ -43,7 +43,8 @@ impl NcclFactory {
     /// has a second thread.
     ///
     /// # Errors
-    /// `InvalidArgument` if the environment says otherwise; `Unsupported` if the process has several threads.
+    /// `InvalidArgument` if the environment has other values for these variables; `Unsupported` if the process has
+    /// several threads.
     pub fn prepare(options: &NcclOptions) -> Result<()> {
         launch_order::prepare(options)
     }

@@ -51,11 +51,12 @@ fn name_of(backend: &NcclBackend) -> &str {
     }
 }
 
-/// The name, and the job if that is another one: worlds have groups of the same names.
-fn full_name(name: &str, of: &Shared, to: &Shared) -> String {
-    match of.world == to.world {
+/// The name of a group for a reader of another group; with its world if the two groups are of different worlds, whose
+/// groups may have the same names.
+fn full_name(name: &str, group: &Shared, reader: &Shared) -> String {
+    match group.world == reader.world {
         true => name.to_owned(),
-        false => format!("{name} of {}", of.world),
+        false => format!("{name} of {}", group.world),
     }
 }
 
@@ -97,8 +98,8 @@ impl AbortedGroup {
 
     /// The other groups that [`can_abort`](Self::can_abort) accepts.
     fn abortable(&self) -> Vec<Arc<NcclBackend>> {
-        // The list is unlocked before a reference is dropped: a backend that ends with it looks at the list. The
-        // aborted group's own one would wait for the thread that calls this.
+        // The list is unlocked before a reference is dropped: if it was the last one, the backend ends, and locks the
+        // list. The aborted group's own backend is left out: its end would wait for this thread.
         let others: Vec<Arc<NcclBackend>> = backends()
             .iter()
             .filter(|other| !other.ptr_eq(&self.this))
@@ -196,8 +197,9 @@ impl OtherGroups {
     }
 }
 
-/// As long as the aborted group allows its own operations, but at least as long as the library may take to free
-/// communicators. Without a time-out no operation counts as one that hangs.
+/// How long an operation of another group may take: as long as the aborted group allows its own operations, but at
+/// least as long as the library may take to free communicators. Without a time-out no operation counts as one that
+/// hangs.
 fn patience(timeout: Option<Duration>) -> Duration {
     timeout.map_or(Duration::MAX, |timeout| timeout.max(CommQueue::CLEAN_UP))
 }

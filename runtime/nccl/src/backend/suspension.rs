@@ -1,5 +1,6 @@
-//! Release of the device memory of a group's communicators while the program needs it for something else, and the sizes
-//! of that memory. Source: `ncclCommSuspend`, `ncclCommResume` and `ncclCommMemStats` in mem_manager.cc of NCCL 2.30.7.
+//! Releases the device memory of a group's communicators while the program needs it for something else, and reports how
+//! much memory they have. Source: `ncclCommSuspend`, `ncclCommResume` and `ncclCommMemStats` in mem_manager.cc of NCCL
+//! 2.30.7.
 
 use super::NcclBackend;
 use crate::library::NcclLibrary;
@@ -63,17 +64,17 @@ impl NcclBackend {
         let deadline = deadline.started();
         let queues = self.queues();
         queues.iter().try_for_each(|queue| queue.drain(deadline))?;
-        let begun: Vec<_> = queues
+        let calls: Vec<_> = queues
             .iter()
             .map(|queue| queue.begin_alone(name, call.clone(), deadline))
             .collect();
-        // Each call is waited for, even if another could not begin or has failed, at most until the deadline; the first
-        // error is returned.
-        let ended: Vec<Result<()>> = begun
+        // All calls are waited for until the deadline, also after one could not begin or has failed. The first error is
+        // returned.
+        let results: Vec<Result<()>> = calls
             .into_iter()
             .map(|call| call?.map_or(Ok(()), |call| call.wait(deadline)))
             .collect();
-        ended.into_iter().collect()
+        results.into_iter().collect()
     }
 
     pub(super) fn memory_of_all(&self) -> Result<CommMemory> {

@@ -5,7 +5,7 @@ use rcomm_core::store::{HashStore, Store};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Counts the keys of all calls that do more than write.
+/// Counts the keys of all calls that read, or that read and write.
 #[derive(Default)]
 pub(crate) struct CountingStore {
     store: HashStore,

@@ -1,10 +1,10 @@
-//! Whether NCCL orders the launches of all communicators of a device by their order on the host.
+//! Makes NCCL launch the operations of all communicators of a device in their order on the host, if the options say so.
 //!
-//! NCCL reads this from the process's environment alone, when it is first used, so the variables are set when a world
-//! is made, before the library is loaded, and only by the process's one thread: C code of another thread may read the
-//! environment at any time.
+//! NCCL reads this setting only from the process's environment, when it is first used. So the variables are set when a
+//! world is made, before the library is loaded, and only while the process has one thread: C code of another thread may
+//! read the environment at any time.
 //!
-//! It is not the default. In this order an operation starts after all those that were issued before it on the device
+//! This order is not the default. In it an operation starts after all those that were issued before it on the device
 //! have started, also those of other groups, and they wait for their own buffers. Ranks that issue in different orders
 //! over several groups, which works as long as the device can hold the kernels, may then wait for each other without
 //! end. In builds of NCCL for CUDA before 12.3, with drivers before 12.3, and in a capture with drivers before 12.9,
@@ -30,7 +30,8 @@ const BY_COMMUNICATOR: Version = Version(23_100);
 /// has a second thread.
 ///
 /// # Errors
-/// `InvalidArgument` if the environment says otherwise; `Unsupported` if the process has several threads.
+/// `InvalidArgument` if the environment has other values for these variables; `Unsupported` if the process has several
+/// threads.
 pub(crate) fn prepare(options: &NcclOptions) -> Result<()> {
     if options.launch_order == LaunchOrder::Library {
         return Ok(());

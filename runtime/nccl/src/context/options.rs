@@ -400,16 +400,16 @@ mod tests {
         let rows = section.lines().filter(|line| line.starts_with("| `"));
         for row in rows {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-            let [torch_names, says] = cells[1..3] else {
+            let [torch_names, counterpart] = cells[1..3] else {
                 panic!("{row}");
             };
-            let has_ours = says.starts_with('`');
-            let is_borrowed = has_ours && !says.contains("not borrowed");
+            let has_ours = counterpart.starts_with('`');
+            let is_borrowed = has_ours && !counterpart.contains("not borrowed");
             for name in names(torch_names) {
                 assert_eq!(names_read.contains(name), is_borrowed, "{name}");
             }
             if has_ours {
-                assert!(names_read.contains(names(says)[0]), "{says}");
+                assert!(names_read.contains(names(counterpart)[0]), "{counterpart}");
             }
         }
         let (_, rest) = section.split_once("Without a counterpart:").unwrap();

@@ -92,8 +92,8 @@ impl Ras {
         let (resolver, address, timeouts) =
             (self.resolver.clone(), address.to_owned(), self.timeouts);
         let work = move || {
-            let begun = Instant::now();
-            let deadline = begun + timeouts.answer;
+            let start = Instant::now();
+            let deadline = start + timeouts.answer;
             let addresses = resolver.find(&address, deadline);
             let report = addresses
                 .and_then(|addresses| query(&addresses, deadline))
@@ -101,7 +101,7 @@ impl Ras {
                     |error| tracing::debug!(address, %error, "no report of NCCL's monitor"),
                 )
                 .ok();
-            if let Some(report) = report.as_ref().filter(|_| begun.elapsed() > timeouts.dump) {
+            if let Some(report) = report.as_ref().filter(|_| start.elapsed() > timeouts.dump) {
                 tracing::warn!(
                     report,
                     "NCCL's monitor has answered after the dump was made"

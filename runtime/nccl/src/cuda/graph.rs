@@ -63,7 +63,7 @@ impl LiveGraphs {
     }
 }
 
-/// Numbers of graphs, those of their captures. As text, their count and the first of them: `2: 5, 7`.
+/// Numbers of graphs, which are the numbers of their captures. As text, their count and the first of them: `2: 5, 7`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GraphNumbers(BTreeSet<u64>);
 

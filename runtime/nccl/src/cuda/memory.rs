@@ -36,9 +36,9 @@ pub(crate) fn stream_of<'b>(buffer: &'b Buffer<'_>) -> Option<&'b Arc<CudaStream
 struct Allocation {
     device: Arc<CudaDevice>,
     at: CuDevicePtr,
-    /// The stream in whose order the memory is allocated and freed, so that neither waits for a kernel of
-    /// another stream (`cuMemFree` waits for the whole device); `None` on a device without memory pools, and for
-    /// memory that was allocated during a capture.
+    /// The stream in whose order the memory is allocated and freed: neither waits for a kernel of another stream, while
+    /// `cuMemFree` waits for the whole device. `None` on a device without memory pools, and for memory that was
+    /// allocated during a capture.
     stream: Option<Arc<CudaStream>>,
 }
 

@@ -58,8 +58,7 @@ impl BytesCopy {
 }
 
 /// Returns the number of bytes of staging memory that an operation needs: the sizes, rounded up to [`STAGING_ALIGN`],
-/// of its lists whose parts the library requires to be contiguous and which are not. Ranks other than the root have no
-/// such list.
+/// of the lists whose parts the library needs to be contiguous and which are not. Ranks other than the root have none.
 pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     let table = library.table();
     if let Op::Coalesced(ops) = op {

@@ -1,5 +1,5 @@
-//! NCCL's own number of a communicator (`commHash`), which its monitor and its profilers show; from 2.26 on its logs
-//! also show that of a joined communicator (`commId`). The number relates a dump to their output.
+//! Computes NCCL's own number of a communicator (`commHash`), which NCCL's monitor and its profilers show, and from
+//! 2.26 on its logs, for joined communicators (`commId`). By this number a dump can be matched with their output.
 //!
 //! No function of `nccl.h` returns the number, up to 2.32.3. The formulas are those of `init.cc` (`commHash`
 //! in `ncclCommInitRankFunc`) and of `getHash` (`misc/utils.cc`, later `include/bitops.h`): one formula up to 2.25.1,

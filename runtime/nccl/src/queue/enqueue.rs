@@ -147,7 +147,7 @@ impl CommQueue {
         }
     }
 
-    /// What calls of this queue use, without staging memory and a number for profiler plug-ins.
+    /// The target of this queue's calls, without staging memory and without a number for profiler plug-ins.
     pub(super) fn target<'a>(
         &'a self,
         comm: &Comm,
@@ -168,8 +168,8 @@ impl CommQueue {
         }
     }
 
-    /// Makes a call with which the library enqueues a put, a signal or a wait for signals, after what `before`
-    /// enqueues, and marks its end.
+    /// Runs `before`, which may enqueue work, then makes a call with which the library enqueues a put, a signal or a
+    /// wait for signals. Returns an event that marks the end of that work.
     ///
     /// # Blocking
     /// While the library connects to peers, until `deadline`.
@@ -442,7 +442,7 @@ impl CommQueue {
     /// Waits until the library has connected to all peers that the call needs.
     pub(super) fn wait_until_connected(&self, comm: &Comm, deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
-        let begun = Instant::now();
+        let start_time = Instant::now();
         let mut pauses = Pauses::default();
         loop {
             let is_ready = comm.is_ready()?;
@@ -460,7 +460,7 @@ impl CommQueue {
                     "NCCL did not connect to the other ranks before the deadline",
                 ));
             }
-            match pauses.next(begun.elapsed()) {
+            match pauses.next(start_time.elapsed()) {
                 None => std::thread::yield_now(),
                 Some(pause) => std::thread::sleep(pause),
             }

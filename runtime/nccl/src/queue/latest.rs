@@ -1,4 +1,4 @@
-//! The latest operation of a queue, from which an abort of another group learns whether this queue hangs.
+//! The latest operation of a queue. By it, an abort of another group finds out whether this queue hangs.
 
 use super::{CommQueue, LatestOp};
 use crate::cuda::event::Mark;

@@ -224,14 +224,14 @@ impl Pending for Ticket {
         const SPIN: Duration = Duration::from_micros(50);
         const LONGEST_PAUSE: Duration = Duration::from_micros(500);
         let deadline = deadline.started();
-        let begun = Instant::now();
+        let start_time = Instant::now();
         let mut pause = Duration::from_micros(20);
         loop {
             let progress = self.progress();
             if progress.has_ended() || deadline.has_passed() {
                 return progress;
             }
-            if begun.elapsed() < SPIN {
+            if start_time.elapsed() < SPIN {
                 std::hint::spin_loop();
             } else {
                 std::thread::sleep(pause.min(deadline.remaining()));

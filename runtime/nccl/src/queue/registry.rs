@@ -31,7 +31,7 @@ pub(crate) struct Registry {
 struct Registered {
     /// The ranges, by the library's number.
     by_id: BTreeMap<u64, RegisteredRanges>,
-    /// The ends of the ranges, by their begin and number.
+    /// The ends of the ranges, by their first address and number.
     by_begin: BTreeMap<(u64, u64), u64>,
     /// The length of the longest range that there was.
     longest: u64,
@@ -44,7 +44,7 @@ struct Registered {
 struct RegisteredRanges {
     count: usize,
     owners: Vec<Arc<dyn Any + Send + Sync>>,
-    /// The begin of the first range, in which all others are.
+    /// The first address of the first range, in which all others lie.
     begin: u64,
     last_use: Option<LastUse>,
 }
@@ -113,7 +113,8 @@ impl Registered {
     }
 }
 
-/// The pages of a buffer: the library registers whole ones. They are the largest that Linux has.
+/// The addresses of the pages of a buffer, as the library registers only whole pages. The size is that of the largest
+/// base pages of Linux, so that no page is missed.
 fn pages_of(memory: &Buffer<'_>) -> (u64, u64) {
     const PAGE: u64 = 1 << 16;
     let begin = memory.as_ptr().addr() as u64;

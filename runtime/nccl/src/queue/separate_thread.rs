@@ -34,8 +34,8 @@ pub(super) struct ConnectionKey {
 }
 
 impl ConnectionKey {
-    /// Calls `look` with the key of an operation, or of each operation of a block, until `look` returns false; returns
-    /// whether it returned true for all.
+    /// Calls `look` with the key of the operation, or of each operation of a block, until `look` returns false. Returns
+    /// whether `look` returned true for all of them.
     fn all(op: &Op<'_>, look: &mut impl FnMut(Self) -> bool) -> bool {
         if let Op::Coalesced(ops) = op {
             return ops.iter().all(|op| Self::all(op, look));

@@ -1,5 +1,5 @@
-//! Outgoing data of a window: puts, whose source is staged where it is not in the window's own memory, and signals,
-//! which are puts of one word.
+//! Outgoing data of a window: puts, and signals, which are puts of one word. A source outside the window's own memory
+//! is staged.
 
 use super::{NcclWindow, OpenWindow, RawWindow, STAGING, WORD, keep_alive, lock, to_c};
 use crate::cuda::event::Mark;
@@ -43,8 +43,8 @@ impl Outgoing {
 }
 
 impl NcclWindow {
-    /// Enqueues a put, after what `before` enqueues. `before` gets the number of this put among the library's
-    /// signals to the peer, since each put is one signal.
+    /// Runs `before`, which may enqueue work, and enqueues a put after it. `before` gets the number of this put among
+    /// the library's signals to the peer, since each put is one signal.
     ///
     /// # Safety
     /// The source of the put lies in a window of this communicator; `put.to` is registered, and the target lies in

@@ -96,7 +96,7 @@ pub type DescriptorV4 = Descriptor<u8, FactsV4>;
 /// The description of an event in versions 5 and 6, which differ only in kinds that the plug-in does not request.
 pub type DescriptorV5 = Descriptor<u64, FactsV5>;
 
-/// Facts of version 3.
+/// The fields of each kind of event in version 3.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -108,7 +108,7 @@ pub union FactsV3 {
     pub kernel_ch: KernelCh,
 }
 
-/// Facts of version 4.
+/// The fields of each kind of event in version 4.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
@@ -120,7 +120,7 @@ pub union FactsV4 {
     pub kernel_ch: KernelCh,
 }
 
-/// Facts of versions 5 and 6.
+/// The fields of each kind of event in versions 5 and 6.
 #[repr(C)]
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]

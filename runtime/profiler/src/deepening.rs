@@ -1,4 +1,4 @@
-//! More events for some time after a hang or a stall.
+//! Asks NCCL for more events for some time after a hang or a stall.
 //!
 //! NCCL fixes the events of an operation when it is called, so nothing more can be learned of one that hangs. But it
 //! reads the mask of events at each call (`ncclProfilerEventMask`, plugin/profiler.cc:219 and 280 of NCCL 2.30.7; in
@@ -17,8 +17,8 @@ use std::time::Duration;
 pub(crate) const STALL: Duration = Duration::from_secs(1);
 /// The number of operations that are recorded with steps after a hang or a stall.
 pub(crate) const DEEP: u32 = 4_096;
-/// The number of operations after that during which a stall does not bring steps back: in a job with a long operation
-/// now and then, at most one operation in sixteen is recorded with steps.
+/// The number of operations after those during which another stall does not bring steps back. So in a job in which long
+/// operations recur, at most one operation in sixteen is recorded with steps.
 pub(crate) const REST: u32 = 15 * DEEP;
 
 /// Where NCCL reads its mask of events.
@@ -76,7 +76,7 @@ impl MaskPlace {
 }
 
 impl Process {
-    /// Asks NCCL for the steps of transfers, too, for the next [`DEEP`] operations, unless the user has named events or
+    /// Also asks NCCL for the steps of transfers, for the next [`DEEP`] operations, unless the user has named events or
     /// steps are asked for already.
     pub(crate) fn deepen_after_hang(&self) {
         self.deepen(|left| left <= REST);
@@ -91,8 +91,8 @@ impl Process {
         }
     }
 
-    fn deepen(&self, begins: impl Fn(u32) -> bool) {
-        let counted = |left| begins(left).then_some(DEEP + REST);
+    fn deepen(&self, may_begin: impl Fn(u32) -> bool) {
+        let counted = |left| may_begin(left).then_some(DEEP + REST);
         if self.events.deepens
             && self
                 .deep_left
@@ -111,8 +111,8 @@ impl Process {
         }
     }
 
-    /// Counts an operation, if steps are asked for or were within the last [`REST`] operations; ends the asking after
-    /// the last of [`DEEP`].
+    /// Counts an operation, if steps are asked for or were within the last [`REST`] operations. After [`DEEP`]
+    /// operations NCCL is no longer asked for steps.
     #[inline]
     pub(crate) fn count_deep(&self) {
         if self.deep_left.load(Relaxed) == 0 {

@@ -31,15 +31,15 @@ pub(crate) fn opened(
     first: Option<CommunicatorIdentity>,
     has_calls: bool,
 ) -> Option<&'static Process> {
-    let own = std::process::id();
-    match OPENER.compare_exchange(0, own, Ordering::AcqRel, Ordering::Acquire) {
+    let this_process = std::process::id();
+    match OPENER.compare_exchange(0, this_process, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             let _ = PROCESS.set(guarded(None, || open(first, has_calls)));
         }
-        Err(opener) if opener != own => return None,
+        Err(opener) if opener != this_process => return None,
         Err(_) => {
-            let end = Instant::now() + PATIENCE;
-            while PROCESS.get().is_none() && Instant::now() < end {
+            let deadline = Instant::now() + PATIENCE;
+            while PROCESS.get().is_none() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -98,18 +98,18 @@ fn open(first: Option<CommunicatorIdentity>, has_calls: bool) -> Option<Process>
 }
 
 impl Process {
-    /// Makes this process a rank of the job of a communicator that has begun, if no launcher gives it a job and the
-    /// communicator is larger than all before: a program whose first communicators lack some of its ranks is then one
-    /// job. No lock is held while the ring's file moves: a thread that comes at the same time waits for at most
-    /// [`PATIENCE`].
+    /// Makes this process a rank of the job of a new communicator, if no launcher gives it a job and the communicator
+    /// is larger than all before. So the ranks of a program are one job even if its first communicators lack some.
+    ///
+    /// Moves the ring's file. Another thread that calls this meanwhile waits for at most [`PATIENCE`].
     pub(crate) fn follow_largest(&self, communicator: &CommunicatorIdentity) {
         let is_larger = || communicator.size > self.recorder.identity().1;
         if self.identity == IdentitySource::Launcher || !is_larger() {
             return;
         }
-        let end = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + PATIENCE;
         while self.is_moving.swap(true, Ordering::Acquire) {
-            if Instant::now() >= end {
+            if Instant::now() >= deadline {
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));

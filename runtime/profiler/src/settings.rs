@@ -15,6 +15,7 @@ pub(crate) struct Events {
     pub(crate) deepens: bool,
 }
 
+/// The events of `calls`.
 const CALLS: u64 = event::COLL | event::P2P | event::GROUP_API | event::COLL_API | event::P2P_API;
 /// The words of `RCOMM_NCCL_EVENTS`, and the events that each requests.
 const WORDS: [(&str, u64); 5] = [
@@ -34,9 +35,10 @@ const DEFAULT: Events = Events {
 };
 
 impl Events {
-    /// The same for a version of NCCL that does not report calls: with events of channels in any case. Such a version
-    /// reports an operation with its plan, also each time a graph is replayed; without events of channels, only on
-    /// ranks where the graph uses the network, so that the ranks would number their operations differently.
+    /// The same for a version of NCCL that does not report calls: always with events of channels. Such a version
+    /// reports an operation with its plan, also each time a graph is replayed. Without events of channels it would
+    /// report a replay only on ranks where the graph uses the network, and the ranks would number their operations
+    /// differently.
     pub(crate) fn without_calls(self) -> Self {
         let mask = match self.mask {
             0 => 0,

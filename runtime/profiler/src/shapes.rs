@@ -14,7 +14,7 @@ pub(crate) struct Shape {
     /// Address of the process's state, which has the ring with the signatures.
     owner: usize,
     /// Number of ranks of the communicator (0 = unknown) | type of the operation << 32 | type of the elements << 40.
-    what: u64,
+    key: u64,
     count: u64,
 }
 
@@ -23,7 +23,7 @@ type Row = (Shape, SignatureId);
 const EMPTY: Row = (
     Shape {
         owner: 0,
-        what: 0,
+        key: 0,
         count: 0,
     },
     SignatureId::UNKNOWN,
@@ -38,7 +38,7 @@ impl Shape {
     pub(crate) fn of<T>(owner: &T, call: &Call, size: u32) -> Self {
         Self {
             owner: std::ptr::from_ref(owner).addr(),
-            what: u64::from(size)
+            key: u64::from(size)
                 | u64::from(call.op.code()) << 32
                 | u64::from(call.dtype.code()) << 40,
             count: call.count,
@@ -50,17 +50,17 @@ impl Shape {
     #[inline]
     pub(crate) fn known(self, intern: impl FnOnce() -> Option<SignatureId>) -> Option<SignatureId> {
         // A product with 2^64 divided by the golden ratio; its upper bits depend on all bits of the number.
-        let spread = (self.count ^ self.what.rotate_left(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let at = (spread >> (64 - ROWS.trailing_zeros())) as usize;
+        let spread = (self.count ^ self.key.rotate_left(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let row = (spread >> (64 - ROWS.trailing_zeros())) as usize;
         // A thread that ends may still report events after its thread-local variables are gone.
-        let recent = RECENT.try_with(|rows| rows[at].get());
+        let recent = RECENT.try_with(|rows| rows[row].get());
         if let Ok((shape, id)) = recent
             && shape == self
         {
             return Some(id);
         }
         let id = intern()?;
-        let _ = RECENT.try_with(|rows| rows[at].set((self, id)));
+        let _ = RECENT.try_with(|rows| rows[row].set((self, id)));
         Some(id)
     }
 }

@@ -1,6 +1,6 @@
-//! The interface has the memory layout of NCCL's public headers: offsets and sizes in bytes on 64-bit Linux, as a C
-//! compiler computed them for the headers of NCCL 2.26.2, 2.27.7, 2.28.3, 2.29.7 and 2.30.7. Releases with the same
-//! version of the interface agree.
+//! Tests that the interface has the memory layout of NCCL's public headers. The expected offsets and sizes, in bytes on
+//! 64-bit Linux, are those that a C compiler computed for the headers of NCCL 2.26.2, 2.27.7, 2.28.3, 2.29.7 and
+//! 2.30.7. Releases with the same version of the interface agree.
 
 use rcomm_nccl_profiler::abi::{
     Coll, CollApi, CollV5, DescriptorV3, DescriptorV4, DescriptorV5, FactsV5, GroupApi, InitV3,
@@ -224,8 +224,8 @@ fn events_and_states_have_the_numbers_of_nccl() {
         let known = EVENTS.iter().find(|(it, ..)| *it == name);
         let (_, bit, since) = known.expect("an event of NCCL's");
         assert_eq!(bits, 1 << bit, "{name}");
-        // A version that lacks an event ignores its bit; each of ours is in the newest, and calls alone are newer than
-        // the oldest that is supported.
+        // A version ignores the bits of events that it lacks. The newest release has all events that the plug-in asks
+        // for; the oldest lacks only those of calls.
         let in_all = RELEASES.iter().all(|(_, version)| version >= since);
         assert_eq!(in_all, !name.ends_with("Api"), "{name}");
     }

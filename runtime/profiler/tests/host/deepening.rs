@@ -1,4 +1,4 @@
-//! More events for some time after a stall or a hang.
+//! The plug-in asks for more events for some time after a stall or a hang.
 
 use crate::job::{Until, operation};
 use crate::library::{Comm, NONE, Plugin, mask};

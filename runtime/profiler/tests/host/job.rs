@@ -153,17 +153,19 @@ fn operation_behind(plugin: &Plugin, comm: &Comm, call: &Call) {
     plugin.stop(group);
 }
 
-/// The peers of an operation's transfers on each channel: a message has one, a ring two.
+/// The peers of an operation's transfers on each channel, each with whether it is sent to: a message has one, a
+/// collective two, which are the rank's neighbors in the ring.
 fn ends(comm: &Comm, call: &Call) -> Vec<(i32, bool)> {
     let next = (comm.rank + 1) % comm.size;
-    let before = (comm.rank + comm.size - 1) % comm.size;
+    let previous = (comm.rank + comm.size - 1) % comm.size;
     match call.is_p2p() {
         true => vec![(call.peer, call.func == c"Send")],
-        false => vec![(next, true), (before, false)],
+        false => vec![(next, true), (previous, false)],
     }
 }
 
-/// The proxy thread gets the transfers of an operation with its launch; the device comes to it later.
+/// Reports the transfers of an operation and its work on the device, as the proxy thread does. The transfers begin with
+/// the launch, before the device reaches the operation.
 fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until) {
     let channels = 0..call.channels;
     let begin = |channel| {
@@ -234,8 +236,8 @@ const PLACE: [&str; 2] = ["RCOMM_TEST_RANK", "RCOMM_TEST_WORLD_SIZE"];
 /// Environment variable with the rank that comes late to each of many operations.
 pub(crate) const LATE: &str = "RCOMM_TEST_LATE";
 
-/// Operations in which the devices of the other ranks wait for that of one rank, which comes 2 ms late: its own kernel
-/// is short.
+/// Reports operations to which one rank comes 2 ms late: the kernels of the other ranks wait for it, and run so much
+/// longer than its own.
 fn late_each_time(plugin: &Plugin, comm: &Comm, is_late: bool) {
     let device_ns = if is_late { 100_000 } else { 2_100_000 };
     let call = Call {
@@ -367,7 +369,7 @@ fn devices(plugin: &Plugin, words: &[&str]) {
     }
 }
 
-/// Takes away what a launcher sets.
+/// Removes the variables that a launcher sets.
 pub(crate) fn without_launcher(command: &mut Command) {
     for variable in ["RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"] {
         command.env_remove(variable);
@@ -392,7 +394,8 @@ impl Job {
         Self::of_scripts(&scripts, change)
     }
 
-    /// Starts processes with several devices each, of which each gets so far with its last operation.
+    /// Starts processes with several devices each. `processes` has for each device how far it gets with its last
+    /// operation. Waits until all processes are ready.
     pub(crate) fn of_devices(
         version: u32,
         processes: &[&[Until]],

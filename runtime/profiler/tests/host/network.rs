@@ -52,8 +52,8 @@ impl<'p> Transfer<'p> {
         transfer
     }
 
-    /// Reports a state of a step, as that of the step and, in version 3, as that of the transfer with the number of the
-    /// steps that have got so far.
+    /// Reports a state of a step: in version 3 first as a state of the transfer, with the number of the steps that have
+    /// got so far; then as a state of the step, if there is one.
     fn state(&self, step: i32, of_transfer: c_int, of_step: Option<c_int>) {
         if self.plugin.version == 3 {
             self.plugin.record(self.handle, of_transfer, 0, step + 1);

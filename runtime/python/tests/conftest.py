@@ -87,7 +87,7 @@ class Job:
                 rcomm.torch._recorder.end()
             sys.stdout.flush()
             sys.stderr.flush()
-            # As the interpreter's end, with the C library's own; `os._exit` would run no function of it.
+            # Ends as the interpreter does, through the C library: `os._exit` would run none of its exit functions.
             ctypes.CDLL(None).exit(code)
 
     def wait(self) -> list[int]:
@@ -106,6 +106,7 @@ class Job:
         return codes
 
     def end(self) -> None:
+        """Kills the ranks that were not waited for."""
         for pid in self.pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -1,4 +1,4 @@
-"""The module rcomm over numpy, tensors and other memory, in real processes."""
+"""Groups of the module rcomm over numpy's arrays, tensors and other memory, in real processes."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def ranks(tmp_path):
         return jobs[-1]
 
     yield start
-    for one in jobs:
-        one.end()
+    for job in jobs:
+        job.end()
 
 
 def kinds():
-    """Ways to hold numbers, and how their content is read."""
+    """Kinds of arrays: the name, how an array is made of values, and how its values are read."""
     yield "numpy", lambda values: np.array(values, np.float32), np.ndarray.tolist
     yield "torch", lambda values: torch.tensor(values), torch.Tensor.tolist
     yield "array", lambda values: array.array("f", values), array.array.tolist
@@ -154,7 +154,7 @@ def test_results_are_new_arrays_of_the_library_of_the_input(ranks):
         ]
         assert g.all_reduce(np.array(2.5)).item() == 5.0
         assert g.all_reduce(np.empty((0, 3))).shape == (0, 3)
-        # What the library may not write can be read.
+        # An array that must not be written can be an input.
         frozen = np.ones(2)
         frozen.flags.writeable = False
         assert g.all_reduce(frozen, out=np.empty(2)).tolist() == [2.0, 2.0]
@@ -454,13 +454,13 @@ def test_job_is_recorded_with_the_line_in_python(ranks, until):
     line = body.__code__.co_firstlineno + 1
     started = ranks(2, body)
 
-    def named():
+    def stuck_report():
         if len(list(started.rings.glob("*.ring"))) < 2:
             return None
         report = rcomm.analyze(started.rings, overdue=0.5)
         return report if report.verdict == "stuck" else None
 
-    report = until(named)
+    report = until(stuck_report)
     assert report.culprit.culprit_ranks == (1,)
     assert "rank 1 never issued all_reduce #2" in str(report)
     assert f"test_arrays.py:{line}" in str(report)

@@ -70,97 +70,97 @@ def ranks(tmp_path):
 
 
 def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]]:
-    """What each operation gives on this rank."""
+    """The results of each operation on this rank, by its name."""
     tensor = (torch.arange(6, dtype=torch.float64) + 1) * (rank + 1)
-    given: dict[str, list[torch.Tensor]] = {}
+    results: dict[str, list[torch.Tensor]] = {}
     for name in ("SUM", "PRODUCT", "MIN", "MAX"):
         x = tensor.clone()
         dist.all_reduce(x, getattr(dist.ReduceOp, name), group=group)
-        given[f"all_reduce {name}"] = [x]
+        results[f"all_reduce {name}"] = [x]
     for name in ("BAND", "BOR", "BXOR"):
         x = torch.tensor([rank + 1, 5 * rank + 2])
         dist.all_reduce(x, getattr(dist.ReduceOp, name), group=group)
-        given[f"all_reduce {name}"] = [x]
+        results[f"all_reduce {name}"] = [x]
     for dtype in (torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64):
         x = torch.tensor([rank + 1, 2], dtype=dtype)
         work = dist.all_reduce(x, group=group, async_op=True)
         assert work.wait() and work.is_completed() and work.is_success()
-        given[f"all_reduce {dtype}"] = [x]
+        results[f"all_reduce {dtype}"] = [x]
     x = tensor.clone().to(torch.complex64) * 1j
     dist.all_reduce(x, group=group)
-    given["all_reduce complex"] = [x]
+    results["all_reduce complex"] = [x]
     x = tensor.clone()
     dist.broadcast(x, 1, group=group)
-    given["broadcast"] = [x]
+    results["broadcast"] = [x]
     x = tensor.clone()
     dist.reduce(x, 1, group=group)
-    given["reduce"] = [x] if rank == 1 else []
+    results["reduce"] = [x] if rank == 1 else []
     out = [torch.zeros(6, dtype=torch.float64) for _ in range(size)]
     dist.all_gather(out, tensor, group=group)
-    given["all_gather"] = out
+    results["all_gather"] = out
     whole = torch.zeros(6 * size, dtype=torch.float64)
     dist.all_gather_into_tensor(whole, tensor, group=group)
-    given["all_gather_into_tensor"] = [whole]
+    results["all_gather_into_tensor"] = [whole]
     part = torch.zeros(6, dtype=torch.float64)
     dist.reduce_scatter_tensor(part, whole * (rank + 1), group=group)
-    given["reduce_scatter_tensor"] = [part]
+    results["reduce_scatter_tensor"] = [part]
     part = torch.zeros(6, dtype=torch.float64)
     dist.reduce_scatter(part, [tensor + to for to in range(size)], group=group)
-    given["reduce_scatter"] = [part]
+    results["reduce_scatter"] = [part]
     out = [torch.zeros(6, dtype=torch.float64) for _ in range(size)] if rank == 1 else None
     dist.gather(tensor, out, dst=1, group=group)
-    given["gather"] = out or []
+    results["gather"] = out or []
     part = torch.zeros(6, dtype=torch.float64)
     parts = [tensor + to for to in range(size)] if rank == 1 else None
     dist.scatter(part, parts, src=1, group=group)
-    given["scatter"] = [part]
+    results["scatter"] = [part]
     out = torch.zeros(size, 2)
     dist.all_to_all_single(out, torch.full((size, 2), rank + 1.0), group=group)
-    given["all_to_all_single"] = [out]
+    results["all_to_all_single"] = [out]
     sizes = [(rank + to) % 2 + 1 for to in range(size)]
     out = torch.zeros(sum(sizes))
     dist.all_to_all_single(out, torch.full((sum(sizes),), rank + 1.0), sizes, sizes, group=group)
-    given["all_to_all_single, uneven"] = [out]
+    results["all_to_all_single, uneven"] = [out]
     if rank == 0:
         dist.send(tensor, 1, group=group, tag=3)
     elif rank == 1:
         x = torch.zeros(6, dtype=torch.float64)
         assert dist.recv(x, group=group, tag=3) == 0
-        given["recv from any"] = [x]
+        results["recv from any"] = [x]
     right, left = (rank + 1) % size, (rank - 1) % size
     x = torch.zeros(6, dtype=torch.float64)
     batch = [dist.P2POp(dist.irecv, x, left, group), dist.P2POp(dist.isend, tensor, right, group)]
     for work in dist.batch_isend_irecv(batch):
         work.wait()
-    given["batch_isend_irecv"] = [x]
+    results["batch_isend_irecv"] = [x]
     x = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (size + 4,))
     dist.all_reduce(x, group=group)
-    given["sparse"] = [x.to_dense()]
+    results["sparse"] = [x.to_dense()]
     # Every other column: not in row-major order.
     x = torch.ones(3, 4)
     dist.all_reduce(x[:, ::2].copy_(torch.full((3, 2), rank + 1.0)), group=group)
     strided = torch.arange(12.0).reshape(3, 4).t() * (rank + 1)
     dist.all_reduce(strided, group=group)
-    given["all_reduce, transposed"] = [strided]
+    results["all_reduce, transposed"] = [strided]
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank}, group=group)
     assert objects == [{"rank": other} for other in range(size)]
     dist.barrier(group=group)
     dist.monitored_barrier(group=group)
     future = dist.all_reduce(tensor.clone(), group=group, async_op=True).get_future()
-    given["future"] = [future.then(lambda done: done.value()[0] * 2).wait()]
-    return given
+    results["future"] = [future.then(lambda done: done.value()[0] * 2).wait()]
+    return results
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_operation_gives_what_gloo_gives(ranks, size):
     def body(rank):
-        of_gloo = every_operation(rank, size, dist.new_group(backend="gloo"))
-        of_ours = every_operation(rank, size, dist.group.WORLD)
+        gloo_results = every_operation(rank, size, dist.new_group(backend="gloo"))
+        own_results = every_operation(rank, size, dist.group.WORLD)
         in_subgroup = every_operation(rank, size, dist.new_group(list(range(size))))
-        assert of_gloo.keys() == of_ours.keys() == in_subgroup.keys()
-        for name, expected in of_gloo.items():
-            for got in (of_ours[name], in_subgroup[name]):
+        assert gloo_results.keys() == own_results.keys() == in_subgroup.keys()
+        for name, expected in gloo_results.items():
+            for got in (own_results[name], in_subgroup[name]):
                 assert len(got) == len(expected)
                 assert all(torch.equal(a, b) for a, b in zip(got, expected)), name
         dist.destroy_process_group()
@@ -221,7 +221,7 @@ def test_fsdp2_trains_to_the_same_bits_as_on_gloo(ranks, tmp_path):
 
 @pytest.mark.parametrize("backend", ["rcomm", "cpu:rcomm,cuda:gloo"])
 def test_apis_above_the_groups_work(ranks, backend):
-    """What calls groups from C++: functional collectives, DTensor, tensor parallelism, coalescing."""
+    """Functional collectives, DTensor, tensor parallelism and coalescing call groups from C++."""
 
     def body(rank):
         import torch.distributed._functional_collectives as funcol
@@ -520,7 +520,7 @@ def test_wait_with_a_shorter_timeout_leaves_the_operation_pending(ranks, tmp_pat
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_ranks_destroy_their_groups_at_different_times(ranks, tmp_path, until, late):
-    """As with gloo: one that still writes a checkpoint does not make the others fail."""
+    """As with gloo: a rank that still writes a checkpoint does not make the others fail."""
     over = tmp_path / "over"
 
     def body(rank):
@@ -594,13 +594,13 @@ def test_job_is_recorded_without_rcomm_record_and_with_the_line_in_python(ranks,
     line = body.__code__.co_firstlineno + 1
     started = ranks(2, body)
 
-    def named():
+    def stuck_report():
         if len(list(started.rings.glob("*.ring"))) < 2:
             return None
         report = rcomm.analyze(started.rings, overdue=0.5)
         return report if report.verdict == "stuck" else None
 
-    report = until(named)
+    report = until(stuck_report)
     assert report.culprit.culprit_ranks == (1,)
     assert "rank 1 never issued all_reduce #2" in str(report)
     assert "looks at a picture" in report.culprit.sentence
@@ -665,11 +665,11 @@ def test_job_with_rcomm_record_is_recorded_once(tmp_path, backend):
 import os, sys, torch, torch.distributed as dist
 rank, store, backend = int(sys.argv[1]), dist.FileStore(sys.argv[2], 3), sys.argv[3]
 dist.init_process_group(backend, rank=rank, world_size=3, store=store)
-of_gloo = dist.new_group([1, 2], backend="gloo")
+gloo_group = dist.new_group([1, 2], backend="gloo")
 for _ in range(4):
     dist.all_reduce(torch.zeros(2))
 if rank > 0:
-    dist.all_reduce(torch.zeros(2), group=of_gloo)
+    dist.all_reduce(torch.zeros(2), group=gloo_group)
 import rcomm.torch
 assert rcomm.torch._recorder is not None and rcomm.torch._recorder.ring is None
 assert rcomm.torch.recording().endswith(f"{rank}.0.ring")

@@ -57,23 +57,23 @@ def test_running_job_is_asked_for_its_records(tmp_path: Path, until, prepared: s
     def answer() -> str:
         done = subprocess.run(ask, executable=_programs.find(ask[0]), env=plain, capture_output=True, text=True)
         # A report's lines are wrapped at the width of a page.
-        said = " ".join((done.stdout + done.stderr).split())
+        output = " ".join((done.stdout + done.stderr).split())
         # A rank is overdue after five seconds.
-        right = done.returncode == 1 and "rank 1 never issued all_reduce #2" in said
-        return said if right or prepared == "nothing" else ""
+        right = done.returncode == 1 and "rank 1 never issued all_reduce #2" in output
+        return output if right or prepared == "nothing" else ""
 
     try:
         until(hangs.exists)
-        said = until(answer)
+        output = until(answer)
     finally:
         # torchrun ends its ranks.
         started.send_signal(signal.SIGTERM)
         started.wait(timeout=300)
     if prepared == "nothing":
-        assert "rank 1: process" in said and "is alive" in said and "no worker server" in said
-        assert "was started without TORCH_NCCL_DEBUG_INFO_PIPE_FILE" in said
+        assert "rank 1: process" in output and "is alive" in output and "no worker server" in output
+        assert "was started without TORCH_NCCL_DEBUG_INFO_PIPE_FILE" in output
     if prepared == "server":
-        assert f"rank 1 is now in lost ({program}:" in said
+        assert f"rank 1 is now in lost ({program}:" in output
     if prepared != "nothing" and any(map(shutil.which, ("py-spy", "eu-stack", "gdb"))):
         # A sandbox may forbid tracing; the output then says so.
-        assert "rank 1 is, below Python, in" in said or "native stack of rank 1: " in said
+        assert "rank 1 is, below Python, in" in output or "native stack of rank 1: " in output

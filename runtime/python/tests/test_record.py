@@ -100,13 +100,13 @@ def test_rank_that_does_not_arrive_is_named_while_the_job_hangs(job, until):
 
     started = job(3, body)
 
-    def named():
+    def stuck_report():
         if len(list(started.rings.glob("*.ring"))) < 3:
             return None
         report = rcomm.analyze(started.rings, overdue=0.5)
         return report if report.verdict == "stuck" else None
 
-    report = until(named)
+    report = until(stuck_report)
     assert report.culprit.culprit_ranks == (1,)
     assert report.exit_code == 1 and not report.healthy
     assert "rank 1 never issued all_reduce #4" in str(report)
@@ -123,13 +123,13 @@ def test_rank_that_misses_a_monitored_barrier_is_named_while_the_others_wait_in_
 
     started = job(3, body)
 
-    def named():
+    def stuck_report():
         if len(list(started.rings.glob("*.ring"))) < 3:
             return None
         report = rcomm.analyze(started.rings, overdue=0.5)
         return report if report.verdict == "stuck" else None
 
-    report = until(named)
+    report = until(stuck_report)
     assert report.culprit.culprit_ranks == (1,)
     assert "rank 1 never issued monitored_barrier #2" in str(report)
 
@@ -150,24 +150,24 @@ def test_monitored_barrier_that_failed_is_recorded_as_failed(job, tmp_path):
 
 
 def test_signal_prints_the_verdict_while_the_main_thread_waits_in_pytorch(job, tmp_path, until):
-    said = tmp_path / "said"
+    stderr_file = tmp_path / "stderr_file"
 
     def body(rank):
         dist.all_reduce(torch.zeros(4))
         if rank == 1:
             time.sleep(FOREVER)
-        # Where the verdict is printed.
-        sys.stderr = said.open("w")
+        # The verdict is printed to standard error.
+        sys.stderr = stderr_file.open("w")
         rcomm.torch.why_on_signal()
         dist.all_reduce(torch.zeros(4))
 
     started = job(2, body)
 
     def answered():
-        if said.exists():
+        if stderr_file.exists():
             os.kill(started.pids[0], signal.SIGUSR2)
             time.sleep(0.2)
-        return said.exists() and "rank 1 never issued all_reduce #2" in said.read_text()
+        return stderr_file.exists() and "rank 1 never issued all_reduce #2" in stderr_file.read_text()
 
     until(lambda: len(list(started.rings.glob("*.ring"))) == 2)
     until(lambda: all_reduces(started, tmp_path, 0) == 2)
@@ -503,7 +503,7 @@ def test_operation_that_was_waited_for_in_cpp_is_not_left_pending(job, tmp_path)
 
 
 def test_operations_whose_end_cannot_be_seen_are_not_pending_for_good(job, tmp_path):
-    # As many as are remembered, and three more.
+    # Three more than are remembered for a group (`MAX_DEFERRED` in src/hooks.rs).
     number = 1_024 + 3
 
     def body(rank):

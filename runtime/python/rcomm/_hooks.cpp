@@ -79,13 +79,13 @@ std::atomic<bool> forked{false};
 class Watch {
  public:
   void push(const void* group, Operation operation, WorkPtr work) {
-    One dropped;
+    Watched dropped;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      all_.push_back(One{group, operation, std::move(work)});
-      if (all_.size() > kMost) {
-        dropped = std::move(all_.front());
-        all_.pop_front();
+      watched_.push_back(Watched{group, operation, std::move(work)});
+      if (watched_.size() > kMostWatched) {
+        dropped = std::move(watched_.front());
+        watched_.pop_front();
       }
       if (!thread_.joinable() && !stop_) {
         thread_ = std::thread([this] { run(); });
@@ -97,17 +97,17 @@ class Watch {
     }
   }
 
-  // Polls the oldest `most`, and records those that ended. A Work is queried, and dropped, outside of the lock: it may
-  // be the last owner of tensors.
+  // Polls the oldest `most` operations, and records those that ended. A Work is queried, and dropped, outside of the
+  // lock: it may be the last owner of tensors.
   void sweep(size_t most) {
-    std::vector<One> look;
+    std::vector<Watched> look;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      const size_t count = std::min(most, all_.size());
+      const size_t count = std::min(most, watched_.size());
       look.reserve(count);
-      look.assign(all_.begin(), all_.begin() + static_cast<std::ptrdiff_t>(count));
+      look.assign(watched_.begin(), watched_.begin() + static_cast<std::ptrdiff_t>(count));
     }
-    for (const One& one : look) {
+    for (const Watched& one : look) {
       if (one.operation.deferred != 0) {
         if (recorder.is_deferred(one.group, one.operation) == 0) {
           take(one);
@@ -123,10 +123,10 @@ class Watch {
 
   // A wait for a deferred operation returned, or raised.
   void waited(const WorkPtr& work, bool has_returned) {
-    One found;
+    Watched found;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      for (const One& one : all_) {
+      for (const Watched& one : watched_) {
         if (one.work == work) {
           found = one;
         }
@@ -139,7 +139,7 @@ class Watch {
 
   size_t size() {
     std::lock_guard<std::mutex> lock(mutex_);
-    return all_.size();
+    return watched_.size();
   }
 
   // Ends the thread. Operations under way are no longer polled.
@@ -155,14 +155,14 @@ class Watch {
   }
 
  private:
-  struct One {
+  struct Watched {
     const void* group = nullptr;
     Operation operation{};
     WorkPtr work;
   };
 
   // The most operations that are watched; if there are more, the oldest is no longer watched.
-  static constexpr size_t kMost = 8192;
+  static constexpr size_t kMostWatched = 8192;
   // How often the thread polls while operations are issued, and while none are.
   static constexpr std::chrono::milliseconds kBusy{2};
   static constexpr std::chrono::milliseconds kIdle{50};
@@ -180,11 +180,11 @@ class Watch {
   }
 
   // Removes an operation. Returns whether it was still watched: a hook and the thread may poll it at the same time.
-  bool take(const One& one) {
+  bool take(const Watched& one) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto at = all_.begin(); at != all_.end(); ++at) {
+    for (auto at = watched_.begin(); at != watched_.end(); ++at) {
       if (at->work == one.work && at->operation.words[0] == one.operation.words[0]) {
-        all_.erase(at);
+        watched_.erase(at);
         return true;
       }
     }
@@ -197,18 +197,18 @@ class Watch {
     while (!stop_) {
       const bool busy = recent_.exchange(false, std::memory_order_relaxed);
       wake_.wait_for(lock, busy ? kBusy : kIdle, [this] { return stop_; });
-      if (stop_ || all_.empty()) {
+      if (stop_ || watched_.empty()) {
         continue;
       }
       lock.unlock();
-      sweep(kMost);
+      sweep(kMostWatched);
       lock.lock();
     }
   }
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<One> all_;
+  std::deque<Watched> watched_;
   std::thread thread_;
   std::atomic<bool> recent_{false};
   bool stop_ = false;
@@ -325,7 +325,7 @@ class Groups {
  public:
   void add(const GroupPtr& pg, const void* group) {
     std::unique_lock<std::shared_mutex> lock(mutex_);
-    groups_.insert_or_assign(pg.get(), One{c10::weak_intrusive_ptr<c10d::ProcessGroup>(pg), group});
+    groups_.insert_or_assign(pg.get(), Recorded{c10::weak_intrusive_ptr<c10d::ProcessGroup>(pg), group});
   }
 
   const void* find(const c10d::ProcessGroup* pg) {
@@ -335,12 +335,12 @@ class Groups {
   }
 
  private:
-  struct One {
+  struct Recorded {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> alive;
     const void* group;
   };
   std::shared_mutex mutex_;
-  std::unordered_map<const c10d::ProcessGroup*, One> groups_;
+  std::unordered_map<const c10d::ProcessGroup*, Recorded> groups_;
 };
 
 Groups& groups() {
@@ -384,7 +384,7 @@ constexpr std::array<Operator, 20> kOperators{{
     {"alltoall_base_", 19, "input", "output", ""},
 }};
 
-// Where an operator's arguments are; -1: it has none of that kind.
+// An operator's number, how many arguments it has, and where those of each kind are; -1: it has none of that kind.
 struct Places {
   uint32_t number = 0;
   int64_t arguments = 0;
@@ -415,7 +415,7 @@ Places places(const c10::FunctionSchema& schema) {
   return found;
 }
 
-// A tensor, a list of tensors, or a list of lists.
+// Appends the tensors of an argument, which is a tensor, a list of tensors, or a list of lists.
 void tensors(const c10::IValue& value, std::vector<at::Tensor>& into) {
   if (value.isTensor()) {
     into.push_back(value.toTensor());
@@ -437,35 +437,35 @@ void recorded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   const void* group = nullptr;
   int64_t op_id = 0;
   quietly([&] {
-    // An operator's places are looked up once a thread.
+    // Each thread looks an operator's places up once.
     thread_local std::unordered_map<const c10::FunctionSchema*, Places> known;
     const c10::FunctionSchema* schema = &op.schema();
     auto at = known.find(schema);
     if (at == known.end()) {
       at = known.emplace(schema, places(*schema)).first;
     }
-    const Places& of = at->second;
-    if (of.group < 0) {
+    const Places& place_of = at->second;
+    if (place_of.group < 0) {
       return;
     }
     const auto argument = [&](int64_t place) -> const c10::IValue& {
-      return (*stack)[stack->size() - static_cast<size_t>(of.arguments - place)];
+      return (*stack)[stack->size() - static_cast<size_t>(place_of.arguments - place)];
     };
-    const GroupPtr pg = argument(of.group).toCustomClass<c10d::ProcessGroup>();
+    const GroupPtr pg = argument(place_of.group).toCustomClass<c10d::ProcessGroup>();
     const void* found = groups().find(pg.get());
     if (found == nullptr) {
       return;
     }
     std::vector<at::Tensor> inputs, outputs;
-    if (of.input >= 0) {
-      tensors(argument(of.input), inputs);
+    if (place_of.input >= 0) {
+      tensors(argument(place_of.input), inputs);
     }
-    if (of.output >= 0) {
-      tensors(argument(of.output), outputs);
+    if (place_of.output >= 0) {
+      tensors(argument(place_of.output), outputs);
     }
-    const int64_t root = of.root >= 0 ? argument(of.root).toInt() : -1;
+    const int64_t root = place_of.root >= 0 ? argument(place_of.root).toInt() : -1;
     op_id = calls.fetch_add(1, std::memory_order_relaxed) + 1;
-    before(found, of.number, op_id, root, inputs, outputs);
+    before(found, place_of.number, op_id, root, inputs, outputs);
     group = found;
   });
   const c10::DispatchKeySet later(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);

@@ -6,7 +6,7 @@
 //! operations.
 
 use super::errors::invalid;
-use super::issue::{Gives, Shared, Terms, duration, reduction};
+use super::issue::{CallOptions, ReturnValue, Shared, duration, reduction};
 use super::memory::{Memory, Use};
 use super::objects::Codec;
 use super::parts::extents;
@@ -83,15 +83,15 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
         let op = reduction(op)?;
         let (result, memory) = Self::in_place(x, out)?;
         let buffer = memory.buffer(py)?;
         self.issue(
             py,
-            &terms,
+            &options,
             Op::AllReduce { buffer, op },
-            Gives::Object(result.unbind()),
+            ReturnValue::Object(result.unbind()),
         )
     }
 
@@ -104,13 +104,13 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let terms = Terms::read(timeout, wait)?;
+        let options = CallOptions::read(timeout, wait)?;
         let op = reduction(op)?;
         let buffers = xs.iter().map(|x| Memory::of(x, Use::Write)?.buffer(py));
         let buffers = buffers.collect::<PyResult<_>>()?;
         let results = PyList::new(py, &xs)?.into_any().unbind();
         let op = Op::AllReduceCoalesced { buffers, op };
-        self.issue(py, &terms, op, Gives::Object(results))
+        self.issue(py, &options, op, ReturnValue::Object(results))
     }
 
     #[pyo3(signature = (x, root=0, op=None, *, out=None, timeout=None, wait=true))]
@@ -123,7 +123,7 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
         let op = reduction(op)?;
         let (result, buffer) = match self.is_root(root) {
             true => {
@@ -134,9 +134,9 @@ impl ArrayGroup {
         };
         self.issue(
             py,
-            &terms,
+            &options,
             Op::Reduce { buffer, op, root },
-            Gives::Object(result),
+            ReturnValue::Object(result),
         )
     }
 
@@ -148,14 +148,14 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
         let usage = match self.is_root(root) {
             true => Use::Read,
             false => Use::Write,
         };
         let buffer = Memory::of(x, usage)?.buffer(py)?;
-        let result = Gives::Object(x.clone().unbind());
-        self.issue(py, &terms, Op::Broadcast { buffer, root }, result)
+        let result = ReturnValue::Object(x.clone().unbind());
+        self.issue(py, &options, Op::Broadcast { buffer, root }, result)
     }
 
     #[pyo3(signature = (x, *, out=None, rows=None, timeout=None, wait=true))]
@@ -167,7 +167,7 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
         let arrays = Self::arrays(x, out, |from| self.gathered(py, from, rows.as_deref()))?;
         let input = arrays.from.buffer(py)?;
         let op = match rows {
@@ -181,7 +181,12 @@ impl ArrayGroup {
                 output: arrays.into.buffer(py)?,
             },
         };
-        self.issue(py, &terms, op, Gives::Object(arrays.result.unbind()))
+        self.issue(
+            py,
+            &options,
+            op,
+            ReturnValue::Object(arrays.result.unbind()),
+        )
     }
 
     #[pyo3(signature = (x, root=0, *, out=None, rows=None, timeout=None, wait=true))]
@@ -194,7 +199,7 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
         let (input, outputs, result) = if self.is_root(root) {
             let arrays = Self::arrays(x, out, |from| self.gathered(py, from, rows.as_deref()))?;
             let row = arrays.from.shape.rows().1;
@@ -219,7 +224,7 @@ impl ArrayGroup {
                 root,
             },
         };
-        self.issue(py, &terms, op, Gives::Object(result))
+        self.issue(py, &options, op, ReturnValue::Object(result))
     }
 
     #[pyo3(signature = (x=None, root=0, *, out=None, rows=None, timeout=None, wait=true))]
@@ -234,7 +239,7 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let terms = Terms::read(timeout, wait)?;
+        let options = CallOptions::read(timeout, wait)?;
         let (inputs, result, into) = if self.is_root(root) {
             let x = x.ok_or_else(|| invalid(py, "the root of a scatter must give an array"))?;
             let arrays = Self::arrays(x, out, |from| self.own_part(py, from, rows.as_deref()))?;
@@ -262,7 +267,7 @@ impl ArrayGroup {
                 root,
             },
         };
-        self.issue(py, &terms, op, Gives::Object(result.unbind()))
+        self.issue(py, &options, op, ReturnValue::Object(result.unbind()))
     }
 
     #[pyo3(signature = (x, op=None, *, out=None, rows=None, timeout=None, wait=true))]
@@ -275,7 +280,7 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
         let by = reduction(op)?;
         let arrays = Self::arrays(x, out, |from| self.own_part(py, from, rows.as_deref()))?;
         let output = arrays.into.buffer(py)?;
@@ -291,7 +296,12 @@ impl ArrayGroup {
                 op: by,
             },
         };
-        self.issue(py, &terms, op, Gives::Object(arrays.result.unbind()))
+        self.issue(
+            py,
+            &options,
+            op,
+            ReturnValue::Object(arrays.result.unbind()),
+        )
     }
 
     #[pyo3(signature = (x, *, out=None, rows=None, rows_out=None, timeout=None, wait=true))]
@@ -304,7 +314,7 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
         let (rows, rows_out) = match (rows, rows_out) {
             (None, None) => {
                 let arrays = Self::arrays(x, out, |from| extents(py, from))?;
@@ -312,11 +322,16 @@ impl ArrayGroup {
                     input: arrays.from.buffer(py)?,
                     output: arrays.into.buffer(py)?,
                 };
-                return self.issue(py, &terms, op, Gives::Object(arrays.result.unbind()));
+                return self.issue(
+                    py,
+                    &options,
+                    op,
+                    ReturnValue::Object(arrays.result.unbind()),
+                );
             }
             (Some(rows), Some(rows_out)) => (rows, rows_out),
             (Some(rows), None) => {
-                let rows_out = self.swap_rows(py, &rows, terms.timeout)?;
+                let rows_out = self.swap_rows(py, &rows, options.timeout)?;
                 (rows, rows_out)
             }
             (None, Some(_)) => {
@@ -336,7 +351,12 @@ impl ArrayGroup {
             input_splits: self.parts(py, &rows, row)?,
             output_splits: self.parts(py, &rows_out, row)?,
         };
-        self.issue(py, &terms, op, Gives::Object(arrays.result.unbind()))
+        self.issue(
+            py,
+            &options,
+            op,
+            ReturnValue::Object(arrays.result.unbind()),
+        )
     }
 
     #[pyo3(signature = (*, timeout=None, wait=true))]
@@ -346,8 +366,8 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let terms = Terms::read(timeout, wait)?;
-        self.issue(py, &terms, Op::Barrier, Gives::Object(py.None()))
+        let options = CallOptions::read(timeout, wait)?;
+        self.issue(py, &options, Op::Barrier, ReturnValue::Object(py.None()))
     }
 
     #[pyo3(signature = (*, timeout=None, all=false))]
@@ -373,14 +393,14 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
         let buffer = Memory::of(x, Use::Read)?.buffer(py)?;
         let op = Op::Send {
             buffer,
             peer: to,
             tag,
         };
-        self.issue(py, &terms, op, Gives::Object(py.None()))
+        self.issue(py, &options, op, ReturnValue::Object(py.None()))
     }
 
     #[pyo3(signature = (x, source=None, *, tag=0, timeout=None, wait=true))]
@@ -392,18 +412,18 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
         wait: bool,
     ) -> PyResult<Py<PyAny>> {
-        let (py, terms) = (x.py(), Terms::read(timeout, wait)?);
+        let (py, options) = (x.py(), CallOptions::read(timeout, wait)?);
         let buffer = Memory::of(x, Use::Write)?.buffer(py)?;
         let op = Op::Recv {
             buffer,
             peer: source,
             tag,
         };
-        let gives = match source {
-            Some(source) => Gives::Object(source.into_pyobject(py)?.into_any().unbind()),
-            None => Gives::Sender,
+        let returns = match source {
+            Some(source) => ReturnValue::Object(source.into_pyobject(py)?.into_any().unbind()),
+            None => ReturnValue::Sender,
         };
-        self.issue(py, &terms, op, gives)
+        self.issue(py, &options, op, returns)
     }
 
     #[pyo3(signature = (value=None, root=0, *, pickle=false, timeout=None))]

@@ -27,14 +27,14 @@ impl Shared {
     }
 }
 
-/// What the caller of an operation gets, from a blocking call or from `Work.wait`.
-pub(super) enum Gives {
+/// What a blocking call, or `Work.wait`, returns to the program.
+pub(super) enum ReturnValue {
     Object(Py<PyAny>),
     /// The sender's rank in the group.
     Sender,
 }
 
-impl Gives {
+impl ReturnValue {
     pub(super) fn value(&self, py: Python<'_>, done: &Done) -> PyResult<Py<PyAny>> {
         Ok(match self {
             Self::Object(object) => object.clone_ref(py),
@@ -44,12 +44,14 @@ impl Gives {
 }
 
 /// How an operation is called.
-pub(super) struct Terms {
+pub(super) struct CallOptions {
+    /// `None`: as the group's.
     pub(super) timeout: Option<Duration>,
+    /// Whether the call waits for the operation's end; otherwise it returns a `Work`.
     pub(super) wait: bool,
 }
 
-impl Terms {
+impl CallOptions {
     pub(super) fn read(timeout: Option<&Bound<'_, PyAny>>, wait: bool) -> PyResult<Self> {
         Ok(Self {
             timeout: timeout.map(duration).transpose()?,
@@ -136,19 +138,19 @@ impl ArrayGroup {
     pub(super) fn issue(
         &self,
         py: Python<'_>,
-        terms: &Terms,
+        options: &CallOptions,
         op: Op<'static>,
-        gives: Gives,
+        returns: ReturnValue,
     ) -> PyResult<Py<PyAny>> {
-        let handle = self.handle(py, terms.timeout)?;
-        if terms.wait {
+        let handle = self.handle(py, options.timeout)?;
+        if options.wait {
             let done = py.detach(|| handle.execute(op));
             let done = done.map_err(|error| self.shared.exception_for(py, &error))?;
-            return gives.value(py, &done);
+            return returns.value(py, &done);
         }
         let work = py.detach(|| handle.execute_async(op));
         let work = work.map_err(|error| self.shared.exception_for(py, &error))?;
-        let work = ArrayWork::new(work, gives, handle.timeout(), self.shared.clone());
+        let work = ArrayWork::new(work, returns, handle.timeout(), self.shared.clone());
         Ok(Py::new(py, work)?.into_any())
     }
 }

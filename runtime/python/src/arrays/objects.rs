@@ -2,7 +2,7 @@
 
 use super::errors::invalid;
 use super::group::ArrayGroup;
-use super::issue::Terms;
+use super::issue::CallOptions;
 use pyo3::intern;
 use pyo3::prelude::*;
 use rcomm::{Error, ProcessGroup};
@@ -52,8 +52,8 @@ impl ArrayGroup {
         timeout: Option<&Bound<'_, PyAny>>,
         run: impl FnOnce(&ProcessGroup) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        let terms = Terms::read(timeout, true)?;
-        let handle = self.handle(py, terms.timeout)?;
+        let options = CallOptions::read(timeout, true)?;
+        let handle = self.handle(py, options.timeout)?;
         let result = py.detach(|| run(&handle));
         result.map_err(|error| self.shared.exception_for(py, &error))
     }

@@ -1,7 +1,7 @@
 //! An operation in progress.
 
 use super::errors::{exception_for, used_after_fork};
-use super::issue::{Gives, Shared, duration};
+use super::issue::{ReturnValue, Shared, duration};
 use crate::process_group::fork::OfProcess;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -20,7 +20,7 @@ enum WorkState {
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct ArrayWork {
     inner: OfProcess<Inner>,
-    gives: Gives,
+    returns: ReturnValue,
     timeout: Duration,
     op: &'static str,
     seq: u64,
@@ -78,12 +78,12 @@ impl Inner {
 impl ArrayWork {
     pub(super) fn new(
         work: CoreWork,
-        gives: Gives,
+        returns: ReturnValue,
         timeout: Duration,
         shared: Arc<Shared>,
     ) -> Self {
         Self {
-            gives,
+            returns,
             timeout,
             op: work.op().name(),
             seq: work.seq(),
@@ -136,7 +136,7 @@ impl ArrayWork {
             inner.end(result);
         }
         match inner.outcome(py) {
-            Some(Ok(done)) => self.gives.value(py, &done),
+            Some(Ok(done)) => self.returns.value(py, &done),
             Some(Err(error)) => Err(self.shared.exception_for(py, &error)),
             None => Ok(py.None()),
         }

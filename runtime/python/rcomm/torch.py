@@ -195,15 +195,18 @@ class _Recorder:
         self.logged_backends: set[str] = set()
         self.phase = ""
         self.steps: dict[int, int] = {}
+        # Whether the program reports its steps itself.
         self.has_own_steps = False
         self.watches_program = False
+        # Whether an exception has ended the program.
         self.raised = False
         self.ended = threading.Event()
         self.watcher: threading.Thread | None = None
+        # The operators of the hooks in C++; None if those are not used.
         self.native: Any = None
         # On a PyTorch without hooks, if none in C++ were built: kernels in Python.
         self.dispatch: Dispatch | None = None
-        self.waited: list[Callable[[Any, bool], None]] = []
+        self.wait_observers: list[Callable[[Any, bool], None]] = []
 
     def install(self) -> None:
         c10d = self.c10d
@@ -258,7 +261,7 @@ class _Recorder:
 
     def attach(self, pg: Any, global_ranks: list[int]) -> None:
         """Attaches to one group of this process; those of the backend "rcomm" record themselves."""
-        if hasattr(pg, "_rcomm_world") or self.is_left_to_own_backend(pg):
+        if hasattr(pg, "_rcomm_world") or self.is_recorded_by_backend(pg):
             self.watch_program()
             return
         ring = self.open(pg)
@@ -293,8 +296,8 @@ class _Recorder:
         pg.register_pre_hook(_HOOK_ID, hooks.before)
         pg.register_post_hook(_HOOK_ID, hooks.after)
 
-    def is_left_to_own_backend(self, pg: Any) -> bool:
-        """Whether the backend "rcomm" records this group, or this rank: a second ring would be a second job."""
+    def is_recorded_by_backend(self, pg: Any) -> bool:
+        """Whether the backend "rcomm" records this group, or this process: a second ring would be a second job."""
         names = {_name_of(backend) for backend in _backends_of(pg)}
         if "rcomm" not in names and _own_world() is None:
             return False
@@ -352,29 +355,29 @@ class _Recorder:
             self.native = torch.ops.rcomm
 
     def native_waited(self, work: Any, has_returned: bool) -> None:
-        # The hooks in C++ see the end of operations that are not deferred by themselves.
+        # Of an operation that is not deferred, the hooks in C++ see the end by themselves.
         if self.ring.deferred():
             self.native.waited(work.boxed(), has_returned)
 
-    def watch_waits(self, waited: Callable[[Any, bool], None]) -> None:
-        """Calls `waited` when a wait for an operation has returned (with True) or raised (with False)."""
-        if waited in self.waited:
+    def watch_waits(self, observer: Callable[[Any, bool], None]) -> None:
+        """Calls `observer` with the Work when a wait for it has returned (with True) or raised (with False)."""
+        if observer in self.wait_observers:
             return
-        self.waited.append(waited)
+        self.wait_observers.append(observer)
         work = self.c10d.Work
         wait = work.wait
 
         @functools.wraps(wait)
-        def wait_and_see(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def wait_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 done = wait(self, *args, **kwargs)
             except BaseException:
-                waited(self, False)
+                observer(self, False)
                 raise
-            waited(self, True)
+            observer(self, True)
             return done
 
-        work.wait = wait_and_see
+        work.wait = wait_and_report
 
     def watch_barriers(self) -> None:
         """Records monitored barriers, for which PyTorch calls no hook: their method blocks until they have ended."""

@@ -10,6 +10,7 @@ use rcomm::{
     Buffer, Config, DeviceKind, ErrorKind, FakeFabric, FakeFault, FakeFaultKind, GroupOptions,
     ReduceOp, WorkStatus, World,
 };
+use rcomm_recorder::model::FailureKind;
 use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -514,6 +515,11 @@ fn a_rank_that_lists_more_members_times_out_and_names_whom_it_waited_for() {
             text.contains("group pair") && text.contains("rank 0"),
             "{text}"
         );
+        let noted = world.snapshot().failures;
+        let noted = noted.first().expect("the failure is recorded");
+        assert_eq!((noted.kind, noted.seen_by), (FailureKind::Timeout, 2));
+        assert!(noted.ranks.contains(&0), "{noted:?}");
+        assert!(noted.text.starts_with("group pair: "), "{noted:?}");
     });
 }
 

@@ -33,7 +33,8 @@ pub(crate) fn is_history(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> bo
 }
 
 /// Whether the rank of a record and the ranks that its failure names have all completed an operation that they issued
-/// after the failure, in the group that failed or in another one of the same ranks.
+/// after the failure, in the group that failed or in another one of the same ranks. A failure without a group is that of
+/// a group that was not made: then any group that they share counts.
 ///
 /// With `recent_ns`, common time, an operation in any group that they share counts as well, if it completed after that
 /// time.
@@ -57,7 +58,7 @@ pub(crate) fn is_overcome(
         let members = &aligned.groups[group].ranks;
         let same = failed.is_some_and(|failed| *members == aligned.groups[failed].ranks);
         let since_ns = match recent_ns {
-            _ if same => i64::MIN,
+            _ if same || failure.group.is_none() => i64::MIN,
             Some(recent_ns) => recent_ns,
             None => return false,
         };

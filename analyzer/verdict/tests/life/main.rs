@@ -12,6 +12,7 @@ mod links;
 mod quiet;
 mod stopped;
 mod timed_out;
+mod unmade;
 mod unnoted;
 mod windows;
 

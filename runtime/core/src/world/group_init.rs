@@ -59,7 +59,8 @@ impl GroupMaker for WorldShared {
             1 => base.to_owned(),
             nth => format!("{base}.{nth}"),
         };
-        self.make_group(name, ranks.to_vec(), options, origin)
+        let made = self.make_group(name, ranks.to_vec(), options, origin);
+        made.inspect_err(|error| self.record_unmade(error))
     }
 
     fn decline_split(&self, parent: &Group, options: &GroupOptions) -> Result<()> {
@@ -183,6 +184,24 @@ impl WorldShared {
         registry.push(Arc::downgrade(&group));
         drop(registry);
         Ok(ProcessGroup::over(group))
+    }
+
+    /// Records that a group could not be made, which leaves no operation in the record: without this the record of a rank
+    /// that ends because it lost another would look like that of a rank that ended first.
+    fn record_unmade(&self, error: &Error) {
+        let is_no_failure = matches!(
+            error.kind(),
+            ErrorKind::Closed | ErrorKind::InvalidArgument | ErrorKind::Unsupported
+        );
+        if is_no_failure {
+            return;
+        }
+        let mut failure = error.failure(self.place.rank);
+        if let Some(group) = error.group() {
+            failure.text = format!("group {group}: {}", failure.text);
+            failure.limit();
+        }
+        self.recorder.note_failure(&failure);
     }
 
     /// Wraps this backend if the ranks are to compare what they issue (`checks`), or if the configuration asks for a

@@ -8,7 +8,7 @@ use crate::group::process_group::{Group, GroupParts, Lane, ProcessGroup};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::hints::Hints;
-use crate::store::{PrefixStore, Store};
+use crate::store::{BatchReply, BatchRequest, PrefixStore, Store};
 use crate::world::WorldShared;
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use sha2::{Digest, Sha256};
@@ -125,7 +125,7 @@ impl WorldShared {
                 Some(Agreement::Same) => None,
                 Some(Agreement::Other(other)) => Some(other),
                 None => {
-                    let held = store.compare_set("backend", b"", value);
+                    let held = agree_in(&*store, value, info.ranks.len());
                     Some(held.map_err(named)?).filter(|held| held != value)
                 }
             };
@@ -282,6 +282,37 @@ impl WorldShared {
         }
         Ok(chosen)
     }
+}
+
+/// Returns the value of the first of this many members of a group that calls this with the group's store. The last one
+/// removes the keys: a job that makes and destroys groups for days would otherwise fill the store with them.
+fn agree_in(store: &dyn Store, value: &[u8], members: usize) -> Result<Vec<u8>> {
+    const VALUE: &str = "backend";
+    const READ: &str = "backend/read";
+    let replies = store.batch(&[
+        BatchRequest::CompareSet {
+            key: VALUE,
+            expected: b"",
+            desired: value,
+        },
+        BatchRequest::Add {
+            key: READ,
+            delta: 1,
+        },
+    ])?;
+    let [BatchReply::Value(held), BatchReply::Count(read)] = &replies[..] else {
+        let message = "the store's answers are not those to the requests";
+        return Err(Error::new(ErrorKind::Store, message));
+    };
+    if usize::try_from(*read).is_ok_and(|read| read >= members) {
+        for key in [VALUE, READ] {
+            // The group is made in any case: at worst the store keeps a key.
+            if let Err(error) = store.delete(key) {
+                tracing::debug!(%error, "cannot remove a key of a group that is made");
+            }
+        }
+    }
+    Ok(held.clone())
 }
 
 /// The parameters of the backend that `wrap` wraps, besides its members.

@@ -236,25 +236,25 @@ impl<'a, R: Read> Decoder<'a, R> {
         else {
             return Vec::new();
         };
-        let runs = self.arena_bytes(reference).unwrap_or_default();
-        let mut words = runs
-            .chunks_exact(8)
-            .map(|bytes| u64::from_le_bytes(bytes.try_into().expect("chunks of eight bytes")));
-        let mut ranks = Vec::new();
-        while let (Some(run), Some(count)) = (words.next(), words.next()) {
-            let (first, step) = halves(run);
-            let count = usize::try_from(count).unwrap_or(usize::MAX);
-            if count > size - ranks.len() {
-                return Vec::new();
-            }
-            let run = (0..count as u32).map(|i| first.wrapping_add(step.wrapping_mul(i)));
-            ranks.extend(run);
-        }
-        if ranks.len() != size {
+        let bytes = self.arena_bytes(reference).unwrap_or_default();
+        let (words, _) = bytes.as_chunks::<8>();
+        let (runs, _) = words.as_chunks::<2>();
+        let runs = runs
+            .iter()
+            .map(|[run, count]| (u64::from_le_bytes(*run), u64::from_le_bytes(*count)));
+        // The counts come first: every row of a damaged ring may state millions of members that do not add up.
+        let total = runs
+            .clone()
+            .try_fold(0_u64, |sum, (_, count)| sum.checked_add(count));
+        if total != Some(size as u64) {
             return Vec::new();
         }
         self.ranks_left -= size;
-        ranks
+        let ranks = runs.flat_map(|(run, count)| {
+            let (first, step) = halves(run);
+            (0..count as u32).map(move |i| first.wrapping_add(step.wrapping_mul(i)))
+        });
+        ranks.collect()
     }
 
     /// Adds the threads to the dump.

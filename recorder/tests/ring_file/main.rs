@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod damaged;
 mod end_of_job;
 mod exits;
 mod follower;

@@ -7,9 +7,10 @@ use super::keys::{Field, config, failure, peer, rank, reducer, status, top};
 use super::names::{ProfilingName, known_to_torch};
 use crate::model::dump::{Dump, DumpGroup, FormatVersion, Identity, Recorder};
 use crate::model::{
-    Entry, EntryState, Failure, LinkEnd, OpType, Peer, PeerLink, RankStatus, ReducerStep, Signature,
+    Entry, EntryState, Failure, LinkEnd, OpType, Peer, PeerLink, ProcessGroupInfo, RankStatus,
+    ReducerStep, Signature,
 };
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// One encoding. A key is followed by exactly one value.
 pub(super) trait Encoder {
@@ -294,17 +295,38 @@ fn one_failure<E: Encoder>(recorded: &Failure, out: &mut E) {
     });
 }
 
-/// Groups by name. If the name is already a key, the group's number is appended: in PyTorch's dumps the group would
-/// replace the earlier one.
+/// The keys of groups in `pg_config`.
+#[derive(Default)]
+struct GroupKeys {
+    taken: HashSet<String>,
+    /// The last number that was appended to a name with a group's number. The next key begins there: a damaged record
+    /// may have thousands of groups of one name and number.
+    last: HashMap<String, u64>,
+}
+
+impl GroupKeys {
+    /// The group's name. If it is already a key, the group's number is appended, and if that is one, a count.
+    fn next(&mut self, info: &ProcessGroupInfo) -> String {
+        if self.taken.insert(info.name.clone()) {
+            return info.name.clone();
+        }
+        let base = format!("{} ({})", info.name, info.id);
+        let mut key = base.clone();
+        let last = self.last.entry(base.clone()).or_insert(1);
+        while !self.taken.insert(key.clone()) {
+            *last += 1;
+            key = format!("{base} ({last})");
+        }
+        key
+    }
+}
+
+/// Groups by name: in PyTorch's dumps a group replaces an earlier one of the same name.
 fn pg_config<E: Encoder>(groups: &[DumpGroup], out: &mut E) {
-    let mut taken = HashSet::new();
+    let mut keys = GroupKeys::default();
     out.dict(|out| {
         for DumpGroup { info, place, .. } in groups {
-            let mut key = info.name.clone();
-            while !taken.insert(key.clone()) {
-                key = format!("{key} ({})", info.id);
-            }
-            out.key(&key);
+            out.key(&keys.next(info));
             out.dict(|out| {
                 out.key(config::NAME);
                 out.text(&info.name);

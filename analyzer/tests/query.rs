@@ -83,6 +83,44 @@ fn a_wrong_column_is_exit_code_2_and_a_hint() {
     );
 }
 
+#[test]
+fn columns_are_counted_from_1_in_every_part_of_a_query() {
+    let refused = [
+        ("select rank from entries group by 0", "group by 0: columns"),
+        ("select rank from entries order by 0", "order by 0: columns"),
+        (
+            "select rank from entries group by 1, 00",
+            "group by 0: columns",
+        ),
+        (
+            "select rank from (select rank from entries group by 0) order by 1",
+            "group by 0: columns",
+        ),
+        (
+            "select rank from entries union all (select rank from entries order by 0)",
+            "order by 0: columns",
+        ),
+        (
+            "with a as (select rank from entries order by 0) select * from a",
+            "order by 0: columns",
+        ),
+        ("select rank from entries group by 999999", "999999"),
+        ("select rank from entries order by 999999", "999999"),
+        ("select rank from entries order by -1", "-1"),
+        ("select rank from entries limit -1", "LIMIT"),
+    ];
+    for (sql, says) in refused {
+        let output = query(sql, &[]);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{sql}: {text}");
+        assert!(text.contains(says), "{sql}: {text}");
+    }
+    let sql = "select rank, count(*) as n from entries group by 1 order by 1 limit 1";
+    let output = query(sql, &["--format", "csv"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.starts_with("rank,n\n0,"), "{text}");
+}
+
 /// The fuzz target of the same name goes further.
 #[test]
 fn no_query_of_the_corpus_and_no_variant_of_one_panics() {

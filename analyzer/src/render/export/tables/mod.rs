@@ -4,6 +4,7 @@
 //! over the ranks), `groups` and `findings`. The analysis itself does not use these tables: its dense arrays are about
 //! ten times faster than data frames.
 
+mod ordinals;
 mod text;
 
 use crate::export::columns::{self, Values};
@@ -28,6 +29,9 @@ pub enum TableError {
         "{0:?} is no query; a query begins with `select`, `with`, `from`, `explain` or `show tables`"
     )]
     NotAQuery(String),
+    /// A clause of a query, `group by` or `order by`, that names column 0.
+    #[error("{0} 0: columns are counted from 1")]
+    OrdinalZero(&'static str),
 }
 
 /// The inputs and the results of one analysis, as data frames.
@@ -91,7 +95,8 @@ impl Tables {
     /// `from`.
     ///
     /// # Errors
-    /// [`TableError::NotAQuery`] if `sql` is not a query; [`TableError::Polars`] if it fails.
+    /// [`TableError::NotAQuery`] if `sql` is not a query; [`TableError::OrdinalZero`] if it names column 0;
+    /// [`TableError::Polars`] if it fails.
     pub fn query(&self, sql: &str) -> Result<DataFrame, TableError> {
         let statement = sql.trim_start_matches(|c: char| c.is_whitespace() || c == '(');
         let verb: String = statement
@@ -105,6 +110,7 @@ impl Tables {
         {
             return Err(TableError::NotAQuery(verb));
         }
+        ordinals::check(sql)?;
         let mut context = SQLContext::new();
         for name in Self::NAMES {
             context.register(name, self.get(name)?.clone().lazy());

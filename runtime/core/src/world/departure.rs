@@ -240,7 +240,13 @@ impl WorldShared {
 
     fn store_lost(&self, error: Error) -> Error {
         if self.store_is_at_rank_0() {
-            let message = "rank 0, which serves the store, is gone: it ended before the shutdown";
+            let has_ended = self.factories.iter().any(|it| it.is_lost(0, CHECK_TIME));
+            let message = match has_ended {
+                true => "rank 0 is gone: it served the store, and ended before the shutdown",
+                false => {
+                    "the connection to the store, which rank 0 serves, was lost before the shutdown"
+                }
+            };
             return Error::new(ErrorKind::PeerLost, message)
                 .with_rank(0)
                 .with_source(error);

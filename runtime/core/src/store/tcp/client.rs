@@ -2,12 +2,13 @@
 //! sending and reading with deadlines.
 
 use super::access::StoreAccess;
+use super::obstacle::Obstacle;
 use super::protocol::{Encoder, MAGIC, OpCode, WAIT_CANCELED};
 use super::spin::Spin;
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::text;
 use rcomm_recorder::publish::{
-    Handshake, STORE_REFUSAL, STORE_TAKES_TLS, Secret, StoreCaller, Tls, TlsError, TlsSession,
+    Handshake, STORE_REFUSAL, Secret, StoreCaller, Tls, TlsError, TlsSession,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -142,7 +143,7 @@ impl Connection {
         }
     }
 
-    /// Connects again to a server to which this client was connected: if it does not listen now, it is gone.
+    /// Connects again to a server to which this client was connected: if nothing listens there now, it is gone.
     pub(super) fn dial_again(
         host: &str,
         port: u16,
@@ -152,10 +153,7 @@ impl Connection {
         let deadline = Instant::now() + timeout;
         Self::dial_once(host, port, deadline, access).map_err(|obstacle| match obstacle {
             obstacle if obstacle.is_final() => obstacle.unauthorized(host, port),
-            obstacle => Error::new(
-                ErrorKind::Store,
-                format!("the store at {host} port {port} is gone: {obstacle}"),
-            ),
+            obstacle => obstacle.of_known_store(host, port),
         })
     }
 
@@ -502,99 +500,4 @@ impl Connection {
 
 fn left_until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
-}
-
-/// Why there is no connection yet.
-enum Obstacle {
-    NoAddress(io::Error),
-    Refused,
-    Unreachable(io::Error),
-    Closed,
-    Silent,
-    Foreign(String),
-    /// TLS could not be set up with what listens there.
-    Tls(TlsError),
-    /// A store refused, for this reason.
-    Refusal(String),
-    /// The store answered with a wrong proof of the secret.
-    WrongProof,
-    /// The server closed the connection when it was asked to prove the secret.
-    ClosedAtProof,
-}
-
-impl Obstacle {
-    /// The error for an obstacle that [is final](Self::is_final): client and store do not agree on secret or TLS.
-    fn unauthorized(self, host: &str, port: u16) -> Error {
-        let message = match self {
-            Obstacle::WrongProof => format!(
-                "the store at {host} port {port} has a different job secret from this process's, or is \
-                 another job's: set RCOMM_JOB_SECRET to the same value on all ranks, or on none"
-            ),
-            Obstacle::Refusal(reason) if reason == STORE_TAKES_TLS => format!(
-                "the store at {host} port {port} takes TLS only, and this process has none: set RCOMM_TLS_CERT, \
-                 RCOMM_TLS_KEY and RCOMM_TLS_CA on all ranks, or on none"
-            ),
-            Obstacle::Tls(why) => {
-                format!("TLS with the store at {host} port {port} failed: {why}")
-            }
-            Obstacle::Refusal(reason) => format!(
-                "the store at {host} port {port} refuses this process: {reason}. Set RCOMM_JOB_SECRET and \
-                 RCOMM_STORE to the same values on all ranks, or on none"
-            ),
-            other => format!("the store at {host} port {port} cannot be used: {other}"),
-        };
-        Error::new(ErrorKind::Unauthorized, message)
-    }
-
-    /// Whether another try would meet the same obstacle.
-    fn is_final(&self) -> bool {
-        match self {
-            Obstacle::Refusal(_) | Obstacle::WrongProof => true,
-            // A store that has too many connections closes some, whatever these wanted.
-            Obstacle::Tls(why) => !matches!(why, TlsError::Closed),
-            _ => false,
-        }
-    }
-
-    /// Whether the only obstacle is that no answer arrived in time.
-    fn is_silence(&self) -> bool {
-        match self {
-            Obstacle::Silent => true,
-            Obstacle::Unreachable(error) => error.kind() == io::ErrorKind::TimedOut,
-            _ => false,
-        }
-    }
-}
-
-impl std::fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Obstacle::NoAddress(error) => write!(f, "the name has no address ({error})"),
-            Obstacle::Refused => f.write_str(
-                "nothing listens there. Is rank 0 up, and do all ranks have its MASTER_ADDR and \
-                 MASTER_PORT?",
-            ),
-            Obstacle::Unreachable(error) => write!(f, "it cannot be reached ({error})"),
-            Obstacle::Closed => f.write_str(
-                "what listens there closes the connection without a reply. Is MASTER_PORT another \
-                 program's port?",
-            ),
-            Obstacle::ClosedAtProof => f.write_str(
-                "what listens there closes the connection when it is asked to prove the job's secret. Is it \
-                 PyTorch's store? RCOMM_STORE=open uses one without a proof",
-            ),
-            Obstacle::Refusal(reason) => write!(f, "it refuses: {reason}"),
-            Obstacle::Tls(why) => write!(f, "{why}"),
-            Obstacle::WrongProof => f.write_str("it does not know the job's secret"),
-            Obstacle::Silent => f.write_str(
-                "what listens there accepts the connection and does not answer. Is MASTER_PORT another \
-                 program's port?",
-            ),
-            Obstacle::Foreign(answer) => write!(
-                f,
-                "what listens there is not a store, it answered {answer}. Is MASTER_PORT another \
-                 program's port?"
-            ),
-        }
-    }
 }

@@ -7,6 +7,7 @@
 mod access;
 mod checks;
 mod client;
+mod obstacle;
 mod protocol;
 mod server;
 mod spin;

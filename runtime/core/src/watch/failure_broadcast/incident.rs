@@ -33,10 +33,20 @@ pub(crate) struct Incident {
 pub(super) struct IncidentProgress {
     /// Whether the attempt to raise the alarm has ended, with or without success.
     pub(super) raise_ended: bool,
+    /// Whether that attempt has ended because the store did not answer in time.
+    pub(super) raise_unanswered: bool,
     /// The other ranks' status, or why it is not known; `None` until the exchange has ended.
     pub(super) answers: Option<StatusReplies>,
-    /// Whether the store has failed the alarm and then another request: its server counts as ended.
-    pub(super) store_gone: bool,
+    /// Whether the connection to the store was lost during the alarm and during another request after it. Whether the
+    /// process that serves it has ended is not known.
+    pub(super) store_lost: bool,
+}
+
+impl IncidentProgress {
+    /// Whether the store has not answered the alarm, so far or in time.
+    pub(super) fn awaits_store(&self) -> bool {
+        !self.raise_ended || self.raise_unanswered
+    }
 }
 
 impl Incident {

@@ -198,7 +198,7 @@ impl FailureBroadcast {
     /// - If the ranks of a time-out wait for others themselves, the error names the ranks at which these waits end.
     ///   If it names no rank, or only ranks that have arrived, it names the absent ranks. In both cases its sentence
     ///   begins with the new ranks.
-    /// - If rank 0 is another process and serves the store, the error names only rank 0 if that process has ended. A
+    /// - If rank 0 is another process and serves the store, the error names only rank 0 if the connection to it was lost. A
     ///   time-out, and an error that names rank 0 among others, names only rank 0 also if the store has left the alarm
     ///   unanswered and has not replied for [`STORE_SILENT`].
     ///
@@ -223,7 +223,7 @@ impl FailureBroadcast {
         let may_be_rank_0 = error.is_time_out() || error.ranks().contains(&0);
         if may_be_rank_0
             && silence >= STORE_SILENT
-            && !incident.wait(Duration::ZERO, |_| true).raise_ended
+            && incident.wait(Duration::ZERO, |_| true).awaits_store()
         {
             // Whether the rank that this one waited for works is not known here. Rank 0 does not answer.
             let silent = format!(
@@ -234,8 +234,8 @@ impl FailureBroadcast {
         }
         // A rank whose own host breaks its connections does not know how rank 0 is.
         let blames_itself = error.ranks() == [self.parts.rank];
-        if !blames_itself && incident.wait(Duration::ZERO, |_| true).store_gone {
-            let rank_0 = "rank 0, which serves the store, is gone";
+        if !blames_itself && incident.wait(Duration::ZERO, |_| true).store_lost {
+            let rank_0 = "the connection to the store, which rank 0 serves, was lost";
             let is_named = error.ranks() == [0] && error.kind() == ErrorKind::PeerLost;
             return match is_named {
                 true => error,

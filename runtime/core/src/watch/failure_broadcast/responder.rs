@@ -306,7 +306,7 @@ impl Responder {
     /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the status
     /// of the others.
     fn respond_to_own_fault(&mut self, incident: &Incident) {
-        let mut store_gone = false;
+        let (mut store_lost, mut raise_unanswered) = (false, false);
         let answers = match self.raise(incident) {
             Ok(alarm) => {
                 incident.update(|progress| progress.raise_ended = true);
@@ -323,8 +323,9 @@ impl Responder {
             }
             Err(error) => {
                 // A store that refuses a request, such as a full one, still answers others.
-                let still_answers = || self.broadcast.parts.root.check(&["rcomm/alive"]).is_ok();
-                store_gone = error.kind() == ErrorKind::Store && !still_answers();
+                let answers_others = || self.broadcast.parts.root.check(&["rcomm/alive"]).is_ok();
+                store_lost = error.kind() == ErrorKind::Store && !answers_others();
+                raise_unanswered = error.kind() == ErrorKind::Timeout;
                 StatusReplies::text(format!(
                     "the status of the other ranks is not known: {error}"
                 ))
@@ -332,7 +333,8 @@ impl Responder {
         };
         incident.update(|progress| {
             progress.raise_ended = true;
-            progress.store_gone = store_gone;
+            progress.raise_unanswered = raise_unanswered;
+            progress.store_lost = store_lost;
             progress.answers = Some(answers);
         });
     }

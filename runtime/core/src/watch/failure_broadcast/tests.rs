@@ -351,8 +351,26 @@ fn a_time_out_names_the_rank_that_serves_the_store_once_that_has_been_silent() {
         text.contains("rank 0, which serves the store, has not answered for 4."),
         "{text}"
     );
+    // The same once the store has not answered the alarm in time, but not after another end of that.
+    let unanswered = |unanswered| {
+        incident.update(|progress| {
+            (progress.raise_ended, progress.raise_unanswered) = (true, unanswered);
+        });
+        complete().ranks().to_vec()
+    };
+    assert_eq!((unanswered(true), unanswered(false)), (vec![0], vec![3]));
     broadcast.store_replied(&Ok(()));
     assert_eq!(complete().ranks(), [3]);
+    // A connection that was lost shows no end of a process.
+    incident.update(|progress| progress.store_lost = true);
+    let error = complete();
+    assert_eq!(error.ranks(), [0]);
+    let text = error.to_string();
+    assert!(
+        text.contains("the connection to the store, which rank 0 serves, was lost")
+            && !text.contains("gone"),
+        "{text}"
+    );
     let [row] = <[_; 1]>::try_from(broadcast.recorder().snapshot().peers).unwrap();
     assert!(row.end == LinkEnd::StoreAtRank(0) && row.heard_ns > 0 && row.waited_since_ns == 0);
 }

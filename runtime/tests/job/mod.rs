@@ -85,6 +85,7 @@ impl Rank {
             store: store.clone(),
             config: Arc::new(config),
             recorder: None,
+            deadline: Deadline::In(Duration::from_secs(60)).started(),
         };
         Self {
             rank,

@@ -56,6 +56,8 @@ pub struct WorldContext {
     pub config: Arc<Config>,
     /// The rank's flight recorder, in which a backend records the state of its connections; `None` in tests.
     pub recorder: Option<Arc<FlightRecorder>>,
+    /// The time by which the world must be made: a backend that opens waits for the store no longer.
+    pub deadline: Deadline,
 }
 
 /// The group that a backend serves.

@@ -1,7 +1,8 @@
 //! A request to a store that may not reply: it runs on a separate thread.
 
 use super::Store;
-use crate::op::error::{Error, Result};
+use crate::op::error::{Error, ErrorKind, Result};
+use rcomm_recorder::model::text;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -52,6 +53,25 @@ impl<T: Send + 'static> StoreQuery<T> {
             Err(error) => Some(Err(error)),
         }
     }
+
+    /// As [`ask_within`](Self::ask_within), for a caller that cannot go on without the reply.
+    ///
+    /// # Errors
+    /// Those of the request; `Timeout` if there is no reply within `limit`; `Io` if no thread can be started.
+    pub fn within(
+        store: &Arc<dyn Store>,
+        limit: Duration,
+        ask: impl FnOnce(&dyn Store) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        Self::ask_within(store, limit, ask).unwrap_or_else(|| {
+            let at = store.server().map_or(String::new(), |it| format!(" at {it}"));
+            let limit = text::duration(limit);
+            let message = format!(
+                "the store{at} did not answer within {limit}: its process or the network to it may have stopped"
+            );
+            Err(Error::new(ErrorKind::Timeout, message))
+        })
+    }
 }
 
 #[cfg(test)]
@@ -71,5 +91,13 @@ mod tests {
         let answer = query.answer_within(Duration::from_secs(60));
         assert_eq!(answer.unwrap().unwrap(), b"now");
         assert!(query.answer_within(Duration::ZERO).is_none());
+        let waits = |store: &dyn Store| store.get("never set", Duration::from_secs(5));
+        let error = StoreQuery::within(&store, short, waits).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        let text = error.to_string();
+        assert!(
+            text.starts_with("the store did not answer within 5"),
+            "{text}"
+        );
     }
 }

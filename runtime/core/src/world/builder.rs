@@ -187,6 +187,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             early,
             agreed,
             waits,
+            deadline,
         } = meeting;
         let tls = config.read_tls()?;
         let notes = notes_of(&root, &place);
@@ -248,6 +249,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             tls,
             config: config.clone(),
             recorder: Some(recorder.clone()),
+            deadline,
         };
         let to_open = B::backends(&config).into_iter().chain(self.backends);
         #[cfg(feature = "endpoint")]
@@ -263,7 +265,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             #[cfg(not(feature = "endpoint"))]
             None
         };
-        let opened = open_backends(to_open, &context, serve_endpoint, &backends, &*root);
+        let opened = open_backends(to_open, &context, serve_endpoint, &backends, &root);
         let factories = opened.map_err(|error| name_store_host(error, &*root, &place))?;
         let start_helpers = {
             let (watch, broadcast, timeout) =
@@ -342,6 +344,8 @@ pub(super) struct Meeting {
     agreed: RendezvousResult,
     /// How often and for how long this process waits, from here on.
     waits: Arc<WaitCounters>,
+    /// The time by which the world must be made.
+    deadline: Deadline,
 }
 
 impl Meeting {
@@ -377,6 +381,7 @@ impl Meeting {
             early,
             agreed,
             waits,
+            deadline,
         })
     }
 }
@@ -440,12 +445,20 @@ fn open_backends(
     context: &WorldContext,
     serve_endpoint: impl FnOnce() -> Option<(String, Vec<u8>)>,
     store: &PrefixStore<PrefixStore<dyn Store>>,
-    root: &dyn Store,
+    root: &Arc<dyn Store>,
 ) -> Result<Vec<Arc<dyn BackendFactory>>> {
     let mut factories: Vec<Arc<dyn BackendFactory>> = Vec::new();
     if let Some(open) = to_open.next() {
         factories.push(open(context)?);
     }
+    let write = |notes| {
+        let limit = context.deadline.remaining();
+        write_notes(
+            root,
+            notes,
+            limit.saturating_add(context.config.status_wait),
+        )
+    };
     let full_name = |key: String| store.inner().name(&store.name(&key));
     let announced_by = |factory: &Arc<dyn BackendFactory>| {
         let notes = factory.announcement().into_iter();
@@ -454,14 +467,14 @@ fn open_backends(
             .collect::<Vec<_>>()
     };
     let first = factories.iter().flat_map(&announced_by);
-    write_notes(root, first.chain(serve_endpoint()).collect())?;
+    write(first.chain(serve_endpoint()).collect())?;
     let mut others = Vec::new();
     for open in to_open {
         let factory = open(context)?;
         others.extend(announced_by(&factory));
         factories.push(factory);
     }
-    write_notes(root, others)?;
+    write(others)?;
     Ok(factories)
 }
 

@@ -8,7 +8,7 @@ use crate::group::process_group::{Group, GroupParts, Lane, ProcessGroup};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::hints::Hints;
-use crate::store::{BatchReply, BatchRequest, PrefixStore, Store};
+use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, StoreQuery};
 use crate::world::WorldShared;
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use sha2::{Digest, Sha256};
@@ -125,7 +125,7 @@ impl WorldShared {
                 Some(Agreement::Same) => None,
                 Some(Agreement::Other(other)) => Some(other),
                 None => {
-                    let held = agree_in(&*store, value, info.ranks.len());
+                    let held = agree_in(&store, value, info.ranks.len(), deadline);
                     Some(held.map_err(named)?).filter(|held| held != value)
                 }
             };
@@ -286,7 +286,19 @@ impl WorldShared {
 
 /// Returns the value of the first of this many members of a group that calls this with the group's store. The last one
 /// removes the keys: a job that makes and destroys groups for days would otherwise fill the store with them.
-fn agree_in(store: &dyn Store, value: &[u8], members: usize) -> Result<Vec<u8>> {
+fn agree_in(
+    store: &Arc<dyn Store>,
+    value: &[u8],
+    members: usize,
+    deadline: Deadline,
+) -> Result<Vec<u8>> {
+    let value = value.to_vec();
+    StoreQuery::within(store, deadline.remaining(), move |store| {
+        agree_at(store, &value, members)
+    })
+}
+
+fn agree_at(store: &dyn Store, value: &[u8], members: usize) -> Result<Vec<u8>> {
     const VALUE: &str = "backend";
     const READ: &str = "backend/read";
     let replies = store.batch(&[

@@ -6,7 +6,7 @@ use crate::config::rendezvous::{ALL_HERE, REFUSAL_READ, Rendezvous};
 use crate::config::{Config, RingDir};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, which_are_set};
+use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, StoreQuery, which_are_set};
 use crate::tuning::Tuning;
 use crate::watch::failure_broadcast::FLAG;
 use crate::world::job_secret::JobSecret;
@@ -16,6 +16,7 @@ use rcomm_recorder::publish::remove_jobs_beside;
 use rcomm_recorder::record::{
     FlightRecorder, OnConflict, Placement, RecorderConfig, Storage, Touch,
 };
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Clears PyTorch's flag if an earlier attempt of the job left it in the store, which an agent that outlives
@@ -470,16 +471,22 @@ fn report_place(rank: Rank, recorder: &FlightRecorder, why: &str) {
     );
 }
 
-/// Writes keys and values to the store in one request; none if there are none.
-pub(crate) fn write_notes(store: &dyn Store, notes: Vec<(String, Vec<u8>)>) -> Result<()> {
+/// Writes keys and values to the store in one request; none if there are none. Waits for the store for `limit` at most.
+pub(crate) fn write_notes(
+    store: &Arc<dyn Store>,
+    notes: Vec<(String, Vec<u8>)>,
+    limit: Duration,
+) -> Result<()> {
     if notes.is_empty() {
         return Ok(());
     }
-    let notes: Vec<(&str, &[u8])> = notes
-        .iter()
-        .map(|(key, note)| (key.as_str(), note.as_slice()))
-        .collect();
-    store.multi_set(&notes)
+    StoreQuery::within(store, limit, move |store| {
+        let notes: Vec<(&str, &[u8])> = notes
+            .iter()
+            .map(|(key, note)| (key.as_str(), note.as_slice()))
+            .collect();
+        store.multi_set(&notes)
+    })
 }
 
 /// Where the ring is, for the log.

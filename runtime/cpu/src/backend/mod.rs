@@ -23,7 +23,7 @@ use rcomm_core::backend::{
     AbortReason, Agreement, Backend, BackendFactory, BackendWindow, Call, Done, GroupContext,
     Observer, Pending, Registration, WorldContext,
 };
-use rcomm_core::store::PrefixStore;
+use rcomm_core::store::{PrefixStore, StoreQuery};
 use rcomm_core::tuning::Topology;
 use rcomm_core::{Buffer, DeviceKind};
 use rcomm_core::{Error, ErrorKind, Result};
@@ -55,11 +55,13 @@ impl CpuFactory {
     pub fn open(world: &WorldContext) -> Result<Self> {
         let mut factory = Self::prepare(world)?;
         let to_publish = std::mem::take(&mut factory.to_publish);
-        let entries: Vec<(&str, &[u8])> = to_publish
-            .iter()
-            .map(|(key, value)| (&**key, &**value))
-            .collect();
-        world.store.multi_set(&entries)?;
+        StoreQuery::within(&world.store, world.deadline.remaining(), move |store| {
+            let entries: Vec<(&str, &[u8])> = to_publish
+                .iter()
+                .map(|(key, value)| (&**key, &**value))
+                .collect();
+            store.multi_set(&entries)
+        })?;
         Ok(factory)
     }
 

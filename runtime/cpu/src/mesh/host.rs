@@ -18,7 +18,7 @@ use crate::wait::{Failure, Interrupted, WaitMode, WaitPolicy};
 use rcomm_core::Deadline;
 use rcomm_core::backend::{Agreement, WorldContext};
 use rcomm_core::config::TransportChoice;
-use rcomm_core::store::Store;
+use rcomm_core::store::{Store, StoreQuery};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{Rank, text};
 use sha2::{Digest, Sha256};
@@ -159,9 +159,14 @@ impl Host {
         // wrote first.
         let (socket, listener) = listen().map_err(cannot)?;
         let own_entry = format!("{} {socket}", world.rank);
-        let stored = self
-            .store
-            .compare_set(&maker_key, b"", own_entry.as_bytes())?;
+        let stored = {
+            let (key, entry) = (maker_key.clone(), own_entry.clone());
+            let limit = world.deadline.remaining();
+            let limit = limit.saturating_add(world.config.status_wait);
+            StoreQuery::within(&self.store, limit, move |store| {
+                store.compare_set(&key, b"", entry.as_bytes())
+            })?
+        };
         if stored == own_entry.as_bytes() {
             // If the segment cannot be made, this rank stops listening, and so the others share no memory either.
             let segment = Segment::create(world.rank, world.world_size as usize);
@@ -210,7 +215,7 @@ impl Host {
             let notes = match self.store.multi_get(&keys, first) {
                 Err(error) if error.kind() == ErrorKind::Timeout => {
                     // Checks before the deadline: at the deadline, the rank that serves the store may give up as well.
-                    let Ok(absent) = self.ranks_without_notes(&unread) else {
+                    let Ok(absent) = self.ranks_without_notes(&unread, deadline) else {
                         return Err(error);
                     };
                     let notes = self.store.multi_get(&keys, deadline.remaining());
@@ -239,14 +244,17 @@ impl Host {
     ///
     /// # Errors
     /// That of the first request that the store does not answer.
-    fn ranks_without_notes(&self, ranks: &[Rank]) -> Result<Vec<Rank>> {
-        let mut absent = Vec::new();
-        for &rank in ranks {
-            if absent.len() < MAX_NAMED && !self.store.check(&[&host_key(rank)])? {
-                absent.push(rank);
+    fn ranks_without_notes(&self, ranks: &[Rank], deadline: Deadline) -> Result<Vec<Rank>> {
+        let ranks = ranks.to_vec();
+        StoreQuery::within(&self.store, deadline.remaining(), move |store| {
+            let mut absent = Vec::new();
+            for rank in ranks {
+                if absent.len() < MAX_NAMED && !store.check(&[&host_key(rank)])? {
+                    absent.push(rank);
+                }
             }
-        }
-        Ok(absent)
+            Ok(absent)
+        })
     }
 
     /// The error of a wait for notes that lasted `waited`. It names the ranks of `absent`, which had no note shortly
@@ -254,8 +262,15 @@ impl Host {
     fn not_connected_error(&self, error: Error, mut absent: Vec<Rank>, waited: Duration) -> Error {
         // If the store does not answer any more, the rank that serves it has given up before this one.
         if error.kind() == ErrorKind::Timeout {
-            let has_come = |rank: &Rank| matches!(self.store.check(&[&host_key(*rank)]), Ok(true));
-            absent.retain(|rank| !has_come(rank));
+            let ranks = absent.clone();
+            let look = move |store: &dyn Store| {
+                let come = |rank: &Rank| store.check(&[&host_key(*rank)]);
+                ranks.iter().map(come).collect::<Result<Vec<bool>>>()
+            };
+            if let Ok(come) = StoreQuery::within(&self.store, LOOK_TIME, look) {
+                let mut come = come.into_iter();
+                absent.retain(|_| come.next() != Some(true));
+            }
         }
         if absent.is_empty() {
             return error;

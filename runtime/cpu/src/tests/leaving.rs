@@ -9,16 +9,20 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Runs `then` once, when its rank looks up the address of rank 1. A rank does so when it has waited for
-/// rank 1 for some time without a channel, to find out whether rank 1 is still alive.
-struct RunOnLivenessCheck {
+/// Runs `then` once, when its rank looks for this key.
+struct RunOnCheck {
+    key: &'static str,
     store: Arc<dyn Store>,
     then: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-impl Store for RunOnLivenessCheck {
+/// The key that a rank looks for when it has waited for rank 1 for some time without a channel, to find out whether
+/// rank 1 is still alive.
+const LIVENESS: &str = "cpu/addr/1";
+
+impl Store for RunOnCheck {
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        if keys == ["cpu/addr/1"]
+        if keys == [self.key]
             && let Some(then) = self.then.lock().unwrap().take()
         {
             then();
@@ -79,7 +83,8 @@ impl Store for RunOnLivenessCheck {
 /// it and before the first checks whether it is still alive.
 fn first_after_end_of_second(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig {
     let shared: Arc<dyn Store> = Arc::new(HashStore::new());
-    let store_of_first = Arc::new(RunOnLivenessCheck {
+    let store_of_first = Arc::new(RunOnCheck {
+        key: LIVENESS,
         store: shared.clone(),
         then: Mutex::default(),
     });
@@ -167,4 +172,34 @@ fn a_host_that_does_not_answer_delays_no_check_beyond_its_limit() {
         began.elapsed() < Duration::from_secs(1)
     };
     assert!((0..5).any(is_short));
+}
+
+#[test]
+fn a_store_that_falls_silent_does_not_hold_up_a_rank_beyond_its_deadline() {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let has_waited = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let waited = has_waited.clone();
+    let store: Arc<dyn Store> = Arc::new(RunOnCheck {
+        key: "cpu/host_of/1",
+        store: Arc::new(HashStore::new()),
+        // As a store that answers only long after the deadline.
+        then: Mutex::new(Some(Box::new(move || {
+            if held
+                .recv_timeout(LONG)
+                .is_err_and(|why| why == std::sync::mpsc::RecvTimeoutError::Timeout)
+            {
+                waited.store(true, std::sync::atomic::Ordering::Relaxed);
+            }
+        }))),
+    });
+    let factory = CpuFactory::open(&world_context(store, 0, 2, Wiring::Tcp)).unwrap();
+    // Rank 1 never publishes its host, and the store does not say so.
+    let deadline = Deadline::In(Duration::from_millis(400)).started();
+    let layout = factory.mesh.host().layout(&[0, 1], 0, deadline);
+    assert_eq!(
+        layout.err().map(|error| error.kind()),
+        Some(rcomm_core::ErrorKind::Timeout)
+    );
+    assert!(!has_waited.load(std::sync::atomic::Ordering::Relaxed));
+    drop(release);
 }

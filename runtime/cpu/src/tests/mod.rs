@@ -102,6 +102,7 @@ fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) ->
         tls: None,
         config: Arc::new(config),
         recorder: None,
+        deadline: Deadline::In(Duration::from_secs(60)).started(),
     }
 }
 

@@ -43,6 +43,8 @@ const MAX_NUMBERED: u32 = 1000;
 const PART: &str = ".part";
 /// An incomplete dump that is older than this and not locked belongs to a process that was killed.
 const ABANDONED_AFTER: Duration = Duration::from_secs(60);
+/// How many folders of earlier runs are looked at for such files.
+const FOLDERS_AT_ONCE: usize = 4096;
 
 /// Writes `bytes` as a new file of mode 0600 and returns its path.
 ///
@@ -98,11 +100,45 @@ fn remove_abandoned(folder: &Path, name: &OsStr) {
     let mut begin = OsString::from(".");
     begin.push(name);
     begin.push(".");
+    let begin = begin.as_encoded_bytes();
+    remove_parts(folder, |found| found.starts_with(begin));
+}
+
+/// Removes what processes that were killed left of their dumps in the folders of earlier runs, which are in `directory`.
+/// Complete dumps stay, and so does what a living process is writing. Looks at a few thousand folders at most. Errors are
+/// ignored: it harms no one.
+///
+/// # Blocking
+/// For as long as the file system takes.
+pub fn remove_abandoned_dumps(directory: &Path) {
+    let folders = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    for folder in folders.take(FOLDERS_AT_ONCE) {
+        // Not through a link: what it leads to belongs to someone else.
+        if folder.file_type().is_ok_and(|it| it.is_dir()) {
+            remove_parts(&folder.path(), is_part_of_rank);
+        }
+    }
+}
+
+/// Whether this is the name of an incomplete dump of a rank, such as `.rank_3.json.77.0.part`.
+fn is_part_of_rank(name: &[u8]) -> bool {
+    let name = std::str::from_utf8(name).ok();
+    let rest = name.and_then(|name| name.strip_prefix(".rank_")?.strip_suffix(PART));
+    let Some(rest) = rest else { return false };
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|it| it.is_ascii_digit());
+    let mut parts = rest.split('.');
+    let (rank, attempt, pid) = (parts.next(), parts.next_back(), parts.next_back());
+    [rank, attempt, pid]
+        .iter()
+        .all(|part| part.is_some_and(is_number))
+}
+
+/// Removes the files in `folder` with such names that are old and that no process is writing.
+fn remove_parts(folder: &Path, is_meant: impl Fn(&[u8]) -> bool) {
     for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
-        let found = file.file_name();
-        let found = found.as_encoded_bytes();
-        let is_part =
-            found.starts_with(begin.as_encoded_bytes()) && found.ends_with(PART.as_bytes());
+        let name = file.file_name();
+        let name = name.as_encoded_bytes();
+        let is_part = name.ends_with(PART.as_bytes()) && is_meant(name);
         let is_old = || {
             let metadata = file.metadata().ok().filter(std::fs::Metadata::is_file);
             let age = metadata.and_then(|metadata| metadata.modified().ok()?.elapsed().ok());
@@ -272,5 +308,41 @@ mod tests {
             "rank_3",
         ];
         assert_eq!(left, expected);
+    }
+
+    #[test]
+    fn what_killed_writers_left_in_earlier_runs_is_removed_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let long_ago = std::time::SystemTime::now() - 2 * ABANDONED_AFTER;
+        let old = |path: &str| {
+            let path = directory.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let file = File::create(path).unwrap();
+            file.set_modified(long_ago).unwrap();
+            file
+        };
+        old("job-1/.rank_3.json.77.0.part");
+        old("job-2/.rank_30.77.0.part");
+        let kept = [
+            "job-1/rank_3.json",
+            "job-1/.rank_x.json.77.0.part",
+            "job-1/.rank_3.part",
+            "job-1/.other.77.0.part",
+            "job-1/deep/.rank_3.json.77.0.part",
+        ];
+        kept.iter().for_each(|path| drop(old(path)));
+        let written = old("job-2/.rank_3.json.78.0.part");
+        written.try_lock().unwrap();
+        File::create(directory.path().join("job-2/.rank_3.json.79.0.part")).unwrap();
+        std::os::unix::fs::symlink(
+            directory.path().join("job-1/deep"),
+            directory.path().join("linked"),
+        )
+        .unwrap();
+        remove_abandoned_dumps(directory.path());
+        let exists = |path: &str| directory.path().join(path).exists();
+        assert!(!exists("job-1/.rank_3.json.77.0.part") && !exists("job-2/.rank_30.77.0.part"));
+        assert!(kept.iter().all(|path| exists(path)));
+        assert!(exists("job-2/.rank_3.json.78.0.part") && exists("job-2/.rank_3.json.79.0.part"));
     }
 }

@@ -39,7 +39,7 @@ pub use answer::{
 };
 pub use client::{DumpAnswer, EndpointClient};
 pub use dialect::{Cause, DumpReader, ReadError, ReadProblem};
-pub use dump_file::{DumpFileError, write_dump_file};
+pub use dump_file::{DumpFileError, remove_abandoned_dumps, write_dump_file};
 #[cfg(feature = "endpoint")]
 pub use endpoint::{CONNECTION_TIME, Endpoint, Listen, MAX_CONNECTIONS};
 pub use follow::{EndpointFollower, FollowedDump};

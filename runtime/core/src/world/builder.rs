@@ -27,6 +27,7 @@ use crate::world::join;
 use crate::world::step_meter::StepMeter;
 use crate::world::{Threads, World, WorldShared, session};
 use rcomm_recorder::model::{LinkEnd, Rank};
+use rcomm_recorder::publish::remove_abandoned_dumps;
 use rcomm_recorder::record::{FlightRecorder, OnConflict};
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -212,9 +213,13 @@ impl<B: BackendSet> WorldBuilder<B> {
         recorder.phase("connect");
         let watch = Arc::new(Watch::new(waits));
         let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
-        let writer = self
-            .dump_writer
-            .unwrap_or_else(|| Box::new(FileDumpWriter::new(&dump_dir, config.dump_format)));
+        let writer = self.dump_writer.unwrap_or_else(|| {
+            // One rank of each host: disks differ.
+            if place.local_rank.unwrap_or(place.rank) == 0 {
+                clear_dumps(config.dump_dir.clone());
+            }
+            Box::new(FileDumpWriter::new(&dump_dir, config.dump_format))
+        });
         let dumps = Arc::new(Dumps::new(recorder.clone(), watch.clone(), writer));
         let pipes = open_pipes(&config.dump_pipes, place.rank);
         let broadcast = FailureBroadcast::new(FailureBroadcastParts {
@@ -476,6 +481,16 @@ fn open_backends(
     }
     write(others)?;
     Ok(factories)
+}
+
+/// Removes the incomplete dumps of processes that were killed, on a thread `rcomm/dump-file`, which is not joined: it ends
+/// with the disk's answer, and a job must not wait for that.
+fn clear_dumps(directory: PathBuf) {
+    let thread = std::thread::Builder::new().name("rcomm/dump-file".to_owned());
+    let started = thread.spawn(move || remove_abandoned_dumps(&directory));
+    if let Err(error) = started {
+        tracing::debug!(%error, "incomplete dumps of earlier runs stay");
+    }
 }
 
 /// Makes the FIFOs by which dumps can be requested. If one cannot be made, that is logged, and the job

@@ -10,8 +10,10 @@ use rcomm_analyzer::filter::{Filter, Subject, parse_duration_ms};
 use rcomm_analyzer::load::{LoadOptions, Loaded, LoadedDump, load};
 use rcomm_analyzer::ras::RasReport;
 use rcomm_analyzer::rsum::{Piece, Writer, read};
+use rcomm_analyzer::source::{RecordsFollower, Seen};
+use rcomm_analyzer::{Policy, analyze};
 use rcomm_recorder::model::{DType, OpType, ProcessGroupInfo};
-use rcomm_recorder::publish::{Dump, RingFollower, RingReader};
+use rcomm_recorder::publish::{Dump, LaunchRecord, RingFollower, RingReader};
 use rcomm_recorder::record::{
     FlightRecorder, Operation, Placement, RecorderConfig, SignatureKey, SignatureRef, Tensor,
 };
@@ -180,6 +182,51 @@ pub(crate) fn read_summary(bytes: &[u8]) {
         .finish(&Loaded::default())
         .expect("memory is writable");
     assert_eq!(records(&again).len(), read.len());
+}
+
+/// A launcher's record, in the folder of a job of two ranks that is over: every report on the job can be made.
+pub(crate) fn launch_record(bytes: &[u8]) {
+    let folder = PathBuf::from(format!("/dev/shm/rcomm-fuzz-{}-job", std::process::id()));
+    fs::create_dir_all(&folder).expect("memory is writable");
+    fs::write(folder.join("launch.0.json"), bytes).expect("memory is writable");
+    let launches = LaunchRecord::in_directory(&folder);
+    fs::remove_dir_all(&folder).expect("the folder is removed");
+    for launch in &launches {
+        let _ = launch.end_of(1).map(|end| end.is_success());
+    }
+    let dumps = [0, 1].map(|rank| {
+        let mut dump = Dump::default();
+        dump.identity.rank = Some(rank);
+        dump.identity.world_size = Some(2);
+        dump.identity.host = "n0".to_owned();
+        dump.identity.pid = 100 + rank;
+        dump.identity.reason = RingReader::OWNER_IS_DEAD.to_owned();
+        dump.identity.dump_time_ns = 1_700_000_000_000_000_000;
+        dump
+    });
+    for snapshot in [false, true] {
+        let policy = Policy {
+            launches: launches.clone(),
+            snapshot,
+            ..Policy::default()
+        };
+        let _ = analyze(&dumps, &policy);
+    }
+}
+
+/// Answers of another `rcomm-web`, one after the other, each ended by a zero: what is kept of them has valid indices.
+pub(crate) fn node_answers(bytes: &[u8]) {
+    let mut follower = RecordsFollower::default();
+    for answer in bytes.split(|&byte| byte == 0) {
+        let questions = follower.questions();
+        let mut observations = Vec::new();
+        let _ = follower.take(&questions[0], answer, &mut observations);
+        for observation in observations {
+            if let Seen::Changed(dump) = observation.seen {
+                check_indices(&dump);
+            }
+        }
+    }
 }
 
 /// A filter: the text of a parsed filter parses to a filter that answers alike. Bytes that are no text are no filter.

@@ -31,7 +31,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 pub(crate) type Reader = (&'static str, fn(&[u8]));
 
 /// Every reader of this module; the corpus of a reader has its name.
-pub(crate) const READERS: [Reader; 16] = [
+pub(crate) const READERS: [Reader; 18] = [
     ("store_server", store_server),
     ("store_client", store_client),
     ("endpoint_server", endpoint_server),
@@ -48,6 +48,8 @@ pub(crate) const READERS: [Reader; 16] = [
     ("read_ras", files::read_ras),
     ("read_summary", files::read_summary),
     ("parse_filter", files::parse_filter),
+    ("launch_record", files::launch_record),
+    ("node_answers", files::node_answers),
 ];
 
 /// The reader of logs of NCCL's Inspector, which a job leaves in a folder of the user's choice.

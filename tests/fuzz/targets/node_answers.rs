@@ -1,0 +1,9 @@
+//! Any bytes as the answers of an `rcomm-web` to a collector. `readers` says what must hold.
+#![no_main]
+
+#[allow(dead_code, reason = "each target is one of the readers")]
+mod readers;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| readers::files::node_answers(bytes));

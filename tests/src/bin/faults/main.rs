@@ -28,6 +28,7 @@ mod leaks;
 mod network;
 mod processes;
 mod rank;
+mod relay;
 mod rows;
 mod scenario;
 mod stranger;

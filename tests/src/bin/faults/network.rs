@@ -3,17 +3,25 @@
 //! A direction is cut by a wrong permanent neighbor entry: packets go to no machine, and both ends observe
 //! the same as with a cut cable.
 
+use crate::relay::{self, Relay};
 use crate::scenario::Cut;
 use anyhow::{Context, ensure};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A hardware address that no host has.
 const UNUSED_ADDRESS: &str = "02:00:00:00:00:99";
 
+/// The ends of the link between the bridge and a relay.
+const BRIDGE_END: &str = "relay0";
+const RELAY_END: &str = "relay1";
+
 pub(crate) struct Hosts {
     names: Vec<String>,
     switch: String,
+    /// The host behind a relay, and the relay.
+    relay: Mutex<Option<(usize, Relay)>>,
 }
 
 impl Hosts {
@@ -26,6 +34,7 @@ impl Hosts {
         let hosts = Self {
             names: (0..count).map(|host| format!("{prefix}h{host}")).collect(),
             switch: format!("{prefix}sw"),
+            relay: Mutex::default(),
         };
         let switch = hosts.switch.as_str();
         ip(&["netns", "add", switch])?;
@@ -107,9 +116,35 @@ impl Hosts {
                     "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "40ms",
                 ];
                 let name = ["netns", "exec", &self.names[host], "tc"];
+                // Not every kernel has netem.
                 run("ip", &[&name[..], &netem[..]].concat())
+                    .or_else(|_| self.put_behind_relay(host))
             }
         }
+    }
+
+    /// Puts a program between a host and the bridge that passes each packet on later.
+    fn put_behind_relay(&self, host: usize) -> anyhow::Result<()> {
+        // A packet that the system would complete only in hardware cannot be passed on.
+        for name in &self.names {
+            relay::complete_packets(name)?;
+        }
+        let (switch, port) = (self.switch.as_str(), format!("p{host}"));
+        let pair = [
+            "-n", switch, "link", "add", "name", BRIDGE_END, "type", "veth",
+        ];
+        ip(&[&pair[..], &["peer", "name", RELAY_END]].concat())?;
+        ip(&[
+            "-n", switch, "link", "set", BRIDGE_END, "master", "br0", "up",
+        ])?;
+        ip(&["-n", switch, "link", "set", RELAY_END, "up"])?;
+        let relay = Relay::start(switch, [&port, RELAY_END])?;
+        *self.relay() = Some((host, relay));
+        ip(&["-n", switch, "link", "set", &port, "nomaster"])
+    }
+
+    fn relay(&self) -> MutexGuard<'_, Option<(usize, Relay)>> {
+        self.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn heal(&self, host: usize) -> anyhow::Result<()> {
@@ -132,6 +167,12 @@ impl Hosts {
 
     /// Ends all cuts and puts all links up.
     pub(crate) fn join_again(&self) -> anyhow::Result<()> {
+        if let Some((host, relay)) = self.relay().take() {
+            drop(relay);
+            let (switch, port) = (self.switch.as_str(), format!("p{host}"));
+            ip(&["-n", switch, "link", "del", BRIDGE_END])?;
+            ip(&["-n", switch, "link", "set", &port, "master", "br0"])?;
+        }
         for (at, name) in self.names.iter().enumerate() {
             let port = format!("p{at}");
             ip(&["-n", &self.switch, "link", "set", &port, "up"])?;
@@ -167,6 +208,7 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
+        drop(self.relay().take());
         for name in self.names.iter().chain([&self.switch]) {
             // The namespace may not have been made.
             let _ = ip(&["netns", "del", name]);

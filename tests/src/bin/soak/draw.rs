@@ -52,6 +52,27 @@ pub(crate) struct Fault {
     pub(crate) act: Act,
 }
 
+/// A rank that is started later than the others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Late {
+    pub(crate) rank: u32,
+    pub(crate) ms: u64,
+}
+
+/// How the launcher of a round ends, in which step of rank 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LauncherFault {
+    pub(crate) step: u64,
+    pub(crate) end: LauncherEnd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LauncherEnd {
+    Kill,
+    Terminate,
+    Interrupt,
+}
+
 /// One round.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -61,6 +82,9 @@ pub(crate) struct Plan {
     pub(crate) transport: &'static str,
     pub(crate) steps: u64,
     pub(crate) fault: Option<Fault>,
+    pub(crate) late: Option<Late>,
+    /// With this, `rcomm-run` starts the ranks.
+    pub(crate) launcher: Option<LauncherFault>,
 }
 
 impl Plan {
@@ -74,13 +98,28 @@ impl Plan {
             step: draw.below(steps),
             act: draw.one_of(&[Act::Kill, Act::Freeze, Act::Exit]),
         });
+        let mut draw = Draw::of(&[seed, round, 3]);
+        let launcher = (draw.below(8) == 0).then(|| LauncherFault {
+            step: draw.below(steps),
+            end: draw.one_of(&[
+                LauncherEnd::Kill,
+                LauncherEnd::Terminate,
+                LauncherEnd::Interrupt,
+            ]),
+        });
+        let late = (draw.below(4) == 0).then(|| Late {
+            rank: draw.below(ranks.into()) as u32,
+            ms: draw.below(3_000),
+        });
         Self {
             seed,
             round,
             ranks,
             transport,
             steps,
-            fault,
+            fault: fault.filter(|_| launcher.is_none()),
+            late: late.filter(|_| launcher.is_none()),
+            launcher,
         }
     }
 
@@ -95,6 +134,8 @@ impl Plan {
             transport,
             steps,
             fault: None,
+            late: None,
+            launcher: None,
         }
     }
 
@@ -123,9 +164,15 @@ impl fmt::Display for Plan {
             ..
         } = self;
         write!(f, "{ranks} ranks, {transport}, {steps} steps")?;
-        match &self.fault {
-            Some(Fault { rank, step, act }) => write!(f, ", {act:?} of rank {rank} in step {step}"),
-            None => Ok(()),
+        if let Some(Fault { rank, step, act }) = &self.fault {
+            write!(f, ", {act:?} of rank {rank} in step {step}")?;
         }
+        if let Some(Late { rank, ms }) = &self.late {
+            write!(f, ", rank {rank} late by {ms} ms")?;
+        }
+        if let Some(LauncherFault { step, end }) = &self.launcher {
+            write!(f, ", {end:?} of the launcher in step {step}")?;
+        }
+        Ok(())
     }
 }

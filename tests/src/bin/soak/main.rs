@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Every result is checked against what the ranks' inputs must give. In a round with a fault, every other rank must get
-//! an error in time that names the culprit; in a round without a fault, no rank may get an error. After its world no
+//! an error in time that names the culprit; in a round without a fault, no rank may get an error, also if a rank is
+//! started late; in a round whose launcher is ended, no rank may be left. After its world no
 //! rank may hold more descriptors or threads than before. The seed and the number of the round decide all random
 //! choices, and a round that was wrong is printed as the command that repeats it.
 //!
@@ -18,6 +19,7 @@
 )]
 
 mod draw;
+mod launched;
 mod long;
 mod rank;
 
@@ -117,6 +119,8 @@ struct Limits {
 struct Totals {
     rounds: u64,
     faults: u64,
+    launchers: u64,
+    late: u64,
     ranks: u64,
     checked: u64,
     slowest_error_ms: u64,
@@ -163,7 +167,15 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
         }
         let plan = Plan::of(args.seed, round);
         totals.rounds += 1;
+        if plan.launcher.is_some() && launched::launcher().is_none() {
+            println!(
+                "round {round} is skipped: rcomm-run is not built (`cargo build -p rcomm-tools`)"
+            );
+            continue;
+        }
         totals.faults += u64::from(plan.fault.is_some());
+        totals.launchers += u64::from(plan.launcher.is_some());
+        totals.late += u64::from(plan.late.is_some());
         if let Err(error) = try_round(&plan, &limits, &mut totals) {
             bad += 1;
             println!("round {round}, {plan}: {error:#}");
@@ -174,12 +186,14 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
         }
     }
     println!(
-        "seed {}: {} rounds in {:.0} s, {} with a fault; {} ranks, {} operations checked; slowest error {} ms after \
+        "seed {}: {} rounds in {:.0} s, {} with a fault, {} with one of the launcher, {} with a late rank; {} ranks, {} operations checked; slowest error {} ms after \
          the start of its operation; at most {} MiB per rank; rounds that were wrong: {bad}",
         args.seed,
         totals.rounds,
         began.elapsed().as_secs_f64(),
         totals.faults,
+        totals.launchers,
+        totals.late,
         totals.ranks,
         totals.checked,
         totals.slowest_error_ms,
@@ -189,6 +203,9 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
 }
 
 fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Result<()> {
+    if plan.launcher.is_some() {
+        return launched::try_round(plan, limits);
+    }
     let mut ranks = Ranks::start(plan, limits, "rank", &[])?;
     let reports = ranks.wait(plan, ENDING)?;
     // The first rank's error may follow from another's: all are needed to see the cause.
@@ -247,7 +264,12 @@ impl Ranks {
             processes: Vec::new(),
             folder,
         };
-        for rank in 0..plan.ranks {
+        let late = plan.late.as_ref();
+        let in_time = (0..plan.ranks).filter(|rank| late.is_none_or(|late| late.rank != *rank));
+        for rank in in_time.chain(late.map(|late| late.rank)) {
+            if let Some(late) = late.filter(|late| late.rank == rank) {
+                std::thread::sleep(Duration::from_millis(late.ms));
+            }
             let mut command = Command::new(std::env::current_exe()?);
             command
                 .args([role, &plan.seed.to_string(), &plan.round.to_string()])
@@ -268,7 +290,9 @@ impl Ranks {
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null());
-            ranks.processes.push(command.spawn()?);
+            // A late rank is started last.
+            let at = ranks.processes.len().min(rank as usize);
+            ranks.processes.insert(at, command.spawn()?);
         }
         Ok(ranks)
     }

@@ -1,10 +1,13 @@
 //! One rank of a round.
 
-use crate::RankReport;
-use crate::draw::{Act, Draw, Plan};
+use crate::draw::{Act, Draw, LauncherEnd, LauncherFault, Plan};
+use crate::{RankReport, launched};
+use anyhow::Context;
 use rcomm::{Config, Error, GroupOptions, ProcessGroup, ReduceOp, World};
 use rcomm_tests::usage::{Usage, peak_memory_kib};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Signal, getpid, getppid, kill_process};
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The operations.
@@ -38,6 +41,12 @@ pub(crate) const ENDING: Duration = Duration::from_secs(70);
 /// The numbers of elements per rank.
 const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
 
+/// The file that each rank of a round with a launcher has locked as long as it is there.
+fn alive_file() -> anyhow::Result<PathBuf> {
+    let rings = std::env::var_os("RCOMM_RING_DIR").context("RCOMM_RING_DIR is not set")?;
+    Ok(Path::new(&rings).with_file_name(launched::ALIVE))
+}
+
 /// Works through the plan as the rank that the environment names, and prints what came of it.
 ///
 /// # Errors
@@ -47,6 +56,14 @@ const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
     reason = "the report goes to the program that started this one"
 )]
 pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
+    // Held until this process has ended, however it does.
+    let alive = match plan.launcher {
+        Some(_) => Some(File::options().append(true).open(alive_file()?)?),
+        None => None,
+    };
+    if let Some(alive) = &alive {
+        alive.lock_shared()?;
+    }
     let before = Usage::now();
     let world = World::init(Config::from_environment()?)?;
     let mut report = RankReport::default();
@@ -80,6 +97,11 @@ pub(crate) fn work(plan: &Plan, world: &World, report: &mut RankReport) -> Resul
             && (fault.rank, fault.step) == (this_rank, step)
         {
             act_on_oneself(fault.act);
+        }
+        if let Some(LauncherFault { step: at, end }) = plan.launcher
+            && (at, 0) == (step, this_rank)
+        {
+            end_launcher(end);
         }
         let mut draw = Draw::of(&[plan.seed, plan.round, 2, step]);
         // Every rank draws the same, also for a group of which it is no member.
@@ -203,6 +225,18 @@ impl Inputs<'_> {
                 Ok(received == self.of(self.ranks[before], count))
             }
         }
+    }
+}
+
+fn end_launcher(end: LauncherEnd) {
+    let signal = match end {
+        LauncherEnd::Kill => Signal::KILL,
+        LauncherEnd::Terminate => Signal::TERM,
+        LauncherEnd::Interrupt => Signal::INT,
+    };
+    if let Some(launcher) = getppid() {
+        // It may have ended already: then so does this process.
+        let _ = kill_process(launcher, signal);
     }
 }
 

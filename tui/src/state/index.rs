@@ -2,7 +2,7 @@
 
 use crate::page::table::Mark;
 use crate::page::theme::Tone;
-use rcomm_analyzer::format::{group_label, rank_set};
+use rcomm_analyzer::format::GroupNames;
 use rcomm_analyzer::{
     Code, Finding, GroupRef, InstanceReport, InstanceState, RankReport, Severity, Snapshot, Verdict,
 };
@@ -111,7 +111,7 @@ pub struct FrameIndex {
     pub hosts: Vec<Host>,
     groups: HashMap<GroupRef, GroupState>,
     /// Labels that several groups share.
-    shared_labels: HashSet<String>,
+    names: GroupNames,
     oldest: HashMap<GroupRef, usize>,
     reports: HashMap<Rank, usize>,
 }
@@ -230,19 +230,12 @@ impl FrameIndex {
             };
             self.groups.insert(group.group.clone(), state);
         }
-        let mut seen = HashSet::new();
-        let labels = report.groups.iter().map(|group| group_label(&group.group));
-        self.shared_labels = labels.filter(|label| !seen.insert(label.clone())).collect();
+        self.names = GroupNames::of(report);
     }
 
-    /// The label of a group. One that shares its label with others is shown with its ranks: `tp of 2,3`.
-    pub fn label_of(&self, group: &GroupRef) -> String {
-        let label = group_label(group);
-        if self.shared_labels.contains(&label) {
-            format!("{label} of {}", rank_set(&group.ranks, 4))
-        } else {
-            label
-        }
+    /// The names of the groups, as the report's sentences have them.
+    pub fn names(&self) -> &GroupNames {
+        &self.names
     }
 
     /// The state of a group; `Idle` if the report does not include it.

@@ -296,8 +296,9 @@ fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &
             let visible = end.is_none_or(|end| end >= from_ns);
             visible.then(|| {
                 let group = group_of(dump, entry);
-                let label = group.map_or_else(String::new, |group| group_label(&group));
+                let label = group.as_ref().map_or_else(String::new, group_label);
                 let kind = kinds.iter().position(|known| known == kind(&label));
+                let label = group.map_or(label, |group| model.labels([&group]));
                 Span {
                     from_ns: entry.time_created_ns,
                     to_ns: end,

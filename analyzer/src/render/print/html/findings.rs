@@ -1,14 +1,14 @@
 //! Findings as cards, with their consequences inside; then the problems of the input.
 
 use super::Text;
-use rcomm_verdict::format::{Ranks, counter, format_frame, format_place, group_label};
+use rcomm_verdict::format::{GroupNames, Ranks, counter, format_frame, format_place, group_label};
 use rcomm_verdict::{Finding, Report, Severity};
 use std::io::{self, Write};
 
 /// Consequences at a greater depth are left out, to bound the nesting.
 const MAX_DEPTH: usize = 8;
 
-pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) -> io::Result<()> {
     if !report.findings.is_empty() {
         writeln!(out, "<section>\n<h2>Findings</h2>")?;
         for finding in &report.findings {
@@ -17,7 +17,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
                 .caused_by
                 .is_none_or(|cause| cause == finding.id || !known(cause));
             if is_root {
-                write_card(report, finding, 0, out)?;
+                write_card(report, finding, names, 0, out)?;
             }
         }
         writeln!(out, "</section>")?;
@@ -41,6 +41,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 fn write_card(
     report: &Report,
     finding: &Finding,
+    names: &GroupNames,
     depth: usize,
     out: &mut dyn Write,
 ) -> io::Result<()> {
@@ -128,18 +129,18 @@ fn write_card(
         }
         writeln!(out, "</pre>")?;
     }
-    write_evidence(finding, out)?;
+    write_evidence(finding, names, out)?;
     if depth < MAX_DEPTH {
         for consequence in &report.findings {
             if consequence.caused_by == Some(finding.id) && consequence.id != finding.id {
-                write_card(report, consequence, depth + 1, out)?;
+                write_card(report, consequence, names, depth + 1, out)?;
             }
         }
     }
     writeln!(out, "</article>")
 }
 
-fn write_evidence(finding: &Finding, out: &mut dyn Write) -> io::Result<()> {
+fn write_evidence(finding: &Finding, names: &GroupNames, out: &mut dyn Write) -> io::Result<()> {
     if finding.evidence.is_empty() {
         return Ok(());
     }
@@ -152,7 +153,7 @@ fn write_evidence(finding: &Finding, out: &mut dyn Write) -> io::Result<()> {
             .group
             .as_ref()
             .or(finding.group.as_ref())
-            .map(group_label)
+            .map(|group| names.name(group))
             .unwrap_or_default();
         writeln!(
             out,

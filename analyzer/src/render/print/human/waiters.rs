@@ -2,18 +2,18 @@
 
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
-use rcomm_verdict::format::{Ranks, format_ranks, group_label, group_labels, operation};
-use rcomm_verdict::{Finding, GroupRef, Report, Wait};
+use rcomm_verdict::format::{GroupNames, Ranks, is_undescribed};
+use rcomm_verdict::{Finding, Report, Wait};
 
 /// The lines for one finding; the list of victims if the report has no wait-for graph for it.
-pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
+pub(super) fn format(finding: &Finding, report: &Report, names: &GroupNames) -> Vec<String> {
     let lines: Vec<String> = if finding.cycle.is_empty() {
         chain(report, &finding.culprit_ranks)
             .iter()
-            .map(format_link)
+            .map(|link| format_link(link, names))
             .collect()
     } else {
-        format_cycle(&finding.cycle, &report.waits)
+        format_cycle(&finding.cycle, &report.waits, names)
     };
     if !lines.is_empty() || finding.victim_ranks.is_empty() {
         return lines;
@@ -29,12 +29,13 @@ pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
     vec![format!("{}{more}", Ranks(&finding.victim_ranks))]
 }
 
-fn format_link(link: &Link) -> String {
+fn format_link(link: &Link, names: &GroupNames) -> String {
     let groups = match link.groups.as_slice() {
-        [one] => label(one),
+        [one] if is_undescribed(one) => format!("group {}", names.in_text(one)),
+        [one] => names.name(one),
         // Numbers alone could be taken for ranks.
-        several if several.iter().all(is_undescribed) => format!("groups {}", labels(several)),
-        several => labels(several),
+        several if several.iter().all(is_undescribed) => format!("groups {}", names.fold(several)),
+        several => names.fold(several),
     };
     let seq = match link.seq {
         (first, last) if first == last => format!("#{first}"),
@@ -54,26 +55,8 @@ fn format_link(link: &Link) -> String {
     )
 }
 
-fn labels(groups: &[GroupRef]) -> String {
-    let labels: Vec<String> = groups.iter().map(group_label).collect();
-    group_labels(&labels)
-}
-
-fn is_undescribed(group: &GroupRef) -> bool {
-    group.desc.is_empty() || group.desc == "undefined"
-}
-
-/// A group that has no description is known by its ranks.
-fn label(group: &GroupRef) -> String {
-    if is_undescribed(group) && !group.ranks.is_empty() {
-        format!("group {} ({})", group.name, format_ranks(&group.ranks))
-    } else {
-        group_label(group)
-    }
-}
-
 /// One line for each rank of a cycle, with the operation in which it waits for the next.
-fn format_cycle(cycle: &[Rank], waits: &[Wait]) -> Vec<String> {
+fn format_cycle(cycle: &[Rank], waits: &[Wait], names: &GroupNames) -> Vec<String> {
     cycle
         .iter()
         .zip(cycle.iter().cycle().skip(1))
@@ -84,7 +67,7 @@ fn format_cycle(cycle: &[Rank], waits: &[Wait]) -> Vec<String> {
             match wait {
                 Some(wait) => format!(
                     "rank {rank} waits for rank {next} in {}",
-                    operation(&wait.op, wait.seq, &wait.group)
+                    names.operation(&wait.op, wait.seq, &wait.group)
                 ),
                 None => format!("rank {rank} waits for rank {next}"),
             }

@@ -151,11 +151,17 @@ impl Context<'_> {
         }
     }
 
-    /// An operation as text, like `all_reduce #41 on group dp` or `send #7 to rank 2 on group pp`.
+    /// An operation as text, like `all_reduce #41 on group dp_3` or `send #7 to rank 2 on group pp_0`.
     pub(crate) fn describe_op(&self, record: RecordIx, op: &Op) -> String {
+        let group = self.aligned.lanes[record][usize::from(op.group)].group;
+        let call = self.describe_call(record, op);
+        format!("{call} on group {}", self.group_name(group))
+    }
+
+    /// As [`Context::describe_op`], without the group.
+    pub(crate) fn describe_call(&self, record: RecordIx, op: &Op) -> String {
         let lane = &self.aligned.lanes[record][usize::from(op.group)];
         let name = self.aligned.shared.calls.get(op.call).op_name();
-        let group = self.group_name(lane.group);
         if op.kind.is_p2p() {
             let ranks = &self.aligned.groups[lane.group].ranks;
             let peer = ranks.get(op.peer as usize);
@@ -165,14 +171,14 @@ impl Context<'_> {
             } else {
                 "from"
             };
-            format!("{name} #{} {towards} {peer} on group {group}", op.p2p_seq)
+            format!("{name} #{} {towards} {peer}", op.p2p_seq)
         } else {
             let seq = if op.is_p2p {
                 u64::from(op.p2p_seq)
             } else {
                 self.recorded_seq(lane.group, op.seq)
             };
-            format!("{name} #{seq} on group {group}")
+            format!("{name} #{seq}")
         }
     }
 

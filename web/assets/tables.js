@@ -62,9 +62,9 @@ export function drawInFlight(report, passes, problemsOnly) {
       const [i] = fold;
       const oldest = fold.reduce((most, { age_ms: ms }) => (ms != null && (most == null || ms > most) ? ms : most), null);
       const missing = fold.length > 1 ? (i.missing.length > 0 ? `${i.missing.length} each` : "")
-        : rankSet(i.missing) + (i.unknown.length > 0 ? ` (unknown: ${rankSet(i.unknown)})` : "");
+        : [i.error, rankSet(i.missing), i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
       return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
-        i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", "-"), missing];
+        i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", " "), missing];
     }), report.in_flight.length === 0 ? "Nothing is pending." : "No pending operation matches the filter.", folds.length - shown.length);
 }
 

@@ -19,7 +19,7 @@ export function sentence(report) {
   const silence = report.problems.find((problem) => problem.code === "N305");
   const calm = {
     healthy: `nothing recorded is pending or wrong; ${read}`,
-    running: `${pending(report.in_flight.length)}; ${read}`,
+    running: `${pending(report.in_flight.filter((i) => i.state !== "failed").length)}; ${read}`,
     inconclusive: silence?.sentence ?? `the records do not decide; ${read}`,
   };
   return calm[report.verdict] ?? report.verdict;

@@ -17,6 +17,8 @@ pub enum RankState {
     Ok,
     /// Waiting for others.
     Waits,
+    /// Its operations have failed, and it has issued none since.
+    Failed,
     /// Arrives late repeatedly.
     Late,
     /// Has no record, or has stopped answering.
@@ -30,6 +32,7 @@ impl RankState {
     pub const ALL: &'static [(Self, char, Tone, &'static str)] = &[
         (Self::Ok, '#', Tone::Good, "ok"),
         (Self::Waits, '.', Tone::Waiting, "waits"),
+        (Self::Failed, 'x', Tone::Late, "failed"),
         (Self::Root, '!', Tone::Bad, "root"),
         (Self::Late, '~', Tone::Late, "late"),
         (Self::Silent, '?', Tone::Silent, "silent"),
@@ -61,6 +64,8 @@ pub enum GroupState {
     Bad,
     /// Members are blocked in this group.
     Waiting,
+    /// An operation of this group has failed, and no member is in one.
+    Failed,
     /// Operations are in flight.
     Busy,
     /// No operation is in flight.
@@ -73,6 +78,7 @@ impl GroupState {
         match self {
             Self::Bad => Mark::new('!', Tone::Bad),
             Self::Waiting => Mark::new('.', Tone::Waiting),
+            Self::Failed => Mark::new('x', Tone::Late),
             Self::Busy | Self::Idle => Mark::NONE,
         }
     }
@@ -82,6 +88,7 @@ impl GroupState {
         match self {
             Self::Bad => "stuck",
             Self::Waiting => "waiting",
+            Self::Failed => "failed",
             Self::Busy => "busy",
             Self::Idle => "idle",
         }
@@ -169,6 +176,11 @@ impl FrameIndex {
             .collect();
         let states = snapshot.ranks.iter().map(|view| {
             let reported = by_rank.get(&view.rank).copied().unwrap_or(RankState::Ok);
+            let is_failed = report.verdict.is_trouble() && report.failure(view.rank).is_some();
+            let reported = match reported {
+                RankState::Ok | RankState::Waits if is_failed => RankState::Failed,
+                reported => reported,
+            };
             let read = !view.dumps.is_empty() || read.contains(&view.rank);
             if view.silent || !read {
                 reported.max(RankState::Silent)
@@ -212,7 +224,12 @@ impl FrameIndex {
             .filter(|f| f.severity == Severity::Error && f.caused_by.is_none())
             .filter_map(|f| f.group.as_ref())
             .collect();
-        for (at, instance) in report.in_flight.iter().enumerate() {
+        // Those that ranks are in come before those that have failed.
+        let by_state = |it: &&(usize, &InstanceReport)| it.1.state == InstanceState::Failed;
+        let instances: Vec<(usize, &InstanceReport)> =
+            report.in_flight.iter().enumerate().collect();
+        let (failed, pending): (Vec<_>, Vec<_>) = instances.iter().partition(by_state);
+        for &(at, instance) in pending.into_iter().chain(failed) {
             if !self.oldest.contains_key(&instance.group) {
                 self.oldest.insert(instance.group.clone(), at);
             }
@@ -221,6 +238,8 @@ impl FrameIndex {
             let oldest = self.oldest(snapshot, &group.group);
             let state = if accused.contains(&group.group) {
                 GroupState::Bad
+            } else if oldest.is_some_and(|it| it.state == InstanceState::Failed) {
+                GroupState::Failed
             } else if hangs && oldest.is_some_and(is_blocked) {
                 GroupState::Waiting
             } else if group.in_flight > 0 {

@@ -151,6 +151,7 @@ pub fn format_frame(frame: &FrameRef) -> String {
     let when = match frame.when.as_str() {
         "last_seen" => "was last seen in",
         "waiting" => "waits in",
+        "failed" => "failed in",
         "now" => "is now in",
         "native" => "is, below Python, in",
         _ => "in",

@@ -30,7 +30,8 @@ pub struct GroupRef {
 pub struct FrameRef {
     /// Global rank.
     pub rank: Rank,
-    /// `last_seen` (its last recorded call), `waiting` (the call it is in), `there` (the call that differs from the
+    /// `last_seen` (its last recorded call), `waiting` (the call it is in), `failed` (the
+    /// call that ended with an error), `there` (the call that differs from the
     /// others'), `now` (a stack taken live) or `native` (that stack below Python).
     pub when: String,
     /// Name of the function.

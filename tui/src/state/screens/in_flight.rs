@@ -23,6 +23,7 @@ fn state_name(state: InstanceState) -> &'static str {
         InstanceState::Waiting => "waiting",
         InstanceState::HalfOpen => "half_open",
         InstanceState::Mismatch => "mismatch",
+        InstanceState::Failed => "failed",
     }
 }
 
@@ -131,7 +132,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
                 format!("{}/{size}", first.joined.len()),
                 first.joined.len() as f64,
             ),
-            Cell::text(state_name(first.state)),
+            Cell::text(state_name(first.state).replace('_', " ")),
             Cell::text(missing),
         ],
         tone,
@@ -140,7 +141,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     }
 }
 
-/// The ranks that have not joined: `517 never issued`, or `517 not yet` while the operation is not overdue. Ranks
+/// The error of an operation that has failed, and the ranks that have not joined: `517 never issued`, or `517 not yet` while the operation is not overdue. Ranks
 /// whose progress is unknown are listed as not known.
 fn absent(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
@@ -150,6 +151,9 @@ fn absent(instance: &InstanceReport) -> String {
             false => "not yet",
         };
         parts.push(format!("{} {so_far}", rank_set(&instance.missing, 4)));
+    }
+    if let Some(error) = &instance.error {
+        parts.insert(0, error.clone());
     }
     if !instance.unknown.is_empty() {
         parts.push(format!("{} not known", rank_set(&instance.unknown, 4)));

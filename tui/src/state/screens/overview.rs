@@ -230,7 +230,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
             let input = &report.input;
             let mut sentence = match report.verdict {
                 Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
-                Verdict::Running => match report.in_flight.len() {
+                Verdict::Running => match report.pending().count() {
                     0 => "nothing is overdue".to_owned(),
                     n => format!("{} in flight, none overdue", count(n as u64, "operation")),
                 },
@@ -403,15 +403,9 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
         // Links of one level wait for the previous level, not for each other.
         let sign = if link.level == level { "," } else { " <-" };
         level = link.level;
-        let verb = if link.ranks.len() == 1 {
-            "waits"
-        } else {
-            "wait"
-        };
-        text.push_str(&format!(
-            "{sign} {groups}{seq} ({} {verb})",
-            link.ranks.len()
-        ));
+        let verb = why::verb(model, &link.ranks);
+        let ranks = count(link.ranks.len() as u64, "rank");
+        text.push_str(&format!("{sign} {groups}{seq} ({ranks} {verb})"));
     }
     // The hint is left out if it does not fit: the footer shows the key too.
     let fits = text.chars().count() + HINT.len() <= usize::from(model.size.0);

@@ -87,8 +87,19 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     let waits = &model.snapshot.report.waits;
     if let Some(wait) = waits.iter().find(|wait| wait.rank == rank) {
         let call = overview::call(model, &wait.op, wait.seq, &wait.group);
-        let text = format!("waits for {} in {call}", rank_set(&wait.on, 6));
+        let verb = match model.snapshot.report.failure(rank) {
+            Some(_) => "waited",
+            None => "waits",
+        };
+        let text = format!("{verb} for {} in {call}", rank_set(&wait.on, 6));
         lines.push(vec![plain(text)]);
+    }
+    if let Some(error) = model.snapshot.report.failure(rank) {
+        let text = match error {
+            "" => "its call failed, with an error that is not recorded".to_owned(),
+            error => format!("its call failed: {error}"),
+        };
+        lines.push(vec![styled(text, Tone::Late)]);
     }
     let waiting: Vec<Rank> = waits
         .iter()

@@ -118,7 +118,7 @@ pub(super) fn heat_map(model: &ViewModel<'_>) -> Body {
 /// The age of each rank's oldest pending operation, ms. Ranks without a pending operation of known age are left out.
 fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
     let mut ages: HashMap<Rank, f64> = HashMap::new();
-    for instance in &model.snapshot.report.in_flight {
+    for instance in model.snapshot.report.pending() {
         if let Some(ms) = model.age(instance.age_ms) {
             for &rank in &instance.joined {
                 let known = ages.entry(rank).or_default();

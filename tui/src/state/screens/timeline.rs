@@ -128,8 +128,9 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
                 RankState::Root => 1,
                 RankState::Late => 2,
                 RankState::Silent => 3,
-                RankState::Waits => 4,
-                RankState::Ok => 5,
+                RankState::Failed => 4,
+                RankState::Waits => 5,
+                RankState::Ok => 6,
             };
             (priority, at)
         })

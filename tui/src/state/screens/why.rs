@@ -153,7 +153,8 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     let path = causes::path(&model.snapshot.report, from);
     let step = |wait: &rcomm_analyzer::Wait| {
         let call = overview::call(model, &wait.op, wait.seq, &wait.group);
-        let what = format!("waits in {call} for {}", rank_set(&wait.on, 4));
+        let verb = verb(model, &[wait.rank]);
+        let what = format!("{verb} in {call} for {}", rank_set(&wait.on, 4));
         let who = model.rank_label(wait.rank);
         let mark = Mark::new('.', Tone::Waiting);
         row(
@@ -166,6 +167,16 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
         )
     };
     path.iter().map(step).collect()
+}
+
+/// What ranks do in the operations that they wait in: `failed` if all of these have ended with an error.
+pub(super) fn verb(model: &ViewModel<'_>, ranks: &[Rank]) -> &'static str {
+    let report = &model.snapshot.report;
+    match ranks {
+        _ if ranks.iter().all(|&rank| report.failure(rank).is_some()) => "failed",
+        [_] => "waits",
+        _ => "wait",
+    }
 }
 
 /// The row of the root causes that have none of their own.
@@ -258,11 +269,7 @@ fn link(model: &ViewModel<'_>, link: &Link) -> Row {
     };
     let groups: Vec<_> = link.groups.iter().collect();
     let n = count(link.ranks.len() as u64, "rank");
-    let verb = if link.ranks.len() == 1 {
-        "waits"
-    } else {
-        "wait"
-    };
+    let verb = verb(model, &link.ranks);
     let what = format!(
         "{verb} in {} {seq} on {}",
         link.op,

@@ -1,6 +1,8 @@
 //! Findings as cards, with their consequences inside; then the problems of the input.
 
 use super::Text;
+use crate::render::print::human::failures;
+use rcomm_recorder::model::Rank;
 use rcomm_verdict::format::{GroupNames, Ranks, counter, format_frame, format_place, group_label};
 use rcomm_verdict::{Finding, Report, Severity};
 use std::io::{self, Write};
@@ -80,8 +82,12 @@ fn write_card(
         .map(|set| Ranks(set).to_string())
         .collect();
     item("Or else", &alternatives.join(", or "))?;
-    if finding.victim_count > 0 {
-        let shown = Ranks(&finding.victim_ranks).to_string();
+    let waiting = finding.victim_ranks.iter().copied();
+    let waiting: Vec<Rank> = waiting
+        .filter(|&rank| report.failure(rank).is_none())
+        .collect();
+    if !waiting.is_empty() {
+        let shown = Ranks(&waiting).to_string();
         let rest = finding
             .victim_count
             .saturating_sub(finding.victim_ranks.len());
@@ -91,6 +97,9 @@ fn write_card(
             String::new()
         };
         item("Waiting", &format!("{shown}{more}"))?;
+    }
+    for failure in failures(finding, report) {
+        item("Failed", &failure)?;
     }
     if let Some(group) = &finding.group {
         item(

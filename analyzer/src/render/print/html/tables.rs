@@ -16,6 +16,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             InstanceState::Waiting => "waiting",
             InstanceState::HalfOpen => "half open",
             InstanceState::Mismatch => "mismatch",
+            InstanceState::Failed => "failed",
         };
         vec![
             age(instance.age_ms),
@@ -25,11 +26,15 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             bytes(instance.bytes),
             format!("{}/{}", instance.joined.len(), instance.group.ranks.len()),
             state.to_owned(),
-            Spans(&instance.missing).to_string(),
+            match (instance.missing.as_slice(), &instance.error) {
+                ([], Some(error)) => error.clone(),
+                (missing, Some(error)) => format!("{}; {error}", Spans(missing)),
+                (missing, None) => Spans(missing).to_string(),
+            },
         ]
     });
     table(
-        "In flight",
+        "In flight or failed",
         &[
             "age",
             "operation",

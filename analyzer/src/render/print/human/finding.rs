@@ -36,6 +36,10 @@ pub(super) fn write_details(
         ),
     )?;
     page.items(
+        "failed",
+        brief(waiters::failures(finding, report), page.detail(), "error"),
+    )?;
+    page.items(
         "where",
         brief(format_stacks(&finding.frames), page.detail(), "frame"),
     )?;

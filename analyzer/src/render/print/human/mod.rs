@@ -20,6 +20,7 @@ pub use explanation::{write_codes, write_explanation};
 pub use page::{Detail, Layout};
 pub use record::write_record;
 pub use tables::write_table;
+pub(crate) use waiters::failures;
 
 use page::{ALARM, CAUTION, DIM, FINE, Page};
 use rcomm_verdict::format::{GroupNames, count, grouped, printable};

@@ -50,6 +50,7 @@ fn write_in_flight(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> 
             InstanceState::Waiting => "waiting",
             InstanceState::HalfOpen => "half open",
             InstanceState::Mismatch => "mismatch",
+            InstanceState::Failed => "failed",
         };
         vec![
             instance.age_ms.map_or_else(|| "-".to_owned(), duration_ms),
@@ -57,15 +58,16 @@ fn write_in_flight(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> 
             bytes(instance.bytes),
             format!("{}/{}", instance.joined.len(), instance.group.ranks.len()),
             state.to_owned(),
-            if instance.missing.is_empty() {
-                "-".to_owned()
-            } else {
-                Spans(&instance.missing).to_string()
+            match (instance.missing.as_slice(), &instance.error) {
+                ([], Some(error)) => error.clone(),
+                ([], None) => "-".to_owned(),
+                (missing, Some(error)) => format!("{}; {error}", Spans(missing)),
+                (missing, None) => Spans(missing).to_string(),
             },
         ]
     });
     table(
-        "in flight, oldest first",
+        "in flight or failed, oldest first",
         &["age", "operation", "bytes", "joined", "state", "missing"],
         rows,
         page,

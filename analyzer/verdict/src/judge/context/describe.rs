@@ -8,7 +8,7 @@ use crate::judge::records::refused::RAISED;
 use crate::judge::waits::wait_graph::Place;
 use crate::report::format::printable;
 use crate::report::{FrameRef, SeqKind};
-use rcomm_recorder::model::{Frame, OpType, Rank};
+use rcomm_recorder::model::{EntryState, Frame, OpType, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Context<'_> {
@@ -272,6 +272,14 @@ impl Context<'_> {
         self.call_site(op).map_or(String::new(), |frame| {
             format!(" ({})", Self::name_site(frame))
         })
+    }
+
+    /// How findings call a place in an operation that has not completed: `waiting`, or `failed` if it has failed.
+    pub(crate) fn in_it(op: &Op) -> &'static str {
+        match op.state {
+            EntryState::Failed => "failed",
+            _ => "waiting",
+        }
     }
 
     /// The stack of a call as findings show it, at most 12 frames.

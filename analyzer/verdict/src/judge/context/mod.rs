@@ -3,6 +3,7 @@
 mod describe;
 mod draft;
 mod evidence;
+mod failed;
 mod times;
 
 pub(crate) use draft::{FindingDraft, OpRef};
@@ -118,7 +119,10 @@ impl Context<'_> {
                 true if targets.len() == 1 => "because of it",
                 true => "because of them",
             };
-            format!(", and {waiting} of {} ranks wait {why}", self.graph.ranks)
+            let who: Vec<Node> = self.graph.waiting_for(targets, &self.reversed);
+            let who: Vec<Node> = who.into_iter().filter(|it| !targets.contains(it)).collect();
+            let verb = self.wait_or_waited(&who);
+            format!(", and {waiting} of {} ranks {verb} {why}", self.graph.ranks)
         } else {
             String::new()
         }

@@ -139,7 +139,15 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
         all => format!("all {all} ranks"),
     };
     match end.kind {
-        EndKind::Ended => format!("{whole} ended in order, the last at {at}"),
+        EndKind::Ended => {
+            let rings = match ctx.aligned.records.is_empty() {
+                true => {
+                    "; no ring of this run is left, since ranks that end in order remove theirs"
+                }
+                false => "",
+            };
+            format!("{whole} ended in order, the last at {at}{rings}")
+        }
         EndKind::Cancelled => {
             let (were, none) = match all {
                 1 => ("was", "not in order: it was"),

@@ -10,7 +10,7 @@ use crate::state::trends::Trend;
 use rcomm_analyzer::format::{count, duration_ms, rank_set};
 use rcomm_analyzer::{Finding, Until, Verdict, causes};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::model::text::{clock_age, time_of_day};
+use rcomm_recorder::model::text::time_of_day;
 use serde::Deserialize;
 
 /// Minimum number of rows of a terminal for the additional panes.
@@ -266,14 +266,12 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
         let before = age_ms.map_or_else(String::new, |ms| {
             format!(", {} before the files were written", duration_ms(ms))
         });
-        return Some(format!("since {since}Z{before}  "));
+        return Some(format!("since {since} UTC{before}  "));
     }
-    let age = model.age(age_ms).map_or_else(String::new, |ms| {
-        let mut age = clock_age(ms);
-        age.push(' ');
-        age
-    });
-    Some(format!("{age}since {since}Z  "))
+    let age = model
+        .age(age_ms)
+        .map_or_else(String::new, |ms| format!("for {}, ", duration_ms(ms)));
+    Some(format!("{age}since {since} UTC  "))
 }
 
 /// The line with the next step: `next: look at what rank 2 does after train.py:64`. `None` if the headline is not

@@ -9,7 +9,7 @@ use crate::page::{Body, Line, Page, Pane, plain, styled};
 use rcomm_analyzer::format::{count, grouped, rank_set};
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{GroupRef, RankView};
-use rcomm_recorder::model::text::{age, time_of_day};
+use rcomm_recorder::model::text::{age, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ fn health(model: &ViewModel<'_>, view: &RankView) -> String {
     };
     if dump.identity.dump_time_ns > 0 {
         text.push_str(&format!(
-            ", as of {}",
+            ", as of {} UTC",
             time_of_day(dump.identity.dump_time_ns)
         ));
     }
@@ -255,9 +255,7 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<
             Cell::text(op_name(dump, entry)),
             state,
             Cell::number(
-                took_ms.map_or_else(String::new, |ms| {
-                    format!("{}ms", rcomm_recorder::model::text::millis(Some(ms)))
-                }),
+                took_ms.map_or_else(String::new, duration_ms),
                 took_ms.unwrap_or(f64::NAN),
             ),
             Cell::text(call_site),

@@ -259,7 +259,7 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
         .time_created_ns
         .div_euclid(1_000_000)
         .rem_euclid(1_000);
-    let mut rest = format!(", issued {issued}.{ms:03}Z");
+    let mut rest = format!(", issued {issued}.{ms:03} UTC");
     if let Some(frame) = super::rank::innermost(dump, entry) {
         rest.push_str(&format!(" at {}:{}", frame.filename, frame.line));
     }

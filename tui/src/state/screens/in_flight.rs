@@ -13,7 +13,16 @@ use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
-    Page::of(vec![], "in flight", table(model, |_| true))
+    Page::of(vec![], title(model), table(model, |_| true))
+}
+
+/// The title of the table.
+pub(super) fn title(model: &ViewModel<'_>) -> &'static str {
+    let mut all = model.snapshot.report.in_flight.iter();
+    match all.any(|it| it.state == InstanceState::Failed) {
+        true => "in flight or failed",
+        false => "in flight",
+    }
 }
 
 /// The name of a state, as filters spell it.
@@ -69,7 +78,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
             number("bytes", 3),
             number("joined", 0),
             text("state", 0),
-            rest("missing", 1),
+            rest("missing", 0),
         ],
         rows: folds.iter().map(|fold| row(model, fold, hangs)).collect(),
         headings: Headings::Shown,
@@ -103,13 +112,21 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     let size = first.group.ranks.len();
     let problem = hangs && is_blocked(first);
     let blamed = model.index.group(&first.group) == GroupState::Bad;
+    let failed = first.state == InstanceState::Failed;
     let (mark, tone) = match (problem, blamed) {
+        (true, false) if failed => (Mark::new('x', Tone::Late), Tone::Late),
         (true, true) => (Mark::new('!', Tone::Bad), Tone::Bad),
         (true, false) => (Mark::new('.', Tone::Waiting), Tone::Waiting),
         _ => (Mark::NONE, Tone::Plain),
     };
     let missing = match fold {
         [one] => absent(one),
+        [first, others @ ..]
+            if let Some(error) = &first.error
+                && others.iter().all(|other| other.error == first.error) =>
+        {
+            error.clone()
+        }
         _ if first.missing.is_empty() => String::new(),
         _ => format!("{} each", first.missing.len()),
     };

@@ -5,10 +5,10 @@ use crate::page::table::{Align, Cell, Column, Headings, Row, Table, Target, numb
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use crate::state::index::RankState;
-use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
+use rcomm_analyzer::{GroupRef, InstanceState};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::age;
 use std::borrow::Cow;
@@ -64,8 +64,13 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
     ]];
     if let Some(oldest) = model.index.oldest(model.snapshot, group) {
         let joined = format!("{}/{}", oldest.joined.len(), group.ranks.len());
-        let mut text = format!("oldest: {} #{}, {joined} joined", oldest.op, oldest.seq);
-        if let Some(waited) = model.age(oldest.age_ms) {
+        let failed = oldest.state == InstanceState::Failed;
+        let which = if failed { "failed" } else { "oldest" };
+        let mut text = format!("{which}: {} #{}, {joined} joined", oldest.op, oldest.seq);
+        if let Some(error) = &oldest.error {
+            text.push_str(&format!(", {error}"));
+        }
+        if let Some(waited) = model.age(oldest.age_ms).filter(|_| !failed) {
             text.push_str(&format!(", {}", age(Some(waited))));
         }
         if !oldest.missing.is_empty() {

@@ -92,7 +92,7 @@ impl OverviewPane {
             Self::Groups => ("groups".into(), Body::Table(groups::table(model, None))),
             Self::InFlight => {
                 let table = in_flight::table(model, |_| true);
-                ("in flight".into(), Body::Table(table))
+                (in_flight::title(model).into(), Body::Table(table))
             }
             Self::Ranks if is_roomy(model) && model.index.hosts.len() > 1 => {
                 (heat_map_title(), ranks::heat_map(model))

@@ -34,7 +34,7 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
         .collect();
     panes.extend([
         pane(
-            "in flight",
+            in_flight::title(model),
             Body::Table(in_flight::table(model, |i| {
                 i.joined.binary_search(&rank).is_ok()
             })),

@@ -405,7 +405,7 @@ mod tests {
         assert_eq!((first.code, &first.culprit_ranks), (Code::E105, &vec![1]));
         assert_eq!(
             first.sentence,
-            "rank 1 states ranks 0-2 as members of group dp (1); ranks 0, 2 and 3 state ranks 0-3"
+            "rank 1 states ranks 0-2 as members of group dp/1; ranks 0, 2 and 3 state ranks 0-3"
         );
     }
 

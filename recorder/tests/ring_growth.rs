@@ -180,7 +180,7 @@ fn threads_that_need_space_at_once_lose_no_record_and_reserve_no_less() {
         let counters = recorder.counters();
         assert_eq!((counters.records_lost, counters.updates_lost), (0, 0));
         if round % 2 == 0 {
-            assert_eq!(space(&recorder), whole, "round {round}");
+            assert_eq!(reserved_bytes(&recorder), whole, "round {round}");
         }
         recorder.close().unwrap();
     }
@@ -212,7 +212,7 @@ fn of_reservations_at_once_the_header_states_the_largest() {
         let file = File::open(recorder.storage().path().unwrap()).unwrap();
         file.read_exact_at(&mut stated, RESERVED).unwrap();
         assert_eq!(
-            (space(&recorder), u64::from_le_bytes(stated)),
+            (reserved_bytes(&recorder), u64::from_le_bytes(stated)),
             (whole, whole),
             "round {round}"
         );
@@ -253,7 +253,7 @@ fn reserving() {
         let group = group(&recorder);
         while recorder.touch_ahead(64 << 10) {}
         record(&recorder, group, 16);
-        let is_whole = space(&recorder) == recorder.size_bytes() as u64;
+        let is_whole = reserved_bytes(&recorder) == recorder.size_bytes() as u64;
         torn += u32::from(!is_whole || recorder.counters().records_lost > 0);
         recorder.close().unwrap();
         if directory.join("enough").exists() {

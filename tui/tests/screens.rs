@@ -190,7 +190,7 @@ fn the_first_screen_answers_stuck_who_and_since_when_without_a_key() {
     let answer: String = screen.lines().skip(1).take(2).collect();
     assert!(answer.contains("STUCK"), "{screen}");
     assert!(answer.contains(&format!("rank {culprit}")), "{screen}");
-    assert!(answer.contains("00:01:42 since 14:03:26Z"), "{screen}");
+    assert!(answer.contains("for 102 s, since 14:03:26 UTC"), "{screen}");
     assert!(screen.contains("   next: look at what rank"), "{screen}");
 }
 
@@ -219,14 +219,14 @@ fn a_replay_has_the_time_of_the_dumps_and_no_age_where_they_have_none() {
     let screen = text::of(&dated);
     assert!(screen.contains("REPLAY"), "{screen}");
     let first = screen.lines().next().unwrap_or_default();
-    assert!(first.ends_with("2023-11-15 14:05:08Z"), "{first}");
+    assert!(first.ends_with("2023-11-15 14:05:08 UTC"), "{first}");
     press(&mut dated, "2<enter>");
     let group = text::of(&dated);
     assert!(
-        group.contains("3/4 joined, 102s, never issued by 21"),
+        group.contains("3/4 joined, 102 s, never issued by 21"),
         "{group}"
     );
-    assert!(group.contains("S  102s"), "{group}");
+    assert!(group.contains("S  102 s"), "{group}");
 
     let mut undated = replayed(|dump| dump.identity.dump_time_ns = 0);
     let screen = text::of(&undated);
@@ -409,7 +409,7 @@ fn the_age_of_a_hang_advances_with_the_clock_without_a_new_snapshot() {
     update(&mut state, Event::Tick(moment(&simulation, later)));
     let after = text::of(&state);
     assert!(
-        before.contains("00:01:4") && after.contains("00:02:0"),
+        before.contains("for 10") && after.contains("for 2 min"),
         "{after}"
     );
 }
@@ -433,7 +433,7 @@ fn the_age_of_a_hang_ends_with_its_job() {
     let after = text::of(&state);
     // The first line ends with the time of day.
     let below = |screen: &str| screen.split_once('\n').map(|(_, rest)| rest.to_owned());
-    assert!(before.contains("00:01:4"), "{before}");
+    assert!(before.contains("for 10"), "{before}");
     assert_eq!(below(&before), below(&after));
 }
 
@@ -558,7 +558,7 @@ fn pending_operations_are_in_flight_at_once_and_no_rank_is_accused() {
     let row = row.expect("a row waits");
     assert!(row.contains(&format!("{culprit} not yet")), "{screen}");
     assert!(
-        row.starts_with("  0."),
+        row.starts_with("  850 ms "),
         "the row has a mark, or another age: {screen}"
     );
     press(&mut state, "z");

@@ -67,10 +67,22 @@ export function size(n) {
   return `${n < 10 && unit > 0 ? n.toFixed(1) : n.toFixed(0)} ${units[unit]}`;
 }
 
-/** Short name of a group. @param {{name: string, desc: string}} group */
-export function label(group) {
-  if (!group.desc || group.desc === "undefined" || group.name.startsWith(group.desc)) return group.name;
-  return group.desc === "default_pg" ? group.desc : `${group.desc}/${group.name}`;
+/** Name of a group without regard to others, as in the report's sentences. @param {{name: string, desc: string}} group */
+export function label({ name, desc }) {
+  if (!desc || desc === "undefined" || name.startsWith(desc)) return name;
+  const [described] = desc.split(" (");
+  // A name that the library made of a hash says nothing to a reader.
+  const alone = described === "default_pg" || !name || described === name || /^([0-9a-f]{32}|nccl-[0-9a-f]{16})/i.test(name);
+  return alone ? desc : `${desc}/${name}`;
+}
+
+/** One name for several groups, like `tp_0..7`. @param {string[]} labels */
+export function labels(labels) {
+  if (labels.every((label) => label === labels[0])) return labels[0];
+  const parts = labels.map((label) => /^(.*?)(\d+)$/.exec(label));
+  if (parts.some((part) => !part || part[1] !== parts[0][1])) return `${labels[0]} +${labels.length - 1}`;
+  const numbers = [...new Set(parts.map((part) => Number(part[2])))].sort((a, b) => a - b);
+  return parts[0][1] + rankSet(numbers, 3).replaceAll("-", "..");
 }
 
 /** @param {number} share */

@@ -29,6 +29,8 @@ export function boxes(report) {
     all.unshift({ ranks, on: new Set(), kind: "root", title: "not waiting", text: ranks.length === 1 ? `last: ${last(ranks[0])}` : "waited for" });
   }
   for (const box of all) box.ranks.sort((a, b) => a - b);
+  const failed = new Set(report.ranks.filter((rank) => rank.failure != null && rank.pending === 0).map((rank) => rank.rank));
+  for (const box of all) if (box.kind === "waits" && box.ranks.every((rank) => failed.has(rank))) box.title += " failed";
   const home = new Map();
   all.forEach((box, i) => box.ranks.forEach((rank) => home.set(rank, [...(home.get(rank) ?? []), i])));
   for (const box of all) box.before = [...new Set([...box.on].flatMap((rank) => home.get(rank) ?? []))];

@@ -76,9 +76,10 @@ export async function prepareHistory(goTo) {
 /** Adds a new snapshot. @param {object} status @param {object} report */
 export function remember(status, report) {
   if (points.at(-1)?.number >= status.number) return;
+  const pending = report.in_flight.filter((i) => i.state !== "failed");
   points.push({
-    number: status.number, at_ns: status.judged_at_ns, verdict: report.verdict, in_flight: report.in_flight.length,
-    oldest_ms: Math.max(0, ...report.in_flight.map((i) => i.age_ms ?? 0)),
+    number: status.number, at_ns: status.judged_at_ns, verdict: report.verdict, in_flight: pending.length,
+    oldest_ms: Math.max(0, ...pending.map((i) => i.age_ms ?? 0)),
   });
   if (points.length > MAX_POINTS) points.shift();
   paint();

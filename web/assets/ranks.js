@@ -4,7 +4,7 @@ import { age, at, make, percent, rankSet } from "./format.js";
 
 const STATES = {
   root: ["!", "at fault"], unread: ["?", "no record"], silent: ["?", "silent"],
-  waits: ["w", "waits"], late: ["~", "late"], busy: ["r", "pending"], ok: ["·", "ok"],
+  waits: ["w", "waits"], failed: ["x", "failed"], late: ["~", "late"], busy: ["r", "pending"], ok: ["·", "ok"],
 };
 const METRICS = {
   lag: { of: (r) => r.lag_p50_ms, steps: [0.2, 1, 4], words: (v) => age(v), title: "median lag" },
@@ -32,7 +32,9 @@ function states(report, status) {
   const late = new Set(report.findings.filter((f) => f.code === "W220").flatMap((f) => f.culprit_ranks));
   const waiting = new Set(report.waits.map((wait) => wait.rank));
   const silent = new Set(status.silent_ranks);
+  const trouble = ["stuck", "mismatch", "crashed"].includes(report.verdict);
   return (rank) => roots.has(rank.rank) ? "root" : !rank.read ? "unread" : silent.has(rank.rank) ? "silent"
+    : trouble && rank.failure != null && rank.pending === 0 ? "failed"
     : waiting.has(rank.rank) ? "waits" : late.has(rank.rank) ? "late" : rank.pending > 0 ? "busy" : "ok";
 }
 
@@ -136,8 +138,9 @@ export function describe(report, number) {
   const facts = [
     ["host", rank.host || "unknown"], ["pid", rank.pid || "unknown"], ["phase", rank.phase ?? "unknown"],
     ["step", rank.step ?? "unknown"], ["last call", rank.last_call ?? "unknown"], ["pending", rank.pending],
+    ...(rank.failure == null ? [] : [["failed", rank.failure || "with an error that is not recorded"]]),
     ["lost records", rank.lost], ["median lag", age(rank.lag_p50_ms) || "unknown"],
-    ["waits", waits.map((w) => `in ${w.op} #${w.seq} for ${rankSet(w.on)}`).join("; ") || "not waiting"],
+    [rank.failure == null ? "waits" : "waited", waits.map((w) => `in ${w.op} #${w.seq} for ${rankSet(w.on)}`).join("; ") || "not waiting"],
     ["waiting for it", awaited.length === 0 ? "no rank" : awaited.length === 1 ? "1 rank" : `${awaited.length} ranks`],
   ];
   return make("dl", {}, ...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));

@@ -1,6 +1,6 @@
 // Tables: operations in flight, groups, stragglers, sources, stacks.
 
-import { age, at, fillTable, label, make, percent, rankSet, ranksInWords, size } from "./format.js";
+import { age, at, fillTable, label, labels, make, percent, rankSet, ranksInWords, size } from "./format.js";
 
 /** Maximum number of rows of a table; the filter finds the others. */
 const MAX_ROWS = 200;
@@ -11,12 +11,23 @@ function passing(rows, section, passes) {
   return { shown: all.slice(0, MAX_ROWS), more: all.length - MAX_ROWS };
 }
 
-/** Names groups; a group that shares its label with others gets its ranks appended.
+/** Names groups; a group that shares its label with one of other ranks gets its ranks appended.
  * @param {object} report */
 export function namer(report) {
-  const count = new Map();
-  for (const { group } of report.groups) count.set(label(group), (count.get(label(group)) ?? 0) + 1);
-  return (group) => (count.get(label(group)) > 1 ? `${label(group)} of ${rankSet(group.ranks, 4)}` : label(group));
+  const first = new Map();
+  const [shared, sameRanks] = [new Set(), new Set()];
+  for (const { group } of report.groups) {
+    const [text, ranks] = [label(group), group.ranks.join()];
+    const other = first.get(text);
+    if (!other) first.set(text, { ranks, name: group.name });
+    else if (other.ranks !== ranks) shared.add(text);
+    else if (other.name !== group.name) sameRanks.add(text);
+  }
+  return (group) => {
+    const text = label(group);
+    if (sameRanks.has(text) && text !== group.name) return `${text}/${group.name}`;
+    return shared.has(text) && group.ranks.length > 0 ? `${text} of ${rankSet(group.ranks, 4)}` : text;
+  };
 }
 
 /** Whether equal operations of groups of one kind have a row each. */
@@ -51,9 +62,9 @@ export function drawInFlight(report, passes, problemsOnly) {
       const [i] = fold;
       const oldest = fold.reduce((most, { age_ms: ms }) => (ms != null && (most == null || ms > most) ? ms : most), null);
       const missing = fold.length > 1 ? (i.missing.length > 0 ? `${i.missing.length} each` : "")
-        : rankSet(i.missing) + (i.unknown.length > 0 ? ` (unknown: ${rankSet(i.unknown)})` : "");
-      return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${i.group.desc} ×${fold.length}` : name(i.group),
-        i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", "-"), missing];
+        : [i.error, rankSet(i.missing), i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
+      return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
+        i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", " "), missing];
     }), report.in_flight.length === 0 ? "Nothing is pending." : "No pending operation matches the filter.", folds.length - shown.length);
 }
 

@@ -148,7 +148,7 @@ const kindOf = (slice) => (kindsKnown[slice.op * drawn.groups.length + slice.gro
 
 /** @param {object} slice */
 function findKind(slice) {
-  const group = drawn.groups[slice.group] ?? "";
+  const group = (drawn.groups[slice.group] ?? "").replace(/ of [\d,+-]+$/, "");
   const name = `${drawn.ops[slice.op]} on ${group.replace(/[\d_/-]+$/, "") || group}`;
   const known = kinds.indexOf(name);
   return known >= 0 ? known : kinds.push(name) - 1;

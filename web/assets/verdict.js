@@ -19,7 +19,7 @@ export function sentence(report) {
   const silence = report.problems.find((problem) => problem.code === "N305");
   const calm = {
     healthy: `nothing recorded is pending or wrong; ${read}`,
-    running: `${pending(report.in_flight.length)}; ${read}`,
+    running: `${pending(report.in_flight.filter((i) => i.state !== "failed").length)}; ${read}`,
     inconclusive: silence?.sentence ?? `the records do not decide; ${read}`,
   };
   return calm[report.verdict] ?? report.verdict;
@@ -59,9 +59,7 @@ export function since(report, laterMs) {
   const began = headline(report)?.since;
   if (!began) return "";
   if (began.age_ms == null) return `since ${clock(began.at_ns)} UTC`;
-  const seconds = Math.max(0, Math.round((began.age_ms + (began.until === "now" ? laterMs : 0)) / 1e3));
-  const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
-  const duration = parts.map((part) => String(part).padStart(2, "0")).join(":");
+  const duration = age(Math.max(0, began.age_ms + (began.until === "now" ? laterMs : 0)));
   if (began.until === "written") return `since ${clock(began.at_ns)} UTC, ${duration} before the files were written`;
   return `for ${duration}, since ${clock(began.at_ns)} UTC`;
 }

@@ -95,6 +95,7 @@ fn instance() -> InstanceReport {
         missing: vec![6],
         unknown: vec![],
         state: InstanceState::Waiting,
+        error: None,
         age_ms: Some(102_000.0),
         overdue: true,
     }
@@ -212,6 +213,7 @@ pub(crate) fn stuck() -> Report {
             phase: (rank == 6).then(|| "load data".to_owned()),
             step: (rank == 6).then_some(48_211),
             pending: usize::from(rank == 1),
+            failure: None,
             lost: 0,
             last_call: (rank != 7).then(|| "all_gather #48211 on tp".to_owned()),
             lag_p50_ms: None,

@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | [`duration`] | errors and logs of the runtime | `42 µs`, `350 ms`, `600.0 s` |
 //! | [`format_time`] | sentences of findings | `20 ms`, `1.5 s`, `102 s`, `6 min 28 s` |
-//! | [`duration_ms`] | tables and reports | `4.2 s`, `2 min 5 s`, `1 h 30 min` |
-//! | [`age`], [`millis`] | narrow columns | `0.4s`, `12m`; `0.21` |
+//! | [`duration_ms`], [`age`] | tables, reports and views | `4.2 s`, `2 min 5 s`, `1 h 30 min` |
+//! | [`millis`] | columns whose head has the unit | `0.21` |
 //! | [`bytes`] | sentences, tables and reports | `512 B`, `1.5 GiB` |
 //! | [`narrow_bytes`] | narrow columns | `512`, `1.5G` |
-//! | [`clock_age`], [`time_of_day`] | clocks | `00:01:42` |
+//! | [`time_of_day`] | clocks | `14:03:26` |
 //! | [`ranks`] | errors of the runtime | `rank 3`, `ranks 1, 2 and 5 more` |
 
 use super::Rank;
@@ -63,36 +63,10 @@ pub fn format_time(ms: f64) -> String {
     }
 }
 
-/// An age in ms for a narrow column: `0.4s`, `102s`, from two minutes `2m44s`, from an hour `1h30m`, from ten hours
-/// `12h`; `--` if unknown. Seconds and minutes change to the next unit where those of sentences do.
+/// An age in ms, of which a clock that was set back may make a negative one: as [`duration_ms`], `--` if unknown.
 pub fn age(ms: Option<f64>) -> String {
-    match ms.filter(|ms| ms.is_finite()) {
-        None => "--".into(),
-        Some(ms) => {
-            let seconds = (ms / 1e3).max(0.0);
-            match seconds {
-                s if s < 9.95 => format!("{s:.1}s"),
-                s if s < 119.5 => format!("{s:.0}s"),
-                s => {
-                    let total = s.round() as u64;
-                    let (hours, minutes, seconds) = (total / 3600, total / 60 % 60, total % 60);
-                    match hours {
-                        0 if seconds == 0 => format!("{minutes}m"),
-                        0 => format!("{minutes}m{seconds:02}s"),
-                        1..10 if minutes > 0 => format!("{hours}h{minutes:02}m"),
-                        _ => format!("{hours}h"),
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// An age in ms as `HH:MM:SS`, rounded to the nearest second.
-pub fn clock_age(ms: f64) -> String {
-    let seconds = (ms.max(0.0) / 1e3).round() as u64;
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    format!("{hours:02}:{minutes:02}:{seconds:02}")
+    let known = ms.filter(|ms| ms.is_finite());
+    known.map_or_else(|| "--".into(), |ms| duration_ms(ms.max(0.0)))
 }
 
 /// A short time in ms: `0.21`, `4.1`, `37`; `--` if unknown.
@@ -215,24 +189,22 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_shortened_and_unknown_ones_are_two_dashes() {
-        let ages = [
-            400.0,
-            9_960.0,
-            102_400.0,
-            164_000.0,
-            720_000.0,
-            5_400_000.0,
-            36_900_000.0,
-        ];
+    fn unknown_ages_are_two_dashes() {
+        let ages = [400.0, 9_960.0, 102_400.0, 164_000.0, 720_000.0, 5_400_000.0];
         let shown: Vec<_> = ages.map(|ms| age(Some(ms))).into();
         assert_eq!(
             shown,
-            ["0.4s", "10s", "102s", "2m44s", "12m", "1h30m", "10h"]
+            [
+                "400 ms",
+                "10 s",
+                "102 s",
+                "2 min 44 s",
+                "12 min",
+                "1 h 30 min"
+            ]
         );
         assert_eq!(age(None), "--");
-        assert_eq!(age(Some(-5.0)), "0.0s");
-        assert_eq!(clock_age(102_000.0), "00:01:42");
+        assert_eq!(age(Some(-5.0)), "0.0 ms");
         assert_eq!(millis(Some(0.214)), "0.21");
         assert_eq!(time_of_day(1_700_000_000_000_000_000), "22:13:20");
     }

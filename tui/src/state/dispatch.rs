@@ -12,7 +12,6 @@ use crate::page::theme::{Theme, Tone};
 use crate::state::event::Command;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use rcomm_analyzer::filter::Filter;
-use rcomm_analyzer::format::group_label;
 use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 
@@ -245,7 +244,7 @@ impl State {
     fn go_to_group(&mut self, name: &str) {
         let found = self.history.shown().and_then(|snapshot| {
             let groups = || snapshot.report.groups.iter().map(|report| &report.group);
-            let exact = groups().find(|group| group_label(group) == name);
+            let exact = groups().find(|group| self.index.names().name(group) == name);
             let part = || groups().find(|g| g.name.contains(name) || g.desc.contains(name));
             exact.or_else(part).cloned()
         });

@@ -2,7 +2,7 @@
 
 use crate::page::table::Mark;
 use crate::page::theme::Tone;
-use rcomm_analyzer::format::{group_label, rank_set};
+use rcomm_analyzer::format::GroupNames;
 use rcomm_analyzer::{
     Code, Finding, GroupRef, InstanceReport, InstanceState, RankReport, Severity, Snapshot, Verdict,
 };
@@ -17,6 +17,8 @@ pub enum RankState {
     Ok,
     /// Waiting for others.
     Waits,
+    /// Its operations have failed, and it has issued none since.
+    Failed,
     /// Arrives late repeatedly.
     Late,
     /// Has no record, or has stopped answering.
@@ -30,6 +32,7 @@ impl RankState {
     pub const ALL: &'static [(Self, char, Tone, &'static str)] = &[
         (Self::Ok, '#', Tone::Good, "ok"),
         (Self::Waits, '.', Tone::Waiting, "waits"),
+        (Self::Failed, 'x', Tone::Late, "failed"),
         (Self::Root, '!', Tone::Bad, "root"),
         (Self::Late, '~', Tone::Late, "late"),
         (Self::Silent, '?', Tone::Silent, "silent"),
@@ -61,6 +64,8 @@ pub enum GroupState {
     Bad,
     /// Members are blocked in this group.
     Waiting,
+    /// An operation of this group has failed, and no member is in one.
+    Failed,
     /// Operations are in flight.
     Busy,
     /// No operation is in flight.
@@ -73,6 +78,7 @@ impl GroupState {
         match self {
             Self::Bad => Mark::new('!', Tone::Bad),
             Self::Waiting => Mark::new('.', Tone::Waiting),
+            Self::Failed => Mark::new('x', Tone::Late),
             Self::Busy | Self::Idle => Mark::NONE,
         }
     }
@@ -82,6 +88,7 @@ impl GroupState {
         match self {
             Self::Bad => "stuck",
             Self::Waiting => "waiting",
+            Self::Failed => "failed",
             Self::Busy => "busy",
             Self::Idle => "idle",
         }
@@ -111,7 +118,7 @@ pub struct FrameIndex {
     pub hosts: Vec<Host>,
     groups: HashMap<GroupRef, GroupState>,
     /// Labels that several groups share.
-    shared_labels: HashSet<String>,
+    names: GroupNames,
     oldest: HashMap<GroupRef, usize>,
     reports: HashMap<Rank, usize>,
 }
@@ -169,6 +176,11 @@ impl FrameIndex {
             .collect();
         let states = snapshot.ranks.iter().map(|view| {
             let reported = by_rank.get(&view.rank).copied().unwrap_or(RankState::Ok);
+            let is_failed = report.verdict.is_trouble() && report.failure(view.rank).is_some();
+            let reported = match reported {
+                RankState::Ok | RankState::Waits if is_failed => RankState::Failed,
+                reported => reported,
+            };
             let read = !view.dumps.is_empty() || read.contains(&view.rank);
             if view.silent || !read {
                 reported.max(RankState::Silent)
@@ -212,7 +224,12 @@ impl FrameIndex {
             .filter(|f| f.severity == Severity::Error && f.caused_by.is_none())
             .filter_map(|f| f.group.as_ref())
             .collect();
-        for (at, instance) in report.in_flight.iter().enumerate() {
+        // Those that ranks are in come before those that have failed.
+        let by_state = |it: &&(usize, &InstanceReport)| it.1.state == InstanceState::Failed;
+        let instances: Vec<(usize, &InstanceReport)> =
+            report.in_flight.iter().enumerate().collect();
+        let (failed, pending): (Vec<_>, Vec<_>) = instances.iter().partition(by_state);
+        for &(at, instance) in pending.into_iter().chain(failed) {
             if !self.oldest.contains_key(&instance.group) {
                 self.oldest.insert(instance.group.clone(), at);
             }
@@ -221,6 +238,8 @@ impl FrameIndex {
             let oldest = self.oldest(snapshot, &group.group);
             let state = if accused.contains(&group.group) {
                 GroupState::Bad
+            } else if oldest.is_some_and(|it| it.state == InstanceState::Failed) {
+                GroupState::Failed
             } else if hangs && oldest.is_some_and(is_blocked) {
                 GroupState::Waiting
             } else if group.in_flight > 0 {
@@ -230,19 +249,12 @@ impl FrameIndex {
             };
             self.groups.insert(group.group.clone(), state);
         }
-        let mut seen = HashSet::new();
-        let labels = report.groups.iter().map(|group| group_label(&group.group));
-        self.shared_labels = labels.filter(|label| !seen.insert(label.clone())).collect();
+        self.names = GroupNames::of(report);
     }
 
-    /// The label of a group. One that shares its label with others is shown with its ranks: `tp of 2,3`.
-    pub fn label_of(&self, group: &GroupRef) -> String {
-        let label = group_label(group);
-        if self.shared_labels.contains(&label) {
-            format!("{label} of {}", rank_set(&group.ranks, 4))
-        } else {
-            label
-        }
+    /// The names of the groups, as the report's sentences have them.
+    pub fn names(&self) -> &GroupNames {
+        &self.names
     }
 
     /// The state of a group; `Idle` if the report does not include it.

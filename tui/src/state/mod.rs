@@ -25,7 +25,6 @@ use history::History;
 use index::FrameIndex;
 use input::Input;
 use rcomm_analyzer::filter::Filter;
-use rcomm_analyzer::format::group_label;
 use rcomm_analyzer::source::{Surroundings, TakenStacks};
 use rcomm_analyzer::{Code, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
@@ -293,7 +292,7 @@ impl State {
 
     /// The label of a group, as on every screen.
     pub fn label_of(&self, group: &GroupRef) -> String {
-        self.index.label_of(group)
+        self.index.names().name(group)
     }
 
     /// The index of the pane and that of its row at this column and row of the terminal; `None` if there is no row.
@@ -476,7 +475,7 @@ impl State {
             facts.groups = report
                 .groups
                 .iter()
-                .map(|g| group_label(&g.group))
+                .map(|g| self.index.names().name(&g.group))
                 .collect();
             let ops: BTreeSet<_> = report.in_flight.iter().map(|i| i.op.clone()).collect();
             facts.ops = ops.into_iter().collect();

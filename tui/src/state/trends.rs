@@ -52,9 +52,9 @@ impl Trends {
             steps_per_s: None,
             busbw_gbs: max(&mut report.groups.iter().filter_map(|group| group.busbw_gbs)),
             late_ms: max(&mut report.ranks.iter().filter_map(|rank| rank.lag_p50_ms)),
-            oldest_ms: match report.in_flight.is_empty() {
-                true => Some(0.0),
-                false => max(&mut report.in_flight.iter().filter_map(|it| it.age_ms)),
+            oldest_ms: match report.pending().next() {
+                None => Some(0.0),
+                Some(_) => max(&mut report.pending().filter_map(|it| it.age_ms)),
             },
         };
         if let Some(last) = self.samples.back()
@@ -108,6 +108,7 @@ mod tests {
             phase: None,
             step: Some(step),
             pending: 0,
+            failure: None,
             lost: 0,
             last_call: None,
             lag_p50_ms: None,

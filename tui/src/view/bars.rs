@@ -120,7 +120,7 @@ fn clock(state: &State) -> String {
         let time = |ns: i64| {
             let since_epoch = Duration::from_nanos(u64::try_from(ns).unwrap_or(0));
             let utc = humantime::format_rfc3339_seconds(UNIX_EPOCH + since_epoch);
-            utc.to_string().replace('T', " ")
+            utc.to_string().replace('T', " ").replace('Z', " UTC")
         };
         let newest = || Some(format!("operations to {}", time(state.newest_event_ns()?)));
         let taken = state.as_of_ns().map(time);
@@ -128,7 +128,7 @@ fn clock(state: &State) -> String {
     }
     let past = state.snapshot().filter(|_| state.history.is_paused());
     let wall_ns = past.map_or(now_ns, |snapshot| snapshot.at.wall_ns);
-    format!("{}Z", time_of_day(wall_ns))
+    format!("{} UTC", time_of_day(wall_ns))
 }
 
 /// The state of the connection: live, paused, a replay, over, or failing in part or whole.
@@ -148,7 +148,7 @@ fn connection(state: &State) -> crate::page::StyledText {
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
     if let Some(end) = &snapshot.report.end {
         // The last snapshot stays on display, but the job is over, so it is not live.
-        return styled(format!("OVER {}Z", time_of_day(end.at_ns)), Tone::Accent);
+        return styled(format!("OVER {} UTC", time_of_day(end.at_ns)), Tone::Accent);
     }
     if failing == snapshot.sources.len() && failing > 0 {
         styled("DISCONNECTED [8]", Tone::Silent)

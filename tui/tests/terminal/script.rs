@@ -129,6 +129,6 @@ fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
     let (status, old, _) = look();
     assert_eq!(status, Some(1), "{old}");
     let words: Vec<&str> = old.split_whitespace().collect();
-    let first = "STUCK since 05:41:35Z, 60 s before the files were written rank 1 never issued";
+    let first = "STUCK since 05:41:35 UTC, 60 s before the files were written rank 1 never issued";
     assert!(words.join(" ").contains(first), "{old}");
 }

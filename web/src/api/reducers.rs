@@ -6,7 +6,7 @@ use crate::http::error::Refusal;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::ReducerView;
-use rcomm_analyzer::format::group_label;
+use rcomm_analyzer::format::GroupNames;
 use rcomm_recorder::model::{Rank, ReducerBucket};
 use serde::Serialize;
 
@@ -54,8 +54,13 @@ pub(crate) async fn reducers(
     Query(which): Query<SnapshotSelector>,
 ) -> Result<Json<Reducers>, Refusal> {
     let snapshot = which.snapshot(&app).await?;
+    let names = GroupNames::of(&snapshot.report);
     Ok(Json(Reducers {
-        reducers: snapshot.reducers().iter().map(row).collect(),
+        reducers: snapshot
+            .reducers()
+            .iter()
+            .map(|view| row(view, &names))
+            .collect(),
     }))
 }
 
@@ -63,12 +68,12 @@ fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-fn row(view: &ReducerView<'_>) -> Row {
+fn row(view: &ReducerView<'_>, names: &GroupNames) -> Row {
     let times = &view.step.times;
     Row {
         rank: view.rank,
         host: view.dump.identity.host.clone(),
-        group: group_label(&view.group),
+        group: names.name(&view.group),
         step: times.step,
         ended_ns: view.step.ended_ns.to_string(),
         step_ms: ms(times.total_ns()),

@@ -100,6 +100,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
         ranks: matching_indices(&report.ranks, |row| {
             let state = match row {
                 _ if !row.read => "silent",
+                _ if report.failure(row.rank).is_some() => "failed",
                 _ if pending(row.rank) => "waiting",
                 _ if row.pending > 0 => "running",
                 _ => "ok",
@@ -119,6 +120,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
                 InstanceState::Waiting => "waiting",
                 InstanceState::HalfOpen => "half_open",
                 InstanceState::Mismatch => "mismatch",
+                InstanceState::Failed => "failed",
             };
             filter.matches(&Subject {
                 ranks: &row.group.ranks,

@@ -6,7 +6,7 @@ use crate::http::error::Refusal;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, Subject};
-use rcomm_analyzer::format::group_label;
+use rcomm_analyzer::format::GroupNames;
 use rcomm_analyzer::{GroupRef, Snapshot};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use serde::{Deserialize, Serialize};
@@ -131,6 +131,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
         length: last.saturating_sub(origin) / 1000,
         ..Timeline::default()
     };
+    let names = GroupNames::of(&snapshot.report);
     let share = (TARGET_SLICES / snapshot.ranks.len().max(1)).max(4);
     let host_of =
         |rank: Rank| -> &str { snapshot.rank(rank).map_or("", |view| view.host.as_ref()) };
@@ -177,7 +178,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
                 start: entry.time_created_ns.saturating_sub(origin) / 1000,
                 length: (ended > 0)
                     .then(|| ended.saturating_sub(entry.time_created_ns).max(0) / 1000),
-                group: index_in(&mut timeline.groups, group_label(group)),
+                group: index_in(&mut timeline.groups, names.name(group)),
                 op: index_in(&mut timeline.ops, entry.op.name().to_owned()),
                 seq: entry.collective_seq_id,
                 state: entry.state,

@@ -31,11 +31,12 @@ const MAX_RANKS: usize = 16;
 /// Maximum number of sources that have series.
 const MAX_SOURCES: usize = 256;
 
-const STATES: [(InstanceState, &str); 4] = [
+const STATES: [(InstanceState, &str); 5] = [
     (InstanceState::Running, "running"),
     (InstanceState::Waiting, "waiting"),
     (InstanceState::HalfOpen, "half_open"),
     (InstanceState::Mismatch, "mismatch"),
+    (InstanceState::Failed, "failed"),
 ];
 
 /// Whether histogram buckets carry trace ids.
@@ -104,7 +105,7 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
             count.count() as f64,
         );
     }
-    let oldest = report.in_flight.iter().filter_map(|it| it.age_ms);
+    let oldest = report.pending().filter_map(|it| it.age_ms);
     w.gauge(
         &list::OLDEST_INFLIGHT_SECONDS,
         oldest.fold(0.0, f64::max) / 1e3,

@@ -30,7 +30,7 @@ pub(super) fn request(
         traces: settings.traces.is_some(),
     };
     let report = &snapshot.report;
-    let ages = report.in_flight.iter().filter_map(|it| it.age_ms);
+    let ages = report.pending().filter_map(|it| it.age_ms);
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
     let metrics = [
         context.sum(&list::COLLECTIVES, |series| series.completed),
@@ -40,7 +40,7 @@ pub(super) fn request(
             &series.duration
         }),
         context.histogram(&list::COLLECTIVE_ARRIVAL_LAG_SECONDS, |series| &series.lag),
-        context.gauge(&list::INFLIGHT_COLLECTIVES, report.in_flight.len() as f64),
+        context.gauge(&list::INFLIGHT_COLLECTIVES, report.pending().count() as f64),
         context.gauge(
             &list::OLDEST_INFLIGHT_SECONDS,
             ages.fold(0.0, f64::max) / 1e3,

@@ -142,12 +142,12 @@ impl Point {
             let findings = report.findings.iter();
             findings.filter(|it| it.severity == severity).count()
         };
-        let ages = report.in_flight.iter().filter_map(|it| it.age_ms);
+        let ages = report.pending().filter_map(|it| it.age_ms);
         Self {
             number: snapshot.number,
             at_ns: snapshot.at.wall_ns,
             verdict: report.verdict,
-            in_flight: report.in_flight.len(),
+            in_flight: report.pending().count(),
             oldest_ms: ages.fold(0.0, f64::max),
             errors: count(Severity::Error),
             warnings: count(Severity::Warning),

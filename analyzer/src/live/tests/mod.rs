@@ -34,6 +34,7 @@ fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
         missing: vec![],
         unknown: vec![],
         state: InstanceState::Waiting,
+        error: None,
         age_ms: policy.now_ns.map(|now| (now - since) as f64 / 1e6),
         overdue: true,
     });

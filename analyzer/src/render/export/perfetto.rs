@@ -9,7 +9,7 @@
 
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank, Signature};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::format::group_label;
+use rcomm_verdict::format::GroupNames;
 use rcomm_verdict::{GroupRef, Message, MessageNumbers, Report, Severity, format};
 use serde::{Serialize, Serializer};
 use serde_json::json;
@@ -74,6 +74,7 @@ struct Timeline {
     pids: Vec<u32>,
     /// The number of each group, by name and members.
     groups: BTreeMap<(String, Arc<[Rank]>), u32>,
+    names: GroupNames,
 }
 
 impl Timeline {
@@ -98,8 +99,17 @@ impl Timeline {
             .flat_map(|dump| &dump.groups)
             .map(|group| (group.info.name.clone(), group.info.ranks.clone()))
             .collect();
-        let ranks = dumps.iter().filter_map(|dump| dump.identity.rank);
-        let mut next = ranks.max().map_or(0, |rank| rank.saturating_add(1));
+        let known: Vec<GroupRef> = dumps
+            .iter()
+            .flat_map(|dump| &dump.groups)
+            .map(|group| GroupRef {
+                name: group.info.name.clone(),
+                desc: group.info.desc.clone(),
+                ranks: group.info.ranks.clone(),
+            })
+            .collect();
+        let named = dumps.iter().filter_map(|dump| dump.identity.rank);
+        let mut next = named.max().map_or(0, |rank| rank.saturating_add(1));
         let pids = dumps
             .iter()
             .map(|dump| {
@@ -114,6 +124,7 @@ impl Timeline {
             end: newest.saturating_sub(origin),
             pids,
             groups: keys.into_iter().zip(0..).collect(),
+            names: GroupNames::new(&known),
         }
     }
 
@@ -169,7 +180,7 @@ impl Timeline {
                 .filter(|entry| entry.group == index && entry.time_created_ns > 0)
                 .collect();
             entries.sort_by_key(|entry| (entry.time_created_ns, entry.record_id));
-            let label = group_label(&GroupRef {
+            let label = self.names.name(&GroupRef {
                 name: group.info.name.clone(),
                 desc: group.info.desc.clone(),
                 ranks: group.info.ranks.clone(),

@@ -3,7 +3,7 @@
 use crate::align::p2p::Messages;
 use crate::align::record::{Extent, Record, Shared};
 use crate::align::{Aligned, Workers, clocks, comm_counter, devices, same_process};
-use crate::judge::context::Context;
+use crate::judge::context::{Context, name_groups};
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, of_young_files};
@@ -232,6 +232,7 @@ fn judge(
         lacks_input: problems.iter().any(|problem| problem.code == Code::N301),
         life: &life,
         aligned: &aligned,
+        names: name_groups(&aligned),
         messages: &messages,
         reversed: graph.reversed(),
         graph: &graph,

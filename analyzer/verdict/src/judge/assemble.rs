@@ -196,7 +196,11 @@ fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     if !states_count || !draft.is_root || waiting <= members.max(named) {
         return String::new();
     }
-    format!("; {waiting} of {} ranks wait in all", ctx.graph.ranks)
+    let all: Vec<Node> = (0..ctx.graph.ranks)
+        .filter(|&node| ctx.graph.waits(node))
+        .collect();
+    let verb = ctx.wait_or_waited(&all);
+    format!("; {waiting} of {} ranks {verb} in all", ctx.graph.ranks)
 }
 
 /// The time since which ranks wait because of a finding; `None` if it is not an error or no rank waits.

@@ -3,9 +3,9 @@
 use crate::align::record::Op;
 use crate::align::{GroupIx, RecordIx};
 use crate::judge::context::Context;
-use crate::report::format::format_ranks;
+use crate::report::format::{format_ranks, is_undescribed};
 use rcomm_recorder::model::{OpType, Rank};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of common steps shown before the first difference.
 const BEFORE: usize = 1;
@@ -74,7 +74,7 @@ pub(crate) fn next_steps(
         format!("+++ rank {}", rank(odd)),
     ];
     let (usual, odd) = (steps(ctx, usual, group, seq), steps(ctx, odd, group, seq));
-    lines.extend(difference(ctx, &usual, &odd));
+    lines.extend(difference(ctx, (&[], &usual), (&[], &odd)));
     lines
 }
 
@@ -97,8 +97,8 @@ pub(crate) fn orders(
         format!("--- {}", format_ranks(usual)),
         format!("+++ {}", format_ranks(odd)),
     ];
-    let (usual, odd) = (steps_in_all(ctx, first), steps_in_all(ctx, second));
-    lines.extend(difference(ctx, &usual, &odd));
+    let (first, second) = (steps_in_all(ctx, first), steps_in_all(ctx, second));
+    lines.extend(difference(ctx, (usual, &first), (odd, &second)));
     lines
 }
 
@@ -120,10 +120,57 @@ struct ProgramStep {
     family: u32,
     kind: OpType,
     call: u32,
-    text: String,
-    /// The text without the parts that may differ between ranks that do the same.
+    /// The call without its group: `all_reduce #7`.
+    what: String,
+    /// The call without the parts that may differ between ranks that do the same: `all_reduce`.
     common: String,
+    /// Where in the source, as ` (train.py:61)`.
+    site: String,
     group: GroupIx,
+    /// Whether the text has the group.
+    names_group: bool,
+}
+
+impl ProgramStep {
+    /// The step as text, on these groups.
+    fn text(&self, ctx: &Context<'_>, groups: &BTreeSet<GroupIx>) -> String {
+        format!("{}{}{}", self.what, self.on(ctx, groups), self.site)
+    }
+
+    /// The step as text where a step of another rank that does the same has other numbers.
+    fn common_text(&self, ctx: &Context<'_>, groups: &BTreeSet<GroupIx>) -> String {
+        match self.names_group {
+            true => format!("{}{}", self.common, self.on(ctx, groups)),
+            false => format!("{}{}", self.common, self.site),
+        }
+    }
+
+    fn on(&self, ctx: &Context<'_>, groups: &BTreeSet<GroupIx>) -> String {
+        match (self.names_group, groups.len()) {
+            (false, _) => String::new(),
+            (true, ..=1) => format!(" on group {}", ctx.group_name(self.group)),
+            (true, _) => {
+                let groups: Vec<_> = groups.iter().map(|&at| ctx.group_ref(at)).collect();
+                // Numbers alone could be taken for one name.
+                let plural = if groups.iter().all(is_undescribed) {
+                    "s"
+                } else {
+                    ""
+                };
+                format!(" on group{plural} {}", ctx.names.fold(&groups))
+            }
+        }
+    }
+
+    /// The groups of this family that these ranks have; its own only if no rank is given.
+    fn groups_of(&self, ctx: &Context<'_>, ranks: &[Rank]) -> BTreeSet<GroupIx> {
+        let mut groups = BTreeSet::from([self.group]);
+        for record in ranks.iter().filter_map(|&rank| ctx.aligned.record_of(rank)) {
+            let its = ctx.aligned.lanes[record].iter().map(|lane| lane.group);
+            groups.extend(its.filter(|&group| ctx.aligned.groups[group].family == self.family));
+        }
+        groups
+    }
 }
 
 fn same(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
@@ -136,8 +183,13 @@ fn same(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
         }
 }
 
-fn difference(ctx: &Context<'_>, usual: &Excerpt, odd: &Excerpt) -> Vec<String> {
-    let ends = |excerpt: &Excerpt, index: usize| index == excerpt.steps.len() && excerpt.goes_on;
+/// The difference between the programs of two sides; with the ranks whose programs these are.
+fn difference(
+    ctx: &Context<'_>,
+    (usual_ranks, usual): (&[Rank], &Excerpt),
+    (odd_ranks, odd): (&[Rank], &Excerpt),
+) -> Vec<String> {
+    let ends = |excerpt: &Excerpt, at: usize| at == excerpt.steps.len() && excerpt.goes_on;
     let cut = |a: usize, b: usize| ends(usual, a) || ends(odd, b);
     let (usual, odd) = (usual.steps.as_slice(), odd.steps.as_slice());
     // `common[a][b]` is the length of the longest common subsequence of `usual[a..]` and `odd[b..]`.
@@ -156,34 +208,43 @@ fn difference(ctx: &Context<'_>, usual: &Excerpt, odd: &Excerpt) -> Vec<String> 
     // Where an excerpt was cut off, the other's next step may be in it as well.
     while (a < usual.len() || b < odd.len()) && !cut(a, b) {
         if a < usual.len() && b < odd.len() && same(ctx, &usual[a], &odd[b]) {
-            let text = match usual[a].text == odd[b].text {
-                true => &usual[a].text,
-                false => &usual[a].common,
+            let (step, other) = (&usual[a], &odd[b]);
+            let mut groups = step.groups_of(ctx, usual_ranks);
+            groups.extend(other.groups_of(ctx, odd_ranks));
+            let text = match (&step.what, &step.site) == (&other.what, &other.site) {
+                true => step.text(ctx, &groups),
+                false => step.common_text(ctx, &groups),
             };
             lines.push(format!("  {text}"));
             (a, b) = (a + 1, b + 1);
         } else if b == odd.len() || (a < usual.len() && common[a + 1][b] >= common[a][b + 1]) {
-            lines.push(format!("- {}", unlike(ctx, &usual[a], odd)));
+            lines.push(format!("- {}", unlike(ctx, &usual[a], usual_ranks, odd)));
             a += 1;
         } else {
-            lines.push(format!("+ {}", unlike(ctx, &odd[b], usual)));
+            lines.push(format!("+ {}", unlike(ctx, &odd[b], odd_ranks, usual)));
             b += 1;
         }
     }
     lines
 }
 
-/// The text of a step. If a step of the other program has the same text but is not the same, size and members are
-/// added.
-fn unlike(ctx: &Context<'_>, step: &ProgramStep, others: &[ProgramStep]) -> String {
-    let twin = |other: &&ProgramStep| other.text == step.text && !same(ctx, step, other);
-    if !others.iter().any(|other| twin(&other)) {
-        return step.text.clone();
+/// The text of a step of these ranks. If a step of the other program reads alike but is not the same, size and members
+/// are added.
+fn unlike(ctx: &Context<'_>, step: &ProgramStep, ranks: &[Rank], others: &[ProgramStep]) -> String {
+    let text = step.text(ctx, &step.groups_of(ctx, ranks));
+    let groups = &ctx.aligned.groups;
+    let twin = |other: &ProgramStep| {
+        (&other.what, &other.site) == (&step.what, &step.site)
+            && groups[other.group].desc == groups[step.group].desc
+            && !same(ctx, step, other)
+    };
+    if !others.iter().any(twin) {
+        return text;
     }
-    let ranks = format_ranks(&ctx.aligned.groups[step.group].ranks);
+    let members = format_ranks(&groups[step.group].ranks);
     let call = ctx.aligned.shared.calls.get(step.call);
     let elements = call.signature.input_elements();
-    format!("{}, {elements} elements, group of {ranks}", step.text)
+    format!("{text}, {elements} elements, group of {members}")
 }
 
 fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Excerpt {
@@ -210,9 +271,11 @@ fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Excer
                 kind: op.kind,
                 call: op.call,
                 // A call that only moved reads alike on both sides but for its number.
-                text: format!("{described} #{seq}{site}"),
-                common: format!("{described}{site}"),
+                what: format!("{described} #{seq}"),
+                common: described,
+                site,
                 group,
+                names_group: false,
             }
         })
         .collect();
@@ -229,9 +292,11 @@ fn steps_in_all(ctx: &Context<'_>, point: Point) -> Excerpt {
             family: ctx.aligned.groups[group].family,
             kind: op.kind,
             call: op.call,
-            text: format!("{}{}", ctx.describe_op(record, op), ctx.at_site(op)),
-            common: format!("{name} on group {}", ctx.group_name(group)),
+            what: ctx.describe_call(record, op),
+            common: name.to_owned(),
+            site: ctx.at_site(op),
             group,
+            names_group: true,
         }
     };
     let is_step = |op: &&Op| op.kind != OpType::Coalesced;

@@ -8,7 +8,7 @@ use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::report::{
     GroupReport, InstanceReport, InstanceState, RankReport, SeqKind, StackNode, Wait,
 };
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{EntryState, OpType, Rank};
 use std::collections::BTreeMap;
 
 /// The unfinished operations of a record, each with whether it is overdue.
@@ -40,22 +40,25 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
                 .map(|&position| aligned.op(record, position))
         });
         let call = newest_op.map(|op| aligned.shared.calls.get(op.call));
-        let mut in_flight: Vec<u32> = Vec::new();
-        let mut oldest: Option<i64> = None;
+        // By number: when it was first issued, and how many of its ranks are in it, and have failed.
+        let mut in_flight: BTreeMap<u32, (i64, usize, usize)> = BTreeMap::new();
         for &&(record, _) in &lanes {
-            for (operation, _) in pending(ctx, record) {
-                if operation.group == group
-                    && let PendingKind::Collective { seq } = operation.kind
+            let gone = ctx.life.gone(aligned.records[record].rank).is_some();
+            for (one, _) in pending(ctx, record) {
+                if one.group == group
+                    && let PendingKind::Collective { seq } = one.kind
                 {
-                    in_flight.push(seq);
-                    let created =
-                        aligned.created_ns(record, aligned.op(record, operation.position));
-                    oldest = Some(oldest.map_or(created, |oldest| oldest.min(created)));
+                    let created = aligned.created_ns(record, aligned.op(record, one.position));
+                    let known = in_flight.entry(seq).or_insert((created, 0, 0));
+                    let failed = ctx.has_failed(record, one);
+                    known.0 = known.0.min(created);
+                    known.1 += usize::from(!failed && !gone);
+                    known.2 += usize::from(failed);
                 }
             }
         }
-        in_flight.sort_unstable();
-        in_flight.dedup();
+        in_flight.retain(|_, &mut (_, inside, failed)| inside > 0 || failed == 0);
+        let oldest = in_flight.values().map(|&(created, ..)| created).min();
         let numbers = || lanes.iter().filter_map(newest);
         GroupReport {
             group: ctx.group_ref(group),
@@ -106,7 +109,11 @@ pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
                 step: status
                     .filter(|status| status.step >= 0)
                     .map(|status| status.step),
-                pending: records().map(|record| pending(ctx, record).count()).sum(),
+                pending: records()
+                    .flat_map(|record| pending(ctx, record).map(move |(one, _)| (record, one)))
+                    .filter(|&(record, one)| !ctx.has_failed(record, one))
+                    .count(),
+                failure: record.and_then(|record| ctx.failure_of(record)),
                 lost: records().map(|record| aligned.records[record].lost()).sum(),
                 last_call: record
                     .and_then(|record| Some(ctx.describe_op(record, ctx.last_op(record)?))),
@@ -190,6 +197,7 @@ fn message(
     let aligned = ctx.aligned;
     let op_ref = ctx.op_ref_of_message(record, batch.group, batch.position);
     let op = aligned.op(record, batch.position);
+    let failed = ctx.has_failed(record, batch);
     InstanceReport {
         group: ctx.group_ref(batch.group),
         seq: op_ref.seq,
@@ -199,11 +207,14 @@ fn message(
         joined: vec![aligned.records[record].rank],
         missing: ctx.ranks(&nodes(missing, false)),
         unknown: ctx.ranks(&nodes(missing, true)),
-        state: if missing.is_empty() {
+        state: if failed {
+            InstanceState::Failed
+        } else if missing.is_empty() {
             InstanceState::Running
         } else {
             InstanceState::HalfOpen
         },
+        error: Some(ctx.error_of(record, op).to_owned()).filter(|text| failed && !text.is_empty()),
         age_ms: None,
         overdue,
     }
@@ -213,12 +224,22 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
     let aligned = ctx.aligned;
     let (mut joined, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     let mut bytes = 0;
+    let (mut inside, mut failed) = (0, 0);
+    let mut error = None;
     for (member, &rank) in aligned.groups[group].ranks.iter().enumerate() {
         match aligned.presence(group, member, seq) {
             Presence::Issued(index) => {
                 if let Some((record, lane)) = aligned.lane(group, member) {
                     let op = aligned.op(record, lane.collectives[index]);
                     bytes = bytes.max(aligned.shared.calls.get(op.call).signature.input_bytes());
+                    let status_op = aligned.status_op(record, lane, index);
+                    if status_op.state == EntryState::Failed {
+                        failed += 1;
+                        let text = ctx.error_of(record, status_op);
+                        error = error.or((!text.is_empty()).then(|| text.to_owned()));
+                    } else if !status_op.completed() && ctx.life.gone(rank).is_none() {
+                        inside += 1;
+                    }
                 }
                 joined.push(rank);
             }
@@ -230,8 +251,10 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
     let differs = ctx
         .disagreements
         .iter()
-        .any(|disagreement| disagreement.group == group && disagreement.seq == seq);
-    let state = if differs {
+        .any(|one| one.group == group && one.seq == seq);
+    let state = if failed > 0 && inside == 0 {
+        InstanceState::Failed
+    } else if differs {
         InstanceState::Mismatch
     } else if missing.is_empty() && unknown.is_empty() {
         InstanceState::Running
@@ -252,6 +275,7 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
         missing,
         unknown,
         state,
+        error: error.filter(|_| state == InstanceState::Failed),
         age_ms: None,
         overdue,
     }

@@ -76,6 +76,20 @@ impl Report {
         later
     }
 
+    /// The operations that ranks are in: those of [`in_flight`](Self::in_flight) that have not failed.
+    pub fn pending(&self) -> impl Iterator<Item = &InstanceReport> {
+        let instances = self.in_flight.iter();
+        instances.filter(|instance| instance.state != InstanceState::Failed)
+    }
+
+    /// The error with which a rank's operations failed; `None` if one is pending, or the newest did not fail.
+    pub fn failure(&self, rank: Rank) -> Option<&str> {
+        let at = self.ranks.binary_search_by_key(&rank, |it| it.rank).ok()?;
+        let report = &self.ranks[at];
+        let failure = report.failure.as_deref();
+        failure.filter(|_| report.pending == 0)
+    }
+
     /// The share of the job's time that is lost to the ranks that W220 names, 0..1; 0 if it names none.
     pub fn straggler_share(&self) -> f64 {
         let is_straggler = |rank: &Rank| {
@@ -161,6 +175,11 @@ impl Verdict {
         Self::Crashed,
         Self::Inconclusive,
     ];
+
+    /// Whether it says that something is wrong.
+    pub const fn is_trouble(self) -> bool {
+        matches!(self, Self::Stuck | Self::Mismatch | Self::Crashed)
+    }
 
     /// The name of the verdict in JSON and in metrics.
     pub const fn word(self) -> &'static str {
@@ -325,8 +344,12 @@ pub struct RankReport {
     pub phase: Option<String>,
     /// The step that it reported last, if any.
     pub step: Option<i64>,
-    /// The number of operations that it has issued and not completed.
+    /// The number of operations that it has issued, and that have neither completed nor failed.
     pub pending: usize,
+    /// The error with which its newest operations failed; empty if that is not recorded. `None` if they did not fail, or
+    /// if it has issued others since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
     /// The number of operations that its record no longer holds: its ring overwrote them, or could not keep them.
     pub lost: u64,
     /// Its newest recorded call as text (`all_gather #48211 on tp`).
@@ -359,6 +382,9 @@ pub struct InstanceReport {
     pub unknown: Vec<Rank>,
     /// Its state.
     pub state: InstanceState,
+    /// The error with which it failed; `None` if it did not, or if the error is not recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
     /// The time since its first issue, ms; `None` if the records do not note when they were taken.
     pub age_ms: Option<f64>,
     /// Whether it counts as stuck. In a snapshot of a running job, only overdue operations do
@@ -384,6 +410,8 @@ pub enum InstanceState {
     HalfOpen,
     /// Members issued different calls.
     Mismatch,
+    /// It has failed on the ranks that issued it: none is in it any more.
+    Failed,
 }
 
 /// One wait of the wait-for graph: a rank, and the ranks that it waits for.

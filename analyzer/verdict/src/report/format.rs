@@ -1,63 +1,22 @@
 //! Text for groups, ranks, counts, times and operations, shared by all printers and screens.
 
-use crate::report::refs::{FrameRef, GroupRef, SeqKind};
+pub use crate::report::names::{GroupNames, group_label, group_labels, is_undescribed};
+use crate::report::refs::{FrameRef, SeqKind};
 use rcomm_recorder::model::Rank;
 pub use rcomm_recorder::model::text::{bytes, duration_ms, format_time};
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write as _};
-
-/// The label of a group: its description, its name, or both as `dp/12`.
-pub fn group_label(group: &GroupRef) -> String {
-    let GroupRef { name, desc, .. } = group;
-    if desc.is_empty() || desc == "undefined" || name.starts_with(desc.as_str()) {
-        name.clone()
-    } else if desc == "default_pg" || name.is_empty() {
-        desc.clone()
-    } else {
-        format!("{desc}/{name}")
-    }
-}
-
-/// One label for several groups, like `tp_0..127` or `tp_0,1,3`.
-///
-/// Labels that differ only in their last number are shown with the spans of that number: at most three, then a count of
-/// the rest. Of other labels, the first is shown, and the number of the rest: `dp +2`.
-pub fn group_labels(labels: &[String]) -> String {
-    const SPANS: usize = 3;
-    let split = |label: &str| -> Option<(String, u64)> {
-        let digits = label
-            .rfind(|c: char| !c.is_ascii_digit())
-            .map_or(0, |last| {
-                last + label[last..].chars().next().map_or(1, char::len_utf8)
-            });
-        let number = label[digits..].parse().ok()?;
-        Some((label[..digits].to_owned(), number))
-    };
-    let [first, others @ ..] = labels else {
-        return String::new();
-    };
-    if others.iter().all(|label| label == first) {
-        return first.clone();
-    }
-    let parts: Option<Vec<_>> = labels.iter().map(|label| split(label)).collect();
-    let same = |parts: &Vec<(String, u64)>| parts.iter().all(|(stem, _)| *stem == parts[0].0);
-    match parts.filter(same) {
-        Some(parts) => {
-            let mut numbers: Vec<u64> = parts.iter().map(|&(_, number)| number).collect();
-            numbers.sort_unstable();
-            numbers.dedup();
-            format!("{}{}", parts[0].0, spans(&numbers, "..", SPANS))
-        }
-        None => format!("{first} +{}", others.len()),
-    }
-}
 
 /// Ascending ranks as spans, like `0-63,70`: at most `max_spans`, then a count of the rest.
 pub fn rank_set(ranks: &[Rank], max_spans: usize) -> String {
     spans(ranks, "-", max_spans)
 }
 
-fn spans<N: Copy + Display + Into<u64>>(numbers: &[N], to: &str, max_spans: usize) -> String {
+pub(super) fn spans<N: Copy + Display + Into<u64>>(
+    numbers: &[N],
+    to: &str,
+    max_spans: usize,
+) -> String {
     let mut text = String::new();
     let mut left = numbers.len();
     for (index, run) in consecutive_runs(numbers).enumerate() {
@@ -191,16 +150,12 @@ pub fn time_of_day(wall_ns: i64) -> String {
     format!("{hours:02}:{minutes:02}:{seconds:02} UTC")
 }
 
-/// An operation as text: `all_reduce #41 on dp/12`.
-pub fn operation(op: &str, seq: u64, group: &GroupRef) -> String {
-    format!("{op} #{seq} on {}", group_label(group))
-}
-
 /// Where a rank is or was, like `rank 6 was last seen in load (data.py:88)`.
 pub fn format_frame(frame: &FrameRef) -> String {
     let when = match frame.when.as_str() {
         "last_seen" => "was last seen in",
         "waiting" => "waits in",
+        "failed" => "failed in",
         "now" => "is now in",
         "native" => "is, below Python, in",
         _ => "in",
@@ -277,37 +232,6 @@ fn is_unprintable(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn group(name: &str, desc: &str) -> String {
-        group_label(&GroupRef {
-            name: name.into(),
-            desc: desc.into(),
-            ranks: [].into(),
-        })
-    }
-
-    #[test]
-    fn a_label_has_the_description_or_the_name_of_a_group_or_both() {
-        assert_eq!(group("0", "default_pg"), "default_pg");
-        assert_eq!(group("12", "dp"), "dp/12");
-        assert_eq!(group("dp_5", "dp"), "dp_5");
-        assert_eq!(group("7", "undefined"), "7");
-    }
-
-    #[test]
-    fn numbered_labels_fold_into_a_span() {
-        let labels: Vec<_> = (0..128).map(|i| format!("tp_{i}")).collect();
-        assert_eq!(group_labels(&labels), "tp_0..127");
-        let some = |numbers: &[u32]| {
-            let labels: Vec<_> = numbers.iter().map(|i| format!("tp_{i}")).collect();
-            group_labels(&labels)
-        };
-        assert_eq!(some(&[0, 1, 3]), "tp_0,1,3", "tp_2 is not among them");
-        assert_eq!(some(&[0, 1, 2, 4, 6, 8, 9]), "tp_0..2,4,6,+2");
-        assert_eq!(group_labels(&["dp".into(), "dp".into()]), "dp");
-        assert_eq!(group_labels(&["a".into(), "b".into()]), "a +1");
-        assert_eq!(group_labels(&["é1".into(), "é2".into()]), "é1,2");
-    }
 
     #[test]
     fn ranks_read_as_spans() {

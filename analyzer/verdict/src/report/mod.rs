@@ -13,6 +13,7 @@ pub mod filter;
 mod finding;
 pub mod format;
 pub mod matrix;
+mod names;
 mod refs;
 
 pub use difference::{Difference, GroupChange};

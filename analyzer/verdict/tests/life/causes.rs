@@ -205,7 +205,8 @@ fn a_rank_that_has_not_made_the_group_may_be_a_victim_of_another_that_made_it_ou
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[][..]));
     let finding = &report.findings[0];
     assert_eq!(finding.alternatives, [vec![3], vec![2]]);
-    let expected = "rank 3 never issued all_reduce #1 on group 1, and has not made that group; ";
+    let expected =
+        "rank 3 never issued all_reduce #1 on group 1 of 2,3, and has not made that group; ";
     assert!(finding.sentence.starts_with(expected), "{finding:?}");
     assert!(finding.ruled_out.is_empty(), "{finding:?}");
     // Without another group of that name, rank 3 is late or hangs before it makes the group.

@@ -440,12 +440,12 @@ fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
     for (completed, expected) in [
         (
             true,
-            "rank 0 has waited 40 s in recv #1 from rank 1 on group control, although the send #1 to rank 0 on group \
-             control has completed on rank 1: their tags may differ, which no record holds",
+            "rank 0 has waited 40 s in recv #1 from rank 1 on group control/1, although the send #1 to rank 0 on group \
+             control/1 has completed on rank 1: their tags may differ, which no record holds",
         ),
         (
             false,
-            "rank 1 is in send #1 to rank 0 on group control and rank 0 in recv #1 from rank 1 on group control, and \
+            "rank 1 is in send #1 to rank 0 on group control/1 and rank 0 in recv #1 from rank 1 on group control/1, and \
              neither has finished: their tags may differ, which no record holds",
         ),
     ] {

@@ -3,6 +3,7 @@
 mod again;
 mod at_once;
 mod causes;
+mod failed;
 mod file_times;
 mod goes_on;
 mod job;

@@ -160,8 +160,8 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
     assert_eq!(look(&job(|dump| dump), 20.0).verdict, Verdict::Healthy);
     // Rank 0 has made a group that rank 1 has not.
     let report = look(&job(|dump| made(dump, "tp", &[0, 1])), 20.0);
-    let expected = "group tp has been made by rank 0 and not by rank 1; ranks 0 and 1 have issued no operation since \
-                    13:00:01 UTC, and wait in none that is recorded: they may wait in the call that makes a group";
+    let expected = "group tp/1 has been made by rank 0 and not by rank 1; ranks 0 and 1 have issued no operation since 13:00:01 UTC, \
+                and wait in none that is recorded: they may wait in the call that makes a group";
     assert!(note(&report).starts_with(expected), "{report:?}");
     // If another waits for them, they may still wait in that call, and for a rank that does not make it.
     let mut dumps = job(|dump| made(dump, "tp", &[0, 1]));
@@ -179,7 +179,7 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
         .find(|finding| finding.culprit_ranks == [0, 1]);
     let finding = finding.expect("ranks 0 and 1 are missing");
     assert!(finding.confidence <= 0.6, "{finding:?}");
-    let doubt = "group tp has been made by rank 0 and not by rank 1: ranks 0 and 1 may wait in the call that makes it, which is not \
+    let doubt = "group tp/1 has been made by rank 0 and not by rank 1: ranks 0 and 1 may wait in the call that makes it, which is not \
                  recorded, and for a rank that does not call it";
     assert!(
         finding.doubts.iter().any(|text| text == doubt),

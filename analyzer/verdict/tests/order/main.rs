@@ -142,7 +142,7 @@ fn groups_in_the_inverted_order_are_named_though_all_operations_completed() {
             (Code::W280, &[odd as u32][..])
         );
         let issues = format!(
-            "rank {odd} issues all_reduce #2 on group dp before all_reduce #2 on group default_pg, "
+            "rank {odd} issues all_reduce #2 on group dp/1 before all_reduce #2 on group default_pg, "
         );
         assert!(
             finding.sentence.starts_with(&issues),

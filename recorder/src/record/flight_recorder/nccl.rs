@@ -380,7 +380,6 @@ impl FlightRecorder {
     }
 
     /// Writes the words of a link's row.
-    #[inline]
     #[inline(always)]
     fn write_link(
         &self,
@@ -434,7 +433,7 @@ impl FlightRecorder {
         for (row, key) in self.links.keys.iter().enumerate().take(used) {
             let seen = key.load(Ordering::Relaxed);
             if seen == VACANT {
-                self.end_vacant(at, group);
+                self.end_vacant(row, group);
             }
             if seen & TAKEN != 0 && seen & 0xffff == u64::from(group.0) {
                 let idle = u64::from(LinkWait::Idle.code()) << link::WAIT_SHIFT;
@@ -447,9 +446,9 @@ impl FlightRecorder {
     }
 
     /// Ends what the record of a released link of this group shows: a transfer that began as the link was released.
-    fn end_vacant(&self, at: usize, group: GroupHandle) {
+    fn end_vacant(&self, row: usize, group: GroupHandle) {
         let idle = u64::from(LinkWait::Idle.code()) << link::WAIT_SHIFT;
-        let id = (at + self.links.keys.len()) as u64;
+        let id = (row + self.links.keys.len()) as u64;
         let _ = (self.links.ring).update_word(&self.map, id, link::PLACE, |place| {
             match place & 0xffff == u64::from(group.0) {
                 true => place & !(0x7f << link::WAIT_SHIFT) | idle,

@@ -122,7 +122,10 @@ fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
     let victims = finding
         .victim_ranks
         .iter()
-        .map(|&r| row(r, "waits", Tone::Waiting));
+        .map(|&r| match model.snapshot.report.failure(r) {
+            Some(_) => row(r, "failed", Tone::Late),
+            None => row(r, "waits", Tone::Waiting),
+        });
     let mut rows: Vec<Row> = culprits.chain(victims).collect();
     let left_out = finding
         .victim_count

@@ -7,7 +7,7 @@ use crate::page::table::{Cell, Headings, Row, Table, number, rest};
 use crate::page::theme::Tone;
 use crate::state::index::GroupState;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::{GroupRef, GroupReport, SeqKind};
+use rcomm_analyzer::{GroupRef, GroupReport, InstanceState, SeqKind};
 use rcomm_recorder::model::text::{age, millis};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         }
     }
     let mut messages: HashMap<&GroupRef, usize> = HashMap::new();
-    for instance in &model.snapshot.report.in_flight {
+    for instance in model.snapshot.report.pending() {
         if instance.seq_kind == SeqKind::P2pSeqId {
             *messages.entry(&instance.group).or_default() += 1;
         }
@@ -127,6 +127,7 @@ fn row(
     let joined = groups
         .iter()
         .filter_map(|group| model.index.oldest(model.snapshot, group))
+        .filter(|instance| instance.state != InstanceState::Failed)
         .min_by_key(|instance| instance.joined.len())
         .map_or_else(String::new, |instance| {
             let size = instance.group.ranks.len().max(members);
@@ -166,6 +167,7 @@ fn row(
         tone: match state {
             GroupState::Bad => Tone::Bad,
             GroupState::Waiting => Tone::Waiting,
+            GroupState::Failed => Tone::Late,
             GroupState::Busy | GroupState::Idle => Tone::Plain,
         },
         target: Some(group_target(&groups)),

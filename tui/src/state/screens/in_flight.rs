@@ -13,7 +13,16 @@ use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
-    Page::of(vec![], "in flight", table(model, |_| true))
+    Page::of(vec![], title(model), table(model, |_| true))
+}
+
+/// The title of the table.
+pub(super) fn title(model: &ViewModel<'_>) -> &'static str {
+    let mut all = model.snapshot.report.in_flight.iter();
+    match all.any(|it| it.state == InstanceState::Failed) {
+        true => "in flight or failed",
+        false => "in flight",
+    }
 }
 
 /// The name of a state, as filters spell it.
@@ -23,6 +32,7 @@ fn state_name(state: InstanceState) -> &'static str {
         InstanceState::Waiting => "waiting",
         InstanceState::HalfOpen => "half_open",
         InstanceState::Mismatch => "mismatch",
+        InstanceState::Failed => "failed",
     }
 }
 
@@ -68,7 +78,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
             number("bytes", 3),
             number("joined", 0),
             text("state", 0),
-            rest("missing", 1),
+            rest("missing", 0),
         ],
         rows: folds.iter().map(|fold| row(model, fold, hangs)).collect(),
         headings: Headings::Shown,
@@ -102,13 +112,21 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     let size = first.group.ranks.len();
     let problem = hangs && is_blocked(first);
     let blamed = model.index.group(&first.group) == GroupState::Bad;
+    let failed = first.state == InstanceState::Failed;
     let (mark, tone) = match (problem, blamed) {
+        (true, false) if failed => (Mark::new('x', Tone::Late), Tone::Late),
         (true, true) => (Mark::new('!', Tone::Bad), Tone::Bad),
         (true, false) => (Mark::new('.', Tone::Waiting), Tone::Waiting),
         _ => (Mark::NONE, Tone::Plain),
     };
     let missing = match fold {
         [one] => absent(one),
+        [first, others @ ..]
+            if let Some(error) = &first.error
+                && others.iter().all(|other| other.error == first.error) =>
+        {
+            error.clone()
+        }
         _ if first.missing.is_empty() => String::new(),
         _ => format!("{} each", first.missing.len()),
     };
@@ -131,7 +149,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
                 format!("{}/{size}", first.joined.len()),
                 first.joined.len() as f64,
             ),
-            Cell::text(state_name(first.state)),
+            Cell::text(state_name(first.state).replace('_', " ")),
             Cell::text(missing),
         ],
         tone,
@@ -140,7 +158,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     }
 }
 
-/// The ranks that have not joined: `517 never issued`, or `517 not yet` while the operation is not overdue. Ranks
+/// The error of an operation that has failed, and the ranks that have not joined: `517 never issued`, or `517 not yet` while the operation is not overdue. Ranks
 /// whose progress is unknown are listed as not known.
 fn absent(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
@@ -150,6 +168,9 @@ fn absent(instance: &InstanceReport) -> String {
             false => "not yet",
         };
         parts.push(format!("{} {so_far}", rank_set(&instance.missing, 4)));
+    }
+    if let Some(error) = &instance.error {
+        parts.insert(0, error.clone());
     }
     if !instance.unknown.is_empty() {
         parts.push(format!("{} not known", rank_set(&instance.unknown, 4)));

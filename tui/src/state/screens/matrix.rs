@@ -5,12 +5,14 @@ use crate::page::table::{Align, Cell, Column, Headings, Row, Table, Target, numb
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
 use crate::state::index::RankState;
-use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
+use rcomm_analyzer::{GroupRef, InstanceState};
+use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::age;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 /// Width of the column of one sequence number.
 const COLUMN_WIDTH: u16 = 4;
@@ -62,8 +64,13 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
     ]];
     if let Some(oldest) = model.index.oldest(model.snapshot, group) {
         let joined = format!("{}/{}", oldest.joined.len(), group.ranks.len());
-        let mut text = format!("oldest: {} #{}, {joined} joined", oldest.op, oldest.seq);
-        if let Some(waited) = model.age(oldest.age_ms) {
+        let failed = oldest.state == InstanceState::Failed;
+        let which = if failed { "failed" } else { "oldest" };
+        let mut text = format!("{which}: {} #{}, {joined} joined", oldest.op, oldest.seq);
+        if let Some(error) = &oldest.error {
+            text.push_str(&format!(", {error}"));
+        }
+        if let Some(waited) = model.age(oldest.age_ms).filter(|_| !failed) {
             text.push_str(&format!(", {}", age(Some(waited))));
         }
         if !oldest.missing.is_empty() {
@@ -125,8 +132,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         }
         let pending_ns = row.pending_since_ns.zip(model.as_of_ns);
         let waited = pending_ns.map(|(since, now)| (now - since) as f64 / 1e6 + model.later_ms);
-        let hosts: std::collections::BTreeSet<&str> =
-            ranks.iter().map(|&rank| model.host(rank)).collect();
+        let hosts: BTreeSet<&str> = ranks.iter().map(|&rank| model.host(rank)).collect();
         let host = match hosts.len() {
             1 => model.host(first).to_owned(),
             n => format!("{n} hosts"),
@@ -153,9 +159,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
             waited.map_or_else(String::new, |ms| age(Some(ms))),
             waited.unwrap_or(f64::NAN),
         ));
-        let report = model.index.report(model.snapshot, first);
-        let last = report.and_then(|report| report.last_call.clone());
-        cells.push(Cell::text(last.unwrap_or_default()));
+        cells.push(Cell::text(last_calls(model, &ranks)));
         let state = model.index.rank(model.snapshot, first);
         Some(Row {
             mark: if state == RankState::Ok {
@@ -177,5 +181,24 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         columns,
         headings: Headings::Shown,
         empty: "no collective of this group is in any record".into(),
+    }
+}
+
+/// The newest call of ranks that share a row: where they are in different groups, how many groups these are.
+fn last_calls(model: &ViewModel<'_>, ranks: &[Rank]) -> String {
+    let reports = ranks
+        .iter()
+        .filter_map(|&rank| model.index.report(model.snapshot, rank));
+    let calls: BTreeSet<&str> = reports
+        .filter_map(|report| report.last_call.as_deref())
+        .collect();
+    let without_group: BTreeSet<&str> = (calls.iter())
+        .map(|call| call.split(" on group ").next().unwrap_or(call))
+        .collect();
+    match (calls.len(), without_group.first()) {
+        (0, _) | (_, None) => String::new(),
+        (1, _) => calls.first().map_or(String::new(), |&call| call.to_owned()),
+        (groups, Some(call)) if without_group.len() == 1 => format!("{call} on {groups} groups"),
+        (calls, _) => format!("{calls} different calls"),
     }
 }

@@ -31,7 +31,6 @@ use super::trends::Trends;
 use crate::keys::Keymap;
 use crate::page::Page;
 use rcomm_analyzer::filter::{Filter, Subject};
-use rcomm_analyzer::format::{group_label, group_labels};
 use rcomm_analyzer::source::{Surroundings, TakenStacks};
 use rcomm_analyzer::{Code, Finding, GroupRef, Moment, NodeJob, Snapshot};
 use rcomm_recorder::model::Rank;
@@ -184,16 +183,9 @@ impl ViewModel<'_> {
         finding.sentence_after(self.later_ms).into_owned()
     }
 
-    /// The label of groups together.
+    /// The name of a group, or that of several together.
     fn labels<'a>(&self, groups: impl IntoIterator<Item = &'a GroupRef>) -> String {
-        let groups: Vec<&GroupRef> = groups.into_iter().collect();
-        match groups[..] {
-            [one] => self.index.label_of(one),
-            _ => {
-                let labels: Vec<String> = groups.iter().map(|group| group_label(group)).collect();
-                group_labels(&labels)
-            }
-        }
+        self.index.names().fold(groups)
     }
 
     /// Converts an age (ms) at the time of the snapshot to the current age. `None` if the age is unknown, or if the

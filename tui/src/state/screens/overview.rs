@@ -10,7 +10,7 @@ use crate::state::trends::Trend;
 use rcomm_analyzer::format::{count, duration_ms, rank_set};
 use rcomm_analyzer::{Finding, Until, Verdict, causes};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::model::text::{clock_age, time_of_day};
+use rcomm_recorder::model::text::time_of_day;
 use serde::Deserialize;
 
 /// Minimum number of rows of a terminal for the additional panes.
@@ -92,7 +92,7 @@ impl OverviewPane {
             Self::Groups => ("groups".into(), Body::Table(groups::table(model, None))),
             Self::InFlight => {
                 let table = in_flight::table(model, |_| true);
-                ("in flight".into(), Body::Table(table))
+                (in_flight::title(model).into(), Body::Table(table))
             }
             Self::Ranks if is_roomy(model) && model.index.hosts.len() > 1 => {
                 (heat_map_title(), ranks::heat_map(model))
@@ -230,7 +230,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
             let input = &report.input;
             let mut sentence = match report.verdict {
                 Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
-                Verdict::Running => match report.in_flight.len() {
+                Verdict::Running => match report.pending().count() {
                     0 => "nothing is overdue".to_owned(),
                     n => format!("{} in flight, none overdue", count(n as u64, "operation")),
                 },
@@ -266,14 +266,12 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
         let before = age_ms.map_or_else(String::new, |ms| {
             format!(", {} before the files were written", duration_ms(ms))
         });
-        return Some(format!("since {since}Z{before}  "));
+        return Some(format!("since {since} UTC{before}  "));
     }
-    let age = model.age(age_ms).map_or_else(String::new, |ms| {
-        let mut age = clock_age(ms);
-        age.push(' ');
-        age
-    });
-    Some(format!("{age}since {since}Z  "))
+    let age = model
+        .age(age_ms)
+        .map_or_else(String::new, |ms| format!("for {}, ", duration_ms(ms)));
+    Some(format!("{age}since {since} UTC  "))
 }
 
 /// The line with the next step: `next: look at what rank 2 does after train.py:64`. `None` if the headline is not
@@ -403,15 +401,9 @@ fn why_line(model: &ViewModel<'_>) -> Option<Line> {
         // Links of one level wait for the previous level, not for each other.
         let sign = if link.level == level { "," } else { " <-" };
         level = link.level;
-        let verb = if link.ranks.len() == 1 {
-            "waits"
-        } else {
-            "wait"
-        };
-        text.push_str(&format!(
-            "{sign} {groups}{seq} ({} {verb})",
-            link.ranks.len()
-        ));
+        let verb = why::verb(model, &link.ranks);
+        let ranks = count(link.ranks.len() as u64, "rank");
+        text.push_str(&format!("{sign} {groups}{seq} ({ranks} {verb})"));
     }
     // The hint is left out if it does not fit: the footer shows the key too.
     let fits = text.chars().count() + HINT.len() <= usize::from(model.size.0);

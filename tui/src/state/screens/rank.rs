@@ -9,7 +9,7 @@ use crate::page::{Body, Line, Page, Pane, plain, styled};
 use rcomm_analyzer::format::{count, grouped, rank_set};
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{GroupRef, RankView};
-use rcomm_recorder::model::text::{age, time_of_day};
+use rcomm_recorder::model::text::{age, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
         .collect();
     panes.extend([
         pane(
-            "in flight",
+            in_flight::title(model),
             Body::Table(in_flight::table(model, |i| {
                 i.joined.binary_search(&rank).is_ok()
             })),
@@ -87,8 +87,19 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     let waits = &model.snapshot.report.waits;
     if let Some(wait) = waits.iter().find(|wait| wait.rank == rank) {
         let call = overview::call(model, &wait.op, wait.seq, &wait.group);
-        let text = format!("waits for {} in {call}", rank_set(&wait.on, 6));
+        let verb = match model.snapshot.report.failure(rank) {
+            Some(_) => "waited",
+            None => "waits",
+        };
+        let text = format!("{verb} for {} in {call}", rank_set(&wait.on, 6));
         lines.push(vec![plain(text)]);
+    }
+    if let Some(error) = model.snapshot.report.failure(rank) {
+        let text = match error {
+            "" => "its call failed, with an error that is not recorded".to_owned(),
+            error => format!("its call failed: {error}"),
+        };
+        lines.push(vec![styled(text, Tone::Late)]);
     }
     let waiting: Vec<Rank> = waits
         .iter()
@@ -142,7 +153,7 @@ fn health(model: &ViewModel<'_>, view: &RankView) -> String {
     };
     if dump.identity.dump_time_ns > 0 {
         text.push_str(&format!(
-            ", as of {}",
+            ", as of {} UTC",
             time_of_day(dump.identity.dump_time_ns)
         ));
     }
@@ -244,9 +255,7 @@ fn operation(model: &ViewModel<'_>, dump: &Dump, entry: &Entry, took_ms: Option<
             Cell::text(op_name(dump, entry)),
             state,
             Cell::number(
-                took_ms.map_or_else(String::new, |ms| {
-                    format!("{}ms", rcomm_recorder::model::text::millis(Some(ms)))
-                }),
+                took_ms.map_or_else(String::new, duration_ms),
                 took_ms.unwrap_or(f64::NAN),
             ),
             Cell::text(call_site),

@@ -8,7 +8,7 @@ use crate::state::index::{Host, RankState};
 use rcomm_analyzer::RankReport;
 use rcomm_analyzer::filter::Subject;
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::model::text::{age, millis};
+use rcomm_recorder::model::text::{age, duration_ms, millis};
 use std::collections::HashMap;
 
 /// The metric of the heat map.
@@ -74,7 +74,7 @@ impl Metric {
     /// A value with its unit.
     fn format(self, value: f64) -> String {
         match self {
-            Self::Lag => format!("{}ms", millis(Some(value))),
+            Self::Lag => duration_ms(value),
             Self::Age => age(Some(value)),
             Self::Share => format!("{}%", value * 100.0),
             _ => format!("{value}"),
@@ -118,7 +118,7 @@ pub(super) fn heat_map(model: &ViewModel<'_>) -> Body {
 /// The age of each rank's oldest pending operation, ms. Ranks without a pending operation of known age are left out.
 fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
     let mut ages: HashMap<Rank, f64> = HashMap::new();
-    for instance in &model.snapshot.report.in_flight {
+    for instance in model.snapshot.report.pending() {
         if let Some(ms) = model.age(instance.age_ms) {
             for &rank in &instance.joined {
                 let known = ages.entry(rank).or_default();

@@ -30,7 +30,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         let (answered, refused) = (taken.taken.len(), taken.refused.len());
         let time = time_of_day(at.wall_ns);
         let text = format!(
-            "taken live at {time}: {} of {answered} of {} ranks; [t] takes them again",
+            "taken live at {time} UTC: {} of {answered} of {} ranks; [t] takes them again",
             taken.what,
             answered + refused
         );

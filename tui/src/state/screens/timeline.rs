@@ -128,8 +128,9 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
                 RankState::Root => 1,
                 RankState::Late => 2,
                 RankState::Silent => 3,
-                RankState::Waits => 4,
-                RankState::Ok => 5,
+                RankState::Failed => 4,
+                RankState::Waits => 5,
+                RankState::Ok => 6,
             };
             (priority, at)
         })
@@ -258,7 +259,7 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
         .time_created_ns
         .div_euclid(1_000_000)
         .rem_euclid(1_000);
-    let mut rest = format!(", issued {issued}.{ms:03}Z");
+    let mut rest = format!(", issued {issued}.{ms:03} UTC");
     if let Some(frame) = super::rank::innermost(dump, entry) {
         rest.push_str(&format!(" at {}:{}", frame.filename, frame.line));
     }
@@ -296,8 +297,9 @@ fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &
             let visible = end.is_none_or(|end| end >= from_ns);
             visible.then(|| {
                 let group = group_of(dump, entry);
-                let label = group.map_or_else(String::new, |group| group_label(&group));
+                let label = group.as_ref().map_or_else(String::new, group_label);
                 let kind = kinds.iter().position(|known| known == kind(&label));
+                let label = group.map_or(label, |group| model.labels([&group]));
                 Span {
                     from_ns: entry.time_created_ns,
                     to_ns: end,

@@ -46,7 +46,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
         head.push(vec![
             plain("root: "),
             styled(name_ranks(&roots), Tone::Bad),
-            plain(count_waiting(&chain, roots.len())),
+            plain(count_waiting(model, &chain, roots.len())),
         ]);
     }
     // The roots are those of the finding that is asked for, else those of the whole hang.
@@ -99,13 +99,16 @@ fn name_ranks(ranks: &[Rank]) -> String {
     format!("rank{plural} {}", rank_set(ranks, 8))
 }
 
-fn count_waiting(chain: &[Link], roots: usize) -> String {
+fn count_waiting(model: &ViewModel<'_>, chain: &[Link], roots: usize) -> String {
     let n: usize = chain.iter().map(|link| link.ranks.len()).sum();
     let them = if roots == 1 { "it" } else { "them" };
     match n {
         0 => String::new(),
-        1 => format!("; 1 rank waits because of {them}"),
-        n => format!("; {} wait because of {them}", count(n as u64, "rank")),
+        n => {
+            let ranks: Vec<Rank> = chain.iter().flat_map(|link| link.ranks.clone()).collect();
+            let verb = verb(model, &ranks);
+            format!("; {} {verb} because of {them}", count(n as u64, "rank"))
+        }
     }
 }
 
@@ -153,9 +156,10 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     let path = causes::path(&model.snapshot.report, from);
     let step = |wait: &rcomm_analyzer::Wait| {
         let call = overview::call(model, &wait.op, wait.seq, &wait.group);
-        let what = format!("waits in {call} for {}", rank_set(&wait.on, 4));
+        let verb = verb(model, &[wait.rank]);
+        let what = format!("{verb} in {call} for {}", rank_set(&wait.on, 4));
         let who = model.rank_label(wait.rank);
-        let mark = Mark::new('.', Tone::Waiting);
+        let mark = mark_of(verb);
         row(
             mark,
             "".into(),
@@ -166,6 +170,23 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
         )
     };
     path.iter().map(step).collect()
+}
+
+/// What ranks do in the operations that they wait in: `failed` if all of these have ended with an error.
+pub(super) fn verb(model: &ViewModel<'_>, ranks: &[Rank]) -> &'static str {
+    let report = &model.snapshot.report;
+    match ranks {
+        _ if ranks.iter().all(|&rank| report.failure(rank).is_some()) => "failed",
+        [_] => "waits",
+        _ => "wait",
+    }
+}
+
+fn mark_of(verb: &str) -> Mark {
+    match verb {
+        "failed" => Mark::new('x', Tone::Late),
+        _ => Mark::new('.', Tone::Waiting),
+    }
 }
 
 /// The row of the root causes that have none of their own.
@@ -258,11 +279,7 @@ fn link(model: &ViewModel<'_>, link: &Link) -> Row {
     };
     let groups: Vec<_> = link.groups.iter().collect();
     let n = count(link.ranks.len() as u64, "rank");
-    let verb = if link.ranks.len() == 1 {
-        "waits"
-    } else {
-        "wait"
-    };
+    let verb = verb(model, &link.ranks);
     let what = format!(
         "{verb} in {} {seq} on {}",
         link.op,
@@ -271,7 +288,7 @@ fn link(model: &ViewModel<'_>, link: &Link) -> Row {
     let step = format!("{}└─ ", "   ".repeat(link.level.min(8) - 1));
     let who = format!("{n}: {}", rank_set(&link.ranks, 3));
     row(
-        Mark::new('.', Tone::Waiting),
+        mark_of(verb),
         step,
         who,
         what,

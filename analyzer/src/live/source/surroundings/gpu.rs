@@ -21,6 +21,23 @@ const FIELDS: [&str; 10] = [
     "memory.total",
     "ecc.errors.uncorrected.volatile.total",
 ];
+/// What is asked of each GPU beside that, in this order: a driver that lacks one of these fields refuses to answer at
+/// all, so they are asked on their own.
+const TROUBLES: [&str; 5] = [
+    "uuid",
+    "retired_pages.pending",
+    "remapped_rows.pending",
+    "remapped_rows.failure",
+    "clocks_throttle_reasons.active",
+];
+/// Reasons for which a GPU is slower than it could be, by their bits: those that are no cause of a delay, such as an idle
+/// GPU, are left out.
+const THROTTLES: [(u64, &str); 4] = [
+    (0x08, "slowed down by the hardware"),
+    (0x20, "slowed down by its temperature"),
+    (0x40, "slowed down by its temperature, by the hardware"),
+    (0x80, "slowed down by its power supply"),
+];
 /// At most this many bytes of an answer are read.
 const MOST_BYTES: u64 = 1024 * 1024;
 /// The time between two checks whether the program has ended.
@@ -57,14 +74,16 @@ struct Gpu {
     total_mib: Option<u64>,
     /// Errors since the driver was loaded that ECC did not correct.
     memory_errors: Option<u64>,
+    /// What else may delay or fail operations on it.
+    troubles: Vec<String>,
 }
 
 impl Gpus {
-    /// Runs `program` twice: for the state of all GPUs, and for the processes on them.
+    /// Runs `program` three times: for the state of all GPUs, for what is wrong with them, and for the processes on them.
     ///
     /// # Blocking
     ///
-    /// Until both runs end, at most until the deadline.
+    /// Until all runs end, at most until the deadline.
     pub(super) fn read(program: &Path, deadline: Instant) -> Result<Self, Unread> {
         let format = "--format=csv,noheader,nounits";
         let fields = format!("--query-gpu={}", FIELDS.join(","));
@@ -74,8 +93,21 @@ impl Gpus {
             &["--query-compute-apps=pid,gpu_uuid", format],
             deadline,
         )?;
+        let mut gpus: Vec<Gpu> = gpus.lines().filter_map(Gpu::parse).collect();
+        let fields = format!("--query-gpu={}", TROUBLES.join(","));
+        match answer(program, &[&fields, format], deadline) {
+            Ok(troubles) => {
+                for (uuid, found) in troubles.lines().filter_map(troubles_in) {
+                    let gpu = gpus.iter_mut().find(|gpu| gpu.uuid == uuid);
+                    gpu.into_iter()
+                        .for_each(|gpu| gpu.troubles.clone_from(&found));
+                }
+            }
+            Err(Unread::Absent) => {}
+            Err(Unread::NoAnswer) => return Err(Unread::NoAnswer),
+        }
         Ok(Self {
-            gpus: gpus.lines().filter_map(Gpu::parse).collect(),
+            gpus,
             used: used.lines().filter_map(parse_use).collect(),
         })
     }
@@ -120,6 +152,32 @@ fn assigned_gpu(environment: &[u8]) -> Option<String> {
     }
 }
 
+/// The UUID in a line of [`TROUBLES`], and what is wrong with this GPU.
+fn troubles_in(line: &str) -> Option<(String, Vec<String>)> {
+    let fields: Vec<&str> = line.split(',').map(str::trim).collect();
+    let is_yes = |at: usize| {
+        fields
+            .get(at)
+            .is_some_and(|it| it.eq_ignore_ascii_case("yes"))
+    };
+    let mut troubles = Vec::new();
+    if is_yes(1) {
+        troubles.push("memory pages will be retired at the next reset".to_owned());
+    }
+    if is_yes(2) {
+        troubles.push("memory rows will be remapped at the next reset".to_owned());
+    }
+    if is_yes(3) {
+        troubles.push("memory rows could not be remapped".to_owned());
+    }
+    let active = fields.get(4).and_then(|it| it.strip_prefix("0x"));
+    let active = active.and_then(|it| u64::from_str_radix(it, 16).ok());
+    let active = active.unwrap_or(0);
+    let reasons = THROTTLES.iter().filter(|(bit, _)| active & bit != 0);
+    troubles.extend(reasons.map(|(_, reason)| (*reason).to_owned()));
+    Some(((*fields.first()?).to_owned(), troubles))
+}
+
 /// The process id and the GPU's UUID in a line of `--query-compute-apps=pid,gpu_uuid`.
 fn parse_use(line: &str) -> Option<(u32, String)> {
     let (pid, uuid) = line.split_once(',')?;
@@ -142,6 +200,7 @@ impl Gpu {
             used_mib: number(7),
             total_mib: number(8),
             memory_errors: number(9),
+            troubles: Vec::new(),
         })
     }
 
@@ -163,7 +222,9 @@ impl Gpu {
                 count(errors, "memory error")
             ));
         }
-        Fact::new("GPU", parts.join(", "), errors > 0)
+        parts.extend(self.troubles.iter().cloned());
+        let notable = errors > 0 || !self.troubles.is_empty();
+        Fact::new("GPU", parts.join(", "), notable)
     }
 }
 
@@ -241,6 +302,8 @@ mod tests {
             folder.path(),
             "case $1 in\n\
              --query-compute-apps=*) echo '41, GPU-b';;\n\
+             *remapped*) echo 'GPU-a, No, No, No, 0x0000000000000001'\n\
+             echo 'GPU-b, [N/A], Yes, No, 0x00000000000000A0';;\n\
              *) echo '0, GPU-a, NVIDIA H100 80GB HBM3, 100, 61, 1980, 1980, 40960, 81559, 0'\n\
              echo '1, GPU-b, NVIDIA H100 80GB HBM3, 0, [N/A], 345, 1980, 512, 81559, 2';;\n\
              esac",
@@ -251,7 +314,8 @@ mod tests {
         assert_eq!(
             facts[0].text,
             "1 NVIDIA H100 80GB HBM3, 0 % busy, 512 MiB of 79.6 GiB used, clock 345 of 1980 MHz, 2 memory errors \
-             that ECC did not correct"
+             that ECC did not correct, memory rows will be remapped at the next reset, slowed down by its \
+             temperature, slowed down by its power supply"
         );
         assert!(facts[0].notable);
         let by_environment = |variables: &[u8]| {
@@ -265,6 +329,25 @@ mod tests {
         assert_eq!(by_environment(by_uuid), Some(false));
         assert_eq!(by_environment(b"A=b\0"), None);
         assert_eq!(by_environment(b"LOCAL_RANK=9\0"), None);
+    }
+
+    #[test]
+    fn a_driver_that_lacks_a_field_still_states_the_rest() {
+        let folder = tempfile::tempdir().expect("a temporary directory can be made");
+        let program = stand_in(
+            folder.path(),
+            "case $1 in\n\
+             --query-compute-apps=*) echo '41, GPU-a';;\n\
+             *remapped*) echo 'Field \"remapped_rows.pending\" is not a valid field to query.'; exit 2;;\n\
+             *) echo '0, GPU-a, Tesla P100, 7, 40, 1189, 1328, 10, 16384, 0';;\n\
+             esac",
+        );
+        let facts = read(&program).of_process(41, b"");
+        assert_eq!(
+            facts[0].text,
+            "0 Tesla P100, 7 % busy, 10 MiB of 16 GiB used, clock 1189 of 1328 MHz, 40 °C"
+        );
+        assert!(!facts[0].notable);
     }
 
     #[test]

@@ -1,14 +1,16 @@
 //! Findings as cards, with their consequences inside; then the problems of the input.
 
 use super::Text;
-use rcomm_verdict::format::{Ranks, counter, format_frame, format_place, group_label};
+use crate::render::print::human::failures;
+use rcomm_recorder::model::Rank;
+use rcomm_verdict::format::{GroupNames, Ranks, counter, format_frame, format_place, group_label};
 use rcomm_verdict::{Finding, Report, Severity};
 use std::io::{self, Write};
 
 /// Consequences at a greater depth are left out, to bound the nesting.
 const MAX_DEPTH: usize = 8;
 
-pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) -> io::Result<()> {
     if !report.findings.is_empty() {
         writeln!(out, "<section>\n<h2>Findings</h2>")?;
         for finding in &report.findings {
@@ -17,7 +19,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
                 .caused_by
                 .is_none_or(|cause| cause == finding.id || !is_in_report(cause));
             if is_root {
-                write_card(report, finding, 0, out)?;
+                write_card(report, finding, names, 0, out)?;
             }
         }
         writeln!(out, "</section>")?;
@@ -41,6 +43,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 fn write_card(
     report: &Report,
     finding: &Finding,
+    names: &GroupNames,
     depth: usize,
     out: &mut dyn Write,
 ) -> io::Result<()> {
@@ -79,8 +82,12 @@ fn write_card(
         .map(|set| Ranks(set).to_string())
         .collect();
     item("Or else", &alternatives.join(", or "))?;
-    if finding.victim_count > 0 {
-        let shown = Ranks(&finding.victim_ranks).to_string();
+    let waiting = finding.victim_ranks.iter().copied();
+    let waiting: Vec<Rank> = waiting
+        .filter(|&rank| report.failure(rank).is_none())
+        .collect();
+    if !waiting.is_empty() {
+        let shown = Ranks(&waiting).to_string();
         let rest = finding
             .victim_count
             .saturating_sub(finding.victim_ranks.len());
@@ -90,6 +97,9 @@ fn write_card(
             String::new()
         };
         item("Waiting", &format!("{shown}{more}"))?;
+    }
+    for failure in failures(finding, report) {
+        item("Failed", &failure)?;
     }
     if let Some(group) = &finding.group {
         item(
@@ -128,18 +138,18 @@ fn write_card(
         }
         writeln!(out, "</pre>")?;
     }
-    write_evidence(finding, out)?;
+    write_evidence(finding, names, out)?;
     if depth < MAX_DEPTH {
         for consequence in &report.findings {
             if consequence.caused_by == Some(finding.id) && consequence.id != finding.id {
-                write_card(report, consequence, depth + 1, out)?;
+                write_card(report, consequence, names, depth + 1, out)?;
             }
         }
     }
     writeln!(out, "</article>")
 }
 
-fn write_evidence(finding: &Finding, out: &mut dyn Write) -> io::Result<()> {
+fn write_evidence(finding: &Finding, names: &GroupNames, out: &mut dyn Write) -> io::Result<()> {
     if finding.evidence.is_empty() {
         return Ok(());
     }
@@ -152,7 +162,7 @@ fn write_evidence(finding: &Finding, out: &mut dyn Write) -> io::Result<()> {
             .group
             .as_ref()
             .or(finding.group.as_ref())
-            .map(group_label)
+            .map(|group| names.name(group))
             .unwrap_or_default();
         writeln!(
             out,

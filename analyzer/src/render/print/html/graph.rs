@@ -6,7 +6,7 @@
 use super::{Text, cut};
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
-use rcomm_verdict::format::{Ranks, group_label, group_labels, operation};
+use rcomm_verdict::format::{GroupNames, Ranks};
 use rcomm_verdict::{Finding, Report, Severity, Wait};
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -46,7 +46,7 @@ impl Node {
     }
 }
 
-pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) -> io::Result<()> {
     let roots: Vec<&Finding> = report
         .findings
         .iter()
@@ -62,9 +62,9 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     )?;
     for finding in roots.iter().take(MAX_GRAPHS) {
         let nodes = if finding.cycle.is_empty() {
-            place_chain(report, finding)
+            place_chain(report, finding, names)
         } else {
-            place_cycle(finding, &report.waits)
+            place_cycle(finding, &report.waits, names)
         };
         if nodes.len() > 1 {
             write_svg(&nodes, &report.waits, out)?;
@@ -80,7 +80,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "</section>")
 }
 
-fn place_chain(report: &Report, finding: &Finding) -> Vec<Node> {
+fn place_chain(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<Node> {
     let mut nodes = vec![Node {
         ranks: finding.culprit_ranks.clone(),
         title: Ranks(&finding.culprit_ranks).to_string(),
@@ -98,7 +98,7 @@ fn place_chain(report: &Report, finding: &Finding) -> Vec<Node> {
             cut_links.resize(link.level + 1, 0);
         }
         if rows[link.level] < MAX_COLUMN {
-            nodes.push(place_link(link, rows[link.level]));
+            nodes.push(place_link(link, rows[link.level], names));
             rows[link.level] += 1;
         } else {
             cut_links[link.level] += 1;
@@ -121,8 +121,7 @@ fn place_chain(report: &Report, finding: &Finding) -> Vec<Node> {
     nodes
 }
 
-fn place_link(link: &Link, row: usize) -> Node {
-    let labels: Vec<String> = link.groups.iter().map(group_label).collect();
+fn place_link(link: &Link, row: usize, names: &GroupNames) -> Node {
     let seq = match link.seq {
         (first, last) if first == last => format!("#{first}"),
         (first, last) => format!("#{first}..{last}"),
@@ -130,7 +129,7 @@ fn place_link(link: &Link, row: usize) -> Node {
     Node {
         ranks: link.ranks.clone(),
         title: Ranks(&link.ranks).to_string(),
-        text: format!("{} {seq} on {}", link.op, group_labels(&labels)),
+        text: format!("{} {seq} on {}", link.op, names.fold(&link.groups)),
         class: "waits",
         column: link.level,
         row,
@@ -138,7 +137,7 @@ fn place_link(link: &Link, row: usize) -> Node {
 }
 
 /// One box for each rank of a cycle, in the order of the cycle.
-fn place_cycle(finding: &Finding, waits: &[Wait]) -> Vec<Node> {
+fn place_cycle(finding: &Finding, waits: &[Wait], names: &GroupNames) -> Vec<Node> {
     let (cycle, culprits) = (&finding.cycle, &finding.culprit_ranks);
     cycle
         .iter()
@@ -152,7 +151,7 @@ fn place_cycle(finding: &Finding, waits: &[Wait]) -> Vec<Node> {
                 ranks: vec![rank],
                 title: format!("rank {rank}"),
                 text: wait.map_or_else(String::new, |wait| {
-                    operation(&wait.op, wait.seq, &wait.group)
+                    names.operation(&wait.op, wait.seq, &wait.group)
                 }),
                 class: if culprits.is_empty() || culprits.contains(&rank) {
                     "root"

@@ -3,7 +3,7 @@
 use super::Text;
 use super::shown::ShownRecords;
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::format::{Ranks, Spans, count, group_label};
+use rcomm_verdict::format::{GroupNames, Ranks, Spans, count};
 use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
 use std::io::{self, Write};
 
@@ -12,7 +12,11 @@ const COLUMNS: usize = 16;
 /// At most this many rows of a matrix are shown.
 const MAX_ROWS: usize = 40;
 
-pub(super) fn write(shown: &ShownRecords<'_>, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(
+    shown: &ShownRecords<'_>,
+    names: &GroupNames,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     if shown.dumps.is_empty() || shown.groups.is_empty() {
         return Ok(());
     }
@@ -34,7 +38,7 @@ pub(super) fn write(shown: &ShownRecords<'_>, out: &mut dyn Write) -> io::Result
         writeln!(
             out,
             "<h3>{} <span class=\"small\">{}</span></h3>\n<div class=\"wide\"><table class=\"matrix\"><thead><tr><th>ranks",
-            Text(&group_label(group)),
+            Text(&names.name(group)),
             Text(&Ranks(&group.ranks).to_string()),
         )?;
         for (seq, op) in table.seqs.iter().zip(&table.ops) {

@@ -13,7 +13,7 @@ mod tables;
 mod timeline;
 
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::format::{count, printable};
+use rcomm_verdict::format::{GroupNames, count, printable};
 use rcomm_verdict::{Report, Verdict};
 use std::fmt;
 use std::io::{self, Write};
@@ -37,13 +37,14 @@ pub fn write(report: &Report, dumps: &[Dump], out: &mut dyn Write) -> io::Result
     )?;
     write_header(report, out)?;
     writeln!(out, "<main>")?;
-    findings::write(report, out)?;
-    graph::write(report, out)?;
+    let names = GroupNames::of(report);
+    findings::write(report, &names, out)?;
+    graph::write(report, &names, out)?;
     let shown = shown::ShownRecords::of(report, dumps);
-    matrices::write(&shown, out)?;
-    timeline::write(&shown, out)?;
+    matrices::write(&shown, &names, out)?;
+    timeline::write(&shown, &names, out)?;
     stacks::write(report, out)?;
-    tables::write(report, out)?;
+    tables::write(report, &names, out)?;
     writeln!(out, "</main>\n</body>\n</html>")
 }
 

@@ -1,14 +1,14 @@
 //! Writes the operations in flight, the groups and the ranks as tables that can be folded.
 
 use super::Text;
-use rcomm_verdict::format::{Spans, bytes, count, duration_ms, group_label, grouped};
+use rcomm_verdict::format::{GroupNames, Spans, bytes, count, duration_ms, grouped};
 use rcomm_verdict::{InstanceState, Report};
 use std::io::{self, Write};
 
 /// The largest number of rows of a table; the rest is counted.
 const MAX_ROWS: usize = 256;
 
-pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "<section>\n<h2>Details</h2>")?;
     let in_flight = report.in_flight.iter().map(|instance| {
         let state = match instance.state {
@@ -16,20 +16,25 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
             InstanceState::Waiting => "waiting",
             InstanceState::HalfOpen => "half open",
             InstanceState::Mismatch => "mismatch",
+            InstanceState::Failed => "failed",
         };
         vec![
             age(instance.age_ms),
             instance.op.clone(),
             instance.seq.to_string(),
-            group_label(&instance.group),
+            names.name(&instance.group),
             bytes(instance.bytes),
             format!("{}/{}", instance.joined.len(), instance.group.ranks.len()),
             state.to_owned(),
-            Spans(&instance.missing).to_string(),
+            match (instance.missing.as_slice(), &instance.error) {
+                ([], Some(error)) => error.clone(),
+                (missing, Some(error)) => format!("{}; {error}", Spans(missing)),
+                (missing, None) => Spans(missing).to_string(),
+            },
         ]
     });
     table(
-        "In flight",
+        "In flight or failed",
         &[
             "age",
             "operation",
@@ -45,7 +50,7 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     )?;
     let groups = report.groups.iter().map(|group| {
         vec![
-            group_label(&group.group),
+            names.name(&group.group),
             Spans(&group.group.ranks).to_string(),
             group.backend.clone(),
             number(group.last_seq),

@@ -8,7 +8,7 @@ use super::shown::ShownRecords;
 use rcomm_recorder::model::{Entry, EntryState};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::GroupRef;
-use rcomm_verdict::format::{count, duration_ms, group_label};
+use rcomm_verdict::format::{GroupNames, count, duration_ms, group_label};
 use std::io::{self, Write};
 
 const LABEL_WIDTH: f64 = 76.0;
@@ -65,7 +65,11 @@ fn shown_dumps<'a>(shown: &'a ShownRecords<'_>) -> impl Iterator<Item = (u32, &'
     })
 }
 
-pub(super) fn write(shown: &ShownRecords<'_>, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn write(
+    shown: &ShownRecords<'_>,
+    names: &GroupNames,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let Some(window) = Window::of(shown) else {
         return Ok(());
     };
@@ -96,7 +100,7 @@ pub(super) fn write(shown: &ShownRecords<'_>, out: &mut dyn Write) -> io::Result
             );
         }
         previous = Some(rank);
-        draw(dump, &window, height, &mut labels, &mut rows);
+        draw(dump, names, &window, height, &mut labels, &mut rows);
     }
     height += ROW + 20.0;
     let edge = window.x(window.last);
@@ -131,7 +135,14 @@ pub(super) fn write(shown: &ShownRecords<'_>, out: &mut dyn Write) -> io::Result
 }
 
 /// Draws the operations of one record.
-fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: &mut String) {
+fn draw(
+    dump: &Dump,
+    names: &GroupNames,
+    window: &Window,
+    top: f64,
+    labels: &mut Vec<String>,
+    rows: &mut String,
+) {
     let mut bars: Vec<&Entry> = dump
         .entries
         .iter()
@@ -153,11 +164,12 @@ fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: 
         let Some(group) = dump.groups.get(entry.group as usize) else {
             continue;
         };
-        let label = group_label(&GroupRef {
+        let group = GroupRef {
             name: group.info.name.clone(),
             desc: group.info.desc.clone(),
             ranks: group.info.ranks.clone(),
-        });
+        };
+        let label = group_label(&group);
         // Groups of one kind (such as all tp groups) share a color. The kind is the label before a slash or number.
         let kind = label
             .split('/')
@@ -195,7 +207,7 @@ fn draw(dump: &Dump, window: &Window, top: f64, labels: &mut Vec<String>, rows: 
             (right - x).max(1.5),
             ROW - 6.0,
             Text(op),
-            Text(&label),
+            Text(&names.name(&group)),
         );
     }
 }

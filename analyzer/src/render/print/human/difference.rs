@@ -2,7 +2,7 @@
 
 use super::page::{ALARM, DIM, Detail, FINE, Layout, PLAIN, Page};
 use super::verdict_word;
-use rcomm_verdict::format::{Ranks, count, duration_ms, group_label};
+use rcomm_verdict::format::{GroupNames, Ranks, count, duration_ms};
 use rcomm_verdict::{Difference, GroupChange};
 use std::io::{self, Write};
 
@@ -66,6 +66,7 @@ fn write_ranks(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> {
 }
 
 fn write_groups(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> {
+    let names = GroupNames::new(difference.groups.iter().map(|change| &change.group));
     let (unmoved, moved): (Vec<&GroupChange>, Vec<&GroupChange>) = difference
         .groups
         .iter()
@@ -79,7 +80,7 @@ fn write_groups(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> 
             page.item(
                 if at == 0 { key } else { "" },
                 PLAIN,
-                &format_change(change),
+                &format_change(change, &names),
             )?;
         }
         if changes.len() > shown {
@@ -90,8 +91,8 @@ fn write_groups(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> 
     Ok(())
 }
 
-fn format_change(change: &GroupChange) -> String {
-    let label = group_label(&change.group);
+fn format_change(change: &GroupChange, names: &GroupNames) -> String {
+    let label = names.name(&change.group);
     let mut text = match (change.last_seq, change.advanced()) {
         ([Some(at), _], Some(0)) => format!("{label} at collective #{at}"),
         ([Some(old), Some(now)], Some(by)) => format!("{label} #{old} to #{now} (+{by})"),

@@ -3,7 +3,7 @@
 use super::page::{ACT, Detail, PLAIN, Page};
 use super::waiters;
 use rcomm_recorder::model::EntryState;
-use rcomm_verdict::format::{Ranks, counter, format_frame, format_place, group_label, operation};
+use rcomm_verdict::format::{GroupNames, Ranks, counter, format_frame, format_place, group_label};
 use rcomm_verdict::{Evidence, Finding, FrameRef, LogLine, Report, Severity};
 use std::io;
 
@@ -14,6 +14,7 @@ const BRIEF_LINES: usize = 6;
 pub(super) fn write_details(
     report: &Report,
     finding: &Finding,
+    names: &GroupNames,
     page: &mut Page<'_>,
 ) -> io::Result<()> {
     if let Some(since) = &finding.since {
@@ -28,7 +29,15 @@ pub(super) fn write_details(
     }
     page.items(
         "waiting",
-        brief(waiters::format(finding, report), page.detail(), "operation"),
+        brief(
+            waiters::format(finding, report, names),
+            page.detail(),
+            "operation",
+        ),
+    )?;
+    page.items(
+        "failed",
+        brief(waiters::failures(finding, report), page.detail(), "error"),
     )?;
     page.items(
         "where",
@@ -40,7 +49,13 @@ pub(super) fn write_details(
     page.items("not sure", &finding.doubts)?;
     page.items("log", brief(format_log(finding), page.detail(), "line"))?;
     if page.detail() == Detail::Verbose {
-        page.items("evidence", finding.evidence.iter().map(format_evidence))?;
+        page.items(
+            "evidence",
+            finding
+                .evidence
+                .iter()
+                .map(|one| format_evidence(one, names)),
+        )?;
     }
     page.item("finding", PLAIN, &format_identity(finding))
 }
@@ -112,7 +127,7 @@ fn format_log(finding: &Finding) -> Vec<String> {
     finding.log.iter().map(cite).collect()
 }
 
-fn format_evidence(evidence: &Evidence) -> String {
+fn format_evidence(evidence: &Evidence, names: &GroupNames) -> String {
     let state = match evidence.state {
         EntryState::Scheduled => "scheduled",
         EntryState::Started => "started",
@@ -120,7 +135,7 @@ fn format_evidence(evidence: &Evidence) -> String {
         EntryState::Failed => "failed",
     };
     let call = match &evidence.group {
-        Some(group) => operation(&evidence.op, evidence.seq, group),
+        Some(group) => names.operation(&evidence.op, evidence.seq, group),
         None => format!("{} #{}", evidence.op, evidence.seq),
     };
     format!(

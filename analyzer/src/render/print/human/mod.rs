@@ -20,9 +20,10 @@ pub use explanation::{write_codes, write_explanation};
 pub use page::{Detail, Layout};
 pub use record::write_record;
 pub use tables::write_table;
+pub(crate) use waiters::failures;
 
 use page::{ALARM, CAUTION, DIM, FINE, Page};
-use rcomm_verdict::format::{count, grouped, printable};
+use rcomm_verdict::format::{GroupNames, count, grouped, printable};
 use rcomm_verdict::{Code, Finding, LogInput, Place, Report, Severity, Verdict};
 use std::io::{self, Write};
 
@@ -32,6 +33,7 @@ use std::io::{self, Write};
 /// If `out` cannot be written to.
 pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Result<()> {
     let mut page = Page::new(layout, out);
+    let names = GroupNames::of(report);
     let roots: Vec<&Finding> = report
         .findings
         .iter()
@@ -48,7 +50,7 @@ pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Resul
         }
         Some(first) => {
             write_headline(report, first, &mut page)?;
-            finding::write_details(report, first, &mut page)?;
+            finding::write_details(report, first, &names, &mut page)?;
             if !others.is_empty() {
                 let more = count(others.len() as u64, "more finding");
                 page.item("also", CAUTION, &format!("{more} below"))?;
@@ -62,11 +64,11 @@ pub fn write(report: &Report, layout: &Layout, out: &mut dyn Write) -> io::Resul
             Severity::Warning | Severity::Note => ("WARNING", CAUTION),
         };
         page.headline(head, style, &other.sentence)?;
-        finding::write_details(report, other, &mut page)?;
+        finding::write_details(report, other, &names, &mut page)?;
     }
     write_notes(report, &mut page)?;
     if layout.detail == Detail::Verbose {
-        tables::write(report, &mut page)?;
+        tables::write(report, &names, &mut page)?;
     }
     write_footer(report, roots.first().map(|finding| finding.code), &mut page)
 }

@@ -2,7 +2,7 @@
 
 use super::page::{ACT, DIM, Layout, PLAIN, Page};
 use rcomm_recorder::model::Rank;
-use rcomm_verdict::format::{Spans, bytes, duration_ms, group_label, operation};
+use rcomm_verdict::format::{GroupNames, Spans, bytes, duration_ms};
 use rcomm_verdict::{InstanceState, Report, StackNode};
 use std::io::{self, Write};
 use textwrap::core::display_width;
@@ -30,9 +30,9 @@ pub fn write_table(
     table(title, heads, rows.into_iter(), &mut Page::new(layout, out))
 }
 
-pub(super) fn write(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
-    write_in_flight(report, page)?;
-    write_groups(report, page)?;
+pub(super) fn write(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> io::Result<()> {
+    write_in_flight(report, names, page)?;
+    write_groups(report, names, page)?;
     write_ranks(report, page)?;
     if !report.stacks.is_empty() {
         title("stacks of the newest calls, outermost first", page)?;
@@ -43,39 +43,41 @@ pub(super) fn write(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
     Ok(())
 }
 
-fn write_in_flight(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+fn write_in_flight(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> io::Result<()> {
     let rows = report.in_flight.iter().map(|instance| {
         let state = match instance.state {
             InstanceState::Running => "running",
             InstanceState::Waiting => "waiting",
             InstanceState::HalfOpen => "half open",
             InstanceState::Mismatch => "mismatch",
+            InstanceState::Failed => "failed",
         };
         vec![
             instance.age_ms.map_or_else(|| "-".to_owned(), duration_ms),
-            operation(&instance.op, instance.seq, &instance.group),
+            names.operation(&instance.op, instance.seq, &instance.group),
             bytes(instance.bytes),
             format!("{}/{}", instance.joined.len(), instance.group.ranks.len()),
             state.to_owned(),
-            if instance.missing.is_empty() {
-                "-".to_owned()
-            } else {
-                Spans(&instance.missing).to_string()
+            match (instance.missing.as_slice(), &instance.error) {
+                ([], Some(error)) => error.clone(),
+                ([], None) => "-".to_owned(),
+                (missing, Some(error)) => format!("{}; {error}", Spans(missing)),
+                (missing, None) => Spans(missing).to_string(),
             },
         ]
     });
     table(
-        "in flight, oldest first",
+        "in flight or failed, oldest first",
         &["age", "operation", "bytes", "joined", "state", "missing"],
         rows,
         page,
     )
 }
 
-fn write_groups(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
+fn write_groups(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> io::Result<()> {
     let rows = report.groups.iter().map(|group| {
         vec![
-            group_label(&group.group),
+            names.name(&group.group),
             Spans(&group.group.ranks).to_string(),
             match (group.last_seq, group.min_seq) {
                 (Some(last), Some(min)) => format!("{last}/{min}"),

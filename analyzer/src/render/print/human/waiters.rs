@@ -2,20 +2,46 @@
 
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::causes::{Link, chain};
-use rcomm_verdict::format::{Ranks, format_ranks, group_label, group_labels, operation};
-use rcomm_verdict::{Finding, GroupRef, Report, Wait};
+use rcomm_verdict::format::{GroupNames, Ranks, is_undescribed};
+use rcomm_verdict::{Finding, Report};
+use std::collections::BTreeSet;
 
-/// The lines for one finding; the list of victims if the report has no wait-for graph for it.
-pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
+/// The errors of the ranks of a finding whose operations have failed: a line for each error.
+pub(crate) fn failures(finding: &Finding, report: &Report) -> Vec<String> {
+    let mut by_error: Vec<(&str, Vec<Rank>)> = Vec::new();
+    let of_it = finding.victim_ranks.iter().chain(&finding.culprit_ranks);
+    let ranks: BTreeSet<Rank> = of_it.copied().collect();
+    for rank in ranks {
+        let Some(error) = report.failure(rank) else {
+            continue;
+        };
+        match by_error.iter_mut().find(|(known, _)| *known == error) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => by_error.push((error, vec![rank])),
+        }
+    }
+    let line = |(error, ranks): &(&str, Vec<Rank>)| match *error {
+        "" => format!("{}, with an error that is not recorded", Ranks(ranks)),
+        error => format!("{}: {error}", Ranks(ranks)),
+    };
+    by_error.iter().map(line).collect()
+}
+
+/// The lines for one finding; the list of victims that still wait if the report has no wait-for graph for it.
+pub(super) fn format(finding: &Finding, report: &Report, names: &GroupNames) -> Vec<String> {
     let lines: Vec<String> = if finding.cycle.is_empty() {
         chain(report, &finding.culprit_ranks)
             .iter()
-            .map(format_link)
+            .map(|link| format_link(link, report, names))
             .collect()
     } else {
-        format_cycle(&finding.cycle, &report.waits)
+        format_cycle(&finding.cycle, report, names)
     };
-    if !lines.is_empty() || finding.victim_ranks.is_empty() {
+    let waiting = finding.victim_ranks.iter().copied();
+    let waiting: Vec<Rank> = waiting
+        .filter(|&rank| report.failure(rank).is_none())
+        .collect();
+    if !lines.is_empty() || waiting.is_empty() {
         return lines;
     }
     let unnamed = finding
@@ -26,65 +52,58 @@ pub(super) fn format(finding: &Finding, report: &Report) -> Vec<String> {
     } else {
         String::new()
     };
-    vec![format!("{}{more}", Ranks(&finding.victim_ranks))]
+    vec![format!("{}{more}", Ranks(&waiting))]
 }
 
-fn format_link(link: &Link) -> String {
+fn format_link(link: &Link, report: &Report, names: &GroupNames) -> String {
     let groups = match link.groups.as_slice() {
-        [group] => label(group),
+        [one] if is_undescribed(one) => format!("group {}", names.in_text(one)),
+        [one] => names.name(one),
         // Numbers alone could be taken for ranks.
-        several if several.iter().all(is_undescribed) => format!("groups {}", labels(several)),
-        several => labels(several),
+        several if several.iter().all(is_undescribed) => format!("groups {}", names.fold(several)),
+        several => names.fold(several),
     };
     let seq = match link.seq {
         (first, last) if first == last => format!("#{first}"),
         (first, last) => format!("#{first} to #{last}"),
     };
+    let failed = link.ranks.iter().copied();
+    let failed: Vec<Rank> = failed
+        .filter(|&rank| report.failure(rank).is_some())
+        .collect();
+    let (verb, end) = match failed.len() {
+        0 if link.ranks.len() == 1 => ("waits", String::new()),
+        0 => ("wait", String::new()),
+        n if n == link.ranks.len() => ("waited", ", which failed".to_owned()),
+        _ => ("wait", format!("; it failed on {}", Ranks(&failed))),
+    };
     format!(
-        "{}{} {} in {} {seq} on {}",
+        "{}{} {verb} in {} {seq} on {groups}{end}",
         if link.level > 1 { "behind them " } else { "" },
         Ranks(&link.ranks),
-        if link.ranks.len() == 1 {
-            "waits"
-        } else {
-            "wait"
-        },
         link.op,
-        groups,
     )
 }
 
-fn labels(groups: &[GroupRef]) -> String {
-    let labels: Vec<String> = groups.iter().map(group_label).collect();
-    group_labels(&labels)
-}
-
-fn is_undescribed(group: &GroupRef) -> bool {
-    group.desc.is_empty() || group.desc == "undefined"
-}
-
-/// The label of a group; if it has no description, its name with its ranks, by which users know it.
-fn label(group: &GroupRef) -> String {
-    if is_undescribed(group) && !group.ranks.is_empty() {
-        format!("group {} ({})", group.name, format_ranks(&group.ranks))
-    } else {
-        group_label(group)
-    }
-}
-
 /// One line for each rank of a cycle, with the operation in which it waits for the next.
-fn format_cycle(cycle: &[Rank], waits: &[Wait]) -> Vec<String> {
+fn format_cycle(cycle: &[Rank], report: &Report, names: &GroupNames) -> Vec<String> {
     cycle
         .iter()
         .zip(cycle.iter().cycle().skip(1))
         .map(|(&rank, &next)| {
-            let wait = waits
+            let wait = report
+                .waits
                 .iter()
                 .find(|wait| wait.rank == rank && wait.on.contains(&next));
             match wait {
                 Some(wait) => format!(
-                    "rank {rank} waits for rank {next} in {}",
-                    operation(&wait.op, wait.seq, &wait.group)
+                    "rank {rank} {} for rank {next} in {}",
+                    if report.failure(rank).is_some() {
+                        "waited"
+                    } else {
+                        "waits"
+                    },
+                    names.operation(&wait.op, wait.seq, &wait.group)
                 ),
                 None => format!("rank {rank} waits for rank {next}"),
             }

@@ -8,7 +8,7 @@ use crate::judge::records::refused::RAISED;
 use crate::judge::waits::wait_graph::Place;
 use crate::report::format::printable;
 use crate::report::{FrameRef, SeqKind};
-use rcomm_recorder::model::{Frame, OpType, Rank};
+use rcomm_recorder::model::{EntryState, Frame, OpType, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Context<'_> {
@@ -155,11 +155,17 @@ impl Context<'_> {
         }
     }
 
-    /// An operation as text, like `all_reduce #41 on group dp` or `send #7 to rank 2 on group pp`.
+    /// An operation as text, like `all_reduce #41 on group dp_3` or `send #7 to rank 2 on group pp_0`.
     pub(crate) fn describe_op(&self, record: RecordIx, op: &Op) -> String {
+        let group = self.aligned.lanes[record][usize::from(op.group)].group;
+        let call = self.describe_call(record, op);
+        format!("{call} on group {}", self.group_name(group))
+    }
+
+    /// As [`Context::describe_op`], without the group.
+    pub(crate) fn describe_call(&self, record: RecordIx, op: &Op) -> String {
         let lane = &self.aligned.lanes[record][usize::from(op.group)];
         let name = self.aligned.shared.calls.get(op.call).op_name();
-        let group = self.group_name(lane.group);
         if op.kind.is_p2p() {
             let ranks = &self.aligned.groups[lane.group].ranks;
             let peer = ranks.get(op.peer as usize);
@@ -169,14 +175,14 @@ impl Context<'_> {
             } else {
                 "from"
             };
-            format!("{name} #{} {towards} {peer} on group {group}", op.p2p_seq)
+            format!("{name} #{} {towards} {peer}", op.p2p_seq)
         } else {
             let seq = if op.is_p2p {
                 u64::from(op.p2p_seq)
             } else {
                 self.recorded_seq(lane.group, op.seq)
             };
-            format!("{name} #{seq} on group {group}")
+            format!("{name} #{seq}")
         }
     }
 
@@ -270,6 +276,14 @@ impl Context<'_> {
         self.call_site(op).map_or(String::new(), |frame| {
             format!(" ({})", Self::name_site(frame))
         })
+    }
+
+    /// How findings call a place in an operation that has not completed: `waiting`, or `failed` if it has failed.
+    pub(crate) fn in_it(op: &Op) -> &'static str {
+        match op.state {
+            EntryState::Failed => "failed",
+            _ => "waiting",
+        }
     }
 
     /// The stack of a call as findings show it, at most 12 frames.

@@ -3,6 +3,7 @@
 mod describe;
 mod draft;
 mod evidence;
+mod failed;
 mod times;
 
 pub(crate) use draft::{FindingDraft, OpRef};
@@ -10,7 +11,7 @@ pub(crate) use draft::{FindingDraft, OpRef};
 use crate::align::clocks::Offset;
 use crate::align::p2p::{Half, Messages};
 use crate::align::pending::PendingKind;
-use crate::align::{Aligned, GroupIx, RecordIx};
+use crate::align::{Aligned, Group, GroupIx, RecordIx};
 use crate::judge::disagreement::Disagreement;
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
@@ -19,7 +20,7 @@ use crate::judge::records::unkept::Unkept;
 use crate::judge::waits::wait_graph::{Missing, Node, Place, WaitGraph};
 use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::GroupRef;
-use crate::report::format::format_ranks;
+use crate::report::format::GroupNames;
 use rcomm_recorder::model::Rank;
 
 /// The input of all checks: the aligned records and everything derived from them.
@@ -37,6 +38,7 @@ pub(crate) struct Context<'a> {
     pub(crate) lacks_input: bool,
     pub(crate) life: &'a Life,
     pub(crate) aligned: &'a Aligned<'a>,
+    pub(crate) names: GroupNames,
     pub(crate) messages: &'a Messages,
     pub(crate) graph: &'a WaitGraph,
     /// For each node of the graph: the nodes that wait for it.
@@ -48,32 +50,34 @@ pub(crate) struct Context<'a> {
     pub(crate) clocks: Vec<Option<Offset>>,
 }
 
+/// The names of all groups of a job.
+pub(crate) fn name_groups(aligned: &Aligned<'_>) -> GroupNames {
+    let groups: Vec<GroupRef> = aligned.groups.iter().map(group_ref).collect();
+    GroupNames::new(&groups)
+}
+
+fn group_ref(group: &Group) -> GroupRef {
+    GroupRef {
+        name: group.name.clone(),
+        desc: group.desc.clone(),
+        ranks: group.ranks.clone(),
+    }
+}
+
 impl Context<'_> {
     /// Whether the end of a record's process is a cause ([`Life::went_first`]).
     pub(crate) fn went_first(&self, record: RecordIx) -> bool {
         self.life.went_first(self.aligned.records[record].rank)
     }
 
-    /// A group as findings name it.
+    /// A group as findings refer to it.
     pub(crate) fn group_ref(&self, group: GroupIx) -> GroupRef {
-        let group = &self.aligned.groups[group];
-        GroupRef {
-            name: group.name.clone(),
-            desc: group.desc.clone(),
-            ranks: group.ranks.clone(),
-        }
+        group_ref(&self.aligned.groups[group])
     }
 
-    /// The description of a group; without one, its name and its ranks.
+    /// The name of a group in sentences: [`GroupNames::in_text`].
     pub(crate) fn group_name(&self, group: GroupIx) -> String {
-        let group = &self.aligned.groups[group];
-        if !group.desc.is_empty() && group.desc != "undefined" {
-            group.desc.clone()
-        } else if group.ranks.is_empty() {
-            group.name.clone()
-        } else {
-            format!("{} ({})", group.name, format_ranks(&group.ranks))
-        }
+        self.names.in_text(&self.group_ref(group))
     }
 
     /// The record of a rank that covers the group of a place; `None` if it left no such record.
@@ -115,7 +119,10 @@ impl Context<'_> {
                 true if targets.len() == 1 => "because of it",
                 true => "because of them",
             };
-            format!(", and {waiting} of {} ranks wait {why}", self.graph.ranks)
+            let who: Vec<Node> = self.graph.waiting_for(targets, &self.reversed);
+            let who: Vec<Node> = who.into_iter().filter(|it| !targets.contains(it)).collect();
+            let verb = self.wait_or_waited(&who);
+            format!(", and {waiting} of {} ranks {verb} {why}", self.graph.ranks)
         } else {
             String::new()
         }

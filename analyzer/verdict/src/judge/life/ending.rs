@@ -6,6 +6,8 @@ use crate::report::format::{count, format_ranks, time_of_day};
 use crate::report::{Code, EndKind, Finding, JobEnd, Report};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::RankEnd;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The end of the job; `None` if it is not over.
 pub(crate) fn of(ctx: &Context<'_>) -> Option<JobEnd> {
@@ -145,7 +147,15 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
         number => format!("all {number} ranks"),
     };
     match end.kind {
-        EndKind::Ended => format!("{all_ranks} ended in order, the last at {last_time}"),
+        EndKind::Ended => {
+            let rings = match ctx.aligned.records.is_empty() {
+                true => {
+                    "; no ring of this run is left, since ranks that end in order remove theirs"
+                }
+                false => "",
+            };
+            format!("{all_ranks} ended in order, the last at {last_time}{rings}")
+        }
         EndKind::Cancelled => {
             let (were, none) = match number {
                 1 => ("was", "not in order: it was"),
@@ -298,22 +308,34 @@ fn of_ranks(ranks: &[Rank]) -> String {
     }
 }
 
-/// The end of a sentence: the ranks that were in an operation when they were terminated, and an example. Empty if none
-/// was.
+/// The end of a sentence: the operation that most ranks were in when they were terminated, and which were in others.
+/// Empty if none was in one.
 fn inside(ctx: &Context<'_>) -> String {
-    let mut ranks: Vec<Rank> = Vec::new();
-    let mut example = None;
-    for (index, record) in ctx.aligned.records.iter().enumerate() {
+    let mut by_op: BTreeMap<String, BTreeSet<Rank>> = BTreeMap::new();
+    for (at, record) in ctx.aligned.records.iter().enumerate() {
         let mut ops = record.ops.iter().rev();
         if let Some(op) = ops.find(|op| !op.retired && op.state < EntryState::Completed) {
-            ranks.push(record.rank);
-            example.get_or_insert_with(|| ctx.describe_op(index, op));
+            let text = ctx.describe_op(at, op);
+            by_op.entry(text).or_default().insert(record.rank);
         }
     }
-    ranks.sort_unstable();
-    ranks.dedup();
-    let was = if ranks.len() == 1 { "was" } else { "were" };
-    example.map_or(String::new(), |op| {
-        format!("; {} {was} inside {op}", format_ranks(&ranks))
-    })
+    let most = by_op
+        .iter()
+        .max_by_key(|(op, ranks)| (ranks.len(), Reverse(*op)));
+    let Some((op, ranks)) = most else {
+        return String::new();
+    };
+    let listed: Vec<Rank> = ranks.iter().copied().collect();
+    let was = if listed.len() == 1 { "was" } else { "were" };
+    let mut text = format!("; {} {was} inside {op}", format_ranks(&listed));
+    let others: BTreeSet<Rank> = by_op.values().flatten().copied().collect();
+    let others: Vec<Rank> = others.difference(ranks).copied().collect();
+    if !others.is_empty() {
+        let what = match by_op.len() {
+            2 => "another",
+            _ => "others",
+        };
+        text.push_str(&format!(", {} inside {what}", format_ranks(&others)));
+    }
+    text
 }

@@ -16,8 +16,8 @@ use crate::align::record::{Record, SharedGroup};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::wait_graph::{Node, Place};
-use crate::report::Code;
-use crate::report::format::format_ranks;
+use crate::report::format::{format_ranks, group_label};
+use crate::report::{Code, GroupRef};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -276,7 +276,11 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
         if descs.len() > 1 || !is_described(desc) || desc == conflict.name {
             conflict.name.clone()
         } else {
-            format!("{desc} ({})", conflict.name)
+            group_label(&GroupRef {
+                name: conflict.name.clone(),
+                desc: desc.to_owned(),
+                ranks: [].into(),
+            })
         }
     };
     let mut stated: Vec<(&Vec<Rank>, &Vec<Rank>)> = sides.iter().collect();
@@ -404,7 +408,7 @@ mod tests {
         assert_eq!((first.code, &first.culprit_ranks), (Code::E105, &vec![1]));
         assert_eq!(
             first.sentence,
-            "rank 1 states ranks 0-2 as members of group dp (1); ranks 0, 2 and 3 state ranks 0-3"
+            "rank 1 states ranks 0-2 as members of group dp/1; ranks 0, 2 and 3 state ranks 0-3"
         );
     }
 

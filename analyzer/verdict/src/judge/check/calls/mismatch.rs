@@ -285,7 +285,7 @@ pub(super) fn describe(
             if op.completed() {
                 "last_seen"
             } else {
-                "waiting"
+                Context::in_it(op)
             },
         );
         let rank = ctx.aligned.records[record].rank;

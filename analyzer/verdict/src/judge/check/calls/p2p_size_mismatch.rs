@@ -213,9 +213,9 @@ fn judge(
         .ruled_out
         .push("p2p_unmatched: both halves are posted".to_owned());
     for (record, half) in [send, receive] {
-        draft
-            .frames
-            .extend(ctx.frames_of(record, aligned.op(record, half.position), "waiting"));
+        let op = aligned.op(record, half.position);
+        let frames = ctx.frames_of(record, op, Context::in_it(op));
+        draft.frames.extend(frames);
     }
     draft.next = format!(
         "compare the buffer that rank {source} sends with the one that rank {destination} receives into"

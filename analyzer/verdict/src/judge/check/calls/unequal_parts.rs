@@ -394,7 +394,9 @@ fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found)
                 .evidence
                 .push(ctx.evidence(record, position, row.group));
             let op = ctx.aligned.op(record, position);
-            draft.frames.extend(ctx.frames_of(record, op, "waiting"));
+            draft
+                .frames
+                .extend(ctx.frames_of(record, op, Context::in_it(op)));
         }
     }
     draft

@@ -69,19 +69,24 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         return None;
     }
     let op_ref = ctx.op_ref_of_place(place);
+    let others: Vec<Node> = inside
+        .iter()
+        .copied()
+        .filter(|it| !gone.contains(it))
+        .collect();
     let culprits = ctx.ranks(&gone);
     let detail = format!(
         " while inside {} #{} on group {}; {}{}",
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
-        match &ctx.life.end {
-            Some(_) => count_ranks(
+        match ctx.life.end.is_some() || ctx.wait_or_waited(&others) == "waited" {
+            true => count_ranks(
                 inside.len() - gone.len(),
                 "was inside, too",
                 "were inside, too"
             ),
-            None => count_ranks(
+            false => count_ranks(
                 inside.len() - gone.len(),
                 "is still there",
                 "are still there"

@@ -155,7 +155,9 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
             continue;
         };
         if let Some(op) = ctx.last_op(record) {
-            draft.frames.extend(ctx.frames_of(record, op, "waiting"));
+            draft
+                .frames
+                .extend(ctx.frames_of(record, op, Context::in_it(op)));
         }
     }
     draft.next = format!(

@@ -1,0 +1,63 @@
+//! Operations that have failed: a rank is not in them any more.
+
+use super::Context;
+use crate::align::RecordIx;
+use crate::align::pending::{Pending, PendingKind};
+use crate::align::record::Op;
+use crate::judge::waits::wait_graph::Node;
+use rcomm_recorder::model::{EntryState, Failure};
+
+impl Context<'_> {
+    /// Whether an unfinished operation of a record has failed, so that the rank is not in it any more.
+    pub(crate) fn has_failed(&self, record: RecordIx, one: &Pending) -> bool {
+        let of_collective = |seq: u32| {
+            let mut lanes = self.aligned.lanes[record].iter();
+            let lane = lanes.find(|lane| lane.group == one.group)?;
+            let at = self.aligned.find(record, lane, seq).ok()?;
+            Some(self.aligned.status_op(record, lane, at))
+        };
+        let status_op = match &one.kind {
+            PendingKind::Collective { seq } => of_collective(*seq),
+            PendingKind::Batch { halves } => {
+                let first = halves.first();
+                first.map(|half| self.aligned.op(record, half.status_op))
+            }
+        };
+        let status_op = status_op.unwrap_or_else(|| self.aligned.op(record, one.position));
+        status_op.state == EntryState::Failed
+    }
+
+    /// The error with which an operation of a record failed; empty if it is not recorded.
+    pub(crate) fn error_of(&self, record: RecordIx, op: &Op) -> &str {
+        let whole = &self.aligned.records[record];
+        let id = whole.record_id(op);
+        let is_its = |it: &&Failure| it.operation.is_some_and(|failed| failed.record_id == id);
+        let found = whole.failures.iter().find(is_its);
+        found.map_or("", |failure| failure.text.as_str())
+    }
+
+    /// The error of a rank whose unfinished operations have all failed, and that has issued none since: empty if it is
+    /// not recorded. `None` of other ranks.
+    pub(crate) fn failure_of(&self, record: RecordIx) -> Option<String> {
+        let mut pending = self.graph.pending[record].iter();
+        let newest = self.last_op(record)?;
+        let failed =
+            newest.state == EntryState::Failed && pending.all(|one| self.has_failed(record, one));
+        failed.then(|| self.error_of(record, newest).to_owned())
+    }
+
+    /// `wait`, or `waited` if the operations of all these ranks have failed.
+    pub(crate) fn wait_or_waited(&self, nodes: &[Node]) -> &'static str {
+        let failed = |&node: &Node| {
+            let mut records = self.aligned.records_of(self.rank(node));
+            records.all(|record| {
+                let mut pending = self.graph.pending[record].iter();
+                pending.all(|one| self.has_failed(record, one))
+            })
+        };
+        match !nodes.is_empty() && nodes.iter().all(failed) {
+            true => "waited",
+            false => "wait",
+        }
+    }
+}

@@ -48,8 +48,8 @@ pub(crate) fn soak(args: &Soak) -> anyhow::Result<bool> {
     let again = match is_right {
         true => String::new(),
         false => format!(
-            "; again: soak --long --seed {} --round {} --minutes {} --timeout {}",
-            args.seed, args.round, args.minutes, args.timeout
+            "; again: soak --long --seed {} --round {} --minutes {} --timeout {} --slack {}",
+            args.seed, args.round, args.minutes, args.timeout, args.slack
         ),
     };
     println!(

@@ -180,8 +180,8 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
             bad += 1;
             println!("round {round}, {plan}: {error:#}");
             println!(
-                "again: soak --seed {} --round {round} --rounds 1 --timeout {}",
-                args.seed, args.timeout
+                "again: soak --seed {} --round {round} --rounds 1 --timeout {} --slack {}",
+                args.seed, args.timeout, args.slack
             );
         }
     }

@@ -198,19 +198,17 @@ fn measure_size<T: Whole>(
     };
     group.all_reduce(&mut times, ReduceOp::Max)?;
     let [p50_us, p99_us, min_us, issue_us, alone_us, compute_us] = times;
-    let moved = if operation == Operation::Barrier {
-        0
-    } else {
-        count * size_of::<T>()
+    // Of a gather or a scatter, the root has all elements, and the others a part.
+    let mut whole = [count as f64];
+    group.all_reduce(&mut whole, ReduceOp::Max)?;
+    let count = match operation {
+        Operation::Barrier => 0,
+        _ => whole[0] as usize,
     };
     Ok(Row {
         operation,
-        bytes: moved,
-        count: if operation == Operation::Barrier {
-            0
-        } else {
-            count
-        },
+        bytes: count * size_of::<T>(),
+        count,
         iterations,
         p50_us,
         p99_us,

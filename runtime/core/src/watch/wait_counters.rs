@@ -70,10 +70,13 @@ fn nanoseconds(time: Duration) -> u64 {
 impl Counter {
     fn begin(&self) -> Waiting<'_> {
         let now = Instant::now();
-        if self.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
+        // Stored before the count is raised: a reader that sees a wait must not take the time of an earlier one for its
+        // beginning. While others wait, theirs stays.
+        if self.waiting.load(Ordering::Relaxed) == 0 {
             let since = nanoseconds(now.saturating_duration_since(self.began));
             self.since.store(since, Ordering::Relaxed);
         }
+        self.waiting.fetch_add(1, Ordering::Release);
         Waiting {
             counter: self,
             began: now,
@@ -89,7 +92,7 @@ impl Counter {
     }
 
     fn statistics(&self, name: &str) -> WaitStatistics {
-        let waiting = self.waiting.load(Ordering::Relaxed);
+        let waiting = self.waiting.load(Ordering::Acquire);
         let since = self.since.load(Ordering::Relaxed);
         WaitStatistics {
             name: name.to_owned(),

@@ -123,9 +123,14 @@ struct UniqueId([u8; 128]);
 
 /// A communicator that rcomm does not manage. It is freed when the process ends.
 pub(super) struct RawComm {
-    nccl: Calls,
+    /// `ncclAllReduce`, looked up once: a search by name would count as the cost of a raw call.
+    call: AllReduce,
     comm: Handle,
+    /// Keeps the library loaded.
+    _nccl: Calls,
 }
+
+type AllReduce = unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
 
 impl RawComm {
     pub(super) fn new(world: &World) -> Result<Self> {
@@ -148,21 +153,23 @@ impl RawComm {
             let status = unsafe { init(&mut comm, size, id, rank, null_mut()) };
             check("ncclCommInitRankConfig", status);
         }
-        Ok(Self { nccl, comm })
+        let call = *nccl.find::<AllReduce>("ncclAllReduce");
+        Ok(Self {
+            call,
+            comm,
+            _nccl: nccl,
+        })
     }
 
     /// Enqueues an all-reduce of floats, their sum, in place.
     pub(super) fn all_reduce(&self, buffer: &DeviceBuffer, stream: &CudaStream) {
         const FLOAT32: c_int = 7;
         const SUM: c_int = 0;
-        type AllReduce =
-            unsafe extern "C" fn(u64, u64, usize, c_int, c_int, Handle, Handle) -> c_int;
-        let all_reduce: Symbol<'_, AllReduce> = self.nccl.find("ncclAllReduce");
         let at = buffer.address();
         // SAFETY: the communicator lives until the process ends, stream and buffer are borrowed, and the callers
         // wait for the stream before they drop the buffer, which holds `len` floats.
         let status = unsafe {
-            all_reduce(
+            (self.call)(
                 at,
                 at,
                 buffer.len(),

@@ -138,7 +138,7 @@ pub struct DumpReader {
 }
 
 /// Maximum size of each table of working memory that is kept for the next file, in values.
-const MAX_KEPT_VALUES: usize = 1 << 20;
+const KEPT_VALUES: usize = 1 << 20;
 
 impl DumpReader {
     /// A reader that has allocated no working memory yet.
@@ -173,7 +173,7 @@ impl DumpReader {
             Encoding::Pickle => {
                 builder.lists = std::mem::take(&mut self.lists);
                 let stopped = read_pickle::read(bytes, &mut self.pickle, &mut builder);
-                self.pickle.shrink_to(MAX_KEPT_VALUES);
+                self.pickle.shrink_to(KEPT_VALUES);
                 self.lists = std::mem::take(&mut builder.lists);
                 stopped?
             }

@@ -16,7 +16,7 @@ pub(super) struct RankLists {
 }
 
 /// Maximum length of all texts that are kept, bytes.
-const MAX_KEPT_BYTES: usize = 8 << 20;
+const KEPT_BYTES: usize = 8 << 20;
 
 impl RankLists {
     /// The ranks in a text such as `[0, 1, 2]`; see [`value::ranks`].
@@ -25,11 +25,11 @@ impl RankLists {
             return ranks.clone();
         }
         let ranks: Arc<[u32]> = value::ranks(text).into();
-        if self.kept_bytes + text.len() > MAX_KEPT_BYTES {
+        if self.kept_bytes + text.len() > KEPT_BYTES {
             self.known.clear();
             self.kept_bytes = 0;
         }
-        if text.len() <= MAX_KEPT_BYTES {
+        if text.len() <= KEPT_BYTES {
             self.kept_bytes += text.len();
             self.known.insert(text.into(), ranks.clone());
         }
@@ -53,15 +53,15 @@ mod tests {
     #[test]
     fn the_kept_texts_are_bounded() {
         let mut lists = RankLists::default();
-        let long = |digit: u8| vec![digit; MAX_KEPT_BYTES / 2 - 1];
+        let long = |digit: u8| vec![digit; KEPT_BYTES / 2 - 1];
         for digit in b'0'..=b'9' {
             lists.parse(&long(digit));
             lists.parse(&[digit]);
             let total: usize = lists.known.keys().map(|text| text.len()).sum();
             assert_eq!(lists.kept_bytes, total);
-            assert!(lists.kept_bytes <= MAX_KEPT_BYTES);
+            assert!(lists.kept_bytes <= KEPT_BYTES);
         }
-        lists.parse(&vec![b' '; MAX_KEPT_BYTES + 1]);
-        assert!(lists.kept_bytes <= MAX_KEPT_BYTES);
+        lists.parse(&vec![b' '; KEPT_BYTES + 1]);
+        assert!(lists.kept_bytes <= KEPT_BYTES);
     }
 }

@@ -26,7 +26,7 @@ const MAX_OF_HOST: usize = 512;
 /// need milliseconds.
 const LEAST_TIME: Duration = Duration::from_secs(1);
 /// The largest number of callers that are accepted before the handshakes in progress are advanced again.
-const MAX_ACCEPTED_AT_ONCE: usize = 64;
+const ACCEPTED_AT_ONCE: usize = 64;
 /// The time-out of a handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long a caller whose TLS was refused may take to read why.
@@ -246,7 +246,7 @@ impl Listener {
 
     fn accept(&mut self) {
         self.accept_neighbors();
-        for _ in 0..MAX_ACCEPTED_AT_ONCE {
+        for _ in 0..ACCEPTED_AT_ONCE {
             if !self.make_room() {
                 return;
             }
@@ -327,7 +327,7 @@ impl Listener {
 
     /// Accepts connections from this host's ranks, and refuses those of other users.
     fn accept_neighbors(&mut self) {
-        for _ in 0..MAX_ACCEPTED_AT_ONCE {
+        for _ in 0..ACCEPTED_AT_ONCE {
             if self.segment_server.is_none() || !self.make_room() {
                 return;
             }

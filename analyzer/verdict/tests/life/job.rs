@@ -129,6 +129,23 @@ pub(crate) fn closed(dump: Dump, last: f64) -> Dump {
     taken(dump, last, RingReader::CLOSED)
 }
 
+/// The ring of the plug-in for NCCL in a process that is gone: it has no signs of life and states no time-outs.
+pub(crate) fn left_by_plug_in(dump: Dump) -> Dump {
+    let last = dump.entries.iter().map(|entry| {
+        let ended = entry.time_discovered_completed_ns;
+        ended.max(entry.time_created_ns)
+    });
+    let last_ns = last.max().unwrap_or(0);
+    let mut dump = taken(dump, 0.0, RingReader::OWNER_IS_DEAD);
+    dump.identity.dump_time_ns = last_ns;
+    dump.recorder = Recorder::NcclProfiler;
+    dump.status = Some(RankStatus::default());
+    for entry in &mut dump.entries {
+        entry.timeout_ms = 0;
+    }
+    dump
+}
+
 /// The ring of a live process, read at this time.
 pub(crate) fn alive(dump: Dump, now: f64) -> Dump {
     taken(dump, now, RingReader::OWNER_LIVES)

@@ -2,6 +2,7 @@
 //! what went wrong.
 
 use super::*;
+use crate::job::left_by_plug_in;
 
 /// The rings of four ranks of which all but rank 1 fail in their second operation at `failed`.
 fn failing(failed: f64, ended: f64, second_of_1: Option<(f64, State)>) -> Vec<Dump> {
@@ -229,4 +230,37 @@ fn of_processes_that_are_gone_while_another_lives_none_is_said_to_be_the_first()
         assert!(finding.confidence <= 0.5, "{finding:?}");
         assert_eq!(finding.alternatives, [vec![0], vec![1]]);
     }
+}
+
+#[test]
+fn rings_without_signs_of_life_show_neither_when_nor_in_which_order_processes_ended() {
+    let done = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
+    let dumps: Vec<Dump> = (0..4)
+        .map(|rank| left_by_plug_in(record(rank, 4, &done[..1 + rank as usize % 2])))
+        .collect();
+    let report = judge(&dumps, 40.0);
+    let unknown = "no process of all 4 ranks is left; how and when they ended is not recorded";
+    assert_eq!(end(&report), (EndKind::Unknown, unknown));
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    // What an abort left failed need not have failed early: the program's time-out is not recorded.
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.4))];
+    let of = |rank| record(rank, 4, if rank == 0 { &failed } else { &done });
+    let dumps: Vec<Dump> = (0..4).map(|rank| left_by_plug_in(of(rank))).collect();
+    let report = judge(&dumps, 40.0);
+    assert_eq!(end(&report), (EndKind::Unknown, unknown));
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+}
+
+#[test]
+fn a_wait_in_rings_without_signs_of_life_has_no_length() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let of = |rank| record(rank, 4, if rank == 1 { &inside[..1] } else { &inside });
+    let dumps: Vec<Dump> = (0..4).map(|rank| left_by_plug_in(of(rank))).collect();
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let finding = &report.findings[0];
+    let expected = "rank 1 never issued all_reduce #2 on group default_pg; 3 ranks waited; ";
+    assert!(finding.sentence.starts_with(expected), "{finding:?}");
+    let expected = "; no process is left, and when they ended is not recorded";
+    assert!(finding.sentence.ends_with(expected), "{finding:?}");
 }

@@ -14,12 +14,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
 /// Folders of packages: what follows them in a path says nothing about its user.
-const PACKAGES: [&str; 4] = [
-    "/site-packages/",
-    "/dist-packages/",
-    "/lib/python",
-    "/rustc/",
-];
+const PACKAGES: [&str; 3] = ["/site-packages/", "/dist-packages/", "/rustc/"];
+/// The folder of Python's own modules, with the version after it.
+const PYTHON: &str = "/lib/python";
+
+/// Where the folder of a package begins in a path; `None` if it has none.
+fn start_of_package(path: &str) -> Option<usize> {
+    let is_version = |start: &usize| {
+        let after = path[start + PYTHON.len()..].split('/').next();
+        after.is_some_and(|it| !it.is_empty() && it.chars().all(|c| c.is_ascii_digit() || c == '.'))
+    };
+    let packages = PACKAGES.iter().filter_map(|folder| path.find(folder));
+    let python = path.match_indices(PYTHON).map(|(start, _)| start);
+    packages.chain(python.filter(is_version)).min()
+}
 
 /// Replaces names by pseudonyms.
 ///
@@ -157,7 +165,9 @@ impl Redactor {
             extension.len() <= 8 && extension.chars().all(|c| c.is_ascii_alphabetic())
         };
         let file = path.rsplit('/').next().unwrap_or(path);
-        let extension = file.rsplit_once('.').map(|(_, extension)| extension);
+        // All of a hidden file's name is behind its first dot.
+        let parts = file.rsplit_once('.').filter(|(stem, _)| !stem.is_empty());
+        let extension = parts.map(|(_, extension)| extension);
         let name = self.name("file", path);
         match extension.filter(is_kept) {
             Some(extension) if !name.is_empty() => format!("{name}.{extension}"),
@@ -167,11 +177,7 @@ impl Redactor {
 
     /// Replaces the names in a frame of the user, and removes what is before the package in the path of any other.
     fn frame(&self, frame: &mut Frame) {
-        let start_of_package = PACKAGES
-            .iter()
-            .filter_map(|folder| frame.filename.find(folder))
-            .min();
-        match start_of_package {
+        match start_of_package(&frame.filename) {
             Some(start) => frame.filename.replace_range(..=start, ""),
             None => {
                 frame.filename = self.path(&frame.filename);
@@ -294,6 +300,19 @@ mod tests {
         let path = redactor.path("/home/ann/dumps.tar:rank_3.json");
         assert!(path.ends_with(".json") && path.contains(".tar:"), "{path}");
         assert!(!path.contains("ann") && !path.contains("rank"), "{path}");
+        let hidden = redactor.path("/home/x/.annsmith");
+        assert!(!hidden.contains("ann"), "{hidden}");
+    }
+
+    #[test]
+    fn only_folders_of_python_with_a_version_are_those_of_packages() {
+        assert_eq!(start_of_package("/usr/lib/python3.12/abc.py"), Some(4));
+        assert_eq!(
+            start_of_package("/usr/lib/python3/dist-packages/a.py"),
+            Some(4)
+        );
+        assert_eq!(start_of_package("/home/x/lib/python-secret/a.py"), None);
+        assert_eq!(start_of_package("/home/x/lib/python"), None);
     }
 
     #[test]

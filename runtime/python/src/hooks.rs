@@ -10,7 +10,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use rcomm_recorder::model::{OpType, Peer, WaitsFor};
 use rcomm_recorder::record::{
-    CallSite, CallSiteId, FlightRecorder, GroupHandle, Operation, SignatureKey, SignatureRef, Start, Ticket,
+    CallSite, CallSiteId, FlightRecorder, GroupHandle, Operation, SignatureKey, SignatureRef,
+    Start, Ticket,
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -9,7 +9,7 @@ use super::errors::invalid;
 use super::issue::{CallOptions, ReturnValue, Shared, duration, reduction};
 use super::memory::{Memory, Use};
 use super::objects::Codec;
-use super::parts::extents;
+use super::parts::{extents, total};
 use crate::process_group::fork::OfProcess;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -342,7 +342,7 @@ impl ArrayGroup {
             }
         };
         let arrays = Self::arrays(x, out, |from| {
-            Self::with_rows(py, from, rows_out.iter().sum())
+            Self::with_rows(py, from, total(py, &rows_out)?)
         })?;
         let row = arrays.from.shape.rows().1;
         let op = Op::AllToAllVSingle {

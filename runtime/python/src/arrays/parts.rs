@@ -19,6 +19,17 @@ pub(super) struct Arrays<'py> {
     pub(super) result: Bound<'py, PyAny>,
 }
 
+/// The rows of all parts together.
+///
+/// # Errors
+/// `ValueError` if they are more than an array can have.
+pub(super) fn total(py: Python<'_>, rows: &[usize]) -> PyResult<usize> {
+    let total = rows
+        .iter()
+        .try_fold(0_usize, |total, &rows| total.checked_add(rows));
+    total.ok_or_else(|| invalid(py, "the parts have more rows than an array can have"))
+}
+
 impl ArrayGroup {
     pub(super) fn ranks_in_group(&self) -> usize {
         self.group.size() as usize
@@ -124,7 +135,7 @@ impl ArrayGroup {
         rows: Option<&[usize]>,
     ) -> PyResult<Vec<usize>> {
         match rows {
-            Some(rows) => Self::with_rows(py, from, rows.iter().sum()),
+            Some(rows) => Self::with_rows(py, from, total(py, rows)?),
             None => Ok([vec![self.ranks_in_group()], extents(py, from)?].concat()),
         }
     }

@@ -4,11 +4,16 @@
 //! For a collective, the hub gathers one contribution of every rank, computes, and answers all of them. Ranks that
 //! disagree on the kind, type, root or length of a collective are never answered: this is undefined in NCCL's
 //! documentation, and a hang in practice.
+//!
+//! A kernel that is stopped by an abort or a revoke still posts its steps to its peers, whose kernels then end as if they
+//! were done, with wrong data, also those that come later (seen on an H100 with NCCL 2.30.7: of four ranks on one device,
+//! one of which never came, a rank had a success a moment after the rank before it in the ring had aborted). Here all
+//! peers of a stopped kernel end so. Kernels that hang because `RCOMM_SIM` has it wait for no peer, and are not ended.
 
 use crate::number::{self, Reduction};
 use crate::stream::lock;
 use crate::wire::{FAILED, Reply, Request, RequestKind};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
@@ -19,6 +24,9 @@ type Writer = Arc<Mutex<UnixStream>>;
 const SUCCESS: i32 = 0;
 const INVALID_USAGE: i32 = 5;
 const REMOTE_ERROR: i32 = 6;
+
+/// The bytes of wrong data.
+const WRONG: u8 = 0x55;
 
 /// Sender and receiver.
 type Ends = (usize, usize);
@@ -33,6 +41,8 @@ struct Communicator {
     members: BTreeMap<usize, Member>,
     /// By the number of the collective: what each rank contributed.
     collectives: HashMap<u64, Contributions>,
+    /// The collectives in which a rank has stopped its kernel.
+    broken: HashSet<u64>,
     /// By sender and receiver: number of the request, and the message.
     sends: HashMap<Ends, VecDeque<(u64, Vec<u8>)>>,
     /// By sender and receiver: number of the request, and the length that is wanted.
@@ -202,6 +212,10 @@ impl State {
                     }
                 }
             }
+            RequestKind::Stop => communicator.stop(rank),
+            _ if communicator.broken.contains(&request.seq) => {
+                communicator.end_broken(rank, request);
+            }
             _ => {
                 let contributions = communicator.collectives.entry(request.seq).or_default();
                 contributions.insert(rank, (request, payload));
@@ -370,10 +384,49 @@ impl Communicator {
         }
     }
 
+    /// Ends the kernels of the peers of a rank that has stopped its own.
+    fn stop(&mut self, rank: usize) {
+        if !self.members.contains_key(&rank) {
+            return;
+        }
+        let begun = self.collectives.iter();
+        let begun = begun.filter(|(_, contributions)| contributions.contains_key(&rank));
+        let stopped: Vec<u64> = begun.map(|(seq, _)| *seq).collect();
+        for seq in stopped {
+            self.broken.insert(seq);
+            for (peer, (request, _)) in self.collectives.remove(&seq).unwrap_or_default() {
+                if peer != rank {
+                    self.end_broken(peer, request);
+                }
+            }
+        }
+        for ((from, _), messages) in &mut self.sends {
+            let messages = messages.iter_mut().filter(|_| *from == rank);
+            messages.for_each(|(_, payload)| payload.fill(WRONG));
+        }
+    }
+
+    /// Answers a rank's part in a collective whose peers have stopped, with wrong data.
+    fn end_broken(&self, rank: usize, request: Request) {
+        let length = usize::try_from(request.length).unwrap_or(0);
+        let all = (0..self.size).map(|rank| (rank, (request, vec![WRONG; length])));
+        let id = request.id;
+        if let Some(result) = Self::results(&all.collect()).remove(&rank) {
+            self.answer(rank, id, result);
+        }
+    }
+
     /// Computes a collective and answers all ranks; answers none if they disagree.
     fn compute(&self, all: &Contributions) {
+        for (rank, result) in Self::results(all) {
+            self.answer(rank, all[&rank].0.id, result);
+        }
+    }
+
+    /// The result of each rank; none if the ranks disagree.
+    fn results(all: &Contributions) -> BTreeMap<usize, Vec<u8>> {
         let Some((first, _)) = all.values().next() else {
-            return;
+            return BTreeMap::new();
         };
         let agree = all.values().all(|(request, payload)| {
             request.kind == first.kind
@@ -383,7 +436,7 @@ impl Communicator {
                 && (payload.is_empty() || payload.len() as u64 == request.length)
         });
         if !agree {
-            return;
+            return BTreeMap::new();
         }
         let inputs: Vec<&[u8]> = all
             .values()
@@ -417,19 +470,15 @@ impl Communicator {
                 .map_or_else(Vec::new, |input| input.to_vec()),
             _ => Vec::new(),
         };
-        for (rank, (request, _)) in all {
-            let payload = match first.kind {
-                RequestKind::AllReduce | RequestKind::AllGather | RequestKind::Broadcast => {
-                    common.clone()
-                }
-                RequestKind::Reduce | RequestKind::Gather if *rank == root => common.clone(),
-                RequestKind::ReduceScatter | RequestKind::Scatter => part(&common, *rank),
-                RequestKind::AllToAll => {
-                    inputs.iter().flat_map(|input| part(input, *rank)).collect()
-                }
-                _ => Vec::new(),
-            };
-            self.answer(*rank, request.id, payload);
-        }
+        let result = |rank: &usize| match first.kind {
+            RequestKind::AllReduce | RequestKind::AllGather | RequestKind::Broadcast => {
+                common.clone()
+            }
+            RequestKind::Reduce | RequestKind::Gather if *rank == root => common.clone(),
+            RequestKind::ReduceScatter | RequestKind::Scatter => part(&common, *rank),
+            RequestKind::AllToAll => inputs.iter().flat_map(|input| part(input, *rank)).collect(),
+            _ => Vec::new(),
+        };
+        all.keys().map(|rank| (*rank, result(rank))).collect()
     }
 }

@@ -23,6 +23,8 @@ pub(crate) enum RequestKind {
     Scatter = 13,
     /// All ranks receive the bytes of all ranks.
     Exchange = 14,
+    /// The rank has stopped its kernels: it has aborted or revoked the communicator.
+    Stop = 15,
 }
 
 impl RequestKind {
@@ -32,7 +34,7 @@ impl RequestKind {
         matches!(self, Send | Recv | AllToAll | Gather | Scatter)
     }
 
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Join,
         Self::AllReduce,
         Self::Reduce,
@@ -48,6 +50,7 @@ impl RequestKind {
         Self::Gather,
         Self::Scatter,
         Self::Exchange,
+        Self::Stop,
     ];
 }
 

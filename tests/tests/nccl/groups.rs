@@ -106,7 +106,12 @@ fn the_remaining_ranks_continue_on_a_shrunk_communicator() {
         });
         for output in check_shrink(&mut job) {
             assert!(output.contains("end of keys"), "{mode}: {output}");
-            assert!(lines(&output, "key:").is_empty(), "{mode}: {output}");
+            // Only the note stays that a rank has given the first group up, for a rank that comes late to it.
+            let is_note = |key: &&str| key.ends_with("/nccl/given-up");
+            assert!(
+                lines(&output, "key:").iter().all(is_note),
+                "{mode}: {output}"
+            );
             // The new communicator was derived from the old one: the library was not asked for a new id.
             let states = lines(&output, "communicator");
             assert!(

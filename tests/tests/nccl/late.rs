@@ -54,6 +54,47 @@ fn an_operation_that_an_abort_has_stopped_is_not_reported_as_completed() {
 }
 
 #[test]
+fn a_rank_that_comes_when_the_others_have_given_up_gets_an_error_and_no_wrong_data() {
+    for blocking in ["0", "1"] {
+        let mut job = start("after_the_others", |_, command| {
+            command
+                .env("RCOMM_NCCL_BLOCKING", blocking)
+                .env("RCOMM_TIMEOUT_MS", "4000");
+        });
+        for rank in 0..RANKS {
+            let ended = job.wait(rank);
+            assert!(ended.status.success(), "rank {rank}: {ended:?}");
+            let error = lines(&ended.stderr, "lost:")[0];
+            let cause = "gave the group up, which can end operations of the other ranks";
+            assert!(rank != CULPRIT || error.contains(cause), "{error}");
+        }
+    }
+}
+
+#[test]
+fn an_operation_that_ends_since_another_rank_aborts_its_group_does_not_succeed() {
+    for blocking in ["0", "1"] {
+        let mut job = start("aborted_elsewhere", |_, command| {
+            command
+                .env("RCOMM_NCCL_BLOCKING", blocking)
+                .env("RCOMM_TIMEOUT_MS", "60000");
+        });
+        for rank in 0..RANKS {
+            let ended = job.wait(rank);
+            assert!(ended.status.success(), "rank {rank}: {ended:?}");
+            let named = |error: &&str| error.contains("on purpose");
+            let lost = lines(&ended.stderr, "lost:");
+            let count = lost.iter().filter(|it| named(it)).count();
+            assert_eq!(
+                count,
+                usize::from(rank != CULPRIT),
+                "rank {rank}: {ended:?}"
+            );
+        }
+    }
+}
+
+#[test]
 fn a_window_is_not_closed_while_the_library_may_still_put() {
     let mut job = start("late_put", |rank, command| {
         command

@@ -35,24 +35,24 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
     let of = |recorder| dumps.iter().filter(move |dump| dump.recorder == recorder);
     assert_eq!(of(Recorder::Rcomm).count(), RANKS as usize);
     assert_eq!(of(Recorder::NcclProfiler).count(), RANKS as usize);
+    let mut stopped = 0;
     for dump in of(Recorder::NcclProfiler) {
         let rank = dump.identity.rank.unwrap();
         let done = |it: &&rcomm_recorder::model::Entry| it.state == EntryState::Completed;
         let completed = dump.entries.iter().filter(done).count();
         assert!(completed >= 3, "rank {rank}: {completed}");
-        // The abort has ended what hung.
+        // The abort has ended what hung; on a rank that was not the first to abort, as if it were done.
         let last = dump.entries.last().unwrap();
-        assert_eq!(
-            (last.state, last.retired),
-            (EntryState::Failed, true),
-            "rank {rank}"
-        );
+        let has_ended = matches!(last.state, EntryState::Failed | EntryState::Completed);
+        assert!(has_ended && last.retired, "rank {rank}: {last:?}");
+        stopped += usize::from(last.state == EntryState::Failed);
         let communicator = &dump.communicators()[0];
         assert_eq!(
             communicator.group,
             format!("nccl-{:016x}", communicator.hash)
         );
     }
+    assert!(stopped > 0, "no rank was the first to abort");
     // NCCL's own number of the communicator, which the program's dumps have too.
     let hash = of(Recorder::NcclProfiler).next().unwrap().communicators()[0].hash;
     for (path, dump) in job.dumps() {

@@ -477,6 +477,10 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
+    /// Another rank has reported that the group failed. It may stop its part of the group's operations, so a backend whose
+    /// library reports a success on this rank nevertheless finds out before it believes that. Does not wait.
+    fn failed_elsewhere(&self) {}
+
     /// Whether the process is to end after an operation of this backend has failed, once the dump is written:
     /// where the remains of the operation would harm what the process does next.
     fn ends_process(&self) -> bool {

@@ -50,6 +50,9 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// Ends pending operations and refuses later ones with this error.
     fn close(&self, op_info: Option<&OpInfo>, error: Error);
 
+    /// Another rank has reported that the group failed.
+    fn failed_elsewhere(&self) {}
+
     /// Refuses new operations, waits for pending ones until the deadline, and closes the backends.
     ///
     /// # Errors

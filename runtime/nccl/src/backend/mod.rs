@@ -10,6 +10,7 @@ use crate::comm::members::{BootstrapGroup, Scope};
 use crate::context::Shared;
 use crate::context::options::PairComms;
 use crate::launch;
+use crate::queue::doubt::Notes;
 use crate::queue::pending::Ticket;
 use crate::queue::{CommQueue, for_each_buffer};
 use crate::window::{Signals, WindowGroup};
@@ -76,6 +77,10 @@ impl NcclBackend {
             comm = main.hash().map(|hash| format!("{hash:016x}")),
             "group made"
         );
+        if group.size() > 1 {
+            // Set for the first time: each backend has shared state of its own.
+            let _ = shared.notes.set(Notes::of(&group));
+        }
         let backend = Arc::new_cyclic(|this| Self {
             this: this.clone(),
             signals: Arc::new(Signals::of(&group)),
@@ -300,7 +305,14 @@ impl Backend for NcclBackend {
         // Invariant 10 of docs/ARCHITECTURE.md: `wait_for_abort` joins the thread, unless the call never returns.
         let thread = std::thread::Builder::new().name("rcomm/nccl-abort".to_owned());
         let aborted = AbortedGroup::new(self, reason);
+        let shared = self.shared.clone();
         let spawned = thread.spawn(move || {
+            // Before the kernels stop, since this may end those of the other ranks as if they were done.
+            if let (Some(notes), Some(error)) = (shared.notes.get(), shared.aborted.get())
+                && CommQueue::may_run(&shared, &queues)
+            {
+                notes.give_up(error);
+            }
             let mut others = aborted.others();
             CommQueue::end_all(&queues, &mut || others.stop_those_that_hang());
         });
@@ -318,6 +330,12 @@ impl Backend for NcclBackend {
         if handling.ends_process() {
             // The process is about to end: this gives the library the time to stop its kernels.
             self.wait_for_abort(Deadline::In(Self::ABORT));
+        }
+    }
+
+    fn failed_elsewhere(&self) {
+        if let Some(notes) = self.shared.notes.get() {
+            notes.note_report();
         }
     }
 

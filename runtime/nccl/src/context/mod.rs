@@ -11,6 +11,7 @@ use crate::cuda::event::{EventPool, EventTiming};
 use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::{CudaStream, Priority};
 use crate::library::NcclLibrary;
+use crate::queue::doubt::Notes;
 use ends::Ends;
 use nan::{NanFinder, SearchStreams};
 use options::NcclOptions;
@@ -54,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) nans: Arc<NanFinder>,
     pub(crate) ras: Arc<Ras>,
     pub(crate) ends: Arc<Ends>,
+    /// The group's notes of ranks that have given it up; set once, and not in a group of one rank.
+    pub(crate) notes: OnceLock<Notes>,
 }
 
 impl Shared {
@@ -107,6 +110,7 @@ impl Shared {
             nans: Arc::default(),
             ras: Arc::new(ras),
             ends: Arc::default(),
+            notes: OnceLock::new(),
         })
     }
 
@@ -131,6 +135,7 @@ impl Shared {
             nans: self.nans.clone(),
             ras: self.ras.clone(),
             ends: self.ends.clone(),
+            notes: OnceLock::new(),
         })
     }
 

@@ -1,6 +1,7 @@
 //! The latest operation of a queue. By it, an abort of another group finds out whether this queue hangs.
 
 use super::{CommQueue, LatestOp};
+use crate::context::Shared;
 use crate::cuda::event::Mark;
 use rcomm_core::Op;
 use rcomm_recorder::model::text;
@@ -44,6 +45,19 @@ impl fmt::Display for LatestOp {
 }
 
 impl CommQueue {
+    /// Whether kernels of these queues may be on the device: if not, an end of the communicators stops none.
+    pub(crate) fn may_run(shared: &Shared, queues: &[Arc<Self>]) -> bool {
+        let Ok(_entered) = shared.device.enter() else {
+            return true;
+        };
+        queues.iter().any(|queue| {
+            // A launch in progress has the lock. What runs in a graph is not seen.
+            queue.try_lock().is_none()
+                || queue.live_graphs() > 0
+                || queue.latest_op().is_some_and(|latest| latest.is_pending())
+        })
+    }
+
     pub(super) fn latest(&self) -> MutexGuard<'_, Option<LatestOp>> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }

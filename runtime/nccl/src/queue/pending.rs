@@ -2,6 +2,7 @@
 
 use crate::cuda::event::Mark;
 use crate::cuda::stream::CudaStream;
+use crate::queue::doubt::Doubt;
 use crate::queue::{CommQueue, Enqueued, IncompleteCall, RemainingWork};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -31,6 +32,8 @@ pub(crate) struct Ticket {
     may_be_on_device: OnceLock<()>,
     /// Whether the operation's progress was queried after it was put on the device.
     was_polled: AtomicBool,
+    /// What is known of its end.
+    doubt: Mutex<Doubt>,
 }
 
 /// The point at which the device starts an operation.
@@ -78,6 +81,7 @@ impl Ticket {
             outcome: OnceLock::new(),
             may_be_on_device: OnceLock::new(),
             was_polled: AtomicBool::new(false),
+            doubt: Mutex::default(),
         })
     }
 
@@ -141,6 +145,18 @@ impl Ticket {
         let _ = self.outcome.set(Err(error));
     }
 
+    fn doubt(&self) -> MutexGuard<'_, Doubt> {
+        self.doubt.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides on the end that the device reports; `None` while the group's store is asked.
+    fn judge(&self) -> Option<Result<()>> {
+        match self.queue.shared.notes.get() {
+            Some(notes) => self.doubt().judge(notes, self.deadline),
+            None => Some(Ok(())),
+        }
+    }
+
     fn outcome(&self) -> Option<Progress> {
         Some(match self.outcome.get()? {
             Ok(done) => Progress::Completed(*done),
@@ -156,6 +172,9 @@ impl Ticket {
         let _entered = self.queue.shared.device.enter()?;
         if !end.is_done()? {
             let has_started = start.is_done()?;
+            if !has_started {
+                self.doubt().note_idle();
+            }
             return Ok(has_started.then_some(Progress::Started));
         }
         let duration = match start {
@@ -169,7 +188,11 @@ impl Ticket {
         // The abort is checked after the event: work that an abort stops also reaches its end.
         let outcome = match self.queue.shared.aborted.get() {
             Some(error) => Err(error.clone()),
-            None => Ok(done),
+            // The work of this rank is also ended by an abort on another one.
+            None => match self.judge() {
+                None => return Ok(Some(Progress::Started)),
+                Some(believed) => believed.map(|()| done),
+            },
         };
         // Only the first outcome is kept.
         let _ = self.outcome.set(outcome);

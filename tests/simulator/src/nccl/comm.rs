@@ -441,7 +441,9 @@ impl Comm {
     /// Ends the communicator's work on the device, and rejects new work (`setCommAbortFlags`, init.cc:2915: kernels
     /// check the flag while they wait for a peer).
     pub(super) fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
+        if !self.stopped.swap(true, Ordering::AcqRel) {
+            self.ask(&Request::new(RequestKind::Stop, 0, 0), &[]);
+        }
         let _replies = lock(&self.replies);
         self.arrived.notify_all();
     }

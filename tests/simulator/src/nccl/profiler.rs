@@ -502,7 +502,8 @@ fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
         | RequestKind::Leave
         | RequestKind::Split
         | RequestKind::Shrink
-        | RequestKind::Exchange => Vec::new(),
+        | RequestKind::Exchange
+        | RequestKind::Stop => Vec::new(),
     };
     // Empty collectives are dropped.
     match all {

@@ -1,13 +1,15 @@
 //! The device or the library completes an operation late: the memory of an aborted operation stays alive until neither
 //! uses it any more.
 
+use super::ends::wait_until;
 use super::stuck::Gate;
-use super::{Gpu, all_reduce, count, window};
+use super::{Gpu, all_reduce, count, stay_for, window};
 use libloading::Library;
 use rcomm::backend::nccl::{DeviceBuffer, NcclOptions};
 use rcomm::backend::{AbortReason, Call, Observer, Progress};
 use rcomm::{
-    DType, Deadline, DeviceKind, Error, ErrorKind, Hints, Op, ProcessGroup, Result, World,
+    DType, Deadline, DeviceKind, Error, ErrorKind, Hints, Op, ProcessGroup, Result, WorkStatus,
+    World,
 };
 use rcomm_tests::process::CULPRIT;
 use std::ffi::{c_int, c_void};
@@ -216,5 +218,49 @@ pub(super) fn put(world: &World, gpu: &Gpu) -> Result<()> {
             "memory was freed that the device was still to read"
         );
     }
+    Ok(())
+}
+
+/// A rank comes to an operation when the others have given the group up, and their kernels have stopped.
+pub(super) fn after_the_others(world: World, gpu: &Gpu) -> Result<()> {
+    count(world.group(), gpu)?;
+    // A rank that has not seen the end of the last operation might doubt it.
+    stay_for(&world, "counted", 0..world.size());
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    if world.rank() == CULPRIT {
+        let others = (0..world.size()).filter(|&rank| rank != CULPRIT);
+        stay_for(&world, "lost", others);
+    }
+    let ended = world.group().execute_async(all_reduce(&numbers)?)?.wait();
+    eprintln!(
+        "lost: {}",
+        ended.map(|_| ()).expect_err("all came, but not together")
+    );
+    stay_for(&world, "lost", 0..world.size());
+    stay_for(&world, "seen", 0..world.size());
+    Ok(())
+}
+
+/// The program of one rank aborts a group while all ranks but the culprit run an operation of it.
+pub(super) fn aborted_elsewhere(world: World, gpu: &Gpu) -> Result<()> {
+    // An operation that has run for less than a second is believed.
+    const LATER: Duration = Duration::from_secs(2);
+    count(world.group(), gpu)?;
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    let others = || (0..world.size()).filter(|&rank| rank != CULPRIT);
+    if world.rank() != CULPRIT {
+        let work = world.group().execute_async(all_reduce(&numbers)?)?;
+        wait_until("the start of the kernel", || {
+            work.status() == WorkStatus::Started
+        });
+        stay_for(&world, "started", others());
+        if world.rank() == 0 {
+            std::thread::sleep(LATER);
+            world.group().abort("on purpose");
+        }
+        let ended = work.wait().map(|_| ());
+        eprintln!("lost: {}", ended.expect_err("a rank aborted the group"));
+    }
+    stay_for(&world, "ended", 0..world.size());
     Ok(())
 }

@@ -107,6 +107,8 @@ fn run(scenario: &str) -> Result<()> {
         // The world cannot be shut down cleanly afterwards.
         "late_launch" => return late::launch(&world, &gpu),
         "late_group" => return late::refused_group(&world, &gpu),
+        "after_the_others" => return late::after_the_others(world, &gpu),
+        "aborted_elsewhere" => return late::aborted_elsewhere(world, &gpu),
         "late_poll" => return late::poll_after_abort(&world, &gpu),
         "late_put" => return late::put(&world, &gpu),
         "late_split" => late_split(&world, &gpu)?,

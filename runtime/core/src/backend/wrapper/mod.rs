@@ -201,6 +201,10 @@ impl Backend for Wrapper {
         self.inner.find_nan(memory)
     }
 
+    fn failed_elsewhere(&self) {
+        self.inner.failed_elsewhere();
+    }
+
     fn ends_process(&self) -> bool {
         self.inner.ends_process()
     }

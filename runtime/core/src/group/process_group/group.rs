@@ -414,6 +414,12 @@ impl WatchedGroup for Group {
         self.watch.wake();
     }
 
+    fn failed_elsewhere(&self) {
+        for lane in &self.lanes {
+            lane.backend.failed_elsewhere();
+        }
+    }
+
     fn shut_down(&self, deadline: Deadline) -> Result<()> {
         let closed = Error::new(ErrorKind::Closed, "the group was shut down");
         if self.closed.set(closed).is_err() {

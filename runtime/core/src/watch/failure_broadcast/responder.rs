@@ -220,6 +220,7 @@ impl Responder {
         self.answered = raised;
         self.flag_seen = true;
         let cause = self.cause_of(raised);
+        self.warn_groups(cause.as_deref());
         let reason = cause.as_deref().unwrap_or("signal of another rank");
         self.broadcast.dump_for_fault(reason, self.dump_until());
         let published = (first..=raised).try_for_each(|alarm| self.publish(alarm));
@@ -228,6 +229,17 @@ impl Responder {
         }
         self.announced = cause.map(|cause| (Instant::now(), cause));
         published
+    }
+
+    /// Lets the groups that the cause of another rank's alarm names know of it; all groups if the cause is not known.
+    fn warn_groups(&self, cause: Option<&str>) {
+        for group in self.broadcast.parts.watch.groups() {
+            // As an error begins. Another group of the same name is only more careful.
+            let name = format!("group {}: ", group.label());
+            if cause.is_none_or(|cause| cause.contains(&name)) {
+                group.failed_elsewhere();
+            }
+        }
     }
 
     /// Aborts all groups of this rank, since another rank has failed. Called after the dump and the answer,
@@ -352,7 +364,9 @@ impl Responder {
         let key = self.alarm_key();
         let mut alarm = parts.root.add(&key, 0)?;
         if alarm > self.answered {
-            self.announced = self.cause_of(alarm).map(|cause| (Instant::now(), cause));
+            let cause = self.cause_of(alarm);
+            self.warn_groups(cause.as_deref());
+            self.announced = cause.map(|cause| (Instant::now(), cause));
         } else if !self.had_recent_alarm() {
             let next = alarm + 1;
             // The cause is written before the alarm: a rank that reads the number must find its cause.

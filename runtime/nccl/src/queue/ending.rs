@@ -29,6 +29,9 @@ impl CommQueue {
     /// How long the device may take to release the buffers of stopped operations.
     pub(crate) const CLEAN_UP: Duration = Duration::from_secs(5);
 
+    /// How long the driver may take to release what a destroyed graph held.
+    const RELEASE: Duration = Duration::from_secs(2);
+
     /// Keeps the buffers of an abandoned operation until the device has finished with them.
     pub(crate) fn keep_until(&self, op: OpType, memory: Box<dyn Send>, end: impl Into<Arc<Mark>>) {
         let end = end.into();
@@ -70,6 +73,23 @@ impl CommQueue {
             queue.live.collect(&mut numbers);
         }
         numbers
+    }
+
+    /// Works as [`graph_numbers`](Self::graph_numbers), but waits for [`RELEASE`](Self::RELEASE) and until `deadline` at
+    /// most until there are no such graphs: the driver releases what a graph held on a thread of its own, some time after
+    /// the program has destroyed the graph.
+    fn graphs_that_stay<'a>(
+        queues: impl IntoIterator<Item = &'a Arc<Self>> + Clone,
+        deadline: Deadline,
+    ) -> GraphNumbers {
+        let (deadline, release) = (deadline.started(), Deadline::In(Self::RELEASE).started());
+        loop {
+            let graphs = Self::graph_numbers(queues.clone());
+            if graphs.is_empty() || deadline.has_passed() || release.has_passed() {
+                return graphs;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Fails the operations that wait for the ranks to join, and leaves the communicators that all ranks have joined as
@@ -139,19 +159,28 @@ impl CommQueue {
             to_abort = Self::revoke_all(shared, queues);
         }
         let mut comms = Vec::new();
+        let mut under_graphs = Vec::new();
         for queue in to_abort {
             let Some(comm) = queue.comm.get().filter(|comm| comm.is_live()) else {
                 continue;
             };
-            let graphs = Self::graph_numbers([queue]);
-            match graphs.is_empty() {
-                true => comms.push(comm.clone()),
-                false => queue.abort_under_graphs(comm.clone(), &graphs),
+            if queue.live_graphs() == 0 {
+                comms.push(comm.clone());
+            } else {
+                queue.abort_under_graphs(comm.clone());
+                under_graphs.push(queue);
             }
         }
         let no_deadline = Deadline::In(Duration::MAX);
         if let Err(error) = Self::abort_together(shared, comms, stop_others, no_deadline, ()) {
             tracing::warn!(%error, "a communicator could not be aborted");
+        }
+        let graphs = Self::graphs_that_stay(under_graphs, no_deadline);
+        if !graphs.is_empty() {
+            tracing::error!(
+                %graphs,
+                "CUDA graphs hold operations of an aborted communicator: NCCL frees it when they are destroyed"
+            );
         }
     }
 
@@ -166,6 +195,7 @@ impl CommQueue {
         let Some(shared) = queues.first().map(|queue| &queue.shared) else {
             return;
         };
+        Self::graphs_that_stay(queues, Deadline::In(Self::RELEASE));
         let free = queues.iter().filter(|queue| queue.live_graphs() == 0);
         let comms = free.filter_map(|queue| queue.comm.get().filter(|comm| comm.is_live()));
         let comms: Vec<Arc<Comm>> = comms.cloned().collect();
@@ -281,11 +311,7 @@ impl CommQueue {
 
     /// Aborts a communicator whose operations are part of graphs, on a separate thread: its kernels are
     /// stopped at once, and it is freed when the program has destroyed the last of the graphs.
-    fn abort_under_graphs(&self, comm: Arc<Comm>, graphs: &GraphNumbers) {
-        tracing::error!(
-            %graphs,
-            "CUDA graphs hold operations of an aborted communicator: NCCL frees it when they are destroyed"
-        );
+    fn abort_under_graphs(&self, comm: Arc<Comm>) {
         let shared = self.shared.clone();
         let abort = move || {
             let aborted = shared
@@ -353,7 +379,7 @@ impl CommQueue {
     /// waits for the graphs. `Timeout` if the other ranks do not close theirs.
     pub(crate) fn close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
-        let graphs = Self::graph_numbers(queues);
+        let graphs = Self::graphs_that_stay(queues, deadline);
         let free = queues.iter().filter(|queue| queue.live_graphs() == 0);
         let free: Vec<Arc<Self>> = free.cloned().collect();
         // The close runs on a separate thread, since the library may never return.

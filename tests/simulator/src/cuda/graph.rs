@@ -7,7 +7,9 @@ use crate::capture::Capture;
 use crate::handles::Handles;
 use crate::stream::{Work, lock};
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 /// The work that a capture has gathered, and the objects that must exist as long as the graph.
 #[derive(Default)]
@@ -22,12 +24,35 @@ struct UserObject {
     destroy: HostFunction,
 }
 
+/// A destructor to be called, and when.
+type Released = (Instant, HostFunction, usize);
+
+/// Where destructors wait for the thread that calls them.
+fn releases() -> &'static Sender<Released> {
+    static RELEASES: OnceLock<Sender<Released>> = OnceLock::new();
+    RELEASES.get_or_init(|| {
+        let (sender, released) = channel::<Released>();
+        let release = move || {
+            for (due, destroy, at) in released {
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                // SAFETY: the caller of `cuUserObjectCreate` guarantees that `destroy` may be called once with `at`,
+                // on any thread, and a value is dropped once.
+                unsafe { callback::call(destroy, at) };
+            }
+        };
+        let thread = std::thread::Builder::new().name("sim/objects".into());
+        thread.spawn(release).expect("a thread can be started");
+        sender
+    })
+}
+
 impl Drop for UserObject {
-    /// "The destructor is called when the last reference goes" (`cuUserObjectCreate`).
+    /// "The destructor is called when the last reference goes" (`cuUserObjectCreate`), but by a thread of the driver,
+    /// some time after the call that destroyed the graph (seen on an H100 with CUDA 13.0 and NCCL 2.30.7).
     fn drop(&mut self) {
-        // SAFETY: the caller of `cuUserObjectCreate` guarantees that `destroy` may be called once with `at`, and a
-        // value is dropped once.
-        unsafe { callback::call(self.destroy, self.at) };
+        const LATER: Duration = Duration::from_millis(300);
+        // The thread receives as long as the process exists.
+        let _ = releases().send((Instant::now() + LATER, self.destroy, self.at));
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the ranks of these jobs do: train in two groups, until the culprit acts.
+//! The program of the ranks of the matrix of lives: it trains in two groups, and the culprit acts in one step.
 #![allow(clippy::print_stderr)]
 
 use crate::process::CULPRIT;
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What the culprit does in its step.
+/// What the culprit does, in step `STEP` unless stated otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CulpritAct {
     /// Nothing; the job ends soon after.
@@ -84,7 +84,7 @@ impl FromStr for CulpritAct {
     }
 }
 
-/// The file that says that the culprit has reached its step.
+/// The file that says that the culprit begins its act.
 pub(super) const BEGUN: &str = "begun";
 /// The file that says that the culprit's peer is held back.
 pub(super) const HELD: &str = "held";
@@ -95,7 +95,7 @@ const STEP: i64 = 30;
 const PAUSE: Duration = Duration::from_millis(5);
 /// Far longer than a rank waits for a processor in one step, also on a busy host.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
-/// Threads that keep a processor busy.
+/// The number of threads that keep the culprit's processor busy.
 const BUSY_THREADS: usize = 2;
 /// Bytes of an allocation: too many to come from memory that the process already has.
 const CHUNK: usize = 64 << 20;
@@ -121,9 +121,9 @@ pub fn main(args: &[String]) -> ExitCode {
 fn train(act: CulpritAct, folder: &Path) -> rcomm::Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();
-    let (row, column) = (rank / 2 * 2, rank % 2);
-    let tp = world.new_group(&[row, row + 1], &GroupOptions::named("tp"))?;
-    let dp = world.new_group(&[column, column + 2], &GroupOptions::named("dp"))?;
+    let (tp_first, dp_first) = (rank / 2 * 2, rank % 2);
+    let tp = world.new_group(&[tp_first, tp_first + 1], &GroupOptions::named("tp"))?;
+    let dp = world.new_group(&[dp_first, dp_first + 2], &GroupOptions::named("dp"))?;
     if rank == CULPRIT && act.is_from_start() {
         mark(folder, BEGUN);
         if act == CulpritAct::Starve {
@@ -235,6 +235,6 @@ fn starve() {
 }
 
 fn signal(signal: Signal) {
-    // A signal to its own process cannot fail.
+    // A process may always signal itself.
     let _ = kill_process(getpid(), signal);
 }

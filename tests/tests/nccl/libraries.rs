@@ -29,7 +29,7 @@ fn a_library_that_is_too_old_is_refused_with_its_version() {
     let job = start("train", |_, command| {
         command.env("RCOMM_SIM", "version=21105");
     });
-    // The others may find the store gone before they reach this point.
+    // Only rank 0 is checked: it serves the store, so the others may lose the store before they check the library.
     for (_, ended) in fail(job, 0..1).1 {
         let error = ended.stderr;
         assert!(
@@ -56,11 +56,12 @@ fn libraries_that_differ_between_ranks_are_named_on_all() {
 }
 
 #[test]
-fn a_library_without_a_function_that_is_needed_is_refused_by_its_name() {
+fn a_library_that_lacks_a_needed_function_is_refused_with_the_functions_name() {
     let (_folder, library) = without(&["ncclAllReduce"]);
     let job = start("train", |_, command| {
         over(&library, command);
     });
+    // Only rank 0 is checked: it serves the store, so the others may lose the store before they check the library.
     for (_, ended) in fail(job, 0..1).1 {
         let error = ended.stderr;
         assert!(error.contains("no symbol ncclAllReduce"), "{error}");
@@ -88,7 +89,7 @@ fn lists_are_gathered_and_scattered_with_and_without_the_librarys_own_calls() {
 }
 
 #[test]
-fn registered_memory_is_refused_by_name_where_the_library_has_none() {
+fn registered_memory_is_refused_with_the_name_of_the_missing_function() {
     let (_folder, library) = without(&["ncclCommRegister"]);
     let (_job, outputs) = run("no_registration", |_, command| over(&library, command));
     for output in outputs {
@@ -117,7 +118,7 @@ fn the_remaining_ranks_make_a_new_communicator_if_the_library_cannot_shrink() {
         let (_folder, library) = without(lacking);
         let mut job = start("shrink", |_, command| {
             over(&library, command);
-            // The end of the process is detected by the connection.
+            // The ranks notice the lost process by its connection, so this time-out never passes.
             command.env("RCOMM_TIMEOUT_MS", "60000");
         });
         super::groups::check_shrink(&mut job);

@@ -1,12 +1,12 @@
-//! The findings on the rings of plain NCCL processes: for each fault, the first finding is right, without rcomm in the
-//! program.
+//! Faults in processes that simulate NCCL and load the plug-in: the first finding on their rings names each fault.
 
 use crate::job::{BEHIND, GRAPH, Job, LATE, MESSAGE, PAIR_FIRST, Until, without_launcher};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
 use std::process::Command;
 
 pub(crate) const COUNT: usize = 1 << 20;
-const VERSIONS: [u32; 4] = [3, 4, 5, 6];
+/// The versions of NCCL's profiler interface that the plug-in supports.
+const PROFILER_VERSIONS: [u32; 4] = [3, 4, 5, 6];
 
 fn judge(job: &Job) -> Report {
     let policy = Policy {
@@ -21,9 +21,9 @@ pub(crate) fn all(until: Until) -> [(Until, usize); 4] {
 }
 
 pub(crate) fn with_one(rank: usize, until: Until, others: Until) -> [(Until, usize); 4] {
-    let mut last = all(others);
-    last[rank].0 = until;
-    last
+    let mut last_operations = all(others);
+    last_operations[rank].0 = until;
+    last_operations
 }
 
 pub(crate) fn first(report: &Report) -> (Code, &[u32], &str) {
@@ -34,12 +34,12 @@ pub(crate) fn first(report: &Report) -> (Code, &[u32], &str) {
 
 #[test]
 fn a_healthy_job_has_no_finding_in_any_version() {
-    for version in VERSIONS {
+    for version in PROFILER_VERSIONS {
         let job = Job::start(version, all(Until::Done), |_| {});
         let dumps = job.dumps();
         assert_eq!(dumps.len(), 4);
         for dump in &dumps {
-            // Up to version 4 NCCL does not report a call, so copies in place are not seen.
+            // Up to version 4 of the profiler interface, NCCL does not report calls, so copies in place are not seen.
             let copies = if version < 5 { 10 } else { 20 };
             assert_eq!(dump.entries.len(), 16 + copies, "version {version}");
             let open = dump.entries.iter().filter(|it| !it.retired).count();
@@ -69,15 +69,15 @@ fn assert_first(report: &Report, code: Code, culprits: &[u32], says: &[&str], of
     }
 }
 
-/// Asserts the first finding on a job of these ranks, in each of these versions.
+/// Asserts the first finding on a job whose ranks end like `last_operations`, in each of these versions.
 fn finds(
     versions: &[u32],
-    last: [(Until, usize); 4],
+    last_operations: [(Until, usize); 4],
     change: impl Fn(&mut Command),
     (code, culprits, says): (Code, &[u32], &[&str]),
 ) {
     for &version in versions {
-        let job = Job::start(version, last, &change);
+        let job = Job::start(version, last_operations, &change);
         let of = format!("version {version}");
         assert_first(&judge(&job), code, culprits, says, &of);
     }
@@ -104,14 +104,14 @@ fn a_rank_that_never_calls_or_never_starts_is_named() {
     let never = "never issued all_reduce #6";
     let not_started = "has not started it";
     for (rank, until, versions, says) in [
-        (2, Until::NotCalled, &VERSIONS[..], never),
-        // Up to version 4 NCCL does not report calls.
+        (2, Until::NotCalled, &PROFILER_VERSIONS[..], never),
+        // Up to version 4 of the profiler interface, NCCL does not report calls.
         (1, Until::Called, &[5, 6], not_started),
-        (3, Until::Planned, &VERSIONS, not_started),
+        (3, Until::Planned, &PROFILER_VERSIONS, not_started),
     ] {
-        let last = with_one(rank, until, Until::Running);
+        let last_operations = with_one(rank, until, Until::Running);
         let expected = (Code::E101, &[rank as u32][..], &[says][..]);
-        finds(versions, last, |_| {}, expected);
+        finds(versions, last_operations, |_| {}, expected);
     }
 }
 
@@ -139,10 +139,10 @@ fn a_channel_that_is_stuck_towards_a_peer_is_named() {
         "waits for the network",
     ];
     let expected = (Code::E135, &[][..], &says[..]);
-    finds(&VERSIONS, one_channel_stuck(), |_| {}, expected);
-    // Operations that are queued behind do not take its place.
+    finds(&PROFILER_VERSIONS, one_channel_stuck(), |_| {}, expected);
+    // Operations queued behind the stuck one do not become the first finding.
     finds(
-        &VERSIONS,
+        &PROFILER_VERSIONS,
         one_channel_stuck(),
         variable(BEHIND, "1"),
         expected,
@@ -154,7 +154,7 @@ fn a_channel_that_is_stuck_towards_a_peer_is_named() {
 #[test]
 fn no_channel_is_said_to_have_finished_that_is_not_known_to() {
     let channels = variable("RCOMM_NCCL_EVENTS", "channels,256");
-    // Version 3 gives no number of channels: that of the test has room for twice as many.
+    // Version 3 states only an upper limit of the channels; this test states twice as many as the operation uses.
     for (version, says) in [
         (3, "channel 3 has not finished, channels 0, 1, 2 have"),
         (4, "channel 3 has not finished, the others have"),
@@ -163,7 +163,7 @@ fn no_channel_is_said_to_have_finished_that_is_not_known_to() {
         let expected = (Code::E135, &[][..], &[says][..]);
         finds(&[version], one_channel_stuck(), &channels, expected);
     }
-    for version in VERSIONS {
+    for version in PROFILER_VERSIONS {
         let job = Job::start(version, all(Until::Running), &channels);
         let report = judge(&job);
         for finding in &report.findings {
@@ -215,18 +215,19 @@ fn faults_are_found_with_the_events_that_are_recorded_by_default() {
 
 #[test]
 fn the_channel_of_a_message_that_is_stuck_is_named() {
-    let mut last = all(Until::Done);
-    (last[0].0, last[1].0) = (Until::OneChannelLeft, Until::OneChannelStarves);
+    let mut last_operations = all(Until::Done);
+    (last_operations[0].0, last_operations[1].0) =
+        (Until::OneChannelLeft, Until::OneChannelStarves);
     let message = variable(MESSAGE, "1");
     let says = ["channel 1 from rank 0", "to rank 1"];
-    finds(&[4, 6], last, &message, (Code::E135, &[], &says));
+    finds(&[4, 6], last_operations, &message, (Code::E135, &[], &says));
     // Without steps, the two ends of the only transfer under way are known.
     let default = |command: &mut Command| {
         message(command);
         by_default(command);
     };
     let says = ["channel 1 from rank 0 to rank 1 has not finished"];
-    finds(&[4, 6], last, default, (Code::E135, &[], &says));
+    finds(&[4, 6], last_operations, default, (Code::E135, &[], &says));
 }
 
 #[test]
@@ -249,7 +250,7 @@ fn a_rank_whose_kernels_are_short_each_time_is_named_as_the_late_one() {
 
 #[test]
 fn a_rank_that_was_killed_or_stopped_is_named() {
-    for version in VERSIONS {
+    for version in PROFILER_VERSIONS {
         let absent = with_one(2, Until::NotCalled, Until::Running);
         let of = format!("version {version}");
         let mut job = Job::start(version, absent, |_| {});
@@ -264,10 +265,10 @@ fn a_rank_that_was_killed_or_stopped_is_named() {
 
 #[test]
 fn a_rank_with_another_count_is_named() {
-    for version in VERSIONS {
-        let mut last = all(Until::Running);
-        last[3].1 = COUNT + 4;
-        let job = Job::start(version, last, |_| {});
+    for version in PROFILER_VERSIONS {
+        let mut last_operations = all(Until::Running);
+        last_operations[3].1 = COUNT + 4;
+        let job = Job::start(version, last_operations, |_| {});
         let report = judge(&job);
         assert_first(
             &report,

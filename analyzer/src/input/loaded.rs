@@ -13,7 +13,8 @@ pub struct LoadedDump {
     pub dump: Dump,
     /// Its path; for a member of an archive, the archive's path, a colon and the member's name.
     pub path: String,
-    /// Whether the newest entries are missing: the file ended too early or had no list of entries.
+    /// Whether entries may be missing: the file could not be read to its end, some entries were invalid, or it had no
+    /// list of entries.
     pub cut: bool,
     /// When the file was written, ns since the epoch, if the dump itself states no time. `None` if it does, or if the
     /// time of the file is unknown, as for a member of an archive.

@@ -47,6 +47,19 @@ struct Records {
     alive: bool,
 }
 
+/// What the rings of one job state together.
+struct JobRings {
+    folder: PathBuf,
+    /// The number of rings.
+    count: usize,
+    /// The number of rings whose process is alive.
+    alive: usize,
+    /// The newest sign of life or creation, ns since the epoch.
+    written_ns: i64,
+    /// When the newest ring was created, ns since the epoch.
+    created_ns: i64,
+}
+
 #[derive(Default)]
 struct Search {
     searched: Vec<SearchedPath>,
@@ -92,11 +105,11 @@ fn judge_records(records: &Records) -> Result<Judged, Failure> {
     judge(&records.paths, &args, Keep::Report)
 }
 
-/// Older records than this may be of another job than the user means.
+/// Records older than this may belong to another job than the one the user means.
 const OLD: Duration = Duration::from_secs(600);
 
-/// Shows the report on the newest records or, if several jobs live and reports on them have errors, the newest of these
-/// reports. The list of the other records has the verdicts of those that were judged.
+/// Shows the report on the newest records or, if several jobs live and some reports have findings of severity error,
+/// the newest of these reports. The list of the other records has the verdicts of those that were judged.
 fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> {
     let is_error = |judged: &Judged| {
         let mut findings = judged.report.findings.iter();
@@ -105,7 +118,7 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
     let living = search.records.iter().take_while(|records| records.alive);
     let mut reports: Vec<Option<Judged>> = match living.clone().count() {
         0 | 1 => Vec::new(),
-        // A job that ends meanwhile has no report.
+        // A job whose records cannot be judged, as when it has ended meanwhile, has no report.
         _ => living
             .take(MOST_JUDGED)
             .map(|records| judge_records(records).ok())
@@ -131,12 +144,13 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
     let without_record = jobs_without_records(&search.records);
     let which = match shown_index {
         0 => "the newest records here",
-        _ => "the records here of the newest living job with an error",
+        _ => "the records of the newest living job whose report has an error",
     };
     output::write_to(None, color, |out| {
         let records = &search.records[shown_index];
         let age = now.duration_since(records.written).unwrap_or_default();
-        // A job without rings may just have written its dumps: so recent records count as those of a job that runs.
+        // A job without rings may have just written its dumps. Records that are not old therefore count as those of a
+        // running job.
         let are_old = !records.alive && age > OLD;
         if are_old {
             let age = duration_ms(age.as_secs_f64() * 1e3);
@@ -153,8 +167,8 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
         writeln!(out, "\n{which}: {}\n  {}", line(records), records.command)?;
         let others = (0..).zip(&search.records);
         let others = others.filter(|(other, _)| *other != shown_index);
-        let number = search.records.len() - 1;
-        if number > 0 {
+        let others_count = search.records.len() - 1;
+        if others_count > 0 {
             writeln!(out, "others:")?;
         }
         for (other, records) in others.take(MOST_LISTED) {
@@ -164,8 +178,8 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
             });
             writeln!(out, "  {}{verdict}\n    {}", line(records), records.command)?;
         }
-        if number > MOST_LISTED {
-            writeln!(out, "  and {} more", number - MOST_LISTED)?;
+        if others_count > MOST_LISTED {
+            writeln!(out, "  and {} more", others_count - MOST_LISTED)?;
         }
         write!(out, "looked in:\n{}", list_of(&search.searched))?;
         if !are_old && !without_record.is_empty() {
@@ -191,7 +205,7 @@ fn jobs_without_records(records: &[Records]) -> Vec<RankJob> {
 impl Search {
     /// Adds the rings below a directory, those of each job as one item.
     fn rings(&mut self, directory: &Path) {
-        let mut jobs: BTreeMap<String, (PathBuf, usize, usize, i64, i64)> = BTreeMap::new();
+        let mut jobs: BTreeMap<String, JobRings> = BTreeMap::new();
         let listed = list_rings(directory).unwrap_or_default();
         for listing in &listed {
             let (Ok(ring), Some(folder)) = (&listing.ring, listing.path.parent()) else {
@@ -199,11 +213,17 @@ impl Search {
             };
             let job = jobs
                 .entry(ring.identity.job.clone())
-                .or_insert_with(|| (folder.to_owned(), 0, 0, 0, 0));
-            job.1 += 1;
-            job.2 += usize::from(ring.alive);
-            job.3 = job.3.max(ring.heartbeat_ns).max(ring.created_ns);
-            job.4 = job.4.max(ring.created_ns);
+                .or_insert_with(|| JobRings {
+                    folder: folder.to_owned(),
+                    count: 0,
+                    alive: 0,
+                    written_ns: 0,
+                    created_ns: 0,
+                });
+            job.count += 1;
+            job.alive += usize::from(ring.alive);
+            job.written_ns = job.written_ns.max(ring.heartbeat_ns).max(ring.created_ns);
+            job.created_ns = job.created_ns.max(ring.created_ns);
         }
         self.searched.push(SearchedPath {
             path: directory.to_owned(),
@@ -214,22 +234,22 @@ impl Search {
         });
         let time_of =
             |ns: i64| SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(ns).unwrap_or(0));
-        for (job, (folder, rings, alive, newest_ns, created_ns)) in jobs {
-            let snapshot = if alive > 0 { "--snapshot " } else { "" };
+        for (job, rings) in jobs {
+            let snapshot = if rings.alive > 0 { "--snapshot " } else { "" };
             self.records.push(Records {
                 description: format!(
                     "{} of job {job}, {} alive",
-                    count(rings as u64, "ring"),
-                    match alive {
+                    count(rings.count as u64, "ring"),
+                    match rings.alive {
                         1 => "1 process".to_owned(),
                         alive => format!("{alive} processes"),
                     }
                 ),
-                command: format!("rcomm-fr analyze {snapshot}{}", quoted(&folder)),
-                paths: vec![folder],
-                written: time_of(newest_ns),
-                created: time_of(created_ns),
-                alive: alive > 0,
+                command: format!("rcomm-fr analyze {snapshot}{}", quoted(&rings.folder)),
+                paths: vec![rings.folder],
+                written: time_of(rings.written_ns),
+                created: time_of(rings.created_ns),
+                alive: rings.alive > 0,
             });
         }
     }
@@ -257,7 +277,8 @@ impl Search {
         self.add(description.to_owned(), &argument, files);
     }
 
-    /// Adds the files in a folder as one item, and those in each of its folders, which are of one run each, as one more.
+    /// Adds the files directly in a folder as one item, and the files of each subfolder, which holds one run, as an
+    /// item of their own.
     fn folder(&mut self, description: &str, folder: &Path) {
         let mut files = Vec::new();
         let mut runs = Vec::new();
@@ -309,7 +330,8 @@ impl Search {
         });
     }
 
-    /// Adds files as one item, if there are any; `argument` is the word of a shell that names them.
+    /// Adds files as one item, if there are any; `argument` is what names them in a shell command, already
+    /// quoted.
     fn add(&mut self, description: String, argument: &str, files: Vec<PathBuf>) {
         let written = files
             .iter()

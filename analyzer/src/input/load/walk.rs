@@ -1,4 +1,4 @@
-//! Lists the files below a folder, for all code that reads folders.
+//! Lists the files below a folder that the user named or that a program found.
 
 use rcomm_recorder::publish::LaunchRecord;
 use std::fs;
@@ -53,7 +53,9 @@ fn descend(
                 descend(&path, depth + 1, found, unlisted);
             }
             Ok(kind) if kind.is_dir() => {
-                let why = format!("it is more than {MAX_DEPTH} folders deep: name it itself");
+                let why = format!(
+                    "it is more than {MAX_DEPTH} folders below the named one: give its path as an argument, too"
+                );
                 unlisted(&path, &io::Error::other(why));
             }
             Ok(kind) if kind.is_file() => found(path),

@@ -1,4 +1,4 @@
-//! Reads lines of NCCL, and gloo's lines about connections.
+//! Reads lines of NCCL, and gloo's lines about connections and sizes.
 
 use super::Line;
 use super::scan::{between, leading_number, number_after, truncated};
@@ -28,7 +28,7 @@ pub(super) fn communicator(text: &str) -> Option<Membership> {
     })
 }
 
-/// The `host:pid` of a line that begins with `host:pid:tid [device]`.
+/// The `host:pid` of a line that begins with `host:pid:tid`.
 fn process(text: &str) -> Option<String> {
     let word = text.trim_start().split(' ').next()?;
     let mut parts = word.rsplitn(3, ':');
@@ -155,8 +155,8 @@ fn completion(text: &str) -> Option<Event> {
         .strip_prefix("status=")
         .or_else(|| rest.strip_prefix("error "))?;
     let (status, _) = leading_number::<u32>(number)?;
-    // Status 5 means that the queue was flushed because of an earlier error.
     let peer = peer(text, "from peer ")?;
+    // Status 5: the queue was flushed because of an earlier error, so the peer is not the cause.
     (status != 5).then(|| Event::Unreachable {
         peer,
         status: format!("InfiniBand completion status {status}"),

@@ -161,7 +161,7 @@ pub(super) struct Builder {
     /// Index of the first entry that was left out, and its key whose value is missing or invalid.
     pub(super) first_rejected: Option<(usize, &'static str)>,
     /// Kind of the value of `entries`, if that is not a list.
-    pub(super) no_list: Option<&'static str>,
+    pub(super) entries_kind_if_no_list: Option<&'static str>,
     names: Vec<Option<Name>>,
     signatures: Recurring<u64>,
     signature_key: Vec<u64>,

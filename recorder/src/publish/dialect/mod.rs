@@ -199,7 +199,9 @@ impl DumpReader {
                 first,
                 key,
             });
-        let no_list = builder.no_list.map(|found| ReadProblem::NoList { found });
+        let no_list = builder
+            .entries_kind_if_no_list
+            .map(|found| ReadProblem::NoList { found });
         let problems = stopped.into_iter().chain(rejected).chain(no_list).collect();
         Ok((builder.finish(), problems))
     }

@@ -3,7 +3,7 @@
 //! The file is a log of records. A record is a key and a value, each after its length as a little-endian `u32`; the
 //! last record of a key holds its value. A key of the user is written as `/key`, its removal as a record named `-/key`.
 //! Writers append under an exclusive `flock`, readers read under a shared one. This is the layout of PyTorch's
-//! `FileStore` (2.x), so ranks of both kinds may share a file.
+//! `FileStore` (2.x), so ranks of rcomm and of PyTorch may share a file.
 
 use super::table::{Compared, Table, sum};
 use super::{Store, barrier_timed_out, timed_out};
@@ -80,7 +80,7 @@ impl FileStore {
                 table: Table::default(),
             }),
         };
-        store.add_raw(REFERENCES, 1)?;
+        store.add_to_record(REFERENCES, 1)?;
         Ok(store)
     }
 
@@ -95,8 +95,10 @@ impl FileStore {
         access: LockKind,
         work: impl FnOnce(&mut Log) -> io::Result<T>,
     ) -> Result<T> {
-        let failed =
-            |error: io::Error| Error::io(format!("the store file {}", self.path.display()), error);
+        let failed = |what: &str, error: io::Error| {
+            let message = format!("cannot {what} the store file {}", self.path.display());
+            Error::io(message, error)
+        };
         let mut log = self.lock();
         self.lock_file(&log.file, access)?;
         let result =
@@ -107,9 +109,9 @@ impl FileStore {
                         ErrorKind::Store,
                         format!("the store file {}: {error}", self.path.display()),
                     ),
-                    _ => failed(error),
+                    _ => failed("read or write", error),
                 });
-        let unlocked = log.file.unlock().map_err(failed);
+        let unlocked = log.file.unlock().map_err(|error| failed("unlock", error));
         let result = result?;
         unlocked.map(|()| result)
     }
@@ -154,7 +156,7 @@ impl FileStore {
         })
     }
 
-    fn add_raw(&self, name: &str, delta: i64) -> Result<i64> {
+    fn add_to_record(&self, name: &str, delta: i64) -> Result<i64> {
         let added = self.with_log(LockKind::Write, |log| {
             match sum(log.table.get(name.as_bytes()), delta) {
                 Ok(count) => {
@@ -165,9 +167,10 @@ impl FileStore {
             }
         })?;
         added.map_err(|why| {
+            let key = name.strip_prefix('/').unwrap_or(name);
             Error::new(
                 ErrorKind::Store,
-                format!("cannot add {delta} to {name:?}: {why}"),
+                format!("cannot add {delta} to {key:?}: {why}"),
             )
         })
     }
@@ -201,8 +204,8 @@ impl FileStore {
 
 impl Drop for FileStore {
     fn drop(&mut self) {
-        let finished = self.add_raw(FINISHED, 1);
-        let open = self.add_raw(REFERENCES, -1);
+        let finished = self.add_to_record(FINISHED, 1);
+        let open = self.add_to_record(REFERENCES, -1);
         if let (Ok(finished), Ok(0), Some(world_size)) = (finished, open, self.world_size)
             && finished >= i64::from(world_size)
         {
@@ -213,8 +216,8 @@ impl Drop for FileStore {
 }
 
 impl Log {
-    /// Applies the records that other processes wrote since the last call. A writer also cuts off an
-    /// incomplete record: it holds the exclusive lock, so the process that began that record is gone.
+    /// Applies the records that were appended since the last call, by this process or another. A writer also cuts off
+    /// an incomplete record: it holds the exclusive lock, so nothing still writes that record.
     fn catch_up(&mut self, access: LockKind) -> io::Result<()> {
         let end = self.file.metadata()?.len();
         if end < self.read {
@@ -239,7 +242,10 @@ impl Log {
                     let at = end - rest.len() as u64;
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidData,
-                        format!("invalid store record at byte {at}"),
+                        format!(
+                            "it holds something other than a store record at byte {at}: remove it, or name \
+                             another file"
+                        ),
                     ));
                 }
             }
@@ -263,7 +269,10 @@ impl Log {
         for (name, value) in records {
             for part in [name.as_bytes(), value] {
                 let length = u32::try_from(part.len()).map_err(|_| {
-                    io::Error::new(io::ErrorKind::InvalidInput, "a value is above 4 GiB")
+                    io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        "a key or value has 4 GiB or more; the limit is 4,294,967,295 bytes",
+                    )
                 })?;
                 bytes.extend_from_slice(&length.to_le_bytes());
                 bytes.extend_from_slice(part);
@@ -286,36 +295,36 @@ fn split_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(u32::from_le_bytes(*length) as usize)
 }
 
-fn raw(key: &str) -> String {
+fn record_name(key: &str) -> String {
     format!("/{key}")
 }
 
 fn missing<'a>(table: &Table, keys: &[&'a str]) -> Vec<&'a str> {
     keys.iter()
-        .filter(|key| !table.has(raw(key).as_bytes()))
+        .filter(|key| !table.has(record_name(key).as_bytes()))
         .copied()
         .collect()
 }
 
 impl Store for FileStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.write(|_| vec![(raw(key), value.to_vec())])
+        self.write(|_| vec![(record_name(key), value.to_vec())])
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         self.poll(
             timeout,
-            |table| table.get(raw(key).as_bytes()).map(<[u8]>::to_vec),
+            |table| table.get(record_name(key).as_bytes()).map(<[u8]>::to_vec),
             |_| timed_out([key], timeout),
         )
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.add_raw(&raw(key), delta)
+        self.add_to_record(&record_name(key), delta)
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        let name = raw(key);
+        let name = record_name(key);
         self.with_log(LockKind::Write, |log| {
             Ok(match log.table.compare(name.as_bytes(), expected) {
                 Compared::Equal => {
@@ -344,9 +353,9 @@ impl Store for FileStore {
 
     fn delete(&self, key: &str) -> Result<bool> {
         self.with_log(LockKind::Write, |log| {
-            let is_present = log.table.has(raw(key).as_bytes());
+            let is_present = log.table.has(record_name(key).as_bytes());
             if is_present {
-                log.append(&[(format!("-{}", raw(key)), Vec::new())])?;
+                log.append(&[(format!("-{}", record_name(key)), Vec::new())])?;
             }
             Ok(is_present)
         })
@@ -367,7 +376,7 @@ impl Store for FileStore {
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
         self.write(|table| {
-            let name = raw(key);
+            let name = record_name(key);
             let held = table.get(name.as_bytes()).unwrap_or_default();
             let joined = [held, value].concat();
             vec![(name, joined)]
@@ -379,7 +388,7 @@ impl Store for FileStore {
             timeout,
             |table| {
                 keys.iter()
-                    .map(|key| table.get(raw(key).as_bytes()).map(<[u8]>::to_vec))
+                    .map(|key| table.get(record_name(key).as_bytes()).map(<[u8]>::to_vec))
                     .collect()
             },
             |table| timed_out(missing(table, keys), timeout),
@@ -390,13 +399,13 @@ impl Store for FileStore {
         self.write(|_| {
             pairs
                 .iter()
-                .map(|(key, value)| (raw(key), value.to_vec()))
+                .map(|(key, value)| (record_name(key), value.to_vec()))
                 .collect()
         })
     }
 
     fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
-        let arrived = |table: &Table| sum(table.get(raw(key).as_bytes()), 0).unwrap_or(0);
+        let arrived = |table: &Table| sum(table.get(record_name(key).as_bytes()), 0).unwrap_or(0);
         self.add(key, 1)?;
         self.poll(
             timeout,

@@ -381,7 +381,7 @@ impl ArrayGroup {
             true => MissingRanks::All,
             false => MissingRanks::First,
         };
-        self.exchange(py, timeout, |group| group.monitored_barrier(missing))
+        self.run_blocking(py, timeout, |group| group.monitored_barrier(missing))
     }
 
     #[pyo3(signature = (x, to, *, tag=0, timeout=None, wait=true))]
@@ -440,7 +440,7 @@ impl ArrayGroup {
             Some(value) if self.is_root(root) => codec.encode(value)?,
             _ => Value::Null,
         };
-        let sent = self.exchange(py, timeout, move |group| {
+        let sent = self.run_blocking(py, timeout, move |group| {
             group.broadcast_object(&mut sent, root)?;
             Ok(sent)
         })?;
@@ -456,7 +456,7 @@ impl ArrayGroup {
     ) -> PyResult<Py<PyAny>> {
         let codec = Codec::new(value.py(), pickle);
         let sent = codec.encode(value)?;
-        let all = self.exchange(value.py(), timeout, |group| group.all_gather_object(&sent))?;
+        let all = self.run_blocking(value.py(), timeout, |group| group.all_gather_object(&sent))?;
         codec.decode_all(&all)
     }
 
@@ -470,7 +470,7 @@ impl ArrayGroup {
     ) -> PyResult<Py<PyAny>> {
         let codec = Codec::new(value.py(), pickle);
         let sent = codec.encode(value)?;
-        let all = self.exchange(value.py(), timeout, |group| {
+        let all = self.run_blocking(value.py(), timeout, |group| {
             group.gather_object(&sent, root)
         })?;
         match all {
@@ -492,7 +492,7 @@ impl ArrayGroup {
         let values = values.unwrap_or_default();
         let sent = values.iter().map(|value| codec.encode(value));
         let sent = sent.collect::<PyResult<Vec<_>>>()?;
-        let got = self.exchange(py, timeout, |group| group.scatter_object(&sent, root))?;
+        let got = self.run_blocking(py, timeout, |group| group.scatter_object(&sent, root))?;
         Ok(codec.decode(&got)?.unbind())
     }
 
@@ -506,7 +506,7 @@ impl ArrayGroup {
         timeout: Option<Any<'_, '_>>,
     ) -> PyResult<()> {
         let sent = Codec::new(value.py(), pickle).encode(value)?;
-        self.exchange(value.py(), timeout, |group| {
+        self.run_blocking(value.py(), timeout, |group| {
             group.send_object(&sent, to, tag)
         })
     }
@@ -520,7 +520,7 @@ impl ArrayGroup {
         pickle: bool,
         timeout: Option<Any<'_, '_>>,
     ) -> PyResult<Py<PyAny>> {
-        let got: Value = self.exchange(py, timeout, |group| group.recv_object(source, tag))?;
+        let got: Value = self.run_blocking(py, timeout, |group| group.recv_object(source, tag))?;
         Ok(Codec::new(py, pickle).decode(&got)?.unbind())
     }
 
@@ -537,7 +537,7 @@ impl ArrayGroup {
             timeout: timeout.map(duration).transpose()?,
             ..GroupOptions::named(name)
         };
-        let part = self.exchange(py, None, |group| group.split(color, key, &options))?;
+        let part = self.run_blocking(py, None, |group| group.split(color, key, &options))?;
         Ok(part.map(|part| Self::new(part, self.shared.clone())))
     }
 
@@ -548,7 +548,7 @@ impl ArrayGroup {
         without: Vec<u32>,
         timeout: Option<Any<'_, '_>>,
     ) -> PyResult<Self> {
-        let left = self.exchange(py, timeout, |group| {
+        let left = self.run_blocking(py, timeout, |group| {
             group.shrink(&without, &GroupOptions::named(group.desc()))
         })?;
         Ok(Self::new(left, self.shared.clone()))
@@ -558,7 +558,7 @@ impl ArrayGroup {
     fn find_absent(&self, py: Python<'_>, within: f64) -> PyResult<Vec<u32>> {
         let within = Duration::try_from_secs_f64(within)
             .map_err(|_| invalid(py, &format!("{within} is not a number of seconds")))?;
-        self.exchange(py, None, |group| group.find_absent(within))
+        self.run_blocking(py, None, |group| group.find_absent(within))
     }
 
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
@@ -569,7 +569,7 @@ impl ArrayGroup {
 
     #[pyo3(signature = (*, timeout=None))]
     fn destroy(&self, py: Python<'_>, timeout: Option<Any<'_, '_>>) -> PyResult<()> {
-        self.exchange(py, timeout, |group| group.clone().destroy())
+        self.run_blocking(py, timeout, |group| group.clone().destroy())
     }
 
     fn __repr__(&self) -> String {

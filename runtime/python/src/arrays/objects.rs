@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use rcomm::{Error, ProcessGroup};
 use serde_json::Value;
 
-/// How values become JSON; by pickle if the caller asked for that.
+/// Turns values into JSON and back. With `pickle`, the JSON contains the value's pickle.
 #[derive(Clone, Copy)]
 pub(super) struct Codec<'py> {
     py: Python<'py>,
@@ -45,8 +45,8 @@ impl<'py> Codec<'py> {
 }
 
 impl ArrayGroup {
-    /// Exchanges values; blocks.
-    pub(super) fn exchange<T: Send>(
+    /// Runs a blocking call on this group without holding the interpreter lock, within `timeout` if one is given.
+    pub(super) fn run_blocking<T: Send>(
         &self,
         py: Python<'_>,
         timeout: Option<&Bound<'_, PyAny>>,

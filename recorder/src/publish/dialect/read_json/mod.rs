@@ -1,7 +1,8 @@
-//! Reads the dialect as JSON.
+//! Reads a dump in PyTorch's dialect from JSON.
 //!
-//! The parser passes entries on one by one, so the complete entries of a truncated file are read, and no entry is
-//! held twice. If a value has the wrong kind, its entry is lost, not the file.
+//! The parser passes entries on one by one, so the complete entries of a truncated file are read, and the file is
+//! never held as a tree of JSON values. An entry with an invalid value is skipped; for some optional fields, only
+//! the value is skipped. The rest of the file is read.
 
 mod entry;
 mod visit;
@@ -52,7 +53,7 @@ fn offset(bytes: &[u8], line: usize, column: usize) -> usize {
     (start + column.saturating_sub(1)).min(bytes.len())
 }
 
-/// The whole file: a dict, or before version 2.0 a bare list of entries.
+/// The whole file: a dict, or in version 1.x of the dialect a bare list of entries.
 struct Whole<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for Whole<'_> {
@@ -129,7 +130,7 @@ impl<'de> Visitor<'de> for PgConfig<'_> {
     }
 }
 
-/// One group: a dict, or in version 1 the list of its ranks.
+/// One group: a dict, or in version 1.x of the dialect the list of its ranks.
 struct Config<'a>(&'a mut Builder, &'a mut ConfigGroup);
 
 impl<'de> DeserializeSeed<'de> for Config<'_> {
@@ -440,7 +441,7 @@ impl<'de> Visitor<'de> for FrameTable<'_> {
     }
 }
 
-/// One frame; its value is its number in the dump.
+/// Reads one frame and returns its index in the dump.
 struct FrameSeed<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for FrameSeed<'_> {
@@ -498,9 +499,9 @@ impl<'de> DeserializeSeed<'de> for EntriesSeed<'_> {
 impl<'de> Visitor<'de> for EntriesSeed<'_> {
     type Value = ();
     scalar_visits!(|entries: Self, value: Scalar<'_>| {
-        entries.0.no_list = Some(value.kind());
+        entries.0.entries_kind_if_no_list = Some(value.kind());
     });
-    skip_map!('de, |entries: Self| entries.0.no_list = Some("a dict"));
+    skip_map!('de, |entries: Self| entries.0.entries_kind_if_no_list = Some("a dict"));
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
         let builder = self.0;

@@ -218,8 +218,12 @@ impl<'a> Reader<'a> {
                     self.lists += 1;
                     self.entries(pickle, id);
                 }
-                (top::ENTRIES, Cell::Dict(_)) => self.builder.no_list = Some("a dict"),
-                (top::ENTRIES, value) => self.builder.no_list = Some(self.scalar(value).kind()),
+                (top::ENTRIES, Cell::Dict(_)) => {
+                    self.builder.entries_kind_if_no_list = Some("a dict");
+                }
+                (top::ENTRIES, value) => {
+                    self.builder.entries_kind_if_no_list = Some(self.scalar(value).kind());
+                }
                 (top::NCCL_COMM_STATE, Cell::Dict(id)) => self.comm_state(pickle, id),
                 (top::STATUS, Cell::Dict(id)) => self.rank_status(pickle, id),
                 (top::FAILURES, Cell::List(id)) => self.failures(pickle, id),

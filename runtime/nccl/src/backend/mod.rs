@@ -8,9 +8,9 @@ mod turns;
 
 use crate::comm::members::{BootstrapGroup, Scope};
 use crate::context::Shared;
+use crate::context::doubt::Notes;
 use crate::context::options::PairComms;
 use crate::launch;
-use crate::queue::doubt::Notes;
 use crate::queue::pending::Ticket;
 use crate::queue::{CommQueue, for_each_buffer};
 use crate::window::{Signals, WindowGroup};

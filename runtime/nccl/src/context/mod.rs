@@ -1,5 +1,6 @@
 //! [`Shared`]: the state that the queues of one backend share, made from the options.
 
+pub(crate) mod doubt;
 pub(crate) mod ends;
 pub(crate) mod launch_order;
 pub(crate) mod nan;
@@ -11,7 +12,7 @@ use crate::cuda::event::{EventPool, EventTiming};
 use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::{CudaStream, Priority};
 use crate::library::NcclLibrary;
-use crate::queue::doubt::Notes;
+use doubt::Notes;
 use ends::Ends;
 use nan::{NanFinder, SearchStreams};
 use options::NcclOptions;

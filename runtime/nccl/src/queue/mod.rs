@@ -7,7 +7,6 @@
 //! of an operation advances the joining. Buffers are released when the end event is complete; those of an aborted
 //! operation are kept until then, or leaked.
 
-pub(crate) mod doubt;
 mod ending;
 mod enqueue;
 mod latest;

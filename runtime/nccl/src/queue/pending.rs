@@ -1,8 +1,8 @@
 //! An operation that was submitted to a queue: a [`Pending`] whose state follows from two events of the device.
 
+use crate::context::doubt::Doubt;
 use crate::cuda::event::Mark;
 use crate::cuda::stream::CudaStream;
-use crate::queue::doubt::Doubt;
 use crate::queue::{CommQueue, Enqueued, IncompleteCall, RemainingWork};
 use rcomm_core::Deadline;
 use rcomm_core::Op;

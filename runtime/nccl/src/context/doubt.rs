@@ -94,7 +94,7 @@ fn shortened(mut note: String) -> String {
 }
 
 /// What is known of the end of one operation.
-pub(super) struct Doubt {
+pub(crate) struct Doubt {
     /// When the operation was last seen not to run: when it was issued, or later.
     idle: Instant,
     /// The question to the store, with the moment until which it may answer.
@@ -112,13 +112,13 @@ impl Default for Doubt {
 
 impl Doubt {
     /// Notes that the device has not begun the operation.
-    pub(super) fn note_idle(&mut self) {
+    pub(crate) fn note_idle(&mut self) {
         self.idle = Instant::now();
     }
 
     /// Decides on the end of an operation that the device reports: whether it is believed, or why not. `None` while the
     /// store is asked. Does not wait.
-    pub(super) fn judge(&mut self, notes: &Notes, deadline: Deadline) -> Option<Result<()>> {
+    pub(crate) fn judge(&mut self, notes: &Notes, deadline: Deadline) -> Option<Result<()>> {
         let is_late = deadline.has_passed();
         if self.question.is_none() {
             let in_doubt =

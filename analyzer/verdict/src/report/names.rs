@@ -86,7 +86,7 @@ pub fn group_label(group: &GroupRef) -> String {
     if is_undescribed(group) || name.starts_with(desc.as_str()) {
         return name.clone();
     }
-    // Two backends of one group are told apart by a description like `dp (nccl)`.
+    // A description distinguishes two backends of one group, like `dp (nccl)`.
     let described = desc.split(" (").next().unwrap_or(desc);
     if described == "default_pg" || name.is_empty() || described == name || is_hash(name) {
         desc.clone()

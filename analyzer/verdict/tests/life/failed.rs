@@ -1,4 +1,4 @@
-//! A call that has failed is not waiting: it is told as failed, with its error.
+//! A call that has failed is not waiting: it is shown as failed, with its error.
 
 use crate::job::{State, alive, at, dead, fails, record};
 use rcomm_recorder::model::FailureKind;

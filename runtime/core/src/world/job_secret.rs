@@ -300,7 +300,7 @@ mod tests {
         changed[3] ^= 1;
         assert!(open(&keys[1], &public[0], 1, &changed).is_none());
         assert!(open(&keys[1], &public[0], 1, &envelope[1..]).is_none());
-        // This public key is a point of small order: anybody could compute the shared key.
+        // This public key is a point of small order: everyone could compute the shared key.
         let known = PublicKey::from([0; 32]);
         assert!(shared(&keys[0], &known, 1).is_none());
         assert!(open(&keys[1], &known, 1, &seal(&keys[0], &known, 1, &secret)).is_none());

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,6 +32,9 @@ NAME = "rcomm"
 # How long destroy_process_group() waits for operations under way. The rank that serves the store waits as long for the
 # other ranks, which may destroy their groups later.
 _DESTROY_WITHIN = timedelta(seconds=5)
+
+# How long merge_remote_group() waits where the caller gives no time-out: PyTorch's own default.
+_MERGE_WITHIN = timedelta(minutes=30)
 
 # PyTorch's SHRINK_ABORT: end what is pending first.
 _SHRINK_ABORT = 1
@@ -243,6 +247,56 @@ class Group(dist.ProcessGroup):
         part._set_group_desc(group_desc or f"{self.group_desc}:split")
         return part
 
+    def merge_remote_group(
+        self,
+        store: dist.Store,
+        size: int,
+        timeout: timedelta = _MERGE_WITHIN,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+    ) -> Group:
+        """One group of the members of several groups that do not know each other, and may be of different jobs. All
+        members of these groups call this with the same `size`, the number of all members together, and the same store,
+        which no other merge uses. As in PyTorch, ranks are numbered in the order of their calls. The old groups stay
+        open. Where the groups are of different jobs, the merged group is a job of its own in records.
+
+        Blocks until `size` ranks have called this, for `timeout` at most, which is the time-out of the merged group,
+        too."""
+        identity = _worlds.get(self._rcomm_world)
+        if identity is None:
+            raise RuntimeError("rcomm: the process group was destroyed")
+        rank = store.add("mergeGroupRank", 1) - 1
+        if rank >= size:
+            raise ValueError(f"rcomm: more ranks have called merge_remote_group than the {size} that are to be merged")
+        name = group_name or f"{self.group_name}:merge"
+        member = {"world": identity, "rank": self._group.ranks[self._group.rank()], "name": name}
+        store.set(f"rcomm/member/{rank}", json.dumps(member))
+        keys = [f"rcomm/member/{one}" for one in range(size)]
+        try:
+            store.wait(keys, timeout)
+        except dist.DistError as error:
+            called = store.add("mergeGroupRank", 0)
+            raise type(error)(
+                f"rcomm: {called} of the {size} ranks that are to be merged have called merge_remote_group: {error}"
+            ) from error
+        members = [json.loads(one) for one in store.multi_get(keys)]
+        numbers = [one["rank"] for one in members]
+        if len({(one["world"], one["rank"]) for one in members}) != size:
+            raise ValueError("rcomm: a rank is twice among those that are to be merged")
+        is_one_world = all(one["world"] == identity for one in members)
+        if is_one_world:
+            # All members need the same name here; PyTorch's default differs with the old group.
+            world, made = self._rcomm_world, self._rcomm_world.new_group(numbers, members[0]["name"], timeout)
+        else:
+            meeting = dist.PrefixStore("rcomm/merged", store)
+            options = SimpleNamespace(store=meeting, group_rank=rank, group_size=size, timeout=timeout)
+            world = _join(options, "merge")
+            made = world.group()
+        merged = Group(made, dist.PrefixStore(f"{name}/", store), world, not is_one_world)
+        merged._set_group_name(name)
+        merged._set_group_desc(group_desc or f"{self.group_desc}:merge")
+        return merged
+
     def _shrink(self, ranks: list[int]) -> _Inner:
         """Makes a group without these ranks of this one, and returns its backend. If this group owns the world, the new
         one owns it from now on. PyTorch destroys this group."""
@@ -262,14 +316,15 @@ class Group(dist.ProcessGroup):
         _kept.discard(self._inner)
         self._inner._shrink = None
         if self._owns_world:
-            _worlds.discard(self._rcomm_world)
+            _worlds.pop(self._rcomm_world, None)
             self._rcomm_world.shutdown(_DESTROY_WITHIN)
         else:
             self._group.shutdown(_DESTROY_WITHIN)
 
 
-# Worlds that were not destroyed. New groups are made in `_default`, the newest world of all ranks.
-_worlds: set[_native.World] = set()
+# Worlds that were not destroyed, each with a text that is the same on all its ranks and in no other world. New groups
+# are made in `_default`, the newest world of all ranks.
+_worlds: dict[_native.World, str] = {}
 _default: _native.World | None = None
 
 
@@ -292,7 +347,7 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
         group = made.new_group([members[rank] for rank in ranks], str(opts.group_id), opts.timeout)
     else:
         # The default group is of another backend: this group is a world of its own.
-        made = _join(opts, ranks)
+        made = _join(opts, ".".join(map(str, ranks[:8])))
         group, owns = made.group(), True
     outer = Group(group, opts.store, made, owns)
     if _is_one_of_several(getattr(opts, "process_group", None)):
@@ -325,8 +380,9 @@ def _is_one_of_several(group: Any) -> bool:
     return len(set(devices.values())) > 1
 
 
-def _join(opts: Any, ranks: list[int] | None = None) -> _native.World:
-    """Makes this process's world, with the other ranks, which it finds through PyTorch's store."""
+def _join(opts: Any, suffix: str = "") -> _native.World:
+    """Makes a world with the other ranks, which this process finds through PyTorch's store. `suffix` distinguishes its
+    name from that of the launcher's job."""
     store, rank, size = opts.store, opts.group_rank, opts.group_size
     options = {
         "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
@@ -334,20 +390,22 @@ def _join(opts: Any, ranks: list[int] | None = None) -> _native.World:
         "library_code": _library_folders(),
     }
     if size == 1:
-        made = _native.World(rank, size, job=_name_job(ranks), **options)
+        made = _native.World(rank, size, job=_name_job(suffix), **options)
+        identity = secrets.token_hex(8)
     else:
         # How many worlds this rank has joined through this store; the same number on all ranks.
         times = store.add(f"rcomm/times/{rank}", 1)
         key = f"rcomm/meeting/{times}"
         if rank == 0:
             address, server = _store_address(store, opts.timeout)
-            address["job"] = _name_job(ranks)
+            address["job"] = _name_job(suffix)
             store.set(key, json.dumps(address))
         else:
             store.wait([key], opts.timeout)
             address, server = json.loads(store.get(key)), None
         made = _native.World(rank, size, server=server, **address, **options)
-    _worlds.add(made)
+        identity = address["prefix"]
+    _worlds[made] = identity
     return made
 
 
@@ -396,12 +454,12 @@ def _open_files_of(process: int | str) -> set[str]:
     return files
 
 
-def _name_job(ranks: list[int] | None) -> str:
-    """The job's name; a new one if no launcher has named the job."""
+def _name_job(suffix: str) -> str:
+    """The job's name, with a suffix if one is given; a new one if no launcher has named the job."""
     name = _job()
     if name == "torch":
         name = f"torch-{os.getpid()}-{secrets.token_hex(4)}"
-    return name if ranks is None else f"{name}-{'.'.join(map(str, ranks[:8]))}"
+    return f"{name}-{suffix}" if suffix else name
 
 
 def register() -> None:

@@ -383,6 +383,51 @@ def test_killed_peer_is_named_at_once(ranks):
     assert time.monotonic() - begun < TIME_LIMIT / 2
 
 
+def merged(rank: int, pg, store, size: int, **options) -> list[int]:
+    """The ranks of the merged group in their order, after an operation in it, each as its number in `rank`."""
+    whole = pg.merge_remote_group(store, size, datetime.timedelta(seconds=TIME_LIMIT), **options)
+    assert whole.size() == size
+    numbers = [torch.zeros(1) for _ in range(size)]
+    whole.allgather([numbers], [torch.tensor([float(rank)])]).wait()
+    assert numbers[whole.rank()].item() == rank
+    whole.shutdown()
+    return sorted(int(one) for one in numbers)
+
+
+def test_groups_that_do_not_know_each_other_are_merged(ranks):
+    def body(rank):
+        pair = [dist.new_group(members) for members in ([0, 2], [1, 3])][rank % 2]
+        store = dist.PrefixStore("merge", dist.distributed_c10d._get_default_store())
+        assert merged(rank, pair, store, 4) == [0, 1, 2, 3]
+        dist.all_reduce(torch.zeros(2), group=pair)
+        if rank == 0:
+            with pytest.raises(ValueError, match="more ranks have called"):
+                pair.merge_remote_group(store, 4, datetime.timedelta(seconds=1))
+            late = dist.PrefixStore("late", store)
+            with pytest.raises(dist.DistError, match="1 of the 4 ranks"):
+                pair.merge_remote_group(late, 4, datetime.timedelta(seconds=1))
+        dist.barrier()
+        dist.destroy_process_group()
+
+    assert ranks(4, body).wait() == [0] * 4
+
+
+def test_groups_of_different_jobs_are_merged(ranks):
+    def body(rank):
+        store = dist.distributed_c10d._get_default_store()
+        dist.destroy_process_group()
+        job = dist.PrefixStore(f"job {rank // 2}", store)
+        dist.init_process_group("rcomm", store=job, rank=rank % 2, world_size=2)
+        both = dist.PrefixStore("both", store)
+        assert merged(rank, dist.group.WORLD, both, 4, group_name="both") == [0, 1, 2, 3]
+        x = torch.tensor([float(rank)])
+        dist.all_reduce(x)
+        assert x.item() == (1 if rank < 2 else 5)
+        dist.destroy_process_group()
+
+    assert ranks(4, body).wait() == [0] * 4
+
+
 def test_remaining_ranks_go_on_in_a_shrunk_group(ranks):
     def body(rank):
         x = torch.full((4,), float(rank))

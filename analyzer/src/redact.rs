@@ -22,7 +22,9 @@ const PYTHON: &str = "/lib/python";
 fn start_of_package(path: &str) -> Option<usize> {
     let is_version = |start: &usize| {
         let after = path[start + PYTHON.len()..].split('/').next();
-        after.is_some_and(|it| !it.is_empty() && it.chars().all(|c| c.is_ascii_digit() || c == '.'))
+        after.is_some_and(|version| {
+            !version.is_empty() && version.chars().all(|c| c.is_ascii_digit() || c == '.')
+        })
     };
     let packages = PACKAGES.iter().filter_map(|folder| path.find(folder));
     let python = path.match_indices(PYTHON).map(|(start, _)| start);
@@ -32,7 +34,7 @@ fn start_of_package(path: &str) -> Option<usize> {
 /// Replaces names by pseudonyms.
 ///
 /// # Thread safety
-/// It may be shared between threads.
+/// A redactor may be shared between threads.
 #[derive(Debug)]
 pub struct Redactor {
     key: Secret,

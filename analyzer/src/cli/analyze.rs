@@ -27,7 +27,7 @@ pub(super) fn run(args: &AnalyzeArgs, color: ColorChoice) -> Result<ExitCode, Fa
     let has_records = input.ranks_read > 0 || judged.report.end.is_some();
     let has_nothing = !has_records && judged.report.findings.is_empty();
     // An archive may come from another node, so advice about the jobs of this node could mislead.
-    if has_nothing && !judged.of_archive && args.show.format == Format::Text {
+    if has_nothing && !judged.from_archive && args.show.format == Format::Text {
         let advice = look::advice_for_paths();
         let mut stderr = AutoStream::new(io::stderr(), color);
         // The report is printed; without standard error only the advice is lost.

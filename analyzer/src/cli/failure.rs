@@ -39,8 +39,8 @@ pub(crate) enum Failure {
     #[error("no ring of {wanted} in {}", directory.display())]
     NoRing { wanted: String, directory: PathBuf },
     /// Rings of several jobs match the arguments.
-    #[error("{fitting} rings of several jobs match {wanted}")]
-    SeveralRings { wanted: String, fitting: usize },
+    #[error("{matching} rings of several jobs match {wanted}")]
+    SeveralRings { wanted: String, matching: usize },
     /// A dump file could not be written.
     #[error(transparent)]
     DumpFile(#[from] rcomm_recorder::publish::DumpFileError),

@@ -29,7 +29,7 @@ pub(super) struct Judged {
     /// The dumps in ascending order of rank; empty unless they were kept.
     pub(super) dumps: Vec<Dump>,
     /// Whether an archive of `collect` was read, which may come from another node.
-    pub(super) of_archive: bool,
+    pub(super) from_archive: bool,
 }
 
 /// Reads all records below `paths`, and further records of the same jobs on this node, and judges them.
@@ -162,7 +162,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
     kept.sort_by_key(|loaded| loaded.dump.identity.rank);
     Ok(Judged {
         dumps: kept.into_iter().map(|loaded| loaded.dump).collect(),
-        of_archive: loaded.has_manifest,
+        from_archive: loaded.has_manifest,
         report,
     })
 }

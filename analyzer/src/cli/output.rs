@@ -132,7 +132,7 @@ mod tests {
     use std::time::SystemTime;
 
     #[test]
-    fn what_killed_processes_left_of_an_output_is_removed_and_nothing_else() {
+    fn only_abandoned_temporary_files_of_the_output_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let long_ago = SystemTime::now() - 2 * ABANDONED_AFTER;
         let old = |name: &str| {

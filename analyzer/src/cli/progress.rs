@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Progress appears after this time: for faster work it would only flicker.
-const AFTER: Duration = Duration::from_secs(1);
+const SHOW_AFTER: Duration = Duration::from_secs(1);
 /// The time between two updates of a [`Wait`]'s line.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -20,7 +20,7 @@ fn style(template: &str, otherwise: fn() -> ProgressStyle) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| otherwise())
 }
 
-/// A bar over work whose number of parts is known. It is removed when this is dropped.
+/// A progress bar for work whose number of parts is known. Dropping the meter removes the bar.
 pub(super) struct Meter {
     template: String,
     began: Instant,
@@ -39,7 +39,7 @@ impl Meter {
 
     /// Shows that `done` of `total` parts are done.
     pub(super) fn show(&self, done: usize, total: usize) {
-        if self.began.elapsed() < AFTER {
+        if self.began.elapsed() < SHOW_AFTER {
             return;
         }
         let bar = self.bar.get_or_init(|| {
@@ -58,20 +58,21 @@ impl Drop for Meter {
     }
 }
 
-/// A line that shows what the program waits for, and how long it has waited. It is removed when this is dropped.
+/// A line that shows what the program waits for, and how long it has waited. Dropping the value removes the line.
 pub(super) struct Wait {
-    /// Ends the thread when it is dropped.
+    /// Dropping the sender ends the thread.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Wait {
-    /// Shows a line until this is dropped. `activity` completes the sentence "the program is ...": `asking the ranks`.
+    /// Shows the line until the returned value is dropped. `activity` completes the sentence "the program is ...":
+    /// `asking the ranks`.
     pub(super) fn during(activity: &str) -> Self {
         let (end, ended) = mpsc::channel::<()>();
         let activity = activity.to_owned();
         let show = move || {
-            if ended.recv_timeout(AFTER) != Err(RecvTimeoutError::Timeout) {
+            if ended.recv_timeout(SHOW_AFTER) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
             let bar = ProgressBar::with_draw_target(None, target())
@@ -80,7 +81,7 @@ impl Wait {
                     ProgressStyle::default_spinner,
                 ))
                 .with_message(activity)
-                .with_elapsed(AFTER);
+                .with_elapsed(SHOW_AFTER);
             while ended.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
                 bar.tick();
             }

@@ -145,22 +145,22 @@ fn newest_of(rank: u32, place: &RingPlace) -> Result<PathBuf, Failure> {
         Some(job) => format!("rank {rank} of job {job}"),
         None => format!("rank {rank}"),
     };
-    let mut fitting: Vec<(String, u32, PathBuf)> = find(place)?
+    let mut matching: Vec<(String, u32, PathBuf)> = find(place)?
         .into_iter()
         .filter_map(|listing| {
             let identity = listing.ring.ok()?.identity;
             (identity.rank == Some(rank)).then_some((identity.job, identity.attempt, listing.path))
         })
         .collect();
-    let jobs: std::collections::BTreeSet<&String> = fitting.iter().map(|(job, ..)| job).collect();
+    let jobs: std::collections::BTreeSet<&String> = matching.iter().map(|(job, ..)| job).collect();
     if jobs.len() > 1 {
         return Err(Failure::SeveralRings {
             wanted,
-            fitting: fitting.len(),
+            matching: matching.len(),
         });
     }
-    fitting.sort();
-    match fitting.pop() {
+    matching.sort();
+    match matching.pop() {
         Some((.., path)) => Ok(path),
         None => Err(Failure::NoRing {
             wanted,

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Maximum number of rows without `--verbose`.
-const ROWS: usize = 20;
+const MAX_ROWS: usize = 20;
 
 pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
     let mut files = Vec::new();
@@ -107,7 +107,7 @@ fn write_text(trends: &Trends, verbose: bool, out: &mut dyn Write) -> io::Result
         writeln!(out, "{records} left out: too many different operations.")?;
     }
     writeln!(out)?;
-    let shown = if verbose { usize::MAX } else { ROWS };
+    let shown = if verbose { usize::MAX } else { MAX_ROWS };
     let rows = trends.trends.iter().take(shown).map(row);
     table(std::iter::once(HEAD.map(str::to_owned)).chain(rows), out)?;
     let hidden = trends.trends.len().saturating_sub(shown);

@@ -69,7 +69,7 @@ pub(super) fn run(args: &WatchArgs, color: ColorChoice) -> Result<ExitCode, Fail
                 &Judged {
                     report,
                     dumps,
-                    of_archive: false,
+                    from_archive: false,
                 },
                 &args.show,
                 color,

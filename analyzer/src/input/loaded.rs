@@ -11,7 +11,7 @@ use rcomm_verdict::logs::Log;
 pub struct LoadedDump {
     /// The dump; its identity holds the rank, from the dump or from the name of the file.
     pub dump: Dump,
-    /// Its path; for a member of an archive, the archive's path, a colon and the member's name.
+    /// The path of the file; for a member of an archive, the archive's path, a colon and the member's name.
     pub path: String,
     /// Whether entries may be missing: the file could not be read to its end, some entries were invalid, or it had no
     /// list of entries.

@@ -14,7 +14,7 @@ use std::thread;
 pub struct Threads(NonZeroUsize);
 
 impl Threads {
-    /// At most this many threads, the caller's included; `None` = one for each processor that this process may use.
+    /// Uses at most `most` threads, the caller's included; `None` = one for each processor that this process may use.
     pub fn new(most: Option<NonZeroUsize>) -> Self {
         let processors = || thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         Self(most.unwrap_or_else(processors))

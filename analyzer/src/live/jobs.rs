@@ -30,7 +30,7 @@ const POLL_TIMEOUT: Duration = Duration::from_secs(2);
 /// A job that has rings on this node.
 #[derive(Clone, Debug)]
 pub struct NodeJob {
-    /// Its name.
+    /// The name of the job.
     pub name: String,
     /// The number of ranks with a ring on this node.
     pub ranks: usize,
@@ -44,7 +44,7 @@ pub struct NodeJob {
 }
 
 impl NodeJob {
-    /// The order of the list: 0 for jobs with an error, 1 for those with a warning, 2 for others that are alive, 3 for
+    /// The urgency by which jobs are listed: 0 with an error, 1 with a warning, 2 for others that are alive, 3 for
     /// others that are over.
     pub fn urgency(&self) -> u8 {
         let worst = self.report.iter().flat_map(|report| &report.findings);

@@ -99,7 +99,7 @@ impl Live {
             }
         }
         let polled_since = horizon.map(|horizon| horizon.ns) > judged_as_of;
-        let states_ages = self.has_open() || self.is_quiet(at);
+        let states_ages = self.has_unfinished() || self.is_quiet(at);
         let is_outdated = polled_since && at.elapsed >= judged_at + AGES_INTERVAL && states_ages;
         let is_due = self.due.is_some_and(|due| due <= at.elapsed);
         if self.changed || is_outdated || is_due || silent != self.silent {
@@ -134,7 +134,7 @@ impl Live {
         self.may_fall_silent && at.elapsed >= self.changed_at + silence
     }
 
-    fn has_open(&self) -> bool {
+    fn has_unfinished(&self) -> bool {
         self.kept.slots.values().any(|slot| !slot.due.is_empty())
     }
 
@@ -212,7 +212,7 @@ impl Live {
         let ranks: Arc<[RankView]> = ranks.into();
         let now_ns = policy.now_ns.unwrap_or(at.wall_ns);
         self.may_fall_silent = report.verdict == Verdict::Healthy || report.silence().is_some();
-        let until_change = self.add_seen(&mut report, &watched, &ranks, at, now_ns);
+        let until_change = self.add_unrecorded_findings(&mut report, &watched, &ranks, at, now_ns);
         let late = report.findings.iter();
         let late = late.filter(|finding| finding.code == Code::W220);
         self.stragglers = late
@@ -261,7 +261,7 @@ impl Live {
     /// or a silence. An error from RAS turns the verdicts `healthy`, `running` and `inconclusive` into `stuck`. Returns
     /// the time after which findings on ended processes and recorded failures may change although no record does;
     /// `None` if they will not.
-    fn add_seen(
+    fn add_unrecorded_findings(
         &self,
         report: &mut Report,
         watched: &[Watched],
@@ -272,7 +272,7 @@ impl Live {
         let is_error = |finding: &Finding| finding.severity == Severity::Error;
         let is_explained = report.findings.iter().any(is_error);
         let overdue = self.options.policy.overdue;
-        let library = seen::library(watched, ranks, at.elapsed, overdue, is_explained);
+        let library = seen::library_findings(watched, ranks, at.elapsed, overdue, is_explained);
         let failed: BTreeSet<Rank> = (report.findings.iter())
             .filter(|finding| finding.code == Code::E150)
             .flat_map(|finding| finding.culprit_ranks.iter().copied())

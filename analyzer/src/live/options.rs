@@ -27,7 +27,7 @@ pub struct LiveOptions {
     /// lost.
     pub entry_budget: usize,
     /// The largest number of operations kept of one record, even if `entry_budget` allows more or this is less than 64.
-    /// Those since its oldest pending operation are kept in any case.
+    /// The operations since the record's oldest pending one are kept in any case.
     pub record_budget: usize,
 }
 

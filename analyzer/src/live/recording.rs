@@ -78,7 +78,7 @@ impl RecordingWriter {
             out: GzEncoder::new(file, Compression::fast()),
             last: HashMap::new(),
         };
-        writer.line(&Header {
+        writer.write_line(&Header {
             schema: SCHEMA.into(),
         })?;
         Ok(writer)
@@ -130,7 +130,7 @@ impl RecordingWriter {
             }
         }
         let elapsed = snapshot.at.elapsed.as_nanos();
-        self.line(&FrameHead {
+        self.write_line(&FrameHead {
             at_ns: snapshot.at.wall_ns,
             elapsed_ns: u64::try_from(elapsed).unwrap_or(u64::MAX),
             world_size: snapshot.ranks.len(),
@@ -144,7 +144,7 @@ impl RecordingWriter {
         self.out.flush()
     }
 
-    fn line(&mut self, value: &impl Serialize) -> io::Result<()> {
+    fn write_line(&mut self, value: &impl Serialize) -> io::Result<()> {
         serde_json::to_writer(&mut self.out, value)?;
         self.out.write_all(b"\n")
     }
@@ -171,7 +171,7 @@ impl RecordingReader {
             known: BTreeSet::new(),
         };
         // A file that is not a gzip stream, or has another header, is not a recording.
-        let header = match reader.line() {
+        let header = match reader.read_line() {
             Ok(Some(line)) => serde_json::from_slice::<Header>(&line).ok(),
             Ok(None) | Err(_) => None,
         };
@@ -186,13 +186,13 @@ impl RecordingReader {
     ///
     /// If the file is damaged. A file that merely ends too early is not an error: its frames end there.
     pub fn next_frame(&mut self) -> io::Result<Option<(Moment, Poll)>> {
-        let Some(line) = self.line()? else {
+        let Some(line) = self.read_line()? else {
             return Ok(None);
         };
         let head: FrameHead = serde_json::from_slice(&line)?;
         let mut changed = HashMap::new();
         for record in &head.records {
-            let Some(bytes) = self.bytes(record.bytes)? else {
+            let Some(bytes) = self.read_bytes(record.bytes)? else {
                 return Ok(None);
             };
             let (dump, _) = Dump::read(&bytes).map_err(io::Error::other)?;
@@ -237,7 +237,7 @@ impl RecordingReader {
     }
 
     /// A line without its line break; `None` at the end of the stream.
-    fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
+    fn read_line(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         let read = (&mut self.input)
             .take(MOST_BYTES)
@@ -250,7 +250,7 @@ impl RecordingReader {
         }
     }
 
-    fn bytes(&mut self, length: u64) -> io::Result<Option<Vec<u8>>> {
+    fn read_bytes(&mut self, length: u64) -> io::Result<Option<Vec<u8>>> {
         if length > MOST_BYTES {
             let text = format!("a record of {length} bytes is too long");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));

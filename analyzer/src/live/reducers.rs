@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 pub struct ReducerView<'a> {
     /// The rank.
     pub rank: Rank,
-    /// Its record.
+    /// The rank's record.
     pub dump: &'a Dump,
     /// The reducer's group. Its name is empty if the record does not hold the group.
     pub group: GroupRef,
-    /// The step.
+    /// The newest step.
     pub step: &'a ReducerStep,
 }
 

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 /// The confidence of a finding from launch counts alone: they show which rank is behind, but not whether others wait
 /// for it.
-const BY_COUNTS: f64 = 0.6;
+const CONFIDENCE_BY_COUNTS: f64 = 0.6;
 
-/// Names the ranks without a record for which a source states a reason, and the reason for the first of them; `None`
-/// if there is no such rank.
+/// The problem that names the ranks without a record for which a source states a reason, and the first rank's reason;
+/// `None` if there is no such rank.
 pub(super) fn never_read(ranks: &[RankView]) -> Option<Problem> {
     let unread = ranks.iter().filter(|view| view.dumps.is_empty());
     let unread: Vec<(Rank, &str)> = unread
@@ -103,10 +103,10 @@ pub(super) fn until_change(ranks: &[RankView], now_ns: i64, overdue: Duration) -
 
 /// The global rank of a member of a communicator; `None` if it cannot be identified.
 ///
-/// It is identified by its process id if records hold it (and by host and device if several processes have it), else by
-/// host and device among the ranks whose records hold no process id. If none or several ranks match, it is identified
-/// by its rank in the communicator, provided that the communicator is as large as the job. This assumes the job's order
-/// of ranks, which the communicator may not have.
+/// The member is identified by its process id if records hold that id (and by host and device if several processes have
+/// it), else by host and device among the ranks whose records hold no process id. If none or several ranks match, it is
+/// identified by its rank in the communicator, provided that the communicator is as large as the job. This assumes the
+/// job's order of ranks, which the communicator may not have.
 fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> Option<Rank> {
     let process = &member.process;
     let pid = |view: &RankView| view.first_dump().map_or(0, |dump| dump.identity.pid);
@@ -208,7 +208,7 @@ type NewFinding = fn(Vec<Rank>, String) -> Finding;
 /// communicators, and ranks whose launch counts have been behind without a change for `overdue`. The last kind is left
 /// out if the state of the job `is_explained` by other findings; in each communicator, only the first kind of operation
 /// and the first count that are behind become a finding.
-pub(super) fn library(
+pub(super) fn library_findings(
     watched: &[Watched],
     ranks: &[RankView],
     at: Duration,
@@ -297,7 +297,7 @@ pub(super) fn library(
         );
         let next = "take its call stack; NCCL counts launches only, a record shows more".to_owned();
         findings.push(Finding {
-            confidence: BY_COUNTS,
+            confidence: CONFIDENCE_BY_COUNTS,
             next,
             ..Finding::not_joined(culprits, sentence)
         });
@@ -425,7 +425,7 @@ mod tests {
         );
         let found = |at, is_explained| {
             let (now, overdue) = (seconds(at), seconds(5));
-            library(&unmoved, &ranks, now, overdue, is_explained)
+            library_findings(&unmoved, &ranks, now, overdue, is_explained)
         };
         assert!(found(16, false).is_empty(), "too early");
         assert!(found(30, true).is_empty(), "a record explains more");
@@ -441,7 +441,7 @@ mod tests {
                     27a0, others 43; no count has moved for 18 s";
         assert_eq!(finding.sentence, expected);
         let even = Watched::update(&unmoved, vec![communicator([43, 43, 43])], seconds(40));
-        assert!(library(&even, &ranks, seconds(90), seconds(5), false).is_empty());
+        assert!(library_findings(&even, &ranks, seconds(90), seconds(5), false).is_empty());
     }
 
     #[test]
@@ -453,7 +453,7 @@ mod tests {
         let mut other = dead.clone();
         other.name = "cf26".into();
         let watched = Watched::update(&[], vec![dead, other], seconds(1));
-        let findings = library(&watched, &ranks, seconds(1), seconds(5), false);
+        let findings = library_findings(&watched, &ranks, seconds(1), seconds(5), false);
         let reported: Vec<_> = findings
             .iter()
             .map(|f| (f.code, f.culprit_ranks.clone()))

@@ -31,7 +31,7 @@ pub(super) struct Manifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) world_size: Option<NonZeroU32>,
     /// Every member except the manifest.
-    pub(super) files: Vec<Kept>,
+    pub(super) files: Vec<Member>,
     /// Files, folders, hosts and ranks that should be in the archive, with the reason why they are not.
     pub(super) absent: Vec<Absence>,
     /// The number of other files in the folders, which hold no records.
@@ -40,14 +40,14 @@ pub(super) struct Manifest {
 
 /// A member of the archive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Kept {
-    /// Its name in the archive.
+pub(super) struct Member {
+    /// The name of the member in the archive.
     pub(super) name: String,
-    /// The host that it comes from.
+    /// The host that the member comes from.
     pub(super) host: String,
-    /// Its path on that host.
+    /// The path on that host.
     pub(super) path: String,
-    /// Its size, bytes.
+    /// The size, bytes.
     pub(super) bytes: u64,
 }
 
@@ -157,13 +157,13 @@ pub(super) struct Archive {
     /// Replaces names in the records and the manifest by pseudonyms; `None` if the names stay.
     redactor: Option<Redactor>,
     reader: DumpReader,
-    /// The files that wait until all names are known, which is before the archive is read or finished.
+    /// The files whose names are replaced later, once all names are known: when the archive is read or finished.
     to_redact: Vec<Unredacted>,
-    /// Their contents, in a file without a name.
+    /// The contents of the files in `to_redact`, one after the other in an unnamed file.
     contents: Option<File>,
 }
 
-/// A file whose names are yet to be replaced.
+/// A file in which names are yet to be replaced by pseudonyms.
 struct Unredacted {
     host: String,
     path: PathBuf,
@@ -197,8 +197,8 @@ impl Archive {
         })
     }
 
-    /// The file with the records added so far, without the manifest.
-    pub(super) fn so_far(&mut self) -> Result<&Path, Failure> {
+    /// Writes the records added so far and returns the path of the temporary file, which has no manifest yet.
+    pub(super) fn flush_records(&mut self) -> Result<&Path, Failure> {
         self.add_redacted()?;
         match self.tar.get_mut().flush() {
             Ok(()) => Ok(&self.partial),
@@ -210,8 +210,8 @@ impl Archive {
         self.manifest.files.is_empty() && self.to_redact.is_empty()
     }
 
-    /// Adds a file; a number makes a name that occurs twice unique. `modified` is in s since the epoch. With a
-    /// redactor, a file that is no dump becomes an absence instead.
+    /// Adds a file; if its name is taken, a number is appended. `modified` is in s since the epoch. With a redactor, a
+    /// file that is no dump becomes an absence instead.
     pub(super) fn add(
         &mut self,
         host: &str,
@@ -226,7 +226,7 @@ impl Archive {
         let Ok((dump, _)) = self.reader.read(content) else {
             let reason = "it is no dump, and only dumps are redacted".to_owned();
             let file = path.display().to_string();
-            self.absent(Absence::path(host, &file, reason));
+            self.add_absence(Absence::path(host, &file, reason));
             return Ok(());
         };
         redactor.learn(&dump);
@@ -291,7 +291,7 @@ impl Archive {
             name = format!("{plain}.{number}");
         }
         self.append(&name, modified, content)?;
-        self.manifest.files.push(Kept {
+        self.manifest.files.push(Member {
             name,
             host: host.to_owned(),
             path: path.display().to_string(),
@@ -300,7 +300,7 @@ impl Archive {
         Ok(())
     }
 
-    pub(super) fn absent(&mut self, absence: Absence) {
+    pub(super) fn add_absence(&mut self, absence: Absence) {
         if let Some(redactor) = &self.redactor {
             redactor.learn_host(&absence.host);
             redactor.learn_from(&absence.reason);
@@ -308,7 +308,7 @@ impl Archive {
         self.manifest.absent.push(absence);
     }
 
-    pub(super) fn left_out(&mut self, files: u64) {
+    pub(super) fn count_left_out(&mut self, files: u64) {
         self.manifest.left_out += files;
     }
 

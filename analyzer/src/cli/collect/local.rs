@@ -21,9 +21,9 @@ const MAX_FILE: u64 = 1 << 30;
 /// Why a file is considered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
-    /// The user named it: it is taken without a check.
+    /// The user named the file: it is taken without a check.
     Named,
-    /// It is in a folder that the user named: it is taken if it is a record.
+    /// The file is in a folder that the user named: it is taken if it is a record.
     Found,
 }
 
@@ -34,16 +34,16 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
     let mut files: Vec<(PathBuf, Origin)> = Vec::new();
     for path in &args.paths {
         match fs::metadata(path) {
-            Err(error) => archive.absent(absent(path, error.to_string())),
+            Err(error) => archive.add_absence(absent(path, error.to_string())),
             Ok(meta) if meta.is_dir() => {
                 let before = files.len();
                 walk(
                     path,
                     &mut |file| files.push((file, Origin::Found)),
-                    &mut |folder, error| archive.absent(absent(folder, error.to_string())),
+                    &mut |folder, error| archive.add_absence(absent(folder, error.to_string())),
                 );
                 if files.len() == before {
-                    archive.absent(absent(path, "the folder holds no file".to_owned()));
+                    archive.add_absence(absent(path, "the folder holds no file".to_owned()));
                 }
             }
             Ok(_) => files.push((path.clone(), Origin::Named)),
@@ -58,13 +58,13 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
     for (done, (path, origin)) in files.into_iter().enumerate() {
         meter.show(done, total);
         match read(&path) {
-            Err(error) => archive.absent(absent(&path, error.to_string())),
+            Err(error) => archive.add_absence(absent(&path, error.to_string())),
             Ok((content, modified)) => {
                 let is_record = rsum::begins(&content)
                     || RasReport::parse(&content).is_some()
                     || reader.read(&content).is_ok();
                 if origin == Origin::Found && !is_record {
-                    archive.left_out(1);
+                    archive.count_left_out(1);
                     continue;
                 }
                 archive.add(&host, &path, modified, &content)?;
@@ -81,7 +81,7 @@ pub(super) fn collect_rings(place: &RingPlace, archive: &mut Archive) -> Result<
     if listings.is_empty() {
         let directory = rings::directory(place).display().to_string();
         let reason = "there are no rings".to_owned();
-        archive.absent(Absence::path(&host, &directory, reason));
+        archive.add_absence(Absence::path(&host, &directory, reason));
     }
     let (meter, total) = (Meter::new("gathering", "rings"), listings.len());
     for (done, listing) in listings.into_iter().enumerate() {
@@ -89,7 +89,7 @@ pub(super) fn collect_rings(place: &RingPlace, archive: &mut Archive) -> Result<
         match RingReader::attach(&listing.path).and_then(|ring| ring.read()) {
             Err(error) => {
                 let path = listing.path.display().to_string();
-                archive.absent(Absence::path(&host, &path, error.to_string()));
+                archive.add_absence(Absence::path(&host, &path, error.to_string()));
             }
             Ok(dump) => {
                 let taken_ns = u64::try_from(dump.identity.dump_time_ns).unwrap_or(0);

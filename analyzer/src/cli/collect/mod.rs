@@ -133,7 +133,7 @@ fn note_absent_ranks(
     let mut absent: BTreeMap<u32, String> = asked.silent.clone();
     let mut culprits = BTreeSet::new();
     if !archive.is_empty() {
-        let gathered = archive.so_far()?.to_owned();
+        let gathered = archive.flush_records()?.to_owned();
         let judge_args = judge_args(args, Some(asked));
         let report = judge(&[gathered], &judge_args, Keep::Report)?.report;
         let findings = report.findings.iter();
@@ -148,7 +148,7 @@ fn note_absent_ranks(
         }
     }
     for (rank, reason) in absent {
-        archive.absent(Absence {
+        archive.add_absence(Absence {
             host: String::new(),
             path: String::new(),
             rank: Some(rank),

@@ -22,7 +22,7 @@ const DETACH_LIMIT: Duration = Duration::from_secs(2);
 /// The time between two polls of a running program.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Maximum number of frames of one thread that are kept.
-const MOST_FRAMES: usize = 64;
+const MAX_FRAMES: usize = 64;
 
 /// The frames of each thread, by the thread's id.
 type Threads = Vec<(u64, Vec<NativeFrame>)>;
@@ -100,7 +100,7 @@ pub(super) fn take(pid: u32) -> (String, Vec<String>) {
 
 fn text(by: &str, pid: u32, frames: &[NativeFrame]) -> String {
     let mut text = format!("{NATIVE_HEADER} {pid} by {by} (most recent call first):\n");
-    for frame in frames.iter().take(MOST_FRAMES) {
+    for frame in frames.iter().take(MAX_FRAMES) {
         let _ = writeln!(text, "  {frame}");
     }
     text
@@ -190,7 +190,7 @@ fn kernel(pid: u32) -> Vec<NativeFrame> {
         let place = line.split_once("] ")?.1;
         Some(frame(place.split('+').next()?))
     });
-    let mut frames: Vec<NativeFrame> = functions.take(MOST_FRAMES).collect();
+    let mut frames: Vec<NativeFrame> = functions.take(MAX_FRAMES).collect();
     let function = read("wchan");
     if frames.is_empty() && !matches!(function.trim(), "" | "0") {
         frames.push(frame(&function));
@@ -286,7 +286,7 @@ mod tests {
     use super::*;
     use rcomm_analyzer::stacks;
 
-    fn shown(threads: &[(u64, Vec<NativeFrame>)]) -> Vec<(u64, Vec<String>)> {
+    fn frames_as_text(threads: &[(u64, Vec<NativeFrame>)]) -> Vec<(u64, Vec<String>)> {
         let shown = threads.iter().map(|(id, frames)| {
             let frames = frames.iter().map(ToString::to_string);
             (*id, frames.collect())
@@ -305,7 +305,7 @@ mod tests {
             (id, frames.iter().map(ToString::to_string).collect())
         };
         assert_eq!(
-            shown(&read_lines(gdb)),
+            frames_as_text(&read_lines(gdb)),
             [
                 thread(8, &["epoll_wait (libc.so.6)"]),
                 thread(
@@ -319,14 +319,14 @@ mod tests {
         );
         let elfutils = "PID 7 - process\nTID 7:\n#0  0x00007f86 clock_nanosleep - /lib/libc.so.6\n#1  0x00007f87 - /lib/x.so\n";
         assert_eq!(
-            shown(&read_lines(elfutils)),
+            frames_as_text(&read_lines(elfutils)),
             [thread(7, &["clock_nanosleep (libc.so.6)"])]
         );
         let py_spy = r#"[{"pid":7,"thread_id":140,"thread_name":"MainThread","os_thread_id":7,"active":true,"owns_gil":false,
             "frames":[{"name":"clock_nanosleep","filename":"/lib/libc.so.6","module":"/lib/libc.so.6","line":0},
             {"name":"load","filename":"/x/a.py","module":null,"line":13}]}]"#;
         assert_eq!(
-            shown(&read_py_spy(py_spy)),
+            frames_as_text(&read_py_spy(py_spy)),
             [thread(7, &["clock_nanosleep (libc.so.6)"])]
         );
         for nothing in ["", "{", "Error: Permission denied", "#0 0x1 f - x"] {
@@ -354,15 +354,15 @@ mod tests {
             .expect("the program `sleep` starts");
         let pid = child.id();
         wait_for_state(pid, 'S');
-        let (text, refused) = take(pid);
+        let (text, reasons) = take(pid);
         let after = wait_for_state(pid, 'S');
         let _ = child.kill();
         let _ = child.wait();
         assert!(stacks::is_stacks(text.as_bytes()), "{text}");
         let frames = stacks::parse_native(&text);
         // A sandbox may hide the kernel's view, and refuse to trace: then there are reasons.
-        assert!(!frames.is_empty() || !refused.is_empty(), "{text}");
-        assert_eq!(after, Some('S'), "{text} {refused:?}");
+        assert!(!frames.is_empty() || !reasons.is_empty(), "{text}");
+        assert_eq!(after, Some('S'), "{text} {reasons:?}");
     }
 
     #[test]
@@ -374,12 +374,12 @@ mod tests {
         let pid = child.id();
         kill_process(Pid::from_child(&child), Signal::STOP).expect("a process may stop its child");
         wait_for_state(pid, 'T');
-        let (text, refused) = take(pid);
+        let (text, reasons) = take(pid);
         let after = state(pid);
         let _ = child.kill();
         let _ = child.wait();
         assert!(text.contains("by the kernel"), "{text}");
-        assert!(refused[0].contains("no program was started"), "{refused:?}");
+        assert!(reasons[0].contains("no program was started"), "{reasons:?}");
         assert_eq!(after, Some('T'));
     }
 }

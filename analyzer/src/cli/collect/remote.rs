@@ -158,7 +158,7 @@ pub(super) fn collect(
             None => Err("its command was not started".to_owned()),
         };
         if let Err(reason) = merged {
-            archive.absent(Absence::host(host, reason));
+            archive.add_absence(Absence::host(host, reason));
         }
     }
     Ok(())
@@ -280,7 +280,7 @@ fn merge(
         } else if kind.is_file() {
             if content.len() as u64 > MAX_MEMBER {
                 let reason = "it is larger than 1 GiB".to_owned();
-                archive.absent(Absence::path(host, &path.display().to_string(), reason));
+                archive.add_absence(Absence::path(host, &path.display().to_string(), reason));
                 continue;
             }
             archive.add(host, &without_host(&path), modified, &content)?;
@@ -294,12 +294,12 @@ fn merge(
     // Absent ranks are found over all hosts, not for one.
     let absent = manifest.absent.into_iter();
     for absence in absent.filter(|absence| absence.rank.is_none()) {
-        archive.absent(Absence {
+        archive.add_absence(Absence {
             host: host.to_owned(),
             ..absence
         });
     }
-    archive.left_out(manifest.left_out);
+    archive.count_left_out(manifest.left_out);
     Ok(Ok(()))
 }
 

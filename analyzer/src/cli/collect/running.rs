@@ -31,7 +31,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const SEARCH_LIMIT: Duration = Duration::from_secs(2);
 
 /// Maximum number of ranks whose native stacks are taken.
-const MOST_NATIVE: usize = 4;
+const MAX_NATIVE_STACKS: usize = 4;
 
 /// What is known of the job after its ranks were asked.
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ pub(super) struct Asked {
     pub(super) notes: Vec<String>,
     /// Which job was taken, and which others are on this node, one line each.
     pub(super) job: Vec<String>,
-    /// Where the ranks are now.
+    /// Where in their programs the ranks are now, according to their stacks.
     pub(super) places: Vec<Place>,
     /// The processes of the job on this node.
     processes: Vec<RankProcess>,
@@ -61,7 +61,7 @@ impl Asked {
     ) -> Result<(), Failure> {
         let processes = self.processes.iter();
         let at_fault = processes.filter(|process| culprits.contains(&process.launched.rank));
-        for process in at_fault.take(MOST_NATIVE) {
+        for process in at_fault.take(MAX_NATIVE_STACKS) {
             let rank = process.launched.rank;
             let (text, reasons) = native_stack::take(process.pid);
             let path = PathBuf::from(format!("stacks/native_rank_{rank}.txt"));
@@ -86,7 +86,7 @@ struct Gathered<'a> {
     records: BTreeSet<Rank>,
     /// Ranks whose Python stacks are in the archive.
     stacks: BTreeSet<Rank>,
-    /// The Python stacks themselves.
+    /// The Python stacks in the archive, parsed.
     parsed_stacks: Vec<RankStacks>,
     /// Why each rank gave no record or no stack.
     reasons: BTreeMap<Rank, Vec<String>>,
@@ -222,7 +222,8 @@ fn ask_servers(
             }
             Err(error) => {
                 for process in processes {
-                    gathered.refused(process.launched.rank, format!("no worker server: {error}"));
+                    gathered
+                        .add_reason(process.launched.rank, format!("no worker server: {error}"));
                 }
                 continue;
             }
@@ -237,15 +238,15 @@ fn ask_servers(
             let rank = observation.rank;
             match observation.seen {
                 Seen::Changed(dump) if dump.entries.is_empty() && recorded.contains(&rank) => {}
-                Seen::Changed(dump) => gathered.dump(rank, &dump, observation.part)?,
-                Seen::Failed(reason) => gathered.refused(rank, reason),
+                Seen::Changed(dump) => gathered.add_dump(rank, &dump, observation.part)?,
+                Seen::Failed(reason) => gathered.add_reason(rank, reason),
                 Seen::Unchanged { .. } => {}
             }
         }
         for (rank, answer) in source.tracebacks(deadline).unwrap_or_default() {
             match answer {
-                Ok(text) => gathered.stack(rank, &text)?,
-                Err(reason) => gathered.refused(rank, format!("no stack: {reason}")),
+                Ok(text) => gathered.add_stack(rank, &text)?,
+                Err(reason) => gathered.add_reason(rank, format!("no stack: {reason}")),
             }
         }
     }
@@ -283,7 +284,7 @@ fn ask_for_files(
     waiting.retain(|dump| match dump.ask() {
         Ok(()) => true,
         Err(reason) => {
-            gathered.refused(dump.rank, reason);
+            gathered.add_reason(dump.rank, reason);
             // The key in the store asks the rank as well.
             args.exception_dump
         }
@@ -292,7 +293,7 @@ fn ask_for_files(
         let mut still_waiting = Vec::new();
         for dump in waiting {
             match dump.read_new() {
-                Some((path, content)) => gathered.file(dump.rank, &path, &content)?,
+                Some((path, content)) => gathered.add_file(dump.rank, &path, &content)?,
                 None => still_waiting.push(dump),
             }
         }
@@ -304,7 +305,7 @@ fn ask_for_files(
     }
     for dump in waiting {
         let limit = humantime::format_duration(args.wait);
-        gathered.refused(
+        gathered.add_reason(
             dump.rank,
             format!("it was asked for a dump and wrote none within {limit}"),
         );
@@ -336,7 +337,7 @@ fn take_stacks(
         Some(answers) => {
             for (rank, answer) in answers {
                 match answer {
-                    Ok(text) => gathered.stack(rank, &text)?,
+                    Ok(text) => gathered.add_stack(rank, &text)?,
                     Err(reason) => asked.notes.push(format!("no Python stack of rank {rank}: {reason}")),
                 }
             }
@@ -346,7 +347,7 @@ fn take_stacks(
 }
 
 impl Gathered<'_> {
-    fn dump(&mut self, rank: Rank, dump: &Dump, part: u8) -> Result<(), Failure> {
+    fn add_dump(&mut self, rank: Rank, dump: &Dump, part: u8) -> Result<(), Failure> {
         self.records.insert(rank);
         let recorder = if part == 0 { "nccl" } else { "generic" };
         let path = PathBuf::from(format!("worker_servers/{recorder}_rank_{rank}"));
@@ -357,19 +358,19 @@ impl Gathered<'_> {
         self.archive.add(&host, &path, now(), &dump.to_pickle())
     }
 
-    fn file(&mut self, rank: Rank, path: &Path, content: &[u8]) -> Result<(), Failure> {
+    fn add_file(&mut self, rank: Rank, path: &Path, content: &[u8]) -> Result<(), Failure> {
         self.records.insert(rank);
         self.archive.add(&self.host, path, now(), content)
     }
 
-    fn stack(&mut self, rank: Rank, text: &str) -> Result<(), Failure> {
+    fn add_stack(&mut self, rank: Rank, text: &str) -> Result<(), Failure> {
         self.stacks.insert(rank);
         self.parsed_stacks.push(RankStacks::parse("", rank, text));
         let path = PathBuf::from(format!("stacks/rank_{rank}.txt"));
         self.archive.add(&self.host, &path, now(), text.as_bytes())
     }
 
-    fn refused(&mut self, rank: Rank, reason: String) {
+    fn add_reason(&mut self, rank: Rank, reason: String) {
         self.reasons.entry(rank).or_default().push(reason);
     }
 }

@@ -70,7 +70,7 @@ pub(in crate::cli) fn advice_for_paths() -> String {
 pub(super) fn running(jobs: &[RankJob]) -> String {
     let mut text = format!("{}\n", heading(jobs));
     list(jobs, &mut text);
-    hangs_now(jobs, &mut text);
+    append_hang_advice(jobs, &mut text);
     text
 }
 
@@ -85,11 +85,11 @@ fn how_to_get_records(jobs: &[RankJob], environment: &dyn Fn(&str) -> Option<OsS
         [_, others @ ..] => {
             let _ = writeln!(text, "\n{}", heading(jobs));
             list(jobs, &mut text);
-            let whose = match others {
+            let environment_label = match others {
                 [] => "its environment:",
                 _ => "the environment of the first:",
             };
-            let _ = writeln!(text, "{whose}");
+            let _ = writeln!(text, "{environment_label}");
         }
     }
     let value = |name: &str| match first {
@@ -105,7 +105,7 @@ fn how_to_get_records(jobs: &[RankJob], environment: &dyn Fn(&str) -> Option<OsS
         let _ = writeln!(text, "  {set}\n      {meaning}");
     }
     text.push('\n');
-    hangs_now(jobs, &mut text);
+    append_hang_advice(jobs, &mut text);
     text.push_str(
         "\nThe next job, so that it can be seen at any time:\n  \
          pip install ./rcomm-*.whl && RCOMM_RECORD=1 torchrun ...   then rcomm-top, or rcomm-fr\n",
@@ -131,7 +131,7 @@ fn list(jobs: &[RankJob], text: &mut String) {
 }
 
 /// Appends what can be done for a job that hangs. If there are several jobs, the commands are for the first.
-fn hangs_now(jobs: &[RankJob], text: &mut String) {
+fn append_hang_advice(jobs: &[RankJob], text: &mut String) {
     let first = jobs.first();
     let store = first.and_then(|job| RankProcess::store(&job.processes[0]));
     let store = store.map_or_else(
@@ -207,7 +207,7 @@ mod tests {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert!(text.contains("collect --ask --analyze"), "{text}");
-        // Several jobs are no one job, and each can be chosen.
+        // Of several jobs, each is listed with the option that chooses it.
         let text = advice(&[], &RankJob::group(vec![process, other]), &|_| None);
         for part in [
             "2 jobs have ranks here:\n",

@@ -69,15 +69,15 @@ struct Search {
 pub(super) fn run(color: ColorChoice) -> Result<ExitCode, Failure> {
     let environment = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let mut search = Search::default();
-    search.rings(&match environment("RCOMM_RING_DIR") {
+    search.add_rings(&match environment("RCOMM_RING_DIR") {
         Some(folder) if folder != "memory" => PathBuf::from(folder),
         _ => default_directory(),
     });
     for beginning in dump_beginnings(|name| environment(name).map(PathBuf::from)) {
-        search.files("PyTorch's dumps", &beginning);
+        search.add_files("PyTorch's dumps", &beginning);
     }
     let dumps = environment("RCOMM_DUMP_DIR").map_or_else(|| "rcomm-dumps".into(), PathBuf::from);
-    search.folder("dumps of rcomm", &dumps);
+    search.add_folder("dumps of rcomm", &dumps);
     // The rings of all living jobs were written just now, so the newest of these jobs is the one created last.
     search.records.sort_by_key(|records| {
         let time = match records.alive {
@@ -204,7 +204,7 @@ fn jobs_without_records(records: &[Records]) -> Vec<RankJob> {
 
 impl Search {
     /// Adds the rings below a directory, those of each job as one item.
-    fn rings(&mut self, directory: &Path) {
+    fn add_rings(&mut self, directory: &Path) {
         let mut jobs: BTreeMap<String, JobRings> = BTreeMap::new();
         let listed = list_rings(directory).unwrap_or_default();
         for listing in &listed {
@@ -255,7 +255,7 @@ impl Search {
     }
 
     /// Adds the files whose path continues `beginning` with a digit: PyTorch appends the rank.
-    fn files(&mut self, description: &str, beginning: &Path) {
+    fn add_files(&mut self, description: &str, beginning: &Path) {
         let (Some(folder), Some(stem)) = (beginning.parent(), beginning.file_name()) else {
             return;
         };
@@ -279,7 +279,7 @@ impl Search {
 
     /// Adds the files directly in a folder as one item, and the files of each subfolder, which holds one run, as an
     /// item of their own.
-    fn folder(&mut self, description: &str, folder: &Path) {
+    fn add_folder(&mut self, description: &str, folder: &Path) {
         let mut files = Vec::new();
         let mut runs = Vec::new();
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -303,14 +303,16 @@ impl Search {
         }
     }
 
-    /// The files in a folder and in the folders in it.
+    /// The files in a folder and in its direct subfolders.
     fn files_of_run(folder: &Path) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        let mut left = vec![(folder.to_owned(), 0)];
-        while let Some((folder, depth)) = left.pop() {
+        let mut pending = vec![(folder.to_owned(), 0)];
+        while let Some((folder, depth)) = pending.pop() {
             for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
                 match entry.file_type() {
-                    Ok(kind) if kind.is_dir() && depth < 1 => left.push((entry.path(), depth + 1)),
+                    Ok(kind) if kind.is_dir() && depth < 1 => {
+                        pending.push((entry.path(), depth + 1))
+                    }
                     Ok(kind) if kind.is_file() => files.push(entry.path()),
                     Ok(_) | Err(_) => {}
                 }

@@ -1,4 +1,4 @@
-//! One line of the log.
+//! Parses one line of a log of NCCL's Inspector.
 
 use super::trends::{Operation, Sample};
 use serde::Deserialize;

@@ -40,7 +40,7 @@ pub(super) enum InputFile {
 }
 
 impl InputFile {
-    /// Its name in messages: the path, or `standard input`.
+    /// The input's name in messages: the path, or `standard input`.
     pub(super) fn name(&self) -> String {
         match self {
             Self::File(path) => path.display().to_string(),
@@ -51,14 +51,14 @@ impl InputFile {
 
 #[derive(Default)]
 pub(super) struct Found {
-    /// [`find`] returns them sorted, each once.
+    /// The inputs. When [`find`] returns them, they are sorted and each occurs once.
     pub(super) inputs: Vec<InputFile>,
     /// Folders that could not be listed.
     pub(super) problems: Vec<Problem>,
 }
 
 /// Finds the files that the paths name. A path that does not exist and a pattern that matches nothing become problems.
-/// It is an error if this holds for all paths, or if a pattern is not valid. A folder may be empty.
+/// That this holds for all paths, or that a pattern is not valid, is an error. A folder may be empty.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
     let mut missing = Vec::new();

@@ -243,7 +243,7 @@ enum Output {
     Ras(String, RasReport),
     Log(Log),
     Stacks(RankStacks),
-    /// A dump, passed on beside this, that was given another rank than its name states.
+    /// A dump got another rank than its name states. The dump itself is passed on as well.
     Renamed(Renamed),
     /// The number of ranks that the manifest of an archive states, if it does.
     Manifest(Option<u32>),
@@ -289,7 +289,7 @@ impl Worker<'_> {
 
     /// Reads the buffer as a report of NCCL's RAS, stacks, a dump or a log, and empties it. A log of NCCL's
     /// Inspector is left aside.
-    fn dump(&mut self, path: &str, rank_of_name: Option<Rank>) {
+    fn read_buffer(&mut self, path: &str, rank_of_name: Option<Rank>) {
         if let Some(report) = RasReport::parse(&self.buffer) {
             self.buffer.clear();
             return self.send(Output::Ras(path.to_owned(), report));
@@ -303,7 +303,7 @@ impl Worker<'_> {
             );
         }
         if stacks::is_stacks(&self.buffer[..self.buffer.len().min(LOG_HEAD)]) {
-            self.stacks(path, rank_of_name);
+            self.read_stacks(path, rank_of_name);
             self.buffer.clear();
             return;
         }
@@ -316,9 +316,9 @@ impl Worker<'_> {
                 for problem in problems {
                     self.problem(Problem::unreadable_dump(path, problem.to_string()));
                 }
-                self.take(path, dump, cut, rank_of_name);
+                self.send_dump(path, dump, cut, rank_of_name);
             }
-            Err(_) if self.log(path, rank_of_name) => {}
+            Err(_) if self.read_log(path, rank_of_name) => {}
             Err(error @ ReadError::NotADump { .. }) => self.foreign(path, error),
             Err(error) => self.unusable(path, error),
         }
@@ -328,7 +328,7 @@ impl Worker<'_> {
     }
 
     /// Reads the buffer as the stacks of the rank in the name of the file.
-    fn stacks(&self, path: &str, rank_of_name: Option<Rank>) {
+    fn read_stacks(&self, path: &str, rank_of_name: Option<Rank>) {
         let Some(rank) = log_rank(path, rank_of_name) else {
             let reason = "stacks of a rank that its name does not state; name it after the rank, as in rank_3.txt";
             return self.unusable(path, reason);
@@ -338,7 +338,7 @@ impl Worker<'_> {
     }
 
     /// Reads the buffer as a log and sends it; `false` if it is not text or no line of it has a fact.
-    fn log(&self, path: &str, rank_of_name: Option<Rank>) -> bool {
+    fn read_log(&self, path: &str, rank_of_name: Option<Rank>) -> bool {
         if !log::may_begin(&self.buffer[..self.buffer.len().min(LOG_HEAD)]) {
             return false;
         }
@@ -351,16 +351,16 @@ impl Worker<'_> {
         is_log
     }
 
-    fn take(&self, path: &str, dump: Dump, cut: bool, rank_of_name: Option<Rank>) {
+    fn send_dump(&self, path: &str, dump: Dump, cut: bool, rank_of_name: Option<Rank>) {
         let written_ns = match dump.identity.dump_time_ns {
             0 => written_ns(path),
             _ => None,
         };
-        self.take_written(path, dump, cut, (rank_of_name, written_ns));
+        self.send_dump_written(path, dump, cut, (rank_of_name, written_ns));
     }
 
     /// Passes on a dump with the rank in the name of its file and the time at which that was written.
-    fn take_written(
+    fn send_dump_written(
         &self,
         path: &str,
         mut dump: Dump,

@@ -4,10 +4,10 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A file that is larger than this when unpacked, bytes, is read and parsed while no other such file is.
+/// Files that are larger than this when unpacked, bytes, are read and parsed one at a time.
 ///
-/// A parser may need many times the size of its input. With this limit, all threads together need little more than one
-/// of them does for the largest file.
+/// A parser may need many times the size of its input. With this limit, all threads together need little more memory
+/// than one of them needs for the largest file.
 pub(super) const LARGE_FILE: u64 = 32 << 20;
 
 /// The counters of unpacked bytes, and the lock for large files, that the threads of one load share.

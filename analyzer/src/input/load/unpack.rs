@@ -80,10 +80,10 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
     let head = head(&mut file)?;
     match Kind::of(&head) {
         Kind::Plain => {
-            let most = worker.options.max_file_bytes;
+            let max_bytes = worker.options.max_file_bytes;
             let is_stream = metadata.len() > HELD_TEXT && log::may_begin(&head);
-            if metadata.len() > most && !is_stream {
-                return Err(too_large(most));
+            if metadata.len() > max_bytes && !is_stream {
+                return Err(too_large(max_bytes));
             }
             let reserved = if is_stream {
                 0
@@ -96,7 +96,7 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
         Kind::Ring => {
             worker.send(Output::Files(1));
             match RingReader::attach(path).and_then(|ring| ring.read()) {
-                Ok(dump) => worker.take(name, dump, false, rank),
+                Ok(dump) => worker.send_dump(name, dump, false, rank),
                 Err(error) => worker.unusable(name, error),
             }
             Ok(())
@@ -116,10 +116,13 @@ fn file(path: &Path, name: &str, rank: Option<Rank>, worker: &mut Worker<'_>) ->
 /// Standard input can be read only once, so it is held in memory.
 fn stdin(name: &str, worker: &mut Worker<'_>) -> io::Result<()> {
     let mut bytes = Vec::new();
-    let most = worker.options.max_file_bytes;
-    io::stdin().lock().take(most + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most {
-        return Err(too_large(most));
+    let max_bytes = worker.options.max_file_bytes;
+    io::stdin()
+        .lock()
+        .take(max_bytes + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(too_large(max_bytes));
     }
     worker.sums.open(bytes.len() as u64);
     let budget = budget(bytes.len() as u64, worker);
@@ -134,14 +137,14 @@ const MOST_UNPACKED: u64 = 1000;
 /// The number of bytes that a file of `packed` bytes may unpack to. It is larger than the largest file that is read, so
 /// that even a tiny file may unpack to one of that size.
 fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
-    let most = packed.saturating_mul(MOST_UNPACKED);
-    most.max(worker.options.max_file_bytes.saturating_add(1))
+    let max_bytes = packed.saturating_mul(MOST_UNPACKED);
+    max_bytes.max(worker.options.max_file_bytes.saturating_add(1))
 }
 
 /// A reader that fails once it has returned more than its budget.
 struct Unpacked<'a, R> {
     packed: R,
-    left: u64,
+    remaining: u64,
     /// The sums of all inputs; `None` where the bytes are only looked through for names.
     sums: Option<&'a Sums>,
 }
@@ -149,7 +152,7 @@ struct Unpacked<'a, R> {
 impl<R: Read> Read for Unpacked<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.packed.read(buffer)?;
-        self.left = self.left.checked_sub(read as u64).ok_or_else(|| {
+        self.remaining = self.remaining.checked_sub(read as u64).ok_or_else(|| {
             io::Error::other(format!("it unpacks to over {MOST_UNPACKED} times its size"))
         })?;
         if let Some(sums) = self.sums {
@@ -204,14 +207,14 @@ fn list(
     names: &mut Vec<String>,
 ) -> io::Result<()> {
     let head = head(reader)?;
-    let whole = io::Cursor::new(&head).chain(reader);
+    let full_stream = io::Cursor::new(&head).chain(reader);
     match Kind::of(&head) {
         Kind::Gzip if depth < MAX_DEPTH => {
-            let (packed, left) = (MultiGzDecoder::new(whole), budget);
+            let (packed, remaining) = (MultiGzDecoder::new(full_stream), budget);
             list(
                 &mut Unpacked {
                     packed,
-                    left,
+                    remaining,
                     sums: None,
                 },
                 name,
@@ -221,11 +224,11 @@ fn list(
             )
         }
         Kind::Zstd if depth < MAX_DEPTH => {
-            let (packed, left) = (Frames::new(whole), budget);
+            let (packed, remaining) = (Frames::new(full_stream), budget);
             list(
                 &mut Unpacked {
                     packed,
-                    left,
+                    remaining,
                     sums: None,
                 },
                 name,
@@ -235,7 +238,7 @@ fn list(
             )
         }
         Kind::Tar if depth < MAX_DEPTH => {
-            for member in tar::Archive::new(whole).entries()? {
+            for member in tar::Archive::new(full_stream).entries()? {
                 let Ok(mut member) = member else { break };
                 if let Some(inner) = member_name(name, &member) {
                     let _ = list(&mut member, &inner, depth + 1, budget, names);
@@ -259,13 +262,17 @@ fn stream(
     ranks: &RankNames,
 ) -> io::Result<()> {
     let head = head(reader)?;
-    let mut whole = io::Cursor::new(&head).chain(&mut *reader);
+    let mut full_stream = io::Cursor::new(&head).chain(&mut *reader);
     match Kind::of(&head) {
         Kind::Gzip if depth < MAX_DEPTH => {
-            let (packed, left) = (MultiGzDecoder::new(whole), ranks.budget);
+            let (packed, remaining) = (MultiGzDecoder::new(full_stream), ranks.budget);
             let sums = Some(worker.sums);
             stream(
-                &mut Unpacked { packed, left, sums },
+                &mut Unpacked {
+                    packed,
+                    remaining,
+                    sums,
+                },
                 name,
                 depth + 1,
                 worker,
@@ -273,10 +280,14 @@ fn stream(
             )
         }
         Kind::Zstd if depth < MAX_DEPTH => {
-            let (packed, left) = (Frames::new(whole), ranks.budget);
+            let (packed, remaining) = (Frames::new(full_stream), ranks.budget);
             let sums = Some(worker.sums);
             stream(
-                &mut Unpacked { packed, left, sums },
+                &mut Unpacked {
+                    packed,
+                    remaining,
+                    sums,
+                },
                 name,
                 depth + 1,
                 worker,
@@ -284,7 +295,7 @@ fn stream(
             )
         }
         Kind::Tar if depth < MAX_DEPTH => {
-            for member in tar::Archive::new(whole).entries()? {
+            for member in tar::Archive::new(full_stream).entries()? {
                 let mut member = member?;
                 if let Some(inner) = member_name(name, &member) {
                     // A member that cannot be unpacked does not affect the others.
@@ -295,9 +306,9 @@ fn stream(
             }
             Ok(())
         }
-        Kind::Ring => ring(&mut whole, name, ranks.get(name), worker),
+        Kind::Ring => ring(&mut full_stream, name, ranks.get(name), worker),
         Kind::Summary => {
-            summary(&mut whole, name, worker);
+            summary(&mut full_stream, name, worker);
             Ok(())
         }
         _ => plain(&head, reader, name, ranks.get(name), worker),
@@ -328,7 +339,7 @@ fn plain(
         worker.foreign(name, reason);
         return Ok(());
     }
-    let most = worker.options.max_file_bytes;
+    let max_bytes = worker.options.max_file_bytes;
     worker.buffer.clear();
     worker.buffer.extend_from_slice(head);
     if log::may_begin(head) {
@@ -343,7 +354,7 @@ fn plain(
     let mut admitted = None;
     let mut read = Ok(());
     // The first round reads the part that any number of threads may hold, the second one the rest.
-    for limit in [LARGE_FILE.min(most), most] {
+    for limit in [LARGE_FILE.min(max_bytes), max_bytes] {
         if worker.buffer.len() as u64 >= LARGE_FILE {
             admitted = Some(sums.admit_large());
         }
@@ -353,10 +364,10 @@ fn plain(
             part.read_to_end(&mut worker.buffer).map(drop)
         });
     }
-    if worker.buffer.len() as u64 > most {
+    if worker.buffer.len() as u64 > max_bytes {
         worker.buffer.clear();
         worker.buffer.shrink_to(KEPT_BYTES);
-        return Err(too_large(most));
+        return Err(too_large(max_bytes));
     }
     // Of a packed file that ends too early, the part that could be unpacked is used.
     if let Err(error) = read {
@@ -372,7 +383,7 @@ fn plain(
         worker.send(Output::Manifest(manifest.world_size));
         return Ok(());
     }
-    worker.dump(name, rank);
+    worker.read_buffer(name, rank);
     drop(admitted);
     Ok(())
 }
@@ -411,7 +422,7 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
             path,
             cut,
             written_ns,
-        } => worker.take_written(&inner(&path), *dump, cut, (None, written_ns)),
+        } => worker.send_dump_written(&inner(&path), *dump, cut, (None, written_ns)),
         Piece::Problem(problem) => worker.problem(Problem {
             path: inner(&problem.path),
             ..problem
@@ -435,11 +446,11 @@ fn ring(
     worker: &mut Worker<'_>,
 ) -> io::Result<()> {
     worker.send(Output::Files(1));
-    let most = worker.options.max_file_bytes;
+    let max_bytes = worker.options.max_file_bytes;
     let mut spill = tempfile::tempfile()?;
-    let written = io::copy(&mut reader.take(most + 1), &mut spill)?;
-    if written > most {
-        return Err(too_large(most));
+    let written = io::copy(&mut reader.take(max_bytes + 1), &mut spill)?;
+    if written > max_bytes {
+        return Err(too_large(max_bytes));
     }
     spill.flush()?;
     match RingReader::of_file(spill, name.into()) {
@@ -447,13 +458,13 @@ fn ring(
             let mut dump = ring.snapshot();
             // No process locks a copy, so the state of the ring's process is unknown.
             dump.identity.reason = "ring in an archive".to_owned();
-            worker.take(name, dump, false, rank);
+            worker.send_dump(name, dump, false, rank);
         }
         Err(error) => worker.unusable(name, error),
     }
     Ok(())
 }
 
-fn too_large(most: u64) -> io::Error {
-    io::Error::other(format!("it is larger than {}", format::bytes(most)))
+fn too_large(max_bytes: u64) -> io::Error {
+    io::Error::other(format!("it is larger than {}", format::bytes(max_bytes)))
 }

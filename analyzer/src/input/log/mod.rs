@@ -105,7 +105,7 @@ struct State {
     ranks: HashMap<String, Rank>,
     /// The size of the communicator that `ranks` belong to: the largest one so far.
     nranks: u32,
-    /// Indices of facts whose rank is known only by the process, with that process.
+    /// The index of each fact of which only the process is known, and that process as `host:pid`.
     of_process: Vec<(usize, String)>,
     desync: torch::Desync,
     /// Whether the last line without a label is of a traceback.

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 /// One communicator as NCCL reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Communicator {
-    /// Its hash, by which NCCL names it. Empty for processes without a communicator.
+    /// The hash by which NCCL names the communicator; empty for processes without a communicator.
     pub name: String,
-    /// The number of its ranks; 0 if unknown.
+    /// The number of ranks; 0 if unknown.
     pub size: u32,
-    /// All its members; of a report in text form only those that the report lists: with other counts than most, with a
-    /// fault, or missing.
+    /// All members. A report in text form lists only some of them: those with other counts than most, with a fault, or
+    /// missing.
     pub members: Vec<Member>,
     /// The number of operations that most members launched, by kind, if the report lists only some of the members.
     pub others_launched: Vec<(String, u64)>,
@@ -23,7 +23,7 @@ pub struct Member {
     pub rank: Option<u32>,
     /// The process.
     pub process: Process,
-    /// Its state.
+    /// The state of the member.
     pub state: MemberState,
     /// The number of operations launched so far, by kind. A launched operation may not have completed.
     pub launched: Vec<(String, u64)>,
@@ -46,19 +46,19 @@ pub enum MemberState {
     /// No fault was reported.
     #[default]
     Running,
-    /// It is being initialized.
+    /// The member is initializing the communicator.
     Initializing,
-    /// It is being finalized.
+    /// The member is finalizing the communicator.
     Finalizing,
-    /// It answered, but does not know the communicator yet or any more.
+    /// The member answered, but does not know the communicator yet or any more.
     Absent,
-    /// Its own program aborted it.
+    /// The member's program aborted the communicator.
     Aborted,
     /// NCCL reported this error.
     Failed(String),
-    /// It did not answer NCCL.
+    /// The member did not answer NCCL.
     Unresponsive,
-    /// NCCL considers it dead: its RAS network has not reached it for a minute.
+    /// NCCL considers the member dead: the RAS network has not reached it for a minute.
     Dead,
 }
 

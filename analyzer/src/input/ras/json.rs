@@ -16,13 +16,13 @@ struct Comm {
     #[serde(default)]
     size: u32,
     #[serde(default)]
-    ranks: Vec<Ranked>,
+    ranks: Vec<ListedRank>,
     #[serde(default)]
-    missing_ranks: Vec<Ranked>,
+    missing_ranks: Vec<ListedRank>,
 }
 
 #[derive(Deserialize)]
-struct Ranked {
+struct ListedRank {
     rank: u32,
     #[serde(default)]
     host: String,
@@ -43,8 +43,8 @@ enum Listed {
     Missing,
 }
 
-impl Ranked {
-    /// A flag or a code of its status, which may be a number or a Boolean; 0 if it is missing.
+impl ListedRank {
+    /// A flag or a code in the rank's status, where it may be a number or a Boolean; 0 if it is missing.
     fn status(&self, name: &str) -> i64 {
         match self.status.get(name) {
             Some(Value::Bool(flag)) => i64::from(*flag),
@@ -142,7 +142,8 @@ mod tests {
 
     fn state(status: &str, listed: Listed) -> MemberState {
         let text = format!(r#"{{"rank": 1, "status": {{{status}}}}}"#);
-        let ranked: Ranked = serde_json::from_str(&text).expect("the text is a member of a report");
+        let ranked: ListedRank =
+            serde_json::from_str(&text).expect("the text is a member of a report");
         ranked.state(listed)
     }
 

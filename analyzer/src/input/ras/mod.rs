@@ -58,11 +58,11 @@ pub struct RasSubject {
 pub enum RasFaultKind {
     /// The RAS network has not reached the process for a minute.
     Dead,
-    /// It did not answer this query.
+    /// The process did not answer this query.
     Unresponsive,
     /// A communicator reports an error.
     Error(String),
-    /// It launched fewer operations than the others.
+    /// The process launched fewer operations than the others.
     Behind {
         /// The function; `collective` if the report does not name it.
         function: String,
@@ -71,7 +71,7 @@ pub enum RasFaultKind {
         /// The number that most others launched.
         others: u64,
     },
-    /// Its program aborted the communicator.
+    /// The program of the process aborted the communicator.
     Aborted,
 }
 

@@ -29,6 +29,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
 struct TextParser {
     /// The number of ranks of a communicator, by the number of its group.
     sizes: BTreeMap<u32, u32>,
+    /// The communicators that were read so far, by hash.
     known: BTreeMap<String, Communicator>,
     /// The subject of the lines below a headline.
     block: Block,
@@ -256,14 +257,14 @@ fn headline(text: &str) -> Option<(u32, String, &str)> {
     Some((group, name.to_owned(), section.trim()))
 }
 
-/// The first `most` ranks in `The missing rank: 21` or `The missing ranks: 3,7-9`.
-fn missing_ranks(text: &str, most: usize) -> Option<Vec<u32>> {
+/// The first `limit` ranks in `The missing rank: 21` or `The missing ranks: 3,7-9`.
+fn missing_ranks(text: &str, limit: usize) -> Option<Vec<u32>> {
     let (_, list) = text.strip_prefix("The missing rank")?.split_once(':')?;
     let mut ranks = Vec::new();
     for part in list.split([',', ' ']).filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        ranks.extend((first..=last).take(most - ranks.len()));
+        ranks.extend((first..=last).take(limit - ranks.len()));
     }
     Some(ranks)
 }

@@ -43,7 +43,7 @@ pub enum Piece {
     Record {
         /// The record.
         dump: Box<Dump>,
-        /// Its path when the summary was made.
+        /// The path of the record's file when the summary was made.
         path: String,
         /// Whether its newest operations are missing.
         cut: bool,

@@ -183,7 +183,7 @@ pub(super) struct Rows {
     pub(super) members: Vec<u32>,
 }
 
-const ROW: &str = "a record refers to a row that no table has";
+const NO_SUCH_ROW: &str = "a record refers to a row that no table has";
 
 /// The largest number of items of the tables in one record: without it, repeated references to large rows could fill
 /// the memory.
@@ -200,7 +200,7 @@ impl Budget {
         row: u32,
         items: impl Fn(&T) -> usize,
     ) -> Result<&'a T, &'static str> {
-        let row = table.get(row as usize).ok_or(ROW)?;
+        let row = table.get(row as usize).ok_or(NO_SUCH_ROW)?;
         let left = self.0.checked_sub(1 + items(row));
         self.0 = left.ok_or("a record that refers to more than a rank can have")?;
         Ok(row)
@@ -298,7 +298,7 @@ impl Record {
         for &row in &self.stacks {
             let stack = budget.take(&tables.stacks, row, Vec::len)?;
             let stack = stack.iter().map(|row| frame_of_row.get(row).copied());
-            stacks.push(stack.collect::<Option<Vec<u32>>>().ok_or(ROW)?);
+            stacks.push(stack.collect::<Option<Vec<u32>>>().ok_or(NO_SUCH_ROW)?);
         }
         let mut groups = Vec::new();
         for group in self.groups {
@@ -332,7 +332,7 @@ impl Record {
                 && fits(entry.thread, threads.len())
         });
         if !is_valid {
-            return Err(ROW);
+            return Err(NO_SUCH_ROW);
         }
         Ok(Dump {
             version: FormatVersion {

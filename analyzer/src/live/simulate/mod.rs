@@ -42,7 +42,7 @@ impl Situation {
         (Self::SilentRank, "silent"),
     ];
 
-    /// Its name on a command line.
+    /// The situation's name on a command line.
     pub fn name(self) -> &'static str {
         Self::ALL
             .iter()
@@ -90,9 +90,9 @@ pub struct Simulation {
 #[derive(Debug)]
 struct Members {
     world: Arc<[Rank]>,
-    /// By host.
+    /// The groups of the hosts, by host.
     tensor_parallel: Vec<Arc<[Rank]>>,
-    /// By rank on the host.
+    /// The groups with one rank of each host, by rank on the host.
     data_parallel: Vec<Arc<[Rank]>>,
 }
 
@@ -205,7 +205,7 @@ impl Simulation {
         self.ranks / self.per_host
     }
 
-    /// The program of `rank` in one step, in its own order.
+    /// The slots of the operations of `rank` in one step, in the order in which it issues them.
     fn slots(&self, rank: Rank, step: u64) -> &'static [u64] {
         let is_out_of_order = self.situation == Situation::Deadlock
             && step == Self::FAULT_STEP
@@ -292,9 +292,9 @@ mod tests {
     use rcomm_recorder::model::OpType;
     use std::collections::HashSet;
 
-    const LATER: i64 = 30_000 * MS;
+    const LATER_NS: i64 = 30_000 * MS;
 
-    fn open(dump: &Dump) -> Vec<(OpType, u64, u32)> {
+    fn unfinished(dump: &Dump) -> Vec<(OpType, u64, u32)> {
         dump.entries
             .iter()
             .filter(|e| !e.retired)
@@ -306,7 +306,7 @@ mod tests {
     fn records_are_numbered_without_gaps_in_order_of_issue() {
         for &(situation, _) in Situation::ALL {
             let simulation = Simulation::new(situation, 16, 0).with_window(4000);
-            for dump in simulation.dumps_at(simulation.fault_ns() + LATER) {
+            for dump in simulation.dumps_at(simulation.fault_ns() + LATER_NS) {
                 let ids: Vec<u64> = dump.entries.iter().map(|e| e.record_id).collect();
                 let expected: Vec<u64> = (1..=ids.len() as u64).collect();
                 assert_eq!(ids, expected, "{situation:?}");
@@ -317,32 +317,32 @@ mod tests {
     #[test]
     fn a_stuck_rank_holds_up_all_others_and_waits_for_none() {
         let simulation = Simulation::new(Situation::StuckRank, 16, 0);
-        let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
+        let dumps = simulation.dumps_at(simulation.fault_ns() + LATER_NS);
         let culprit = simulation.culprit();
         for (rank, dump) in (0..).zip(&dumps) {
-            assert_eq!(open(dump).is_empty(), rank == culprit, "rank {rank}");
+            assert_eq!(unfinished(dump).is_empty(), rank == culprit, "rank {rank}");
         }
         let seq = Simulation::FAULT_STEP + 1;
         let member = &dumps[(culprit % 8) as usize];
-        assert_eq!(open(member), [(OpType::AllReduce, seq, 2)]);
+        assert_eq!(unfinished(member), [(OpType::AllReduce, seq, 2)]);
     }
 
     #[test]
     fn a_deadlock_leaves_one_rank_in_the_barrier_and_its_group_before_it() {
         let simulation = Simulation::new(Situation::Deadlock, 16, 0);
-        let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
+        let dumps = simulation.dumps_at(simulation.fault_ns() + LATER_NS);
         let culprit = simulation.culprit() as usize;
-        assert_eq!(open(&dumps[culprit])[0].0, OpType::Barrier);
+        assert_eq!(unfinished(&dumps[culprit])[0].0, OpType::Barrier);
         for member in (8..16).filter(|&rank| rank != culprit) {
-            assert_eq!(open(&dumps[member])[0].0, OpType::ReduceScatterSingle);
+            assert_eq!(unfinished(&dumps[member])[0].0, OpType::ReduceScatterSingle);
         }
     }
 
     #[test]
     fn a_mismatch_is_two_operations_under_one_number() {
         let simulation = Simulation::new(Situation::Mismatch, 16, 0);
-        let dumps = simulation.dumps_at(simulation.fault_ns() + LATER);
-        let operations: HashSet<_> = dumps[8..].iter().map(|dump| open(dump)[0]).collect();
+        let dumps = simulation.dumps_at(simulation.fault_ns() + LATER_NS);
+        let operations: HashSet<_> = dumps[8..].iter().map(|dump| unfinished(dump)[0]).collect();
         assert_eq!(operations.len(), 2);
         let seqs: HashSet<_> = operations.iter().map(|(_, seq, _)| seq).collect();
         assert_eq!(seqs.len(), 1);

@@ -210,13 +210,13 @@ fn signatures() -> Vec<Signature> {
         output_dtypes: vec!["BFloat16".into()],
         ..Signature::default()
     };
-    const M: u64 = 1 << 20;
+    const MEBI: u64 = 1 << 20;
     vec![
-        signature("all_gather_single", 4 * M, 32 * M),
-        signature("reduce_scatter_single", 32 * M, 4 * M),
+        signature("all_gather_single", 4 * MEBI, 32 * MEBI),
+        signature("reduce_scatter_single", 32 * MEBI, 4 * MEBI),
         signature("barrier", 1, 1),
-        signature("all_reduce", 64 * M, 64 * M),
-        signature("all_reduce", 32 * M, 32 * M),
+        signature("all_reduce", 64 * MEBI, 64 * MEBI),
+        signature("all_reduce", 32 * MEBI, 32 * MEBI),
     ]
 }
 

@@ -29,7 +29,7 @@ pub struct EndpointSource {
     given: Vec<EndpointAddress>,
     store: Option<HostPort>,
     token: Option<EndpointToken>,
-    /// What all answers to one poll share.
+    /// The budget of bytes that all answers to one poll share.
     budget: Arc<AnswerBudget>,
     /// The identity with which endpoints over TCP are asked; read from the environment at the first poll.
     tls: Option<Tls>,
@@ -166,7 +166,7 @@ impl EndpointSource {
             }
         }
         match (listed_ranks, self.ranks.is_empty()) {
-            (0, _) => Err(store::nothing(&store)),
+            (0, _) => Err(store::no_endpoint(&store)),
             (_, true) => Err(SourceError::Nothing {
                 what: format!(
                     "store {store} lists {listed_ranks} ranks, each on a unix socket of another host"
@@ -284,7 +284,12 @@ impl Source for EndpointSource {
                 },
             );
         let mut observations = polled.answers;
-        observations.extend(polled.missing.into_iter().map(|at| unanswered(numbers[at])));
+        observations.extend(
+            polled
+                .missing
+                .into_iter()
+                .map(|index| unanswered(numbers[index])),
+        );
         for observation in &observations {
             if let Seen::Changed(dump) = &observation.seen {
                 self.world_size = self.world_size.max(dump.identity.world_size);
@@ -506,7 +511,7 @@ mod tests {
         for (rank, endpoint) in (0..).zip(&endpoints) {
             keys.push(notice(2, rank, endpoint.address(), &this_host));
         }
-        // Its socket is on another host.
+        // The socket of this notice is on another host.
         keys.push(notice(2, 2, endpoints[0].address(), "elsewhere"));
         let store = store::tests::serve(keys.into_iter().collect());
         let mut source = EndpointSource::in_store(store.clone(), None);

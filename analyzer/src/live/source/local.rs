@@ -16,7 +16,7 @@ pub struct LocalSource {
     choice: JobChoice,
     rings: RingSource,
     processes: ProcessSource,
-    /// The job that `processes` was made for; `None` if it may show any.
+    /// The job that `processes` was made for; `None` if it may show any job.
     named: Option<String>,
     shows_processes: bool,
     /// When a process with a ring was last seen alive.

@@ -56,7 +56,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// A live view keeps at most this many newest operations of a record, and all from its oldest pending one on: enough
-/// for every view and for the analysis. With it, the cost of a poll does not depend on the size of the rings.
+/// for every view and for the analysis. With this limit, the cost of a poll does not depend on the size of the rings.
 pub const NEWEST: usize = 1_024;
 
 /// A source of records that is polled repeatedly. It is not shared: each source has its own thread.
@@ -149,9 +149,9 @@ pub enum Liveness {
     /// The source does not know.
     #[default]
     Unknown,
-    /// It is alive.
+    /// The process is alive.
     Alive,
-    /// It is gone.
+    /// The process is gone.
     Dead,
 }
 

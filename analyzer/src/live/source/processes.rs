@@ -33,11 +33,11 @@ const SHELLS: [&str; 8] = [
 /// A process that a launcher started as a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankProcess {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
-    /// Its rank and job.
+    /// The rank and the job that the launcher gave the process.
     pub launched: Launched,
-    /// Its environment.
+    /// The process's environment.
     pub variables: BTreeMap<String, String>,
 }
 
@@ -76,7 +76,7 @@ impl RankProcess {
         ranks
     }
 
-    /// Those of [`list`](Self::list) that have no ring.
+    /// The processes of [`list`](Self::list) that have no ring.
     pub(super) fn without_rings() -> Vec<Self> {
         let mut found = Self::list();
         found.retain(|process| !process.has_ring());
@@ -115,7 +115,7 @@ impl RankProcess {
         read_mappings(self.pid).1.is_some()
     }
 
-    /// Whether its job has this name: that of its rings, or the launcher's.
+    /// Whether the process's job has this name, under which its rings are or which the launcher gave it.
     pub fn is_of(&self, job: &str) -> bool {
         self.job() == Some(job) || self.launched.job.as_deref() == Some(job)
     }
@@ -227,7 +227,7 @@ impl ProcessSource {
         }
         let alive: HashSet<u32> = found.iter().map(|process| process.pid).collect();
         let before = self.job();
-        // A process that lives and is not found has a ring by now.
+        // A living process that was not found has a ring by now.
         let is_shown = |rank: &RankProcess| alive.contains(&rank.pid) || rank.state().is_none();
         self.ranks.retain(|_, rank| is_shown(rank));
         let is_job_alive = self.ranks.values().any(|rank| alive.contains(&rank.pid));
@@ -389,23 +389,23 @@ mod tests {
     use std::process::{Child, Command};
 
     /// A process that is killed at the end of a test.
-    struct Killed(Child);
+    struct KilledOnDrop(Child);
 
-    impl Drop for Killed {
+    impl Drop for KilledOnDrop {
         fn drop(&mut self) {
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
     }
 
-    fn rank(rank: u32, job: &str, command: &[&str]) -> Killed {
+    fn start_rank(rank: u32, job: &str, command: &[&str]) -> KilledOnDrop {
         let process = Command::new(command[0])
             .args(&command[1..])
             .envs([("RANK", rank.to_string()), ("WORLD_SIZE", "3".to_owned())])
             .envs([("TORCHELASTIC_RUN_ID", job), ("MASTER_ADDR", "127.0.0.1")])
             .env("MASTER_PORT", "1")
             .spawn();
-        Killed(process.expect("the program is installed"))
+        KilledOnDrop(process.expect("the program is installed"))
     }
 
     fn wait_until<T>(mut find: impl FnMut() -> Option<T>) -> T {
@@ -422,9 +422,9 @@ mod tests {
     #[test]
     fn ranks_are_listed_without_their_shells_and_a_newer_job_replaces_an_ended_one() {
         let job = format!("processes-{}", std::process::id());
-        let first = rank(0, &job, &["sleep", "600"]);
+        let first = start_rank(0, &job, &["sleep", "600"]);
         // A shell that starts the rank and waits for it.
-        let mut second = rank(1, &job, &["sh", "-c", "sleep 600 & wait"]);
+        let mut second = start_rank(1, &job, &["sh", "-c", "sleep 600 & wait"]);
         let listed = wait_until(|| {
             let mut processes = RankProcess::list();
             processes.retain(|process| process.launched.job.as_deref() == Some(&job));

@@ -217,14 +217,14 @@ mod tests {
         let polled = poller.ask(vec![0, 1, 2], short, move |&rank| {
             if rank == 1 {
                 let held = frozen.lock().expect("no thread panics");
-                // It continues on a signal and when the sender is dropped.
+                // Rank 1 continues on a signal and when the sender is dropped.
                 let _ = held.recv_timeout(limit);
             }
             rank
         });
         assert_eq!((polled.answers, polled.missing), (vec![0, 2], vec![1]));
         release.send(()).expect("rank 1 waits for its release");
-        // Its answer arrives with a later poll.
+        // The answer of rank 1 arrives with a later poll.
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let polled = poller.ask(vec![0, 2], deadline, |&rank| rank);

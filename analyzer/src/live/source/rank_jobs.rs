@@ -12,7 +12,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The longest command that is shown, in characters.
 const MAX_COMMAND: usize = 100;
 
-/// What a rank's process runs, as its mappings show it; the later, the likelier it is a rank of a PyTorch job.
+/// What a rank's process runs, as its memory mappings show it. The later the variant, the likelier the process is a
+/// rank of a PyTorch job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Program {
     /// No Python, or its mappings cannot be read.
@@ -136,7 +137,7 @@ impl RankJob {
 }
 
 impl RankProcess {
-    /// Its command line, cut to a hundred characters; `None` if it cannot be read or is empty.
+    /// The command line of the process, cut to a hundred characters; `None` if it cannot be read or is empty.
     pub fn command(&self) -> Option<String> {
         let bytes = fs::read(format!("/proc/{}/cmdline", self.pid)).ok()?;
         let words = bytes

@@ -31,7 +31,7 @@ pub struct RecordsHead {
 /// The head of one record.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RecordHead {
-    /// Its rank.
+    /// The rank that the record is of.
     pub rank: Rank,
     /// The index among several recorders of one process.
     pub part: u8,

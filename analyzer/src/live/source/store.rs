@@ -40,9 +40,9 @@ const ATTEMPT_GAP: u32 = 4;
 /// The endpoints of a job's newest attempt in its store.
 #[derive(Debug, Default)]
 pub(super) struct StoreEndpoints {
-    /// The attempt.
+    /// The attempt whose endpoints were found.
     pub(super) attempt: u32,
-    /// By rank, ascending.
+    /// The ranks with their endpoints, ascending.
     pub(super) notices: Vec<(Rank, EndpointNotice)>,
 }
 
@@ -99,7 +99,7 @@ pub fn hosts_in_store(store: &HostPort, deadline: Instant) -> Result<Vec<String>
     hosts.sort();
     hosts.dedup();
     if hosts.is_empty() {
-        return Err(nothing(store));
+        return Err(no_endpoint(store));
     }
     Ok(hosts)
 }
@@ -246,7 +246,7 @@ fn add(stream: &mut (impl Read + Write), key: &str, amount: i64) -> io::Result<i
 }
 
 /// The error for a store without endpoints.
-pub(super) fn nothing(store: &HostPort) -> SourceError {
+pub(super) fn no_endpoint(store: &HostPort) -> SourceError {
     SourceError::Nothing {
         what: format!(
             "store {store} holds no endpoint ({})",
@@ -346,7 +346,7 @@ fn read_value(stream: &mut impl Read) -> io::Result<String> {
     })
 }
 
-/// Gives the error of a connection that was closed a clear text.
+/// Replaces the error of a closed connection by one with a clear text.
 fn closed(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => io::Error::new(

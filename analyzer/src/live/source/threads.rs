@@ -16,7 +16,7 @@ const MOST_THREADS: usize = 1_024;
 pub struct RingThreads(Mutex<RingSource>);
 
 impl RingThreads {
-    /// For the ranks of the job that this source shows.
+    /// Takes the states for the ranks of the job that this source shows.
     pub fn new(source: RingSource) -> Self {
         Self(Mutex::new(source))
     }

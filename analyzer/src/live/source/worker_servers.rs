@@ -46,9 +46,10 @@ const RECORDERS: [RecorderPaths; 2] = [
 /// A worker server that the user names: `[RANK=]ADDRESS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerAddress {
-    /// Its rank; `None` if the user did not state it: then its index in the list counts.
+    /// The rank of the server's process; `None` if the user did not state it: then the server's index in the list
+    /// counts.
     pub rank: Option<Rank>,
-    /// Its address.
+    /// The server's address.
     pub address: HttpAddress,
 }
 
@@ -114,7 +115,7 @@ struct LastRing {
 impl LastRing {
     /// Whether the operations under way can show that nothing was issued since: not long after the ring was read, and
     /// not for a recorder that counts no progress.
-    fn can_tell(&self, rank: Rank) -> bool {
+    fn can_show_no_change(&self, rank: Rank) -> bool {
         // The intervals of the ranks differ, so that the whole rings are not all read in one poll.
         let interval = WHOLE_INTERVAL + Duration::from_millis(u64::from(rank % 64) * 100);
         let counts_progress = self.dump.groups.iter().any(|group| group.status.is_some());
@@ -400,16 +401,16 @@ impl WorkerState {
             as_of_ns: now_ns(),
         };
         let last = self.last[part].as_ref();
-        if last.is_some_and(|last| last.can_tell(rank))
+        if last.is_some_and(|last| last.can_show_no_change(rank))
             && let Some(under_way) = only_under_way(handler)
-            && let Ok(answer) = self.ring(&under_way, deadline)
+            && let Ok(answer) = self.read_ring(&under_way, deadline)
             && let Ok((dump, _)) = Dump::read(&answer)
             && let Some(last) = &self.last[part]
             && last.is_same(&dump)
         {
             return Ok(unchanged());
         }
-        let answer = self.ring(handler, deadline)?;
+        let answer = self.read_ring(handler, deadline)?;
         let mut hasher = DefaultHasher::new();
         hasher.write(&answer);
         let hash = hasher.finish();
@@ -479,7 +480,7 @@ impl WorkerState {
         recorder.iter().find(is_known).copied()
     }
 
-    fn ring(&mut self, handler: &str, deadline: Instant) -> Result<Vec<u8>, String> {
+    fn read_ring(&mut self, handler: &str, deadline: Instant) -> Result<Vec<u8>, String> {
         let path = format!("/handler/{handler}");
         let request = HttpRequest::post(&path);
         let answer = self.address.ask(&request, &mut self.reached, deadline)?;

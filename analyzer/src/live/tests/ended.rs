@@ -29,9 +29,9 @@ fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
             vec!["test".into()],
         );
         let hung = fault + 20.0;
-        live.observe(0, poll(dumps(hung)), at(hung));
+        live.observe(0, poll(dumps(hung)), moment(hung));
         let report = live
-            .refresh(at(hung))
+            .refresh(moment(hung))
             .expect("the first poll gives a snapshot")
             .report;
         assert_eq!(
@@ -45,9 +45,13 @@ fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
             false => new,
         };
         let records = dumps(later).into_iter().zip(dumps(hung)).map(recorded);
-        live.observe(0, poll_with_dead(records.collect(), &[killed]), at(later));
+        live.observe(
+            0,
+            poll_with_dead(records.collect(), &[killed]),
+            moment(later),
+        );
         let report = live
-            .refresh(at(later))
+            .refresh(moment(later))
             .expect("the end of a rank gives a snapshot")
             .report;
         assert_eq!(report.verdict, Verdict::Stuck);
@@ -59,7 +63,7 @@ fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
         if killed == culprit {
             assert_eq!(first.id, gone.id);
         } else {
-            // It died while it waited, so its end is not the cause.
+            // The killed rank died while it waited, so its end is not the cause.
             assert_eq!((first.code, gone.caused_by), (Code::E101, Some(first.id)));
             assert!(gone.sentence.contains("it was inside"), "{}", gone.sentence);
         }
@@ -76,9 +80,9 @@ fn a_process_that_ended_between_operations_is_reported_once_the_others_went_on()
         rcomm_verdict::analyze,
         vec!["test".into()],
     );
-    live.observe(0, poll_with_dead(dumps(), &[2]), at(0.1));
+    live.observe(0, poll_with_dead(dumps(), &[2]), moment(0.1));
     let report = live
-        .refresh(at(0.1))
+        .refresh(moment(0.1))
         .expect("the first poll gives a snapshot")
         .report;
     assert!(
@@ -94,9 +98,9 @@ fn a_process_that_ended_between_operations_is_reported_once_the_others_went_on()
         later.observations[2].liveness = Liveness::Dead;
         Ok(later)
     };
-    live.observe(0, later(), at(2.0));
+    live.observe(0, later(), moment(2.0));
     let report = live
-        .refresh(at(2.0))
+        .refresh(moment(2.0))
         .expect("an end that has settled gives a snapshot")
         .report;
     assert!(report.findings.is_empty(), "{:?}", report.findings);
@@ -104,9 +108,9 @@ fn a_process_that_ended_between_operations_is_reported_once_the_others_went_on()
         .due()
         .expect("a job is judged again even if nothing changes");
     assert!((4.0..6.0).contains(&due.as_secs_f64()), "{due:?}");
-    live.observe(0, later(), at(6.0));
+    live.observe(0, later(), moment(6.0));
     let report = live
-        .refresh(at(6.0))
+        .refresh(moment(6.0))
         .expect("a job that is due gives a snapshot")
         .report;
     let finding = &report.findings[0];
@@ -127,9 +131,9 @@ fn a_process_that_ended_between_operations_is_reported_once_the_others_went_on()
         rcomm_verdict::analyze,
         vec!["test".into()],
     );
-    live.observe(0, poll_with_dead(dumps(), &[0, 1, 2, 3]), at(60.0));
+    live.observe(0, poll_with_dead(dumps(), &[0, 1, 2, 3]), moment(60.0));
     let report = live
-        .refresh(at(60.0))
+        .refresh(moment(60.0))
         .expect("the first poll gives a snapshot")
         .report;
     assert!(report.findings.is_empty(), "{:?}", report.findings);

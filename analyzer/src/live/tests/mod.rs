@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// A judge without rules: its report has no findings, and one instance, as old as the oldest, for all operations that
 /// are not retired.
-fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
+fn judge_without_rules(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
     let open = dumps
         .iter()
         .flat_map(|dump| &dump.entries)
@@ -60,7 +60,7 @@ fn count(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
     }
 }
 
-fn at(seconds: f64) -> Moment {
+fn moment(seconds: f64) -> Moment {
     let elapsed = Duration::from_secs_f64(seconds);
     Moment {
         elapsed,
@@ -69,7 +69,11 @@ fn at(seconds: f64) -> Moment {
 }
 
 fn live() -> Live {
-    Live::new(LiveOptions::default(), count, vec!["test".into()])
+    Live::new(
+        LiveOptions::default(),
+        judge_without_rules,
+        vec!["test".into()],
+    )
 }
 
 fn poll(dumps: Vec<Dump>) -> Result<Poll, SourceError> {
@@ -115,12 +119,12 @@ fn nothing_is_judged_again_while_nothing_changes() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     let mut live = live();
     // Between two operations nothing is pending, so nothing can become overdue.
-    live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.045));
-    assert!(live.refresh(at(0.045)).is_some());
-    live.observe(0, unchanged(0..4), at(1.0));
-    assert!(live.refresh(at(1.0)).is_none());
-    live.observe(0, unchanged(0..4), at(5.9));
-    assert!(live.refresh(at(6.0)).is_none());
+    live.observe(0, poll(simulation.dumps_at(45_000_000)), moment(0.045));
+    assert!(live.refresh(moment(0.045)).is_some());
+    live.observe(0, unchanged(0..4), moment(1.0));
+    assert!(live.refresh(moment(1.0)).is_none());
+    live.observe(0, unchanged(0..4), moment(5.9));
+    assert!(live.refresh(moment(6.0)).is_none());
 }
 
 /// The record of one of two ranks, taken at `now_ns`: sixteen barriers, one each 50 ms, which all completed.
@@ -182,15 +186,19 @@ fn a_job_that_stops_communicating_is_judged_again() {
         .map(|rank| idle(rank, (began * 1e9) as i64))
         .collect();
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
-    live.observe(0, poll(dumps), at(began));
+    live.observe(0, poll(dumps), moment(began));
     let snapshot = live
-        .refresh(at(began))
+        .refresh(moment(began))
         .expect("the first poll gives a snapshot");
     assert_eq!(snapshot.report.verdict, Verdict::Healthy);
     for (later, judged) in [(8.0, false), (10.5, true), (12.0, false), (15.6, true)] {
-        live.observe(0, unchanged_as_of(0..2, began + later), at(began + later));
+        live.observe(
+            0,
+            unchanged_as_of(0..2, began + later),
+            moment(began + later),
+        );
         let report = live
-            .refresh(at(began + later))
+            .refresh(moment(began + later))
             .map(|snapshot| snapshot.report);
         assert_eq!(report.is_some(), judged, "{later}");
         if let Some(report) = report {
@@ -205,31 +213,35 @@ fn pending_operations_are_judged_again_when_they_become_overdue() {
     let simulation = Simulation::new(Situation::StuckRank, 16, 0);
     let now = simulation.fault_ns() as f64 / 1e9 + 1.0;
     let mut live = live();
-    live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
+    live.observe(
+        0,
+        poll(simulation.dumps_at((now * 1e9) as i64)),
+        moment(now),
+    );
     let snapshot = live
-        .refresh(at(now))
+        .refresh(moment(now))
         .expect("the first poll gives a snapshot");
     assert_eq!(snapshot.report.in_flight.len(), 1);
-    let due = live.poll_due(at(now)).expect("an operation is pending");
+    let due = live.poll_due(moment(now)).expect("an operation is pending");
     let due = due.as_secs_f64();
     assert!(due > now + 3.0 && due < now + 5.0, "due {due}, now {now}");
     // Time alone makes nothing overdue, since the operation may have ended.
-    assert_eq!(live.urgency(at(due + 60.0)), Urgency::No);
-    live.observe(0, unchanged(0..16), at(due - 0.1));
-    assert_eq!(live.urgency(at(due - 0.1)), Urgency::No);
-    live.observe(0, unchanged(0..16), at(due));
-    assert_eq!(live.urgency(at(due)), Urgency::First);
-    assert!(live.refresh(at(due)).is_some());
-    assert_eq!(live.urgency(at(due)), Urgency::No);
+    assert_eq!(live.urgency(moment(due + 60.0)), Urgency::No);
+    live.observe(0, unchanged(0..16), moment(due - 0.1));
+    assert_eq!(live.urgency(moment(due - 0.1)), Urgency::No);
+    live.observe(0, unchanged(0..16), moment(due));
+    assert_eq!(live.urgency(moment(due)), Urgency::First);
+    assert!(live.refresh(moment(due)).is_some());
+    assert_eq!(live.urgency(moment(due)), Urgency::No);
     // The others of its group issued theirs a little later.
-    live.observe(0, unchanged(0..16), at(due + 1.0));
-    assert_eq!(live.urgency(at(due + 1.0)), Urgency::More);
-    assert!(live.refresh(at(due + 1.0)).is_some());
+    live.observe(0, unchanged(0..16), moment(due + 1.0));
+    assert_eq!(live.urgency(moment(due + 1.0)), Urgency::More);
+    assert!(live.refresh(moment(due + 1.0)).is_some());
     // After that only ages change.
-    live.observe(0, unchanged(0..16), at(due + 5.0));
-    assert_eq!(live.urgency(at(due + 5.0)), Urgency::No);
-    live.observe(0, unchanged(0..16), at(due + 6.0));
-    assert_eq!(live.urgency(at(due + 6.0)), Urgency::Usual);
+    live.observe(0, unchanged(0..16), moment(due + 5.0));
+    assert_eq!(live.urgency(moment(due + 5.0)), Urgency::No);
+    live.observe(0, unchanged(0..16), moment(due + 6.0));
+    assert_eq!(live.urgency(moment(due + 6.0)), Urgency::Usual);
 }
 
 #[test]
@@ -246,9 +258,9 @@ fn pending_operations_are_shown_at_once_and_blame_no_rank_before_they_are_overdu
         for entry in dumps.iter_mut().flat_map(|dump| &mut dump.entries) {
             entry.timeout_ms = timeout_ms;
         }
-        live.observe(0, poll(dumps), at(fault + 1.0));
+        live.observe(0, poll(dumps), moment(fault + 1.0));
         let report = live
-            .refresh(at(fault + 1.0))
+            .refresh(moment(fault + 1.0))
             .expect("the first poll gives a snapshot")
             .report;
         assert_eq!(
@@ -268,7 +280,7 @@ fn pending_operations_are_shown_at_once_and_blame_no_rank_before_they_are_overdu
         assert!(report.groups.iter().any(|group| group.in_flight > 0));
         assert!(report.ranks.iter().any(|rank| rank.pending > 0));
         let due = live
-            .poll_due(at(fault + 1.0))
+            .poll_due(moment(fault + 1.0))
             .expect("an operation is pending");
         let due = due.as_secs_f64();
         let earliest = fault + overdue_after;
@@ -276,10 +288,10 @@ fn pending_operations_are_shown_at_once_and_blame_no_rank_before_they_are_overdu
             (earliest - 0.1..earliest + 0.3).contains(&due),
             "{timeout_ms}: {due}"
         );
-        live.observe(0, unchanged_as_of(0..16, due), at(due));
-        assert_eq!(live.urgency(at(due)), Urgency::First);
+        live.observe(0, unchanged_as_of(0..16, due), moment(due));
+        assert_eq!(live.urgency(moment(due)), Urgency::First);
         let report = live
-            .refresh(at(due))
+            .refresh(moment(due))
             .expect("an operation that became overdue gives a snapshot")
             .report;
         assert_eq!(
@@ -301,13 +313,17 @@ fn a_view_that_looks_too_rarely_does_not_call_the_job_stuck() {
     );
     // At every poll, all ranks are in the first operation of a step.
     for now in [4.602, 9.802, 60.002] {
-        live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
-        let late = at(now + 30.0);
+        live.observe(
+            0,
+            poll(simulation.dumps_at((now * 1e9) as i64)),
+            moment(now),
+        );
+        let late = moment(now + 30.0);
         let snapshot = live
             .refresh(late)
             .expect("changed observations give a snapshot");
         assert_eq!(snapshot.report.verdict, Verdict::Running, "{now}");
-        assert_eq!(live.urgency(at(now + 60.0)), Urgency::No);
+        assert_eq!(live.urgency(moment(now + 60.0)), Urgency::No);
     }
 }
 
@@ -358,13 +374,13 @@ fn members_of_a_group_are_stored_once_for_all_ranks() {
             .expect("the rank was read");
         dump.groups[0].info.ranks.clone()
     };
-    live.observe(0, poll(dumps()), at(0.1));
+    live.observe(0, poll(dumps()), moment(0.1));
     let first = live
-        .refresh(at(0.1))
+        .refresh(moment(0.1))
         .expect("the first poll gives a snapshot");
-    live.observe(0, poll(dumps()), at(1.0));
+    live.observe(0, poll(dumps()), moment(1.0));
     let second = live
-        .refresh(at(1.0))
+        .refresh(moment(1.0))
         .expect("changed observations give a snapshot");
     assert!(Arc::ptr_eq(&members(&first, 0), &members(&first, 3)));
     assert!(Arc::ptr_eq(&members(&first, 0), &members(&second, 2)));
@@ -374,9 +390,9 @@ fn members_of_a_group_are_stored_once_for_all_ranks() {
 fn a_silent_rank_is_named_and_its_old_record_is_not_judged() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     let mut live = live();
-    live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
+    live.observe(0, poll(simulation.dumps_at(45_000_000)), moment(0.1));
     assert_eq!(
-        live.refresh(at(0.1))
+        live.refresh(moment(0.1))
             .expect("the first poll gives a snapshot")
             .report
             .input
@@ -391,9 +407,9 @@ fn a_silent_rank_is_named_and_its_old_record_is_not_judged() {
         liveness: Liveness::Unknown,
         seen: Seen::Failed("connection refused".into()),
     });
-    live.observe(0, Ok(later), at(7.0));
+    live.observe(0, Ok(later), moment(7.0));
     let snapshot = live
-        .refresh(at(7.0))
+        .refresh(moment(7.0))
         .expect("a rank that fell silent gives a snapshot");
     assert_eq!(snapshot.report.input.files, 3);
     let finding = &snapshot.report.findings[0];
@@ -414,24 +430,30 @@ fn a_silent_rank_is_named_and_its_old_record_is_not_judged() {
 #[test]
 fn ranks_of_a_post_mortem_never_fall_silent() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
-    let mut live = Live::new(LiveOptions::post_mortem(), count, vec!["dumps".into()]);
-    live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
-    assert!(live.refresh(at(0.1)).is_some());
-    assert!(live.refresh(at(86_400.0)).is_none());
+    let mut live = Live::new(
+        LiveOptions::post_mortem(),
+        judge_without_rules,
+        vec!["dumps".into()],
+    );
+    live.observe(0, poll(simulation.dumps_at(45_000_000)), moment(0.1));
+    assert!(live.refresh(moment(0.1)).is_some());
+    assert!(live.refresh(moment(86_400.0)).is_none());
 }
 
 #[test]
 fn a_source_that_fails_is_shown_with_its_error_and_its_ranks_fall_silent() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     let mut live = live();
-    live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
-    live.refresh(at(0.1));
+    live.observe(0, poll(simulation.dumps_at(45_000_000)), moment(0.1));
+    live.refresh(moment(0.1));
     let gone = SourceError::Unusable {
         place: "x".into(),
         reason: "gone".into(),
     };
-    live.observe(0, Err(gone), at(8.0));
-    let snapshot = live.refresh(at(8.0)).expect("an error gives a snapshot");
+    live.observe(0, Err(gone), moment(8.0));
+    let snapshot = live
+        .refresh(moment(8.0))
+        .expect("an error gives a snapshot");
     assert_eq!(
         snapshot.sources[0].error.as_deref(),
         Some("cannot use x: gone")
@@ -459,9 +481,9 @@ fn a_large_record_keeps_its_newest_and_every_pending_operation() {
 fn ranks_of_one_host_are_numbered_on_it() {
     let simulation = Simulation::new(Situation::Healthy, 16, 0);
     let mut live = live();
-    live.observe(0, poll(simulation.dumps_at(45_000_000)), at(0.1));
+    live.observe(0, poll(simulation.dumps_at(45_000_000)), moment(0.1));
     let snapshot = live
-        .refresh(at(0.1))
+        .refresh(moment(0.1))
         .expect("the first poll gives a snapshot");
     let view = snapshot.rank(11).expect("the snapshot has the rank");
     assert_eq!((view.host.as_ref(), view.local_rank), ("n001", 3));
@@ -476,9 +498,13 @@ fn ages_in_sentences_follow_the_clock_of_the_report() {
         rcomm_verdict::analyze,
         vec!["test".into()],
     );
-    live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
+    live.observe(
+        0,
+        poll(simulation.dumps_at((now * 1e9) as i64)),
+        moment(now),
+    );
     let report = live
-        .refresh(at(now))
+        .refresh(moment(now))
         .expect("the first poll gives a snapshot")
         .report;
     let finding = &report.findings[0];
@@ -504,12 +530,16 @@ fn hours_of_polls_keep_no_more_than_the_newest_operations() {
         record_budget: 100,
         ..LiveOptions::default()
     };
-    let mut live = Live::new(options, count, vec!["test".into()]);
+    let mut live = Live::new(options, judge_without_rules, vec!["test".into()]);
     for round in 1..1_000 {
         let now = f64::from(round) * 20.0 + 0.045;
-        live.observe(0, poll(simulation.dumps_at((now * 1e9) as i64)), at(now));
+        live.observe(
+            0,
+            poll(simulation.dumps_at((now * 1e9) as i64)),
+            moment(now),
+        );
         let snapshot = live
-            .refresh(at(now))
+            .refresh(moment(now))
             .expect("changed observations give a snapshot");
         // One operation may be pending, and all later ones are kept with it.
         assert!(

@@ -23,7 +23,7 @@ pub struct Table {
 /// One column.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Column {
-    /// Its name.
+    /// The name of the column.
     pub name: &'static str,
     /// One value for each row.
     pub values: Values,
@@ -104,7 +104,7 @@ pub fn tables(dumps: &[Dump], report: &Report) -> [Table; 4] {
 ///
 /// # Errors
 ///
-/// Those of `to`.
+/// The errors of `to`.
 pub fn write(dumps: &[Dump], report: &Report, to: &mut dyn Write) -> io::Result<()> {
     #[derive(Serialize)]
     struct Document {
@@ -260,7 +260,7 @@ fn entries(dumps: &[Dump]) -> Table {
     }
 }
 
-/// A collective: group and sequence number.
+/// The key of a collective: its group and its sequence number.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Instance<'a> {
     name: &'a str,

@@ -134,7 +134,7 @@ impl Timeline {
         let start = entry.time_created_ns.saturating_sub(self.origin).max(0);
         let end = match entry.time_discovered_completed_ns {
             0 if entry.state == EntryState::Completed => {
-                // It completed at an unknown time: use the duration, if the backend measured one.
+                // The operation completed at an unknown time: use the duration, if the backend measured one.
                 let ns = entry.duration_ms.map_or(0.0, |ms| f64::from(ms) * 1e6);
                 start.saturating_add(ns as i64)
             }
@@ -171,7 +171,7 @@ impl Timeline {
         let mut tid = 0;
         for (index, group) in (0u32..).zip(&dump.groups) {
             let key = (group.info.name.clone(), group.info.ranks.clone());
-            let Some(&shared) = self.groups.get(&key) else {
+            let Some(&group_number) = self.groups.get(&key) else {
                 continue;
             };
             let mut entries: Vec<&Entry> = dump
@@ -199,11 +199,11 @@ impl Timeline {
                 events.slice(&slice, entry, dump.signatures.get(entry.signature as usize))?;
                 if !entry.is_p2p && !entry.op.is_p2p() {
                     let index = next_index.entry(entry.collective_seq_id).or_default();
-                    let instance = (shared, entry.collective_seq_id, *index);
+                    let instance = (group_number, entry.collective_seq_id, *index);
                     *index += 1;
                     joins.collectives.entry(instance).or_default().push(slice);
                 } else if let Some(message) = messages.of(entry.record_id) {
-                    let ends = joins.messages.entry((shared, message)).or_default();
+                    let ends = joins.messages.entry((group_number, message)).or_default();
                     ends[usize::from(entry.op == OpType::Send)] = Some(slice);
                 }
             }

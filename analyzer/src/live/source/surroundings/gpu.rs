@@ -21,8 +21,8 @@ const FIELDS: [&str; 10] = [
     "memory.total",
     "ecc.errors.uncorrected.volatile.total",
 ];
-/// What is asked of each GPU beside that, in this order: a driver that lacks one of these fields refuses to answer at
-/// all, so they are asked on their own.
+/// Further fields that are queried of each GPU, in the order of [`troubles_in`]. A driver that lacks one of them
+/// answers nothing at all, so they are queried separately.
 const TROUBLES: [&str; 5] = [
     "uuid",
     "retired_pages.pending",
@@ -74,7 +74,7 @@ struct Gpu {
     total_mib: Option<u64>,
     /// Errors since the driver was loaded that ECC did not correct.
     memory_errors: Option<u64>,
-    /// What else may delay or fail operations on it.
+    /// What else may delay operations on the GPU or make them fail.
     troubles: Vec<String>,
 }
 
@@ -155,10 +155,10 @@ fn assigned_gpu(environment: &[u8]) -> Option<String> {
 /// The UUID in a line of [`TROUBLES`], and what is wrong with this GPU.
 fn troubles_in(line: &str) -> Option<(String, Vec<String>)> {
     let fields: Vec<&str> = line.split(',').map(str::trim).collect();
-    let is_yes = |at: usize| {
+    let is_yes = |index: usize| {
         fields
-            .get(at)
-            .is_some_and(|it| it.eq_ignore_ascii_case("yes"))
+            .get(index)
+            .is_some_and(|field| field.eq_ignore_ascii_case("yes"))
     };
     let mut troubles = Vec::new();
     if is_yes(1) {
@@ -170,8 +170,8 @@ fn troubles_in(line: &str) -> Option<(String, Vec<String>)> {
     if is_yes(3) {
         troubles.push("memory rows could not be remapped".to_owned());
     }
-    let active = fields.get(4).and_then(|it| it.strip_prefix("0x"));
-    let active = active.and_then(|it| u64::from_str_radix(it, 16).ok());
+    let active = fields.get(4).and_then(|field| field.strip_prefix("0x"));
+    let active = active.and_then(|digits| u64::from_str_radix(digits, 16).ok());
     let active = active.unwrap_or(0);
     let reasons = THROTTLES.iter().filter(|(bit, _)| active & bit != 0);
     troubles.extend(reasons.map(|(_, reason)| (*reason).to_owned()));

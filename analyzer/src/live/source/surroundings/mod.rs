@@ -30,7 +30,7 @@ const MOST_RANKS: usize = 4;
 /// One fact about a process or its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// What it is about, like `process`, `host` or `GPU`.
+    /// The subject, like `process`, `host` or `GPU`.
     pub about: &'static str,
     /// The fact.
     pub text: String,

@@ -17,7 +17,7 @@ use std::ops::ControlFlow;
 /// # Errors
 /// [`TableError::OrdinalZero`], with the clause.
 pub(super) fn check(sql: &str) -> Result<(), TableError> {
-    // As polars sets its parser up.
+    // The options with which polars parses.
     let options = ParserOptions {
         trailing_commas: true,
         ..ParserOptions::default()

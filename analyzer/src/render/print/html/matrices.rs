@@ -8,7 +8,7 @@ use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
 use std::io::{self, Write};
 
 /// At most this many of the newest sequence numbers are shown.
-const COLUMNS: usize = 16;
+const MAX_COLUMNS: usize = 16;
 /// At most this many rows of a matrix are shown.
 const MAX_ROWS: usize = 40;
 
@@ -31,7 +31,12 @@ pub(super) fn write(
     }
     writeln!(out, "</p>")?;
     for group in &shown.groups {
-        let table = matrix(shown.dumps.iter().copied(), group, COLUMNS, Rows::Folded);
+        let table = matrix(
+            shown.dumps.iter().copied(),
+            group,
+            MAX_COLUMNS,
+            Rows::Folded,
+        );
         if table.seqs.is_empty() {
             continue;
         }

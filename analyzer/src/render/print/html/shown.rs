@@ -18,7 +18,8 @@ pub(super) struct ShownRecords<'a> {
     pub(super) groups: Vec<&'a GroupRef>,
     /// The number of groups with collectives that [`MAX_GROUPS`] leaves out.
     pub(super) groups_cut: usize,
-    /// Ascending. Culprits are chosen first, then the members of the findings' groups, then victims, then other ranks.
+    /// The ranks with a row in the timeline, ascending. Culprits are chosen first, then the members of the findings'
+    /// groups, then victims, then other ranks.
     pub(super) ranks: Vec<Rank>,
     /// The number of ranks with a record that are not shown.
     pub(super) ranks_cut: usize,

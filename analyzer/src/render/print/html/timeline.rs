@@ -13,7 +13,7 @@ use std::io::{self, Write};
 
 const LABEL_WIDTH: f64 = 76.0;
 const WIDTH: f64 = 960.0;
-const ROW: f64 = 22.0;
+const ROW_HEIGHT: f64 = 22.0;
 /// The space to the right of the last issue, as a share of the window.
 const TAIL: f64 = 0.12;
 /// The time span is chosen to show this many completed operations of the median rank.
@@ -86,7 +86,7 @@ pub(super) fn write(
         // The two records of a process with two recorders share a row.
         if previous != Some(rank) {
             if previous.is_some() {
-                height += ROW;
+                height += ROW_HEIGHT;
             }
             let class = if shown.culprits.contains(&rank) {
                 "fault"
@@ -96,13 +96,13 @@ pub(super) fn write(
             rows += &format!(
                 "<text class=\"{class}\" x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">rank {rank}</text>\n",
                 LABEL_WIDTH - 8.0,
-                height + ROW / 2.0 + 4.0
+                height + ROW_HEIGHT / 2.0 + 4.0
             );
         }
         previous = Some(rank);
         draw(dump, names, &window, height, &mut labels, &mut rows);
     }
-    height += ROW + 20.0;
+    height += ROW_HEIGHT + 20.0;
     let edge = window.x(window.last);
     writeln!(
         out,
@@ -115,11 +115,11 @@ pub(super) fn write(
         duration_ms((window.last - window.start) as f64 / 1e6),
     )?;
     write!(out, "<p class=\"legend small\">")?;
-    for (at, label) in labels.iter().enumerate() {
+    for (index, label) in labels.iter().enumerate() {
         write!(
             out,
             "<span><b class=\"swatch g{}\"></b> {}</span> ",
-            at % COLORS,
+            index % COLORS,
             Text(label)
         )?;
     }
@@ -205,7 +205,7 @@ fn draw(
             if pending { " pending" } else { "" },
             top + 3.0,
             (right - x).max(1.5),
-            ROW - 6.0,
+            ROW_HEIGHT - 6.0,
             Text(op),
             Text(&names.name(&group)),
         );

@@ -37,9 +37,9 @@ pub fn write_difference(
         ("remains", PLAIN, &difference.remaining),
         ("gone", FINE, &difference.gone),
     ] {
-        for (at, finding) in findings.iter().enumerate() {
+        for (index, finding) in findings.iter().enumerate() {
             let text = format!("{} {}", finding.code, finding.sentence);
-            page.item(if at == 0 { key } else { "" }, style, &text)?;
+            page.item(if index == 0 { key } else { "" }, style, &text)?;
         }
     }
     write_ranks(difference, &mut page)?;
@@ -76,9 +76,9 @@ fn write_groups(difference: &Difference, page: &mut Page<'_>) -> io::Result<()> 
         Detail::Verbose => usize::MAX,
     };
     for (key, changes) in [("unmoved", unmoved), ("moved", moved)] {
-        for (at, change) in changes.iter().take(shown).enumerate() {
+        for (index, change) in changes.iter().take(shown).enumerate() {
             page.item(
-                if at == 0 { key } else { "" },
+                if index == 0 { key } else { "" },
                 PLAIN,
                 &format_change(change, &names),
             )?;

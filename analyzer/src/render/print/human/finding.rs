@@ -54,7 +54,7 @@ pub(super) fn write_details(
             finding
                 .evidence
                 .iter()
-                .map(|one| format_evidence(one, names)),
+                .map(|evidence| format_evidence(evidence, names)),
         )?;
     }
     page.item("finding", PLAIN, &format_identity(finding))
@@ -164,8 +164,8 @@ fn write_consequences(
         Detail::Brief => BRIEF_LINES,
         Detail::Verbose => usize::MAX,
     };
-    for (at, finding) in consequences.iter().take(shown).enumerate() {
-        let key = if at == 0 && depth == 0 {
+    for (index, finding) in consequences.iter().take(shown).enumerate() {
+        let key = if index == 0 && depth == 0 {
             "leads to"
         } else {
             ""

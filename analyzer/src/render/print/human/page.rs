@@ -140,8 +140,8 @@ impl<'a> Page<'a> {
             .break_words(false)
             .word_splitter(WordSplitter::NoHyphenation)
             .word_separator(WordSeparator::AsciiSpace);
-        for (at, line) in textwrap::wrap(&text, options).iter().enumerate() {
-            if let Some(body) = line.strip_prefix(head).filter(|_| at == 0) {
+        for (index, line) in textwrap::wrap(&text, options).iter().enumerate() {
+            if let Some(body) = line.strip_prefix(head).filter(|_| index == 0) {
                 writeln!(
                     self.out,
                     "{head_style}{head}{head_style:#}{style}{body}{style:#}"

@@ -195,7 +195,7 @@ fn join(cells: &[String], widths: &[usize]) -> String {
 fn tail_of(path: &str) -> &str {
     let mut slashes = path.rmatch_indices('/');
     match slashes.nth(1) {
-        Some((at, _)) if at > 0 => &path[at + 1..],
+        Some((slash, _)) if slash > 0 => &path[slash + 1..],
         _ => path,
     }
 }

@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 /// The errors of the ranks of a finding whose operations have failed: a line for each error.
 pub(crate) fn failures(finding: &Finding, report: &Report) -> Vec<String> {
     let mut by_error: Vec<(&str, Vec<Rank>)> = Vec::new();
-    let of_it = finding.victim_ranks.iter().chain(&finding.culprit_ranks);
-    let ranks: BTreeSet<Rank> = of_it.copied().collect();
+    let named = finding.victim_ranks.iter().chain(&finding.culprit_ranks);
+    let ranks: BTreeSet<Rank> = named.copied().collect();
     for rank in ranks {
         let Some(error) = report.failure(rank) else {
             continue;
@@ -27,7 +27,8 @@ pub(crate) fn failures(finding: &Finding, report: &Report) -> Vec<String> {
     by_error.iter().map(line).collect()
 }
 
-/// The lines for one finding; the list of victims that still wait if the report has no wait-for graph for it.
+/// The lines on the ranks that wait because of a finding. If the report has no wait-for graph for it, one line lists
+/// the victims that still wait.
 pub(super) fn format(finding: &Finding, report: &Report, names: &GroupNames) -> Vec<String> {
     let lines: Vec<String> = if finding.cycle.is_empty() {
         chain(report, &finding.culprit_ranks)
@@ -57,8 +58,8 @@ pub(super) fn format(finding: &Finding, report: &Report, names: &GroupNames) -> 
 
 fn format_link(link: &Link, report: &Report, names: &GroupNames) -> String {
     let groups = match link.groups.as_slice() {
-        [one] if is_undescribed(one) => format!("group {}", names.in_text(one)),
-        [one] => names.name(one),
+        [group] if is_undescribed(group) => format!("group {}", names.in_text(group)),
+        [group] => names.name(group),
         // Numbers alone could be taken for ranks.
         several if several.iter().all(is_undescribed) => format!("groups {}", names.fold(several)),
         several => names.fold(several),

@@ -261,7 +261,7 @@ fn absences_of_a_capture_become_problems() {
     );
 }
 
-/// The report on the records at this path, which so many threads read.
+/// The report on the records at this path, which `jobs` threads read.
 fn judge(path: &Path, jobs: usize) -> Report {
     let options = LoadOptions {
         jobs: NonZeroUsize::new(jobs),
@@ -375,7 +375,7 @@ fn a_file_larger_than_allowed_is_left_aside() {
     assert_eq!(packed.sentence, plain.sentence);
 }
 
-/// Asserts that a problem states this.
+/// Asserts that the sentence of a problem contains `part`.
 fn assert_reported(loaded: &Loaded, part: &str) {
     let mut problems = loaded.problems.iter();
     assert!(

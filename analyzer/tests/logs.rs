@@ -1,4 +1,4 @@
-//! Logs alone and together with records: excerpts of public threads, and logs written here.
+//! Logs alone and together with records: excerpts from public issue threads, and logs written for these tests.
 
 use rcomm_analyzer::load::{LoadOptions, load};
 use rcomm_analyzer::print::human::one_line;
@@ -114,14 +114,14 @@ const INIT: &str =
     "n1:81:90 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 0 nranks 8 cudaDev 0 - Init COMPLETE";
 
 /// A log of a job of eight ranks, of which these timed out in an all_reduce.
-fn all_reduce(ranks: impl Iterator<Item = u32>) -> Vec<String> {
+fn all_reduce_timeouts(ranks: impl Iterator<Item = u32>) -> Vec<String> {
     let timeouts = ranks.flat_map(|rank| timed_out(rank, 41, "ALLREDUCE", 512, 41));
     std::iter::once(INIT.to_owned()).chain(timeouts).collect()
 }
 
 #[test]
-fn a_rank_that_had_not_enqueued_it_is_named() {
-    let mut lines = all_reduce((0..8).filter(|&rank| rank != 5));
+fn a_rank_that_had_not_enqueued_the_operation_is_named() {
+    let mut lines = all_reduce_timeouts((0..8).filter(|&rank| rank != 5));
     lines.push(dump_signal(5, 40));
     let report = judge_lines(&lines);
     let first = &report.findings[0];
@@ -136,7 +136,7 @@ fn a_rank_that_had_not_enqueued_it_is_named() {
 
 #[test]
 fn a_rank_without_a_line_is_named_with_doubt() {
-    let report = judge_lines(&all_reduce((0..8).filter(|&rank| rank != 5)));
+    let report = judge_lines(&all_reduce_timeouts((0..8).filter(|&rank| rank != 5)));
     let first = &report.findings[0];
     assert_eq!(
         (first.code, first.culprit_ranks.as_slice()),
@@ -144,14 +144,14 @@ fn a_rank_without_a_line_is_named_with_doubt() {
     );
     assert!(first.confidence <= 0.5, "{first:?}");
     // If half of the ranks have no line, the log is incomplete.
-    let of_half = judge_lines(&all_reduce(0..4));
+    let of_half = judge_lines(&all_reduce_timeouts(0..4));
     assert_eq!(of_half.verdict, Verdict::Inconclusive);
     assert_eq!(of_half.exit_code(), 2);
 }
 
 #[test]
 fn no_rank_is_blamed_if_all_are_in_the_operation() {
-    let report = judge_lines(&all_reduce(0..8));
+    let report = judge_lines(&all_reduce_timeouts(0..8));
     let first = &report.findings[0];
     assert_eq!(first.code, Code::E135);
     assert!(
@@ -166,7 +166,7 @@ fn another_operation_or_size_under_one_number_is_a_mismatch() {
         ("BROADCAST", 512, Code::E110),
         ("ALLREDUCE", 256, Code::E112),
     ] {
-        let mut lines = all_reduce((0..8).filter(|&rank| rank != 5));
+        let mut lines = all_reduce_timeouts((0..8).filter(|&rank| rank != 5));
         lines.extend(timed_out(5, 41, op, numel, 41));
         let report = judge_lines(&lines);
         let first = &report.findings[0];
@@ -185,7 +185,7 @@ fn another_operation_or_size_under_one_number_is_a_mismatch() {
 
 #[test]
 fn a_killed_process_comes_before_those_that_waited_for_it() {
-    let mut lines = all_reduce((0..8).filter(|&rank| rank != 5));
+    let mut lines = all_reduce_timeouts((0..8).filter(|&rank| rank != 5));
     lines.extend(
         [
             "Root Cause (first observed failure):",
@@ -203,7 +203,7 @@ fn a_killed_process_comes_before_those_that_waited_for_it() {
         (Code::E150, &[5][..])
     );
     // An abort after a time-out is a consequence.
-    let mut lines = all_reduce(0..8);
+    let mut lines = all_reduce_timeouts(0..8);
     lines.push("Root Cause (first observed failure):".to_owned());
     lines.push("  rank      : 5 (local_rank: 5)".to_owned());
     lines.push("  exitcode  : -6 (pid: 14750)".to_owned());
@@ -214,9 +214,9 @@ fn a_killed_process_comes_before_those_that_waited_for_it() {
 fn lines_of_an_earlier_attempt_are_not_joined_with_later_ones() {
     let restart = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group";
     // Rank 5 was missing in the first attempt, rank 2 in the second.
-    let mut lines = all_reduce((0..8).filter(|&rank| rank != 5));
+    let mut lines = all_reduce_timeouts((0..8).filter(|&rank| rank != 5));
     lines.push(restart.to_owned());
-    lines.extend(all_reduce((0..8).filter(|&rank| rank != 2)));
+    lines.extend(all_reduce_timeouts((0..8).filter(|&rank| rank != 2)));
     let report = judge_lines(&lines);
     let first = &report.findings[0];
     assert_eq!(
@@ -232,7 +232,7 @@ fn lines_of_an_earlier_attempt_are_not_joined_with_later_ones() {
         14
     );
     // Without a failure since, the report is about the earlier attempt and states that.
-    let mut lines = all_reduce(0..8);
+    let mut lines = all_reduce_timeouts(0..8);
     lines.push(restart.to_owned());
     let report = judge_lines(&lines);
     let sentence = &report.findings[0].sentence;
@@ -241,7 +241,7 @@ fn lines_of_an_earlier_attempt_are_not_joined_with_later_ones() {
     // Records are of the newest attempt: no line of an earlier one is cited with them.
     let mut earlier = timed_out(0, 1, "ALLREDUCE", 512, 1).to_vec();
     earlier.push(restart.to_owned());
-    assert!(with_log(&earlier).findings[0].log.is_empty());
+    assert!(judge_with_log(&earlier).findings[0].log.is_empty());
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn a_text_without_facts_is_set_aside() {
 fn a_long_log_is_read_as_a_stream() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
     let mut text = "step 1 of many, nothing to see here\n".repeat(300_000);
-    text.push_str(&all_reduce(0..8).join("\n"));
+    text.push_str(&all_reduce_timeouts(0..8).join("\n"));
     std::fs::write(file.path(), text).expect("the file system has space");
     let options = LoadOptions {
         max_file_bytes: 1 << 20,
@@ -336,7 +336,7 @@ fn a_long_log_is_read_as_a_stream() {
 }
 
 /// The report on the records of a job in which one rank never joined, and on a log of these lines.
-fn with_log(lines: &[String]) -> Report {
+fn judge_with_log(lines: &[String]) -> Report {
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let log = folder.path().join("job.log");
     std::fs::write(&log, lines.join("\n")).expect("the file system has space");
@@ -345,7 +345,7 @@ fn with_log(lines: &[String]) -> Report {
 
 #[test]
 fn a_log_agrees_with_records_or_contradicts_them() {
-    let alone = with_log(&["[rank0]: ValueError: of no use".to_owned()]);
+    let alone = judge_with_log(&["[rank0]: ValueError: of no use".to_owned()]);
     let first = &alone.findings[0];
     let seq = first.seq.expect("the finding has a number");
     let culprit = first.culprit_ranks[0];
@@ -355,14 +355,14 @@ fn a_log_agrees_with_records_or_contradicts_them() {
     let lines: Vec<String> = others
         .flat_map(|rank| timed_out(rank, seq, "ALLREDUCE", 512, seq))
         .collect();
-    let supported = with_log(&lines);
+    let supported = judge_with_log(&lines);
     let log = &supported.findings[0].log;
     assert!(
         log.len() >= 3 && log.iter().all(|line| !line.contradicts),
         "{log:?}"
     );
     assert_eq!(supported.findings[0].sentence, first.sentence);
-    let contradicted = with_log(&timed_out(culprit, seq, "ALLREDUCE", 512, seq));
+    let contradicted = judge_with_log(&timed_out(culprit, seq, "ALLREDUCE", 512, seq));
     assert!(contradicted.findings[0].log[0].contradicts);
     assert_eq!(contradicted.findings[0].code, first.code);
 }
@@ -371,7 +371,7 @@ fn a_log_agrees_with_records_or_contradicts_them() {
 fn the_json_of_a_log_keeps_to_the_schema() {
     let schema = serde_json::from_str(json::SCHEMA).expect("the schema is valid");
     let validator = jsonschema::validator_for(&schema).expect("the schema is valid");
-    let report = judge_lines(&all_reduce(0..7));
+    let report = judge_lines(&all_reduce_timeouts(0..7));
     let mut out = Vec::new();
     json::write(&report, &mut out).expect("writing to memory does not fail");
     let value: serde_json::Value = serde_json::from_slice(&out).expect("the output is JSON");
@@ -381,7 +381,7 @@ fn the_json_of_a_log_keeps_to_the_schema() {
 }
 
 #[test]
-fn an_exception_without_a_rank_is_named_where_an_exit_code_is_all_else() {
+fn an_exception_without_a_rank_is_named_if_only_an_exit_code_is_known_besides() {
     let agent = "E1126 18:12:31.245000 27237 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) \
                  local_rank: 0 (pid: 30495) of binary: /usr/bin/python";
     let error = "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:151] SO_ERROR: Connection \

@@ -109,11 +109,11 @@ fn columns_are_counted_from_1_in_every_part_of_a_query() {
         ("select rank from entries order by -1", "-1"),
         ("select rank from entries limit -1", "LIMIT"),
     ];
-    for (sql, says) in refused {
+    for (sql, reason) in refused {
         let output = query(sql, &[]);
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{sql}: {text}");
-        assert!(text.contains(says), "{sql}: {text}");
+        assert!(text.contains(reason), "{sql}: {text}");
     }
     let sql = "select rank, count(*) as n from entries group by 1 order by 1 limit 1";
     let output = query(sql, &["--format", "csv"]);
@@ -121,7 +121,7 @@ fn columns_are_counted_from_1_in_every_part_of_a_query() {
     assert!(text.starts_with("rank,n\n0,"), "{text}");
 }
 
-/// The fuzz target of the same name goes further.
+/// The fuzz target `query_sql` tries more variants.
 #[test]
 fn no_query_of_the_corpus_and_no_variant_of_one_panics() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz/corpus/query_sql");

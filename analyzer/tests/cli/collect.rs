@@ -16,7 +16,7 @@ fn pickles(scenario: &str) -> PathBuf {
 }
 
 /// The members of an archive by name, and its manifest.
-pub(crate) fn open(archive: &Path) -> (BTreeMap<String, Vec<u8>>, Value) {
+pub(crate) fn read_archive(archive: &Path) -> (BTreeMap<String, Vec<u8>>, Value) {
     let mut tar = tar::Archive::new(fs::File::open(archive).unwrap());
     let mut members = BTreeMap::new();
     for entry in tar.entries().unwrap() {
@@ -57,7 +57,7 @@ fn folder_of_dumps_goes_in_whole_and_unchanged() {
     let folder = pickles("never-join-w4");
     let collected = collect(&archive, &[folder.to_str().unwrap()]);
     assert_eq!(collected.code, Some(0), "{}", collected.stderr);
-    let (members, manifest) = open(&archive);
+    let (members, manifest) = read_archive(&archive);
     assert_eq!(members.len(), 4);
     assert_eq!(manifest["schema"], "rcomm.capture/1");
     assert_eq!(manifest["files"].as_array().unwrap().len(), 4);
@@ -80,14 +80,14 @@ fn files_that_are_no_records_are_left_out_and_counted() {
     fs::write(folder.join("train.log"), "step 1\nstep 2\n").unwrap();
     let archive = dir.path().join("job.rcap");
     assert_eq!(collect(&archive, &[folder.to_str().unwrap()]).code, Some(0));
-    let (members, manifest) = open(&archive);
+    let (members, manifest) = read_archive(&archive);
     assert_eq!(members.len(), 4);
     assert_eq!(manifest["left_out"], 1);
 
     // A log that is named on the command line is taken.
     let log = folder.join("train.log");
     assert_eq!(collect(&archive, &[log.to_str().unwrap()]).code, Some(0));
-    assert_eq!(open(&archive).0.len(), 1);
+    assert_eq!(read_archive(&archive).0.len(), 1);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn what_is_missing_is_named_and_the_rest_is_kept() {
     let args = [&folder, &empty, &gone].map(|path| path.to_str().unwrap());
     let collected = collect(&archive, &args);
     assert_eq!(collected.code, Some(1), "{}", collected.stderr);
-    let (members, manifest) = open(&archive);
+    let (members, manifest) = read_archive(&archive);
     assert_eq!(members.len(), 4);
     let absent = absences(&manifest);
     assert_eq!(absent.len(), 2, "{absent:?}");
@@ -132,7 +132,7 @@ fn rank_without_a_record_is_named() {
     let folder = pickles("crashed-w4");
     let collected = collect(&archive, &[folder.to_str().unwrap()]);
     assert_eq!(collected.code, Some(1), "{}", collected.stderr);
-    let (_, manifest) = open(&archive);
+    let (_, manifest) = read_archive(&archive);
     assert_eq!(manifest["absent"][0]["rank"], 3, "{manifest}");
     assert!(
         collected
@@ -161,7 +161,7 @@ fn archives_of_hosts_are_joined_under_the_host_names_from_the_user() {
     );
     let collected = collect(&archive, &["--host", "n1,n2,n3", "--command", &command]);
     assert_eq!(collected.code, Some(1), "{}", collected.stderr);
-    let (members, manifest) = open(&archive);
+    let (members, manifest) = read_archive(&archive);
     let absent = manifest["absent"].as_array().unwrap().iter();
     let ranks: Vec<u64> = absent
         .filter_map(|absence| absence["rank"].as_u64())
@@ -205,7 +205,7 @@ fn host_that_does_not_answer_within_the_timeout_is_an_absence() {
         ],
     );
     assert_eq!(collected.code, Some(1));
-    let (members, manifest) = open(&archive);
+    let (members, manifest) = read_archive(&archive);
     assert_eq!(members.len(), 4);
     let absent = absences(&manifest);
     assert_eq!(absent.len(), 1, "{absent:?}");
@@ -229,7 +229,7 @@ fn answer_that_is_no_archive_is_an_absence() {
         ],
     );
     assert_eq!(collected.code, Some(2));
-    let absent = absences(&open(&archive).1);
+    let absent = absences(&read_archive(&archive).1);
     assert!(absent[0].contains("its answer is no archive"), "{absent:?}");
 }
 
@@ -284,5 +284,5 @@ fn standard_output_holds_the_archive_and_nothing_else() {
     command.stdout(fs::File::create(&archive).unwrap());
     let status = command.status().unwrap();
     assert_eq!(status.code(), Some(0));
-    assert_eq!(open(&archive).0.len(), 4);
+    assert_eq!(read_archive(&archive).0.len(), 4);
 }

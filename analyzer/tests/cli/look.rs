@@ -3,7 +3,7 @@
 
 use crate::program::{Run, finish, rcomm_fr};
 use crate::rings::record_operations;
-use crate::running::rank;
+use crate::running::start_rank;
 use rcomm_recorder::model::OpType;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -156,7 +156,7 @@ fn a_job_that_runs_without_a_record_comes_before_old_records() {
     let dumps = home.path().join("rcomm-dumps");
     copy_dumps("cascade-2x2x2", 8, &dumps.join("b-1"), earlier);
     let job = format!("look-{}", std::process::id());
-    let _ranks = [0, 1].map(|number| rank(number, &job, home.path(), false));
+    let _ranks = [0, 1].map(|number| start_rank(number, &job, home.path(), false));
     let run = look(home.path(), &home.path().join("none"));
     let (advice, report) = run
         .stdout

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Runs the program on a terminal until its output holds `text`; then calls `go_on` and waits until it ends. Returns
 /// the whole output, with the control sequences for the terminal.
-fn on_a_terminal<A: AsRef<OsStr>>(args: &[A], text: &str, go_on: impl FnOnce()) -> String {
+fn run_on_a_terminal<A: AsRef<OsStr>>(args: &[A], text: &str, go_on: impl FnOnce()) -> String {
     let size = PtySize {
         cols: 100,
         ..PtySize::default()
@@ -86,7 +86,7 @@ fn slow_hosts(folder: &Path) -> [String; 8] {
 fn hosts_that_answer_slowly_are_counted_on_a_terminal() {
     let dir = tempfile::tempdir().unwrap();
     let go = dir.path().join("go");
-    let shown = on_a_terminal(&slow_hosts(dir.path()), "0/2 hosts", || {
+    let shown = run_on_a_terminal(&slow_hosts(dir.path()), "0/2 hosts", || {
         std::fs::write(go, "").unwrap();
     });
     // The line is cleared before the summary.
@@ -129,6 +129,6 @@ fn ranks_that_do_not_answer_are_waited_for_with_a_line_that_says_so() {
         &format!("--worker-server=0=http://{address}"),
         "--wait=60s",
     ];
-    let shown = on_a_terminal(&args, "asking the ranks, for at most 1m", || drop(silent));
+    let shown = run_on_a_terminal(&args, "asking the ranks, for at most 1m", || drop(silent));
     assert!(shown.contains("rank 0"), "{shown:?}");
 }

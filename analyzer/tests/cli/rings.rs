@@ -14,7 +14,7 @@ use std::time::Duration;
 const CHILD_DIR: &str = "RCOMM_TEST_CHILD_RING_DIR";
 
 /// The ring of a rank with two operations, the second of which is pending.
-fn record(dir: &Path, job: &str, rank: u32) -> FlightRecorder {
+fn ring_of(dir: &Path, job: &str, rank: u32) -> FlightRecorder {
     record_operations(dir, job, rank, (OpType::AllReduce, "all_reduce"), 1)
 }
 
@@ -66,7 +66,7 @@ fn child_that_leaves_its_ring_behind() {
     let Some(dir) = std::env::var_os(CHILD_DIR) else {
         return;
     };
-    let _recorder = record(Path::new(&dir), "dead", 0);
+    let _recorder = ring_of(Path::new(&dir), "dead", 0);
     std::process::abort();
 }
 
@@ -92,7 +92,7 @@ fn rings(dir: &Path, args: &[&str]) -> Run {
 #[test]
 fn rings_of_the_living_and_the_dead_are_listed() {
     let dir = tempfile::tempdir().unwrap();
-    let _alive = record(dir.path(), "alive", 1);
+    let _alive = ring_of(dir.path(), "alive", 1);
     die_with_a_ring(dir.path());
     for args in [&[][..], &["list"]] {
         let listed = rings(dir.path(), args);
@@ -185,7 +185,7 @@ fn file_that_is_no_ring_is_refused() {
 #[test]
 fn only_rings_of_the_dead_are_removed_and_a_dry_run_removes_none() {
     let dir = tempfile::tempdir().unwrap();
-    let alive = record(dir.path(), "alive", 1);
+    let alive = ring_of(dir.path(), "alive", 1);
     die_with_a_ring(dir.path());
     let dry_run = rings(dir.path(), &["remove-stale", "--dry-run"]);
     assert!(

@@ -1,7 +1,7 @@
 //! `rcomm-fr collect --ask`: the records of ranks that run, by the pipes of PyTorch's NCCL backend and by PyTorch's
 //! worker servers.
 
-use crate::collect::{DUMPS, open};
+use crate::collect::{DUMPS, read_archive};
 use crate::program::{Run, run};
 use crate::server::{Answers, serve};
 use rustix::fs::{Mode, OFlags};
@@ -23,7 +23,7 @@ impl Drop for Rank {
 
 /// Starts a process with the environment of a rank. With `has_pipe`, PyTorch's variable names the beginning of a pipe's
 /// path.
-pub(crate) fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
+pub(crate) fn start_rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank {
     let path = |name: &str| folder.join(name);
     let mut command = Command::new("sleep");
     command
@@ -42,7 +42,7 @@ pub(crate) fn rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) -> Rank 
 
 /// Makes a rank's pipe. If a `dump` is passed, a thread reads the pipe as PyTorch does and answers the first request
 /// with a copy of this file.
-fn pipe(folder: &Path, rank: u32, dump: Option<PathBuf>) {
+fn make_pipe(folder: &Path, rank: u32, dump: Option<PathBuf>) {
     let path = folder.join(format!("pipe-{rank}.pipe"));
     rustix::fs::mknodat(
         rustix::fs::CWD,
@@ -85,14 +85,14 @@ fn ranks_are_asked_through_their_pipes_and_those_that_cannot_be_are_named_with_t
     };
     // An older dump is no answer.
     fs::write(folder.join("rank_0"), "old").unwrap();
-    pipe(folder, 0, dump(0));
-    pipe(folder, 1, dump(1));
-    pipe(folder, 2, None);
-    let _ranks = [0, 1, 2, 3].map(|number| rank(number, &job, folder, number != 3));
+    make_pipe(folder, 0, dump(0));
+    make_pipe(folder, 1, dump(1));
+    make_pipe(folder, 2, None);
+    let _ranks = [0, 1, 2, 3].map(|number| start_rank(number, &job, folder, number != 3));
     let archive = folder.join("job.rcap");
     let args = ["--ask", "--job", &job, "--wait", "30s", "--analyze"];
     let collected = collect(&archive, &args);
-    let (_, manifest) = open(&archive);
+    let (_, manifest) = read_archive(&archive);
     let absences = manifest["absent"].as_array().unwrap().iter();
     let absences: Vec<String> = absences
         .map(|absence| format!("rank {}: {}", absence["rank"], absence["reason"]))

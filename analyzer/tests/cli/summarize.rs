@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// The folders of two nodes, each with the dumps of four ranks.
-fn nodes(dir: &Path) -> [PathBuf; 2] {
+/// Makes the folders of two nodes, each with the dumps of four ranks.
+fn make_nodes(dir: &Path) -> [PathBuf; 2] {
     [0, 1].map(|node| {
         let folder = dir.join(format!("node{node}"));
         fs::create_dir(&folder).unwrap();
@@ -49,7 +49,7 @@ fn report(paths: &[&Path]) -> Value {
 #[test]
 fn summaries_of_all_nodes_give_the_report_of_all_records() {
     let dir = tempfile::tempdir().unwrap();
-    let [node_0, node_1] = nodes(dir.path());
+    let [node_0, node_1] = make_nodes(dir.path());
     let [summary_0, summary_1, joined] =
         ["0.rsum", "1.rsum", "joined.rsum"].map(|name| dir.path().join(name));
     summarize(&node_0, &summary_0);
@@ -74,7 +74,7 @@ fn summaries_of_all_nodes_give_the_report_of_all_records() {
 /// The summary of one node, changed by `change`, in a folder that must be kept.
 fn changed_summary(change: impl FnOnce(&mut Vec<u8>)) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    let [node, _] = nodes(dir.path());
+    let [node, _] = make_nodes(dir.path());
     let path = dir.path().join("0.rsum");
     summarize(&node, &path);
     let mut bytes = fs::read(&path).unwrap();
@@ -127,7 +127,7 @@ fn nothing_to_pack_is_exit_code_two_and_leaves_no_file() {
 #[test]
 fn stacks_are_reported_as_left_aside_and_problems_beyond_the_limit_are_counted() {
     let dir = tempfile::tempdir().unwrap();
-    let [node, _] = nodes(dir.path());
+    let [node, _] = make_nodes(dir.path());
     let stacks = "Thread 0x1 (most recent call first):\n  File \"train.py\", line 13 in load\n";
     for rank in 0..22 {
         fs::write(node.join(format!("rank_{rank}.txt")), stacks).unwrap();
@@ -154,7 +154,7 @@ fn stacks_are_reported_as_left_aside_and_problems_beyond_the_limit_are_counted()
 #[test]
 fn the_slurm_script_names_the_culprit() {
     let dir = tempfile::tempdir().unwrap();
-    nodes(dir.path());
+    make_nodes(dir.path());
     let bin = dir.path().join("bin");
     fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_rcomm-fr"), bin.join("rcomm-fr")).unwrap();

@@ -54,7 +54,7 @@ fn files_that_are_no_such_log_are_refused_with_one_sentence() {
 }
 
 #[test]
-fn a_verdict_leaves_such_a_log_aside_and_states_why() {
+fn analyze_leaves_a_log_of_inspector_aside_and_states_why() {
     let dumps = fixture("healthy-w4", "pickle");
     let run = run(&["analyze", "--format", "json", &dumps, LOGS]);
     let report: Report = serde_json::from_str(&run.stdout).unwrap();

@@ -25,7 +25,7 @@ fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(folder.join(name)).expect("fixtures are checked in")
 }
 
-/// One rank of the recorded job: four ranks over gloo, of which rank 2 never issues all_reduce #6.
+/// The answers of one rank of the recorded job: four ranks over gloo, of which rank 2 never issues all_reduce #6.
 fn recorded(rank: u32) -> Answers {
     let ring = fixture(&format!("fr_trace_rank{rank}.json"));
     [

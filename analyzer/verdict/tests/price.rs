@@ -7,15 +7,15 @@ use rcomm_verdict::{Code, Finding, Policy, Report, analyze};
 const MIB: u64 = 1 << 20;
 
 /// One operation of a rank.
-struct Act {
+struct TimedOperation {
     op: OpType,
-    /// The size of its input, and of its output.
+    /// The size of the input, and of the output.
     bytes: u64,
     at_ms: f64,
     duration_ms: Option<f32>,
 }
 
-fn dump(rank: Rank, acts: &[Act]) -> Dump {
+fn dump(rank: Rank, operations: &[TimedOperation]) -> Dump {
     let ranks: Vec<Rank> = (0..4).collect();
     let mut dump = Dump {
         identity: Identity {
@@ -34,15 +34,15 @@ fn dump(rank: Rank, acts: &[Act]) -> Dump {
         }],
         ..Dump::default()
     };
-    for (seq, act) in (1..).zip(acts) {
-        let created = 1_790_000_000_000_000_000 + (act.at_ms * 1e6) as i64;
-        let took = act.duration_ms.unwrap_or(1.0);
+    for (seq, operation) in (1..).zip(operations) {
+        let created = 1_790_000_000_000_000_000 + (operation.at_ms * 1e6) as i64;
+        let took = operation.duration_ms.unwrap_or(1.0);
         let ended = created + (f64::from(took) * 1e6) as i64;
         dump.signatures.push(Signature {
-            op_name: act.op.name().to_owned(),
+            op_name: operation.op.name().to_owned(),
             backend: "nccl".to_owned(),
-            input_sizes: vec![vec![act.bytes]],
-            output_sizes: vec![vec![act.bytes]],
+            input_sizes: vec![vec![operation.bytes]],
+            output_sizes: vec![vec![operation.bytes]],
             input_dtypes: vec!["Byte".to_owned()],
             output_dtypes: vec!["Byte".to_owned()],
             ..Signature::default()
@@ -55,7 +55,7 @@ fn dump(rank: Rank, acts: &[Act]) -> Dump {
             group: 0,
             signature: dump.signatures.len() as u32 - 1,
             stack: None,
-            op: act.op,
+            op: operation.op,
             state: EntryState::Completed,
             retired: true,
             is_p2p: false,
@@ -65,7 +65,7 @@ fn dump(rank: Rank, acts: &[Act]) -> Dump {
             time_created_ns: created,
             time_discovered_started_ns: created,
             time_discovered_completed_ns: ended,
-            duration_ms: act.duration_ms,
+            duration_ms: operation.duration_ms,
             graph_id: None,
             timeout_ms: 0,
             thread: None,
@@ -74,8 +74,8 @@ fn dump(rank: Rank, acts: &[Act]) -> Dump {
     dump
 }
 
-fn report(acts: impl Fn(Rank) -> Vec<Act>) -> Report {
-    let dumps: Vec<Dump> = (0..4).map(|rank| dump(rank, &acts(rank))).collect();
+fn report(operations: impl Fn(Rank) -> Vec<TimedOperation>) -> Report {
+    let dumps: Vec<Dump> = (0..4).map(|rank| dump(rank, &operations(rank))).collect();
     analyze(&dumps, &Policy::default())
 }
 
@@ -85,8 +85,8 @@ fn finding_of(report: &Report, code: Code) -> &Finding {
 }
 
 /// Exchanges in which rank 0 moves five times as much as each of the others, one every 20 ms.
-fn exchanges(rank: Rank, duration_ms: Option<f32>) -> impl Iterator<Item = Act> {
-    (0..20).map(move |nth| Act {
+fn exchanges(rank: Rank, duration_ms: Option<f32>) -> impl Iterator<Item = TimedOperation> {
+    (0..20).map(move |nth| TimedOperation {
         op: OpType::AllToAllSingle,
         bytes: if rank == 0 { 50 * MIB } else { 10 * MIB },
         at_ms: f64::from(nth) * 20.0,
@@ -95,8 +95,8 @@ fn exchanges(rank: Rank, duration_ms: Option<f32>) -> impl Iterator<Item = Act> 
 }
 
 /// A row of small operations after the exchanges.
-fn small(duration_ms: Option<f32>) -> impl Iterator<Item = Act> {
-    (0..600).map(move |nth| Act {
+fn small_operations(duration_ms: Option<f32>) -> impl Iterator<Item = TimedOperation> {
+    (0..600).map(move |nth| TimedOperation {
         op: OpType::AllReduce,
         bytes: 64,
         at_ms: 400.0 + f64::from(nth) * 0.2,
@@ -118,7 +118,7 @@ fn equal_parts_would_save_what_the_largest_member_takes_longer_than_an_average_o
 
 #[test]
 fn one_operation_for_a_row_would_save_the_latency_of_the_others() {
-    let report = report(|_| small(Some(0.1)).collect());
+    let report = report(|_| small_operations(Some(0.1)).collect());
     let price = finding_of(&report, Code::W240)
         .price
         .expect("durations were measured");
@@ -129,7 +129,7 @@ fn one_operation_for_a_row_would_save_the_latency_of_the_others() {
 fn what_was_not_measured_has_no_price() {
     let uneven = report(|rank| exchanges(rank, None).collect());
     assert_eq!(finding_of(&uneven, Code::W230).price, None);
-    let tiny = report(|_| small(None).collect());
+    let tiny = report(|_| small_operations(None).collect());
     assert_eq!(finding_of(&tiny, Code::W240).price, None);
 }
 
@@ -138,7 +138,7 @@ fn prices_together_are_at_most_the_job_s_time() {
     // Each small operation takes longer than the time between two of them: they overlap.
     let report = report(|rank| {
         exchanges(rank, Some(18.0))
-            .chain(small(Some(5.0)))
+            .chain(small_operations(Some(5.0)))
             .collect()
     });
     let prices: Vec<f64> = report

@@ -167,16 +167,16 @@ fn no_transfer_is_named_from_rings_that_had_no_room_for_some() {
 
 #[test]
 fn a_communicator_of_another_name_or_with_other_operations_stays_a_group_of_its_own() {
-    let apart = |name: &str, seen: &[OpType]| {
+    let group_count = |name: &str, seen: &[OpType]| {
         let report = analyze(&job(name, seen), &Policy::default());
         assert_eq!(report.ranks.len(), 2);
         report.groups.len()
     };
-    assert_eq!(apart("default_pg", &SEEN), 1);
-    assert_eq!(apart("tp", &SEEN), 2);
-    assert_eq!(apart("", &SEEN), 2);
+    assert_eq!(group_count("default_pg", &SEEN), 1);
+    assert_eq!(group_count("tp", &SEEN), 2);
+    assert_eq!(group_count("", &SEEN), 2);
     let other = [OpType::AllReduce, OpType::Broadcast, OpType::AllReduce];
-    assert_eq!(apart("default_pg", &other), 2);
+    assert_eq!(group_count("default_pg", &other), 2);
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn pytorch_s_dumps_are_joined_by_name_order_and_time() {
     let torch = torch_dumps();
     assert!(torch.iter().all(|dump| dump.identity.pid == 0));
     let alone = analyze(&torch, &Policy::default());
-    let with = |later_ns: i64| {
+    let judge_with_plugin = |later_ns: i64| {
         let rings = torch.iter().map(|dump| plugin_of(dump, later_ns));
         analyze(
             &torch.iter().cloned().chain(rings).collect::<Vec<_>>(),
@@ -300,7 +300,7 @@ fn pytorch_s_dumps_are_joined_by_name_order_and_time() {
             .filter(|group| group.name.starts_with("nccl-") && group.desc == kind)
             .count()
     };
-    let joined = with(20_000);
+    let joined = judge_with_plugin(20_000);
     assert_eq!(joined.ranks.len(), 8);
     for kind in ["tp", "dp", "default_pg"] {
         assert_eq!(communicators(&joined, kind), 0, "{kind}");
@@ -315,5 +315,5 @@ fn pytorch_s_dumps_are_joined_by_name_order_and_time() {
     };
     assert_eq!(named(&joined), named(&alone));
     // Another run of the same program: the same calls in the same order, at other times.
-    assert_eq!(communicators(&with(3_000_000_000), "tp"), 4);
+    assert_eq!(communicators(&judge_with_plugin(3_000_000_000), "tp"), 4);
 }

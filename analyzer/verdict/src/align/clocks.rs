@@ -77,14 +77,14 @@ fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
         let estimates = records.iter().filter_map(|&record| offsets[record]);
         let mut sorted_ns: Vec<i64> = estimates.map(|offset| offset.ns).collect();
         sorted_ns.sort_unstable();
-        let common = sorted_ns[sorted_ns.len() / 2];
+        let median_ns = sorted_ns[sorted_ns.len() / 2];
         let root = (records.len() as f64).sqrt();
         for &record in records {
             if let Some(offset) = &mut offsets[record]
                 && let (Some(spread), Some(error)) = (offset.spread_ns, offset.error_ns)
-                && offset.ns.abs_diff(common) <= spread.unsigned_abs().max(1_000_000)
+                && offset.ns.abs_diff(median_ns) <= spread.unsigned_abs().max(1_000_000)
             {
-                offset.ns = common;
+                offset.ns = median_ns;
                 offset.error_ns = Some((error as f64 / root) as i64);
             }
         }
@@ -166,21 +166,21 @@ fn difference(
             .iter()
             .find(|lane| lane.group == group)
     };
-    let (a, b) = (lane_of(one)?, lane_of(other)?);
+    let (lane, other_lane) = (lane_of(one)?, lane_of(other)?);
     let mut ends = Vec::with_capacity(SAMPLES);
     let mut issues = Vec::with_capacity(SAMPLES);
-    let step = (a.pending_from / SAMPLES).max(1);
-    for index in (0..a.pending_from).rev().step_by(step) {
-        let op = aligned.status_op(one, a, index);
+    let step = (lane.pending_from / SAMPLES).max(1);
+    for index in (0..lane.pending_from).rev().step_by(step) {
+        let op = aligned.status_op(one, lane, index);
         if !op.kind.needs_all_members() {
             continue;
         }
-        let Ok(there) = aligned.find(other, b, op.seq) else {
+        let Ok(peer_index) = aligned.find(other, other_lane, op.seq) else {
             continue;
         };
-        let peer = aligned.status_op(other, b, there);
-        if let (Some(x), Some(y)) = (op.completed_ns(), peer.completed_ns()) {
-            ends.push(y.saturating_sub(x));
+        let peer = aligned.status_op(other, other_lane, peer_index);
+        if let (Some(ended_ns), Some(peer_ended_ns)) = (op.completed_ns(), peer.completed_ns()) {
+            ends.push(peer_ended_ns.saturating_sub(ended_ns));
         } else if retiring_is_all(aligned.records[one].recorder) {
             issues.push(peer.created_ns.saturating_sub(op.created_ns));
         }

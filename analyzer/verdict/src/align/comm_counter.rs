@@ -103,13 +103,13 @@ fn fit(shared: &Shared, records: &[Record], lane: &Counted, reference: &Counted)
         let from = lane.positions.len() - overlap;
         (from..lane.positions.len())
             .filter(|&index| {
-                let there = usize::try_from(index as i64 + shift).ok();
-                there
-                    .filter(|&there| there < reference.positions.len())
-                    .is_some_and(|there| {
+                let counterpart = usize::try_from(index as i64 + shift).ok();
+                counterpart
+                    .filter(|&counterpart| counterpart < reference.positions.len())
+                    .is_some_and(|counterpart| {
                         shared
                             .calls
-                            .difference(call(lane, index), call(reference, there))
+                            .difference(call(lane, index), call(reference, counterpart))
                             .is_some()
                     })
             })

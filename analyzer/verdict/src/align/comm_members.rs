@@ -41,13 +41,13 @@ struct KnownRanks {
 }
 
 /// No communicator is larger: a larger size in a record is damage.
-const MOST_MEMBERS: u32 = 1 << 20;
+const MAX_MEMBERS: u32 = 1 << 20;
 
 impl KnownRanks {
     fn take(&mut self, group_rank: u32, size: u32, rank: Rank) {
         let known = self.ranks.insert(group_rank, rank);
         let fits =
-            group_rank < size && size <= MOST_MEMBERS && (self.size == 0 || self.size == size);
+            group_rank < size && size <= MAX_MEMBERS && (self.size == 0 || self.size == size);
         self.in_doubt |= !fits || known.is_some_and(|other| other != rank);
         self.size = size;
     }
@@ -69,7 +69,7 @@ impl KnownRanks {
             .collect();
         let unread: Vec<Rank> = world
             .map(|size| {
-                (0..size.min(MOST_MEMBERS))
+                (0..size.min(MAX_MEMBERS))
                     .filter(|&rank| fits(rank))
                     .collect()
             })

@@ -34,10 +34,10 @@ pub(crate) struct Posted {
     pub(crate) sends: bool,
     /// Member at the other end, [`ANY`], or [`NONE`] if the record names none.
     pub(crate) peer: u32,
-    /// Its index among the rank's messages in this direction with that peer, or [`NONE`] if the record may lack earlier
-    /// ones: then `after` locates it.
+    /// The index of the message among the rank's messages in this direction with that peer, or [`NONE`] if the record
+    /// may lack earlier ones: then `after` locates it.
     pub(crate) index: u32,
-    /// The newest collective that the rank issued before it, in any group.
+    /// The newest collective that the rank issued before the message, in any group.
     pub(crate) after: Option<After>,
     pub(crate) p2p_seq: u32,
 }
@@ -216,8 +216,8 @@ pub(crate) fn when(
             seq,
             call,
         } => {
-            let lane_at = lane_of_family(aligned, record, family, nth)?;
-            let lane = &aligned.lanes[record][lane_at];
+            let lane_index = lane_of_family(aligned, record, family, nth)?;
+            let lane = &aligned.lanes[record][lane_index];
             match aligned.presence(lane.group, lane.member as usize, seq) {
                 Presence::Issued(index) => {
                     let position = lane.collectives[index];
@@ -237,8 +237,8 @@ pub(crate) fn when(
             }
         }
         ProgramEvent::Message(posted) => {
-            let lane_at = lane_of_family(aligned, record, posted.family, posted.nth)?;
-            let lane = &aligned.lanes[record][lane_at];
+            let lane_index = lane_of_family(aligned, record, posted.family, posted.nth)?;
+            let lane = &aligned.lanes[record][lane_index];
             if lane.member != posted.member {
                 return None;
             }
@@ -261,8 +261,8 @@ fn when_answered(
         sends,
         ..
     } = posted;
-    let lane_at = lane_of_family(aligned, record, posted.family, posted.nth)?;
-    let lane = &aligned.lanes[record][lane_at];
+    let lane_index = lane_of_family(aligned, record, posted.family, posted.nth)?;
+    let lane = &aligned.lanes[record][lane_index];
     if lane.member != peer {
         return None;
     }
@@ -330,11 +330,11 @@ fn when_posted(
         of_pair.nth(posted.index as usize)
     } else {
         let after = posted.after?;
-        let there = lane_of_family(aligned, record, after.family, after.nth)?;
-        let there = &aligned.lanes[record][there];
-        match aligned.presence(there.group, there.member as usize, after.seq) {
+        let lane_index = lane_of_family(aligned, record, after.family, after.nth)?;
+        let after_lane = &aligned.lanes[record][lane_index];
+        match aligned.presence(after_lane.group, after_lane.member as usize, after.seq) {
             Presence::Issued(index) => {
-                let from = there.collectives[index];
+                let from = after_lane.collectives[index];
                 of_pair
                     .filter(|&message| message > from)
                     .nth(after.since as usize)

@@ -37,11 +37,11 @@ pub(crate) struct Pair {
 /// What the record of the other end shows of a message's other half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counterpart {
-    /// It was posted.
+    /// The other half was posted.
     Posted(Half),
-    /// The ring has dropped it.
+    /// The ring has dropped the other half.
     Lost,
-    /// The record does not hold it: it was not posted, or the file was cut before it.
+    /// The record does not hold the other half: it was not posted, or the file was cut before it.
     Missing,
 }
 
@@ -279,8 +279,8 @@ fn anchor(aligned: &Aligned<'_>, one: RecordIx, other: RecordIx) -> Option<(u32,
             if !op.kind.needs_all_members() {
                 return None;
             }
-            let there = aligned.find(other, peer, op.seq).ok()?;
-            Some((position, peer.collectives[there]))
+            let peer_index = aligned.find(other, peer, op.seq).ok()?;
+            Some((position, peer.collectives[peer_index]))
         });
         newest = newest.max(common);
     }
@@ -312,8 +312,8 @@ fn misfit(
             Some(None) => cost += u64::from(received) * 100,
             Some(Some(&send)) => {
                 let sent = done(aligned, sender, send);
-                // It is rare that only one end has completed, unless one was posted in a batch, which completes as a
-                // whole. Different sizes are a fault in which both remain pending.
+                // Rarely has only one end completed, unless one was posted in a batch, which completes as a whole.
+                // Different sizes are a fault in which both remain pending.
                 let are_single =
                     !is_in_batch(aligned, sender, send) && !is_in_batch(aligned, receiver, receive);
                 cost += u64::from(received != sent && are_single) * 3;

@@ -28,8 +28,8 @@ pub(crate) struct Pending {
     pub(crate) position: u32,
     pub(crate) kind: PendingKind,
     pub(crate) arrival: Arrival,
-    /// Whether it is a receive that a thread of its own holds open while the rank works: such a thread waits for its
-    /// next task, and the rank does not wait for it.
+    /// Whether the operation is a receive that a thread of its own holds open while the rank works: such a thread waits
+    /// for its next task, and the rank does not wait for it.
     pub(crate) held_open: bool,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn pending_of(
     let mut pending: Vec<Pending> = Vec::new();
     let mut started: Vec<bool> = Vec::new();
     let mut shows_starts: Vec<bool> = Vec::new();
-    for (lane_at, lane) in aligned.lanes[record].iter().enumerate() {
+    for (lane_index, lane) in aligned.lanes[record].iter().enumerate() {
         if lane.member == NONE {
             continue;
         }
@@ -130,7 +130,7 @@ pub(crate) fn pending_of(
             }
             index = block.end;
         }
-        let status_ops = messages.status_ops(record, lane_at);
+        let status_ops = messages.status_ops(record, lane_index);
         let mut index = 0;
         // A send or receive is over if a later one with the same peer and direction has completed.
         let mut over = overtaken(aligned, record, &lane.messages, status_ops);

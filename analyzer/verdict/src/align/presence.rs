@@ -12,9 +12,9 @@ pub(crate) enum Presence {
     Issued(usize),
     /// Issued, and no longer in the ring.
     Lost,
-    /// The rank has not issued it.
+    /// The rank has not issued the collective.
     Absent,
-    /// Its record does not show whether it did.
+    /// The rank's record does not show whether the rank issued it.
     Unknown(UnknownReason),
 }
 
@@ -23,7 +23,7 @@ pub(crate) enum Presence {
 pub(crate) enum UnknownReason {
     /// No record that covers the group was read.
     NoRecord,
-    /// The file was cut, and the missing part may have held it.
+    /// The file was cut, and the missing part may have held the collective.
     Cut,
     /// The ring dropped the entries that would show it, or completed operations were left out of the dump.
     HistoryLost,
@@ -45,10 +45,10 @@ impl CompletedTo {
         self.newest.is_some_and(|(to, _)| seq <= to)
     }
 
-    /// The newest number that another record than this shows as completed.
-    fn by_others(&self, than: Option<RecordIx>) -> Option<u32> {
+    /// The newest number that a record other than `except` shows as completed.
+    fn by_others(&self, except: Option<RecordIx>) -> Option<u32> {
         let both = [self.newest, self.second].into_iter().flatten();
-        let mut others = both.filter(|&(_, record)| Some(record) != than);
+        let mut others = both.filter(|&(_, record)| Some(record) != except);
         others.next().map(|(seq, _)| seq)
     }
 }
@@ -80,8 +80,8 @@ impl Aligned<'_> {
         presence
     }
 
-    fn presence_in(&self, record: RecordIx, lane_at: usize, seq: u32) -> Presence {
-        let lane = &self.lanes[record][lane_at];
+    fn presence_in(&self, record: RecordIx, lane_index: usize, seq: u32) -> Presence {
+        let lane = &self.lanes[record][lane_index];
         let full_record = &self.records[record];
         match self.find(record, lane, seq) {
             Ok(index) => return Presence::Issued(index),
@@ -92,7 +92,7 @@ impl Aligned<'_> {
         if full_record.cut {
             return Presence::Unknown(UnknownReason::Cut);
         }
-        let status = full_record.groups[lane_at].status;
+        let status = full_record.groups[lane_index].status;
         if let Some(status) = status {
             let counts_collectives = match full_record.recorder {
                 Recorder::Rcomm | Recorder::NcclProfiler => true,
@@ -145,28 +145,28 @@ impl Aligned<'_> {
     /// a collective that both issued and that the ring still holds, else unknown.
     pub(super) fn by_peers(&self, group: GroupIx, record: RecordIx, seq: u32) -> Presence {
         // At most this many peers of each group are compared, which bounds the time in large groups.
-        const MOST_PEERS: usize = 16;
+        const MAX_PEERS: usize = 16;
         let is_after_common = self.lanes[record].iter().any(|lane| {
             let Some(&oldest) = lane.collectives.first() else {
                 return false;
             };
             let oldest = self.seq(record, oldest);
-            let both_issued = |there: &Lane, peer: RecordIx| {
-                let theirs = self.seq(peer, *there.collectives.first()?);
+            let both_issued = |peer_lane: &Lane, peer: RecordIx| {
+                let theirs = self.seq(peer, *peer_lane.collectives.first()?);
                 let seq = oldest.max(theirs);
                 self.find(record, lane, seq).ok().map(|_| seq)
             };
             let peers = self.groups[lane.group].lanes.iter().flatten();
-            let mut peers = peers.filter(|&&(peer, _)| peer != record).take(MOST_PEERS);
-            peers.any(|&(peer, there)| {
-                let there = &self.lanes[peer][there];
+            let mut peers = peers.filter(|&&(peer, _)| peer != record).take(MAX_PEERS);
+            peers.any(|&(peer, lane_index)| {
+                let peer_lane = &self.lanes[peer][lane_index];
                 let issued = self.lanes[peer].iter().find(|lane| lane.group == group);
                 let position = |lane: &Lane, seq| {
                     let index = self.find(peer, lane, seq).ok()?;
                     Some(lane.collectives[index])
                 };
                 let issued = issued.and_then(|lane| position(lane, seq));
-                let both = both_issued(there, peer).and_then(|seq| position(there, seq));
+                let both = both_issued(peer_lane, peer).and_then(|seq| position(peer_lane, seq));
                 both.is_some_and(|both| issued.is_some_and(|issued| both < issued))
             })
         });

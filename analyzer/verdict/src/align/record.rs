@@ -24,17 +24,17 @@ pub(crate) const ANY: u32 = u32::MAX - 1;
 /// Whether a record's file was read to its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Extent {
-    /// It was read to its end.
+    /// The file was read to its end.
     #[default]
     Whole,
-    /// It was cut short or damaged: the newest operations are missing.
+    /// The file was cut short or damaged: the newest operations are missing.
     Cut,
 }
 
 /// One operation, 56 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
-    /// When it was issued, wall clock of its host, ns.
+    /// When the operation was issued, wall clock of its host, ns.
     pub(crate) created_ns: i64,
     /// `record_id` minus the first one of the record.
     pub(crate) id: u32,
@@ -52,7 +52,7 @@ pub(crate) struct Op {
     pub(crate) completed_us: u32,
     /// The duration that the backend measured, ms; negative if it did not.
     pub(crate) duration_ms: f32,
-    /// The thread that issued it, by a number of this record; [`NONE`] if it is not recorded.
+    /// The thread that issued the operation, by a number of this record; [`NONE`] if it is not recorded.
     pub(crate) thread: u32,
     /// Index into [`Record::groups`].
     pub(crate) group: u16,
@@ -84,7 +84,8 @@ impl Op {
         })
     }
 
-    /// When it failed, wall clock of its host, ns; `None` if it did not, or the record does not state it.
+    /// When the operation failed, wall clock of its host, ns; `None` if it did not, or if the record does not state
+    /// when.
     pub(crate) fn failed_ns(&self) -> Option<i64> {
         let lasted = self
             .wait_ms()
@@ -95,8 +96,8 @@ impl Op {
         )
     }
 
-    /// How long the rank was in it, ms: as the backend measured it, else from issue to completion; `None` if neither is
-    /// known.
+    /// How long the rank was in the operation, ms: as the backend measured it, else from issue to completion; `None` if
+    /// neither is known.
     pub(crate) fn wait_ms(&self) -> Option<f32> {
         if self.duration_ms >= 0.0 {
             Some(self.duration_ms)
@@ -151,7 +152,7 @@ pub(crate) struct Record {
     pub(crate) first_id: u64,
     /// Whether the file was cut, so the newest part is missing.
     pub(crate) cut: bool,
-    /// Whether completed operations seem to have been left out when it was written.
+    /// Whether completed operations seem to have been left out when the record was written.
     pub(crate) only_active: bool,
     /// The failures that the rank's process recorded, in order.
     pub(crate) failures: Vec<Failure>,
@@ -163,7 +164,7 @@ pub(crate) struct Record {
     pub(crate) processor_wait: Option<ProcessorWait>,
     /// When its file was written, ns by the clock of the file system, if the record itself states no time.
     pub(crate) written_ns: Option<i64>,
-    /// Why it cannot be of the rank that its file's name states; `None` if it may be.
+    /// Why the record cannot be of the rank that its file's name states; `None` if it may be.
     pub(crate) misnamed: Option<String>,
 }
 
@@ -194,24 +195,24 @@ impl Record {
             .unwrap_or(self.identity.dump_time_ns)
     }
 
-    /// When it was taken, or its newest operation's time if that is later or the only one known; ns by its own clock, 0
-    /// if unknown.
+    /// When the record was taken, or its newest operation's time if that is later or the only one known; ns by its own
+    /// clock, 0 if unknown.
     pub(crate) fn latest_ns(&self) -> i64 {
         self.identity.dump_time_ns.max(self.newest_ns())
     }
 
-    /// Whether it was read from a ring whose process is dead.
+    /// Whether the record was read from a ring whose process is dead.
     pub(crate) fn died(&self) -> bool {
         // Compare the whole reason: a reason that quotes an error may contain the word "dead".
         self.identity.reason == RingReader::OWNER_IS_DEAD
     }
 
-    /// Whether it was read from the ring of a process that lives and is not stopped.
+    /// Whether the record was read from the ring of a process that lives and is not stopped.
     pub(crate) fn lives(&self) -> bool {
         self.identity.reason == RingReader::OWNER_LIVES
     }
 
-    /// Whether it was read from a ring, not from a dump.
+    /// Whether the record was read from a ring, not from a dump.
     pub(crate) fn is_ring(&self) -> bool {
         self.lives() || self.died() || self.closed() || self.stop().is_some()
     }
@@ -225,13 +226,13 @@ impl Record {
         }
     }
 
-    /// Whether it was read from a ring that its process closed.
+    /// Whether the record was read from a ring that its process closed.
     pub(crate) fn closed(&self) -> bool {
         self.identity.reason == RingReader::CLOSED
     }
 
-    /// Whether it aligns with others as it was recorded: nothing of another record is joined to it, no operation of it
-    /// is reopened, and it states the members of its groups.
+    /// Whether the record aligns with others as it was recorded: nothing of another record is joined to it, no
+    /// operation of it is reopened, and it states the members of its groups.
     pub(crate) fn aligns_once(&self) -> bool {
         self.recorder != Recorder::NcclProfiler
             && !retiring_is_all(self.recorder)

@@ -17,9 +17,9 @@ pub trait Workers: Debug + Send + Sync {
 }
 
 /// Fewer records or groups than this are not shared among threads: it would not pay.
-const LEAST: usize = 64;
+const MIN_SHARED: usize = 64;
 /// Each thread gets this many parts on average, since some groups have far more operations than others.
-const PARTS: usize = 16;
+const PARTS_PER_THREAD: usize = 16;
 
 /// The results of `compute` for each number below `count`, in order.
 pub(crate) fn map<T: Send>(
@@ -27,10 +27,11 @@ pub(crate) fn map<T: Send>(
     count: usize,
     compute: impl Fn(usize) -> T + Sync,
 ) -> Vec<T> {
-    let Some(workers) = workers.filter(|workers| count >= LEAST && workers.threads() > 1) else {
+    let Some(workers) = workers.filter(|workers| count >= MIN_SHARED && workers.threads() > 1)
+    else {
         return (0..count).map(compute).collect();
     };
-    let parts = (workers.threads() * PARTS).min(count);
+    let parts = (workers.threads() * PARTS_PER_THREAD).min(count);
     let range = |part: usize| -> Range<usize> { count * part / parts..count * (part + 1) / parts };
     let done: Vec<Mutex<Option<Vec<T>>>> = (0..parts).map(|_| Mutex::default()).collect();
     workers.each(parts, &|part| {
@@ -67,7 +68,7 @@ mod tests {
 
     #[test]
     fn results_are_in_order_whoever_computes_them() {
-        for count in [0, 1, LEAST - 1, LEAST, 1000] {
+        for count in [0, 1, MIN_SHARED - 1, MIN_SHARED, 1000] {
             let alone: Vec<usize> = (0..count).map(|n| n * n).collect();
             assert_eq!(map(None, count, |n| n * n), alone);
             assert_eq!(map(Some(&Backwards), count, |n| n * n), alone);

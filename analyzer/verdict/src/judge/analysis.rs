@@ -40,7 +40,7 @@ pub struct Analysis {
     records: Vec<Record>,
     problems: Vec<Problem>,
     files: usize,
-    /// When the file of the next dump was written.
+    /// When the file of the next dump was written, ns since the epoch.
     next_written_ns: Option<i64>,
 }
 
@@ -57,7 +57,7 @@ impl Analysis {
         }
     }
 
-    /// Lends threads for the judgment of a large job; the report is the same without.
+    /// Lends threads for the judgment of a large job; the report is the same without them.
     pub fn with_workers(mut self, workers: Arc<dyn Workers>) -> Self {
         self.shared.workers = Some(workers);
         self
@@ -152,7 +152,7 @@ fn judge(
     files: usize,
 ) -> Report {
     misnamed::settle(shared, &mut records, &mut problems);
-    let read = count_ops(&records);
+    let ops_read = count_ops(&records);
     let mut aside = LeftAside::default();
     let newest_world =
         provenance::leave_earlier_runs_aside(&mut records, &policy.launches, &mut aside);
@@ -180,7 +180,7 @@ fn judge(
         },
         None => policy.clone(),
     };
-    let selected = count_ops(&records);
+    let ops_selected = count_ops(&records);
     let shows_running_job = policy.snapshot_of_rings
         && records.iter().all(Record::is_ring)
         && records.iter().any(Record::lives);
@@ -191,7 +191,7 @@ fn judge(
     };
     same_process::join(shared, &mut records);
     // An operation that two recorders of one process hold counts once.
-    let entries = read - (selected - count_ops(&records));
+    let entries = ops_read - (ops_selected - count_ops(&records));
     timeouts::note(shared, &mut records);
     note_versions(&records, &mut problems);
     let (mut aligned, clocks) = match in_step {
@@ -264,9 +264,9 @@ fn judge(
 /// The part of an input that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unread {
-    /// All of it: it gives no dump.
+    /// The whole input: it gives no dump.
     Whole,
-    /// A part of it: its dump was or will be added.
+    /// A part of the input: its dump was or will be added.
     Part,
 }
 

@@ -64,10 +64,10 @@ pub(crate) fn report(
     };
     // With a warning the verdict stays as it is: a warning says more than that ranks are silent.
     let warns = |finding: &Finding| finding.severity != Severity::Note;
-    let decides = unmissed.is_some() || silence.is_some() && !findings.iter().any(warns);
+    let doubt_decides = unmissed.is_some() || silence.is_some() && !findings.iter().any(warns);
     let doubt = unmissed.or_else(|| Some(silence?.sentence(ctx)));
     problems.extend(note_verdict(ctx, verdict, &input, &shortfall, doubt));
-    let verdict = match decides {
+    let verdict = match doubt_decides {
         true => Verdict::Inconclusive,
         false => verdict,
     };
@@ -140,7 +140,7 @@ fn finding(
 ) -> Finding {
     let victim_count = victims.len();
     let since = since(ctx, &draft);
-    let sentence = draft.sentence.clone() + &in_all(ctx, &draft, victim_count);
+    let sentence = draft.sentence.clone() + &waiting_in_all(ctx, &draft, victim_count);
     let mut victim_ranks = victims;
     victim_ranks.truncate(ctx.policy.max_victims);
     let is_consequence = !draft.is_root && root.is_some_and(|root| root != id);
@@ -176,9 +176,9 @@ fn finding(
     }
 }
 
-/// The end of a sentence: how many ranks wait because of an error. Empty if no more ranks wait than its group has
-/// members, or if the finding is not a root or its code does not call for it.
-fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
+/// The end of a sentence: how many ranks wait because of an error. Empty if no more ranks wait than the operation's
+/// group has members, or if the finding is not a root or its code does not call for it.
+fn waiting_in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     use Code::*;
     let states_count = matches!(
         draft.code,
@@ -196,10 +196,10 @@ fn in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     if !states_count || !draft.is_root || waiting <= members.max(named) {
         return String::new();
     }
-    let all: Vec<Node> = (0..ctx.graph.ranks)
+    let waiting_nodes: Vec<Node> = (0..ctx.graph.ranks)
         .filter(|&node| ctx.graph.waits(node))
         .collect();
-    let verb = ctx.wait_or_waited(&all);
+    let verb = ctx.wait_or_waited(&waiting_nodes);
     format!("; {waiting} of {} ranks {verb} in all", ctx.graph.ranks)
 }
 
@@ -221,13 +221,13 @@ fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
         });
     let at_ns = places.filter_map(|place| ctx.waiting_since(place)).min()?;
     let until = ctx.until();
-    let then = match until {
+    let end_ns = match until {
         Until::Written => written_ns(ctx.aligned, ctx.policy),
         Until::Now | Until::Taken | Until::Ended => ctx.as_of_ns(),
     };
     Some(Since {
         at_ns,
-        age_ms: then.map(|then| then.saturating_sub(at_ns).max(0) as f64 / 1e6),
+        age_ms: end_ns.map(|end_ns| end_ns.saturating_sub(at_ns).max(0) as f64 / 1e6),
         until,
     })
 }
@@ -342,7 +342,7 @@ fn note_absences(
 }
 
 /// The end of a sentence on ranks without a record that are not known to have ended in order: what is known of their
-/// processes. Empty if nothing is.
+/// processes. Empty if nothing is known.
 fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
     let mut text = String::new();
     let records = &ctx.aligned.records;
@@ -359,14 +359,14 @@ fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
             && launch.ended_ns == 0
     });
     let is_ring = |record: &Record| {
-        let read = record.identity.reason.as_str();
+        let reason = record.identity.reason.as_str();
         [
             RingReader::OWNER_LIVES,
             RingReader::OWNER_IS_STOPPED,
             RingReader::OWNER_IS_TRACED,
             RingReader::OWNER_IS_DEAD,
         ]
-        .contains(&read)
+        .contains(&reason)
     };
     if let Some(at_ns) = ctx.life.none_left_ns() {
         let last = time_of_day(at_ns);

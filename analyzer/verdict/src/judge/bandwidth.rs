@@ -21,7 +21,7 @@ const NEWEST: usize = 512;
 struct Instance {
     seq: u32,
     shortest_ms: f32,
-    /// The bytes that a link of the bus carries for it.
+    /// The bytes that a link of the bus carries for the collective.
     bus_bytes: f64,
     members: usize,
 }
@@ -30,10 +30,12 @@ struct Instance {
 /// duration on every member.
 pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
     let ranks = aligned.groups[group].ranks.len();
-    let mut of_call: HashMap<u32, Option<f64>> = HashMap::new();
-    // By sequence number, ascending. What the first member lacks is not on every member.
+    let mut bus_bytes_of_call: HashMap<u32, Option<f64>> = HashMap::new();
+    // By sequence number, ascending. A collective that the first member lacks is not on every member.
     let mut instances: Vec<Instance> = Vec::new();
-    for (nth, &(record, lane)) in (aligned.groups[group].lanes.iter().flatten()).enumerate() {
+    for (member_index, &(record, lane)) in
+        (aligned.groups[group].lanes.iter().flatten()).enumerate()
+    {
         let lane = &aligned.lanes[record][lane];
         let done = &lane.collectives[..lane.pending_from];
         let newest = &done[done.len().saturating_sub(NEWEST)..];
@@ -45,7 +47,7 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
             }
             let bus_bytes = match last {
                 Some((call, bus_bytes)) if call == op.call => bus_bytes,
-                _ => *of_call
+                _ => *bus_bytes_of_call
                     .entry(op.call)
                     .or_insert_with(|| bus_bytes(aligned.shared.calls.get(op.call), ranks)),
             };
@@ -59,7 +61,7 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
             {
                 index += 1;
             }
-            if nth == 0 && instances.get(index).is_none() {
+            if member_index == 0 && instances.get(index).is_none() {
                 instances.push(Instance {
                     seq: op.seq,
                     shortest_ms: f32::MAX,
@@ -148,7 +150,7 @@ mod tests {
             }],
             ..Dump::default()
         };
-        for (nth, &(op, [input, output], duration_ms)) in calls.iter().enumerate() {
+        for (index, &(op, [input, output], duration_ms)) in calls.iter().enumerate() {
             dump.signatures.push(Signature {
                 backend: "nccl".into(),
                 op_name: op.name().into(),
@@ -158,14 +160,14 @@ mod tests {
                 output_dtypes: vec!["Float".into()],
                 ..Signature::default()
             });
-            let created = 1_790_000_000_000_000_000 + nth as i64 * 1_000_000_000;
+            let created = 1_790_000_000_000_000_000 + index as i64 * 1_000_000_000;
             dump.entries.push(Entry {
-                record_id: nth as u64 + 1,
-                collective_seq_id: nth as u64 + 1,
+                record_id: index as u64 + 1,
+                collective_seq_id: index as u64 + 1,
                 p2p_seq_id: 0,
-                op_id: nth as u64 + 1,
+                op_id: index as u64 + 1,
                 group: 0,
-                signature: nth as u32,
+                signature: index as u32,
                 stack: None,
                 op,
                 state: EntryState::Completed,

@@ -37,7 +37,7 @@ impl Block {
             return None;
         }
         let rows: Vec<&[Rank]> = ranks
-            .chunk_by(|&one, &next| one.checked_add(1) == Some(next))
+            .chunk_by(|&rank, &next| rank.checked_add(1) == Some(next))
             .collect();
         // The last host may have fewer ranks than the others.
         let world = ctx.aligned.expected.last().map_or(0, |last| last + 1);
@@ -150,7 +150,7 @@ fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
 /// The largest size greater than 1 at whose multiples all rows begin and end; the last row of the world may be shorter.
 /// `None` if there is none.
 fn common_size(rows: &[&[Rank]], world: Rank) -> Option<u32> {
-    let divisor = |a: u32, b: u32| {
+    let common_divisor = |a: u32, b: u32| {
         let (mut a, mut b) = (a, b);
         while b != 0 {
             (a, b) = (b, a % b);
@@ -162,9 +162,9 @@ fn common_size(rows: &[&[Rank]], world: Rank) -> Option<u32> {
         let [first, .., last] = **row else {
             return None;
         };
-        size = divisor(size, first);
+        size = common_divisor(size, first);
         if last + 1 != world || first == 0 {
-            size = divisor(size, last + 1);
+            size = common_divisor(size, last + 1);
         }
     }
     // A single row is one host if it begins at a multiple of its length.

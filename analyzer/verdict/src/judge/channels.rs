@@ -30,13 +30,13 @@ pub(crate) struct Lag {
 /// What several transfers that are held up have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Common {
-    /// One rank sends them all.
+    /// One rank sends all the transfers.
     From(Rank),
-    /// One rank is to receive them all.
+    /// One rank is to receive all the transfers.
     To(Rank),
-    /// One host sends them all.
+    /// One host sends all the transfers.
     FromHost(String),
-    /// They all go to one host.
+    /// All the transfers go to one host.
     ToHost(String),
 }
 
@@ -115,16 +115,18 @@ fn lag_of_ops<'o>(
         .flat_map(KernelProgress::unfinished)
         .collect();
     // A channel that has not started on some rank has not finished there.
-    let finished = kernels.iter().fold(u64::MAX, |all, it| all & it.finished);
+    let finished = kernels
+        .iter()
+        .fold(u64::MAX, |all, kernel| all & kernel.finished);
     let finished: Vec<u8> = match open.is_empty() || kernels.is_empty() {
         true => Vec::new(),
         false => (0..64).filter(|bit| finished & 1 << bit != 0).collect(),
     };
     let some_finished = !finished.is_empty();
     // NCCL 2.26 does not report the number of channels, and one that has not started may be left.
-    let are_all = kernels.iter().all(|it| {
-        let started = it.started.count_ones();
-        started == u32::from(it.channels) && started as usize == open.len() + finished.len()
+    let all_started = kernels.iter().all(|kernel| {
+        let started = kernel.started.count_ones();
+        started == u32::from(kernel.channels) && started as usize == open.len() + finished.len()
     });
     let rank_of = |member: u32| ranks.get(member as usize).copied();
     let held = held_up(&links, rank_of);
@@ -149,7 +151,7 @@ fn lag_of_ops<'o>(
             true => open.into_iter().collect(),
             false => Vec::new(),
         },
-        finished: if are_all { Vec::new() } else { finished },
+        finished: if all_started { Vec::new() } else { finished },
         link,
         held,
         under_way,
@@ -226,7 +228,7 @@ fn has(channels: &[u8]) -> &'static str {
 }
 
 impl StuckTransfer {
-    /// Its progress in millionths.
+    /// The progress of the transfer, in millionths.
     fn done(&self) -> u64 {
         u64::from(self.step) * 1_000_000 / u64::from(self.steps.max(1))
     }

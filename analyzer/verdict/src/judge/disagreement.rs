@@ -13,7 +13,7 @@ use rcomm_recorder::publish::Recorder;
 /// The reason why one part is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ground {
-    /// It has more members than any other.
+    /// The part has more members than any other.
     Majority,
     /// The parts are equally large, but input and output of the others' calls do not fit.
     Consistency,
@@ -28,7 +28,7 @@ pub(crate) enum Ground {
 /// Members whose calls agree.
 #[derive(Clone, Debug)]
 pub(crate) struct AgreeingMembers {
-    /// Their ranks, ascending.
+    /// The members' ranks, ascending.
     pub(crate) ranks: Vec<Rank>,
     pub(crate) records: Vec<RecordIx>,
     /// The call of the first member at the point of difference.
@@ -45,12 +45,12 @@ pub(crate) struct Disagreement {
     /// The most severe difference.
     pub(crate) difference: CallDifference,
     pub(crate) ground: Ground,
-    /// Whether every record that holds it shows it as completed.
+    /// Whether every record that holds the collective shows it as completed.
     pub(crate) completed: bool,
 }
 
 /// The first disagreement of each group, and the first one of each further rank that deviates later: of a group at most
-/// [`MOST`], and none after one in which no part is known to be right.
+/// [`MAX_PER_GROUP`], and none after one in which no part is known to be right.
 pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
     let found = aligned.shared.map(aligned.groups.len(), |group| {
         let mut found = Vec::new();
@@ -66,7 +66,7 @@ fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>)
     let before = found.len();
     let mut parted: Vec<Rank> = Vec::new();
     for seq in seqs_to_compare(aligned, group) {
-        let Some((blocks, completed)) = row(aligned, group, seq) else {
+        let Some((blocks, completed)) = member_calls(aligned, group, seq) else {
             continue;
         };
         let fresh: Vec<_> = blocks
@@ -84,14 +84,14 @@ fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>)
         parted.extend(wrong);
         let decided = disagreement.ground != Ground::Nothing;
         found.push(disagreement);
-        if !decided || found.len() - before >= MOST {
+        if !decided || found.len() - before >= MAX_PER_GROUP {
             return;
         }
     }
 }
 
 /// At most this many disagreements of a group are found.
-const MOST: usize = 64;
+const MAX_PER_GROUP: usize = 64;
 
 /// The sequence numbers under which members may have recorded calls that differ, ascending.
 fn seqs_to_compare(aligned: &Aligned<'_>, group: GroupIx) -> Vec<u32> {
@@ -118,7 +118,11 @@ type MemberCalls = (Rank, RecordIx, Vec<u32>);
 
 /// The calls of the members under one number, without incomplete blocks of coalesced calls, and whether all completed;
 /// `None` if all issued one and the same call.
-fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<MemberCalls>, bool)> {
+fn member_calls(
+    aligned: &Aligned<'_>,
+    group: GroupIx,
+    seq: u32,
+) -> Option<(Vec<MemberCalls>, bool)> {
     let mut single: Option<u32> = None;
     let mut alike = true;
     for member in 0..aligned.groups[group].ranks.len() {
@@ -164,9 +168,10 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<MemberCal
     }
     // The ring may have dropped the beginning of a coalesced block, or the rank may still be issuing it: such blocks
     // are not compared.
-    let coalesced = blocks.iter().any(|(.., calls)| calls.len() > 1) || cut.iter().any(|cut| cut.2);
+    let coalesced =
+        blocks.iter().any(|(.., calls)| calls.len() > 1) || cut.iter().any(|&(.., closed)| closed);
     if coalesced {
-        let closes = cut.iter().any(|cut| cut.2);
+        let closes = cut.iter().any(|&(.., closed)| closed);
         let mut cut = cut.into_iter();
         blocks.retain(|_| {
             cut.next()
@@ -179,16 +184,16 @@ fn row(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<(Vec<MemberCal
 /// Whether the recorder of PyTorch's NCCL backend shows that a member has issued all calls of its newest number: it
 /// counts a coalesced block, and shows its start, only once it is closed.
 fn is_issued_whole(aligned: &Aligned<'_>, group: GroupIx, member: usize, seq: u32) -> bool {
-    let Some((record, lane_at)) = aligned.groups[group].lanes[member] else {
+    let Some((record, lane_index)) = aligned.groups[group].lanes[member] else {
         return false;
     };
-    let lane = &aligned.lanes[record][lane_at];
+    let lane = &aligned.lanes[record][lane_index];
     let newest = lane
         .collectives
         .last()
         .map(|&position| aligned.op(record, position));
     let has_begun = newest.is_some_and(|op| op.state != EntryState::Scheduled);
-    let status = aligned.records[record].groups[lane_at].status;
+    let status = aligned.records[record].groups[lane_index].status;
     let is_counted = status.is_some_and(|status| status.last_enqueued >= i64::from(seq));
     aligned.records[record].recorder == Recorder::Nccl
         && (has_begun || is_counted && lane.messages.is_empty())
@@ -409,11 +414,11 @@ fn past_votes(
 /// How the calls of a rank relate to those of the right part from the first difference on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Shift {
-    /// It left out this many collectives.
+    /// The rank left out this many collectives.
     Skipped(usize),
-    /// It issued this many collectives that no other member did.
+    /// The rank issued this many collectives that no other member did.
     Extra(usize),
-    /// It issued this many collectives in another order.
+    /// The rank issued this many collectives in another order.
     Reordered(usize),
     /// As `Reordered`, but the calls after these, if any, fit as well if it left some out, or issued more.
     ReorderedOrShifted(usize),

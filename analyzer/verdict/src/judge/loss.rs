@@ -1,6 +1,6 @@
 //! Lowers the confidence of findings if a ring may have dropped the operation that its rank is in.
 //!
-//! A ring that has wrapped may have dropped it if its oldest entry has not completed, or no entry has.
+//! A ring that has wrapped may have dropped that operation if its oldest entry has not completed, or if no entry has.
 
 use crate::align::pending::front_is_lost;
 use crate::judge::channels::lost_transfers;
@@ -41,8 +41,8 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
             .culprits
             .iter()
             .any(|rank| with_lost_front.contains(rank));
-        let most = if blamed { BLAMED } else { AMONG_OTHERS };
-        draft.confidence = draft.confidence.min(most);
+        let max_confidence = if blamed { BLAMED } else { AMONG_OTHERS };
+        draft.confidence = draft.confidence.min(max_confidence);
         let (ring, they) = match with_lost_front.len() {
             1 => ("ring", "it is"),
             _ => ("rings", "they are"),

@@ -1,8 +1,8 @@
 //! Makes a report from records: which ranks wait for which, why, and what to do.
 //!
-//! [`analysis`] is the entry point. It selects the records of one job and corrects them ([`records`]), aligns them, builds
-//! the graph of waits and finds its roots ([`waits`]); every [`check`] drafts findings from one [`context`],
-//! and [`assemble`] ranks the drafts and writes the report.
+//! [`analysis`] is the entry point. It selects and corrects the records of one job ([`records`]), aligns them, builds
+//! the graph of waits and finds its roots ([`waits`]); every [`check`] drafts findings from one [`context`], and
+//! [`assemble`] ranks the drafts and writes the report.
 
 mod analysis;
 mod assemble;

@@ -9,7 +9,7 @@ use rcomm_recorder::model::{EntryState, Failure, OpType, Rank};
 
 /// A rank that has completed at least this many operations with others since one failed has caught its error. A program
 /// that ends because of the error may still complete some.
-const LATER: usize = 3;
+const LATER_OPERATIONS: usize = 3;
 
 /// Whether an operation has failed and its rank went on: it issued others later, and completed them. Sends do not
 /// count, since a send may complete although its receiver never comes, and neither do operations of a rank alone.
@@ -27,17 +27,17 @@ pub(crate) fn is_history(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> bo
         .take_while(|op| op.created_ns > failed_ns)
         .filter(|op| op.completed() && op.kind != OpType::Send)
         .filter(with_others)
-        .take(LATER)
+        .take(LATER_OPERATIONS)
         .count()
-        == LATER
+        == LATER_OPERATIONS
 }
 
 /// Whether the rank of a record and the ranks that its failure names have all completed an operation that they issued
-/// after the failure, in the group that failed or in another one of the same ranks. A failure without a group is that of
-/// a group that was not made: then any group that they share counts.
+/// after the failure, in the group that failed or in another one of the same ranks. A failure without a group belongs
+/// to a group that was not made: then any group that these ranks share counts.
 ///
-/// With `recent_ns`, common time, an operation in any group that they share counts as well, if it completed after that
-/// time.
+/// With `recent_ns`, common time, an operation in any group that these ranks share counts as well, if it completed
+/// after that time.
 pub(crate) fn is_overcome(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -48,7 +48,7 @@ pub(crate) fn is_overcome(
     let after_ns = failure.time_ns.saturating_sub(aligned.offsets_ns[record]);
     let mut concerned: Vec<Rank> = failure.ranks.clone();
     concerned.push(full_record.rank);
-    let failed = failure.group.and_then(|id| {
+    let failed_group = failure.group.and_then(|id| {
         let index = full_record.groups.iter().position(|group| group.id == id)?;
         Some(aligned.lanes[record].get(index)?.group)
     });
@@ -56,9 +56,10 @@ pub(crate) fn is_overcome(
     let mut groups = lanes.map(|lane| lane.group);
     groups.any(|group| {
         let members = &aligned.groups[group].ranks;
-        let same = failed.is_some_and(|failed| *members == aligned.groups[failed].ranks);
+        let is_same_group =
+            failed_group.is_some_and(|failed_group| *members == aligned.groups[failed_group].ranks);
         let since_ns = match recent_ns {
-            _ if same || failure.group.is_none() => i64::MIN,
+            _ if is_same_group || failure.group.is_none() => i64::MIN,
             Some(recent_ns) => recent_ns,
             None => return false,
         };

@@ -38,10 +38,10 @@ pub(crate) fn vote(
         // A process may have several recorders, and each may hold one of the two events.
         let of_rank = aligned.records_of(aligned.records[next].rank);
         next = of_rank.end;
-        let there = of_rank
+        let other_point = of_rank
             .clone()
             .find_map(|record| point_before(aligned, record, first, second));
-        let votes = match (point, there) {
+        let votes = match (point, other_point) {
             (Some(point), Some(other)) if point != other => continue,
             (Some(_), None) => &mut unsure,
             _ => &mut sure,
@@ -50,20 +50,32 @@ pub(crate) fn vote(
             let mut of_rank = of_rank.clone();
             of_rank.find_map(|record| Some((record, when(aligned, messages, record, event)?)))
         });
-        let [Some((one, a)), Some((other, b))] = occurrences else {
+        let [
+            Some((first_record, first_place)),
+            Some((second_record, second_place)),
+        ] = occurrences
+        else {
             continue;
         };
         let before = |(one, a): (RecordIx, u32), (other, b): (RecordIx, u32)| {
-            let created = |record: RecordIx, at: u32| aligned.op(record, at).created_ns;
+            let created = |record: RecordIx, position: u32| aligned.op(record, position).created_ns;
             if one == other {
                 a < b
             } else {
                 created(one, a) < created(other, b)
             }
         };
-        let is_first = match (a, b) {
-            (Occurrence::At(a), Occurrence::At(b)) if before((one, a), (other, b)) => true,
-            (Occurrence::At(a), Occurrence::At(b)) if before((other, b), (one, a)) => false,
+        let is_first = match (first_place, second_place) {
+            (Occurrence::At(a), Occurrence::At(b))
+                if before((first_record, a), (second_record, b)) =>
+            {
+                true
+            }
+            (Occurrence::At(a), Occurrence::At(b))
+                if before((second_record, b), (first_record, a)) =>
+            {
+                false
+            }
             (Occurrence::Lost, Occurrence::At(_) | Occurrence::Never)
             | (Occurrence::At(_), Occurrence::Never) => true,
             (Occurrence::At(_) | Occurrence::Never, Occurrence::Lost)
@@ -75,8 +87,8 @@ pub(crate) fn vote(
             continue;
         }
         votes.first += 1;
-        if let (Occurrence::At(position), None) = (a, votes.shown_by) {
-            let record = one;
+        if let (Occurrence::At(position), None) = (first_place, votes.shown_by) {
+            let record = first_record;
             votes.shown_by = Some(Point { record, position });
         }
     }
@@ -168,13 +180,13 @@ fn point_before(
 ) -> Option<u32> {
     let (
         ProgramEvent::Collective {
-            family: a,
-            nth: nth_a,
+            family: first_family,
+            nth: first_nth,
             ..
         },
         ProgramEvent::Collective {
-            family: b,
-            nth: nth_b,
+            family: second_family,
+            nth: second_nth,
             seq,
             ..
         },
@@ -182,8 +194,8 @@ fn point_before(
     else {
         return None;
     };
-    let counted = &aligned.lanes[record][lane_of_family(aligned, record, a, nth_a)?];
-    let lane = &aligned.lanes[record][lane_of_family(aligned, record, b, nth_b)?];
+    let counted = &aligned.lanes[record][lane_of_family(aligned, record, first_family, first_nth)?];
+    let lane = &aligned.lanes[record][lane_of_family(aligned, record, second_family, second_nth)?];
     let index = aligned.find(record, lane, seq.checked_sub(1)?).ok()?;
     let position = lane.collectives[index];
     let before = counted

@@ -106,7 +106,7 @@ pub(crate) fn orders(
 pub(crate) fn same_order(ctx: &Context<'_>, one: Point, other: Point) -> bool {
     let (one, other) = (steps_in_all(ctx, one), steps_in_all(ctx, other));
     let (one, other) = (one.steps, other.steps);
-    one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| same(ctx, a, b))
+    one.len() == other.len() && one.iter().zip(&other).all(|(a, b)| is_same_step(ctx, a, b))
 }
 
 /// A stretch of the steps of a rank's program.
@@ -121,36 +121,41 @@ struct ProgramStep {
     kind: OpType,
     call: u32,
     /// The call without its group: `all_reduce #7`.
-    what: String,
+    call_text: String,
     /// The call without the parts that may differ between ranks that do the same: `all_reduce`.
     common: String,
-    /// Where in the source, as ` (train.py:61)`.
+    /// The place in the source, like ` (train.py:61)`.
     site: String,
     group: GroupIx,
-    /// Whether the text has the group.
+    /// Whether the text names the group.
     names_group: bool,
 }
 
 impl ProgramStep {
     /// The step as text, on these groups.
     fn text(&self, ctx: &Context<'_>, groups: &BTreeSet<GroupIx>) -> String {
-        format!("{}{}{}", self.what, self.on(ctx, groups), self.site)
+        format!(
+            "{}{}{}",
+            self.call_text,
+            self.group_text(ctx, groups),
+            self.site
+        )
     }
 
     /// The step as text where a step of another rank that does the same has other numbers.
     fn common_text(&self, ctx: &Context<'_>, groups: &BTreeSet<GroupIx>) -> String {
         match self.names_group {
-            true => format!("{}{}", self.common, self.on(ctx, groups)),
+            true => format!("{}{}", self.common, self.group_text(ctx, groups)),
             false => format!("{}{}", self.common, self.site),
         }
     }
 
-    fn on(&self, ctx: &Context<'_>, groups: &BTreeSet<GroupIx>) -> String {
+    fn group_text(&self, ctx: &Context<'_>, groups: &BTreeSet<GroupIx>) -> String {
         match (self.names_group, groups.len()) {
             (false, _) => String::new(),
             (true, ..=1) => format!(" on group {}", ctx.group_name(self.group)),
             (true, _) => {
-                let groups: Vec<_> = groups.iter().map(|&at| ctx.group_ref(at)).collect();
+                let groups: Vec<_> = groups.iter().map(|&group| ctx.group_ref(group)).collect();
                 // Numbers alone could be taken for one name.
                 let plural = if groups.iter().all(is_undescribed) {
                     "s"
@@ -162,18 +167,18 @@ impl ProgramStep {
         }
     }
 
-    /// The groups of this family that these ranks have; its own only if no rank is given.
+    /// The groups of the step's family that these ranks have; only the step's own if no rank is given.
     fn groups_of(&self, ctx: &Context<'_>, ranks: &[Rank]) -> BTreeSet<GroupIx> {
         let mut groups = BTreeSet::from([self.group]);
         for record in ranks.iter().filter_map(|&rank| ctx.aligned.record_of(rank)) {
-            let its = ctx.aligned.lanes[record].iter().map(|lane| lane.group);
-            groups.extend(its.filter(|&group| ctx.aligned.groups[group].family == self.family));
+            let used = ctx.aligned.lanes[record].iter().map(|lane| lane.group);
+            groups.extend(used.filter(|&group| ctx.aligned.groups[group].family == self.family));
         }
         groups
     }
 }
 
-fn same(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
+fn is_same_step(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
     let calls = &ctx.aligned.shared.calls;
     a.family == b.family
         && match a.kind.is_p2p() {
@@ -196,7 +201,7 @@ fn difference(
     let mut common = vec![vec![0u8; odd.len() + 1]; usual.len() + 1];
     for a in (0..usual.len()).rev() {
         for b in (0..odd.len()).rev() {
-            common[a][b] = if same(ctx, &usual[a], &odd[b]) {
+            common[a][b] = if is_same_step(ctx, &usual[a], &odd[b]) {
                 common[a + 1][b + 1] + 1
             } else {
                 common[a + 1][b].max(common[a][b + 1])
@@ -207,21 +212,27 @@ fn difference(
     let (mut a, mut b) = (0, 0);
     // Where an excerpt was cut off, the other's next step may be in it as well.
     while (a < usual.len() || b < odd.len()) && !cut(a, b) {
-        if a < usual.len() && b < odd.len() && same(ctx, &usual[a], &odd[b]) {
+        if a < usual.len() && b < odd.len() && is_same_step(ctx, &usual[a], &odd[b]) {
             let (step, other) = (&usual[a], &odd[b]);
             let mut groups = step.groups_of(ctx, usual_ranks);
             groups.extend(other.groups_of(ctx, odd_ranks));
-            let text = match (&step.what, &step.site) == (&other.what, &other.site) {
+            let text = match (&step.call_text, &step.site) == (&other.call_text, &other.site) {
                 true => step.text(ctx, &groups),
                 false => step.common_text(ctx, &groups),
             };
             lines.push(format!("  {text}"));
             (a, b) = (a + 1, b + 1);
         } else if b == odd.len() || (a < usual.len() && common[a + 1][b] >= common[a][b + 1]) {
-            lines.push(format!("- {}", unlike(ctx, &usual[a], usual_ranks, odd)));
+            lines.push(format!(
+                "- {}",
+                distinct_text(ctx, &usual[a], usual_ranks, odd)
+            ));
             a += 1;
         } else {
-            lines.push(format!("+ {}", unlike(ctx, &odd[b], odd_ranks, usual)));
+            lines.push(format!(
+                "+ {}",
+                distinct_text(ctx, &odd[b], odd_ranks, usual)
+            ));
             b += 1;
         }
     }
@@ -230,13 +241,18 @@ fn difference(
 
 /// The text of a step of these ranks. If a step of the other program reads alike but is not the same, size and members
 /// are added.
-fn unlike(ctx: &Context<'_>, step: &ProgramStep, ranks: &[Rank], others: &[ProgramStep]) -> String {
+fn distinct_text(
+    ctx: &Context<'_>,
+    step: &ProgramStep,
+    ranks: &[Rank],
+    others: &[ProgramStep],
+) -> String {
     let text = step.text(ctx, &step.groups_of(ctx, ranks));
     let groups = &ctx.aligned.groups;
     let twin = |other: &ProgramStep| {
-        (&other.what, &other.site) == (&step.what, &step.site)
+        (&other.call_text, &other.site) == (&step.call_text, &step.site)
             && groups[other.group].desc == groups[step.group].desc
-            && !same(ctx, step, other)
+            && !is_same_step(ctx, step, other)
     };
     if !others.iter().any(twin) {
         return text;
@@ -271,7 +287,7 @@ fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Excer
                 kind: op.kind,
                 call: op.call,
                 // A call that only moved reads alike on both sides but for its number.
-                what: format!("{described} #{seq}"),
+                call_text: format!("{described} #{seq}"),
                 common: described,
                 site,
                 group,
@@ -292,7 +308,7 @@ fn steps_in_all(ctx: &Context<'_>, point: Point) -> Excerpt {
             family: ctx.aligned.groups[group].family,
             kind: op.kind,
             call: op.call,
-            what: ctx.describe_call(record, op),
+            call_text: ctx.describe_call(record, op),
             common: name.to_owned(),
             site: ctx.at_site(op),
             group,

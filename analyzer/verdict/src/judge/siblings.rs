@@ -16,13 +16,13 @@ use std::collections::HashMap;
 /// How the messages of a rank with a peer differ from those of its siblings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Deviation {
-    /// It left out this half and went on.
+    /// The rank left out this half and went on.
     LeftOut { sends: bool },
-    /// It posted another step where its siblings post this half, which it left out or would post later.
+    /// The rank posted another step where its siblings post this half, which it left out or would post later.
     NotFirst { sends: bool },
-    /// It posted this half and its siblings do not.
+    /// The rank posted this half and its siblings do not.
     Extra { sends: bool },
-    /// It posted this half with another size and goes on as its siblings do.
+    /// The rank posted this half with another size and goes on as its siblings do.
     Resized { sends: bool },
 }
 
@@ -31,14 +31,14 @@ pub(crate) enum Deviation {
 pub(crate) struct Odd {
     pub(crate) record: RecordIx,
     pub(crate) deviation: Deviation,
-    /// Position of its first step that differs from its siblings'.
+    /// The position of the rank's first step that differs from its siblings'.
     pub(crate) position: u32,
     /// The ranks of the siblings that show the deviation, ascending.
     pub(crate) siblings: Vec<Rank>,
     /// Record and position of the first sibling's step that is missing or comes instead.
     pub(crate) shown_by: (RecordIx, u32),
     /// The number of siblings that did the same as the rank.
-    pub(crate) like_it: usize,
+    pub(crate) siblings_alike: usize,
 }
 
 /// At most this many siblings are compared with a rank.
@@ -73,10 +73,10 @@ pub(crate) fn odd(
     group: GroupIx,
     peer: u32,
 ) -> Option<Odd> {
-    let lane_at = aligned.lanes[record]
+    let lane_index = aligned.lanes[record]
         .iter()
         .position(|lane| lane.group == group)?;
-    let member = aligned.lanes[record][lane_at].member;
+    let member = aligned.lanes[record][lane_index].member;
     if member == NONE || !is_usable(&aligned.records[record]) {
         return None;
     }
@@ -85,7 +85,7 @@ pub(crate) fn odd(
         member,
         peer,
     };
-    let mut program = Program::read(aligned, record, lane_at, peer);
+    let mut program = Program::read(aligned, record, lane_index, peer);
     let mut siblings = siblings(aligned, record, &part);
     if let Some(odd) = decide(aligned, record, &walks(aligned, &program, &siblings)) {
         return Some(odd);
@@ -158,10 +158,10 @@ type Vote = (Rank, RecordIx, u32);
 fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -> Option<Odd> {
     let mut votes: HashMap<(Deviation, u32), Vec<Vote>> = HashMap::new();
     for &(sibling, Walk { parted, .. }) in walks {
-        if let Some((deviation, position, there)) = parted {
+        if let Some((deviation, position, sibling_position)) = parted {
             let rank = aligned.records[sibling].rank;
             let votes = votes.entry((deviation, position)).or_default();
-            votes.push((rank, sibling, there));
+            votes.push((rank, sibling, sibling_position));
         }
     }
     let most = votes
@@ -170,29 +170,29 @@ fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -
             (votes.len(), std::cmp::Reverse((*position, *deviation)))
         });
     let ((deviation, position), mut votes) = most?;
-    let like_it = walks
+    let siblings_alike = walks
         .iter()
         .filter(|(_, walk)| walk.agreed_to > position)
         .count();
     // Siblings that deviate in other ways do not show what is usual.
     let others = walks.iter().filter(|(_, walk)| walk.differs).count() - votes.len();
     votes.sort_unstable();
-    if votes.len() <= like_it + others {
+    if votes.len() <= siblings_alike + others {
         return None;
     }
-    let (_, sibling, there) = votes[0];
+    let (_, sibling, sibling_position) = votes[0];
     Some(Odd {
         record,
         deviation,
         position,
         siblings: votes.iter().map(|&(rank, ..)| rank).collect(),
-        shown_by: (sibling, there),
-        like_it,
+        shown_by: (sibling, sibling_position),
+        siblings_alike,
     })
 }
 
 impl Program {
-    fn read(aligned: &Aligned<'_>, record: RecordIx, lane_at: usize, peer: u32) -> Self {
+    fn read(aligned: &Aligned<'_>, record: RecordIx, lane_index: usize, peer: u32) -> Self {
         let lanes = &aligned.lanes[record];
         let nths: Vec<u32> = lanes
             .iter()
@@ -205,7 +205,7 @@ impl Program {
             let index = usize::from(op.group);
             let lane = &lanes[index];
             if op.kind.is_p2p() {
-                if index == lane_at && other_end(aligned, lane, op) == peer {
+                if index == lane_index && other_end(aligned, lane, op) == peer {
                     let step = Step::Message {
                         sends: op.kind == OpType::Send,
                         size: calls.key(op.call).size,
@@ -262,8 +262,8 @@ fn walk(aligned: &Aligned<'_>, program: &Program, sibling: &Program) -> Option<W
         let first = mine
             .iter()
             .position(|step| step.0.direction().is_none() && is_shared(step))?;
-        let there = usual.iter().position(|&(step, _)| step == mine[first].0)?;
-        (mine, usual) = (&mine[first..], &usual[there..]);
+        let start = usual.iter().position(|&(step, _)| step == mine[first].0)?;
+        (mine, usual) = (&mine[first..], &usual[start..]);
     }
     let mut agreed_to = 0;
     loop {
@@ -294,7 +294,8 @@ fn parted(
     rank_steps: &[(Step, u32)],
     sibling_steps: &[(Step, u32)],
 ) -> Option<(Deviation, u32, u32)> {
-    let (&(mine, position), &(usual, there)) = (rank_steps.first()?, sibling_steps.first()?);
+    let (&(mine, position), &(usual, sibling_position)) =
+        (rank_steps.first()?, sibling_steps.first()?);
     let messages = |steps: &[(Step, u32)]| steps.iter().all(|(step, _)| step.direction().is_some());
     let later = |steps: &[(Step, u32)], wanted: Step| {
         let found = steps.iter().take(STEPS + 1).skip(1);
@@ -314,24 +315,24 @@ fn parted(
     if let Some(left_out) = later(sibling_steps, mine) {
         let sends = usual.direction()?;
         if agree(rank_steps, &sibling_steps[left_out + 1..]) < as_one_step {
-            return Some((Deviation::Resized { sends }, position, there));
+            return Some((Deviation::Resized { sends }, position, sibling_position));
         }
         if !messages(&sibling_steps[..=left_out]) {
             return None;
         }
         let follows = sibling_steps.get(left_out + 2).map(|&(step, _)| step);
         let went_on = rank_steps.get(1).map(|&(step, _)| step);
-        // If the missing half comes right after it, the two steps are swapped.
+        // If the rank posted the missing half right after this step, the two steps are swapped.
         let turned = went_on == Some(usual);
         let deviation = if follows.is_some() && went_on == follows && !turned {
             Deviation::LeftOut { sends }
         } else {
             Deviation::NotFirst { sends }
         };
-        return Some((deviation, position, there));
+        return Some((deviation, position, sibling_position));
     }
     let sends = mine.direction()?;
-    let resized = resized.then_some((Deviation::Resized { sends }, position, there));
+    let resized = resized.then_some((Deviation::Resized { sends }, position, sibling_position));
     let known = sibling_steps.iter().any(|&(step, _)| step == mine);
     if resized.is_some() && !known {
         return resized;
@@ -342,5 +343,9 @@ fn parted(
     if resized.is_some() && agree(&rank_steps[extra + 1..], sibling_steps) <= as_one_step {
         return resized;
     }
-    messages(&rank_steps[..=extra]).then_some((Deviation::Extra { sends }, position, there))
+    messages(&rank_steps[..=extra]).then_some((
+        Deviation::Extra { sends },
+        position,
+        sibling_position,
+    ))
 }

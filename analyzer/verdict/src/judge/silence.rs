@@ -11,8 +11,8 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::time::Duration;
 
-/// The newest operations of a record in which pauses are measured. A live view reads only a few hundred operations of a
-/// ring, and must see the same pauses as a view that reads all.
+/// Pauses are measured in at most this many of the newest operations of a record. A live view reads only a few hundred
+/// operations of a ring, and must see the same pauses as a view that reads all.
 const NEWEST: usize = 128;
 /// With fewer operations, a record shows no pace.
 const FEWEST: usize = 8;
@@ -21,9 +21,9 @@ const TIMES_LONGER: i64 = 20;
 
 /// Ranks of a running job that have stopped communicating.
 pub(crate) struct Silence {
-    /// These ranks, ascending; empty if all ranks are silent.
+    /// The silent ranks, ascending; empty if all ranks are silent.
     ranks: Vec<Rank>,
-    /// When the last of them issued or ended an operation, common time, ns.
+    /// When the last of the silent ranks issued or ended an operation, common time, ns.
     last_ns: i64,
     /// The longest time between two operations of one of these ranks among its newest ones, ns; 0 if none had two.
     pause_ns: i64,
@@ -64,8 +64,8 @@ pub(crate) fn of(ctx: &Context<'_>) -> Option<Silence> {
 }
 
 /// The pace of a record; `None` if it has no operations, or its process is gone.
-fn pace(ctx: &Context<'_>, at: RecordIx) -> Option<Pace> {
-    let record = &ctx.aligned.records[at];
+fn pace(ctx: &Context<'_>, index: RecordIx) -> Option<Pace> {
+    let record = &ctx.aligned.records[index];
     if ctx.life.gone(record.rank).is_some() {
         return None;
     }
@@ -78,10 +78,12 @@ fn pace(ctx: &Context<'_>, at: RecordIx) -> Option<Pace> {
         .map(|pair| pair[1].created_ns.saturating_sub(pair[0].created_ns));
     Some(Pace {
         rank: record.rank,
-        last_ns: ends.max()?.saturating_sub(ctx.aligned.offsets_ns[at]),
+        last_ns: ends.max()?.saturating_sub(ctx.aligned.offsets_ns[index]),
         pause_ns: pauses.max().unwrap_or(0),
         is_known: newest.len() >= FEWEST,
-        waits: ctx.graph.pending[at].iter().any(|one| !one.held_open),
+        waits: ctx.graph.pending[index]
+            .iter()
+            .any(|operation| !operation.held_open),
     })
 }
 
@@ -102,25 +104,25 @@ fn of_all(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
 /// rank counts if it is a member of a group that some members have made and others have not.
 fn of_some(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
     let mut unmade = None;
-    let mut is_silent = |one: &&Pace| {
-        let has_paused = |least| is_unusual(now, one.last_ns, one.pause_ns, least);
-        let of_rank = || paces.iter().filter(|it| it.rank == one.rank);
-        if of_rank().any(|it| it.waits) {
+    let mut is_silent = |pace: &&Pace| {
+        let has_paused = |least| is_unusual(now, pace.last_ns, pace.pause_ns, least);
+        let of_rank = || paces.iter().filter(|other| other.rank == pace.rank);
+        if of_rank().any(|other| other.waits) {
             return false;
         }
-        if !is_unusual(now, one.last_ns, 0, ctx.policy.overdue) {
+        if !is_unusual(now, pace.last_ns, 0, ctx.policy.overdue) {
             return false;
         }
-        if let Some(found) = unmade_of(ctx, one.rank) {
+        if let Some(found) = unmade_of(ctx, pace.rank) {
             unmade.get_or_insert(found);
             return true;
         }
-        of_rank().all(|it| it.is_known) && has_paused(ctx.policy.shortest_silence())
+        of_rank().all(|other| other.is_known) && has_paused(ctx.policy.shortest_silence())
     };
     let silent: Vec<&Pace> = paces.iter().filter(&mut is_silent).collect();
-    let last_ns = silent.iter().map(|it| it.last_ns).max()?;
-    let pause_ns = silent.iter().map(|it| it.pause_ns).max()?;
-    let mut ranks: Vec<Rank> = silent.iter().map(|it| it.rank).collect();
+    let last_ns = silent.iter().map(|pace| pace.last_ns).max()?;
+    let pause_ns = silent.iter().map(|pace| pace.pause_ns).max()?;
+    let mut ranks: Vec<Rank> = silent.iter().map(|pace| pace.rank).collect();
     ranks.sort_unstable();
     ranks.dedup();
     Some(Silence {
@@ -143,7 +145,7 @@ fn unmade_of(ctx: &Context<'_>, rank: Rank) -> Option<Unmade> {
     // Other recorders learn of a group with its first operation.
     let shows_groups = |rank: &Rank| {
         let mut records = aligned.records_of(*rank).peekable();
-        let shows = |at: RecordIx| aligned.records[at].recorder == Recorder::Rcomm;
+        let shows = |index: RecordIx| aligned.records[index].recorder == Recorder::Rcomm;
         records.peek().is_some() && records.all(shows) && ctx.life.gone(*rank).is_none()
     };
     if !shows_groups(&rank) {
@@ -151,15 +153,16 @@ fn unmade_of(ctx: &Context<'_>, rank: Rank) -> Option<Unmade> {
     }
     let has = |group: GroupIx, rank: Rank| {
         let mut records = aligned.records_of(rank);
-        records.any(|record| aligned.lanes[record].iter().any(|it| it.group == group))
+        records.any(|record| aligned.lanes[record].iter().any(|lane| lane.group == group))
     };
     (0..aligned.groups.len()).find_map(|group| {
-        let of = &aligned.groups[group];
-        if !of.members_recorded || !of.ranks.contains(&rank) {
+        let full_group = &aligned.groups[group];
+        if !full_group.members_recorded || !full_group.ranks.contains(&rank) {
             return None;
         }
-        let members = of.ranks.iter().copied().filter(shows_groups);
-        let (makers, others): (Vec<Rank>, Vec<Rank>) = members.partition(|&it| has(group, it));
+        let members = full_group.ranks.iter().copied().filter(shows_groups);
+        let (makers, others): (Vec<Rank>, Vec<Rank>) =
+            members.partition(|&member| has(group, member));
         let both = !makers.is_empty() && !others.is_empty();
         both.then_some(Unmade {
             group,
@@ -235,8 +238,8 @@ impl Silence {
 
 /// The number of receives that threads of their own hold open.
 fn held_open(ctx: &Context<'_>) -> usize {
-    let all = ctx.graph.pending.iter().flatten();
-    all.filter(|one| one.held_open).count()
+    let operations = ctx.graph.pending.iter().flatten();
+    operations.filter(|operation| operation.held_open).count()
 }
 
 /// The sentence on a job of which no rank has issued an operation yet.
@@ -244,11 +247,11 @@ pub(crate) fn before_the_first(ctx: &Context<'_>) -> String {
     let records = ctx.aligned.records.iter().enumerate();
     let begun = records
         .filter(|(_, record)| record.identity.begun_ns > 0)
-        .map(|(at, record)| {
+        .map(|(index, record)| {
             record
                 .identity
                 .begun_ns
-                .saturating_sub(ctx.aligned.offsets_ns[at])
+                .saturating_sub(ctx.aligned.offsets_ns[index])
         });
     let begun = begun.max().map_or(String::new(), |begun| {
         format!(", at {}", time_of_day(begun))
@@ -260,12 +263,15 @@ pub(crate) fn before_the_first(ctx: &Context<'_>) -> String {
     )
 }
 
-/// The end of a clause: the phase that most of these ranks are in, of all if there are none; empty if none named one.
-fn phases(ctx: &Context<'_>, of: &[Rank]) -> String {
+/// The end of a clause: the first phase that one of the `selected` ranks named, with the ranks that are in it. Of all
+/// ranks if `selected` is empty; empty if no rank named a phase.
+fn phases(ctx: &Context<'_>, selected: &[Rank]) -> String {
     let records = ctx.aligned.records.iter();
     let named: Vec<(Rank, &str)> = records
         .filter_map(|record| Some((record.rank, record.status.as_ref()?.phase.as_str())))
-        .filter(|(rank, phase)| !phase.is_empty() && (of.is_empty() || of.contains(rank)))
+        .filter(|(rank, phase)| {
+            !phase.is_empty() && (selected.is_empty() || selected.contains(rank))
+        })
         .collect();
     let Some(&(_, phase)) = named.first() else {
         return String::new();

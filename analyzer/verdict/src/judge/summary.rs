@@ -40,17 +40,18 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
                 .map(|&position| aligned.op(record, position))
         });
         let call = newest_op.map(|op| aligned.shared.calls.get(op.call));
-        // By number: when it was first issued, and how many of its ranks are in it, and have failed.
+        // By number of a collective: when it was first issued, how many ranks are in it, and on how many it failed.
         let mut in_flight: BTreeMap<u32, (i64, usize, usize)> = BTreeMap::new();
         for &&(record, _) in &lanes {
             let gone = ctx.life.gone(aligned.records[record].rank).is_some();
-            for (one, _) in pending(ctx, record) {
-                if one.group == group
-                    && let PendingKind::Collective { seq } = one.kind
+            for (operation, _) in pending(ctx, record) {
+                if operation.group == group
+                    && let PendingKind::Collective { seq } = operation.kind
                 {
-                    let created = aligned.created_ns(record, aligned.op(record, one.position));
+                    let created =
+                        aligned.created_ns(record, aligned.op(record, operation.position));
                     let known = in_flight.entry(seq).or_insert((created, 0, 0));
-                    let failed = ctx.has_failed(record, one);
+                    let failed = ctx.has_failed(record, operation);
                     known.0 = known.0.min(created);
                     known.1 += usize::from(!failed && !gone);
                     known.2 += usize::from(failed);
@@ -110,8 +111,10 @@ pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
                     .filter(|status| status.step >= 0)
                     .map(|status| status.step),
                 pending: records()
-                    .flat_map(|record| pending(ctx, record).map(move |(one, _)| (record, one)))
-                    .filter(|&(record, one)| !ctx.has_failed(record, one))
+                    .flat_map(|record| {
+                        pending(ctx, record).map(move |(operation, _)| (record, operation))
+                    })
+                    .filter(|&(record, operation)| !ctx.has_failed(record, operation))
                     .count(),
                 failure: record.and_then(|record| ctx.failure_of(record)),
                 lost: records().map(|record| aligned.records[record].lost()).sum(),
@@ -251,7 +254,7 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
     let differs = ctx
         .disagreements
         .iter()
-        .any(|one| one.group == group && one.seq == seq);
+        .any(|disagreement| disagreement.group == group && disagreement.seq == seq);
     let state = if failed > 0 && inside == 0 {
         InstanceState::Failed
     } else if differs {

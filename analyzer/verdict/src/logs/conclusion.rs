@@ -44,12 +44,12 @@ impl Conclusion {
     /// Blames the smaller of two sides. If the sides are equal, or there are more than two, all become alternatives,
     /// and the confidence is lowered.
     pub(super) fn blame_minority(&mut self, mut sides: Vec<Vec<Rank>>) {
-        const MOST: usize = 16;
+        const MAX_SIDES: usize = 16;
         sides.sort_by_key(|side| (side.len(), side.clone()));
         match sides.as_slice() {
             [few, many] if few.len() < many.len() => self.culprits.clone_from(few),
             _ => {
-                sides.truncate(MOST);
+                sides.truncate(MAX_SIDES);
                 self.alternatives = sides;
                 self.confidence *= 0.8;
             }

@@ -5,7 +5,7 @@ use rcomm_recorder::model::{OpType, Rank};
 /// One log: a file or a stream of one rank or of many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
-    /// The path or name under which it was read.
+    /// The path or name under which the log was read.
     pub path: String,
     /// The number of its lines.
     pub lines: u64,
@@ -39,7 +39,7 @@ pub struct Fact {
     pub line: u64,
     /// The global rank that logged the line, if the line or its file shows it.
     pub rank: Option<Rank>,
-    /// What it states.
+    /// What the line states.
     pub event: Event,
 }
 
@@ -61,18 +61,18 @@ pub enum Event {
     Newest {
         /// The ranks.
         ranks: Vec<Rank>,
-        /// Its number.
+        /// The number of the operation.
         seq: u64,
         /// The operation.
         op: LoggedOp,
-        /// Whether they finished it.
+        /// Whether the ranks finished the operation.
         finished: bool,
     },
     /// Ranks that did not pass a monitored barrier, as its group counts them.
     BarrierMissed(Vec<Rank>),
     /// The rank of the line reached a monitored barrier that another rank did not pass.
     BarrierReached {
-        /// Its rank in the group, if stated.
+        /// The rank, as the group counts it, of the rank that logged the line; `None` if the line does not state it.
         in_group: Option<Rank>,
     },
     /// The other side closed a connection.
@@ -98,7 +98,7 @@ pub enum Event {
     },
     /// NCCL could not create a segment of shared memory.
     NoSharedMemory {
-        /// Its size, if stated.
+        /// The size of the segment, if stated.
         bytes: Option<u64>,
         /// Whether the line states that no space was left.
         is_full: bool,
@@ -130,7 +130,7 @@ pub enum Event {
     Ended(Ended),
     /// The kernel's out-of-memory killer ended a process.
     OutOfMemory {
-        /// Its process id, if the line names it.
+        /// The id of the process, if the line names it.
         pid: Option<u32>,
     },
 }
@@ -149,7 +149,7 @@ pub struct LoggedOp {
 pub struct TimedOut {
     /// The group, if the line names it.
     pub group: Option<GroupName>,
-    /// Its sequence number; older versions of PyTorch log none.
+    /// The sequence number of the operation; older versions of PyTorch log none.
     pub seq: Option<u64>,
     /// The operation.
     pub op: LoggedOp,
@@ -164,7 +164,8 @@ pub struct TimedOut {
 pub struct Absent {
     /// The rank.
     pub rank: Rank,
-    /// Number of the last collective that it finished (PyTorch) or called (rcomm's runtime); `None` if there was none.
+    /// Number of the last collective that the rank finished (PyTorch) or called (rcomm's runtime); `None` if there was
+    /// none.
     pub after: Option<u64>,
 }
 
@@ -190,20 +191,20 @@ pub struct Issued {
     pub seq: Option<u64>,
     /// The operation.
     pub op: LoggedOp,
-    /// The shapes as logged; empty if they were not.
+    /// The shapes as logged; empty if none were.
     pub shape: String,
-    /// The element types as logged; empty if they were not.
+    /// The element types as logged; empty if none were.
     pub dtype: String,
 }
 
 /// How a process ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Its exit code, or the negated number of the signal that ended it.
+    /// The exit code of the process, or the negated number of the signal that ended it.
     pub code: i32,
-    /// Its rank on its host, if only that is known.
+    /// The rank of the process on its host, if only that is known.
     pub local_rank: Option<u32>,
-    /// Its process id, if known.
+    /// The id of the process, if known.
     pub pid: Option<u32>,
     /// Whether the launcher names it as the first failure.
     pub first: bool,

@@ -162,7 +162,7 @@ fn subject(seen: Seen<'_>, end: &Ended) -> String {
     }
 }
 
-/// The name of a signal in parentheses; empty if it has none here.
+/// The name of a signal in parentheses; empty for a signal that is not listed here.
 fn signal_name(signal: i32) -> &'static str {
     match signal {
         4 => " (SIGILL)",
@@ -201,11 +201,11 @@ pub(super) fn raised(digest: &Digest<'_>) -> Option<Conclusion> {
     if late {
         return None;
     }
-    let sure = if ranks.len() == 1 { 0.75 } else { 0.5 };
+    let confidence = if ranks.len() == 1 { 0.75 } else { 0.5 };
     let mut found = Conclusion::new(
         Code::E150,
         Verdict::Crashed,
-        sure,
+        confidence,
         format!("{who} raised {error}"),
     );
     if ranks.len() == 1 {
@@ -490,7 +490,7 @@ pub(super) fn watchdog_stuck(digest: &Digest<'_>) -> Option<Conclusion> {
     );
     found.lines = stuck
         .iter()
-        .map(|(seen, s)| seen.cite(format!("no progress for {s} s")))
+        .map(|(seen, seconds)| seen.cite(format!("no progress for {seconds} s")))
         .collect();
     found.victims = ranks;
     found.next = "take native stacks with py-spy dump --native".to_owned();

@@ -83,10 +83,10 @@ fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
     found.op = Some(first.op.word());
     found.lines = pairs
         .iter()
-        .map(|(seen, [a, b])| {
+        .map(|(seen, [first, second])| {
             seen.cite(format!(
                 "rank {} and rank {} compared their calls",
-                a.rank, b.rank
+                first.rank, second.rank
             ))
         })
         .collect();
@@ -227,7 +227,7 @@ fn barrier(digest: &Digest<'_>) -> Option<Conclusion> {
     };
     let fault = "did not reach a monitored barrier in time";
     let op = Some("monitored_barrier".to_owned());
-    let mut found = if counts_as_the_job(digest, ranks, &reached) {
+    let mut found = if group_ranks_are_global(digest, ranks, &reached) {
         let sentence = format!("{who} {fault}{came_text}");
         let mut found = Conclusion::new(Code::E101, Verdict::Stuck, 0.85, sentence);
         found.culprits.clone_from(ranks);
@@ -251,7 +251,7 @@ fn barrier(digest: &Digest<'_>) -> Option<Conclusion> {
 
 /// Whether the group ranks in a monitored barrier's lines are known to equal the global ranks, as in the group of all
 /// ranks. `reached` has group ranks, each with the global rank if a line shows it.
-fn counts_as_the_job(
+fn group_ranks_are_global(
     digest: &Digest<'_>,
     missed: &[Rank],
     reached: &BTreeMap<Rank, Option<Rank>>,

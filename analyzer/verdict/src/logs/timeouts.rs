@@ -116,8 +116,11 @@ fn differ_at(timeouts: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
     let ops_differ = timeouts.here.iter().any(|wait| other_op(&wait));
     let lengths = |wait: &TimedOutWait<'_>| {
         let [input, output] = equal_lengths(wait.timed_out.op.kind);
-        let [n_in, n_out] = wait.timed_out.elements;
-        [n_in.filter(|_| input), n_out.filter(|_| output)]
+        let [elements_in, elements_out] = wait.timed_out.elements;
+        [
+            elements_in.filter(|_| input),
+            elements_out.filter(|_| output),
+        ]
     };
     let unequal = |wait: &&TimedOutWait<'_>| {
         lengths(wait)
@@ -200,7 +203,7 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
         let their = if ranks.len() == 1 { "its" } else { "their" };
         let newest = match newest.as_slice() {
             [None] => ", nor any collective there before it".to_owned(),
-            [Some(one)] => format!("; {their} newest is #{one}"),
+            [Some(newest_seq)] => format!("; {their} newest is #{newest_seq}"),
             _ => format!("; {their} newest differ, and the cited lines have them"),
         };
         let mut found = Conclusion::new(

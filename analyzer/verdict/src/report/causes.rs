@@ -1,7 +1,7 @@
 //! The causal chain: from the ranks at the root of a hang to all ranks that wait because of them.
 //!
-//! It is read from the wait-for graph of a [`Report`], level by level. The findings name the roots; nothing is judged
-//! here.
+//! The chain is read from the wait-for graph of a [`Report`], level by level. The findings name the roots; nothing is
+//! judged here.
 
 use crate::report::{GroupRef, Report, SeqKind, Wait};
 use rcomm_recorder::model::Rank;

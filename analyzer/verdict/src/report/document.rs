@@ -84,8 +84,11 @@ impl Report {
 
     /// The error with which a rank's operations failed; `None` if one is pending, or the newest did not fail.
     pub fn failure(&self, rank: Rank) -> Option<&str> {
-        let at = self.ranks.binary_search_by_key(&rank, |it| it.rank).ok()?;
-        let report = &self.ranks[at];
+        let index = self
+            .ranks
+            .binary_search_by_key(&rank, |report| report.rank)
+            .ok()?;
+        let report = &self.ranks[index];
         let failure = report.failure.as_deref();
         failure.filter(|_| report.pending == 0)
     }
@@ -93,7 +96,10 @@ impl Report {
     /// The share of the job's time that is lost to the ranks that W220 names, 0..1; 0 if it names none.
     pub fn straggler_share(&self) -> f64 {
         let is_straggler = |rank: &Rank| {
-            let mut named = self.findings.iter().filter(|f| f.code == Code::W220);
+            let mut named = self
+                .findings
+                .iter()
+                .filter(|finding| finding.code == Code::W220);
             named.any(|finding| finding.culprit_ranks.contains(rank))
         };
         let ranks = self
@@ -128,7 +134,10 @@ impl Report {
     /// The exit code of a program that made this report. 0: healthy or running, or ended or cancelled with nothing
     /// wrong before. 1: at least one error or warning, or a crash. 2: inconclusive.
     pub fn exit_code(&self) -> u8 {
-        let has_problem = self.findings.iter().any(|f| f.severity != Severity::Note);
+        let has_problem = self
+            .findings
+            .iter()
+            .any(|finding| finding.severity != Severity::Note);
         match self.verdict {
             _ if has_problem => 1,
             Verdict::Healthy | Verdict::Running | Verdict::Ended | Verdict::Cancelled => 0,
@@ -176,7 +185,7 @@ impl Verdict {
         Self::Inconclusive,
     ];
 
-    /// Whether it says that something is wrong.
+    /// Whether the verdict says that something is wrong.
     pub const fn is_trouble(self) -> bool {
         matches!(self, Self::Stuck | Self::Mismatch | Self::Crashed)
     }
@@ -202,7 +211,7 @@ impl Verdict {
 pub struct JobEnd {
     /// The kind of end.
     pub how: EndKind,
-    /// When its last process ended, as far as the records show; wall clock, ns since the epoch.
+    /// When the last process of the job ended, as far as the records show; wall clock, ns since the epoch.
     pub at_ns: i64,
     /// Ranks whose processes ended before the others', ascending; empty if that is unknown.
     pub first_ranks: Vec<Rank>,
@@ -231,7 +240,7 @@ pub struct Problem {
     pub code: Code,
     /// The file (or source); empty if the problem concerns no single one.
     pub path: String,
-    /// What is wrong with it and what was done, in one sentence.
+    /// What is wrong with the input and what was done, in one sentence.
     pub sentence: String,
     /// Further files that the problem concerns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -258,7 +267,7 @@ impl Problem {
         }
     }
 
-    /// The files (or sources) that it concerns; none if it concerns no single ones.
+    /// The files (or sources) that the problem concerns; none if it concerns no single ones.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         let more = self.more_paths.iter().map(String::as_str);
         Some(self.path.as_str())
@@ -289,7 +298,7 @@ pub struct Input {
 pub struct LogInput {
     /// The number of logs.
     pub files: usize,
-    /// The number of their lines.
+    /// The number of lines in these logs.
     pub lines: u64,
     /// The number of facts that were recognized and used.
     pub facts: u64,
@@ -307,7 +316,7 @@ pub struct LogInput {
 pub struct GroupReport {
     /// The group.
     pub group: GroupRef,
-    /// Backend of its newest operation; empty if none.
+    /// Backend of the group's newest operation; empty if it has none.
     pub backend: String,
     /// Number of the newest collective that any member issued; `None` if none did.
     pub last_seq: Option<u64>,
@@ -323,9 +332,9 @@ pub struct GroupReport {
     pub lag_p50_ms: Option<f64>,
     /// Arrival lag, ms: 99th percentile; `None` if it was not measured.
     pub lag_p99_ms: Option<f64>,
-    /// Median bus bandwidth of its collectives of at least 1 MiB, GB/s; `None` if it was not measured.
+    /// Median bus bandwidth of the group's collectives of at least 1 MiB, GB/s; `None` if it was not measured.
     pub busbw_gbs: Option<f64>,
-    /// Time-out of its newest operation, ms; 0 = unknown.
+    /// Time-out of the group's newest operation, ms; 0 = unknown.
     pub timeout_ms: u64,
 }
 
@@ -338,26 +347,27 @@ pub struct RankReport {
     pub host: String,
     /// Process id; 0 if unknown.
     pub pid: u32,
-    /// Whether a record of it was read.
+    /// Whether a record of the rank was read.
     pub read: bool,
-    /// The phase that it reported last, if any.
+    /// The phase that the rank reported last, if any.
     pub phase: Option<String>,
-    /// The step that it reported last, if any.
+    /// The step that the rank reported last, if any.
     pub step: Option<i64>,
-    /// The number of operations that it has issued, and that have neither completed nor failed.
+    /// The number of operations that the rank has issued, and that have neither completed nor failed.
     pub pending: usize,
-    /// The error with which its newest operations failed; empty if that is not recorded. `None` if they did not fail, or
-    /// if it has issued others since.
+    /// The error with which the rank's newest operations failed; empty if that is not recorded. `None` if they did not
+    /// fail, or if the rank has issued others since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
-    /// The number of operations that its record no longer holds: its ring overwrote them, or could not keep them.
+    /// The number of operations that the rank's record no longer holds: the ring overwrote them, or could not keep
+    /// them.
     pub lost: u64,
-    /// Its newest recorded call as text (`all_gather #48211 on tp`).
+    /// The rank's newest recorded call as text (`all_gather #48211 on tp`).
     pub last_call: Option<String>,
-    /// The largest of its median arrival lags in its groups, ms; `None` if none was measured.
+    /// The largest of the rank's median arrival lags in its groups, ms; `None` if none was measured.
     pub lag_p50_ms: Option<f64>,
-    /// The share of the job's time that was lost because of it, 0..1, by the rule of W220; the sum over all ranks is
-    /// the share lost in all. `None` if that is unknown or the job is stuck.
+    /// The share of the job's time that was lost because of the rank, 0..1, by the rule of W220; the sum over all ranks
+    /// is the share lost in all. `None` if that is unknown or the job is stuck.
     pub lag_share: Option<f64>,
 }
 
@@ -374,20 +384,20 @@ pub struct InstanceReport {
     pub op: String,
     /// Bytes: of a collective, the largest member's input; of a message, its buffer.
     pub bytes: u64,
-    /// Ranks that issued it, ascending.
+    /// Ranks that issued the operation, ascending.
     pub joined: Vec<Rank>,
-    /// Members whose record shows that they did not issue it, ascending.
+    /// Members whose record shows that they did not issue the operation, ascending.
     pub missing: Vec<Rank>,
-    /// Members whose record does not show it, ascending.
+    /// Members whose record does not show whether they issued the operation, ascending.
     pub unknown: Vec<Rank>,
-    /// Its state.
+    /// The state of the operation.
     pub state: InstanceState,
-    /// The error with which it failed; `None` if it did not, or if the error is not recorded.
+    /// The error with which the operation failed; `None` if it did not fail, or if the error is not recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The time since its first issue, ms; `None` if the records do not note when they were taken.
+    /// The time since a rank first issued the operation, ms; `None` if the records do not note when they were taken.
     pub age_ms: Option<f64>,
-    /// Whether it counts as stuck. In a snapshot of a running job, only overdue operations do
+    /// Whether the operation counts as stuck. In a snapshot of a running job, only overdue operations do
     /// ([`Policy::overdue_after`](crate::judge::Policy::overdue_after)); no rank is blamed for the others.
     #[serde(default = "is_overdue")]
     pub overdue: bool,
@@ -402,15 +412,15 @@ const fn is_overdue() -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceState {
-    /// All members, or both ends of the message, have issued it.
+    /// All members, or both ends of the message, have issued the operation.
     Running,
-    /// Members are missing, or their records do not show whether they issued it.
+    /// Members are missing, or their records do not show whether they issued the operation.
     Waiting,
     /// One half of a message is missing.
     HalfOpen,
     /// Members issued different calls.
     Mismatch,
-    /// It has failed on the ranks that issued it: none is in it any more.
+    /// The operation has failed on the ranks that issued it: none is in it any more.
     Failed,
 }
 

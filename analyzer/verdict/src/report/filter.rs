@@ -29,11 +29,11 @@ pub const KEYS: &[(&str, &str)] = &[
 pub struct Subject<'a> {
     /// The global ranks of the row; empty = none in particular.
     pub ranks: &'a [Rank],
-    /// Its group.
+    /// The group of the row.
     pub group: Option<&'a GroupRef>,
-    /// Its operation.
+    /// The operation of the row.
     pub op: Option<&'a str>,
-    /// Its state.
+    /// The state of the row.
     pub state: Option<&'a str>,
     /// Maps a rank to its host.
     pub host_of: Option<&'a dyn Fn(Rank) -> &'a str>,

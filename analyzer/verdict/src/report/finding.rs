@@ -33,7 +33,7 @@ macro_rules! codes {
                 match self { $( Self::$code => stringify!($code), )+ }
             }
 
-            /// The severity of its findings.
+            /// The severity of the findings with this code.
             pub const fn severity(self) -> Severity {
                 match self { $( Self::$code => Severity::$severity, )+ }
             }
@@ -122,7 +122,7 @@ pub struct Evidence {
     /// The group of that operation, if it is not the finding's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupRef>,
-    /// Its sequence number, in the counter of its kind.
+    /// The sequence number of that operation, in the counter of its kind.
     pub seq: u64,
     /// The operation as the recorder names it, with the relevant arguments.
     pub op: String,
@@ -131,7 +131,7 @@ pub struct Evidence {
 /// The time since which a state has lasted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Since {
-    /// When it began, wall clock, ns since the epoch.
+    /// When the state began, wall clock, ns since the epoch.
     pub at_ns: i64,
     /// How long the state had lasted at `until`, ms; `None` if it is unknown when the records were taken.
     pub age_ms: Option<f64>,
@@ -198,13 +198,13 @@ pub struct Finding {
     pub culprit_ranks: Vec<Rank>,
     /// Other possible sets of culprits, if the records are ambiguous.
     pub alternatives: Vec<Vec<Rank>>,
-    /// Ranks that wait because of it, ascending. The list may be cut: then `victim_count` is larger.
+    /// Ranks that wait because of the fault, ascending. The list may be cut: then `victim_count` is larger.
     pub victim_ranks: Vec<Rank>,
-    /// The number of ranks that wait because of it.
+    /// The number of ranks that wait because of the fault.
     pub victim_count: usize,
-    /// The group that it is about.
+    /// The group that the finding is about.
     pub group: Option<GroupRef>,
-    /// The sequence number that it is about.
+    /// The sequence number that the finding is about.
     pub seq: Option<u64>,
     /// The counter of `seq`.
     pub seq_kind: Option<SeqKind>,
@@ -213,24 +213,24 @@ pub struct Finding {
     /// The recorder's own name of that operation, as in logs, if it differs from `op`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded_op: Option<String>,
-    /// What it costs; `None` if the records do not show that.
+    /// What the fault costs; `None` if the records do not show it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
-    /// The number of the finding that this one is a consequence of; `None` if it is not one.
+    /// The number of the finding that this one is a consequence of; `None` if it is no consequence.
     pub caused_by: Option<u32>,
     /// Ranks of a wait cycle, in order: each waits for the next, the last for the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycle: Vec<Rank>,
     /// The finding in one sentence, with the facts.
     pub sentence: String,
-    /// The time since which ranks wait because of it.
+    /// The time since which ranks wait because of the fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<Since>,
     /// The age, ms, that the sentence of a running job contains. It grows while nothing else changes
     /// ([`Finding::sentence_after`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_ms: Option<f64>,
-    /// A few of the recorded operations that prove it.
+    /// A few of the recorded operations that prove the finding.
     pub evidence: Vec<Evidence>,
     /// Explanations that were ruled out, with the reason.
     pub ruled_out: Vec<String>,
@@ -245,7 +245,7 @@ pub struct Finding {
     pub diff: Vec<String>,
     /// The next step for the reader.
     pub next: String,
-    /// Lines of logs that agree with it or contradict it, contradictions first.
+    /// Lines of logs that agree with the finding or contradict it, contradictions first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub log: Vec<LogLine>,
 }
@@ -326,7 +326,7 @@ impl Finding {
     /// E150: the processes of these ranks are gone. `detail` is the end of the sentence.
     pub fn process_gone(culprit_ranks: Vec<Rank>, detail: &str) -> Self {
         let subject = match culprit_ranks.as_slice() {
-            [one] => format!("the process of rank {one} is gone"),
+            [rank] => format!("the process of rank {rank} is gone"),
             many => format!("the processes of {} are gone", format_ranks(many)),
         };
         let first = culprit_ranks.first().map_or(&[][..], std::slice::from_ref);
@@ -344,17 +344,17 @@ impl Finding {
         let Some(age_ms) = self.age_ms else {
             return Cow::Borrowed(&self.sentence);
         };
-        let (then, now) = (format_time(age_ms), format_time(age_ms + later_ms));
+        let (age_text, later_text) = (format_time(age_ms), format_time(age_ms + later_ms));
         let is_whole_word = |&(start, _): &(usize, &str)| {
             let before = self.sentence[..start].chars().next_back();
-            let after = self.sentence[start + then.len()..].chars().next();
+            let after = self.sentence[start + age_text.len()..].chars().next();
             !before.is_some_and(|c| c.is_ascii_alphanumeric() || c == '.')
                 && !after.is_some_and(char::is_alphanumeric)
         };
-        match self.sentence.match_indices(&then).find(is_whole_word) {
+        match self.sentence.match_indices(&age_text).find(is_whole_word) {
             Some((start, _)) => {
-                let after = &self.sentence[start + then.len()..];
-                Cow::Owned(format!("{}{now}{after}", &self.sentence[..start]))
+                let after = &self.sentence[start + age_text.len()..];
+                Cow::Owned(format!("{}{later_text}{after}", &self.sentence[..start]))
             }
             None => Cow::Borrowed(&self.sentence),
         }

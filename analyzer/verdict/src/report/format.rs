@@ -14,7 +14,7 @@ pub fn rank_set(ranks: &[Rank], max_spans: usize) -> String {
 
 pub(super) fn spans<N: Copy + Display + Into<u64>>(
     numbers: &[N],
-    to: &str,
+    separator: &str,
     max_spans: usize,
 ) -> String {
     let mut text = String::new();
@@ -29,7 +29,7 @@ pub(super) fn spans<N: Copy + Display + Into<u64>>(
         }
         match run {
             [a, b] => _ = write!(text, "{a},{b}"),
-            run => text.push_str(&format_run(run, to)),
+            run => text.push_str(&format_run(run, separator)),
         }
         left -= run.len();
     }
@@ -47,11 +47,11 @@ pub(crate) fn runs<N: Copy + Into<u64>>(numbers: &[N]) -> impl Iterator<Item = &
 }
 
 /// A run as text: `7`, `0-3`.
-pub(crate) fn format_run<N: Display>(run: &[N], to: &str) -> String {
+pub(crate) fn format_run<N: Display>(run: &[N], separator: &str) -> String {
     match run {
         [] => String::new(),
         [one] => one.to_string(),
-        [first, .., last] => format!("{first}{to}{last}"),
+        [first, .., last] => format!("{first}{separator}{last}"),
     }
 }
 

@@ -131,7 +131,7 @@ pub fn matrix<'a>(
     let start = oldest.max((newest + 1).saturating_sub(columns as u64));
     let seqs: Vec<u64> = (start..=newest).collect();
     let ops: Vec<&str> = seqs.iter().map(|seq| majority(&lines, *seq)).collect();
-    let mut out: Vec<Row> = Vec::new();
+    let mut matrix_rows: Vec<Row> = Vec::new();
     let mut row_of: HashMap<Vec<Cell>, usize> = HashMap::new();
     for line in lines.values() {
         let cells: Vec<Cell> = seqs
@@ -141,10 +141,10 @@ pub fn matrix<'a>(
             .collect();
         let since = line.pending_since();
         let index = match rows {
-            Rows::Folded => *row_of.entry(cells.clone()).or_insert(out.len()),
-            Rows::Each => out.len(),
+            Rows::Folded => *row_of.entry(cells.clone()).or_insert(matrix_rows.len()),
+            Rows::Each => matrix_rows.len(),
         };
-        match out.get_mut(index) {
+        match matrix_rows.get_mut(index) {
             Some(row) => {
                 row.ranks.push(line.rank);
                 row.pending_since_ns = match (row.pending_since_ns, since) {
@@ -152,7 +152,7 @@ pub fn matrix<'a>(
                     (a, b) => a.or(b),
                 };
             }
-            None => out.push(Row {
+            None => matrix_rows.push(Row {
                 ranks: vec![line.rank],
                 cells,
                 pending_since_ns: since,
@@ -162,7 +162,7 @@ pub fn matrix<'a>(
     Matrix {
         seqs,
         ops: ops.into_iter().map(str::to_owned).collect(),
-        rows: out,
+        rows: matrix_rows,
     }
 }
 
@@ -195,33 +195,36 @@ impl<'a> Line<'a> {
             complete: dump
                 .entries
                 .first()
-                .is_some_and(|e| e.record_id <= first_id),
+                .is_some_and(|entry| entry.record_id <= first_id),
             entries: HashMap::new(),
         };
-        let is_collective = |e: &&Entry| {
-            e.group == index && !e.is_p2p && !e.op.is_p2p() && e.op != OpType::Coalesced
+        let is_collective = |entry: &&Entry| {
+            entry.group == index
+                && !entry.is_p2p
+                && !entry.op.is_p2p()
+                && entry.op != OpType::Coalesced
         };
         line.first = dump
             .entries
             .iter()
             .find(is_collective)
-            .map(|e| e.collective_seq_id);
+            .map(|entry| entry.collective_seq_id);
         let mut newest: Option<u64> = None;
         for entry in dump.entries.iter().rev().filter(is_collective) {
             let newest = *newest.get_or_insert(entry.collective_seq_id);
             if entry.collective_seq_id + columns <= newest {
                 break;
             }
-            let op = dump
-                .signatures
-                .get(entry.signature as usize)
-                .map_or(entry.op.name(), |s| {
+            let op = dump.signatures.get(entry.signature as usize).map_or(
+                entry.op.name(),
+                |signature| {
                     if entry.op == OpType::Other {
-                        s.op_name.as_str()
+                        signature.op_name.as_str()
                     } else {
                         entry.op.name()
                     }
-                });
+                },
+            );
             line.entries
                 .entry(entry.collective_seq_id)
                 .or_insert((entry, op));
@@ -249,8 +252,8 @@ impl<'a> Line<'a> {
     fn pending_since(&self) -> Option<i64> {
         self.entries
             .values()
-            .filter(|(e, _)| e.state < EntryState::Completed && !e.retired)
-            .map(|(e, _)| e.time_created_ns)
+            .filter(|(entry, _)| entry.state < EntryState::Completed && !entry.retired)
+            .map(|(entry, _)| entry.time_created_ns)
             .filter(|&ns| ns > 0)
             .min()
     }

@@ -120,9 +120,11 @@ fn is_hash(name: &str) -> bool {
 pub fn group_labels(labels: &[String]) -> String {
     const SPANS: usize = 3;
     let split = |label: &str| -> Option<(String, u64)> {
-        let digits = label.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| {
-            at + label[at..].chars().next().map_or(1, char::len_utf8)
-        });
+        let digits = label
+            .rfind(|c: char| !c.is_ascii_digit())
+            .map_or(0, |start| {
+                start + label[start..].chars().next().map_or(1, char::len_utf8)
+            });
         let number = label[digits..].parse().ok()?;
         Some((label[..digits].to_owned(), number))
     };
@@ -133,8 +135,9 @@ pub fn group_labels(labels: &[String]) -> String {
         return first.clone();
     }
     let parts: Option<Vec<_>> = labels.iter().map(|label| split(label)).collect();
-    let same = |parts: &Vec<(String, u64)>| parts.iter().all(|(stem, _)| *stem == parts[0].0);
-    match parts.filter(same) {
+    let have_one_stem =
+        |parts: &Vec<(String, u64)>| parts.iter().all(|(stem, _)| *stem == parts[0].0);
+    match parts.filter(have_one_stem) {
         Some(parts) => {
             let mut numbers: Vec<u64> = parts.iter().map(|&(_, number)| number).collect();
             numbers.sort_unstable();
@@ -200,14 +203,17 @@ mod tests {
 
     #[test]
     fn numbered_labels_fold_into_a_span() {
-        let labels: Vec<_> = (0..128).map(|i| format!("tp_{i}")).collect();
+        let labels: Vec<_> = (0..128).map(|number| format!("tp_{number}")).collect();
         assert_eq!(group_labels(&labels), "tp_0..127");
-        let some = |numbers: &[u32]| {
-            let labels: Vec<_> = numbers.iter().map(|i| format!("tp_{i}")).collect();
+        let label_of = |numbers: &[u32]| {
+            let labels: Vec<_> = numbers
+                .iter()
+                .map(|number| format!("tp_{number}"))
+                .collect();
             group_labels(&labels)
         };
-        assert_eq!(some(&[0, 1, 3]), "tp_0,1,3", "tp_2 is not among them");
-        assert_eq!(some(&[0, 1, 2, 4, 6, 8, 9]), "tp_0..2,4,6,+2");
+        assert_eq!(label_of(&[0, 1, 3]), "tp_0,1,3", "tp_2 is not among them");
+        assert_eq!(label_of(&[0, 1, 2, 4, 6, 8, 9]), "tp_0..2,4,6,+2");
         assert_eq!(group_labels(&["dp".into(), "dp".into()]), "dp");
         assert_eq!(group_labels(&["a".into(), "b".into()]), "a +1");
         assert_eq!(group_labels(&["é1".into(), "é2".into()]), "é1,2");

@@ -19,7 +19,7 @@ pub enum SeqKind {
 pub struct GroupRef {
     /// Name, equal on all members.
     pub name: String,
-    /// Its description: what the program uses it for.
+    /// Description: what the program uses the group for.
     pub desc: String,
     /// Global ranks of the members, in order of group rank.
     pub ranks: Arc<[Rank]>,

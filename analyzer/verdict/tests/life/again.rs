@@ -5,17 +5,17 @@ use super::*;
 const JOB: &str = "train-77";
 
 /// The earlier run, of `ranks` ranks: rank 1 was stuck when all were killed.
-fn earlier(ranks: Rank) -> Vec<Dump> {
+fn earlier_run(ranks: Rank) -> Vec<Dump> {
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let between = [(0.0, State::Done(0.1))];
     let dump_of = |rank| {
         let operations = if rank == 1 { &between[..] } else { &waits };
-        named(dead(record(rank, ranks, operations), 16.0))
+        with_job_name(dead(record(rank, ranks, operations), 16.0))
     };
     (0..ranks).map(dump_of).collect()
 }
 
-fn named(mut dump: Dump) -> Dump {
+fn with_job_name(mut dump: Dump) -> Dump {
     dump.identity.job = JOB.to_owned();
     dump
 }
@@ -60,13 +60,13 @@ fn a_run_that_ended_well_is_not_joined_with_the_rings_of_the_run_before() {
                 launches: vec![started_again(&ends, ranks)],
                 ..Policy::default()
             };
-            let report = analyze(&earlier(4), &policy);
+            let report = analyze(&earlier_run(4), &policy);
             assert_eq!(report.verdict, Verdict::Ended, "{:?}", report.findings);
-            let (how, said) = end(&report);
+            let (how, sentence_of_end) = end(&report);
             assert_eq!(how, EndKind::Ended);
             let rings =
                 "; no ring of this run is left, since ranks that end in order remove theirs";
-            assert_eq!(said.strip_suffix(rings), Some(sentence));
+            assert_eq!(sentence_of_end.strip_suffix(rings), Some(sentence));
             assert_eq!(left_aside(&report), "the records of ranks 0-3 were");
         }
     }
@@ -77,9 +77,9 @@ fn ranks_that_start_again_do_not_wait_for_a_process_of_the_run_before() {
     let done = [(21.0, State::Done(21.1))];
     // Ranks 0 to 2 have made their rings, rank 3 has not.
     let mut dumps: Vec<Dump> = (0..3)
-        .map(|rank| named(alive(record(rank, 4, &[]), 29.0)))
+        .map(|rank| with_job_name(alive(record(rank, 4, &[]), 29.0)))
         .collect();
-    dumps.extend(earlier(4).pop());
+    dumps.extend(earlier_run(4).pop());
     let mut launch = started_again(&[(None, None, 0.0); 4], 4);
     launch.ranks.iter_mut().for_each(|rank| rank.end = None);
     let judge = |dumps: &[Dump], launch: &LaunchRecord| {
@@ -97,11 +97,11 @@ fn ranks_that_start_again_do_not_wait_for_a_process_of_the_run_before() {
     assert_eq!(left_aside(&report), "the record of rank 3 was");
     assert_eq!(report.input.ranks_read, 3);
     // A smaller run is judged by itself, although the earlier one has more records, and made more attempts.
-    let mut dumps: Vec<Dump> = earlier(4).into_iter().skip(2).collect();
+    let mut dumps: Vec<Dump> = earlier_run(4).into_iter().skip(2).collect();
     for dump in &mut dumps {
         dump.identity.attempt = 2;
     }
-    dumps.extend((0..2).map(|rank| named(alive(record(rank, 2, &done), 29.0))));
+    dumps.extend((0..2).map(|rank| with_job_name(alive(record(rank, 2, &done), 29.0))));
     launch.ranks.truncate(2);
     launch.world_size = 2;
     let report = judge(&dumps, &launch);
@@ -113,10 +113,10 @@ fn ranks_that_start_again_do_not_wait_for_a_process_of_the_run_before() {
 #[test]
 fn a_world_with_living_processes_comes_before_a_more_complete_one_without() {
     let done = [(21.0, State::Done(21.1))];
-    let mut dumps: Vec<Dump> = earlier(4).into_iter().skip(1).collect();
+    let mut dumps: Vec<Dump> = earlier_run(4).into_iter().skip(1).collect();
     // Rank 2 of the newest run, of three ranks, has replaced the ring of the earlier run; the others have not yet.
     dumps.remove(1);
-    dumps.push(named(alive(record(2, 3, &done), 29.0)));
+    dumps.push(with_job_name(alive(record(2, 3, &done), 29.0)));
     let policy = Policy {
         snapshot: true,
         now_ns: Some(at(29.0)),
@@ -133,18 +133,18 @@ fn records_of_this_run_and_of_other_hosts_stay() {
     let mut launch = started_again(&[well; 4], 4);
     // The run of the records: a rank may be a child of the process that the launcher started.
     launch.started_ns = at(-1.0);
-    let report = judge_launched(&earlier(4), launch.clone());
+    let report = judge_launched(&earlier_run(4), launch.clone());
     assert_eq!(left_aside(&report), "");
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     // Clocks of other hosts show nothing.
     launch.started_ns = at(20.0);
     launch.host = "n1".to_owned();
-    let report = judge_launched(&earlier(4), launch.clone());
+    let report = judge_launched(&earlier_run(4), launch.clone());
     assert_eq!(left_aside(&report), "");
     // Nor does another job.
     launch.host = "n0".to_owned();
     launch.job = "train-78".to_owned();
-    let report = judge_launched(&earlier(4), launch);
+    let report = judge_launched(&earlier_run(4), launch);
     assert_eq!(left_aside(&report), "");
 }
 
@@ -154,8 +154,8 @@ fn a_launch_that_ended_does_not_end_later_processes_of_its_job() {
     let waits = [(40.0, State::Done(40.1)), (41.0, State::Pending)];
     let between = [(40.0, State::Done(40.1))];
     let dumps = [
-        named(alive(record(0, 2, &waits), 61.0)),
-        named(alive(record(1, 2, &between), 61.0)),
+        with_job_name(alive(record(0, 2, &waits), 61.0)),
+        with_job_name(alive(record(1, 2, &between), 61.0)),
     ];
     let launch = started_again(&[(Some(0), None, 30.0); 2], 2);
     let report = judge_launched(&dumps, launch);
@@ -170,12 +170,12 @@ fn begun(mut dump: Dump, seconds: f64) -> Dump {
 }
 
 /// The ranks of the run that began at 20 s, each alive at 29 s after one operation.
-fn newer(ranks: std::ops::Range<Rank>, size: Rank) -> impl Iterator<Item = Dump> {
+fn newer_run(ranks: std::ops::Range<Rank>, size: Rank) -> impl Iterator<Item = Dump> {
     let done = [(21.0, State::Done(21.1))];
-    ranks.map(move |rank| begun(named(alive(record(rank, size, &done), 29.0)), 20.0))
+    ranks.map(move |rank| begun(with_job_name(alive(record(rank, size, &done), 29.0)), 20.0))
 }
 
-fn live(dumps: &[Dump], world_size: u32) -> Report {
+fn judge_live(dumps: &[Dump], world_size: u32) -> Report {
     let policy = Policy {
         snapshot: true,
         now_ns: Some(at(29.0)),
@@ -190,9 +190,9 @@ fn live(dumps: &[Dump], world_size: u32) -> Report {
 fn without_a_launcher_the_rings_of_the_run_before_are_told_by_their_times() {
     // Rank 3 of the newest run has not made its ring yet, or the newest run has only three ranks.
     for size in [4, 3] {
-        let mut dumps: Vec<Dump> = newer(0..3, size).collect();
-        dumps.extend(earlier(4).pop().map(|dump| begun(dump, -1.0)));
-        let report = live(&dumps, 4);
+        let mut dumps: Vec<Dump> = newer_run(0..3, size).collect();
+        dumps.extend(earlier_run(4).pop().map(|dump| begun(dump, -1.0)));
+        let report = judge_live(&dumps, 4);
         assert!(report.findings.is_empty(), "{:?}", report.findings);
         let expected = match size {
             3 => Verdict::Healthy,
@@ -219,11 +219,11 @@ fn one_note_tells_all_ranks_whose_records_were_left_aside() {
         now_ns: Some(at(29.0)),
         ..Policy::default()
     });
-    for (nth, dump) in newer(0..4, 4).enumerate() {
-        analysis.add_from(&format!("new/{nth}"), &dump, Extent::Whole);
+    for (index, dump) in newer_run(0..4, 4).enumerate() {
+        analysis.add_from(&format!("new/{index}"), &dump, Extent::Whole);
     }
-    for (nth, dump) in earlier(4).into_iter().enumerate() {
-        analysis.add_from(&format!("old/{nth}"), &begun(dump, -1.0), Extent::Whole);
+    for (index, dump) in earlier_run(4).into_iter().enumerate() {
+        analysis.add_from(&format!("old/{index}"), &begun(dump, -1.0), Extent::Whole);
     }
     let report = analysis.finish();
     let notes: Vec<_> = report
@@ -245,21 +245,21 @@ fn one_note_tells_all_ranks_whose_records_were_left_aside() {
 
 #[test]
 fn a_rank_that_died_while_the_others_lived_is_of_their_run() {
-    let mut dumps: Vec<Dump> = earlier(4)
+    let mut dumps: Vec<Dump> = earlier_run(4)
         .into_iter()
         .map(|dump| begun(dump, -1.0))
         .collect();
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     // A ring may be made late, while the others live.
-    dumps[0] = begun(named(alive(record(0, 4, &waits), 29.0)), 5.0);
-    let report = live(&dumps, 4);
+    dumps[0] = begun(with_job_name(alive(record(0, 4, &waits), 29.0)), 5.0);
+    let report = judge_live(&dumps, 4);
     assert_eq!(report.input.ranks_read, 4);
 }
 
 #[test]
 fn clocks_of_several_hosts_tell_runs_apart_only_roughly() {
     let of_other_host = |ended: f64| {
-        let mut dump = named(dead(
+        let mut dump = with_job_name(dead(
             record(3, 4, &[(ended - 1.0, State::Done(ended))]),
             ended,
         ));
@@ -267,8 +267,8 @@ fn clocks_of_several_hosts_tell_runs_apart_only_roughly() {
         begun(dump, ended - 2.0)
     };
     for (ended, read) in [(0.0, 4), (-60.0, 3)] {
-        let mut dumps: Vec<Dump> = newer(0..3, 4).collect();
+        let mut dumps: Vec<Dump> = newer_run(0..3, 4).collect();
         dumps.push(of_other_host(ended));
-        assert_eq!(live(&dumps, 4).input.ranks_read, read, "{ended}");
+        assert_eq!(judge_live(&dumps, 4).input.ranks_read, read, "{ended}");
     }
 }

@@ -7,7 +7,7 @@ use rcomm_recorder::model::{OpType, Peer};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
 
-fn look(dumps: Vec<Dump>, now: f64) -> Report {
+fn judge_live(dumps: Vec<Dump>, now: f64) -> Report {
     let dumps: Vec<Dump> = dumps.into_iter().map(|dump| alive(dump, now)).collect();
     let policy = Policy {
         snapshot: true,
@@ -26,7 +26,7 @@ fn an_operation_that_failed_at_once_does_not_accuse_a_rank_that_had_not_come() {
     let dumps = ranks
         .map(|(operations, rank)| record(rank, 3, operations))
         .collect();
-    let report = look(dumps, 20.0);
+    let report = judge_live(dumps, 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[0][..]));
     let finding = &report.findings[0];
     let expected = "all_reduce #2 on group default_pg failed on rank 0 after 5 ms, long before its time-out; ranks 1 \
@@ -36,12 +36,12 @@ fn an_operation_that_failed_at_once_does_not_accuse_a_rank_that_had_not_come() {
         finding.ruled_out,
         ["not_joined: the wait was too short to show that a rank was late"]
     );
-    // Nor does it accuse the peer of a message.
+    // The failed operation does not accuse the peer of a message, either.
     let mut dumps = vec![record(0, 2, &failed), record(1, 2, &[DONE])];
     let send = &mut dumps[0].entries[1];
     (send.op, send.is_p2p, send.peer) = (OpType::Send, true, Peer::Rank(1));
     (send.collective_seq_id, send.p2p_seq_id) = (0, 1);
-    let report = look(dumps, 20.0);
+    let report = judge_live(dumps, 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[0][..]));
     let sentence = &report.findings[0].sentence;
     assert!(
@@ -94,9 +94,9 @@ fn a_call_that_was_refused_does_not_count_as_issued() {
             record(2, 3, &waits),
         ]
     };
-    let report = look(job(&[(4.0, State::Pending)]), 4.5);
+    let report = judge_live(job(&[(4.0, State::Pending)]), 4.5);
     assert_eq!(report.verdict, Verdict::Running, "{:?}", report.findings);
-    let report = look(job(&[]), 20.0);
+    let report = judge_live(job(&[]), 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
     let sentence = &report.findings[0].sentence;
@@ -118,11 +118,11 @@ fn the_last_call_of_a_program_that_its_refusal_ended_does_not_count_as_issued() 
         status.phase_since_ns = at(1.002);
         vec![record(0, 3, &waits), refused, record(2, 3, &waits)]
     };
-    let report = look(job(false), 20.0);
+    let report = judge_live(job(false), 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let expected = "rank 1 never issued all_reduce #2 on group default_pg; 2 ranks have waited 19 s; it last issued \
                     all_reduce #1 on group default_pg, phase `raised ValueError: bad tensor`";
     assert_eq!(report.findings[0].sentence, expected);
-    // One that was issued and failed is there.
-    assert_ne!(look(job(true), 20.0).findings[0].code, Code::E101);
+    // A call that was issued and failed counts as issued.
+    assert_ne!(judge_live(job(true), 20.0).findings[0].code, Code::E101);
 }

@@ -60,7 +60,7 @@ fn a_finding_counts_only_the_ranks_that_wait_because_of_it() {
         sentence.contains(", and 3 of 6 ranks wait because of it"),
         "{sentence}"
     );
-    // Without the other cause, these are all that wait.
+    // Without the other cause, these are all ranks that wait.
     let report = analyze(&dumps[..4], &policy);
     let sentence = &report.findings[0].sentence;
     assert!(
@@ -81,7 +81,7 @@ fn on_two_hosts(failed: Option<f64>) -> [Dump; 4] {
     })
 }
 
-fn live(dumps: &[Dump]) -> Report {
+fn judge_live(dumps: &[Dump]) -> Report {
     let policy = Policy {
         snapshot: true,
         now_ns: Some(at(10.0)),
@@ -96,9 +96,14 @@ fn the_ranks_of_a_host_that_are_gone_are_one_finding() {
         (None, "2 ranks wait for 9.0 s"),
         (Some(1.5), "2 ranks waited 500 ms, until it failed"),
     ] {
-        let [a, b, c, d] = on_two_hosts(failed);
-        let dumps = [alive(a, 10.0), alive(b, 10.0), dead(c, 1.2), dead(d, 1.2)];
-        let report = live(&dumps);
+        let [rank0, rank1, rank2, rank3] = on_two_hosts(failed);
+        let dumps = [
+            alive(rank0, 10.0),
+            alive(rank1, 10.0),
+            dead(rank2, 1.2),
+            dead(rank3, 1.2),
+        ];
+        let report = judge_live(&dumps);
         assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[2, 3][..]));
         assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
         let expected = format!(
@@ -146,14 +151,14 @@ fn ranks_that_took_part_and_have_no_ring_run_on_another_host_unless_a_ring_canno
 
 #[test]
 fn the_ranks_of_a_host_that_are_stopped_are_one_finding_with_the_host_of_the_processes() {
-    let [a, b, c, d] = on_two_hosts(None);
+    let [rank0, rank1, rank2, rank3] = on_two_hosts(None);
     let dumps = [
-        alive(a, 10.0),
-        alive(b, 10.0),
-        stopped(c, 1.2, 10.0),
-        stopped(d, 1.2, 10.0),
+        alive(rank0, 10.0),
+        alive(rank1, 10.0),
+        stopped(rank2, 1.2, 10.0),
+        stopped(rank3, 1.2, 10.0),
     ];
-    let report = live(&dumps);
+    let report = judge_live(&dumps);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2, 3][..]));
     let finding = &report.findings[0];
     let expected = "the processes of ranks 2 and 3, all of host n1, are stopped by a signal since 13:00:01 UTC: they \
@@ -169,7 +174,7 @@ fn what_to_do_next_names_the_host_of_a_process_in_a_job_of_several() {
     // Rank 3 waits as well.
     dumps[3].entries = dumps[0].entries.clone();
     dumps[2].identity.pid = 4711;
-    let report = live(&dumps);
+    let report = judge_live(&dumps);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
     let next = &report.findings[0].next;
     assert!(

@@ -5,15 +5,16 @@ use rcomm_recorder::model::FailureKind;
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{InstanceState, Policy, Report, Verdict, analyze};
 
-/// A look at three ranks, of which rank 1 was killed in the second operation. `then` is how the others are in it.
-fn look(then: State) -> Report {
+/// A live report on three ranks, of which rank 1 was killed in the second operation. `state` is that of the operation
+/// on the others.
+fn judge_live(state: State) -> Report {
     let killed = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let others = [(0.0, State::Done(0.1)), (1.0, then)];
-    let of = |rank| match rank {
+    let others = [(0.0, State::Done(0.1)), (1.0, state)];
+    let dump_of = |rank| match rank {
         1 => dead(record(1, 3, &killed), 1.01),
         rank => {
             let dump = alive(record(rank, 3, &others), 20.0);
-            match then {
+            match state {
                 State::Failed(when) => with_text(fails(dump, FailureKind::PeerGone, &[1], when)),
                 _ => dump,
             }
@@ -24,7 +25,7 @@ fn look(then: State) -> Report {
         now_ns: Some(at(20.0)),
         ..Policy::default()
     };
-    analyze(&(0..3).map(of).collect::<Vec<_>>(), &policy)
+    analyze(&(0..3).map(dump_of).collect::<Vec<_>>(), &policy)
 }
 
 fn with_text(mut dump: Dump) -> Dump {
@@ -36,7 +37,7 @@ fn with_text(mut dump: Dump) -> Dump {
 
 #[test]
 fn a_call_that_has_failed_is_not_counted_as_waiting() {
-    let report = look(State::Failed(1.04));
+    let report = judge_live(State::Failed(1.04));
     assert_eq!(report.verdict, Verdict::Stuck);
     let group = &report.groups[0];
     assert_eq!((group.in_flight, group.oldest_ms), (0, None));
@@ -45,18 +46,18 @@ fn a_call_that_has_failed_is_not_counted_as_waiting() {
         assert_eq!(report.failure(rank as u32), Some("rank 1 is gone"));
     }
     assert_eq!(report.pending().count(), 0);
-    let [one] = &report.in_flight[..] else {
+    let [operation] = &report.in_flight[..] else {
         panic!("one operation is listed: {:?}", report.in_flight);
     };
-    assert_eq!(one.state, InstanceState::Failed);
-    assert_eq!(one.error.as_deref(), Some("rank 1 is gone"));
+    assert_eq!(operation.state, InstanceState::Failed);
+    assert_eq!(operation.error.as_deref(), Some("rank 1 is gone"));
     let sentence = &report.findings[0].sentence;
     assert!(sentence.contains("2 ranks were inside, too"), "{sentence}");
 }
 
 #[test]
 fn ranks_that_are_still_in_a_call_wait() {
-    let report = look(State::Pending);
+    let report = judge_live(State::Pending);
     assert_eq!(report.groups[0].in_flight, 1);
     assert_eq!(report.ranks[0].pending, 1);
     assert_eq!(report.failure(0), None);

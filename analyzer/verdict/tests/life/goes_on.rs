@@ -34,7 +34,7 @@ fn caught(later: [&[(f64, State)]; 3]) -> Vec<Dump> {
         .collect()
 }
 
-fn live(dumps: Vec<Dump>, now: f64) -> Report {
+fn judge_live(dumps: Vec<Dump>, now: f64) -> Report {
     let dumps: Vec<Dump> = dumps.into_iter().map(|dump| alive(dump, now)).collect();
     let policy = Policy {
         snapshot: true,
@@ -46,12 +46,12 @@ fn live(dumps: Vec<Dump>, now: f64) -> Report {
 
 #[test]
 fn a_time_out_that_all_ranks_have_overcome_is_history() {
-    let on = [(8.0, State::Done(8.1)), (9.0, State::Done(9.1))];
-    let report = live(caught([&on, &on, &on]), 40.0);
+    let later_done = [(8.0, State::Done(8.1)), (9.0, State::Done(9.1))];
+    let report = judge_live(caught([&later_done, &later_done, &later_done]), 40.0);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert_eq!((report.verdict, report.exit_code()), (Verdict::Healthy, 0));
-    // So it is once the job has ended, and it does not hide which process ended first.
-    let dumps = caught([&on, &on, &on]).into_iter();
+    // The same holds once the job has ended, and the time-out does not hide which process ended first.
+    let dumps = caught([&later_done, &later_done, &later_done]).into_iter();
     let ended: Vec<Dump> = dumps.clone().map(|dump| closed(dump, 10.0)).collect();
     assert_eq!(judge(&ended, 40.0).verdict, Verdict::Ended);
     let cut: Vec<Dump> = dumps.map(|dump| dead(dump, 10.0)).collect();
@@ -60,17 +60,21 @@ fn a_time_out_that_all_ranks_have_overcome_is_history() {
 
 #[test]
 fn a_time_out_counts_as_long_as_a_rank_concerned_has_not_gone_on() {
-    let on = [(8.0, State::Done(8.1))];
-    for later in [[&on[..], &[], &on], [&[], &on, &[]], [&[], &[], &[]]] {
-        let report = live(caught(later), 40.0);
+    let later_done = [(8.0, State::Done(8.1))];
+    for later in [
+        [&later_done[..], &[], &later_done],
+        [&[], &later_done, &[]],
+        [&[], &[], &[]],
+    ] {
+        let report = judge_live(caught(later), 40.0);
         assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     }
 }
 
 #[test]
 fn a_hang_after_a_time_out_that_was_overcome_is_judged_by_itself() {
-    let on = [(8.0, State::Done(8.1)), (9.0, State::Pending)];
-    let report = live(caught([&on, &on, &on[..1]]), 40.0);
+    let later_done = [(8.0, State::Done(8.1)), (9.0, State::Pending)];
+    let report = judge_live(caught([&later_done, &later_done, &later_done[..1]]), 40.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
 }
 
@@ -131,7 +135,7 @@ fn with_open_receive(last: u32, thread: u32) -> Vec<Dump> {
 
 #[test]
 fn a_receive_that_a_working_rank_holds_open_is_no_hang() {
-    let report = live(with_open_receive(30, 0), 31.0);
+    let report = judge_live(with_open_receive(30, 0), 31.0);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert_eq!(report.verdict, Verdict::Running);
 }
@@ -139,18 +143,18 @@ fn a_receive_that_a_working_rank_holds_open_is_no_hang() {
 #[test]
 fn an_open_receive_is_a_cause_once_its_rank_does_nothing_else() {
     // For ten seconds its thread has completed nothing.
-    let report = live(with_open_receive(30, 0), 40.5);
+    let report = judge_live(with_open_receive(30, 0), 40.5);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E120, &[1][..]));
-    // Nor, long before, has a thread that also did something else and waits while another works.
+    // The same holds for a thread that did something else long before, and that waits while another thread works.
     let mut dumps = with_open_receive(39, 1);
     dumps[0].entries[0].thread = Some(0);
-    let report = live(dumps, 40.5);
+    let report = judge_live(dumps, 40.5);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E120, &[1][..]));
 }
 
 #[test]
 fn a_thread_that_only_receives_holds_up_no_rank_that_goes_on_with_another() {
-    let report = live(with_open_receive(39, 1), 40.5);
+    let report = judge_live(with_open_receive(39, 1), 40.5);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert_eq!(report.verdict, Verdict::Running);
     assert_eq!(report.in_flight.len(), 1, "{:?}", report.in_flight);
@@ -164,10 +168,10 @@ fn a_thread_that_only_receives_holds_up_no_rank_that_goes_on_with_another() {
     assert_eq!(waits.collective_seq_id, last.collective_seq_id);
     (waits.state, waits.retired) = (EntryState::Started, false);
     waits.time_discovered_completed_ns = 0;
-    let report = live(dumps, 40.5);
+    let report = judge_live(dumps, 40.5);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[0][..]));
     // If the whole job falls silent, the receive does not hide that.
-    let report = live(with_open_receive(30, 1), 60.5);
+    let report = judge_live(with_open_receive(30, 1), 60.5);
     let expected = "no rank has issued an operation since 13:00:30 UTC, and none is pending but a receive that a \
                     thread of its own holds open; the longest pause before was 1.0 s: the job may hang";
     let silence = report.silence().expect("the report has a note");
@@ -195,8 +199,8 @@ fn a_receive_that_a_rank_left_open_at_its_end_is_no_hang() {
 
 #[test]
 fn rings_of_living_processes_are_judged_as_a_snapshot() {
-    let here = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let ranks = || [record(0, 2, &here), record(1, 2, &here[..1])];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let ranks = || [record(0, 2, &waits), record(1, 2, &waits[..1])];
     let at_once = |now: f64| {
         let dumps = ranks().map(|dump| alive(dump, now));
         let policy = Policy {
@@ -227,7 +231,7 @@ fn a_job_that_has_stopped_communicating_is_not_called_healthy() {
         let status = dump.status.as_mut().expect("the record has a status");
         status.phase = "save".to_owned();
     }
-    let report = live(dumps, 41.0);
+    let report = judge_live(dumps, 41.0);
     assert_eq!(
         (report.verdict, report.exit_code()),
         (Verdict::Inconclusive, 2)
@@ -244,7 +248,7 @@ fn a_job_without_an_operation_is_said_to_have_none_yet() {
     for dump in &mut dumps {
         dump.identity.begun_ns = at(1.0);
     }
-    let report = live(dumps, 16.0);
+    let report = judge_live(dumps, 16.0);
     assert_eq!(
         (report.verdict, report.exit_code()),
         (Verdict::Inconclusive, 2)
@@ -259,7 +263,7 @@ fn a_job_without_an_operation_is_said_to_have_none_yet() {
 fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_something_is_pending() {
     // Less than twice `overdue`, and less than 20 pauses.
     for now in [10.5, 19.0] {
-        let report = live(paced(), now);
+        let report = judge_live(paced(), now);
         assert_eq!(report.verdict, Verdict::Healthy, "{now}");
     }
     // A pause of 2 s before makes one of 31 s usual.
@@ -268,7 +272,7 @@ fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_something_is_pending()
         .map(|issued| (issued, State::Done(issued + 0.1)))
         .collect();
     let dumps = vec![record(0, 2, &operations), record(1, 2, &operations)];
-    assert_eq!(live(dumps, 41.0).verdict, Verdict::Healthy);
+    assert_eq!(judge_live(dumps, 41.0).verdict, Verdict::Healthy);
     // Ranks that are gone are silent for another reason.
     let dumps = paced()
         .into_iter()
@@ -308,7 +312,7 @@ fn beside(thread: u32) -> Vec<Dump> {
 
 #[test]
 fn operations_of_another_thread_are_not_what_a_missing_rank_did_last() {
-    let report = live(beside(1), 12.0);
+    let report = judge_live(beside(1), 12.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let finding = &report.findings[0];
     assert!(
@@ -325,7 +329,7 @@ fn operations_of_another_thread_are_not_what_a_missing_rank_did_last() {
 
 #[test]
 fn a_missing_rank_that_goes_on_is_not_said_to_be_where_it_last_was() {
-    let report = live(beside(0), 12.0);
+    let report = judge_live(beside(0), 12.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let finding = &report.findings[0];
     assert!(
@@ -359,11 +363,11 @@ fn operations_that_a_missing_rank_issues_before_the_one_that_it_misses_do_not_sh
             .iter_mut()
             .for_each(|entry| entry.thread = Some(0));
     }
-    let report = live(dumps, 12.0);
+    let report = judge_live(dumps, 12.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let next = &report.findings[0].next;
     assert!(next.starts_with("look at what rank 1 does"), "{next}");
-    // One that has not used the group at all goes on with all that it does.
+    // A rank that has not used the group at all goes on with all that it does.
     let mut dumps = beside(1);
     dumps[1].entries.retain(|entry| entry.group == 1);
     for dump in &mut dumps {
@@ -376,18 +380,18 @@ fn operations_that_a_missing_rank_issues_before_the_one_that_it_misses_do_not_sh
             }
         }
     }
-    let report = live(dumps, 12.0);
+    let report = judge_live(dumps, 12.0);
     let next = &report.findings[0].next;
     assert!(
         next.starts_with("find out why rank 1 has not issued that all_reduce: it goes on"),
         "{next}"
     );
-    // Nor do those in another group that came long ago.
+    // Operations in another group that came long ago do not show it, either.
     let mut dumps = beside(0);
     for dump in &mut dumps {
         dump.entries.retain(|entry| entry.time_created_ns < at(7.5));
     }
-    let report = live(dumps, 30.0);
+    let report = judge_live(dumps, 30.0);
     let next = &report.findings[0].next;
     assert!(next.starts_with("look at what rank 1 does"), "{next}");
 }
@@ -397,7 +401,7 @@ fn a_wait_that_a_time_out_has_ended_grows_no_older() {
     let gave_up = [(0.0, State::Done(0.1)), (1.0, State::Failed(4.0))];
     let ranks = [&gave_up[..], &gave_up[..1], &gave_up];
     let dumps = ranks.into_iter().zip(0..);
-    let report = live(
+    let report = judge_live(
         dumps
             .map(|(operations, rank)| record(rank, 3, operations))
             .collect(),
@@ -416,7 +420,7 @@ fn a_wait_that_a_time_out_has_ended_grows_no_older() {
 
 #[test]
 fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
-    let of = |completed: bool| {
+    let report_of = |completed: bool| {
         let [mut first, mut second] = with_open_receive(1, 0)
             .try_into()
             .expect("the job has two ranks");
@@ -435,7 +439,7 @@ fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
             time_discovered_completed_ns: if completed { at(0.6) } else { 0 },
             ..receive
         });
-        live(vec![first, second], 40.5)
+        judge_live(vec![first, second], 40.5)
     };
     for (completed, expected) in [
         (
@@ -449,7 +453,7 @@ fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
              neither has finished: their tags may differ, which no record holds",
         ),
     ] {
-        let report = of(completed);
+        let report = report_of(completed);
         assert_eq!(root(&report), (Verdict::Stuck, Code::E120, &[][..]));
         let [finding] = &report.findings[..] else {
             panic!("one message has one finding: {:?}", report.findings);
@@ -475,10 +479,10 @@ fn an_operation_whose_error_was_caught_is_no_wait_in_a_later_hang() {
             .map(|(operations, rank)| record(rank, 3, operations))
             .collect::<Vec<_>>()
     };
-    let report = live(dumps(), 20.0);
+    let report = judge_live(dumps(), 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
-    // Nor does it show an order of ends.
+    // The caught error shows no order of ends, either.
     let ended: Vec<Dump> = dumps().into_iter().map(|dump| dead(dump, 6.5)).collect();
     assert_eq!(judge(&ended, 40.0).verdict, Verdict::Cancelled);
 }

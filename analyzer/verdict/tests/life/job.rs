@@ -98,7 +98,7 @@ pub(crate) fn record(rank: Rank, ranks: Rank, operations: &[(f64, State)]) -> Du
 
 /// Adds an access to a window of the group to the record of a rank: of which kind, to whom, when it was issued, and its
 /// state. Its time-out is 30 s.
-pub(crate) fn accesses(
+pub(crate) fn with_access(
     mut dump: Dump,
     op: OpType,
     peer: Rank,
@@ -169,7 +169,7 @@ pub(crate) fn stopped(dump: Dump, then: f64, now: f64) -> Dump {
     dump
 }
 
-/// Adds a failure of its last operation, as the rank recorded it at this time.
+/// Adds a failure of the rank's last operation, as the rank recorded it at this time.
 pub(crate) fn fails(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64) -> Dump {
     let rank = dump.identity.rank.unwrap_or_default();
     let last = dump

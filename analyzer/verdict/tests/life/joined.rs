@@ -7,7 +7,7 @@ use rcomm_verdict::{Code, Finding, Policy, analyze};
 
 const RANKS: Rank = 4;
 
-fn first(dumps: &[Dump]) -> Finding {
+fn first_finding(dumps: &[Dump]) -> Finding {
     let findings = analyze(dumps, &Policy::default()).findings;
     findings.into_iter().next().expect("there is a finding")
 }
@@ -28,7 +28,7 @@ fn on_host_of(rank: Rank, mut dump: Dump) -> Dump {
 
 /// The dumps that the ranks wrote at a time-out, while rank 2 was cut off from the others, and their rings, which were
 /// read after the network had healed.
-fn of_a_cut_that_healed() -> Vec<Dump> {
+fn records_of_a_healed_cut() -> Vec<Dump> {
     let both = |rank: Rank| {
         let waits = [(0.0, State::Done(0.1)), (1.9, State::Pending)];
         let mut dump = on_host_of(rank, record(rank, RANKS, &waits));
@@ -50,9 +50,9 @@ fn of_a_cut_that_healed() -> Vec<Dump> {
 
 #[test]
 fn the_links_at_the_fault_count_although_a_newer_ring_has_healed_ones() {
-    let mut dumps = of_a_cut_that_healed();
+    let mut dumps = records_of_a_healed_cut();
     for _ in 0..2 {
-        let finding = first(&dumps);
+        let finding = first_finding(&dumps);
         assert_eq!(
             (finding.code, &finding.culprit_ranks[..]),
             (Code::E152, &[2][..]),
@@ -67,12 +67,12 @@ fn the_links_at_the_fault_count_although_a_newer_ring_has_healed_ones() {
         .cloned()
         .collect();
     assert_eq!(without_dumps.len(), RANKS as usize);
-    assert_ne!(first(&without_dumps).code, Code::E152);
+    assert_ne!(first_finding(&without_dumps).code, Code::E152);
 }
 
 #[test]
 fn links_of_a_fault_after_which_the_ranks_went_on_explain_nothing() {
-    let mut dumps = of_a_cut_that_healed();
+    let mut dumps = records_of_a_healed_cut();
     for (rank, ring) in (0..RANKS).zip(dumps.iter_mut().skip(1).step_by(2)) {
         let went_on = [
             (0.0, State::Done(0.1)),
@@ -82,16 +82,16 @@ fn links_of_a_fault_after_which_the_ranks_went_on_explain_nothing() {
         ];
         ring.entries = record(rank, RANKS, &went_on).entries;
     }
-    assert_ne!(first(&dumps).code, Code::E152);
+    assert_ne!(first_finding(&dumps).code, Code::E152);
 }
 
 #[test]
 fn records_of_two_processes_of_a_rank_are_not_joined() {
-    let mut dumps = of_a_cut_that_healed();
+    let mut dumps = records_of_a_healed_cut();
     for dump in dumps.iter_mut().step_by(2) {
         dump.identity.pid += 1_000;
     }
-    assert_ne!(first(&dumps).code, Code::E152);
+    assert_ne!(first_finding(&dumps).code, Code::E152);
 }
 
 #[test]

@@ -236,7 +236,7 @@ fn a_rank_that_exits_with_success_before_its_peers_are_done_ended_first() {
             "the job was over at 13:00:01 UTC: the process of rank 1 ended first; rank 1 exited with code 0"
         );
     }
-    // It left its ring, as a process that calls `_exit` does, and the others recorded that they lost it.
+    // Rank 1 left its ring, as a process that calls `_exit` does, and the others recorded that they lost it.
     let lost = |rank| job::fails(fails(rank), FailureKind::PeerGone, &[1], 1.1);
     let between = dead(record(1, 4, &failed[..1]), 0.8);
     let dumps = [lost(0), between, lost(2), lost(3)];
@@ -338,7 +338,7 @@ fn a_rank_that_runs_and_has_not_joined_is_named_with_its_process() {
         "rank 2 left no readable record; the launcher started rank 2 as process 102 on n0 and has noted no end of it: \
          look at what it does before it joins the job (py-spy dump --pid 102)"
     );
-    // Once it has ended, the note says how.
+    // Once rank 2 has ended, the note says how.
     let dumps = [0, 1].map(|rank| dead(record(rank, 3, &[]), 20.0));
     let ends = [(None, Some(15), 20.0); 3];
     let report = judge_launched(&dumps, job::launch(Some((15, 20.0)), &ends));

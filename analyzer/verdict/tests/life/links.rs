@@ -46,7 +46,7 @@ fn connect(dumps: &mut [Dump], is_cut: impl Fn(Rank, Rank) -> bool) {
     }
 }
 
-fn first(dumps: &[Dump]) -> Finding {
+fn first_finding(dumps: &[Dump]) -> Finding {
     analyze(dumps, &Policy::default()).findings.remove(0)
 }
 
@@ -63,17 +63,17 @@ fn a_rank_that_the_others_do_not_hear_while_they_hear_each_other_is_cut_off() {
     );
     // The record of the rank that is cut off may be lost with its host.
     dumps.remove(2);
-    assert_eq!(first(&dumps).culprit_ranks, [2]);
+    assert_eq!(first_finding(&dumps).culprit_ranks, [2]);
     // The order of the files does not matter.
     dumps.reverse();
-    assert_eq!(first(&dumps).culprit_ranks, [2]);
+    assert_eq!(first_finding(&dumps).culprit_ranks, [2]);
 }
 
 #[test]
 fn a_link_between_two_ranks_that_others_reach_accuses_neither() {
     let mut dumps = dumps();
     connect(&mut dumps, |from, to| (from, to) == (1, 2));
-    let finding = first(&dumps);
+    let finding = first_finding(&dumps);
     assert_eq!(
         (finding.code, &finding.culprit_ranks[..]),
         (Code::E152, &[][..])
@@ -97,7 +97,7 @@ fn a_link_that_works_in_one_direction_is_known_by_what_arrived() {
             }
         }
     }
-    let finding = first(&dumps);
+    let finding = first_finding(&dumps);
     assert!(
         finding.sentence.ends_with(
             "what was sent from there arrived, what was sent there did not: the links work in one direction"
@@ -114,7 +114,7 @@ fn a_silent_link_between_two_ranks_alone_accuses_neither() {
         let other = 1 - dump.identity.rank.unwrap();
         dump.peers = vec![alive_until(other, CUT)];
     }
-    let finding = first(&dumps);
+    let finding = first_finding(&dumps);
     assert_eq!(
         (finding.code, &finding.culprit_ranks[..]),
         (Code::E152, &[][..])
@@ -135,11 +135,11 @@ fn connections_that_were_reset_at_both_ends_are_a_fault_of_the_network() {
         reset(&mut dumps, other, 2);
     }
     // A process that ended would have reset its connections, too, and recorded nothing.
-    assert_ne!(first(&dumps).code, Code::E152);
+    assert_ne!(first_finding(&dumps).code, Code::E152);
     for other in [0, 1, 3] {
         reset(&mut dumps, 2, other);
     }
-    assert_eq!(first(&dumps).culprit_ranks, [2]);
+    assert_eq!(first_finding(&dumps).culprit_ranks, [2]);
 }
 
 #[test]
@@ -165,8 +165,8 @@ fn a_process_that_answers_after_its_connection_broke_is_not_called_gone() {
     let broke = "the connection to rank 1 ended, but its process still runs";
     let report = judge(&format!("{broke}: connection reset"));
     assert!(!blames_the_end(&report), "{:?}", report.findings);
-    let all = format!("{report:?}");
-    assert!(!all.contains("the process of rank 1 is gone"), "{all}");
+    let text = format!("{report:?}");
+    assert!(!text.contains("the process of rank 1 is gone"), "{text}");
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_host_that_aborts_its_connections_is_named_although_other_links_broke_too() 
     for (from, to) in [(0, 1), (1, 0), (1, 3), (3, 1)] {
         break_link(&mut dumps, from, to, 104);
     }
-    let finding = first(&dumps);
+    let finding = first_finding(&dumps);
     assert_eq!(
         (finding.code, &finding.culprit_ranks[..]),
         (Code::E152, &[2][..])

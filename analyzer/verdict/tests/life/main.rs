@@ -38,6 +38,7 @@ fn judge(dumps: &[Dump], now: f64) -> Report {
     after
 }
 
+/// The verdict, and the code and the culprits of the first finding.
 fn root(report: &Report) -> (Verdict, Code, &[Rank]) {
     let first = report.findings.first().expect("the report has a finding");
     (report.verdict, first.code, &first.culprit_ranks)
@@ -150,11 +151,11 @@ fn a_hang_that_was_cancelled_keeps_its_cause_and_its_age() {
 fn a_rank_that_was_killed_inside_an_operation_leads_before_those_that_failed_by_it() {
     let killed = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let fails = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.04))];
-    let of = |rank| match rank {
+    let dump_of = |rank| match rank {
         1 => dead(record(1, 3, &killed), 1.01),
         rank => dead(record(rank, 3, &fails), 1.1),
     };
-    let report = judge(&(0..3).map(of).collect::<Vec<_>>(), 3600.0);
+    let report = judge(&(0..3).map(dump_of).collect::<Vec<_>>(), 3600.0);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
     assert_eq!(report.exit_code(), 1);
     let sentence = &report.findings[0].sentence;
@@ -170,11 +171,11 @@ fn a_rank_that_was_killed_inside_an_operation_leads_before_those_that_failed_by_
 fn the_rank_that_went_first_leads_where_the_others_waited_for_it() {
     let gone = [(0.0, State::Done(0.1))];
     let waited = [(0.0, State::Done(0.1)), (1.0, State::Failed(31.0))];
-    let of = |rank| match rank {
+    let dump_of = |rank| match rank {
         2 => dead(record(2, 4, &gone), 0.9),
         rank => dead(record(rank, 4, &waited), 31.5),
     };
-    let report = judge(&(0..4).map(of).collect::<Vec<_>>(), 3600.0);
+    let report = judge(&(0..4).map(dump_of).collect::<Vec<_>>(), 3600.0);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
 }
@@ -183,11 +184,11 @@ fn the_rank_that_went_first_leads_where_the_others_waited_for_it() {
 fn ranks_that_died_of_a_time_out_are_not_the_cause() {
     let waited = [(0.0, State::Done(0.1)), (1.0, State::Failed(31.0))];
     let late = [(0.0, State::Done(0.1))];
-    let of = |rank| match rank {
+    let dump_of = |rank| match rank {
         1 => dead(record(1, 3, &late), 35.0),
         rank => dead(record(rank, 3, &waited), 31.5),
     };
-    let report = judge(&(0..3).map(of).collect::<Vec<_>>(), 3600.0);
+    let report = judge(&(0..3).map(dump_of).collect::<Vec<_>>(), 3600.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let sentence = &report.findings[0].sentence;
     assert!(
@@ -213,11 +214,11 @@ fn how_a_job_ended_is_unknown_if_its_processes_are_gone_between_operations() {
 fn while_a_process_lives_the_job_is_not_over_and_an_end_is_judged_once_it_has_settled() {
     let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let judge_at = |now: f64| {
-        let of = |rank| match rank {
+        let dump_of = |rank| match rank {
             1 => dead(record(1, 3, &inside), 1.01),
             rank => alive(record(rank, 3, &inside), now),
         };
-        let dumps: Vec<Dump> = (0..3).map(of).collect();
+        let dumps: Vec<Dump> = (0..3).map(dump_of).collect();
         let policy = Policy {
             snapshot: true,
             now_ns: Some(at(now)),
@@ -263,8 +264,8 @@ fn a_job_is_not_over_if_a_rank_left_no_record() {
 #[test]
 fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
     let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let of = |rank| dead(record(rank, 3, &inside), 1.1 + f64::from(rank) / 10.0);
-    let dumps: Vec<Dump> = (0..3).map(of).collect();
+    let dump_of = |rank| dead(record(rank, 3, &inside), 1.1 + f64::from(rank) / 10.0);
+    let dumps: Vec<Dump> = (0..3).map(dump_of).collect();
     let killed = |then| (None, Some(9), then);
     let mut launch = launch(None, &[killed(1.1), killed(1.2), killed(1.3)]);
     let ends: Vec<_> = launch.ranks.iter().map(|rank| rank.end).collect();
@@ -280,7 +281,7 @@ fn an_end_is_not_judged_before_the_launcher_has_recorded_all_ranks() {
         };
         analyze(&dumps, &policy)
     };
-    // Rank 0's end alone looks like that of the rank that went first.
+    // The end of rank 0 alone looks like that of the rank that went first.
     for noted in [0, 1, 2] {
         let report = judge_with(noted, 2.2);
         assert_eq!((report.verdict, report.end), (Verdict::Running, None));
@@ -379,11 +380,11 @@ fn one_survivor_does_not_know_who_went_first_where_others_left_no_record() {
 fn a_rank_that_came_after_the_time_out_is_named_by_those_that_waited() {
     let waited = [(0.0, State::Done(0.1)), (1.0, State::Failed(31.0))];
     let late = [(0.0, State::Done(0.1)), (35.0, State::Done(35.1))];
-    let of = |rank| match rank {
+    let dump_of = |rank| match rank {
         1 => record(1, 3, &late),
         rank => fails(record(rank, 3, &waited), FailureKind::Timeout, &[1], 31.0),
     };
-    let report = analyze(&(0..3).map(of).collect::<Vec<_>>(), &Policy::default());
+    let report = analyze(&(0..3).map(dump_of).collect::<Vec<_>>(), &Policy::default());
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let sentence = &report.findings[0].sentence;
     assert!(sentence.contains("; it came 4.0 s later"), "{sentence}");
@@ -392,7 +393,7 @@ fn a_rank_that_came_after_the_time_out_is_named_by_those_that_waited() {
 /// Ranks 1 and 3 have a group, ranks 2 and 3 another. Rank 1 gives up in the first, where rank 3 is missing because it
 /// waits for rank 2 in the second; rank 2 arrives late. `has_timed_out` is whether rank 3 recorded a time-out, too.
 fn chain(has_timed_out: bool) -> Vec<Dump> {
-    let of = |rank: Rank, group: u32, operations: &[(f64, State)]| {
+    let dump_of = |rank: Rank, group: u32, operations: &[(f64, State)]| {
         let mut dump = record(rank, 4, operations);
         let mut groups = dump.groups.clone();
         for (id, name, ranks) in [(1, "dp", vec![1, 3]), (2, "tp", vec![2, 3])] {
@@ -416,14 +417,14 @@ fn chain(has_timed_out: bool) -> Vec<Dump> {
         dump
     };
     let waited = [(1.0, State::Failed(31.0))];
-    let mut first = fails(of(1, 1, &waited), FailureKind::Timeout, &[3], 31.0);
+    let mut first = fails(dump_of(1, 1, &waited), FailureKind::Timeout, &[3], 31.0);
     first.failures[0].group = Some(1);
-    let mut second = of(3, 2, &[(2.0, State::Failed(32.0))]);
+    let mut second = dump_of(3, 2, &[(2.0, State::Failed(32.0))]);
     if has_timed_out {
         second = fails(second, FailureKind::Timeout, &[2], 32.0);
         second.failures[0].group = Some(2);
     }
-    let late = of(2, 2, &[(40.0, State::Done(40.1))]);
+    let late = dump_of(2, 2, &[(40.0, State::Done(40.1))]);
     vec![first, late, second]
 }
 

@@ -6,7 +6,7 @@ use rcomm_recorder::model::{FailureKind, ProcessExit, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
 
-fn look(dumps: &[Dump], now: f64) -> Report {
+fn judge_live(dumps: &[Dump], now: f64) -> Report {
     let policy = Policy {
         snapshot: true,
         now_ns: Some(at(now)),
@@ -47,9 +47,9 @@ fn a_rank_that_raised_is_shown_before_another_waits_for_it() {
     };
     let expected = "rank 1 is in phase `raised ValueError: bad batch`, as an exception that leaves a program is \
                     recorded; no rank has waited for it for long";
-    let report = look(&job(10.5), 11.0);
+    let report = judge_live(&job(10.5), 11.0);
     assert!(note(&report).starts_with(expected), "{report:?}");
-    // So it is beside an operation of the others that is under way.
+    // The note is the same beside an operation of the others that is under way.
     let mut dumps = job(10.5);
     for dump in &mut dumps {
         dump.groups.push(dump.groups[0].clone());
@@ -58,38 +58,41 @@ fn a_rank_that_raised_is_shown_before_another_waits_for_it() {
         dump.groups[1].info.ranks = [0, 2].into();
     }
     let pending = record(0, 3, &[(10.8, State::Pending)]).entries.remove(0);
-    for at in [0, 2] {
+    for index in [0, 2] {
         let mut entry = pending.clone();
         (entry.group, entry.record_id) = (1, 22);
-        dumps[at].entries.push(entry);
+        dumps[index].entries.push(entry);
     }
-    assert!(note(&look(&dumps, 11.0)).starts_with(expected));
-    // A program that issued operations since has caught it.
-    assert_eq!(look(&job(9.0), 11.0).verdict, Verdict::Healthy);
+    assert!(note(&judge_live(&dumps, 11.0)).starts_with(expected));
+    // A program that issued operations since has caught the exception.
+    assert_eq!(judge_live(&job(9.0), 11.0).verdict, Verdict::Healthy);
 }
 
 #[test]
 fn a_process_that_is_gone_is_shown_before_another_waits_for_it() {
     let operations = paced(0, 10);
-    let of = |rank| record(rank, 3, &operations);
-    let dumps = |gone: Dump| [alive(of(0), 12.0), gone, alive(of(2), 12.0)];
+    let dump_of = |rank| record(rank, 3, &operations);
+    let dumps = |gone: Dump| [alive(dump_of(0), 12.0), gone, alive(dump_of(2), 12.0)];
     let expected = "the process of rank 1 is gone, and it did not end in order; no rank has waited for it for long";
-    let report = look(&dumps(dead(of(1), 11.0)), 12.0);
+    let report = judge_live(&dumps(dead(dump_of(1), 11.0)), 12.0);
     assert!(note(&report).starts_with(expected), "{report:?}");
-    // One that exited with an error is named once the others had time to end as well.
-    let mut failed = dead(of(1), 11.5);
+    // A process that exited with an error is named once the others had time to end as well.
+    let mut failed = dead(dump_of(1), 11.5);
     let status = failed.status.as_mut().expect("the record has a status");
     status.exit = Some(ProcessExit {
         time_ns: at(11.5),
         code: 3,
     });
     let expected = "the process of rank 1 is gone, and it did not end in order; rank 1 exited with code 3; no rank";
-    let report = look(&dumps(failed.clone()), 12.0);
+    let report = judge_live(&dumps(failed.clone()), 12.0);
     assert!(note(&report).starts_with(expected), "{report:?}");
-    assert_eq!(look(&dumps(failed), 13.0).findings[0].code, Code::E150);
-    // One that ended in order is no fault.
     assert_eq!(
-        look(&dumps(closed(of(1), 11.0)), 12.0).verdict,
+        judge_live(&dumps(failed), 13.0).findings[0].code,
+        Code::E150
+    );
+    // A process that ended in order is no fault.
+    assert_eq!(
+        judge_live(&dumps(closed(dump_of(1), 11.0)), 12.0).verdict,
         Verdict::Healthy
     );
 }
@@ -110,17 +113,17 @@ fn an_error_that_a_rank_has_just_recorded_is_shown() {
         });
         dumps.collect::<Vec<_>>()
     };
-    let report = look(&job(FailureKind::Backend), 2.0);
+    let report = judge_live(&job(FailureKind::Backend), 2.0);
     let expected = "rank 0 recorded an error at 13:00:01 UTC: no space left; nothing that is recorded waits because of \
                     it";
     assert_eq!(note(&report), expected);
-    // A group that was closed is none.
-    let report = look(&job(FailureKind::Cancelled), 2.0);
+    // A group that was closed is no error.
+    let report = judge_live(&job(FailureKind::Cancelled), 2.0);
     assert_eq!(report.verdict, Verdict::Healthy);
 }
 
 /// Adds a group of these ranks.
-fn made(mut dump: Dump, name: &str, ranks: &[Rank]) -> Dump {
+fn with_group(mut dump: Dump, name: &str, ranks: &[Rank]) -> Dump {
     let mut group = dump.groups[0].clone();
     group.info.id = 1;
     group.info.name = "1".to_owned();
@@ -135,10 +138,10 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
     // Ranks 0 and 1 have stopped after the start, and the others go on in operations of their own group.
     let few = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
     let go_on: Vec<_> = few.into_iter().chain(paced(2, 19)).collect();
-    let job = |of_first: fn(Dump) -> Dump| {
+    let job = |change_first: fn(Dump) -> Dump| {
         let mut dumps: Vec<Dump> = (0..4)
             .map(|rank| record(rank, 4, if rank < 2 { &few } else { &go_on }))
-            .map(|dump| made(dump, "dp", &[2, 3]))
+            .map(|dump| with_group(dump, "dp", &[2, 3]))
             .collect();
         for dump in &mut dumps[..2] {
             dump.groups.truncate(1);
@@ -149,7 +152,7 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
                 entry.collective_seq_id -= 2;
             }
         }
-        let first = of_first(dumps[0].clone());
+        let first = change_first(dumps[0].clone());
         dumps[0] = first;
         dumps
             .into_iter()
@@ -157,14 +160,17 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
             .collect::<Vec<_>>()
     };
     // Nothing shows that they do anything unusual: two operations show no pace.
-    assert_eq!(look(&job(|dump| dump), 20.0).verdict, Verdict::Healthy);
+    assert_eq!(
+        judge_live(&job(|dump| dump), 20.0).verdict,
+        Verdict::Healthy
+    );
     // Rank 0 has made a group that rank 1 has not.
-    let report = look(&job(|dump| made(dump, "tp", &[0, 1])), 20.0);
+    let report = judge_live(&job(|dump| with_group(dump, "tp", &[0, 1])), 20.0);
     let expected = "group tp/1 has been made by rank 0 and not by rank 1; ranks 0 and 1 have issued no operation since 13:00:01 UTC, \
                 and wait in none that is recorded: they may wait in the call that makes a group";
     assert!(note(&report).starts_with(expected), "{report:?}");
     // If another waits for them, they may still wait in that call, and for a rank that does not make it.
-    let mut dumps = job(|dump| made(dump, "tp", &[0, 1]));
+    let mut dumps = job(|dump| with_group(dump, "tp", &[0, 1]));
     for dump in &mut dumps[2..] {
         let waiting = [few[0], few[1], (12.0, State::Pending)];
         let mut waits = record(3, 4, &waiting).entries.remove(2);
@@ -172,7 +178,7 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
         waits.record_id = 13;
         dump.entries.push(waits);
     }
-    let report = look(&dumps, 20.0);
+    let report = judge_live(&dumps, 20.0);
     let finding = report
         .findings
         .iter()
@@ -185,17 +191,17 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
         finding.doubts.iter().any(|text| text == doubt),
         "{finding:?}"
     );
-    // A moment after it was made, this says nothing.
+    // A moment after the group was made, this shows nothing.
     let dumps: Vec<Dump> = [Some(()), None]
         .into_iter()
         .zip(0..)
         .map(|(makes, rank)| match makes {
-            Some(()) => made(record(rank, 2, &few), "tp", &[0, 1]),
+            Some(()) => with_group(record(rank, 2, &few), "tp", &[0, 1]),
             None => record(rank, 2, &few),
         })
         .map(|dump| alive(dump, 2.0))
         .collect();
-    assert_eq!(look(&dumps, 2.0).verdict, Verdict::Healthy);
+    assert_eq!(judge_live(&dumps, 2.0).verdict, Verdict::Healthy);
 }
 
 #[test]
@@ -203,7 +209,7 @@ fn a_rank_that_falls_silent_while_others_go_on_is_shown() {
     let (short, long) = (paced(0, 10), paced(0, 50));
     let of_all: Vec<Dump> = (0..3)
         .map(|rank| {
-            made(
+            with_group(
                 record(rank, 3, if rank == 1 { &short } else { &long }),
                 "dp",
                 &[0, 2],
@@ -223,7 +229,7 @@ fn a_rank_that_falls_silent_while_others_go_on_is_shown() {
             dump.entries.retain(|entry| entry.time_created_ns < at(now));
             alive(dump, now)
         };
-        look(&of_all.iter().map(until).collect::<Vec<_>>(), now)
+        judge_live(&of_all.iter().map(until).collect::<Vec<_>>(), now)
     };
     assert_eq!(at_time(19.2).verdict, Verdict::Healthy);
     let report = at_time(30.2);
@@ -238,7 +244,7 @@ fn a_job_of_few_operations_that_has_fallen_silent_is_not_called_healthy() {
     let operations = [(0.0, State::Done(0.1))];
     let job = |now: f64| {
         let dumps = (0..2).map(|rank| alive(record(rank, 2, &operations), now));
-        look(&dumps.collect::<Vec<_>>(), now)
+        judge_live(&dumps.collect::<Vec<_>>(), now)
     };
     assert_eq!(job(9.0).verdict, Verdict::Healthy);
     let report = job(12.0);

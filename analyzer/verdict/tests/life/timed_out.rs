@@ -8,9 +8,9 @@ use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
 
 const RANKS: Rank = 4;
 
-/// The rings of ranks whose second all_reduce timed out after 30 s, each with when it did and the rank that this one
-/// names. `second` is that operation of rank 2.
-fn around_a_ring(others: [(Rank, f64, Option<Rank>); 3], second: &[(f64, State)]) -> Report {
+/// The report on ranks whose second all_reduce timed out after 30 s. `others` holds each rank but rank 2, when the
+/// operation timed out there, and the rank that this time-out names; `second` is the operation of rank 2.
+fn judge_ring(others: [(Rank, f64, Option<Rank>); 3], second: &[(f64, State)]) -> Report {
     let first = (0.0, State::Done(0.1));
     let rank_2: Vec<_> = [first].iter().chain(second).copied().collect();
     let waited = others.map(|(rank, then, about)| {
@@ -35,7 +35,7 @@ fn a_rank_inside_the_operation_that_timed_out_is_not_the_one_that_had_not_arrive
         [(3, 31.0, Some(1)), (1, 31.1, Some(1)), (0, 31.2, Some(1))],
         [(3, 31.0, Some(1)), (1, 31.1, None), (0, 31.2, None)],
     ] {
-        let report = around_a_ring(others, &late);
+        let report = judge_ring(others, &late);
         assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
         let sentence = &report.findings[0].sentence;
         let expected = "rank 2 had not arrived in all_reduce #2 on group default_pg";
@@ -47,15 +47,15 @@ fn a_rank_inside_the_operation_that_timed_out_is_not_the_one_that_had_not_arrive
 fn a_rank_that_had_issued_the_operation_is_not_said_to_be_absent_from_it() {
     // Rank 2 was stopped after it had issued the operation, and its own deadline passed meanwhile.
     let others = [(3, 31.0, Some(1)), (1, 31.1, Some(2)), (0, 31.2, Some(2))];
-    let report = around_a_ring(others, &[(1.0, State::Failed(61.0))]);
+    let report = judge_ring(others, &[(1.0, State::Failed(61.0))]);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2][..]));
     let sentence = &report.findings[0].sentence;
     let expected = "the process of rank 2 was stopped or without processor time inside all_reduce #2 on group \
                     default_pg, which ended there 30 s after its time-out; ranks 0 and 1 waited for rank 2 and gave up \
                     at 13:00:31 UTC";
     assert!(sentence.starts_with(expected), "{sentence}");
-    // It ended in time: what it had sent may be lost, or what others had sent to it.
-    let report = around_a_ring(others, &[(1.0, State::Failed(33.0))]);
+    // Rank 2 ended the operation in time: what it had sent may be lost, or what others had sent to it.
+    let report = judge_ring(others, &[(1.0, State::Failed(33.0))]);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E135, &[][..]));
     let sentence = &report.findings[0].sentence;
     let expected = "all_reduce #2 on group default_pg timed out on ranks 0 and 1, which waited for rank 2, at 13:00:31 \
@@ -63,8 +63,9 @@ fn a_rank_that_had_issued_the_operation_is_not_said_to_be_absent_from_it() {
     assert!(sentence.starts_with(expected), "{sentence}");
 }
 
-/// The rings of ranks that gave up at the end of the job, each with when it did and whom its time-out names.
-fn at_the_end(ranks: Rank, time_outs: &[(Rank, f64, &[Rank])]) -> Report {
+/// The report on ranks that gave up at the end of the job: each rank, when it gave up, and the ranks that its time-out
+/// names.
+fn judge_end(ranks: Rank, time_outs: &[(Rank, f64, &[Rank])]) -> Report {
     let gave_up = |&(rank, then, about): &(Rank, f64, &[Rank])| {
         let mut dump = record(rank, ranks, &[(0.0, State::Done(0.1))]);
         dump.failures.push(Failure {
@@ -80,16 +81,16 @@ fn at_the_end(ranks: Rank, time_outs: &[(Rank, f64, &[Rank])]) -> Report {
 
 #[test]
 fn a_rank_that_is_cut_off_at_the_end_does_not_make_its_peers_culprits() {
-    let (of_2, of_others): (&[Rank], &[Rank]) = (&[0], &[2]);
+    let (named_by_2, named_by_others): (&[Rank], &[Rank]) = (&[0], &[2]);
     // Rank 2 gave up first, or last.
     for then in [32.0, 34.0] {
-        let report = at_the_end(
+        let report = judge_end(
             RANKS,
             &[
-                (0, 33.0, of_others),
-                (1, 33.1, of_others),
-                (2, then, of_2),
-                (3, 32.9, of_others),
+                (0, 33.0, named_by_others),
+                (1, 33.1, named_by_others),
+                (2, then, named_by_2),
+                (3, 32.9, named_by_others),
             ],
         );
         assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
@@ -109,7 +110,7 @@ fn ranks_that_gave_up_on_each_other_at_the_end_are_both_possible() {
         (2, 32.2, &[0]),
         (3, 32.3, &[0]),
     ];
-    let (two, four) = (at_the_end(2, &two), at_the_end(4, &four));
+    let (two, four) = (judge_end(2, &two), judge_end(4, &four));
     for (report, possible) in [(two, [0, 1].as_slice()), (four, &[0, 2, 3])] {
         assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[][..]));
         let finding = &report.findings[0];
@@ -124,9 +125,9 @@ fn ranks_that_gave_up_on_each_other_at_the_end_are_both_possible() {
 
 #[test]
 fn a_rank_that_came_to_the_end_after_the_others_had_given_up_is_the_one_that_was_missing() {
-    // Its time-out of 30 s began when the others had gone.
-    let (of_1, of_others): (&[Rank], &[Rank]) = (&[0], &[1]);
-    let report = at_the_end(2, &[(0, 32.0, of_others), (1, 70.0, of_1)]);
+    // The time-out of rank 1, 30 s, began when the others had gone.
+    let (named_by_1, named_by_others): (&[Rank], &[Rank]) = (&[0], &[1]);
+    let report = judge_end(2, &[(0, 32.0, named_by_others), (1, 70.0, named_by_1)]);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
 }
 

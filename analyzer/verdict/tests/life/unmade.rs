@@ -7,7 +7,13 @@ use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Verdict};
 
 /// Adds to the record of a rank that it could not make a group at this time.
-fn makes_none(mut dump: Dump, kind: FailureKind, about: &[Rank], then: f64, text: &str) -> Dump {
+fn with_unmade_group(
+    mut dump: Dump,
+    kind: FailureKind,
+    about: &[Rank],
+    then: f64,
+    text: &str,
+) -> Dump {
     let rank = dump.identity.rank.unwrap_or_default();
     dump.failures.push(Failure {
         id: dump.failures.len() as u64 + 1,
@@ -22,7 +28,7 @@ fn a_rank_that_lost_another_while_it_made_a_group_did_not_end_first() {
     let waits = [(1.0, State::Failed(1.09))];
     // Rank 2 could not make the group of the world, and rank 3 was about to make one with it. Then rank 3 ends at once,
     // and rank 2 takes longer.
-    let mut unready = makes_none(
+    let mut unready = with_unmade_group(
         record(2, 4, &[]),
         FailureKind::Backend,
         &[],
@@ -30,7 +36,7 @@ fn a_rank_that_lost_another_while_it_made_a_group_did_not_end_first() {
         "cannot prepare a group's thread: Too many open files (os error 24)",
     );
     unready.groups.clear();
-    let pair = makes_none(
+    let pair = with_unmade_group(
         record(3, 4, &[]),
         FailureKind::PeerGone,
         &[2],
@@ -46,7 +52,10 @@ fn a_rank_that_lost_another_while_it_made_a_group_did_not_end_first() {
     ];
     let report = judge(&dumps, 3600.0);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
-    let roots = report.findings.iter().filter(|it| it.caused_by.is_none());
+    let roots = report
+        .findings
+        .iter()
+        .filter(|finding| finding.caused_by.is_none());
     assert_eq!(roots.count(), 1, "{:?}", report.findings);
 }
 
@@ -55,7 +64,7 @@ fn a_group_that_was_made_at_the_second_try_explains_nothing_later() {
     let between = [(2.0, State::Done(2.1)), (3.0, State::Done(3.1))];
     let inside = [between[0], between[1], (4.0, State::Failed(4.1))];
     let tried = |dump| {
-        makes_none(
+        with_unmade_group(
             dump,
             FailureKind::PeerGone,
             &[2],

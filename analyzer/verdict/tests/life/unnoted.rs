@@ -8,9 +8,9 @@ use crate::job::left_by_plug_in;
 fn failing(failed: f64, ended: f64, second_of_1: Option<(f64, State)>) -> Vec<Dump> {
     let fails = [(0.0, State::Done(0.1)), (1.0, State::Failed(failed))];
     let first = fails[0];
-    let of_1: Vec<_> = std::iter::once(first).chain(second_of_1).collect();
-    let of = |rank| record(rank, 4, if rank == 1 { &of_1 } else { &fails[..] });
-    (0..4).map(|rank| dead(of(rank), ended)).collect()
+    let rank_1: Vec<_> = std::iter::once(first).chain(second_of_1).collect();
+    let dump_of = |rank| record(rank, 4, if rank == 1 { &rank_1 } else { &fails[..] });
+    (0..4).map(|rank| dead(dump_of(rank), ended)).collect()
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn the_phase_that_all_ranks_named_last_is_told_where_nothing_shows_how_they_ende
 }
 
 /// Notes with which code and when the process exited by itself.
-fn exits(mut dump: Dump, code: u8, then: f64) -> Dump {
+fn with_exit(mut dump: Dump, code: u8, then: f64) -> Dump {
     let status = dump.status.as_mut().expect("the record has a status");
     status.exit = Some(ProcessExit {
         time_ns: at(then),
@@ -76,7 +76,7 @@ fn exits(mut dump: Dump, code: u8, then: f64) -> Dump {
 fn processes_that_exit_with_0_ended_in_order_whether_they_closed_their_rings_or_not() {
     let between = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = (0..2)
-        .map(|rank| exits(dead(record(rank, 2, &between), 1.5), 0, 1.5))
+        .map(|rank| with_exit(dead(record(rank, 2, &between), 1.5), 0, 1.5))
         .collect();
     let report = judge(&dumps, 40.0);
     let expected = "all 2 ranks ended in order, the last at 13:00:01 UTC";
@@ -87,11 +87,11 @@ fn processes_that_exit_with_0_ended_in_order_whether_they_closed_their_rings_or_
 #[test]
 fn a_process_that_exits_with_an_error_is_named_with_its_code() {
     let between = [(0.0, State::Done(0.1))];
-    let of = |rank| closed(record(rank, 3, &between), 1.5);
+    let dump_of = |rank| closed(record(rank, 3, &between), 1.5);
     let dumps = [
-        of(0),
-        exits(dead(record(1, 3, &between), 1.5), 3, 1.5),
-        of(2),
+        dump_of(0),
+        with_exit(dead(record(1, 3, &between), 1.5), 3, 1.5),
+        dump_of(2),
     ];
     let report = judge(&dumps, 40.0);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
@@ -127,7 +127,7 @@ fn a_process_that_exits_with_an_error_is_named_with_its_code() {
 fn processes_that_exit_together_were_not_terminated_from_outside() {
     let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let dumps: Vec<Dump> = (0..2)
-        .map(|rank| exits(dead(record(rank, 2, &inside), 1.5), 1, 1.5))
+        .map(|rank| with_exit(dead(record(rank, 2, &inside), 1.5), 1, 1.5))
         .collect();
     let report = judge(&dumps, 40.0);
     let expected = "all 2 ranks ended by 13:00:01 UTC, none in order; rank 0 exited with code 1";
@@ -137,11 +137,11 @@ fn processes_that_exit_together_were_not_terminated_from_outside() {
 #[test]
 fn a_process_that_exits_by_itself_ended_before_those_that_were_killed() {
     let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let of = |rank| dead(record(rank, 3, &inside), 1.5);
+    let dump_of = |rank| dead(record(rank, 3, &inside), 1.5);
     let dumps = [
-        of(0),
-        exits(dead(record(1, 3, &inside[..1]), 1.2), 1, 1.2),
-        of(2),
+        dump_of(0),
+        with_exit(dead(record(1, 3, &inside[..1]), 1.2), 1, 1.2),
+        dump_of(2),
     ];
     let report = judge(&dumps, 40.0);
     assert_eq!(end(&report).0, EndKind::Crashed);
@@ -152,8 +152,8 @@ fn a_process_that_exits_by_itself_ended_before_those_that_were_killed() {
     // A rank that was killed long before may be why another exits.
     let dumps = [
         dead(record(0, 3, &inside[..1]), 1.2),
-        of(1),
-        exits(of(2), 1, 9.0),
+        dump_of(1),
+        with_exit(dump_of(2), 1, 9.0),
     ];
     let first = judge(&dumps, 40.0).end.map(|end| end.first_ranks);
     assert_ne!(first, Some(vec![2]));
@@ -188,15 +188,15 @@ fn a_rank_that_was_terminated_after_a_failure_is_not_said_to_have_ended_first() 
 #[test]
 fn a_rank_that_was_asked_to_end_is_not_accused_in_place_of_the_one_that_aborted() {
     let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let of = |rank| record(rank, 3, &inside);
+    let dump_of = |rank| record(rank, 3, &inside);
     // Rank 1 aborted, which leaves no exit code. A handler of SIGTERM ended the others.
-    let asked = |rank, last| exits(dead(of(rank), last), 143, last);
-    let dumps = [asked(0, 1.7), dead(of(1), 1.2), asked(2, 1.8)];
+    let asked = |rank, last| with_exit(dead(dump_of(rank), last), 143, last);
+    let dumps = [asked(0, 1.7), dead(dump_of(1), 1.2), asked(2, 1.8)];
     let report = judge(&dumps, 40.0);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
     // Of two that noted nothing, either may have.
-    let dumps = [dead(of(0), 1.1), dead(of(1), 1.2), asked(2, 1.8)];
+    let dumps = [dead(dump_of(0), 1.1), dead(dump_of(1), 1.2), asked(2, 1.8)];
     let report = judge(&dumps, 40.0);
     let expected = "the job was over at 13:00:01 UTC; one of ranks 0 and 1 ended first, and the records do not show \
                     which";
@@ -244,8 +244,8 @@ fn rings_without_signs_of_life_show_neither_when_nor_in_which_order_processes_en
     assert_eq!(report.verdict, Verdict::Inconclusive);
     // What an abort left failed need not have failed early: the program's time-out is not recorded.
     let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.4))];
-    let of = |rank| record(rank, 4, if rank == 0 { &failed } else { &done });
-    let dumps: Vec<Dump> = (0..4).map(|rank| left_by_plug_in(of(rank))).collect();
+    let dump_of = |rank| record(rank, 4, if rank == 0 { &failed } else { &done });
+    let dumps: Vec<Dump> = (0..4).map(|rank| left_by_plug_in(dump_of(rank))).collect();
     let report = judge(&dumps, 40.0);
     assert_eq!(end(&report), (EndKind::Unknown, unknown));
     assert!(report.findings.is_empty(), "{:?}", report.findings);
@@ -254,8 +254,8 @@ fn rings_without_signs_of_life_show_neither_when_nor_in_which_order_processes_en
 #[test]
 fn a_wait_in_rings_without_signs_of_life_has_no_length() {
     let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
-    let of = |rank| record(rank, 4, if rank == 1 { &inside[..1] } else { &inside });
-    let dumps: Vec<Dump> = (0..4).map(|rank| left_by_plug_in(of(rank))).collect();
+    let dump_of = |rank| record(rank, 4, if rank == 1 { &inside[..1] } else { &inside });
+    let dumps: Vec<Dump> = (0..4).map(|rank| left_by_plug_in(dump_of(rank))).collect();
     let report = judge(&dumps, 40.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let finding = &report.findings[0];

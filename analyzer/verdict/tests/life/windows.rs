@@ -1,6 +1,6 @@
 //! Ranks that wait in accesses to windows: the waits lead to the peer.
 
-use crate::job::{State, accesses, alive, dead, record, stopped};
+use crate::job::{State, alive, dead, record, stopped, with_access};
 use crate::root;
 use rcomm_recorder::model::{OpType, Rank};
 use rcomm_recorder::publish::Dump;
@@ -21,7 +21,7 @@ fn in_the_second(rank: Rank) -> Dump {
 }
 
 fn in_access(rank: Rank, op: OpType, peer: Rank) -> Dump {
-    let waits = |dump| accesses(dump, op, peer, (1.0, State::Pending));
+    let waits = |dump| with_access(dump, op, peer, (1.0, State::Pending));
     alive(after_the_first(rank, waits), NOW)
 }
 
@@ -92,15 +92,19 @@ fn a_wait_for_a_signal_of_a_rank_that_waits_itself_accuses_neither_alone() {
 #[test]
 fn a_rank_whose_signal_was_sent_waits_for_no_other() {
     let done = (0.2, State::Done(0.3));
-    let makes = |rank| after_the_first(rank, |dump| accesses(dump, OpType::NewWindow, rank, done));
+    let makes = |rank| {
+        after_the_first(rank, |dump| {
+            with_access(dump, OpType::NewWindow, rank, done)
+        })
+    };
     let sends = |rank| {
-        let mut dump = accesses(makes(rank), OpType::Signal, 1, (0.4, State::Done(0.5)));
+        let mut dump = with_access(makes(rank), OpType::Signal, 1, (0.4, State::Done(0.5)));
         // The second all_reduce, as the third collective of the group.
-        dump = accesses(dump, OpType::AllReduce, rank, (1.0, State::Pending));
+        dump = with_access(dump, OpType::AllReduce, rank, (1.0, State::Pending));
         alive(dump, NOW)
     };
     let waits = |rank| {
-        let dump = accesses(makes(rank), OpType::WaitSignal, 0, (1.0, State::Pending));
+        let dump = with_access(makes(rank), OpType::WaitSignal, 0, (1.0, State::Pending));
         alive(dump, NOW)
     };
     let mut dumps = [sends(0), waits(1), sends(2), sends(3)];

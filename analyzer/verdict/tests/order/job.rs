@@ -54,7 +54,7 @@ fn record(backend: &str, rank: u32, ranks: u32, calls: &[Call]) -> Dump {
         });
     }
     let mut collectives = [0u64; 2];
-    for (at, &call) in (0..).zip(calls) {
+    for (number, &call) in (0..).zip(calls) {
         let (group, signature, op, p2p_seq_id, peer, line) = match call {
             Call::AllReduce { group, line } => {
                 collectives[group as usize] += 1;
@@ -77,16 +77,16 @@ fn record(backend: &str, rank: u32, ranks: u32, calls: &[Call]) -> Dump {
         }
         dump.stacks
             .push((first..dump.frames.len() as u32).collect());
-        let created = 1_000_000 * (at as i64 + 1);
+        let created = 1_000_000 * (number as i64 + 1);
         let is_p2p = op != OpType::AllReduce;
         dump.entries.push(Entry {
-            record_id: at,
+            record_id: number,
             collective_seq_id: collectives[group as usize],
             p2p_seq_id,
-            op_id: at,
+            op_id: number,
             group,
             signature,
-            stack: Some(at as u32),
+            stack: Some(number as u32),
             op,
             state: EntryState::Completed,
             retired: true,

@@ -8,10 +8,15 @@ use rcomm_recorder::model::{EntryState, ProcessGroupStatus};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Finding, Policy, Verdict, analyze};
 
-fn lints(dumps: &[Dump]) -> Vec<Finding> {
+fn order_warnings(dumps: &[Dump]) -> Vec<Finding> {
     let report = analyze(dumps, &Policy::default());
-    let is_lint = |finding: &Finding| matches!(finding.code, Code::W270 | Code::W280 | Code::W290);
-    report.findings.into_iter().filter(is_lint).collect()
+    let is_order_warning =
+        |finding: &Finding| matches!(finding.code, Code::W270 | Code::W280 | Code::W290);
+    report
+        .findings
+        .into_iter()
+        .filter(is_order_warning)
+        .collect()
 }
 
 /// All ranks issue one operation after the other from these lines of the source.
@@ -26,7 +31,7 @@ fn from_lines(lines: &[&[u32]]) -> Vec<Dump> {
 #[test]
 fn two_calls_that_a_rank_crosses_are_named_with_their_places() {
     let usual: &[u32] = &[10, 20, 10, 20, 10, 20];
-    let found = lints(&from_lines(&[
+    let found = order_warnings(&from_lines(&[
         usual,
         usual,
         &[10, 20, 20, 10, 10, 20],
@@ -51,7 +56,7 @@ fn two_calls_that_a_rank_crosses_are_named_with_their_places() {
 
 #[test]
 fn of_two_ranks_that_cross_neither_is_blamed() {
-    let found = lints(&from_lines(&[&[10, 20, 10, 20, 10], &[10, 20, 20, 10, 10]]));
+    let found = order_warnings(&from_lines(&[&[10, 20, 10, 20, 10], &[10, 20, 20, 10, 10]]));
     let [finding] = found.as_slice() else {
         panic!("{found:?}")
     };
@@ -63,7 +68,7 @@ fn of_two_ranks_that_cross_neither_is_blamed() {
 #[test]
 fn a_crossing_is_seen_through_a_wrapper_that_all_calls_go_through() {
     let usual: &[u32] = &[1010, 1020, 1010, 1020, 1010, 1020];
-    let found = lints(&from_lines(&[
+    let found = order_warnings(&from_lines(&[
         usual,
         usual,
         &[1010, 1020, 1020, 1010, 1010, 1020],
@@ -87,9 +92,12 @@ fn a_crossing_is_seen_through_a_wrapper_that_all_calls_go_through() {
 #[test]
 fn ranks_that_take_turns_do_not_cross() {
     // `if rank == turn { reduce(mine) } else { reduce(zeros) }`
-    assert_eq!(lints(&from_lines(&[&[10, 20, 5], &[20, 10, 5]])), []);
     assert_eq!(
-        lints(&from_lines(&[
+        order_warnings(&from_lines(&[&[10, 20, 5], &[20, 10, 5]])),
+        []
+    );
+    assert_eq!(
+        order_warnings(&from_lines(&[
             &[10, 20, 20, 5],
             &[20, 10, 20, 5],
             &[20, 20, 10, 5]
@@ -98,7 +106,7 @@ fn ranks_that_take_turns_do_not_cross() {
     );
     // A rank without data issues from line 20 instead of 10: rank 1 in the first operation, rank 0 in the third.
     assert_eq!(
-        lints(&from_lines(&[&[10, 30, 20, 30, 10], &[20, 30, 10, 30, 10]])),
+        order_warnings(&from_lines(&[&[10, 30, 20, 30, 10], &[20, 30, 10, 30, 10]])),
         []
     );
 }
@@ -107,7 +115,10 @@ fn ranks_that_take_turns_do_not_cross() {
 fn a_call_that_was_left_out_is_no_crossing() {
     let usual: &[u32] = &[10, 20, 30, 10, 20, 30, 10, 20, 30];
     let skipped: &[u32] = &[10, 20, 30, 20, 30, 10, 20, 30];
-    assert_eq!(lints(&from_lines(&[usual, usual, usual, skipped])), []);
+    assert_eq!(
+        order_warnings(&from_lines(&[usual, usual, usual, skipped])),
+        []
+    );
 }
 
 /// Three steps, each on the world, `group` 0, and then on `group` 1 of the same ranks. The rank `odd` inverts the
@@ -133,7 +144,7 @@ fn in_two_groups(backend: &str, odd: usize) -> Vec<Dump> {
 #[test]
 fn groups_in_the_inverted_order_are_named_though_all_operations_completed() {
     for odd in 0..3 {
-        let found = lints(&in_two_groups("nccl", odd));
+        let found = order_warnings(&in_two_groups("nccl", odd));
         let [finding] = found.as_slice() else {
             panic!("{found:?}")
         };
@@ -150,20 +161,21 @@ fn groups_in_the_inverted_order_are_named_though_all_operations_completed() {
             finding.sentence
         );
     }
-    assert_eq!(lints(&in_two_groups("nccl", 3)), []);
+    assert_eq!(order_warnings(&in_two_groups("nccl", 3)), []);
 }
 
 #[test]
 fn groups_of_a_cpu_backend_may_be_used_in_any_order() {
-    assert_eq!(lints(&in_two_groups("gloo", 1)), []);
+    assert_eq!(order_warnings(&in_two_groups("gloo", 1)), []);
 }
 
 #[test]
 fn opposite_sends_are_named_unless_one_side_receives_first_or_both_are_batched() {
     let send = |peer, batch| Call::Send { peer, batch };
     let receive = |peer, batch| Call::Receive { peer, batch };
-    let world = |backend: &str, sides: [[Call; 2]; 2]| lints(&job(backend, &sides.map(Vec::from)));
-    let found = world(
+    let warnings_of =
+        |backend: &str, sides: [[Call; 2]; 2]| order_warnings(&job(backend, &sides.map(Vec::from)));
+    let found = warnings_of(
         "nccl",
         [[send(1, 1), receive(1, 2)], [send(0, 1), receive(0, 2)]],
     );
@@ -179,16 +191,16 @@ fn opposite_sends_are_named_unless_one_side_receives_first_or_both_are_batched()
         finding.sentence
     );
     let in_order = [[send(1, 1), receive(1, 2)], [receive(0, 1), send(0, 2)]];
-    assert_eq!(world("nccl", in_order), []);
+    assert_eq!(warnings_of("nccl", in_order), []);
     assert_eq!(
-        world(
+        warnings_of(
             "nccl",
             [[send(1, 1), receive(1, 1)], [send(0, 1), receive(0, 1)]]
         ),
         []
     );
     let on_host = [[send(1, 1), receive(1, 2)], [send(0, 1), receive(0, 2)]];
-    assert_eq!(world("gloo", on_host), []);
+    assert_eq!(warnings_of("gloo", on_host), []);
 }
 
 /// Each rank issues one all_reduce for each of its numbers of elements; only the first two complete.

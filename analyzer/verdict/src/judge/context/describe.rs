@@ -35,7 +35,8 @@ impl Context<'_> {
         by_host.into_iter().map(part).collect()
     }
 
-    /// Like `, process 7 on host n1,`; empty in a job of one host, and if the process is not recorded.
+    /// Where a rank's process runs, like `, process 7 on host n1,`; empty in a job of one host, and if the process is
+    /// not recorded.
     pub(crate) fn whereabouts(&self, record: RecordIx) -> String {
         let identity = &self.aligned.records[record].identity;
         match self.has_several_hosts() && identity.pid > 0 && !identity.host.is_empty() {
@@ -48,14 +49,14 @@ impl Context<'_> {
         }
     }
 
-    /// Like `, all of host n1`, if these are the records of all ranks of one host, and there are several of both; else
-    /// empty.
+    /// The text `, all of host n1` if these are the records of all ranks of one host, and this host has several ranks
+    /// and the job several hosts; else empty.
     pub(crate) fn whole_host(&self, records: &[RecordIx]) -> String {
         let host = |record: RecordIx| self.aligned.records[record].identity.host.as_str();
         let first = records.first().map_or("", |&record| host(record));
         let ranks = |records: &mut dyn Iterator<Item = RecordIx>| -> BTreeSet<Rank> {
-            let there = records.filter(|&record| host(record) == first);
-            there
+            let on_first = records.filter(|&record| host(record) == first);
+            on_first
                 .map(|record| self.aligned.records[record].rank)
                 .collect()
         };
@@ -279,7 +280,7 @@ impl Context<'_> {
     }
 
     /// How findings call a place in an operation that has not completed: `waiting`, or `failed` if it has failed.
-    pub(crate) fn in_it(op: &Op) -> &'static str {
+    pub(crate) fn waiting_or_failed(op: &Op) -> &'static str {
         match op.state {
             EntryState::Failed => "failed",
             _ => "waiting",
@@ -326,8 +327,8 @@ impl Context<'_> {
 
     /// What a rank has issued on the thread that last used this group since a common time, ns, when others began to
     /// wait there for it: how many operations, and the newest of them. `None` if it issued none, or none in the second
-    /// half of that time. Collectives of this group do not count: they come before the one that it has not issued. Of a
-    /// rank that has not used the group yet, the operations of all threads count.
+    /// half of that time. Collectives of this group do not count: they come before the one that the rank has not
+    /// issued. Of a rank that has not used the group yet, the operations of all threads count.
     pub(crate) fn went_on(
         &self,
         record: RecordIx,

@@ -18,18 +18,18 @@ pub(crate) struct FindingDraft {
     pub(crate) at: Option<OpRef>,
     pub(crate) cycle: Vec<Rank>,
     pub(crate) sentence: String,
-    /// How much less time the job would take without it, ms ([`price`](crate::judge::price)); `None` if unknown.
+    /// How much less time the job would take without the fault, ms ([`price`](crate::judge::price)); `None` if unknown.
     pub(crate) price_ms: Option<f64>,
     /// The age in the sentence, ms, if the sentence contains one.
     pub(crate) age_ms: Option<f64>,
     pub(crate) evidence: Vec<Evidence>,
     pub(crate) ruled_out: Vec<String>,
-    /// Reasons why it is not certain.
+    /// Reasons why the finding is not certain.
     pub(crate) doubts: Vec<String>,
     pub(crate) frames: Vec<FrameRef>,
     pub(crate) diff: Vec<String>,
     pub(crate) next: String,
-    /// Whether it explains others' waits; else it is a consequence of the first finding that does.
+    /// Whether the finding explains others' waits; else it is a consequence of the first finding that does.
     pub(crate) is_root: bool,
     /// Set if clocks decided the finding: the two ranks whose times were compared, and the difference of these times,
     /// ns.

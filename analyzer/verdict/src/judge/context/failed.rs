@@ -9,30 +9,34 @@ use rcomm_recorder::model::{EntryState, Failure};
 
 impl Context<'_> {
     /// Whether an unfinished operation of a record has failed, so that the rank is not in it any more.
-    pub(crate) fn has_failed(&self, record: RecordIx, one: &Pending) -> bool {
+    pub(crate) fn has_failed(&self, record: RecordIx, operation: &Pending) -> bool {
         let of_collective = |seq: u32| {
             let mut lanes = self.aligned.lanes[record].iter();
-            let lane = lanes.find(|lane| lane.group == one.group)?;
-            let at = self.aligned.find(record, lane, seq).ok()?;
-            Some(self.aligned.status_op(record, lane, at))
+            let lane = lanes.find(|lane| lane.group == operation.group)?;
+            let index = self.aligned.find(record, lane, seq).ok()?;
+            Some(self.aligned.status_op(record, lane, index))
         };
-        let status_op = match &one.kind {
+        let status_op = match &operation.kind {
             PendingKind::Collective { seq } => of_collective(*seq),
             PendingKind::Batch { halves } => {
                 let first = halves.first();
                 first.map(|half| self.aligned.op(record, half.status_op))
             }
         };
-        let status_op = status_op.unwrap_or_else(|| self.aligned.op(record, one.position));
+        let status_op = status_op.unwrap_or_else(|| self.aligned.op(record, operation.position));
         status_op.state == EntryState::Failed
     }
 
     /// The error with which an operation of a record failed; empty if it is not recorded.
     pub(crate) fn error_of(&self, record: RecordIx, op: &Op) -> &str {
-        let whole = &self.aligned.records[record];
-        let id = whole.record_id(op);
-        let is_its = |it: &&Failure| it.operation.is_some_and(|failed| failed.record_id == id);
-        let found = whole.failures.iter().find(is_its);
+        let full_record = &self.aligned.records[record];
+        let id = full_record.record_id(op);
+        let is_of_operation = |failure: &&Failure| {
+            failure
+                .operation
+                .is_some_and(|failed| failed.record_id == id)
+        };
+        let found = full_record.failures.iter().find(is_of_operation);
         found.map_or("", |failure| failure.text.as_str())
     }
 
@@ -41,8 +45,8 @@ impl Context<'_> {
     pub(crate) fn failure_of(&self, record: RecordIx) -> Option<String> {
         let mut pending = self.graph.pending[record].iter();
         let newest = self.last_op(record)?;
-        let failed =
-            newest.state == EntryState::Failed && pending.all(|one| self.has_failed(record, one));
+        let failed = newest.state == EntryState::Failed
+            && pending.all(|operation| self.has_failed(record, operation));
         failed.then(|| self.error_of(record, newest).to_owned())
     }
 
@@ -52,7 +56,7 @@ impl Context<'_> {
             let mut records = self.aligned.records_of(self.rank(node));
             records.all(|record| {
                 let mut pending = self.graph.pending[record].iter();
-                pending.all(|one| self.has_failed(record, one))
+                pending.all(|operation| self.has_failed(record, operation))
             })
         };
         match !nodes.is_empty() && nodes.iter().all(failed) {

@@ -105,7 +105,7 @@ impl Context<'_> {
     /// A part of a sentence, like `, and 63 of 64 ranks wait in all`; empty if no more ranks wait for `targets` than
     /// the `counted` ones that the sentence has already. If other ranks wait for another reason, the text ends with
     /// `wait because of it`.
-    pub(crate) fn in_all(&self, targets: &[Node], counted: usize) -> String {
+    pub(crate) fn waiting_in_all(&self, targets: &[Node], counted: usize) -> String {
         let waiting = self.graph.waiting_for(targets, &self.reversed);
         let waiting = waiting
             .iter()
@@ -119,9 +119,12 @@ impl Context<'_> {
                 true if targets.len() == 1 => "because of it",
                 true => "because of them",
             };
-            let who: Vec<Node> = self.graph.waiting_for(targets, &self.reversed);
-            let who: Vec<Node> = who.into_iter().filter(|it| !targets.contains(it)).collect();
-            let verb = self.wait_or_waited(&who);
+            let waiting_nodes: Vec<Node> = self.graph.waiting_for(targets, &self.reversed);
+            let waiting_nodes: Vec<Node> = waiting_nodes
+                .into_iter()
+                .filter(|node| !targets.contains(node))
+                .collect();
+            let verb = self.wait_or_waited(&waiting_nodes);
             format!(", and {waiting} of {} ranks {verb} {why}", self.graph.ranks)
         } else {
             String::new()
@@ -149,7 +152,7 @@ impl Context<'_> {
         }
     }
 
-    /// The places where others wait for a rank, and why it is missing there.
+    /// The places where others wait for a rank, and why the rank is missing there.
     pub(crate) fn missed_at(&self, node: Node) -> Vec<(usize, Missing)> {
         let waiting = &self.reversed[node];
         let mut places = Vec::new();

@@ -42,7 +42,7 @@ impl Context<'_> {
     }
 
     /// How long the first rank at a place has waited, or waited until all ranks there gave up, ms; `None` if times are
-    /// unknown or it is less than 1 ms.
+    /// unknown or the wait is less than 1 ms.
     pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
         let since = self.waiting_since(place)?;
         let until = self.gave_up_ns(place).unwrap_or(i64::MAX);
@@ -189,7 +189,7 @@ impl Context<'_> {
             let record = self.aligned.record_in(group, self.rank(node))?;
             let pending = self.graph.pending[record].iter().find(|operation| {
                 operation.group == group
-                    && matches!(operation.kind, PendingKind::Collective { seq: s } if s == seq)
+                    && matches!(operation.kind, PendingKind::Collective { seq: pending_seq } if pending_seq == seq)
             })?;
             Some((record, pending.position))
         })

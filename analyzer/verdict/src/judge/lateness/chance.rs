@@ -27,7 +27,7 @@ const REPEATED_SHARE: f64 = 0.4;
 /// The cheapest of the late ranks costs at least this many times what the most expensive of the others costs.
 const STANDS_OUT: f64 = 2.0;
 /// Delays whose ratio has a smaller logarithm than this count as equal.
-const EQUAL: f64 = 0.02;
+const EQUAL_LOG_RATIO: f64 = 0.02;
 /// With fewer deciding stretches, ranks are not said to take turns.
 const LEAST_TURNS: usize = 6;
 /// Up to this many stretches, the test uses how equal their delays are.
@@ -52,11 +52,11 @@ pub(crate) struct Loss {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Late {
     pub(crate) unit: usize,
-    /// The number of deciding stretches in which it cost most.
+    /// The number of deciding stretches in which the rank or host cost most.
     pub(crate) stretches: usize,
 }
 
-/// The losses of a job, summed by stretch and by rank or host.
+/// The losses of a job, summed by stretch and by unit: by rank, or by host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     /// The number of deciding stretches.
@@ -75,9 +75,9 @@ pub(crate) struct Tally {
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     unit: usize,
-    /// The sum of its losses, ms.
+    /// The sum of the unit's losses, ms.
     ms: f64,
-    /// The largest of them, ms.
+    /// The largest of these losses, ms.
     delay_ms: f64,
 }
 
@@ -189,7 +189,7 @@ impl Tally {
     /// than all others, or did not cost most in enough of the deciding stretches.
     pub(crate) fn late(&self, among: usize, least_ms: f64, before: &[usize]) -> Vec<Late> {
         let mut late: Vec<Late> = Vec::new();
-        let (mut of_the_late, mut repeated) = (0, false);
+        let (mut late_stretches, mut repeated) = (0, false);
         for (&unit, delays) in &self.delays_ms {
             let was_late = before.contains(&unit);
             let (rate, least_ms) = if was_late {
@@ -198,7 +198,7 @@ impl Tally {
                 (ERROR_RATE, least_ms)
             };
             if self.price(unit) >= least_ms && self.by_chance(delays, among) <= rate {
-                of_the_late += delays.len();
+                late_stretches += delays.len();
                 repeated |= was_late;
                 late.push(Late {
                     unit,
@@ -214,7 +214,7 @@ impl Tally {
         let most_of_others = others.map(|(_, &ms)| ms).fold(0.0, f64::max);
         let few = late.len() <= (among / 4).max(1);
         let stand_out = least >= most_of_others * STANDS_OUT;
-        let often_worst = of_the_late as f64 >= share * self.stretches as f64;
+        let often_worst = late_stretches as f64 >= share * self.stretches as f64;
         if few && stand_out && often_worst {
             late
         } else {
@@ -230,7 +230,7 @@ impl Tally {
         let alike = if (2..=FEW).contains(&delays.len()) {
             let least = delays.iter().copied().fold(f64::MAX, f64::min);
             let most = delays.iter().copied().fold(0.0, f64::max);
-            let range = (most / least).ln().max(EQUAL);
+            let range = (most / least).ln().max(EQUAL_LOG_RATIO);
             // The probability that this many numbers, uniform in an interval of length 1, lie within `range`.
             (delays.len() as f64 * range.powi(delays.len() as i32 - 1)).min(1.0)
         } else {
@@ -347,8 +347,8 @@ mod tests {
 
     #[test]
     fn no_rank_is_late_if_another_costs_nearly_as_much() {
-        let two = losses(40, |nth| (usize::from(nth % 5 == 0 || nth % 2 == 0), 20.0));
-        assert!(late(&two, 4).is_empty(), "two of four");
+        let near_equal = losses(40, |nth| (usize::from(nth % 5 == 0 || nth % 2 == 0), 20.0));
+        assert!(late(&near_equal, 4).is_empty(), "two of four");
     }
 
     #[test]

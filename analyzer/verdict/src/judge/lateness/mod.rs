@@ -48,16 +48,16 @@ const MAX_HOSTS: usize = 64;
 /// The lateness of one rank.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RankLateness {
-    /// The number of instances that it took part in.
+    /// The number of instances that the rank took part in.
     pub(crate) instances: usize,
-    /// The losses that it caused beyond the usual spread, ms.
+    /// The losses that the rank caused beyond the usual spread, ms.
     pub(crate) lost: Vec<f32>,
     lag_p50_ms: Option<f64>,
 }
 
 impl RankLateness {
-    /// The largest of its median lags in its groups, ms: a rank that is late in one group out of three is in time for
-    /// most operations. `None` if it took part in no instance.
+    /// The largest of the rank's median lags in its groups, ms: a rank that is late in one group out of three is in
+    /// time for most operations. `None` if the rank took part in no instance.
     pub(crate) fn lag_p50_ms(&self) -> Option<f64> {
         self.lag_p50_ms
     }
@@ -141,22 +141,22 @@ impl Lateness {
             span_ms: span_ms(aligned),
             ..Self::default()
         };
-        let rows = ArrivalReader::new(aligned, clocks);
+        let reader = ArrivalReader::new(aligned, clocks);
         let groups = aligned.groups.len();
         // For each operation: how long its rank waited in it, ms, or, if negative, how long others waited for the rank.
         // Each operation is of one group, so no two threads write one value.
-        let borne_ms = rows.message_waits();
+        let borne_ms = reader.message_waits();
         let set = |member: &Arrived, ms: f32| {
             borne_ms[member.record][member.position as usize]
                 .store(ms.to_bits(), Ordering::Relaxed);
         };
         aligned.shared.map(groups, |group| {
-            rows.each(group, |row| {
-                let [last, second, _] = latest(row);
+            reader.each(group, |instance| {
+                let [last, second, _] = latest(instance);
                 let Some((last, second)) = last.zip(second) else {
                     return;
                 };
-                for member in &row.members {
+                for member in &instance.members {
                     set(member, member.wait_ms - last.wait_ms);
                 }
                 // Negative: the others waited for this member.
@@ -169,25 +169,28 @@ impl Lateness {
         };
         let borne_ms: Vec<Vec<f32>> = borne_ms.into_iter().map(plain).collect();
         let by_group = aligned.shared.map(groups, |group| {
-            let mut of_group = GroupLateness::default();
-            rows.each(group, |row| {
-                lateness.take(aligned, &rows, row, &borne_ms, &mut of_group);
+            let mut group_lateness = GroupLateness::default();
+            reader.each(group, |instance| {
+                lateness.add_instance(aligned, &reader, instance, &borne_ms, &mut group_lateness);
             });
-            let medians = of_group.lags_ms.iter().map(|lags| percentile(lags, 0.5));
+            let medians = group_lateness
+                .lags_ms
+                .iter()
+                .map(|lags| percentile(lags, 0.5));
             let medians: Vec<Option<f64>> = medians.collect();
-            of_group.lags_ms = Vec::new();
-            (of_group, medians)
+            group_lateness.lags_ms = Vec::new();
+            (group_lateness, medians)
         });
         let mut gathered = Gathered::default();
-        for (group, (of_group, medians)) in by_group.into_iter().enumerate() {
+        for (group, (group_lateness, medians)) in by_group.into_iter().enumerate() {
             let lanes = aligned.groups[group].lanes.iter().flatten();
             for (&(record, _), median_ms) in lanes.zip(medians) {
-                lateness.ranks[record].add_group(of_group.instances, median_ms);
+                lateness.ranks[record].add_group(group_lateness.instances, median_ms);
             }
-            lateness.groups[group] = of_group.worst_ms;
-            gathered.usual.extend(of_group.gathered.usual);
-            gathered.ranks.extend(of_group.gathered.ranks);
-            gathered.hosts.extend(of_group.gathered.hosts);
+            lateness.groups[group] = group_lateness.worst_ms;
+            gathered.usual.extend(group_lateness.gathered.usual);
+            gathered.ranks.extend(group_lateness.gathered.ranks);
+            gathered.hosts.extend(group_lateness.gathered.hosts);
         }
         lateness.judge(aligned, gathered, policy);
         lateness
@@ -210,8 +213,8 @@ impl Lateness {
         if let Pattern::Hosts(late) = &self.pattern {
             // The ranks of a late host share what it costs.
             let host = &aligned.records[first].identity.host;
-            let here = late.iter().find(|late| self.hosts[late.unit] == *host);
-            ms = here.map_or(0.0, |late| {
+            let late_host = late.iter().find(|late| self.hosts[late.unit] == *host);
+            ms = late_host.map_or(0.0, |late| {
                 let ranks = ranks_of_host(aligned, host).len().max(1) as f64;
                 self.by_host.price(late.unit) / ranks
             });
@@ -220,39 +223,43 @@ impl Lateness {
     }
 
     /// Adds one instance to what its group shows.
-    fn take(
+    fn add_instance(
         &self,
         aligned: &Aligned<'_>,
-        rows: &ArrivalReader<'_>,
-        row: &InstanceArrivals,
+        reader: &ArrivalReader<'_>,
+        instance: &InstanceArrivals,
         borne_ms: &[Vec<f32>],
-        of_group: &mut GroupLateness,
+        group_lateness: &mut GroupLateness,
     ) {
-        let [Some(last), Some(second), third] = latest(row) else {
+        let [Some(last), Some(second), third] = latest(instance) else {
             return;
         };
         let (error, threshold) = (
-            rows.error_ms(row, last, second),
-            rows.threshold_ms(row, last, second),
+            reader.error_ms(instance, last, second),
+            reader.threshold_ms(instance, last, second),
         );
-        let most = row.members.iter().map(|member| member.wait_ms);
-        let most = most.fold(0.0, f32::max);
+        let longest_ms = instance.members.iter().map(|member| member.wait_ms);
+        let longest_ms = longest_ms.fold(0.0, f32::max);
         let significant = |lag: f32| if lag > threshold { lag } else { 0.0 };
-        of_group.instances += 1;
-        if of_group.instances <= SAMPLES {
-            of_group.lags_ms.resize_with(row.members.len(), Vec::new);
-            for (member, lags_ms) in row.members.iter().zip(&mut of_group.lags_ms) {
-                lags_ms.push(significant(most - member.wait_ms));
+        group_lateness.instances += 1;
+        if group_lateness.instances <= SAMPLES {
+            group_lateness
+                .lags_ms
+                .resize_with(instance.members.len(), Vec::new);
+            for (member, lags_ms) in instance.members.iter().zip(&mut group_lateness.lags_ms) {
+                lags_ms.push(significant(longest_ms - member.wait_ms));
             }
-            of_group.worst_ms.push(significant(most - last.wait_ms));
+            group_lateness
+                .worst_ms
+                .push(significant(longest_ms - last.wait_ms));
         }
-        let gathered = &mut of_group.gathered;
+        let gathered = &mut group_lateness.gathered;
         if let Some(third) = third
-            && rows.compare(second, third)
+            && reader.compare(second, third)
         {
             gathered.usual.push(third.wait_ms - second.wait_ms);
         }
-        let least = if row.measured && row.by_device {
+        let least = if instance.measured && instance.by_device {
             LEAST_DEVICE_MS
         } else {
             LEAST_HOST_MS
@@ -268,26 +275,26 @@ impl Lateness {
         let mut lost = 0.0;
         if gap > threshold {
             let excused = (borne(last) - borne(second)).max(0.0);
-            let carried = if row.measured {
+            let carried = if instance.measured {
                 0.0
             } else {
                 carried(aligned, borne_ms, last, second)
             };
             lost = (gap - excused.max(carried)).min(gap - error);
-            lost = lost.min(rows.bound_ms(row, last, second) - error);
+            lost = lost.min(reader.bound_ms(instance, last, second) - error);
         }
         let loss = Loss {
             at_ns,
             unit: aligned.records_of(aligned.records[last.record].rank).start,
             ms: lost,
-            by_device: row.measured && row.by_device,
-            busy_ms: rows.busy_ms(row, last),
+            by_device: instance.measured && instance.by_device,
+            busy_ms: reader.busy_ms(instance, last),
         };
         if lost > least {
             gathered.ranks.push((loss, least));
         }
         if self.hosts.len() > 1 {
-            let host = self.late_host(aligned, rows, row, borne);
+            let host = self.late_host(aligned, reader, instance, borne);
             let alone = self.host_of(aligned, last.record).filter(|_| lost > least);
             let host = host.filter(|&(_, ms)| ms > least);
             if let Some((unit, ms)) = host.or(alone.map(|host| (host, lost))) {
@@ -308,12 +315,12 @@ impl Lateness {
     fn late_host(
         &self,
         aligned: &Aligned<'_>,
-        rows: &ArrivalReader<'_>,
-        row: &InstanceArrivals,
+        reader: &ArrivalReader<'_>,
+        instance: &InstanceArrivals,
         borne: impl Fn(&Arrived) -> f32,
     ) -> Option<(usize, f32)> {
         let mut hosts: Vec<HostPart<'_>> = Vec::new();
-        for member in &row.members {
+        for member in &instance.members {
             let (host, excuse) = (self.host_of(aligned, member.record)?, borne(member));
             if let Some(part) = hosts.iter_mut().find(|part| part.host == host) {
                 if member.wait_ms > part.earliest.wait_ms {
@@ -343,11 +350,11 @@ impl Lateness {
         let excused = (last.excuse_ms - second.least_excuse_ms).max(0.0);
         let (late, next) = (last.earliest, second.earliest);
         let gap = next.wait_ms - late.wait_ms;
-        if gap <= rows.threshold_ms(row, late, next) {
+        if gap <= reader.threshold_ms(instance, late, next) {
             return None;
         }
-        let error = rows.error_ms(row, late, next);
-        let bound = rows.bound_ms(row, late, next).min(gap) - error;
+        let error = reader.error_ms(instance, late, next);
+        let bound = reader.bound_ms(instance, late, next).min(gap) - error;
         Some((last.host, bound.min(gap - excused)))
     }
 
@@ -417,9 +424,10 @@ impl Lateness {
 struct HostPart<'a> {
     host: usize,
     earliest: &'a Arrived,
-    /// The most that any of its ranks waited, or made others wait, since the members' previous common operation, ms.
+    /// The most that any of the host's ranks waited, or made others wait, since the members' previous common operation,
+    /// ms.
     excuse_ms: f32,
-    /// The least that any of them did, ms.
+    /// The least that any of these ranks did, ms.
     least_excuse_ms: f32,
     ranks: usize,
 }
@@ -428,10 +436,10 @@ struct HostPart<'a> {
 fn leave_out_ahead(losses: &mut Vec<(Loss, f32)>) {
     let mut by_unit: BTreeMap<usize, [f32; 2]> = BTreeMap::new();
     for (loss, _) in losses.iter() {
-        if let Some([busy_ms, off_ms]) = loss.busy_ms {
+        if let Some([busy_ms, error_ms]) = loss.busy_ms {
             let [idle, busy] = by_unit.entry(loss.unit).or_default();
             // A device that was busy for less than half of the loss counts as idle. An eighth of the error is allowed.
-            let counted = if busy_ms <= off_ms / 8.0 + loss.ms / 2.0 {
+            let counted = if busy_ms <= error_ms / 8.0 + loss.ms / 2.0 {
                 idle
             } else {
                 busy
@@ -466,9 +474,9 @@ fn carried(aligned: &Aligned<'_>, borne_ms: &[Vec<f32>], last: &Arrived, second:
 }
 
 /// The last to arrive, the second last and the third last; `None` for members that the instance lacks.
-fn latest(row: &InstanceArrivals) -> [Option<&Arrived>; 3] {
+fn latest(instance: &InstanceArrivals) -> [Option<&Arrived>; 3] {
     let mut by_wait: [Option<&Arrived>; 3] = [None; 3];
-    for member in &row.members {
+    for member in &instance.members {
         let mut displaced = Some(member);
         for place in &mut by_wait {
             match (*place, displaced) {

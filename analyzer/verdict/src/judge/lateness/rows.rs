@@ -20,7 +20,7 @@ const LONGEST_STEP_MS: f32 = 110.0;
 /// This many instances of a group are read at once. A record is then read in stretches: the records of a large job do
 /// not fit into a processor's caches, so reading one operation of each record at a time would be slow.
 const READ_TOGETHER: usize = 16;
-/// The grain of a record is estimated from at most this many completions.
+/// The time between two rounds is estimated from at most this many completions of a record.
 const MAX_COMPLETIONS: usize = 512;
 
 /// One member's arrival in one instance.
@@ -31,7 +31,7 @@ pub(super) struct Arrived {
     pub(super) position: u32,
     /// The position after the newest earlier operation that all members of the group took part in.
     pub(super) since: u32,
-    /// How long it waited for the others, ms: the last to arrive waits least.
+    /// How long the member waited for the others, ms: the last to arrive waits least.
     pub(super) wait_ms: f32,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct InstanceArrivals {
     pub(super) measured: bool,
     /// Whether the durations come from the device.
     pub(super) by_device: bool,
-    /// Whether all members that were read so far have completed it.
+    /// Whether all members that were read so far have completed the instance.
     is_complete: bool,
     /// For each member, when it issued the operation, in common time.
     issued_ns: Vec<i64>,
@@ -72,8 +72,8 @@ impl InstanceArrivals {
 struct MemberCursor {
     record: RecordIx,
     lane: usize,
-    /// Its lanes in groups that contain this one, each with the index of the first collective there that was not
-    /// passed.
+    /// The member's lanes in groups that contain the lane's group, each with the index of the first collective there
+    /// that was not passed.
     wider: Vec<(usize, usize)>,
 }
 
@@ -129,11 +129,11 @@ impl<'a> ArrivalReader<'a> {
     /// below twice the time between two rounds that notice completions.
     pub(super) fn threshold_ms(
         &self,
-        row: &InstanceArrivals,
+        instance: &InstanceArrivals,
         one: &Arrived,
         other: &Arrived,
     ) -> f32 {
-        let error_ms = self.error_ms(row, one, other);
+        let error_ms = self.error_ms(instance, one, other);
         if error_ms == 0.0 {
             return 0.0;
         }
@@ -143,8 +143,13 @@ impl<'a> ArrivalReader<'a> {
 
     /// The error of the difference of two members' arrivals, ms: 0 for durations and on one host, a fixed value for a
     /// recorder without completions, else from the errors of the clocks.
-    pub(super) fn error_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
-        if row.measured {
+    pub(super) fn error_ms(
+        &self,
+        instance: &InstanceArrivals,
+        one: &Arrived,
+        other: &Arrived,
+    ) -> f32 {
+        if instance.measured {
             0.0
         } else if retiring_is_all(self.aligned.records[one.record].recorder) {
             ISSUE_NOISE_MS
@@ -165,8 +170,12 @@ impl<'a> ArrivalReader<'a> {
     /// How long the rank's device was still busy with earlier operations when its host issued this one, and the error
     /// of that, ms: a host that is so far ahead delays nothing. `None` if durations are recorded or no earlier
     /// completion is known.
-    pub(super) fn busy_ms(&self, row: &InstanceArrivals, arrived: &Arrived) -> Option<[f32; 2]> {
-        if row.measured {
+    pub(super) fn busy_ms(
+        &self,
+        instance: &InstanceArrivals,
+        arrived: &Arrived,
+    ) -> Option<[f32; 2]> {
+        if instance.measured {
             return None;
         }
         let ops = &self.aligned.records[arrived.record].ops;
@@ -189,11 +198,16 @@ impl<'a> ArrivalReader<'a> {
     /// or both passed the same ones and durations are recorded, there is no bound (`f32::MAX`). If both passed the same
     /// messages without durations, it is by how much later `one` issued the first of them. If the messages differ,
     /// arrivals do not compare (0).
-    pub(super) fn bound_ms(&self, row: &InstanceArrivals, one: &Arrived, other: &Arrived) -> f32 {
+    pub(super) fn bound_ms(
+        &self,
+        instance: &InstanceArrivals,
+        one: &Arrived,
+        other: &Arrived,
+    ) -> f32 {
         if self.compare(one, other) {
             return f32::MAX;
         }
-        let (a, b) = (self.messages_since(one), self.messages_since(other));
+        let (messages, other_messages) = (self.messages_since(one), self.messages_since(other));
         let role = |record: RecordIx, position: u32| {
             let op = self.aligned.op(record, position);
             let lanes = self.aligned.lanes[record].get(usize::from(op.group));
@@ -201,19 +215,20 @@ impl<'a> ArrivalReader<'a> {
             let members = self.aligned.groups[group].ranks.len().max(1) as u32;
             (op.kind, op.peer.wrapping_sub(member) % members)
         };
-        let mut pairs = a.iter().zip(b).take(MAX_MESSAGES);
-        if a.len() != b.len() || pairs.any(|(&a, &b)| role(one.record, a) != role(other.record, b))
+        let mut pairs = messages.iter().zip(other_messages).take(MAX_MESSAGES);
+        if messages.len() != other_messages.len()
+            || pairs.any(|(&a, &b)| role(one.record, a) != role(other.record, b))
         {
             return 0.0;
         }
-        if row.measured {
+        if instance.measured {
             return f32::MAX;
         }
         let issued = |member: &Arrived, position: u32| {
             self.aligned
                 .created_ns(member.record, self.aligned.op(member.record, position))
         };
-        issued(one, a[0]).saturating_sub(issued(other, b[0])) as f32 / 1e6
+        issued(one, messages[0]).saturating_sub(issued(other, other_messages[0])) as f32 / 1e6
     }
 
     /// Whether neither of the two passed messages since the previous common operation.
@@ -263,18 +278,22 @@ impl<'a> ArrivalReader<'a> {
             }
             index = aligned.block(first, reference, index).end;
         }
-        let mut rows: Vec<InstanceArrivals> = Vec::new();
+        let mut instances: Vec<InstanceArrivals> = Vec::new();
         for seqs in seqs.chunks(READ_TOGETHER) {
-            rows.resize_with(seqs.len(), InstanceArrivals::default);
-            rows.iter_mut().for_each(InstanceArrivals::clear);
+            instances.resize_with(seqs.len(), InstanceArrivals::default);
+            instances.iter_mut().for_each(InstanceArrivals::clear);
             for cursor in &mut cursors {
-                for (row, &seq) in rows.iter_mut().zip(seqs).filter(|(row, _)| row.is_complete) {
-                    row.is_complete = self.read(cursor, seq, row);
+                for (instance, &seq) in instances
+                    .iter_mut()
+                    .zip(seqs)
+                    .filter(|(instance, _)| instance.is_complete)
+                {
+                    instance.is_complete = self.read(cursor, seq, instance);
                 }
             }
-            for row in rows.iter_mut().filter(|row| row.is_complete) {
-                row.settle();
-                visit(row);
+            for instance in instances.iter_mut().filter(|instance| instance.is_complete) {
+                instance.settle();
+                visit(instance);
             }
         }
     }
@@ -305,7 +324,7 @@ impl<'a> ArrivalReader<'a> {
     }
 
     /// Adds a member's part in one instance to `row`; `false` if the member has not completed it.
-    fn read(&self, cursor: &mut MemberCursor, seq: u32, row: &mut InstanceArrivals) -> bool {
+    fn read(&self, cursor: &mut MemberCursor, seq: u32, instance: &mut InstanceArrivals) -> bool {
         let aligned = self.aligned;
         let (record, lane) = (cursor.record, &aligned.lanes[cursor.record][cursor.lane]);
         let Ok(index) = aligned.find(record, lane, seq) else {
@@ -316,9 +335,9 @@ impl<'a> ArrivalReader<'a> {
         }
         let op = aligned.status_op(record, lane, index);
         let recorder = aligned.records[record].recorder;
-        row.measured &= op.duration_ms >= 0.0;
-        row.by_device &= recorder.sees_device();
-        row.issued_ns.push(aligned.created_ns(record, op));
+        instance.measured &= op.duration_ms >= 0.0;
+        instance.by_device &= recorder.sees_device();
+        instance.issued_ns.push(aligned.created_ns(record, op));
         let before = index.checked_sub(1);
         let position = lane.collectives[index];
         let mut since = before.map_or(0, |before| lane.collectives[before] + 1);
@@ -339,7 +358,7 @@ impl<'a> ArrivalReader<'a> {
         } else {
             self.alone_ms(record, lane, op, before)
         };
-        row.members.push(Arrived {
+        instance.members.push(Arrived {
             record,
             position,
             since,

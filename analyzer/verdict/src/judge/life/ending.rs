@@ -303,7 +303,7 @@ fn signal_name(signal: i32) -> String {
 
 fn of_ranks(ranks: &[Rank]) -> String {
     match ranks {
-        [one] => format!("the process of rank {one}"),
+        [rank] => format!("the process of rank {rank}"),
         many => format!("the processes of {}", format_ranks(many)),
     }
 }
@@ -312,10 +312,10 @@ fn of_ranks(ranks: &[Rank]) -> String {
 /// Empty if none was in one.
 fn inside(ctx: &Context<'_>) -> String {
     let mut by_op: BTreeMap<String, BTreeSet<Rank>> = BTreeMap::new();
-    for (at, record) in ctx.aligned.records.iter().enumerate() {
+    for (index, record) in ctx.aligned.records.iter().enumerate() {
         let mut ops = record.ops.iter().rev();
         if let Some(op) = ops.find(|op| !op.retired && op.state < EntryState::Completed) {
-            let text = ctx.describe_op(at, op);
+            let text = ctx.describe_op(index, op);
             by_op.entry(text).or_default().insert(record.rank);
         }
     }
@@ -331,11 +331,11 @@ fn inside(ctx: &Context<'_>) -> String {
     let others: BTreeSet<Rank> = by_op.values().flatten().copied().collect();
     let others: Vec<Rank> = others.difference(ranks).copied().collect();
     if !others.is_empty() {
-        let what = match by_op.len() {
+        let other_op = match by_op.len() {
             2 => "another",
             _ => "others",
         };
-        text.push_str(&format!(", {} inside {what}", format_ranks(&others)));
+        text.push_str(&format!(", {} inside {other_op}", format_ranks(&others)));
     }
     text
 }

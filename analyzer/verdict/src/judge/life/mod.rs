@@ -86,17 +86,17 @@ impl End {
 #[derive(Clone, Debug)]
 pub(crate) struct Gone {
     rank: Rank,
-    /// Whether it closed its record or exited with 0.
+    /// Whether the process closed its record or exited with 0.
     in_order: bool,
-    /// When the launcher noticed its end, else its last sign of life; common time, ns.
+    /// When the launcher noticed the end of the process, else its last sign of life; common time, ns.
     at_ns: i64,
-    /// Its last sign of life in its own record, if that is known; else the same as `at_ns`.
+    /// The last sign of life in the process's own record, if that is known; else the same as `at_ns`.
     seen_ns: i64,
-    /// How it ended, if a launcher recorded it, or the process itself.
+    /// How the process ended, if a launcher or the process itself recorded it.
     pub(crate) exit: Option<RankEnd>,
-    /// Whether a launcher recorded its end: a launcher knows of signals, too.
+    /// Whether a launcher recorded the end of the process: a launcher knows of signals, too.
     is_launched: bool,
-    /// Whether the launcher had sent it a signal to end.
+    /// Whether the launcher had sent the process a signal to end.
     was_signalled: bool,
 }
 
@@ -106,7 +106,7 @@ impl Gone {
         self.at_ns
     }
 
-    /// Its last sign of life, common time, ns. A launcher that is stopped notices an end much later.
+    /// The process's last sign of life, common time, ns. A launcher that is stopped notices an end much later.
     pub(crate) const fn seen_ns(&self) -> i64 {
         self.seen_ns
     }
@@ -124,8 +124,8 @@ impl Life {
         gone.sort_by_key(|process| (process.at_ns, process.rank));
         let is_over = !gone.is_empty() && gone.len() == aligned.expected.len();
         let is_gone = |rank: Rank| gone.iter().any(|process| process.rank == rank);
-        let mut read = aligned.records.iter().map(|record| record.rank);
-        let none_left = !is_over && !aligned.records.is_empty() && read.all(is_gone);
+        let mut ranks_read = aligned.records.iter().map(|record| record.rank);
+        let none_left = !is_over && !aligned.records.is_empty() && ranks_read.all(is_gone);
         let order = order_of(aligned, &gone);
         let now = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
         let last_ns = gone.last().map_or(i64::MIN, |process| process.at_ns);
@@ -270,7 +270,7 @@ fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (Ra
             let Some(end) = process.end else { continue };
             let mut records = aligned.records_of(process.rank);
             // The launch record of another attempt, or of an earlier run, is about other processes.
-            let other = records.any(|index| {
+            let is_other = records.any(|index| {
                 let record = &aligned.records[index];
                 let identity = &record.identity;
                 let is_other_process =
@@ -279,7 +279,7 @@ fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (Ra
                 let is_same_host = identity.host == launch.host;
                 identity.attempt != launch.attempt || (is_other_process && is_same_host && lived_on)
             });
-            if !other {
+            if !is_other {
                 let signalled = process
                     .sent
                     .iter()
@@ -432,12 +432,12 @@ impl End {
 /// Whether some of these ranks, whose order is not known, may have been terminated because another ended: there are
 /// several, no launcher noted how, not each exited by itself, and they are not all ranks of a host.
 fn follow_each_other(aligned: &Aligned<'_>, gone: &[Gone], first: &[Rank]) -> bool {
-    let of_first = gone.iter().filter(|process| first.contains(&process.rank));
-    let of_first: Vec<&Gone> = of_first.collect();
-    of_first.len() > 1
-        && of_first.iter().all(|process| !process.is_launched)
-        && of_first.iter().any(|process| process.exit.is_none())
-        && !are_whole_hosts(aligned, &of_first)
+    let first_gone = gone.iter().filter(|process| first.contains(&process.rank));
+    let first_gone: Vec<&Gone> = first_gone.collect();
+    first_gone.len() > 1
+        && first_gone.iter().all(|process| !process.is_launched)
+        && first_gone.iter().any(|process| process.exit.is_none())
+        && !are_whole_hosts(aligned, &first_gone)
 }
 
 /// Whether a launcher or a sign of life shows when processes ended.

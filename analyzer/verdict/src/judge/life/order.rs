@@ -75,7 +75,7 @@ pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone]) -> Order {
 /// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown.
 fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
-    let number = aligned.expected.len();
+    let rank_count = aligned.expected.len();
     let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
     let by_launcher: Vec<&Gone> = failed
         .iter()
@@ -88,7 +88,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         .map(|process| process.exit.and_then(|exit| exit.signal))
         .collect();
     let spread = failed.last()?.at_ns.saturating_sub(failed.first()?.at_ns);
-    let at_once = by_launcher.len() == number && number > 1 && spread <= TOGETHER_NS;
+    let at_once = by_launcher.len() == rank_count && rank_count > 1 && spread <= TOGETHER_NS;
     if at_once && signals.len() == 1 && signals.iter().flatten().any(|signal| ends(*signal)) {
         return None;
     }
@@ -153,12 +153,12 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
 }
 
 /// The ranks, ascending, that exited first with an error of their own, if others noted no exit: those were killed, as
-/// by a launcher once a rank has failed. Only processes for which `can` holds may be first. `None` if all exited by
+/// by a launcher once a rank has failed. Only processes for which `may_be_first` holds count. `None` if all exited by
 /// themselves, or none of those that may be first did.
 fn exited_first(
     aligned: &Aligned<'_>,
     failed: &[&Gone],
-    can: impl Fn(&Gone) -> bool,
+    may_be_first: impl Fn(&Gone) -> bool,
 ) -> Option<Vec<Rank>> {
     let exited = failed
         .iter()
@@ -166,7 +166,10 @@ fn exited_first(
     if exited.clone().count() == failed.len() {
         return None;
     }
-    let possible: Vec<&Gone> = exited.copied().filter(|process| can(process)).collect();
+    let possible: Vec<&Gone> = exited
+        .copied()
+        .filter(|process| may_be_first(process))
+        .collect();
     let earliest = possible.iter().map(|process| process.at_ns).min()?;
     // A rank that had died long before may be what the others exited for.
     let lived = |process: &&Gone| process.at_ns.saturating_add(TOGETHER_NS) >= earliest;
@@ -316,8 +319,8 @@ pub(super) fn are_whole_hosts(aligned: &Aligned<'_>, gone: &[&Gone]) -> bool {
     };
     let hosts: BTreeSet<_> = gone.iter().map(|process| host(process.rank)).collect();
     let of_hosts = |rank: &&Rank| hosts.contains(&host(**rank));
-    let number = aligned.expected.iter().filter(of_hosts).count();
-    !hosts.contains(&None) && number == gone.len() && number < aligned.expected.len()
+    let rank_count = aligned.expected.iter().filter(of_hosts).count();
+    !hosts.contains(&None) && rank_count == gone.len() && rank_count < aligned.expected.len()
 }
 
 /// The ranks that were lost by the first rank that recorded the loss of a peer; empty if none did.

@@ -1,15 +1,15 @@
 //! Reopens operations that an abort ended and that PyTorch's NCCL recorder therefore holds as completed.
 //!
 //! When a job gives up at a time-out it aborts its communicators. Their kernels end, the CUDA events behind them fire,
-//! and a dump that is written after that shows the operations that hung as completed. It is visible if one of them took
-//! its whole time-out and a member never issued it: a collective that needs every member cannot have completed.
+//! and a dump that is written after that shows the operations that hung as completed. This is visible if one of them
+//! took its whole time-out and a member never issued it: a collective that needs every member cannot have completed.
 
 use crate::align::record::{NONE, Op, Record, Shared};
 use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeSet;
 
-/// An operation that took at least this share of its time-out was ended by it.
+/// An operation that took at least this share of its time-out was ended by the time-out.
 const AT_TIMEOUT: f32 = 0.98;
 /// An abort ends all operations of a process within this time, ns.
 const ABORT_NS: i64 = 1_000_000_000;
@@ -21,8 +21,8 @@ type Collective = (u32, u32);
 pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
     let of_records = shared.map(records.len(), |index| -> Vec<Collective> {
         let record = &records[index];
-        let is_seen = record.recorder == Recorder::Nccl;
-        let ops = record.ops.iter().filter(|_| is_seen);
+        let is_nccl = record.recorder == Recorder::Nccl;
+        let ops = record.ops.iter().filter(|_| is_nccl);
         let ended = ops.filter(|op| took_its_timeout(shared, op));
         ended.filter_map(|op| collective_of(record, op)).collect()
     });
@@ -49,8 +49,8 @@ pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
         let of_aborted = completed(&|op| {
             collective_of(record, op).is_some_and(|known| aborted.contains(&known))
         });
-        // A record without an aborted one: the last that took its whole time-out. An earlier one may just have been
-        // slow.
+        // A record without an aborted operation: the last operation that took its whole time-out. An earlier one may
+        // just have been slow.
         let at_timeout = completed(&|op| took_its_timeout(shared, op));
         let first = of_aborted
             .into_iter()

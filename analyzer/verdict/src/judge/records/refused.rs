@@ -31,8 +31,8 @@ pub(crate) fn leave_out(records: &mut [Record]) {
 /// For each operation of a record, whether it was refused.
 fn refused(record: &Record) -> Vec<bool> {
     let mut refused = vec![false; record.ops.len()];
-    let may_be = |op: &Op| op.state == EntryState::Failed && !op.retired;
-    if !record.ops.iter().any(may_be) {
+    let may_be_refused = |op: &Op| op.state == EntryState::Failed && !op.retired;
+    if !record.ops.iter().any(may_be_refused) {
         return refused;
     }
     let mut newest: HashMap<(u16, bool), usize> = HashMap::new();
@@ -41,7 +41,7 @@ fn refused(record: &Record) -> Vec<bool> {
         let before = before.map(|before| (before, &record.ops[before]));
         if let Some((before, other)) = before
             && op.kind != OpType::Coalesced
-            && may_be(other)
+            && may_be_refused(other)
             && number(other) == number(op)
             && other
                 .failed_ns()
@@ -51,7 +51,8 @@ fn refused(record: &Record) -> Vec<bool> {
         }
     }
     for index in newest.into_values() {
-        refused[index] |= may_be(&record.ops[index]) && raised_soon(record, &record.ops[index]);
+        refused[index] |=
+            may_be_refused(&record.ops[index]) && raised_soon(record, &record.ops[index]);
     }
     refused
 }

@@ -14,14 +14,14 @@ use rcomm_recorder::publish::Recorder;
 pub(crate) struct Unkept {
     pub(crate) group: GroupIx,
     pub(crate) seq: u32,
-    /// Members that issued it and have not completed it, ascending.
+    /// Members that issued the collective and have not completed it, ascending.
     pub(crate) waiting: Vec<Rank>,
-    /// Members that have not issued it, ascending.
+    /// Members that have not issued the collective, ascending.
     pub(crate) absent: Vec<Rank>,
 }
 
-/// The first such collective of each group. Empty in a snapshot: the status may be noted a while after an operation
-/// ends.
+/// For each group, the first collective that hangs and that no ring holds. Empty in a snapshot: the status may be noted
+/// a while after an operation ends.
 pub(crate) fn find(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Unkept> {
     if policy.snapshot {
         return Vec::new();
@@ -38,11 +38,11 @@ pub(crate) fn open_by_status(aligned: &Aligned<'_>, policy: &Policy) -> Vec<(Gro
     if policy.snapshot {
         return Vec::new();
     }
-    let is_open = |&(record, lane_at): &(usize, usize)| {
-        let (full_record, lane) = (&aligned.records[record], &aligned.lanes[record][lane_at]);
+    let is_open = |&(record, lane_index): &(usize, usize)| {
+        let (full_record, lane) = (&aligned.records[record], &aligned.lanes[record][lane_index]);
         let statuses = full_record.groups.iter().filter_map(|local| local.status);
         let notes_ends = statuses.map(|status| status.last_completed).max() > Some(0);
-        let Some(status) = full_record.groups[lane_at].status else {
+        let Some(status) = full_record.groups[lane_index].status else {
             return false;
         };
         let done = status.last_completed.max(0);
@@ -77,13 +77,13 @@ fn first_of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Unkept> {
     let mut issued: Vec<(Rank, i64)> = Vec::new();
     let mut open: Vec<(Rank, i64)> = Vec::new();
     let mut newest_done = -1;
-    for &(record, lane_at) in lanes {
-        let (full_record, lane) = (&aligned.records[record], &aligned.lanes[record][lane_at]);
+    for &(record, lane_index) in lanes {
+        let (full_record, lane) = (&aligned.records[record], &aligned.lanes[record][lane_index]);
         // In a group with messages, the numbers may be those of messages.
         if full_record.recorder != Recorder::Nccl || !lane.messages.is_empty() {
             return None;
         }
-        let status = full_record.groups[lane_at].status;
+        let status = full_record.groups[lane_index].status;
         let is_complete = !full_record.wrapped() && !full_record.only_active;
         let (enqueued, completed) = match status {
             Some(status) => (status.last_enqueued.max(0), status.last_completed.max(0)),

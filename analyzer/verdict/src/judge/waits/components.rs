@@ -24,9 +24,9 @@ pub(crate) fn components(
         next += 1;
         stack.push(root);
         on_stack[root] = true;
-        while let Some((node, to, at)) = calls.last_mut() {
-            if let Some(&child) = to.get(*at) {
-                *at += 1;
+        while let Some((node, targets, position)) = calls.last_mut() {
+            if let Some(&child) = targets.get(*position) {
+                *position += 1;
                 let node = *node;
                 if index[child] == UNSEEN {
                     index[child] = next;

@@ -13,10 +13,10 @@ use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use std::cmp::Reverse;
 
 /// At most this many places, those with the earliest waits, are compared.
-const MOST: usize = 24;
+const MAX_PLACES: usize = 24;
 
 /// The place that a rank would have reached first of all those where it is missed, and why it is missing there; `None`
-/// if it is not missed.
+/// if the rank is not missed.
 pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Missing)> {
     let mut places = ctx.missed_at(node);
     // A certain absence takes precedence over a possible one.
@@ -28,7 +28,7 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
         places.retain(|&(place, _)| !ctx.failed_at_once(place));
     }
     places.sort_by_key(|&(place, _)| (ctx.waiting_since(place).unwrap_or(i64::MAX), place));
-    places.truncate(MOST);
+    places.truncate(MAX_PLACES);
     let rank = ctx.rank(node);
     let events: Vec<Option<ProgramEvent>> = places
         .iter()

@@ -40,13 +40,13 @@ pub(crate) enum Place {
 /// Why a rank has not arrived where others wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Missing {
-    /// It never issued the operation.
+    /// The rank never issued the operation.
     Absent,
-    /// It issued the operation, but an older one holds it up.
+    /// The rank issued the operation, but an older one holds it up.
     Held(Arrival),
-    /// Its record does not show whether it issued the operation.
+    /// The rank's record does not show whether it issued the operation.
     Unknown(UnknownReason),
-    /// It may or may not be the missing one: a receive from any source, or a record that names no peer.
+    /// The rank may or may not be the missing one: a receive from any source, or a record that names no peer.
     Candidate,
 }
 
@@ -245,7 +245,7 @@ impl WaitGraph {
                 unfinished.any(|(operation, &overdue)| {
                     overdue
                         && operation.group == group
-                        && matches!(operation.kind, PendingKind::Collective { seq: s } if s == seq)
+                        && matches!(operation.kind, PendingKind::Collective { seq: pending_seq } if pending_seq == seq)
                 })
             }),
         }
@@ -265,7 +265,7 @@ impl WaitGraph {
     pub(crate) fn arrival(&self, record: RecordIx, group: GroupIx, seq: u32) -> Option<Arrival> {
         let found = self.pending[record].iter().find(|operation| {
             operation.group == group
-                && matches!(operation.kind, PendingKind::Collective { seq: s } if s == seq)
+                && matches!(operation.kind, PendingKind::Collective { seq: pending_seq } if pending_seq == seq)
         });
         found.map(|operation| operation.arrival)
     }
@@ -476,13 +476,13 @@ impl WaitGraph {
         let pair = messages.pairs.get(&(group, ends));
         let certain = pair.is_none_or(|pair| pair.certain);
         let other = messages.other_half((group, ends), op.kind, half.position);
-        let Some(there) = aligned.record_in(group, rank) else {
+        let Some(peer_record) = aligned.record_in(group, rank) else {
             return vec![(rank, Missing::Unknown(UnknownReason::NoRecord))];
         };
         match other {
             Counterpart::Lost => Vec::new(),
             Counterpart::Posted(other) => {
-                let held = self.pending[there].iter().find(
+                let held = self.pending[peer_record].iter().find(
                     |operation| matches!(&operation.kind, PendingKind::Batch { halves } if halves.contains(&other)),
                 );
                 match held.map(|operation| operation.arrival) {
@@ -490,7 +490,7 @@ impl WaitGraph {
                     Some(arrival) => vec![(rank, Missing::Held(arrival))],
                 }
             }
-            Counterpart::Missing if let Some(why) = aligned.lacks_newest(there) => {
+            Counterpart::Missing if let Some(why) = aligned.lacks_newest(peer_record) => {
                 vec![(rank, Missing::Unknown(why))]
             }
             Counterpart::Missing if !certain => {
@@ -521,7 +521,7 @@ fn possible_senders(
     for member in others {
         let rank = ranks[member as usize];
         let record = aligned.record_in(group, rank);
-        let lacks = record.map(|ix| (&aligned.records[ix], aligned.lacks_newest(ix)));
+        let lacks = record.map(|index| (&aligned.records[index], aligned.lacks_newest(index)));
         let why = match lacks {
             None => Missing::Unknown(UnknownReason::NoRecord),
             Some((_, Some(why))) => Missing::Unknown(why),

@@ -101,11 +101,11 @@ pub(super) const E105: Prose = Prose {
 
 pub(super) const E110: Prose = Prose {
     meaning: "Members of one group issued different operations under the same sequence number. The side with most \
-             members counts as the right one. Between sides of one size decides which input and output fit each \
-             other, else what groups of the same kind issued there, else what followed the same calls earlier in this \
-             group; if none of that decides, the finding lists the sides and accuses none. Where one counts as right, \
-             and the later operations of the others match its own when they are shifted or put in another order, that \
-             is E103, E104 or E113 instead.",
+             members counts as the right one. If the largest sides are equally large, the one whose input and output \
+             fit each other counts, else the one that issued what groups of the same kind did, else the one that \
+             continues the group's own past; if none of that decides, the finding lists the sides and accuses none. \
+             Where one counts as right, and the later operations of the others match its own when they are shifted or \
+             put in another order, that is E103, E104 or E113 instead.",
     causes: &[
         "ranks run different code: another version, another branch, another configuration",
         "two threads issue on one group, and their order differs between ranks",

@@ -81,8 +81,8 @@ pub(super) const N304: Prose = Prose {
 
 pub(super) const N305: Prose = Prose {
     meaning: "The records of all ranks were read, every operation in them has ended, or none was recorded, and \
-             nothing is wrong with them. If the job hung nevertheless, it hung outside of what was recorded. Of a \
-             running job this is said, with the verdict `inconclusive`, when no rank has issued an operation for 20 \
+             nothing is wrong with them. If the job hung nevertheless, it hung outside of what was recorded. A \
+             running job has this note, with the verdict `inconclusive`, when no rank has issued an operation for 20 \
              times as long as any pause between its newest operations, and for at least twice `--overdue` (10 s \
              unless set); when single ranks have issued none for so long, wait in none, and others go on; when some \
              members of a group have made it and others have not; and when a rank failed for which no other has waited \

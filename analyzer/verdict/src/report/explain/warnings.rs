@@ -75,8 +75,9 @@ pub(super) const W230: Prose = Prose {
 
 pub(super) const W240: Prose = Prose {
     meaning: "At least half of the ranks spend a tenth of their time or more in rows of operations so small that latency \
-             is what they cost; the rank in the finding is an example. Fusing them usually gives time back at no risk. If durations were measured, the price is what \
-             one operation for each row would save on that rank: the shortest duration of the row, for each operation but one.",
+             is what they cost; the rank in the finding is an example. Fusing them usually gives time back at no risk. \
+             If durations were measured, the price is what one operation for each row would save on that rank: the \
+             shortest duration of the row, for each operation but one.",
     causes: &[
         "one collective per parameter, without buckets",
         "metrics and flags reduced one at a time in every step",

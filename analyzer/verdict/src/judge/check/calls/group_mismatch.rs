@@ -171,7 +171,7 @@ fn same_members(ctx: &Context<'_>, a: u32, b: u32) -> bool {
 
 /// Descriptions of a rank's groups in the order in which it made them. `None` if a group has no description or its name
 /// is not a number: only numbers show the order.
-fn made(ctx: &Context<'_>, record: &Record) -> Option<Vec<String>> {
+fn creation_order(ctx: &Context<'_>, record: &Record) -> Option<Vec<String>> {
     let mut numbered = Vec::new();
     for local in &record.groups {
         let group = group(ctx, local.group);
@@ -187,13 +187,13 @@ fn made(ctx: &Context<'_>, record: &Record) -> Option<Vec<String>> {
 /// The finding on ranks that made their groups in another order than most; `None` if the orders are not recorded or do
 /// not explain all conflicts.
 fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
-    let mut ranks_of: BTreeMap<Vec<String>, BTreeSet<Rank>> = BTreeMap::new();
+    let mut ranks_by_order: BTreeMap<Vec<String>, BTreeSet<Rank>> = BTreeMap::new();
     for record in ctx.aligned.records {
-        let order = made(ctx, record)?;
-        ranks_of.entry(order).or_default().insert(record.rank);
+        let order = creation_order(ctx, record)?;
+        ranks_by_order.entry(order).or_default().insert(record.rank);
     }
-    let (usual, most) = ranks_of.iter().max_by_key(|(_, ranks)| ranks.len())?;
-    let odd: BTreeSet<Rank> = ranks_of
+    let (usual, most) = ranks_by_order.iter().max_by_key(|(_, ranks)| ranks.len())?;
+    let odd: BTreeSet<Rank> = ranks_by_order
         .values()
         .filter(|ranks| *ranks != most)
         .flatten()
@@ -208,7 +208,9 @@ fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
     }
     let culprits: Vec<Rank> = odd.into_iter().collect();
     let first = *culprits.first()?;
-    let (theirs, _) = ranks_of.iter().find(|(_, ranks)| ranks.contains(&first))?;
+    let (theirs, _) = ranks_by_order
+        .iter()
+        .find(|(_, ranks)| ranks.contains(&first))?;
     let from = theirs
         .iter()
         .zip(usual)
@@ -243,7 +245,7 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
         .collect();
     let involved: BTreeSet<Rank> = all_pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
     // A rank that is part of every contradiction explains them all.
-    let alone: Vec<Rank> = involved
+    let in_all_pairs: Vec<Rank> = involved
         .iter()
         .copied()
         .filter(|rank| all_pairs.iter().all(|(a, b)| a == rank || b == rank))
@@ -262,7 +264,7 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
         }
         Some(odd.into_iter().collect::<Vec<Rank>>())
     };
-    let culprits = match alone.as_slice() {
+    let culprits = match in_all_pairs.as_slice() {
         [one] => Some(vec![*one]),
         _ => minority().filter(|odd| odd.len() * 2 < involved.len()),
     };
@@ -290,11 +292,11 @@ fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
         voters.iter().any(|rank| culprits.contains(rank))
     };
     stated.sort_by_key(|(ranks, voters)| (!is_blamed(voters), voters.len(), (*ranks).clone()));
-    let say = |(ranks, voters): &(&Vec<Rank>, &Vec<Rank>)| {
+    let statement = |(ranks, voters): &(&Vec<Rank>, &Vec<Rank>)| {
         let verb = if voters.len() == 1 { "states" } else { "state" };
         format!("{} {verb} {}", format_ranks(voters), format_ranks(ranks))
     };
-    let shown: Vec<String> = stated.iter().take(3).map(say).collect();
+    let shown: Vec<String> = stated.iter().take(3).map(statement).collect();
     let as_members = format!("as members of group {label}");
     let mut sentence = match shown.split_first() {
         Some((first, rest)) => format!("{first} {as_members}; {}", rest.join("; ")),
@@ -425,7 +427,7 @@ mod tests {
             groups("1", "3", [[0, 2], [0, 1]]),
             groups("2", "3", [[1, 3], [0, 1]]),
             groups("1", "4", [[0, 2], [2, 3]]),
-            // It makes tp's groups first.
+            // This rank makes tp's groups first.
             groups("4", "2", [[1, 3], [2, 3]]),
         ]);
         let first = &report.findings[0];

@@ -155,7 +155,7 @@ const MOST_SIDES: usize = 3;
 pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 {
     // torchcomms does not number the collectives of each communicator. `comm_counter` numbers them, and if a ring has
     // wrapped it estimates with which number the ring begins.
-    let guessed = |&record: &usize| {
+    let has_guessed_numbers = |&record: &usize| {
         let record = &ctx.aligned.records[record];
         record.recorder == Recorder::Torchcomms && record.wrapped()
     };
@@ -163,11 +163,11 @@ pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 
         .parts
         .iter()
         .flat_map(|part| &part.records)
-        .any(guessed)
+        .any(has_guessed_numbers)
     {
         return 0.4;
     }
-    let sure = match disagreement.ground {
+    let confidence = match disagreement.ground {
         Ground::Majority => {
             let members: usize = disagreement.parts.iter().map(|part| part.ranks.len()).sum();
             if disagreement.parts[0].ranks.len() * 3 >= members * 2 {
@@ -181,9 +181,9 @@ pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 
         Ground::Nothing => 0.5,
     };
     if disagreement.completed {
-        sure * 0.8
+        confidence * 0.8
     } else {
-        sure
+        confidence
     }
 }
 
@@ -285,7 +285,7 @@ pub(super) fn describe(
             if op.completed() {
                 "last_seen"
             } else {
-                Context::in_it(op)
+                Context::waiting_or_failed(op)
             },
         );
         let rank = ctx.aligned.records[record].rank;

@@ -89,9 +89,9 @@ struct MessageEnd {
 }
 
 /// At most this many ends are compared with their siblings.
-const MOST: usize = 256;
+const MAX_ENDS: usize = 256;
 
-/// Both ends of every waiting message, at most [`MOST`]; ends whose halves do not fit come first.
+/// Both ends of every waiting message, at most [`MAX_ENDS`]; ends whose halves do not fit come first.
 fn suspicious_ends(ctx: &Context<'_>) -> Vec<MessageEnd> {
     let mut ends: BTreeMap<(GroupIx, RecordIx, u32), MessageEnd> = BTreeMap::new();
     for place in &ctx.graph.places {
@@ -111,7 +111,7 @@ fn suspicious_ends(ctx: &Context<'_>) -> Vec<MessageEnd> {
         }
     }
     let ends: BTreeSet<MessageEnd> = ends.into_values().collect();
-    ends.into_iter().take(MOST).collect()
+    ends.into_iter().take(MAX_ENDS).collect()
 }
 
 fn ends_of(
@@ -138,11 +138,13 @@ fn ends_of(
         waiting: (record, half.position),
     };
     let mine = end(record, other);
-    let theirs = aligned.record_in(group, peer).map(|there| MessageEnd {
-        record: there,
-        peer: me as u32,
-        ..mine
-    });
+    let theirs = aligned
+        .record_in(group, peer)
+        .map(|peer_record| MessageEnd {
+            record: peer_record,
+            peer: me as u32,
+            ..mine
+        });
     [Some(mine), theirs]
 }
 
@@ -169,7 +171,7 @@ fn draft(ctx: &Context<'_>, odd: &Odd, end: MessageEnd) -> Option<FindingDraft> 
         }
     };
     let mut draft = FindingDraft::new(code, sentence(ctx, odd, end, peer));
-    draft.confidence = match (odd.siblings.len(), odd.like_it) {
+    draft.confidence = match (odd.siblings.len(), odd.siblings_alike) {
         (2.., 0) => 0.92,
         _ => 0.75,
     };
@@ -200,10 +202,10 @@ fn sentence(ctx: &Context<'_>, odd: &Odd, end: MessageEnd, peer: u32) -> String 
     let aligned = ctx.aligned;
     let rank = aligned.records[odd.record].rank;
     let group = ctx.group_name(end.group);
-    let here = aligned.op(odd.record, odd.position);
-    let here = format!("{}{}", ctx.describe_op(odd.record, here), ctx.at_site(here));
-    let there = aligned.op(odd.shown_by.0, odd.shown_by.1);
-    let site = ctx.at_site(there);
+    let step = aligned.op(odd.record, odd.position);
+    let step = format!("{}{}", ctx.describe_op(odd.record, step), ctx.at_site(step));
+    let sibling_step = aligned.op(odd.shown_by.0, odd.shown_by.1);
+    let site = ctx.at_site(sibling_step);
     let half = |sends: bool| {
         if sends {
             format!("send to rank {peer} on group {group}")
@@ -214,22 +216,22 @@ fn sentence(ctx: &Context<'_>, odd: &Odd, end: MessageEnd, peer: u32) -> String 
     let siblings = format_ranks(&odd.siblings);
     let deviation = match odd.deviation {
         Deviation::LeftOut { sends } => format!(
-            "rank {rank} left out a {} and went on to {here}: {siblings}, with the same part in their groups, \
+            "rank {rank} left out a {} and went on to {step}: {siblings}, with the same part in their groups, \
              posted one more{site}",
             half(sends)
         ),
         Deviation::NotFirst { sends } => format!(
-            "rank {rank} went to {here} before, or without, the {} that {siblings}, with the same part in their \
+            "rank {rank} went to {step} before, or without, the {} that {siblings}, with the same part in their \
              groups, posted first{site}",
             half(sends)
         ),
         Deviation::Extra { sends } => format!(
-            "rank {rank} posted a {} too many, {here}: {siblings}, with the same part in their groups, posted none \
+            "rank {rank} posted a {} too many, {step}: {siblings}, with the same part in their groups, posted none \
              there",
             half(sends)
         ),
         Deviation::Resized { sends } => format!(
-            "rank {rank} posted a {} of another size, {} in {here}: {siblings}, with the same part in their groups, \
+            "rank {rank} posted a {} of another size, {} in {step}: {siblings}, with the same part in their groups, \
              post {}",
             half(sends),
             elements(ctx, odd.record, odd.position),

@@ -73,7 +73,7 @@ pub(crate) fn both_ends(
         .iter()
         .position(|&rank| rank == aligned.records[record].rank)? as u32;
     let peer = crate::align::p2p::peer_of(op, me, ranks.len() as u32)?;
-    let there = aligned.record_in(group, ranks[peer as usize])?;
+    let peer_record = aligned.record_in(group, ranks[peer as usize])?;
     let sends = op.kind == OpType::Send;
     let ends = if sends { (me, peer) } else { (peer, me) };
     let pair = ctx.messages.pairs.get(&(group, ends))?;
@@ -93,13 +93,13 @@ pub(crate) fn both_ends(
         return None;
     };
     Some(if sends {
-        (record, half, there, other)
+        (record, half, peer_record, other)
     } else {
-        (there, other, record, half)
+        (peer_record, other, record, half)
     })
 }
 
-/// The element type of a message as recorded; empty if it was not.
+/// The element type of a message as recorded; empty if it was not recorded.
 fn type_of(calls: &Calls, op: &Op) -> String {
     let signature = &calls.get(op.call).signature;
     let types = signature.input_dtypes.iter();
@@ -214,7 +214,7 @@ fn judge(
         .push("p2p_unmatched: both halves are posted".to_owned());
     for (record, half) in [send, receive] {
         let op = aligned.op(record, half.position);
-        let frames = ctx.frames_of(record, op, Context::in_it(op));
+        let frames = ctx.frames_of(record, op, Context::waiting_or_failed(op));
         draft.frames.extend(frames);
     }
     draft.next = format!(

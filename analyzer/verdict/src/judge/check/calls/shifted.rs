@@ -82,7 +82,7 @@ fn draft(
     let group = ctx.group_name(disagreement.group);
     let op_ref = ctx.op_ref(disagreement.group, first_seq);
     let seq = op_ref.seq;
-    let (code, sentence, unlike) = match shift {
+    let (code, sentence, ruled_out) = match shift {
         Shift::Skipped(n) => (
             Code::E103,
             if n == 1 {
@@ -139,13 +139,13 @@ fn draft(
             .map(|part| part.ranks.clone())
             .collect();
     }
-    if unlike.is_empty() {
+    if ruled_out.is_empty() {
         draft.confidence = draft.confidence.min(0.8);
         draft.doubts.push(format!(
             "what is recorded after that also fits if {who} left a collective out, or issued one more"
         ));
     } else {
-        draft.ruled_out.push(unlike.to_owned());
+        draft.ruled_out.push(ruled_out.to_owned());
     }
     describe(ctx, disagreement, parts, &mut draft);
     draft.at = Some(op_ref);
@@ -161,7 +161,7 @@ fn first_by_sites(
     odd: &AgreeingMembers,
 ) -> u32 {
     const REACH: u32 = 8;
-    let by = match shift {
+    let offset = match shift {
         Shift::Skipped(n) => n as i64,
         Shift::Extra(n) => -(n as i64),
         Shift::Reordered(_) | Shift::ReorderedOrShifted(_) | Shift::None => {
@@ -179,7 +179,7 @@ fn first_by_sites(
     let is_moved = |back: &u32| {
         let seq = i64::from(disagreement.seq) - i64::from(*back);
         let here = site(odd, seq);
-        here.is_some() && here != site(right, seq) && here == site(right, seq + by)
+        here.is_some() && here != site(right, seq) && here == site(right, seq + offset)
     };
     let moved = (1..=REACH).take_while(is_moved).count() as u32;
     disagreement.seq - moved

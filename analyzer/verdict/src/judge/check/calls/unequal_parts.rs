@@ -36,10 +36,10 @@ impl Check for UnequalParts {
             if so_far.iter().any(known) || ctx.disagreement_at(place).is_some() {
                 continue;
             }
-            let row = InstanceCalls::new(ctx, group, seq);
-            let found = match row.op().map(OpType::pattern) {
-                Some(Pattern::AllToAll) => exchange(&row),
-                Some(Pattern::Gather | Pattern::Scatter) => roots(ctx, &row),
+            let instance = InstanceCalls::new(ctx, group, seq);
+            let found = match instance.op().map(OpType::pattern) {
+                Some(Pattern::AllToAll) => exchange(&instance),
+                Some(Pattern::Gather | Pattern::Scatter) => roots(ctx, &instance),
                 Some(
                     Pattern::AllReduce
                     | Pattern::Reduce
@@ -56,13 +56,14 @@ impl Check for UnequalParts {
                 )
                 | None => None,
             };
-            drafts.extend(found.map(|found| draft(ctx, &row, place, found)));
+            drafts.extend(found.map(|found| draft(ctx, &instance, place, found)));
         }
         drafts
     }
 }
 
-/// One instance of a collective: for each member the call that it issued, if its record shows it.
+/// One instance of a collective. `calls` holds for each member the record, the position and the call of its operation;
+/// `None` if its record does not show that it issued one.
 struct InstanceCalls<'a> {
     group: GroupIx,
     seq: u32,
@@ -99,7 +100,7 @@ impl<'a> InstanceCalls<'a> {
             .map(|(_, _, call)| call.op)
     }
 
-    /// Whether every member has issued it.
+    /// Whether every member has issued the collective.
     fn is_full(&self) -> bool {
         self.calls.iter().all(Option::is_some)
     }
@@ -143,19 +144,19 @@ fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
     })
 }
 
-fn exchange(row: &InstanceCalls<'_>) -> Option<Found> {
-    let members = row.ranks.len();
+fn exchange(instance: &InstanceCalls<'_>) -> Option<Found> {
+    let members = instance.ranks.len();
     if members <= MAX_MEMBERS
-        && let Some(found) = pairs(row, members)
+        && let Some(found) = pairs(instance, members)
     {
         return Some(found);
     }
-    sums(row)
+    sums(instance)
 }
 
-fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
+fn pairs(instance: &InstanceCalls<'_>, members: usize) -> Option<Found> {
     let parts_of_all = |sends: bool| -> Vec<Option<Vec<u64>>> {
-        let calls = row.calls.iter();
+        let calls = instance.calls.iter();
         calls
             .map(|issued| issued.and_then(|(_, _, call)| parts(call, members, sends)))
             .collect()
@@ -172,7 +173,7 @@ fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
         }
     }
     let &(from, to, sends, takes) = conflicts.first()?;
-    let is_split = row.calls.iter().flatten().any(|(_, _, call)| {
+    let is_split = instance.calls.iter().flatten().any(|(_, _, call)| {
         !call.signature.input_splits.is_empty() || !call.signature.output_splits.is_empty()
     });
     let (culprits, alternatives) = blame(&conflicts, members);
@@ -188,10 +189,10 @@ fn pairs(row: &InstanceCalls<'_>, members: usize) -> Option<Found> {
         alternatives,
         fault: format!(
             "rank {} sends {sends} elements to {}, which expects {takes}{more}",
-            row.ranks[from],
+            instance.ranks[from],
             match from == to {
                 true => "itself".to_owned(),
-                false => format!("rank {}", row.ranks[to]),
+                false => format!("rank {}", instance.ranks[to]),
             }
         ),
         proof: vec![from, to],
@@ -212,18 +213,22 @@ fn blame(conflicts: &[(usize, usize, u64, u64)], members: usize) -> (Vec<usize>,
     match in_all.as_slice() {
         [] => (Vec::new(), Vec::new()),
         [one] => (vec![*one], Vec::new()),
-        several => (Vec::new(), several.iter().map(|&one| vec![one]).collect()),
+        several => (
+            Vec::new(),
+            several.iter().map(|&member| vec![member]).collect(),
+        ),
     }
 }
 
 /// Compares the sum of all sends with the sum of all receives: it shows a difference also where the records lack the
 /// sizes of pairs.
-fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
-    if !row.is_full() {
+fn sums(instance: &InstanceCalls<'_>) -> Option<Found> {
+    if !instance.is_full() {
         return None;
     }
     let calls = || {
-        row.calls
+        instance
+            .calls
             .iter()
             .flatten()
             .map(|&(_, _, call)| &call.signature)
@@ -264,7 +269,7 @@ fn sums(row: &InstanceCalls<'_>) -> Option<Found> {
 }
 
 /// Members whose calls name parts that are not empty: the root, and every other member that takes itself for the root.
-fn roots_of(row: &InstanceCalls<'_>) -> Vec<usize> {
+fn roots_of(instance: &InstanceCalls<'_>) -> Vec<usize> {
     let names_parts = |call: &Call| {
         let signature = &call.signature;
         let sizes = if call.op.pattern() == Pattern::Gather {
@@ -278,17 +283,17 @@ fn roots_of(row: &InstanceCalls<'_>) -> Vec<usize> {
             .fold(1u64, |product, &n| product.saturating_mul(n));
         !sizes.is_empty() && elements > 0
     };
-    let calls = row.calls.iter().enumerate();
+    let calls = instance.calls.iter().enumerate();
     calls
         .filter(|(_, issued)| issued.is_some_and(|(_, _, call)| names_parts(call)))
         .map(|(member, _)| member)
         .collect()
 }
 
-fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
-    let found = roots_of(row);
-    let past = past_root(ctx, row);
-    let known: Vec<usize> = row
+fn roots(ctx: &Context<'_>, instance: &InstanceCalls<'_>) -> Option<Found> {
+    let found = roots_of(instance);
+    let past = past_root(ctx, instance);
+    let known: Vec<usize> = instance
         .calls
         .iter()
         .enumerate()
@@ -299,7 +304,7 @@ fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
         [_] => None,
         // A recorder that names the parts on every member identifies no root.
         several if several.len() == known.len() && several.len() > 2 => None,
-        [] if !row.is_full() || past.is_none() => None,
+        [] if !instance.is_full() || past.is_none() => None,
         [] => Some(Found {
             code: Code::E114,
             culprits: past.into_iter().collect(),
@@ -309,7 +314,10 @@ fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
             proof: past.into_iter().collect(),
         }),
         several => {
-            let ranks: Vec<Rank> = several.iter().map(|&member| row.ranks[member]).collect();
+            let ranks: Vec<Rank> = several
+                .iter()
+                .map(|&member| instance.ranks[member])
+                .collect();
             let wrong: Vec<usize> = several
                 .iter()
                 .copied()
@@ -330,31 +338,39 @@ fn roots(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<Found> {
 
 /// The root of the newest of the group's 8 previous operations of the same kind in which exactly one recorded member
 /// names parts; `None` if there is none.
-fn past_root(ctx: &Context<'_>, row: &InstanceCalls<'_>) -> Option<usize> {
-    let op = row.op()?;
-    let &(record, ..) = row.calls.iter().flatten().next()?;
+fn past_root(ctx: &Context<'_>, instance: &InstanceCalls<'_>) -> Option<usize> {
+    let op = instance.op()?;
+    let &(record, ..) = instance.calls.iter().flatten().next()?;
     let lane = ctx.aligned.lanes[record]
         .iter()
-        .find(|lane| lane.group == row.group)?;
+        .find(|lane| lane.group == instance.group)?;
     let earlier = lane
         .collectives
         .iter()
         .rev()
         .map(|&position| ctx.aligned.op(record, position));
-    let earlier = earlier.filter(|earlier| earlier.kind == op && earlier.seq < row.seq);
+    let earlier = earlier.filter(|earlier| earlier.kind == op && earlier.seq < instance.seq);
     let mut roots = earlier
         .take(8)
-        .map(|earlier| roots_of(&InstanceCalls::new(ctx, row.group, earlier.seq)));
+        .map(|earlier| roots_of(&InstanceCalls::new(ctx, instance.group, earlier.seq)));
     roots.find_map(|roots| match roots.as_slice() {
         [root] => Some(*root),
         _ => None,
     })
 }
 
-fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found) -> FindingDraft {
-    let op_ref = ctx.op_ref(row.group, row.seq);
+fn draft(
+    ctx: &Context<'_>,
+    instance: &InstanceCalls<'_>,
+    place: usize,
+    found: Found,
+) -> FindingDraft {
+    let op_ref = ctx.op_ref(instance.group, instance.seq);
     let ranks_of = |members: &[usize]| -> Vec<Rank> {
-        let mut ranks: Vec<Rank> = members.iter().map(|&member| row.ranks[member]).collect();
+        let mut ranks: Vec<Rank> = members
+            .iter()
+            .map(|&member| instance.ranks[member])
+            .collect();
         ranks.sort_unstable();
         ranks
     };
@@ -365,7 +381,7 @@ fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found)
         format!("; the others disagree with {}", format_ranks(&culprits))
     };
     let first = found.culprits.first().or(found.proof.first());
-    let first = first.and_then(|&member| row.calls[member]);
+    let first = first.and_then(|&member| instance.calls[member]);
     let site = first.map_or(String::new(), |(record, position, _)| {
         ctx.at_site(ctx.aligned.op(record, position))
     });
@@ -373,7 +389,7 @@ fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found)
         found.code,
         format!(
             "the members of group {} disagree on {} #{}{site}: {}{who}",
-            ctx.group_name(row.group),
+            ctx.group_name(instance.group),
             op_ref.op,
             op_ref.seq,
             found.fault
@@ -389,14 +405,14 @@ fn draft(ctx: &Context<'_>, row: &InstanceCalls<'_>, place: usize, found: Found)
     let mut proof = found.proof;
     proof.dedup();
     for &member in &proof {
-        if let Some((record, position, _)) = row.calls[member] {
+        if let Some((record, position, _)) = instance.calls[member] {
             draft
                 .evidence
-                .push(ctx.evidence(record, position, row.group));
+                .push(ctx.evidence(record, position, instance.group));
             let op = ctx.aligned.op(record, position);
             draft
                 .frames
-                .extend(ctx.frames_of(record, op, Context::in_it(op)));
+                .extend(ctx.frames_of(record, op, Context::waiting_or_failed(op)));
         }
     }
     draft

@@ -72,7 +72,7 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let others: Vec<Node> = inside
         .iter()
         .copied()
-        .filter(|it| !gone.contains(it))
+        .filter(|node| !gone.contains(node))
         .collect();
     let culprits = ctx.ranks(&gone);
     let detail = format!(
@@ -125,7 +125,7 @@ fn gone_record(ctx: &Context<'_>, node: Node) -> Option<usize> {
 }
 
 /// A wait is stated with its time if it lasted at least this long, ms.
-const WORTH_MS: f64 = 100.0;
+const MIN_STATED_MS: f64 = 100.0;
 
 /// The finding on ranks whose processes are gone, and that others miss at this place.
 fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
@@ -136,7 +136,7 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let op_ref = ctx.op_ref_of_place(place);
     let arrived = ctx.graph.arrived[place].len();
     // A shorter wait is not stated: it does not show that a rank is missing, the end of the process does.
-    let waited = ctx.waited_ms(place).filter(|&ms| ms >= WORTH_MS);
+    let waited = ctx.waited_ms(place).filter(|&ms| ms >= MIN_STATED_MS);
     let waited = waited.map(format_time);
     let waiting = match (&ctx.life.end, waited) {
         (Some(_), Some(time)) => count_ranks(
@@ -157,7 +157,7 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
             &ctx.waiting(place, true),
         ),
     };
-    let what = match ctx.graph.places[place] {
+    let verb = match ctx.graph.places[place] {
         Place::Collective { .. } => "never issued",
         Place::Batch { .. } => "never answered",
     };
@@ -166,7 +166,7 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         _ => String::new(),
     };
     let detail = format!(
-        "{}: {} {what} {} #{} on group {}, where {waiting}{last_seen}{}",
+        "{}: {} {verb} {} #{} on group {}, where {waiting}{last_seen}{}",
         ctx.whole_host(&records),
         if culprits.len() == 1 { "it" } else { "they" },
         op_ref.op,
@@ -215,10 +215,10 @@ impl Check for UnmissedProcessGone {
         }
         let accused = |rank: Rank| so_far.iter().any(|draft| draft.culprits.contains(&rank));
         let mut gone: Vec<(Rank, usize)> = Vec::new();
-        for (at, record) in ctx.aligned.records.iter().enumerate() {
+        for (index, record) in ctx.aligned.records.iter().enumerate() {
             let known = gone.iter().any(|&(rank, _)| rank == record.rank);
-            if !known && !accused(record.rank) && is_noticed(ctx, at) {
-                gone.push((record.rank, at));
+            if !known && !accused(record.rank) && is_noticed(ctx, index) {
+                gone.push((record.rank, index));
             }
         }
         if gone.is_empty() {
@@ -419,7 +419,12 @@ fn ended_ns(ctx: &Context<'_>, record: usize, op: &Op) -> i64 {
     by_host.saturating_sub(ctx.aligned.offsets_ns[record])
 }
 
-fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usize) -> FindingDraft {
+fn failed_draft(
+    ctx: &Context<'_>,
+    first: &Failure,
+    together: &[Rank],
+    failure_count: usize,
+) -> FindingDraft {
     let op = ctx.aligned.op(first.record, first.position);
     let rank = ctx.aligned.records[first.record].rank;
     let lane = &ctx.aligned.lanes[first.record][usize::from(op.group)];
@@ -439,7 +444,7 @@ fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usiz
         0 => "",
         _ => ", long before its time-out",
     };
-    let is_it = |place: &Place| match *place {
+    let is_place_of_failure = |place: &Place| match *place {
         Place::Collective { group, seq } => {
             !op.kind.is_p2p() && (group, seq) == (lane.group, op.seq)
         }
@@ -450,7 +455,7 @@ fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usiz
             record == first.record && halves.any(|half| half.position == first.position)
         }
     };
-    let place = ctx.graph.places.iter().position(is_it);
+    let place = ctx.graph.places.iter().position(is_place_of_failure);
     let missing = place.map_or(&[][..], |place| &ctx.graph.missing[place]);
     let missing: Vec<Node> = missing.iter().map(|&(node, _)| node).collect();
     let who_came = match missing.as_slice() {
@@ -470,7 +475,7 @@ fn failed_draft(ctx: &Context<'_>, first: &Failure, together: &[Rank], all: usiz
     };
     let mut draft = FindingDraft::from(Finding::rank_failed(culprits, sentence));
     if together.len() == 1 {
-        draft.confidence = if all == 1 { 0.8 } else { 0.6 };
+        draft.confidence = if failure_count == 1 { 0.8 } else { 0.6 };
     } else {
         draft.alternatives = together.iter().take(16).map(|&rank| vec![rank]).collect();
         draft.confidence = 0.4;

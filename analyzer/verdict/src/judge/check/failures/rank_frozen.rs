@@ -22,7 +22,7 @@ pub(crate) struct RankFrozen;
 /// with rcomm's runtime, and one with rcomm's recorder for PyTorch.
 const STOPPED_NS: i64 = 1_000_000_000;
 /// A next step lists at most this many processes.
-const MOST_PIDS: usize = 8;
+const MAX_PIDS: usize = 8;
 /// A busy host does not delay the watchdog's rounds for this long, ns.
 const SILENT_NS: i64 = 5_000_000_000;
 
@@ -30,7 +30,7 @@ const SILENT_NS: i64 = 5_000_000_000;
 #[derive(Clone, Copy, PartialEq)]
 enum Frozen {
     Stopped(Stop),
-    /// Its watchdog makes no rounds.
+    /// The rank's watchdog makes no rounds.
     Silent,
 }
 
@@ -94,7 +94,7 @@ fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
     (alone && silent.is_some_and(|ns| ns >= limit)).then_some(Frozen::Silent)
 }
 
-/// The record of a rank that is frozen, and why.
+/// The record of a rank that is frozen, and why; `None` if the rank is not frozen.
 fn frozen_rank(ctx: &Context<'_>, node: Node) -> Option<(usize, Frozen)> {
     let mut records = ctx.aligned.records_of(ctx.rank(node));
     records.find_map(|record| Some((record, frozen(ctx, record)?)))
@@ -258,8 +258,8 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
     let over = ctx.life.end.is_some();
     let records: Vec<RecordIx> = frozen.iter().map(|&(_, record, _)| record).collect();
     let whose = match culprits.as_slice() {
-        [one] => format!(
-            "the process of rank {one} {}",
+        [rank] => format!(
+            "the process of rank {rank} {}",
             if over { "was" } else { "is" }
         ),
         many => format!(
@@ -324,7 +324,7 @@ fn detach(ctx: &Context<'_>, records: &[RecordIx]) -> String {
 }
 
 fn go_on(ctx: &Context<'_>, records: &[RecordIx]) -> String {
-    let parts = ctx.processes(records, MOST_PIDS).into_iter();
+    let parts = ctx.processes(records, MAX_PIDS).into_iter();
     let parts: Vec<String> = parts
         .map(|(pids, on_host)| format!("`kill -CONT {pids}`{on_host}"))
         .collect();
@@ -337,7 +337,7 @@ fn go_on(ctx: &Context<'_>, records: &[RecordIx]) -> String {
 }
 
 fn look_at_load(ctx: &Context<'_>, records: &[RecordIx]) -> String {
-    let parts = ctx.processes(records, MOST_PIDS).into_iter();
+    let parts = ctx.processes(records, MAX_PIDS).into_iter();
     let parts: Vec<String> = parts.map(|(pids, on_host)| pids + &on_host).collect();
     let (states, its_host) = match (records.len(), parts.len()) {
         (1, _) => ("state of process", "its host"),

@@ -32,16 +32,18 @@ impl Check for RecordedFailure {
         let recorded = recorded(ctx);
         let of_kind = |kind| -> Vec<Recorded<'_>> {
             let recorded = recorded.iter().copied();
-            recorded.filter(|one| one.failure.kind == kind).collect()
+            recorded
+                .filter(|recorded| recorded.failure.kind == kind)
+                .collect()
         };
         let given_up = given_up_ns(&recorded);
         let mut lost = of_kind(FailureKind::PeerGone);
-        lost.retain(|one| !one.failure.text.contains(RUNS));
-        let after = lost.split_off(lost.partition_point(|one| one.at_ns < given_up));
+        lost.retain(|recorded| !recorded.failure.text.contains(RUNS));
+        let lost_after = lost.split_off(lost.partition_point(|recorded| recorded.at_ns < given_up));
         let draft = gone(ctx, &lost)
             .or_else(|| late(ctx, &of_kind(FailureKind::Timeout)))
             .or_else(|| aborted(ctx, &of_kind(FailureKind::Abort)))
-            .or_else(|| gone(ctx, &after))
+            .or_else(|| gone(ctx, &lost_after))
             .or_else(|| errors(ctx, &of_kind(FailureKind::Backend)));
         draft.into_iter().collect()
     }
@@ -55,7 +57,7 @@ const RUNS: &str = "its process still runs";
 #[derive(Clone, Copy)]
 pub(super) struct Recorded<'a> {
     pub(super) record: usize,
-    /// When it happened, common time, ns.
+    /// When the failure happened, common time, ns.
     pub(super) at_ns: i64,
     pub(super) failure: &'a Failure,
 }
@@ -63,12 +65,12 @@ pub(super) struct Recorded<'a> {
 /// When the first rank gave up at a time-out or aborted a group, common time, ns; `i64::MAX` if none did. Ranks that
 /// are lost later left because the first gave up.
 fn given_up_ns(recorded: &[Recorded<'_>]) -> i64 {
-    let mut all = recorded.iter();
-    let first = all.find(|one| match one.failure.kind {
-        FailureKind::Timeout => !one.failure.ranks.is_empty(),
+    let mut found = recorded.iter();
+    let first = found.find(|recorded| match recorded.failure.kind {
+        FailureKind::Timeout => !recorded.failure.ranks.is_empty(),
         kind => kind == FailureKind::Abort,
     });
-    first.map_or(i64::MAX, |one| one.at_ns)
+    first.map_or(i64::MAX, |recorded| recorded.at_ns)
 }
 
 /// Whether ranks gave up before this common time, ns: at a time-out that names others, or by an abort.
@@ -79,10 +81,10 @@ pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
 /// The first failure that a rank recorded and has not overcome, in one sentence, whether it is settled or not. That a
 /// group was closed is no failure.
 pub(crate) fn first_recorded_failure(ctx: &Context<'_>) -> Option<String> {
-    let all = lasting(ctx).into_iter();
-    let first = all
-        .filter(|one| one.failure.kind != FailureKind::Cancelled)
-        .min_by_key(|one| (one.at_ns, ctx.aligned.records[one.record].rank))?;
+    let found = lasting(ctx).into_iter();
+    let first = found
+        .filter(|recorded| recorded.failure.kind != FailureKind::Cancelled)
+        .min_by_key(|recorded| (recorded.at_ns, ctx.aligned.records[recorded.record].rank))?;
     Some(format!(
         "rank {} recorded an error{} at {}{}; nothing that is recorded waits because of it",
         ctx.aligned.records[first.record].rank,
@@ -95,21 +97,21 @@ pub(crate) fn first_recorded_failure(ctx: &Context<'_>) -> Option<String> {
 /// All recorded failures that are settled, not overcome, and do not follow from the end that the launcher was asked
 /// for, ordered by time.
 fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
-    let mut all = lasting(ctx);
-    all.retain(|one| ctx.life.is_settled(one.at_ns));
-    all.sort_by_key(|one| {
+    let mut found = lasting(ctx);
+    found.retain(|recorded| ctx.life.is_settled(recorded.at_ns));
+    found.sort_by_key(|recorded| {
         (
-            one.at_ns,
-            ctx.aligned.records[one.record].rank,
-            one.failure.id,
+            recorded.at_ns,
+            ctx.aligned.records[recorded.record].rank,
+            recorded.failure.id,
         )
     });
-    all
+    found
 }
 
 /// All recorded failures that are not overcome and do not follow from the end that the launcher was asked for.
 fn lasting<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
-    let mut all: Vec<Recorded<'a>> = Vec::new();
+    let mut found: Vec<Recorded<'a>> = Vec::new();
     // While the job goes on in other groups, no rank waits because of the failure.
     let overdue_ns = i64::try_from(ctx.policy.overdue.as_nanos()).unwrap_or(i64::MAX);
     let now = ctx.life.end.is_none().then(|| ctx.as_of_ns()).flatten();
@@ -119,26 +121,27 @@ fn lasting<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
         let offset = ctx.aligned.offsets_ns[record];
         let failures = full_record.failures.iter();
         let open = failures.filter(|failure| !is_overcome(ctx.aligned, record, failure, recent_ns));
-        all.extend(open.map(|failure| Recorded {
+        found.extend(open.map(|failure| Recorded {
             record,
             at_ns: failure.time_ns.saturating_sub(offset),
             failure,
         }));
     }
-    all.retain(|one| !follows_from_the_end(ctx, one));
-    all
+    found.retain(|recorded| !follows_from_the_end(ctx, recorded));
+    found
 }
 
 /// Whether a failure follows from the signal by which the launcher was asked to end the job: a program that raises
 /// `KeyboardInterrupt` aborts its group, and its peers lose it. A time-out does not follow from it if its operation was
 /// already overdue when the signal came.
-fn follows_from_the_end(ctx: &Context<'_>, one: &Recorded<'_>) -> bool {
-    if !ctx.life.is_being_ended(one.at_ns) {
+fn follows_from_the_end(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
+    if !ctx.life.is_being_ended(recorded.at_ns) {
         return false;
     }
-    let operation = operation(ctx, one).filter(|_| one.failure.kind == FailureKind::Timeout);
+    let operation =
+        operation(ctx, recorded).filter(|_| recorded.failure.kind == FailureKind::Timeout);
     operation.is_none_or(|(_, op)| {
-        let issued = ctx.aligned.created_ns(one.record, op);
+        let issued = ctx.aligned.created_ns(recorded.record, op);
         let age = ctx.life.asked_ns().saturating_sub(issued);
         let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
         age < ctx
@@ -151,10 +154,10 @@ fn follows_from_the_end(ctx: &Context<'_>, one: &Recorded<'_>) -> bool {
 fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let named: BTreeSet<Rank> = failures
         .iter()
-        .flat_map(|one| &one.failure.ranks)
+        .flat_map(|recorded| &recorded.failure.ranks)
         .copied()
         .collect();
-    let rank_of = |one: &Recorded<'_>| ctx.aligned.records[one.record].rank;
+    let rank_of = |recorded: &Recorded<'_>| ctx.aligned.records[recorded.record].rank;
     let suffered: BTreeSet<Rank> = failures.iter().map(rank_of).collect();
     let lost_none: Vec<Rank> = named.difference(&suffered).copied().collect();
     // If each of them lost another, the first report is closest to the cause.
@@ -162,7 +165,13 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
         true => failures.first()?.failure.ranks.clone(),
         false => lost_none,
     };
-    let about = |one: &&Recorded<'_>| one.failure.ranks.iter().any(|rank| culprits.contains(rank));
+    let about = |recorded: &&Recorded<'_>| {
+        recorded
+            .failure
+            .ranks
+            .iter()
+            .any(|rank| culprits.contains(rank))
+    };
     let witnesses: BTreeSet<Rank> = failures.iter().filter(about).map(rank_of).collect();
     let witness = failures.iter().find(about)?;
     let witnesses: Vec<Rank> = witnesses.into_iter().collect();
@@ -268,9 +277,9 @@ impl WorldSizes {
             "the ranks were given different world sizes: {}",
             given.join(", ")
         );
-        let number = |at: usize| self.0.iter().rev().nth(at).map(|(_, ranks)| ranks.len());
+        let rank_count = |nth: usize| self.0.iter().rev().nth(nth).map(|(_, ranks)| ranks.len());
         let others = &self.0[..self.0.len() - 1];
-        if number(0) > number(1) {
+        if rank_count(0) > rank_count(1) {
             let culprits = others.iter().flat_map(|(_, ranks)| ranks.clone());
             return recorded_error(ctx, first, culprits.collect(), sentence);
         }
@@ -303,20 +312,23 @@ pub(super) fn text(failure: &Failure) -> String {
 }
 
 /// The operation that a failure ended, with its group; `None` if no record of the process holds it.
-pub(super) fn operation<'a>(ctx: &'a Context<'_>, one: &Recorded<'_>) -> Option<(usize, &'a Op)> {
-    let failed = one.failure.operation?;
-    let full_record = &ctx.aligned.records[one.record];
+pub(super) fn operation<'a>(
+    ctx: &'a Context<'_>,
+    recorded: &Recorded<'_>,
+) -> Option<(usize, &'a Op)> {
+    let failed = recorded.failure.operation?;
+    let full_record = &ctx.aligned.records[recorded.record];
     let op = full_record.operation(failed.record_id)?;
-    let group = ctx.aligned.lanes[one.record]
+    let group = ctx.aligned.lanes[recorded.record]
         .get(usize::from(op.group))?
         .group;
     Some((group, op))
 }
 
 /// A part of a sentence, like ` in all_reduce #5 on group dp`; empty if the operation is not recorded.
-fn inside(ctx: &Context<'_>, one: &Recorded<'_>) -> String {
-    operation(ctx, one).map_or(String::new(), |(_, op)| {
-        format!(" in {}", ctx.describe_op(one.record, op))
+fn inside(ctx: &Context<'_>, recorded: &Recorded<'_>) -> String {
+    operation(ctx, recorded).map_or(String::new(), |(_, op)| {
+        format!(" in {}", ctx.describe_op(recorded.record, op))
     })
 }
 

@@ -37,7 +37,7 @@ impl Check for StoreLost {
             .collect();
         let silent: Vec<&Asked> = asked
             .iter()
-            .filter(|one| one.silent_ns >= SILENT_NS)
+            .filter(|asker| asker.silent_ns >= SILENT_NS)
             .collect();
         if silent.len() < 2 || silent.len() * 2 <= asked.len() {
             return Vec::new();
@@ -51,7 +51,7 @@ impl Check for StoreLost {
 struct Asked {
     rank: Rank,
     end: LinkEnd,
-    /// Since when its request waits, common time, ns.
+    /// Since when the rank's request waits, common time, ns.
     since_ns: i64,
     /// For how long the request had waited at the newest round of the rank's watchdog, ns; 0 if none waits.
     silent_ns: i64,
@@ -78,9 +78,13 @@ fn silence(record: &Record, link: &PeerLink) -> i64 {
 }
 
 fn draft(silent: &[&Asked], asked: usize, explained: bool) -> FindingDraft {
-    let ranks: Vec<Rank> = silent.iter().map(|one| one.rank).collect();
-    let longest = silent.iter().map(|one| one.silent_ns).max().unwrap_or(0);
-    let since = silent.iter().map(|one| one.since_ns).min().unwrap_or(0);
+    let ranks: Vec<Rank> = silent.iter().map(|asker| asker.rank).collect();
+    let longest = silent
+        .iter()
+        .map(|asker| asker.silent_ns)
+        .max()
+        .unwrap_or(0);
+    let since = silent.iter().map(|asker| asker.since_ns).min().unwrap_or(0);
     let (whose, culprits, next) = match silent[0].end {
         LinkEnd::StoreAtRank(rank) | LinkEnd::Rank(rank) => (
             format!("the store, which rank {rank} serves, had"),

@@ -58,9 +58,9 @@ fn absent(ctx: &Context<'_>, wait: &Wait<'_>, at_ns: i64) -> Vec<Rank> {
         .collect()
 }
 
-/// The wait of a rank that a time-out of a collective names in that same collective, if its record shows that it had
-/// issued it and not completed it by then: it had arrived. A collective passes data from rank to rank, so the rank that
-/// was waited for directly may itself wait for the one that is missing.
+/// The wait of a rank that a time-out of a collective names in that same collective, if its record shows that the rank
+/// had arrived: that it had issued the collective and not completed it by then. A collective passes data from rank to
+/// rank, so the rank that was waited for directly may itself wait for the one that is missing.
 fn wait_inside<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<Wait<'a>> {
     let record = ctx.aligned.record_of(rank)?;
     let (group, timed_out) = operation(ctx, witness).filter(|(_, op)| !op.is_p2p)?;
@@ -92,25 +92,25 @@ enum Cause<'f, 'a> {
 /// Starts at the first time-out and follows the waits of the ranks that it names: a rank that was itself waiting for
 /// others is not the cause. `None` if no time-out names a rank, or the waits in operations form a cycle.
 fn first_cause<'f, 'a>(ctx: &'f Context<'_>, failures: &[Recorded<'a>]) -> Option<Cause<'f, 'a>> {
-    let named = |one: &&Recorded<'_>| !one.failure.ranks.is_empty();
+    let named = |timeout: &&Recorded<'_>| !timeout.failure.ranks.is_empty();
     let mut witness = *failures.iter().find(named)?;
     let mut culprits = witness.failure.ranks.clone();
     let mut within = None;
     let mut seen: BTreeSet<Rank> = BTreeSet::new();
     loop {
         let mut next = None;
-        // If some of them had not arrived, those that had do not matter.
+        // If some culprits had not arrived, those that had do not matter.
         let arrived = |rank: &Rank| wait_inside(ctx, *rank, &witness).is_some();
         let all_arrived = within.is_none() && culprits.iter().all(arrived);
         for &rank in &culprits {
-            let of_rank = |one: &&Recorded<'a>| rank_of(ctx, one) == rank;
-            let on_others = |one: &&Recorded<'a>| !one.failure.ranks.contains(&rank);
+            let of_rank = |timeout: &&Recorded<'a>| rank_of(ctx, timeout) == rank;
+            let on_others = |timeout: &&Recorded<'a>| !timeout.failure.ranks.contains(&rank);
             let mut timeouts = failures.iter().filter(named).filter(of_rank);
             // At the start and at the end of a job no operation shows that the rank waited.
             if witness.failure.operation.is_none()
                 && let Some(timeout) = timeouts
                     .clone()
-                    .filter(|one| waited_too(ctx, &witness, one))
+                    .filter(|timeout| waited_too(ctx, &witness, timeout))
                     .find(on_others)
             {
                 next = Some((*timeout, None, timeout.failure.ranks.clone()));
@@ -127,7 +127,7 @@ fn first_cause<'f, 'a>(ctx: &'f Context<'_>, failures: &[Recorded<'a>]) -> Optio
                 None if !absent.is_empty() && !absent.contains(&rank) => {
                     Some((witness, Some(wait), absent))
                 }
-                // It waited for no member that is known.
+                // The rank waited for no member that is known.
                 None => continue,
             };
             break;
@@ -142,8 +142,8 @@ fn first_cause<'f, 'a>(ctx: &'f Context<'_>, failures: &[Recorded<'a>]) -> Optio
     }
 }
 
-fn rank_of(ctx: &Context<'_>, one: &Recorded<'_>) -> Rank {
-    ctx.aligned.records[one.record].rank
+fn rank_of(ctx: &Context<'_>, timeout: &Recorded<'_>) -> Rank {
+    ctx.aligned.records[timeout.record].rank
 }
 
 /// Whether a rank whose time-out belongs to no operation already waited when the witness gave up: then its own time-out
@@ -166,17 +166,20 @@ fn outside_operations<'f, 'a>(
 ) -> Option<Cause<'f, 'a>> {
     let outside: Vec<&Recorded<'a>> = failures
         .iter()
-        .filter(|one| one.failure.operation.is_none() && !one.failure.ranks.is_empty())
+        .filter(|timeout| timeout.failure.operation.is_none() && !timeout.failure.ranks.is_empty())
         .collect();
-    let witnesses: BTreeSet<Rank> = outside.iter().map(|one| rank_of(ctx, one)).collect();
+    let witnesses: BTreeSet<Rank> = outside
+        .iter()
+        .map(|timeout| rank_of(ctx, timeout))
+        .collect();
     let named: BTreeSet<Rank> = outside
         .iter()
-        .flat_map(|one| &one.failure.ranks)
+        .flat_map(|timeout| &timeout.failure.ranks)
         .copied()
         .collect();
     let names = |by: Rank, rank: Rank| {
-        let mut by_rank = outside.iter().filter(|one| rank_of(ctx, one) == by);
-        by_rank.any(|one| one.failure.ranks.contains(&rank))
+        let mut by_rank = outside.iter().filter(|timeout| rank_of(ctx, timeout) == by);
+        by_rank.any(|timeout| timeout.failure.ranks.contains(&rank))
     };
     let by_all = |rank: &&Rank| {
         let mut others = witnesses.iter().filter(|by| by != rank);
@@ -184,7 +187,9 @@ fn outside_operations<'f, 'a>(
     };
     let mut by_all = named.iter().filter(by_all);
     if let (Some(&rank), None) = (by_all.next(), by_all.next()) {
-        let witness = outside.iter().find(|one| one.failure.ranks == [rank])?;
+        let witness = outside
+            .iter()
+            .find(|timeout| timeout.failure.ranks == [rank])?;
         return Some(Cause::Found(**witness, None, vec![rank]));
     }
     Some(Cause::OneOf(
@@ -203,11 +208,11 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
     if let Some(wait) = within {
         return Some(absent_elsewhere(ctx, witness, &wait, culprits));
     }
-    let same = |one: &&Recorded<'_>| one.failure.ranks == culprits;
+    let names_culprits = |timeout: &&Recorded<'_>| timeout.failure.ranks == culprits;
     let witnesses: BTreeSet<Rank> = failures
         .iter()
-        .filter(same)
-        .map(|one| ctx.aligned.records[one.record].rank)
+        .filter(names_culprits)
+        .map(|timeout| ctx.aligned.records[timeout.record].rank)
         .collect();
     let witnesses: Vec<Rank> = witnesses
         .into_iter()

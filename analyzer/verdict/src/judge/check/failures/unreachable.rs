@@ -52,7 +52,7 @@ impl Check for Unreachable {
         if !between.is_empty() {
             drafts.push(match links.hub(&between) {
                 Some(hub) if across.is_empty() && good.is_empty() => {
-                    cut_off(ctx, &links, &links.others(hub), &between)
+                    cut_off(ctx, &links, &links.ranks_except(hub), &between)
                 }
                 _ => broken(ctx, &links, &between),
             });
@@ -71,7 +71,7 @@ fn pair(a: Rank, b: Rank) -> Pair {
 /// What one rank recorded of a link.
 #[derive(Clone, Copy)]
 struct End<'a> {
-    /// To subtract from the rank's clock to get common time, ns.
+    /// The offset to subtract from the rank's clock to get common time, ns.
     offset_ns: i64,
     link: &'a PeerLink,
 }
@@ -115,13 +115,13 @@ impl<'a> Links<'a> {
         }
         let mut bad: BTreeMap<Pair, i64> = BTreeMap::new();
         for (&(from, to), end) in &ends {
-            let back = ends.get(&(to, from));
+            let reverse = ends.get(&(to, from));
             // A process that ends resets its connections, and records nothing of that.
             let reset = |end: &End<'_>| is_network_error(end.link.errno);
-            let since = match (end.link.is_silent(), back) {
+            let since = match (end.link.is_silent(), reverse) {
                 (true, _) => end.last_sign_ns(),
-                (false, Some(back)) if reset(end) && reset(back) => {
-                    end.sampled_ns().min(back.sampled_ns())
+                (false, Some(reverse)) if reset(end) && reset(reverse) => {
+                    end.sampled_ns().min(reverse.sampled_ns())
                 }
                 (false, _) => continue,
             };
@@ -147,8 +147,8 @@ impl<'a> Links<'a> {
         Self { ends, bad, good }
     }
 
-    /// Links that the system of the first rank's host aborted, each with the time, common time, ns. Links that broke
-    /// later are consequences: ranks that fail close theirs.
+    /// Links that the system of the first rank's host aborted, each with when it did, common time, ns. Links that broke
+    /// later are consequences: ranks that fail close their links.
     fn aborted(&self) -> BTreeMap<(Rank, Rank), i64> {
         let ends = self.ends.iter();
         let aborted = ends.filter(|(_, end)| end.link.errno == ABORTED);
@@ -183,9 +183,9 @@ impl<'a> Links<'a> {
         hub.filter(|_| pairs.len() > 1)
     }
 
-    fn others(&self, than: Rank) -> BTreeSet<Rank> {
+    fn ranks_except(&self, except: Rank) -> BTreeSet<Rank> {
         let ranks = self.bad.keys().flat_map(|&(a, b)| [a, b]);
-        ranks.filter(|&rank| rank != than).collect()
+        ranks.filter(|&rank| rank != except).collect()
     }
 
     /// Whether what `from` sent to `to` got there; `None` if the records do not show it, or nothing was on its way.
@@ -279,11 +279,11 @@ fn cut_off(
 
 /// The finding on connections that were aborted on one end's host.
 fn aborted_there(ctx: &Context<'_>, aborted: &BTreeMap<(Rank, Rank), i64>) -> FindingDraft {
-    let set = |ranks: &mut dyn Iterator<Item = Rank>| -> Vec<Rank> {
+    let distinct = |ranks: &mut dyn Iterator<Item = Rank>| -> Vec<Rank> {
         ranks.collect::<BTreeSet<_>>().into_iter().collect()
     };
-    let culprits = set(&mut aborted.keys().map(|&(there, _)| there));
-    let peers = set(&mut aborted.keys().map(|&(_, peer)| peer));
+    let culprits = distinct(&mut aborted.keys().map(|&(rank, _)| rank));
+    let peers = distinct(&mut aborted.keys().map(|&(_, peer)| peer));
     let first = aborted.values().copied().min().unwrap_or(0);
     let (noun, whose) = match culprits.len() {
         1 => ("host", "its"),

@@ -58,18 +58,18 @@ pub(super) struct MinorityRank {
     by_past: bool,
     /// Place where the rank is missed.
     pub(super) missed_at: usize,
-    /// Place where it waits instead.
+    /// Place where the rank waits instead.
     waits_at: usize,
 }
 
 fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
-    let cycle = walk(ctx, ranks, places);
+    let cycle = shortest_cycle(ctx, ranks, places);
     let minority = strongest_minority(ctx, ranks, places);
     let mut draft = if minority.is_empty() || minority.len() * 2 > ranks.len() {
         ambiguous(ctx, ranks, places)
     } else {
         let mut draft = blamed(ctx, &minority);
-        if minority.iter().any(|one| one.by_past) {
+        if minority.iter().any(|odd| odd.by_past) {
             draft.confidence = 0.6;
             draft.alternatives = sides(ctx, ranks, places);
             draft.doubts.push(
@@ -80,12 +80,12 @@ fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
         draft
     };
     draft.cycle = ctx.ranks(&cycle);
-    let of_finding = draft.at.as_ref().map(|op_ref| op_ref.group);
+    let finding_group = draft.at.as_ref().map(|op_ref| op_ref.group);
     for &place in places_of(ctx, &cycle, places).iter().take(16) {
         let group = ctx.group_at(place);
         let mut evidence = ctx.evidence_of_place(place, 1);
-        for one in &mut evidence {
-            one.group = (of_finding != Some(group)).then(|| ctx.group_ref(group));
+        for entry in &mut evidence {
+            entry.group = (finding_group != Some(group)).then(|| ctx.group_ref(group));
         }
         draft.evidence.extend(evidence);
     }
@@ -157,7 +157,7 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
         if let Some(op) = ctx.last_op(record) {
             draft
                 .frames
-                .extend(ctx.frames_of(record, op, Context::in_it(op)));
+                .extend(ctx.frames_of(record, op, Context::waiting_or_failed(op)));
         }
     }
     draft.next = format!(
@@ -254,17 +254,17 @@ fn waits_at(ctx: &Context<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
 }
 
 fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
-    let all = ctx.ranks(ranks);
+    let in_cycle = ctx.ranks(ranks);
     let alternatives = sides(ctx, ranks, places);
     let groups: BTreeSet<_> = places.iter().map(|&place| ctx.group_at(place)).collect();
     let sentence = match groups.len() {
         0 | 1 => format!(
             "{} wait on each other in a cycle; which of them took the wrong order or left an operation out is not known",
-            format_ranks(&all)
+            format_ranks(&in_cycle)
         ),
         _ => format!(
             "{} wait on each other in a cycle across groups; which of them took the wrong order is not known",
-            format_ranks(&all)
+            format_ranks(&in_cycle)
         ),
     };
     let mut draft = FindingDraft::new(Code::E130, sentence);
@@ -386,7 +386,7 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
 }
 
 /// The ranks of a shortest cycle through the first rank: each waits for the next.
-pub(super) fn walk(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Node> {
+pub(super) fn shortest_cycle(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Node> {
     let Some(&start) = ranks.first() else {
         return Vec::new();
     };

@@ -15,13 +15,13 @@ impl Check for LeftTheRing {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let shown = |unkept: &&Unkept| {
-            let same = |draft: &FindingDraft| {
+            let is_same_collective = |draft: &FindingDraft| {
                 let op_ref = draft.at.as_ref();
                 op_ref.is_some_and(|op_ref| {
                     op_ref.group == unkept.group && op_ref.seq == u64::from(unkept.seq)
                 })
             };
-            !unkept.absent.is_empty() && !so_far.iter().any(same)
+            !unkept.absent.is_empty() && !so_far.iter().any(is_same_collective)
         };
         ctx.unkept
             .iter()

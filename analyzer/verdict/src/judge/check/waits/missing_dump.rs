@@ -65,14 +65,17 @@ impl Check for MissingDump {
             places = vec![(*first, block.nodes(ctx))];
         }
         let several = places.len() > 1;
-        let all: Vec<Vec<Rank>> = places.iter().map(|(_, nodes)| ctx.ranks(nodes)).collect();
+        let culprit_sets: Vec<Vec<Rank>> =
+            places.iter().map(|(_, nodes)| ctx.ranks(nodes)).collect();
         let drafts = places.iter().enumerate().map(|(nth, (place, nodes))| {
             let mut draft = draft(ctx, *place, nodes);
             if several {
                 draft.confidence = if nth == 0 { 0.4 } else { 0.3 };
                 draft.is_root = nth == 0;
                 if nth == 0 {
-                    draft.alternatives.extend(all[1..].iter().take(16).cloned());
+                    draft
+                        .alternatives
+                        .extend(culprit_sets[1..].iter().take(16).cloned());
                     draft.by_clock = gap(ctx, places[0].0, places[1].0);
                     draft.doubts.push(
                         "other ranks without a record are waited for too; this one was missed first"
@@ -102,7 +105,7 @@ impl Check for MissingDump {
     }
 }
 
-/// Whether others miss the rank only where its record does not show it for this reason.
+/// Whether others miss the rank only at places that its record does not show, for this reason.
 fn is_missed_for(ctx: &Context<'_>, node: Node, reason: UnknownReason) -> bool {
     let missed = ctx.missed_at(node);
     !missed.is_empty() && (missed.iter()).all(|&(_, why)| why == Missing::Unknown(reason))
@@ -131,7 +134,7 @@ fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64
 /// record, which may itself wait for the readable one.
 fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
     // With more waits than this, the orders are not compared: it would take too long.
-    const MOST: usize = 1 << 14;
+    const MAX_WAITS: usize = 1 << 14;
     let waits: usize = ctx.graph.missing.iter().map(Vec::len).sum();
     // torchcomms records no peers, so the order of its messages proves nothing.
     let lacks_peers = |record: &Record| record.recorder == Recorder::Torchcomms;
@@ -142,7 +145,7 @@ fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
         .wait_roots
         .iter()
         .any(|wait_root| matches!(wait_root, WaitRoot::Unread(_)))
-        || waits > MOST
+        || waits > MAX_WAITS
     {
         return None;
     }
@@ -170,7 +173,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let waited = ctx.waited_ms(place).map_or("waited".to_owned(), |ms| {
         format!("waited {}", format_time(ms))
     });
-    let read = culprits
+    let has_record = culprits
         .iter()
         .any(|&rank| ctx.aligned.record_of(rank).is_some());
     let is_aside = ctx.only_aside(&culprits);
@@ -184,7 +187,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         "{}{together} {}{}; {} in {} #{} on group {} for {}{}",
         format_ranks(&culprits),
         match culprits.len() {
-            _ if read => "left a record that ends before the current operation",
+            _ if has_record => "left a record that ends before the current operation",
             _ if is_aside => "left no record but one that was left aside",
             1 if elsewhere => "took part before and has no ring here",
             _ if elsewhere => "took part before and have no rings here",
@@ -196,7 +199,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         op_ref.seq,
         ctx.group_name(op_ref.group),
         if culprits.len() == 1 { "it" } else { "them" },
-        ctx.in_all(nodes, waiting),
+        ctx.waiting_in_all(nodes, waiting),
     );
     let mut draft = FindingDraft::new(Code::E102, sentence);
     draft.age_ms = ctx.waits_ms(place);
@@ -319,7 +322,7 @@ fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bo
 
 /// Ranks on which the collective of this place failed, ascending, at most 8.
 fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
-    const MOST: usize = 8;
+    const MAX_RANKS: usize = 8;
     let Place::Collective { group, seq } = ctx.graph.places[place] else {
         return Vec::new();
     };
@@ -338,7 +341,7 @@ fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
     });
     let mut failed: Vec<Rank> = failed.map(|&node| ctx.rank(node)).collect();
     failed.sort_unstable();
-    failed.truncate(MOST);
+    failed.truncate(MAX_RANKS);
     failed
 }
 
@@ -350,12 +353,12 @@ fn exclusive_peers(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
         [one, other].map(|end| ranks.get(end as usize).copied())
     });
     let groups = ctx.aligned.groups.iter();
-    let twos = groups.filter_map(|group| match *group.ranks {
+    let groups_of_two = groups.filter_map(|group| match *group.ranks {
         [one, other] => Some([Some(one), Some(other)]),
         _ => None,
     });
     let mut peers: Vec<Rank> = messages
-        .chain(twos)
+        .chain(groups_of_two)
         .filter_map(|ends| match ends {
             [Some(one), Some(other)] if culprits.contains(&one) => Some(other),
             [Some(one), Some(other)] if culprits.contains(&other) => Some(one),
@@ -377,7 +380,7 @@ fn ended_early(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
         .map(|(_, record)| record.rank);
     let mut ended: Vec<Rank> = ended.filter(|rank| !culprits.contains(rank)).collect();
     ended.dedup();
-    // They may all have been ended because of the hang.
+    // The ranks may all have been ended because of the hang.
     if ended.len() * 2 > ctx.aligned.ranks_read() {
         ended.clear();
     }

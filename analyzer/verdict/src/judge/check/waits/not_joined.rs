@@ -102,7 +102,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         &ctx.waiting(place, true),
     );
     let group = ctx.group_name(op_ref.group);
-    let in_all = ctx.in_all(&targets, arrived.len());
+    let in_all = ctx.waiting_in_all(&targets, arrived.len());
     let op = format!("{} #{} on group {group}", op_ref.op, op_ref.seq);
     let have = if held.len() == 1 { "has" } else { "have" };
     let did = match (absent.as_slice(), held.as_slice()) {
@@ -139,7 +139,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         // A few wait for many: they may have issued an operation that no other rank was to issue.
         draft.alternatives.push(ctx.ranks(arrived));
     }
-    // It may be another group that these ranks are making.
+    // These ranks may be making another group.
     let making = draft.culprits.iter();
     let making = making.filter_map(|&rank| unmade_in_words(ctx, rank)).next();
     if unmade {
@@ -191,7 +191,8 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft
 }
 
-/// Whether these ranks recorded, from the start on, which groups they made, and that of the place is not among them.
+/// Whether these ranks recorded, from the start on, which groups they made, and the group of the place is not among
+/// them.
 fn lacks_group(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> bool {
     let group = ctx.group_at(place);
     nodes.iter().all(|&(node, _)| {
@@ -232,9 +233,9 @@ fn leave_open(ctx: &Context<'_>, place: usize, draft: &mut FindingDraft) {
 const SMALL_RING: usize = 256;
 
 fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64 {
-    let mut sure: f64 = if arrived >= nodes.len() { 0.97 } else { 0.8 };
+    let mut confidence: f64 = if arrived >= nodes.len() { 0.97 } else { 0.8 };
     if nodes.len() >= arrived * 3 {
-        sure = 0.6;
+        confidence = 0.6;
     }
     let lossy = nodes.iter().any(|&(node, _)| {
         let mut records = ctx.aligned.records_of(ctx.rank(node));
@@ -248,12 +249,12 @@ fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f
             && records.any(|record| is_small(&ctx.aligned.records[record]))
     });
     if records_no_messages(ctx, nodes) || front_may_be_lost {
-        sure = sure.min(0.6);
+        confidence = confidence.min(0.6);
     }
     if !unread_and_vague(ctx, nodes).is_empty() {
-        sure = sure.min(0.5);
+        confidence = confidence.min(0.5);
     }
-    if lossy { sure * 0.9 } else { sure }
+    if lossy { confidence * 0.9 } else { confidence }
 }
 
 /// Whether one of these ranks has a record by gloo's own recorder, which records no sends and no receives: a rank that
@@ -288,12 +289,12 @@ fn ruled_out(
     let arrived = ctx.graph.arrived[place].len();
     let mut reasons = Vec::new();
     if ctx.disagreement_at(place).is_none() && arrived > 1 {
-        let all = match arrived {
+        let arrived_ranks = match arrived {
             2 => "both".to_owned(),
             many => format!("all {many}"),
         };
         reasons.push(format!(
-            "op_mismatch: {all} arrived ranks issued {}",
+            "op_mismatch: {arrived_ranks} arrived ranks issued {}",
             op_ref.op
         ));
     }

@@ -100,8 +100,8 @@ pub(super) fn in_cycle(
     // Ranks that do the same elsewhere may show which rank left its half out.
     let odd = super::cross_group_deadlock::strongest_minority(ctx, ranks, places);
     // A rank that left out a collective belongs to another check.
-    let in_collective = |one: &super::cross_group_deadlock::MinorityRank| {
-        matches!(ctx.graph.places[one.missed_at], Place::Collective { .. })
+    let in_collective = |rank: &super::cross_group_deadlock::MinorityRank| {
+        matches!(ctx.graph.places[rank.missed_at], Place::Collective { .. })
     };
     if !odd.is_empty() && odd.len() * 2 <= ranks.len() && odd.iter().any(in_collective) {
         return None;
@@ -122,7 +122,7 @@ pub(super) fn in_cycle(
         return Some(undecided(ctx, ranks, places, first, &culprits));
     }
     if decided {
-        culprits = odd.iter().map(|one| one.node).collect();
+        culprits = odd.iter().map(|rank| rank.node).collect();
         culprits.sort_unstable();
     }
     let first = open
@@ -150,7 +150,9 @@ pub(super) fn in_cycle(
                 .to_owned(),
         );
     }
-    draft.cycle = ctx.ranks(&super::cross_group_deadlock::walk(ctx, ranks, places));
+    draft.cycle = ctx.ranks(&super::cross_group_deadlock::shortest_cycle(
+        ctx, ranks, places,
+    ));
     draft.targets = ranks.to_vec();
     Some(draft)
 }
@@ -164,7 +166,7 @@ fn undecided(
     absent: &[Node],
 ) -> FindingDraft {
     let mut draft = draft(ctx, first, absent, Culprits::NotPosted);
-    let cycle = super::cross_group_deadlock::walk(ctx, ranks, places);
+    let cycle = super::cross_group_deadlock::shortest_cycle(ctx, ranks, places);
     draft.cycle = ctx.ranks(&cycle);
     let group = ctx.group_name(ctx.group_at(first));
     let does = |&node: &Node| {
@@ -181,17 +183,17 @@ fn undecided(
     if cycle.len() > SHOWN {
         each.push("and so on".to_owned());
     }
-    let all = format_ranks(&ctx.ranks(ranks));
+    let all_ranks = format_ranks(&ctx.ranks(ranks));
     let each = match each.is_empty() {
         true => String::new(),
         false => format!(": {}", each.join(", ")),
     };
     draft.sentence = format!(
-        "{all} wait for each other on group {group}{each}; which of them took the wrong order or the wrong peer is not \
-         known"
+        "{all_ranks} wait for each other on group {group}{each}; which of them took the wrong order or the wrong peer \
+         is not known"
     );
     draft.next = format!(
-        "compare the peers and the order of the sends and receives that {all} post, or post both in one batch"
+        "compare the peers and the order of the sends and receives that {all_ranks} post, or post both in one batch"
     );
     draft.ruled_out = vec!["not_joined: every rank of the cycle itself waits".to_owned()];
     // The ranks that are not absent remain possible: one may have left out another step and so posted its message too
@@ -330,15 +332,15 @@ fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
         Some((op.kind, op.peer, op.call))
     };
     let wanted = aligned.op(record, first);
-    let like = lane.messages[..count_before(&lane.messages, first)]
+    let similar = lane.messages[..count_before(&lane.messages, first)]
         .iter()
         .rev();
-    let like = like.filter(|&&position| {
+    let similar = similar.filter(|&&position| {
         let op = aligned.op(record, position);
         op.kind == wanted.kind && op.peer == wanted.peer
     });
-    let past: Vec<_> = like
-        .take(PAST)
+    let past: Vec<_> = similar
+        .take(PAST_MESSAGES)
         .filter_map(|&position| before(position))
         .collect();
     before(first).is_some_and(|now| !past.is_empty() && !past.contains(&now))
@@ -347,8 +349,8 @@ fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
 /// Whether the rank's past in the group predicts a collective of these places instead of this message. The prediction
 /// is the step that followed the longest earlier run of steps equal to the newest ones.
 fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
-    const LEAST: usize = 4;
-    const MOST: usize = 64;
+    const MIN_RUN: usize = 4;
+    const MAX_RUN: usize = 64;
     let aligned = ctx.aligned;
     let Some((record, first, lane)) = batch_at(ctx, place) else {
         return false;
@@ -367,16 +369,17 @@ fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
     let Some(last) = steps.len().checked_sub(1) else {
         return false;
     };
-    let like = |index: usize| {
-        let run = (0..=index.min(MOST)).take_while(|&back| step(index - back) == step(last - back));
+    let run_to = |index: usize| {
+        let run =
+            (0..=index.min(MAX_RUN)).take_while(|&back| step(index - back) == step(last - back));
         (run.count(), index)
     };
-    let Some((run, index)) = (0..last).map(like).max() else {
+    let Some((run, index)) = (0..last).map(run_to).max() else {
         return false;
     };
     let expected = aligned.op(record, steps[(index + 1).min(last)]);
     let calls = &aligned.shared.calls;
-    run >= LEAST
+    run >= MIN_RUN
         && places.iter().any(|&other| match ctx.graph.places[other] {
             Place::Collective { group, seq } if group == lane.group => {
                 event::usual_call(aligned, group, seq)
@@ -387,16 +390,16 @@ fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
 }
 
 /// At most this many earlier messages are looked at.
-const PAST: usize = 64;
+const PAST_MESSAGES: usize = 64;
 
 /// What the ranks that a message waits for did.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Culprits {
-    /// They did not post its other half.
+    /// The ranks did not post the message's other half.
     NotPosted,
-    /// One of them did not post it, and it is not known which.
+    /// One of the ranks did not post the other half, and it is not known which.
     AnyOf,
-    /// They posted it, and their devices have not come to it.
+    /// The ranks posted the other half, and their devices have not come to it.
     NotStarted,
 }
 
@@ -444,20 +447,24 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> Find
         format_ranks(&culprits),
         ctx.describe_op(record, op)
     );
-    if let [one] = culprits[..]
-        && let Some(there) = ctx.aligned.record_in(group, one)
+    if let [rank] = culprits[..]
+        && let Some(peer_record) = ctx.aligned.record_in(group, rank)
     {
-        sentence.push_str(&format!("; {}", ctx.last_seen(there)));
+        sentence.push_str(&format!("; {}", ctx.last_seen(peer_record)));
     }
     let mut draft = FindingDraft::new(Code::E120, sentence);
     draft.age_ms = ctx.waits_ms(place);
     draft.confidence = if any_of_them { 0.5 } else { 0.9 };
     draft.evidence.push(ctx.evidence(record, position, group));
     for &rank in culprits.iter().take(4) {
-        if let Some(there) = ctx.aligned.record_in(group, rank) {
-            draft.evidence.extend(ctx.evidence_of_newest(there, group));
-            if let Some(op) = ctx.last_op(there) {
-                draft.frames.extend(ctx.frames_of(there, op, "last_seen"));
+        if let Some(peer_record) = ctx.aligned.record_in(group, rank) {
+            draft
+                .evidence
+                .extend(ctx.evidence_of_newest(peer_record, group));
+            if let Some(op) = ctx.last_op(peer_record) {
+                draft
+                    .frames
+                    .extend(ctx.frames_of(peer_record, op, "last_seen"));
             }
         }
     }

@@ -35,7 +35,7 @@ pub(super) fn tagged(ctx: &Context<'_>, place: usize) -> Option<Ends> {
     Some(((from, send.position), (to, receive.position)))
 }
 
-/// The finding on such a message.
+/// The finding on a message whose tags may differ.
 pub(super) fn draft(ctx: &Context<'_>, place: usize, ends: Ends) -> FindingDraft {
     let ((from, send), (to, receive)) = ends;
     let rank = |record: RecordIx| ctx.aligned.records[record].rank;

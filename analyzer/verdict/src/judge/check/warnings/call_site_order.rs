@@ -69,7 +69,7 @@ impl Places {
         )
     }
 
-    fn at(&self, stack: u32, depth: usize) -> Option<u32> {
+    fn frame(&self, stack: u32, depth: usize) -> Option<u32> {
         let place = *self.0.get(stack as usize)?.get(depth)?;
         (place != NONE).then_some(place)
     }
@@ -84,7 +84,7 @@ struct Row {
 /// The numbers of a group that several members issued.
 #[derive(Default)]
 struct Rows {
-    /// Those that members issued from different stacks, ascending.
+    /// The numbers that members issued from different stacks, ascending.
     differ: Vec<Row>,
     /// Stacks from which all members issued some number.
     alike: HashSet<u32>,
@@ -158,7 +158,7 @@ fn crossing_at(
     members: &[(RecordIx, &Lane)],
     rows: &Rows,
 ) -> Option<Crossing> {
-    let place = |stack: u32| places.at(stack, depth);
+    let place = |stack: u32| places.frame(stack, depth);
     let mut common: HashSet<u32> = rows
         .alike
         .iter()
@@ -208,15 +208,15 @@ fn crossing_at(
     }
     let ([first, second, last], odd) = odd.pop_first()?;
     let row = apart.get(&first)?;
-    let like = members.iter().zip(&row.places);
-    let like = like.filter(|(_, place)| **place == Some(row.usual));
-    let like: Vec<RecordIx> = like.map(|((record, _), _)| *record).collect();
+    let agreeing = members.iter().zip(&row.places);
+    let agreeing = agreeing.filter(|(_, place)| **place == Some(row.usual));
+    let agreeing: Vec<RecordIx> = agreeing.map(|((record, _), _)| *record).collect();
     Some(Crossing {
         group,
         seqs: [first, second],
         last,
-        decided: like.len() * 2 > members.len(),
-        sides: [like, odd],
+        decided: agreeing.len() * 2 > members.len(),
+        sides: [agreeing, odd],
         depth,
     })
 }

@@ -42,13 +42,13 @@ impl Check for ClockUncertain {
 /// The largest error, ns, of a time difference between two ranks after the estimated clock offsets are subtracted: 0 on
 /// one host. `None` if there is no estimate.
 fn uncertainty_ns(ctx: &Context<'_>, ranks: [Rank; 2]) -> Option<i64> {
-    let [a, b] = ranks.map(|rank| ctx.aligned.record_of(rank));
-    let (a, b) = (a?, b?);
+    let [first, second] = ranks.map(|rank| ctx.aligned.record_of(rank));
+    let (first, second) = (first?, second?);
     let host = |record: usize| ctx.aligned.records[record].identity.host.as_str();
-    if a == b || (!host(a).is_empty() && host(a) == host(b)) {
+    if first == second || (!host(first).is_empty() && host(first) == host(second)) {
         return Some(0);
     }
-    sum(ctx.clocks[a]?.spread_ns, ctx.clocks[b]?.spread_ns)
+    sum(ctx.clocks[first]?.spread_ns, ctx.clocks[second]?.spread_ns)
 }
 
 fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>) -> FindingDraft {

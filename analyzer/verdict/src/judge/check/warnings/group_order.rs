@@ -131,7 +131,7 @@ fn invert(ctx: &Context<'_>, groups: [GroupIx; 2], lanes: &[Lanes<'_>]) -> Optio
         let index = order.binary_search_by_key(&first, |&(seq, _)| seq).ok()?;
         Some(order[index].1)
     };
-    // The first group's comes before this number of the second on some, and after it on others.
+    // The first group's operation comes before this number of the second on some, and after it on others.
     let least = orders.iter().filter_map(newest).min()?;
     let later = orders.iter().filter_map(newest).filter(|&seq| seq > least);
     let second = later.min()?;

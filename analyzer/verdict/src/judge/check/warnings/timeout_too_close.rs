@@ -31,7 +31,7 @@ impl Check for TimeoutTooClose {
             let took = op.completed().then(|| op.wait_ms())??;
             (limit > 0).then(|| f64::from(took) / limit as f64)
         };
-        let mut near = 0;
+        let mut near_count = 0;
         let mut worst: Option<(f64, usize, u32)> = None;
         for (record, full_record) in ctx.aligned.records.iter().enumerate() {
             for (position, op) in full_record.ops.iter().enumerate() {
@@ -39,7 +39,7 @@ impl Check for TimeoutTooClose {
                 let Some(share) = share(op).filter(|share| (NEAR..=1.0).contains(share)) else {
                     continue;
                 };
-                near += 1;
+                near_count += 1;
                 if worst.is_none_or(|(most, ..)| share > most) {
                     worst = Some((share, record, position as u32));
                 }
@@ -47,7 +47,7 @@ impl Check for TimeoutTooClose {
         }
         let late = so_far.iter().any(|draft| draft.code == Code::W220);
         let draft = worst.map(|(share, record, position)| {
-            let mut draft = draft(ctx, near, share, record, position);
+            let mut draft = draft(ctx, near_count, share, record, position);
             // If a rank is late, that is the cause.
             draft.is_root = !late;
             draft
@@ -56,21 +56,27 @@ impl Check for TimeoutTooClose {
     }
 }
 
-fn draft(ctx: &Context<'_>, near: usize, share: f64, record: usize, position: u32) -> FindingDraft {
+fn draft(
+    ctx: &Context<'_>,
+    near_count: usize,
+    share: f64,
+    record: usize,
+    position: u32,
+) -> FindingDraft {
     let op = ctx.aligned.op(record, position);
     let lane = &ctx.aligned.lanes[record][usize::from(op.group)];
     let limit = ctx.aligned.shared.calls.get(op.call).timeout_ms as f64;
     let mut draft = FindingDraft::new(
         Code::W250,
         format!(
-            "{} on rank {} took {} of its time-out of {}; {near} operation{} took at least {} % of {} time-out",
+            "{} on rank {} took {} of its time-out of {}; {near_count} operation{} took at least {} % of {} time-out",
             ctx.describe_op(record, op),
             ctx.aligned.records[record].rank,
             format_time(share * limit),
             format_time(limit),
-            if near == 1 { "" } else { "s" },
+            if near_count == 1 { "" } else { "s" },
             NEAR * 100.0,
-            if near == 1 { "its" } else { "their" },
+            if near_count == 1 { "its" } else { "their" },
         ),
     );
     draft.confidence = 0.9;

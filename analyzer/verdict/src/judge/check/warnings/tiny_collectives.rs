@@ -16,18 +16,18 @@ pub(crate) struct TinyCollectives;
 /// Up to this size, bytes, latency and not bandwidth decides the duration.
 pub(super) const TINY: u64 = 16 << 10;
 /// A row of at least this many could have been one operation.
-const ROW: usize = 8;
+const MIN_ROW: usize = 8;
 /// Fewer operations in all such rows together are not reported.
-const LEAST: usize = 512;
+const MIN_OPERATIONS: usize = 512;
 /// Reported from this share of a rank's time on.
-const SHARE: f64 = 0.1;
+const MIN_SHARE: f64 = 0.1;
 
 /// What one rank spends on rows of small collectives.
 struct Waste<'a> {
     rows: usize,
     operations: usize,
     share: f64,
-    /// What one operation for each row would save, ms; `None` if no backend measured how long they took.
+    /// What one operation for each row would save, ms; `None` if no backend measured how long the operations took.
     saved_ms: Option<f64>,
     example: &'a Op,
 }
@@ -66,7 +66,7 @@ fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
     let mut example = None;
     let mut saved_ms = Some(0.0);
     for row in record.ops.chunk_by(alike) {
-        if row.len() < ROW || !tiny(&row[0]) {
+        if row.len() < MIN_ROW || !tiny(&row[0]) {
             continue;
         }
         rows += 1;
@@ -85,7 +85,7 @@ fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
         / 1e6;
     // Operations in flight at the same time are each counted in full, so the sum may exceed the span.
     let share = (spent_ms / span).min(1.0);
-    (operations >= LEAST && span > 0.0 && share >= SHARE).then_some(Waste {
+    (operations >= MIN_OPERATIONS && span > 0.0 && share >= MIN_SHARE).then_some(Waste {
         rows,
         operations,
         share,

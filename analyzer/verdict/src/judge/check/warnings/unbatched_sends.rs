@@ -31,9 +31,9 @@ impl Check for UnbatchedSends {
         keys.retain(|(_, (source, destination))| source < destination);
         keys.sort_unstable();
         let opposite = keys.into_iter().filter_map(|(group, (one, other))| {
-            let there = ctx.messages.pairs.get(&(group, (one, other)))?;
+            let forward = ctx.messages.pairs.get(&(group, (one, other)))?;
             let back = ctx.messages.pairs.get(&(group, (other, one)))?;
-            opposite(ctx, group, [one, other], [there, back])
+            opposite(ctx, group, [one, other], [forward, back])
         });
         let mut of_kind: BTreeMap<u32, Vec<Opposite>> = BTreeMap::new();
         for pair in opposite {
@@ -48,7 +48,7 @@ impl Check for UnbatchedSends {
 struct Opposite {
     group: GroupIx,
     records: [RecordIx; 2],
-    /// The first such send of each.
+    /// The position of the first such send of each rank.
     sends: [u32; 2],
     /// The number of times that both sent before they received.
     times: usize,
@@ -58,7 +58,7 @@ fn opposite(
     ctx: &Context<'_>,
     group: GroupIx,
     members: [u32; 2],
-    [there, back]: [&Pair; 2],
+    [forward, back]: [&Pair; 2],
 ) -> Option<Opposite> {
     let aligned = ctx.aligned;
     let [one, other] = members.map(|member| aligned.lane(group, member as usize));
@@ -67,19 +67,19 @@ fn opposite(
         let call = aligned.op(record, half.position).call;
         on_device(&aligned.shared.calls.get(call).signature.backend)
     };
-    let sure = there.certain && back.certain && one != other;
-    if !sure || !there.sends.first().is_some_and(|half| device(one, half)) {
+    let sure = forward.certain && back.certain && one != other;
+    if !sure || !forward.sends.first().is_some_and(|half| device(one, half)) {
         return None;
     }
     let mut found: Option<Opposite> = None;
-    for (index, &send) in there.sends.iter().enumerate() {
+    for (index, &send) in forward.sends.iter().enumerate() {
         // What the first rank receives next, after its send.
         let next = back
             .receives
             .partition_point(|half| half.position < send.position);
         let (Some(&receive), Counterpart::Posted(met)) = (
             back.receives.get(next),
-            ctx.messages.receive_of(there, index),
+            ctx.messages.receive_of(forward, index),
         ) else {
             continue;
         };

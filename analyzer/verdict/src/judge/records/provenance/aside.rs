@@ -12,7 +12,7 @@ pub(crate) struct LeftAside(Vec<Aside>);
 struct Aside {
     rank: Rank,
     path: String,
-    /// Its newest sign of life, ns by its own clock, for the reasons that begin with it.
+    /// The newest sign of life of the record's process, ns by its own clock, for the reasons that begin with it.
     last_ns: Option<i64>,
     /// The reason: a clause if `is_clause`, else the text after "it is" or after the newest sign of life.
     why: String,
@@ -23,18 +23,18 @@ struct Aside {
 impl LeftAside {
     /// Notes a record for a reason that follows "it is", such as "of attempt 0, the newest is 1". Records with the same
     /// reason share a note.
-    pub(super) fn is(&mut self, record: &Record, reason: String) {
+    pub(super) fn add_state(&mut self, record: &Record, reason: String) {
         self.add(record, None, reason, false);
     }
 
     /// Notes a record whose newest sign of life came too early: `before` states it, such as "before the job was started
     /// again".
-    pub(super) fn ended(&mut self, record: &Record, before: String) {
+    pub(super) fn add_ended(&mut self, record: &Record, before: String) {
         self.add(record, Some(record.latest_ns()), before, false);
     }
 
     /// Notes a record for a reason of its own; `why` is a clause.
-    pub(super) fn because(&mut self, record: &Record, why: String) {
+    pub(super) fn add_clause(&mut self, record: &Record, why: String) {
         self.add(record, None, why, true);
     }
 
@@ -66,11 +66,11 @@ impl LeftAside {
             let key = |aside: &Aside| (aside.last_ns.is_some(), aside.is_clause);
             (key(a), &a.why, a.rank, &a.path).cmp(&(key(b), &b.why, b.rank, &b.path))
         });
-        let shared = |a: &Aside, b: &Aside| {
+        let shares_note = |a: &Aside, b: &Aside| {
             let key = |aside: &Aside| (aside.last_ns.is_some(), aside.is_clause);
             !a.is_clause && key(a) == key(b) && a.why == b.why
         };
-        self.0.chunk_by(shared).map(note).collect()
+        self.0.chunk_by(shares_note).map(note).collect()
     }
 }
 

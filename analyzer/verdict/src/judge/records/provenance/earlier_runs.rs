@@ -33,8 +33,10 @@ pub(crate) fn leave_earlier_runs_aside(
     }
 }
 
-/// The time decides, not the process id: a rank may be a child of the process that the launcher started, and process
-/// ids repeat in containers. Clocks of several hosts differ, so only times of one host are compared.
+/// Leaves aside the records that ended before the launcher on their host started its ranks. Returns the world size that
+/// the newest of these launchers states; `None` if no record is left aside. The time decides, not the process id: a
+/// rank may be a child of the process that the launcher started, and process ids repeat in containers. Clocks of
+/// several hosts differ, so only times of one host are compared.
 fn leave_ended_before_launch(
     records: &mut Vec<Record>,
     launches: &[LaunchRecord],
@@ -52,7 +54,7 @@ fn leave_ended_before_launch(
             launch.job,
             time_of_day(launch.started_ns),
         );
-        aside.ended(record, before);
+        aside.add_ended(record, before);
         false
     });
     newest.map(|(_, world_size)| world_size)
@@ -122,7 +124,7 @@ fn leave_ended_before_others(
              the others began; to judge that alone, pass only its files",
             time_of_day(begun),
         );
-        aside.ended(record, before);
+        aside.add_ended(record, before);
         false
     });
 }

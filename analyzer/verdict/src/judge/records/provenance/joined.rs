@@ -1,8 +1,8 @@
 //! Joins what several records of one process hold: a dump that was written at a fault and a ring that was read later
 //! may each have what the other lacks.
 //!
-//! One of them is kept. It gets from the other the failures, the links to peers, and those operations that were pending
-//! there and that the kept one no longer holds.
+//! One record is kept. It gets from the other the failures, the links to peers, and the operations that were pending
+//! there and that the kept record no longer holds.
 
 use crate::align::record::{Op, Record};
 use rcomm_recorder::model::{Failure, LinkEnd, OpType, PeerLink};

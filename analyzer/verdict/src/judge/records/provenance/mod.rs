@@ -30,7 +30,7 @@ const LEFT_TOGETHER_NS: i64 = 5_000_000_000;
 /// The clock offsets or newest times of two runs of a job differ by more than this, ns.
 const ONE_RUN_NS: i64 = 1_000_000_000;
 /// No host's clock is wrong by more than this, ns; a record that differs by more was left earlier.
-const NO_CLOCK_IS_SO_WRONG_NS: i64 = 600_000_000_000;
+const MAX_CLOCK_ERROR_NS: i64 = 600_000_000_000;
 /// A record is of another run if at least this many of its operations, and this share of those compared, contradict the
 /// majority's.
 const CONTRADICTIONS: usize = 3;
@@ -83,7 +83,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
             let keep = record.identity.job.is_empty() || record.identity.job == *job;
             if !keep {
                 let other = &record.identity.job;
-                aside.is(
+                aside.add_state(
                     record,
                     format!("of job {other}, most records are of job {job}"),
                 );
@@ -100,7 +100,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
         let keep = record.identity.job.is_empty() || record.identity.attempt == newest;
         if !keep {
             let other = record.identity.attempt;
-            aside.is(
+            aside.add_state(
                 record,
                 format!("of attempt {other}, the newest is {newest}"),
             );
@@ -168,7 +168,7 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
         if !keep {
             let size = world_of(shared, record).map_or(0, <[Rank]>::len);
             let number = chosen.len();
-            aside.is(
+            aside.add_state(
                 record,
                 format!("of a world of {size} ranks, that of the job has {number}"),
             );
@@ -187,7 +187,7 @@ struct Comparison {
     /// The number of groups in which the record completed a collective that needs all members and that at least half of
     /// them never issued.
     beyond: usize,
-    /// The number of groups that list its rank, while its own record uses another group of that name.
+    /// The number of groups that list the record's rank, while the record uses another group of that name.
     misplaced: usize,
     /// Whether the record has a pending collective that is also pending on a peer.
     in_step: bool,
@@ -217,7 +217,7 @@ fn leave_contradicting(
         let foreign = why.remove(&index);
         index += 1;
         if let Some(why) = &foreign {
-            aside.because(record, why.clone());
+            aside.add_clause(record, why.clone());
         }
         foreign.is_none()
     });
@@ -234,8 +234,7 @@ fn foreign(
     let mut newest: Vec<i64> = records.iter().map(Record::newest_ns).collect();
     newest.sort_unstable();
     let typical_newest = newest.get(newest.len() / 2).copied().unwrap_or(0);
-    let near =
-        |&&time: &&i64| typical_newest.abs_diff(time) < NO_CLOCK_IS_SO_WRONG_NS.unsigned_abs();
+    let near = |&&time: &&i64| typical_newest.abs_diff(time) < MAX_CLOCK_ERROR_NS.unsigned_abs();
     let most_agree = newest.iter().filter(near).count() * 2 > newest.len();
     // In common time, if collectives relate the record's clock to the others'.
     let in_common =
@@ -262,7 +261,7 @@ fn foreign(
         // No common collective connects the clocks: then only a large difference counts.
         let apart = if clocks[index].is_none() && most_agree && records[index].newest_ns() > 0 {
             let behind = records[index].newest_ns().saturating_sub(typical_newest);
-            if behind < -NO_CLOCK_IS_SO_WRONG_NS {
+            if behind < -MAX_CLOCK_ERROR_NS {
                 behind
             } else {
                 apart
@@ -317,9 +316,9 @@ fn foreign(
     } else if foreign.len() * 2 == records.len() {
         // Half of the records contradict the other half: the older half is left aside. If the suspects are the newer
         // half, none is.
-        let newest_of = |set: &dyn Fn(RecordIx) -> bool| {
+        let newest_of = |is_in: &dyn Fn(RecordIx) -> bool| {
             (0..records.len())
-                .filter(|&index| set(index))
+                .filter(|&index| is_in(index))
                 .map(|index| records[index].newest_ns())
                 .max()
         };

@@ -21,7 +21,7 @@ pub(super) fn keep_newest_of_each_recorder(
     }
     // Of two records of one moment, the one with call sites is better.
     let with_stack = |record: &Record| record.ops.iter().filter(|op| op.stack != NONE).count();
-    let better = |record: &Record| {
+    let quality = |record: &Record| {
         let taken = record.identity.dump_time_ns;
         let is_complete = !record.cut;
         (
@@ -32,7 +32,7 @@ pub(super) fn keep_newest_of_each_recorder(
             with_stack(record),
         )
     };
-    records.sort_by_cached_key(|record| (record.rank, Reverse(better(record))));
+    records.sort_by_cached_key(|record| (record.rank, Reverse(quality(record))));
     let mut kept: Vec<Record> = Vec::with_capacity(records.len());
     // Ranks that the names of files of several processes state.
     let mut ambiguous: BTreeSet<Rank> = BTreeSet::new();
@@ -53,24 +53,26 @@ pub(super) fn keep_newest_of_each_recorder(
             kept.push(record);
             continue;
         }
-        let taken = match joined::join(rival, &record) {
+        let joined_text = match joined::join(rival, &record) {
             true => "; it has what only this one held",
             false => "",
         };
         let why = match rival.path.as_str() {
-            "" => format!("another record of this rank is newer or more complete{taken}"),
+            "" => format!("another record of this rank is newer or more complete{joined_text}"),
             path => {
-                format!("{path} is of the same rank, and as new, newer or more complete{taken}")
+                format!(
+                    "{path} is of the same rank, and as new, newer or more complete{joined_text}"
+                )
             }
         };
-        aside.because(&record, why);
+        aside.add_clause(&record, why);
     }
     kept.retain(|record| {
         let keep = record.recorder != Recorder::Nccl || !ambiguous.contains(&record.rank);
         if !keep {
             let why = "several processes ran under this rank at one time, so the names of the files do not state the \
                        ranks of one job; name each file after its rank in the job, as rank_12";
-            aside.because(record, why.to_owned());
+            aside.add_clause(record, why.to_owned());
         }
         keep
     });

@@ -61,7 +61,7 @@ fn ask_raw() -> io::Result<Vec<u8>> {
 /// Whether the answer to the second question, `ESC [ ? ... c`, is there.
 fn is_complete(answer: &[u8]) -> bool {
     let begins = answer.windows(3).position(|three| three == b"\x1b[?");
-    begins.is_some_and(|at| answer[at..].contains(&b'c'))
+    begins.is_some_and(|start| answer[start..].contains(&b'c'))
 }
 
 /// Whether the color in `ESC ] 11 ; rgb:RRRR/GGGG/BBBB` is light; each component has one to four hexadecimal digits.
@@ -72,11 +72,11 @@ fn light_in_answer(answer: &[u8]) -> Option<bool> {
     let end = color.find(['\x1b', '\x07'])?;
     let mut components = color[..end].split('/').map(|digits| {
         let value = u32::from_str_radix(digits, 16).ok()?;
-        let most = match digits.len() {
+        let max = match digits.len() {
             1..=4 => (1_u32 << (4 * digits.len())) - 1,
             _ => return None,
         };
-        Some(f64::from(value) / f64::from(most))
+        Some(f64::from(value) / f64::from(max))
     });
     let mut next = || components.next().flatten();
     let (red, green, blue) = (next()?, next()?, next()?);

@@ -127,7 +127,7 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
             }
         }
     }
-    let all = snapshot.dumps().count();
+    let dumps = snapshot.dumps().count();
     let folder = folder.display();
     match failed {
         None => Ok(format!(
@@ -135,7 +135,7 @@ fn write_records(folder: &Path, snapshot: &Snapshot) -> Result<String, String> {
             count(written as u64, "dump")
         )),
         Some(error) => Err(format!(
-            "wrote {written} of {all} dumps to {folder}: {error}"
+            "wrote {written} of {dumps} dumps to {folder}: {error}"
         )),
     }
 }
@@ -173,20 +173,20 @@ fn ask_for_dumps(targets: &[Box<dyn DumpRequests>]) -> Result<String, String> {
 
 fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
     let (written, agreed) = (answers.written.len(), answers.agreed.len());
-    let all = written + agreed + answers.requested.len() + answers.refused.len();
+    let asked = written + agreed + answers.requested.len() + answers.refused.len();
     let mut text = match (written, agreed) {
-        (0, 1..) => format!("{agreed} of {all} ranks are writing their dumps"),
-        (_, 0) => format!("{written} of {all} ranks wrote their dumps"),
-        _ => format!("{written} of {all} ranks wrote their dumps, {agreed} are writing them"),
+        (0, 1..) => format!("{agreed} of {asked} ranks are writing their dumps"),
+        (_, 0) => format!("{written} of {asked} ranks wrote their dumps"),
+        _ => format!("{written} of {asked} ranks wrote their dumps, {agreed} are writing them"),
     };
     if let Some(first) = answers.requested.first() {
         let n = answers.requested.len();
-        let who = match n {
+        let subject = match n {
             1 => format!("rank {first}"),
             _ => format!("{n} ranks"),
         };
         text.push_str(&format!(
-            "; {who} {} asked through the job's store",
+            "; {subject} {} asked through the job's store",
             if n == 1 { "was" } else { "were" }
         ));
     }
@@ -216,8 +216,8 @@ fn take_stacks(targets: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String
 
 fn format_stacks(stacks: &TakenStacks) -> Result<String, String> {
     let taken = stacks.taken.len();
-    let all = taken + stacks.refused.len();
-    let text = format!("{taken} of {all} ranks: {}", stacks.what);
+    let asked = taken + stacks.refused.len();
+    let text = format!("{taken} of {asked} ranks: {}", stacks.what);
     match stacks.refused.first() {
         None => Ok(text),
         Some((rank, reason)) => Err(format!("{text}; rank {rank} did not: {reason}")),
@@ -258,7 +258,7 @@ mod tests {
         };
         let text = "1 of 1 ranks wrote their dumps; rank 1: rank_1";
         let ask = |sources: [Answers; 2]| {
-            let sources = sources.map(|one| -> Box<dyn DumpRequests> { Box::new(one) });
+            let sources = sources.map(|source| -> Box<dyn DumpRequests> { Box::new(source) });
             ask_for_dumps(&sources)
         };
         let failed = "cannot use the store: it does not answer";

@@ -92,7 +92,7 @@ impl Section {
 pub struct Binding {
     /// The action.
     pub action: Action,
-    /// Its name in the configuration file.
+    /// The name of the action in the configuration file.
     pub name: &'static str,
     /// Keys as `key_name` spells them; two keys in a row are separated by a space.
     pub keys: &'static [&'static str],

@@ -59,12 +59,15 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
 /// the last of them below both columns.
 fn panes(page: &Page, area: Rect) -> Vec<Rect> {
     let mut rects = vec![Rect::default(); page.panes.len()];
-    let wanted = |at: usize, width: u16| wanted_rows(&page.panes[at], width);
+    let wanted = |index: usize, width: u16| wanted_rows(&page.panes[index], width);
     let mut stack = |panes: &[usize], area: Rect, spare: usize| {
-        let wanted: Vec<u16> = panes.iter().map(|&at| wanted(at, area.width)).collect();
+        let wanted: Vec<u16> = panes
+            .iter()
+            .map(|&index| wanted(index, area.width))
+            .collect();
         let mut y = area.y;
-        for (&at, height) in panes.iter().zip(share(&wanted, area.height, spare)) {
-            rects[at] = Rect::new(area.x, y, area.width, height);
+        for (&index, height) in panes.iter().zip(share(&wanted, area.height, spare)) {
+            rects[index] = Rect::new(area.x, y, area.width, height);
             y += height;
         }
     };
@@ -75,11 +78,11 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
         return rects;
     };
     let (right, left): (Vec<usize>, Vec<usize>) =
-        (0..=last).partition(|at| page.right.contains(at));
+        (0..=last).partition(|index| page.right.contains(index));
     let below: Vec<usize> = (last + 1..page.panes.len()).collect();
     let width = area.width.saturating_sub(1) / 2;
     let sum = |panes: &[usize], width| {
-        let rows = panes.iter().map(|&at| wanted(at, width));
+        let rows = panes.iter().map(|&index| wanted(index, width));
         rows.fold(0, u16::saturating_add)
     };
     // The columns get two thirds, or more if the panes below them need less than the rest.
@@ -165,13 +168,17 @@ pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
         .sum();
     let last = page.right.last();
     let sum = |is_in: &dyn Fn(usize) -> bool| {
-        let panes = page.panes.iter().enumerate().filter(|(at, _)| is_in(*at));
+        let panes = page
+            .panes
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| is_in(*index));
         let rows = panes.map(|(_, pane)| wanted_rows(pane, width));
         rows.fold(0, u16::saturating_add)
     };
-    let is_below = |at: usize| last.is_none_or(|&last| at > last);
-    let left = sum(&|at| !is_below(at) && !page.right.contains(&at));
-    let right = sum(&|at| page.right.contains(&at));
+    let is_below = |index: usize| last.is_none_or(|&last| index > last);
+    let left = sum(&|index| !is_below(index) && !page.right.contains(&index));
+    let right = sum(&|index| page.right.contains(&index));
     // 2 rows: the header and the footer.
     let without_head = sum(&is_below)
         .saturating_add(left.max(right))
@@ -231,26 +238,26 @@ pub fn hit(
     (x, y): (u16, u16),
 ) -> Option<(usize, usize)> {
     let layout = of(page, Rect::new(0, 0, width, height));
-    let at = layout
+    let index = layout
         .panes
         .iter()
         .position(|rect| rect.contains((x, y).into()))?;
-    let pane = page.panes.get(at)?;
-    let body = below_title(pane, layout.panes[at]);
+    let pane = page.panes.get(index)?;
+    let body = below_title(pane, layout.panes[index]);
     let mut row = usize::from(y.checked_sub(body.y)?);
     let mut shown_rows = usize::from(body.height);
     if let Body::Table(table) = &pane.body {
         row = row.checked_sub(headings(table))?;
         shown_rows = shown_rows.saturating_sub(headings(table));
     }
-    let selected = if selection.pane == at {
+    let selected = if selection.pane == index {
         selection.row
     } else {
         0
     };
-    let rows = page.rows(at);
+    let rows = page.rows(index);
     let row = row + first_shown(selected, rows, shown_rows);
-    (row < rows).then_some((at, row))
+    (row < rows).then_some((index, row))
 }
 
 #[cfg(test)]

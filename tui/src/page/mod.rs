@@ -15,7 +15,7 @@ use rcomm_recorder::model::Rank;
 pub struct StyledText {
     /// The text.
     pub text: String,
-    /// Its meaning, which determines its style.
+    /// The meaning of the text, which determines its style.
     pub tone: Tone,
 }
 
@@ -38,9 +38,9 @@ pub type Line = Vec<StyledText>;
 /// A titled part of a page.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pane {
-    /// Its title; empty if it has none.
+    /// The title; empty if the pane has none.
     pub title: String,
-    /// Its content.
+    /// The content.
     pub body: Body,
 }
 
@@ -62,9 +62,9 @@ pub enum Body {
 /// One cell of a strip or a grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dot {
-    /// Its character.
+    /// The character.
     pub glyph: char,
-    /// Its meaning.
+    /// The meaning of the cell.
     pub tone: Tone,
 }
 
@@ -157,7 +157,8 @@ pub struct Page {
 }
 
 impl Pane {
-    /// Its name in the configuration: its title up to the first colon, comma or two spaces, with `_` for spaces.
+    /// The name of the pane in the configuration: its title up to the first colon, comma or two spaces, with `_` for
+    /// spaces.
     pub fn name(&self) -> String {
         let title = self.title.split([':', ',']).next().unwrap_or("");
         let title = title.split("  ").next().unwrap_or("");

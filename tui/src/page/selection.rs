@@ -30,7 +30,7 @@ impl Selection {
 
 /// Returns the first row to show so that the selected one is among the `height` shown rows of `rows`.
 ///
-/// It depends on the selection alone: the selected row is kept in the middle, except near the ends.
+/// This row depends on the selection alone: the selected row is kept in the middle, except near the ends.
 pub fn first_shown(selected: usize, rows: usize, height: usize) -> usize {
     let last = rows.saturating_sub(height);
     selected.saturating_sub(height / 2).min(last)
@@ -43,10 +43,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_selected_row_is_always_shown(rows in 1usize..500, at in 0usize..500, height in 1usize..60) {
-            let at = at.min(rows - 1);
-            let first = first_shown(at, rows, height);
-            prop_assert!(first <= at && at < first + height);
+        fn the_selected_row_is_always_shown(rows in 1usize..500, selected in 0usize..500, height in 1usize..60) {
+            let selected = selected.min(rows - 1);
+            let first = first_shown(selected, rows, height);
+            prop_assert!(first <= selected && selected < first + height);
             prop_assert!(first + height <= rows || first == 0);
         }
     }

@@ -36,9 +36,9 @@ pub enum Align {
 /// One column.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Column {
-    /// Its heading.
+    /// The heading.
     pub name: Cow<'static, str>,
-    /// Alignment of its cells.
+    /// Alignment of the column's cells.
     pub align: Align,
     /// Priority: narrow terminals leave out the columns with the largest number; 0 is never left out.
     pub priority: u8,
@@ -83,7 +83,7 @@ pub struct Cell {
     pub text: String,
     /// Value to sort by, largest first; cells with NaN come after the others, by text.
     pub value: f64,
-    /// Its tone; `Plain` uses the tone of the row.
+    /// The tone of the cell; `Plain` uses the tone of the row.
     pub tone: Tone,
 }
 
@@ -118,7 +118,7 @@ impl Cell {
 pub struct Mark {
     /// The character.
     pub glyph: char,
-    /// Its tone.
+    /// The tone of the mark.
     pub tone: Tone,
 }
 
@@ -139,7 +139,7 @@ pub struct Row {
     pub mark: Mark,
     /// One cell per column.
     pub cells: Vec<Cell>,
-    /// Its tone.
+    /// The tone of the row.
     pub tone: Tone,
     /// The subject of the row, if it has one.
     pub target: Option<Target>,
@@ -196,14 +196,19 @@ impl Table {
     /// Shows these columns in this order. Unknown names are ignored; if no column would be left, the
     /// table stays unchanged.
     pub fn choose(&mut self, names: &[String]) {
-        let at = |name: &String| self.columns.iter().position(|column| column.name == *name);
-        let order: Vec<usize> = names.iter().filter_map(at).collect();
+        let index = |name: &String| self.columns.iter().position(|column| column.name == *name);
+        let order: Vec<usize> = names.iter().filter_map(index).collect();
         if order.is_empty() {
             return;
         }
-        self.columns = order.iter().map(|&at| self.columns[at].clone()).collect();
+        self.columns = order
+            .iter()
+            .map(|&index| self.columns[index].clone())
+            .collect();
         for row in &mut self.rows {
-            let cells = order.iter().filter_map(|&at| row.cells.get(at).cloned());
+            let cells = order
+                .iter()
+                .filter_map(|&index| row.cells.get(index).cloned());
             row.cells = cells.collect();
         }
     }

@@ -13,11 +13,11 @@ pub(crate) fn fit(text: &str, width: usize) -> String {
     let mut kept = String::new();
     let mut used = 0;
     for c in text.chars() {
-        let wide = text_width(c.encode_utf8(&mut [0; 4]));
-        if used + wide + 1 > width {
+        let char_width = text_width(c.encode_utf8(&mut [0; 4]));
+        if used + char_width + 1 > width {
             break;
         }
-        used += wide;
+        used += char_width;
         kept.push(c);
     }
     if width > 0 {
@@ -32,7 +32,7 @@ pub(crate) fn whole_parts(text: &str, width: usize) -> &str {
     let mut kept = text;
     while text_width(kept) > width {
         match kept.rfind([',', ';']) {
-            Some(at) => kept = &kept[..at],
+            Some(end) => kept = &kept[..end],
             None => return text,
         }
     }

@@ -150,13 +150,13 @@ pub struct Facts {
 pub fn complete(text: &str, facts: &Facts) -> Vec<String> {
     let Some((name, rest)) = text.split_once(char::is_whitespace) else {
         let views = VIEWS.iter().map(|(_, name)| *name);
-        let all = NAMES.iter().copied().chain(views);
-        let mut fitting: Vec<String> = all
+        let names = NAMES.iter().copied().chain(views);
+        let mut matching: Vec<String> = names
             .filter(|name| name.starts_with(text))
             .map(str::to_owned)
             .collect();
-        fitting.sort_unstable();
-        return fitting;
+        matching.sort_unstable();
+        return matching;
     };
     let words: Vec<String> = match name {
         "rank" | "mark" => facts.ranks.clone(),
@@ -170,10 +170,10 @@ pub fn complete(text: &str, facts: &Facts) -> Vec<String> {
         "theme" => ["dark", "light", "contrast"].map(str::to_owned).into(),
         _ => vec![],
     };
-    let fitting = words
+    let matching = words
         .iter()
         .filter(|word| word.starts_with(rest.trim_start()));
-    fitting.map(|word| format!("{name} {word}")).collect()
+    matching.map(|word| format!("{name} {word}")).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Events that change the state, and commands that it issues.
+//! Events that change the state, and commands that the state issues.
 
 use ratatui::crossterm::event::KeyEvent;
 use rcomm_analyzer::source::{Surroundings, TakenStacks};

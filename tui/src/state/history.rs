@@ -20,13 +20,13 @@ pub struct History {
     bytes: usize,
     budget: usize,
     /// Index of the displayed frame; `None` if the newest is displayed, whichever that is.
-    at: Option<usize>,
+    displayed: Option<usize>,
 }
 
 #[derive(Debug)]
 struct Frame {
     snapshot: Arc<Snapshot>,
-    /// Bytes that it holds beyond what it shares with the previous frame.
+    /// Bytes that the frame holds beyond what it shares with the previous one.
     bytes: usize,
     is_whole: bool,
 }
@@ -39,7 +39,7 @@ impl History {
             newest_cut: None,
             bytes: 0,
             budget,
-            at: None,
+            displayed: None,
         }
     }
 
@@ -59,9 +59,9 @@ impl History {
         self.estimate(self.frames.len() - 1);
         self.cut_old();
         // The displayed frame is kept, and so is the newest.
-        while self.bytes > self.budget && self.frames.len() > 1 && self.at != Some(0) {
+        while self.bytes > self.budget && self.frames.len() > 1 && self.displayed != Some(0) {
             self.remove(0);
-            self.at = self.at.map(|at| at - 1);
+            self.displayed = self.displayed.map(|index| index - 1);
         }
         // If the displayed frame is the oldest, the frames after it are dropped, except the newest.
         while self.bytes > self.budget && self.frames.len() > 2 {
@@ -78,9 +78,11 @@ impl History {
     }
 
     /// Estimates the bytes of a frame anew; no effect if there is no such frame.
-    fn estimate(&mut self, at: usize) {
-        let before = at.checked_sub(1).map(|at| self.frames[at].snapshot.clone());
-        if let Some(frame) = self.frames.get_mut(at) {
+    fn estimate(&mut self, index: usize) {
+        let before = index
+            .checked_sub(1)
+            .map(|index| self.frames[index].snapshot.clone());
+        if let Some(frame) = self.frames.get_mut(index) {
             self.bytes -= frame.bytes;
             frame.bytes = bytes_of(&frame.snapshot, before.as_deref());
             self.bytes += frame.bytes;
@@ -93,20 +95,20 @@ impl History {
         let old = self.frames.len().saturating_sub(WHOLE);
         let uncut = (0..old).rev().take_while(|&at| self.frames[at].is_whole);
         let first = uncut.last().unwrap_or(old);
-        for at in first..old {
-            if self.at == Some(at) {
+        for index in first..old {
+            if self.displayed == Some(index) {
                 continue;
             }
-            let whole = self.frames[at].snapshot.clone();
-            self.frames[at].is_whole = false;
+            let whole = self.frames[index].snapshot.clone();
+            self.frames[index].is_whole = false;
             if whole.dumps().all(|(_, dump)| dump.entries.len() <= NEWEST) {
                 continue;
             }
             let cut = Arc::new(cut(&whole, self.newest_cut.as_ref()));
-            self.frames[at].snapshot = cut.clone();
+            self.frames[index].snapshot = cut.clone();
             self.newest_cut = Some((whole, cut));
-            self.estimate(at);
-            self.estimate(at + 1);
+            self.estimate(index);
+            self.estimate(index + 1);
         }
     }
 
@@ -117,39 +119,39 @@ impl History {
 
     /// The displayed frame; `None` before the first.
     pub fn shown(&self) -> Option<&Arc<Snapshot>> {
-        let at = self.at.unwrap_or(self.frames.len().checked_sub(1)?);
-        self.frames.get(at).map(|frame| &frame.snapshot)
+        let index = self.displayed.unwrap_or(self.frames.len().checked_sub(1)?);
+        self.frames.get(index).map(|frame| &frame.snapshot)
     }
 
     /// Whether a frame is kept on display while newer ones arrive.
     pub fn is_paused(&self) -> bool {
-        self.at.is_some()
+        self.displayed.is_some()
     }
 
     /// Number of the displayed frame, from 1, and the number of frames; (0, 0) before the first.
     pub fn position(&self) -> (usize, usize) {
         let newest = self.frames.len();
-        (self.at.map_or(newest, |at| at + 1), newest)
+        (self.displayed.map_or(newest, |index| index + 1), newest)
     }
 
     /// Keeps the newest frame on display while newer ones arrive; no effect during a pause.
     pub fn pause(&mut self) {
-        if self.at.is_none() {
-            self.at = self.frames.len().checked_sub(1);
+        if self.displayed.is_none() {
+            self.displayed = self.frames.len().checked_sub(1);
         }
     }
 
     /// Ends a pause: the newest frame is displayed from now on.
     pub fn live(&mut self) {
-        self.at = None;
+        self.displayed = None;
     }
 
     /// Pauses and steps by `delta` frames, stopping at the ends.
     pub fn step(&mut self, delta: isize) {
         self.pause();
-        if let Some(at) = &mut self.at {
+        if let Some(index) = &mut self.displayed {
             let last = self.frames.len().saturating_sub(1);
-            *at = at.saturating_add_signed(delta).min(last);
+            *index = index.saturating_add_signed(delta).min(last);
         }
     }
 }
@@ -160,8 +162,8 @@ fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Sna
     let known = |rank: Rank, dump: &Arc<Dump>| {
         let (whole, cut) = before?;
         let mut dumps = whole.rank(rank)?.dumps.iter();
-        let at = dumps.position(|other| Arc::ptr_eq(other, dump))?;
-        cut.rank(rank)?.dumps.get(at).cloned()
+        let index = dumps.position(|other| Arc::ptr_eq(other, dump))?;
+        cut.rank(rank)?.dumps.get(index).cloned()
     };
     let newest = |dump: &Arc<Dump>| match dump.entries.len() > NEWEST {
         true => Arc::new(dump.newest(NEWEST)),
@@ -196,7 +198,7 @@ fn bytes_of(snapshot: &Snapshot, before: Option<&Snapshot>) -> usize {
         size_of::<RankView>()
             + pointers
             + remarks
-            + records.map(|it| bytes_of_record(it)).sum::<usize>()
+            + records.map(|record| bytes_of_record(record)).sum::<usize>()
     });
     let views: usize = views.sum();
     let same_report = before.is_some_and(|before| Arc::ptr_eq(&before.report, &snapshot.report));
@@ -237,26 +239,31 @@ fn bytes_of_report(report: &Report) -> usize {
     let ranks = |ranks: &[Rank]| size_of_val(ranks);
     let groups = report.groups.iter();
     let groups: usize = groups
-        .map(|it| size_of_val(it) + group(&it.group) + it.backend.len())
+        .map(|group_report| {
+            size_of_val(group_report) + group(&group_report.group) + group_report.backend.len()
+        })
         .sum();
-    let sizes = report.ranks.iter().map(|it| {
-        let words =
-            it.phase.as_ref().map_or(0, String::len) + it.last_call.as_ref().map_or(0, String::len);
-        size_of_val(it) + it.host.len() + words
+    let sizes = report.ranks.iter().map(|rank_report| {
+        let words = rank_report.phase.as_ref().map_or(0, String::len)
+            + rank_report.last_call.as_ref().map_or(0, String::len);
+        size_of_val(rank_report) + rank_report.host.len() + words
     });
-    let in_flight = report.in_flight.iter().map(|it| {
-        let ranks = ranks(&it.joined) + ranks(&it.missing) + ranks(&it.unknown);
-        size_of_val(it) + group(&it.group) + it.op.len() + ranks
+    let in_flight = report.in_flight.iter().map(|instance| {
+        let ranks = ranks(&instance.joined) + ranks(&instance.missing) + ranks(&instance.unknown);
+        size_of_val(instance) + group(&instance.group) + instance.op.len() + ranks
     });
     let waits = report.waits.iter();
-    let waits = waits.map(|it| size_of_val(it) + group(&it.group) + it.op.len() + ranks(&it.on));
-    let findings = report.findings.iter().map(|it| {
-        let named = ranks(&it.culprit_ranks) + ranks(&it.victim_ranks) + ranks(&it.cycle);
+    let waits =
+        waits.map(|wait| size_of_val(wait) + group(&wait.group) + wait.op.len() + ranks(&wait.on));
+    let findings = report.findings.iter().map(|finding| {
+        let named =
+            ranks(&finding.culprit_ranks) + ranks(&finding.victim_ranks) + ranks(&finding.cycle);
         // 4096 bytes allow for sentences, evidence and call sites.
-        size_of_val(it) + named + 4096
+        size_of_val(finding) + named + 4096
     });
     let problems = report.problems.iter();
-    let problems = problems.map(|it| size_of_val(it) + it.path.len() + it.sentence.len());
+    let problems =
+        problems.map(|problem| size_of_val(problem) + problem.path.len() + problem.sentence.len());
     groups
         + sizes.sum::<usize>()
         + in_flight.sum::<usize>()
@@ -267,12 +274,12 @@ fn bytes_of_report(report: &Report) -> usize {
 }
 
 fn bytes_of_stacks(stacks: &[StackNode]) -> usize {
-    let mut todo: Vec<&StackNode> = stacks.iter().collect();
+    let mut pending: Vec<&StackNode> = stacks.iter().collect();
     let mut bytes = 0;
-    while let Some(node) = todo.pop() {
+    while let Some(node) = pending.pop() {
         bytes +=
             size_of_val(node) + node.name.len() + node.filename.len() + size_of_val(&*node.ranks);
-        todo.extend(&node.children);
+        pending.extend(&node.children);
     }
     bytes
 }

@@ -15,7 +15,7 @@ pub enum Purpose {
 /// A line being typed.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// Its purpose.
+    /// The purpose of the line.
     pub purpose: Purpose,
     /// The current text.
     pub text: String,
@@ -57,8 +57,8 @@ impl Input {
 
     /// Inserts a character at the cursor.
     pub fn insert(&mut self, c: char) {
-        let at = self.byte(self.cursor);
-        self.text.insert(at, c);
+        let offset = self.byte(self.cursor);
+        self.text.insert(offset, c);
         self.cursor += 1;
         self.choices.clear();
     }
@@ -67,8 +67,8 @@ impl Input {
     pub fn backspace(&mut self) {
         if self.cursor > 0 {
             self.cursor -= 1;
-            let at = self.byte(self.cursor);
-            self.text.remove(at);
+            let offset = self.byte(self.cursor);
+            self.text.remove(offset);
         }
         self.choices.clear();
     }
@@ -77,8 +77,8 @@ impl Input {
     pub fn delete_word(&mut self) {
         let end = self.byte(self.cursor);
         let head = self.text[..end].trim_end();
-        let start = head.rfind(char::is_whitespace).map_or(0, |at| {
-            at + head[at..].chars().next().map_or(1, char::len_utf8)
+        let start = head.rfind(char::is_whitespace).map_or(0, |offset| {
+            offset + head[offset..].chars().next().map_or(1, char::len_utf8)
         });
         self.text.replace_range(start..end, "");
         self.cursor = self.text[..start].chars().count();
@@ -122,15 +122,17 @@ impl Input {
 }
 
 fn complete_filter(text: &str, facts: &Facts) -> Vec<String> {
-    let start = text.rfind(char::is_whitespace).map_or(0, |at| at + 1);
+    let start = text
+        .rfind(char::is_whitespace)
+        .map_or(0, |offset| offset + 1);
     let (head, term) = text.split_at(start);
     let (sign, body) = match term.strip_prefix('!') {
         Some(body) => ("!", body),
         None => ("", term),
     };
     let begin = |key: &str, words: &[String], value: &str| -> Vec<String> {
-        let fitting = words.iter().filter(|word| word.starts_with(value));
-        fitting
+        let matching = words.iter().filter(|word| word.starts_with(value));
+        matching
             .map(|word| format!("{head}{sign}{key}:{word}"))
             .collect()
     };

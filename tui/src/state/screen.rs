@@ -65,8 +65,8 @@ pub const VIEWS: &[(Screen, &str)] = &[
 impl Screen {
     /// The screen of a number key, from 1, where 10 is the key 0; `None` if the key has none.
     pub fn numbered(number: u8) -> Option<Self> {
-        let at = usize::from(number).checked_sub(1)?;
-        VIEWS.get(at).map(|(screen, _)| screen.clone())
+        let index = usize::from(number).checked_sub(1)?;
+        VIEWS.get(index).map(|(screen, _)| screen.clone())
     }
 
     /// Whether a number key opens the screen; the others are details.
@@ -80,12 +80,12 @@ impl Screen {
             Target::Job(_) => Self::Overview,
             Target::Group(group) => Self::Group(group.clone()),
             Target::Groups(groups) => match groups.as_ref() {
-                [one] => Self::Group(one.clone()),
+                [group] => Self::Group(group.clone()),
                 _ => Self::GroupsOf(groups.clone()),
             },
             Target::Rank(rank) => Self::Rank(*rank),
             Target::Ranks(ranks) => match ranks.as_ref() {
-                [one] => Self::Rank(*one),
+                [rank] => Self::Rank(*rank),
                 _ => Self::RanksOf(ranks.clone()),
             },
             Target::Finding(id) => Self::Finding(*id),
@@ -113,7 +113,7 @@ impl Screen {
 #[derive(Clone, Debug)]
 pub struct Navigation {
     visited: Vec<Screen>,
-    at: usize,
+    current: usize,
     last: Option<Screen>,
 }
 
@@ -121,7 +121,7 @@ impl Default for Navigation {
     fn default() -> Self {
         Self {
             visited: vec![Screen::Overview],
-            at: 0,
+            current: 0,
             last: None,
         }
     }
@@ -133,7 +133,7 @@ impl Navigation {
 
     /// The current screen.
     pub fn screen(&self) -> &Screen {
-        &self.visited[self.at]
+        &self.visited[self.current]
     }
 
     /// Goes to a screen; no effect on the current screen. The screens ahead in the history are forgotten, and the
@@ -143,25 +143,28 @@ impl Navigation {
             return;
         }
         self.last = Some(self.screen().clone());
-        self.visited.truncate(self.at + 1);
+        self.visited.truncate(self.current + 1);
         self.visited.push(screen);
         if self.visited.len() > Self::DEPTH {
             self.visited.remove(0);
         }
-        self.at = self.visited.len() - 1;
+        self.current = self.visited.len() - 1;
     }
 
     /// Goes one level up: details return to the screen that they were opened on, other screens to their parent. Returns
     /// false at the top.
     pub fn up(&mut self) -> bool {
-        let before = self.at.checked_sub(1).map(|at| self.visited[at].clone());
+        let before = self
+            .current
+            .checked_sub(1)
+            .map(|index| self.visited[index].clone());
         match (self.screen().parent(), before) {
             (None, _) => false,
             // A screen without a number key is closed: the screen on which it was opened is shown again.
             (Some(_), Some(before)) if self.is_detail() => {
                 self.last = Some(self.screen().clone());
-                self.visited.truncate(self.at);
-                self.at -= 1;
+                self.visited.truncate(self.current);
+                self.current -= 1;
                 debug_assert_eq!(*self.screen(), before);
                 true
             }
@@ -175,7 +178,7 @@ impl Navigation {
     /// The current screen and, if it is a detail, the screens on which it was opened, back to the view on which the
     /// first detail was opened: at most four screens.
     pub fn trail(&self) -> impl Iterator<Item = &Screen> {
-        let back = self.visited[..=self.at].iter().rev();
+        let back = self.visited[..=self.current].iter().rev();
         let mut ended = false;
         back.take(4).take_while(move |screen| {
             let shown = !ended;
@@ -190,17 +193,17 @@ impl Navigation {
 
     /// Goes to the previous screen in the history; no effect on the first.
     pub fn back(&mut self) {
-        if self.at > 0 {
+        if self.current > 0 {
             self.last = Some(self.screen().clone());
-            self.at -= 1;
+            self.current -= 1;
         }
     }
 
     /// Goes to the next screen in the history; no effect on the last.
     pub fn forward(&mut self) {
-        if self.at + 1 < self.visited.len() {
+        if self.current + 1 < self.visited.len() {
             self.last = Some(self.screen().clone());
-            self.at += 1;
+            self.current += 1;
         }
     }
 

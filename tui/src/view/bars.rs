@@ -17,7 +17,11 @@ use std::time::{Duration, UNIX_EPOCH};
 /// `6:warnings > E101 > rank 2 `: the view, and the details that were opened on it one after the other. On a narrow
 /// terminal only the last of them.
 fn trail(state: &State, narrow: bool) -> String {
-    let mut names: Vec<String> = state.nav.trail().map(|at| name(state, at)).collect();
+    let mut names: Vec<String> = state
+        .nav
+        .trail()
+        .map(|screen| name(state, screen))
+        .collect();
     names.reverse();
     if narrow {
         names.drain(..names.len() - 1);
@@ -27,9 +31,9 @@ fn trail(state: &State, narrow: bool) -> String {
 
 /// The name of a screen: `4:inflight`, `rank 2`, `E101`.
 fn name(state: &State, screen: &Screen) -> String {
-    if let Some(at) = VIEWS.iter().position(|(view, _)| view == screen) {
+    if let Some(index) = VIEWS.iter().position(|(view, _)| view == screen) {
         // The tenth view has the key 0.
-        return format!("{}:{}", (at + 1) % 10, VIEWS[at].1);
+        return format!("{}:{}", (index + 1) % 10, VIEWS[index].1);
     }
     match screen {
         Screen::Rank(rank) => format!("rank {rank}"),
@@ -37,9 +41,17 @@ fn name(state: &State, screen: &Screen) -> String {
         Screen::Group(group) => format!("group {}", state.label_of(group)),
         Screen::GroupsOf(groups) => count(groups.len() as u64, "group"),
         Screen::Finding(id) => {
-            let findings = state.snapshot().map(|it| it.report.findings.iter());
-            let finding = findings.into_iter().flatten().find(|it| it.id == *id);
-            finding.map_or_else(|| "finding".to_owned(), |it| it.code.id().to_owned())
+            let findings = state
+                .snapshot()
+                .map(|snapshot| snapshot.report.findings.iter());
+            let finding = findings
+                .into_iter()
+                .flatten()
+                .find(|finding| finding.id == *id);
+            finding.map_or_else(
+                || "finding".to_owned(),
+                |finding| finding.code.id().to_owned(),
+            )
         }
         Screen::Why(_) => "why".to_owned(),
         Screen::Stacks => "stacks".to_owned(),
@@ -137,8 +149,8 @@ fn connection(state: &State) -> crate::page::StyledText {
         return styled("CONNECTING", Tone::Silent);
     };
     if state.history.is_paused() {
-        let (at, all) = state.history.position();
-        return styled(format!("PAUSED {at}/{all}"), Tone::Accent);
+        let (number, all) = state.history.position();
+        return styled(format!("PAUSED {number}/{all}"), Tone::Accent);
     }
     let failing = snapshot
         .sources

@@ -34,8 +34,8 @@ pub(super) fn draw(
     let top = first_shown(row, grid.rows.len(), body);
     let shown = left..(left + fitting).min(grid.columns.len());
     if column_width > 1 {
-        for (at, name) in grid.columns[shown.clone()].iter().enumerate() {
-            let x = area.x + Grid::LABEL + u16::try_from(at * column_width).unwrap_or(0);
+        for (index, name) in grid.columns[shown.clone()].iter().enumerate() {
+            let x = area.x + Grid::LABEL + u16::try_from(index * column_width).unwrap_or(0);
             buffer.set_stringn(x, area.y, name, column_width, dim);
         }
     } else if let (Some(first), Some(last)) = (
@@ -50,22 +50,22 @@ pub(super) fn draw(
         buffer.set_stringn(area.x + Grid::LABEL, area.y, text, room, dim);
     }
     let lines = (area.y + 1..area.bottom()).take(body);
-    for (y, at) in lines.zip(top..grid.rows.len()) {
+    for (y, index) in lines.zip(top..grid.rows.len()) {
         buffer.set_stringn(
             area.x + 1,
             y,
-            &grid.rows[at],
+            &grid.rows[index],
             usize::from(Grid::LABEL) - 2,
             dim,
         );
         for column in shown.clone() {
-            let Some(Some((_, dot))) = grid.dots[at].get(column) else {
+            let Some(Some((_, dot))) = grid.dots[index].get(column) else {
                 continue;
             };
             let x =
                 area.x + Grid::LABEL + u16::try_from((column - left) * column_width).unwrap_or(0);
             let mut style = theme.style(dot.tone);
-            if selected == Some((at, column)) {
+            if selected == Some((index, column)) {
                 style = style.patch(theme.selected());
             }
             buffer.set_string(x, y, dot.glyph.to_string(), style);

@@ -68,10 +68,10 @@ fn draw_pane(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut
             let height = usize::from(body.height);
             let first = first_shown(selected.unwrap_or(0), lines.len(), height);
             let shown = lines.iter().enumerate().skip(first).take(height);
-            for (row, (at, line)) in (body.y..).zip(shown) {
+            for (row, (index, line)) in (body.y..).zip(shown) {
                 let rect = Rect::new(body.x, row, body.width, 1);
                 put_line(line, rect, theme, buffer);
-                if selected == Some(at) && lines.len() > height {
+                if selected == Some(index) && lines.len() > height {
                     buffer.set_style(rect, theme.selected());
                 }
             }
@@ -99,11 +99,11 @@ fn title(state: &State, pane: &Pane, area: Rect, focused: bool, buffer: &mut Buf
     let shown = usize::from(layout::below_title(pane, area).height);
     if let Body::Table(rows) = &pane.body {
         let shown = shown.saturating_sub(headings(rows));
-        let all = rows.rows.len();
-        if all > shown && shown > 0 {
+        let row_count = rows.rows.len();
+        if row_count > shown && shown > 0 {
             let selected = if focused { state.selection().row } else { 0 };
-            let first = first_shown(selected, all, shown);
-            let text = format!(" {}-{}/{all} ", first + 1, first + shown);
+            let first = first_shown(selected, row_count, shown);
+            let text = format!(" {}-{}/{row_count} ", first + 1, first + shown);
             let taken = text_width(&pane.title) + text.len() + 6;
             if taken < width {
                 let x = area.right() - u16::try_from(text.len() + 1).unwrap_or(0);

@@ -10,12 +10,12 @@ pub(super) fn draw(strip: &Strip, area: Rect, theme: &Theme, buffer: &mut Buffer
     let width = usize::from(area.width.saturating_sub(1)).max(1);
     let cells = width * usize::from(area.height);
     let units_per_cell = strip.dots.len().div_ceil(cells.max(1)).max(1);
-    for (at, sharing) in strip.dots.chunks(units_per_cell).enumerate() {
+    for (index, sharing) in strip.dots.chunks(units_per_cell).enumerate() {
         let Some((_, dot)) = sharing.iter().max_by_key(|(severity, _)| *severity) else {
             continue;
         };
-        let x = area.x + 1 + u16::try_from(at % width).unwrap_or(0);
-        let y = area.y + u16::try_from(at / width).unwrap_or(0);
+        let x = area.x + 1 + u16::try_from(index % width).unwrap_or(0);
+        let y = area.y + u16::try_from(index / width).unwrap_or(0);
         if let Some(cell) = buffer.cell_mut((x, y))
             && x < area.right()
             && y < area.bottom()

@@ -95,8 +95,8 @@ fn put_row<'a>(
             Align::Left => 0,
             Align::Right => room.saturating_sub(text_width(&text)),
         };
-        let at = u16::try_from(x + before).unwrap_or(u16::MAX);
-        buffer.set_stringn(at, y, &text, room, toned(theme, row_tone, cell_tone));
+        let start = u16::try_from(x + before).unwrap_or(u16::MAX);
+        buffer.set_stringn(start, y, &text, room, toned(theme, row_tone, cell_tone));
         x += width + GAP;
     }
 }
@@ -107,10 +107,10 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
         .columns
         .iter()
         .enumerate()
-        .map(|(at, column)| {
+        .map(|(index, column)| {
             let cells = table.rows[shown.clone()]
                 .iter()
-                .filter_map(|row| row.cells.get(at));
+                .filter_map(|row| row.cells.get(index));
             let widest = cells.map(|cell| text_width(&cell.text)).max().unwrap_or(0);
             let heading = if table.headings == Headings::Shown {
                 text_width(&column.name)
@@ -121,43 +121,44 @@ fn widths(table: &Table, shown: std::ops::Range<usize>, width: usize) -> Vec<usi
         })
         .collect();
     let mut kept: Vec<bool> = natural.iter().map(|&n| n > 0).collect();
-    let min_width = |at: usize| {
-        if table.columns[at].grows {
-            natural[at].min(MIN_GROWING)
+    let min_width = |index: usize| {
+        if table.columns[index].grows {
+            natural[index].min(MIN_GROWING)
         } else {
-            natural[at]
+            natural[index]
         }
     };
     let needed = |kept: &[bool]| -> usize {
-        let all = (0..kept.len()).filter(|&at| kept[at]);
-        MARK + all.map(|at| min_width(at) + GAP).sum::<usize>()
+        let all = (0..kept.len()).filter(|&index| kept[index]);
+        MARK + all.map(|index| min_width(index) + GAP).sum::<usize>()
     };
     while needed(&kept) > width + GAP {
-        let droppable = (0..kept.len()).filter(|&at| kept[at] && table.columns[at].priority > 0);
-        match droppable.max_by_key(|&at| table.columns[at].priority) {
-            Some(at) => kept[at] = false,
+        let droppable =
+            (0..kept.len()).filter(|&index| kept[index] && table.columns[index].priority > 0);
+        match droppable.max_by_key(|&index| table.columns[index].priority) {
+            Some(index) => kept[index] = false,
             None => break,
         }
     }
     let fixed: usize = (0..kept.len())
-        .filter(|&at| kept[at] && !table.columns[at].grows)
-        .map(|at| natural[at] + GAP)
+        .filter(|&index| kept[index] && !table.columns[index].grows)
+        .map(|index| natural[index] + GAP)
         .sum();
     let mut growing: Vec<usize> = (0..kept.len())
-        .filter(|&at| kept[at] && table.columns[at].grows)
+        .filter(|&index| kept[index] && table.columns[index].grows)
         .collect();
     let mut widths: Vec<usize> = (0..kept.len())
-        .map(|at| if kept[at] { natural[at] } else { 0 })
+        .map(|index| if kept[index] { natural[index] } else { 0 })
         .collect();
     // Each growing column takes what it needs, up to an equal share of the width that is left. The columns that need
     // the least come first, and leave the rest to the others.
-    growing.sort_by_key(|&at| natural[at]);
+    growing.sort_by_key(|&index| natural[index]);
     let mut left = width.saturating_sub(MARK + fixed);
-    for (done, &at) in growing.iter().enumerate() {
+    for (done, &index) in growing.iter().enumerate() {
         let todo = growing.len() - done;
         let room = left.saturating_sub(GAP * (todo - 1)) / todo;
-        widths[at] = natural[at].min(room.max(1));
-        left = left.saturating_sub(widths[at] + GAP);
+        widths[index] = natural[index].min(room.max(1));
+        left = left.saturating_sub(widths[index] + GAP);
     }
     widths
 }

@@ -26,14 +26,14 @@ pub(super) fn draw(
     let height = usize::from(area.height) - 1;
     let first = first_shown(selected.unwrap_or(0), timeline.lanes.len(), height);
     let width = usize::from(area.width - LABEL);
-    for (y, at) in (area.y..area.bottom() - 1).zip(first..timeline.lanes.len()) {
-        let lane = &timeline.lanes[at];
+    for (y, position) in (area.y..area.bottom() - 1).zip(first..timeline.lanes.len()) {
+        let lane = &timeline.lanes[position];
         let label = usize::from(LABEL) - 1;
         buffer.set_stringn(area.x, y, &lane.label, label, theme.style(lane.tone));
         for (x, cell) in (area.x + LABEL..).zip(cells(timeline, lane, width, theme)) {
             buffer.set_string(x, y, cell.glyph.to_string(), cell.style);
         }
-        if selected == Some(at) {
+        if selected == Some(position) {
             buffer.set_style(Rect::new(area.x, y, LABEL, 1), theme.selected());
         }
     }
@@ -76,8 +76,8 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
     let mut cells = vec![outside; width];
     let span = (timeline.to_ns - timeline.from_ns).max(1) as f64;
     let column = |ns: i64| {
-        let at = (ns - timeline.from_ns) as f64 / span * width as f64;
-        at.clamp(0.0, width as f64) as usize
+        let position = (ns - timeline.from_ns) as f64 / span * width as f64;
+        position.clamp(0.0, width as f64) as usize
     };
     for operation in &lane.spans {
         let from = column(operation.from_ns);
@@ -112,12 +112,12 @@ fn axis(timeline: &Timeline, area: Rect, width: usize, theme: &Theme, buffer: &m
     let span = timeline.to_ns - timeline.from_ns;
     let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
     let y = area.y + lanes.min(area.height - 1);
-    for at in (0..width).step_by(TICK) {
-        let ns = timeline.from_ns + (span as f64 * at as f64 / width as f64) as i64;
+    for position in (0..width).step_by(TICK) {
+        let ns = timeline.from_ns + (span as f64 * position as f64 / width as f64) as i64;
         let millis = ns.div_euclid(1_000_000).rem_euclid(1000);
         let text = format!("|{}.{millis:03}", time_of_day(ns));
-        let x = area.x + LABEL + u16::try_from(at).unwrap_or(0);
-        let room = (width - at).min(TICK - 1);
+        let x = area.x + LABEL + u16::try_from(position).unwrap_or(0);
+        let room = (width - position).min(TICK - 1);
         buffer.set_stringn(x, y, text, room, theme.style(Tone::Dim));
     }
 }

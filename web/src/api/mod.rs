@@ -132,7 +132,10 @@ impl Shown {
         let Some(name) = job.map(str::to_owned) else {
             return Ok(Self::Main(app.store.clone()));
         };
-        let is_shown = app.store.newest().is_some_and(|it| *it.job == *name);
+        let is_shown = app
+            .store
+            .newest()
+            .is_some_and(|snapshot| *snapshot.job == *name);
         if is_shown {
             return Ok(Self::Main(app.store.clone()));
         }
@@ -142,7 +145,7 @@ impl Shown {
         let asked = name.clone();
         let watched = tokio::task::spawn_blocking(move || jobs.watch(&asked));
         let watched = watched.await.map_err(|_| Refusal::Stopping)?;
-        let watched = watched.map_err(|why| match why {
+        let watched = watched.map_err(|reason| match reason {
             NotWatched::Unknown => Refusal::NoJob(name),
             NotWatched::TooMany => Refusal::ManyJobs(MAX_WATCHED),
             NotWatched::Failed(error) => Refusal::Thread(error),

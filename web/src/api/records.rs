@@ -99,7 +99,11 @@ fn encode(
         world_size: snapshot.ranks.len(),
         records: Vec::new(),
     };
-    for view in snapshot.ranks.iter().filter(|it| ranks.contains(&it.rank)) {
+    for view in snapshot
+        .ranks
+        .iter()
+        .filter(|view| ranks.contains(&view.rank))
+    {
         for (part, dump) in (0..).zip(&view.dumps) {
             let (record, body) = head_and_body(view, part, dump, known);
             head.records.push(record);

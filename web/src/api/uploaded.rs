@@ -36,22 +36,22 @@ pub(crate) struct Uploads {
     folder: tempfile::TempDir,
     /// The lock on the folder, by which other servers know that it is in use.
     _in_use: File,
-    most_bytes: u64,
+    max_bytes: u64,
     /// One permit: uploads are received and analyzed one at a time.
     turn: Semaphore,
 }
 
 impl Uploads {
-    /// Creates an empty store that accepts uploads of at most `most_bytes` bytes each. Removes the directories of
+    /// Creates an empty store that accepts uploads of at most `max_bytes` bytes each. Removes the directories of
     /// servers that were killed.
     ///
     /// # Errors
     /// If no private directory can be created.
-    pub(crate) fn new(most_bytes: u64) -> io::Result<Self> {
-        Self::below(&std::env::temp_dir(), most_bytes)
+    pub(crate) fn new(max_bytes: u64) -> io::Result<Self> {
+        Self::below(&std::env::temp_dir(), max_bytes)
     }
 
-    fn below(directory: &Path, most_bytes: u64) -> io::Result<Self> {
+    fn below(directory: &Path, max_bytes: u64) -> io::Result<Self> {
         let folder = private_directory().tempdir_in(directory)?;
         let in_use = File::open(folder.path())?;
         in_use.try_lock()?;
@@ -60,7 +60,7 @@ impl Uploads {
             kept: Mutex::default(),
             folder,
             _in_use: in_use,
-            most_bytes,
+            max_bytes,
             turn: Semaphore::new(1),
         })
     }
@@ -80,9 +80,9 @@ impl Uploads {
             .tempdir_in(self.folder.path())
             .map_err(Refusal::Disk)?;
         self.write(form, folder.path()).await?;
-        let most_bytes = self.most_bytes;
+        let max_bytes = self.max_bytes;
         let judged = tokio::task::spawn_blocking(move || {
-            let snapshot = analyze_files(folder.path(), most_bytes);
+            let snapshot = analyze_files(folder.path(), max_bytes);
             (snapshot, folder.close())
         });
         let (snapshot, closed) = judged.await.map_err(|_| Refusal::Stopping)?;
@@ -101,7 +101,7 @@ impl Uploads {
 
     /// Writes the files of a form to `folder`, under plain names.
     async fn write(&self, mut form: Multipart, folder: &Path) -> Result<(), Refusal> {
-        let (mut files, mut rest) = (0, self.most_bytes);
+        let (mut files, mut rest) = (0, self.max_bytes);
         let broken = |error: axum::extract::multipart::MultipartError| {
             Refusal::Upload(format!("the form cannot be read: {error}"))
         };
@@ -123,7 +123,7 @@ impl Uploads {
             while let Some(chunk) = field.chunk().await.map_err(broken)? {
                 rest = rest
                     .checked_sub(chunk.len() as u64)
-                    .ok_or(Refusal::TooLarge(self.most_bytes))?;
+                    .ok_or(Refusal::TooLarge(self.max_bytes))?;
                 file.write_all(&chunk).await.map_err(Refusal::Disk)?;
             }
             file.flush().await.map_err(Refusal::Disk)?;
@@ -144,9 +144,14 @@ const UNLOCKED_TIME: Duration = Duration::from_secs(60);
 fn remove_abandoned(directory: &Path, user: u32) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let is_ours = entry.metadata().is_ok_and(|about| {
-            let age = about.modified().ok().and_then(|then| then.elapsed().ok());
-            about.is_dir() && about.uid() == user && age.is_some_and(|age| age > UNLOCKED_TIME)
+        let is_ours = entry.metadata().is_ok_and(|metadata| {
+            let age = metadata
+                .modified()
+                .ok()
+                .and_then(|then| then.elapsed().ok());
+            metadata.is_dir()
+                && metadata.uid() == user
+                && age.is_some_and(|age| age > UNLOCKED_TIME)
         });
         if !is_ours || !name.to_string_lossy().starts_with(PREFIX) {
             continue;
@@ -192,15 +197,15 @@ fn plain_name(path: &str, number: usize) -> String {
     }
 }
 
-/// An upload may unpack to this many times its size, or to the maximum size of an upload if that is more. A larger
-/// archive is one for `rcomm-fr`.
+/// An upload may unpack to this many times its size, or to the maximum size of an upload if that is more. `rcomm-fr`
+/// analyzes larger archives.
 const MAX_UNPACKED_RATIO: u64 = 20;
 
 /// Reads and analyzes the files in the directory.
-fn analyze_files(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
+fn analyze_files(folder: &Path, max_bytes: u64) -> Result<Snapshot, Refusal> {
     let options = LoadOptions {
-        max_file_bytes: most_bytes,
-        max_unpacked: (most_bytes, MAX_UNPACKED_RATIO),
+        max_file_bytes: max_bytes,
+        max_unpacked: (max_bytes, MAX_UNPACKED_RATIO),
         ..LoadOptions::default()
     };
     let (mut observations, mut unusable) = (Vec::new(), Vec::new());
@@ -240,7 +245,9 @@ fn analyze_files(folder: &Path, most_bytes: u64) -> Result<Snapshot, Refusal> {
     problems.extend(unusable);
     if observations.is_empty() {
         let why = problems.first();
-        let why = why.map_or_else(String::new, |it| format!(": {}: {}", it.path, it.sentence));
+        let why = why.map_or_else(String::new, |problem| {
+            format!(": {}: {}", problem.path, problem.sentence)
+        });
         return Err(Refusal::Upload(format!("no dump in it can be read{why}")));
     }
     let poll = Poll {

@@ -58,8 +58,8 @@ pub(super) fn gzip(bytes: &[u8]) -> Option<Vec<u8>> {
 fn accepts_gzip(headers: &HeaderMap) -> bool {
     let named = headers.get_all(header::ACCEPT_ENCODING).iter();
     let named = named.filter_map(|value| value.to_str().ok());
-    named.flat_map(|value| value.split(',')).any(|one| {
-        let mut parts = one.split(';').map(str::trim);
+    named.flat_map(|value| value.split(',')).any(|coding| {
+        let mut parts = coding.split(';').map(str::trim);
         let is_gzip = parts
             .next()
             .is_some_and(|name| name.eq_ignore_ascii_case("gzip"));

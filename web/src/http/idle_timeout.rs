@@ -47,7 +47,7 @@ impl<S> IdleTimeout<S> {
             return Poll::Pending;
         }
         self.waiting = None;
-        self.traffic.slow();
+        self.traffic.count_slow_client();
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
@@ -108,10 +108,10 @@ mod tests {
         let mut server = IdleTimeout::new(server, Duration::from_secs(5), traffic.clone());
         server.write_all(&[0; 64]).await.expect("the pipe is empty");
         let slow = tokio::spawn(async move {
-            let mut all = [0; 128];
+            let mut received = [0; 128];
             tokio::time::sleep(Duration::from_secs(4)).await;
             client
-                .read_exact(&mut all)
+                .read_exact(&mut received)
                 .await
                 .expect("the server sends 128 bytes");
             client

@@ -18,34 +18,34 @@ pub(crate) struct Traffic {
 
 impl Traffic {
     /// Counts a connection that was refused, or that lost its place to another one, because there were too many.
-    pub(crate) fn refused(&self) {
+    pub(crate) fn count_refused_connection(&self) {
         self.refused.fetch_add(1, Relaxed);
     }
 
     /// Counts a client that was dropped because it did not read its answer in time.
-    pub(crate) fn slow(&self) {
+    pub(crate) fn count_slow_client(&self) {
         self.slow.fetch_add(1, Relaxed);
     }
 
     /// Counts a request; `denied` if access was refused.
-    pub(crate) fn request(&self, denied: bool) {
+    pub(crate) fn count_request(&self, denied: bool) {
         self.requests.fetch_add(1, Relaxed);
         self.denied.fetch_add(u64::from(denied), Relaxed);
     }
 
     /// Appends these counters, and those of the exporter if one runs, to a metrics text.
     pub(crate) fn write(&self, form: Form, exported: Option<&Counts>, text: &mut String) {
-        let mut w = Writer::after(form, std::mem::take(text));
+        let mut writer = Writer::after(form, std::mem::take(text));
         let get = |count: &AtomicU64| count.load(Relaxed);
-        w.gauge(&list::WEB_CONNECTIONS, get(&self.connections) as f64);
-        w.gauge(&list::WEB_EVENT_STREAMS, get(&self.streams) as f64);
+        writer.gauge(&list::WEB_CONNECTIONS, get(&self.connections) as f64);
+        writer.gauge(&list::WEB_EVENT_STREAMS, get(&self.streams) as f64);
         for (metric, count) in [
             (&list::WEB_REQUESTS, &self.requests),
             (&list::WEB_REQUESTS_DENIED, &self.denied),
             (&list::WEB_CONNECTIONS_REFUSED, &self.refused),
             (&list::WEB_SLOW_CLIENTS_DROPPED, &self.slow),
         ] {
-            w.counter(metric, get(count));
+            writer.counter(metric, get(count));
         }
         if let Some(counts) = exported {
             for (metric, count) in [
@@ -56,10 +56,10 @@ impl Traffic {
                 (&list::OTEL_METRICS_SENT, &counts.metrics_sent),
                 (&list::OTEL_METRICS_DROPPED, &counts.metrics_dropped),
             ] {
-                w.counter(metric, get(count));
+                writer.counter(metric, get(count));
             }
         }
-        *text = w.finish();
+        *text = writer.finish();
     }
 }
 

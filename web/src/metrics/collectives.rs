@@ -17,24 +17,24 @@ const SERIES_METRICS: [SeriesMetric; 4] = [
 
 /// Writes counters and histograms. If `traced_job` is the name of a job, each bucket carries the trace id of its
 /// newest collective.
-pub(super) fn collectives(w: &mut Writer, counters: &Counters, traced_job: Option<&str>) {
+pub(super) fn collectives(writer: &mut Writer, counters: &Counters, traced_job: Option<&str>) {
     for (metric, value) in SERIES_METRICS {
-        w.family(metric);
+        writer.family(metric);
         let sample = format!("{}_total", metric.name);
         for ((desc, op), series) in counters.series() {
             let labels = [("desc", &**desc), ("op", *op)];
-            w.sample(&sample, &labels, value(series) as f64);
+            writer.sample(&sample, &labels, value(series) as f64);
         }
     }
     histogram(
-        w,
+        writer,
         &list::COLLECTIVE_DURATION_SECONDS,
         counters,
         |series| &series.duration,
         traced_job,
     );
     histogram(
-        w,
+        writer,
         &list::COLLECTIVE_ARRIVAL_LAG_SECONDS,
         counters,
         |series| &series.lag,
@@ -43,23 +43,24 @@ pub(super) fn collectives(w: &mut Writer, counters: &Counters, traced_job: Optio
 }
 
 fn histogram(
-    w: &mut Writer,
+    writer: &mut Writer,
     metric: &Metric,
     counters: &Counters,
-    of: fn(&Series) -> &Histogram,
+    histogram_of: fn(&Series) -> &Histogram,
     traced_job: Option<&str>,
 ) {
-    w.family(metric);
+    writer.family(metric);
     let name = metric.name;
-    let measured = |(_, series): &(&SeriesKey, &Series)| of(series).counts.iter().any(|&n| n > 0);
+    let measured =
+        |(_, series): &(&SeriesKey, &Series)| histogram_of(series).counts.iter().any(|&n| n > 0);
     for ((desc, op), series) in counters.series().iter().filter(measured) {
-        let histogram = of(series);
+        let histogram = histogram_of(series);
         let mut count = 0;
-        for (at, (in_bucket, example)) in
+        for (index, (in_bucket, example)) in
             histogram.counts.iter().zip(&histogram.examples).enumerate()
         {
             count += in_bucket;
-            let bound = BOUNDS.get(at).map_or("+Inf".to_owned(), f64::to_string);
+            let bound = BOUNDS.get(index).map_or("+Inf".to_owned(), f64::to_string);
             let labels = [("desc", &**desc), ("op", *op), ("le", &bound)];
             let exemplar = example.as_ref().zip(traced_job).map(|(example, job)| {
                 let shared = SharedOp {
@@ -75,10 +76,10 @@ fn histogram(
                     at_s: example.at_ns as f64 / 1e9,
                 }
             });
-            w.bucket(&format!("{name}_bucket"), &labels, count, exemplar);
+            writer.bucket(&format!("{name}_bucket"), &labels, count, exemplar);
         }
         let labels = [("desc", &**desc), ("op", *op)];
-        w.sample(&format!("{name}_sum"), &labels, histogram.sum);
-        w.sample(&format!("{name}_count"), &labels, count as f64);
+        writer.sample(&format!("{name}_sum"), &labels, histogram.sum);
+        writer.sample(&format!("{name}_count"), &labels, count as f64);
     }
 }

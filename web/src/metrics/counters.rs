@@ -27,7 +27,7 @@ const OTHERS: &str = "(others)";
 /// Identity of a group: two groups may share a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GroupId {
-    /// Its name.
+    /// The group's name.
     pub(crate) name: String,
     /// Global ranks of its members, in order of group rank.
     pub(crate) ranks: Vec<Rank>,
@@ -36,9 +36,9 @@ pub(crate) struct GroupId {
 /// The newest collective in a bucket, as an example of its values.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Example {
-    /// Its group.
+    /// The collective's group.
     pub(crate) group: Arc<GroupId>,
-    /// Its sequence number.
+    /// The collective's sequence number.
     pub(crate) seq: u64,
     /// The measured value, in seconds.
     pub(crate) value: f64,
@@ -60,10 +60,10 @@ pub(crate) struct Histogram {
 impl Histogram {
     fn observe(&mut self, example: Example) {
         let value = example.value;
-        let at = BOUNDS.partition_point(|bound| *bound < value);
-        self.counts[at] += 1;
+        let bucket = BOUNDS.partition_point(|bound| *bound < value);
+        self.counts[bucket] += 1;
         self.sum += value;
-        self.examples[at] = Some(example);
+        self.examples[bucket] = Some(example);
     }
 }
 
@@ -277,11 +277,11 @@ mod tests {
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
     use std::time::{Duration, Instant};
 
-    /// The counters of a simulated job that is read at each of these times, ns after its beginning.
-    fn tallied(simulation: &Simulation, looks: impl IntoIterator<Item = i64>) -> Counters {
+    /// The counters of a simulated job that is read at each of `read_times`, ns after its beginning.
+    fn tallied(simulation: &Simulation, read_times: impl IntoIterator<Item = i64>) -> Counters {
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         let mut counters = Counters::default();
-        for ns in looks {
+        for ns in read_times {
             let mut source = SimulatedSource::new(simulation.clone(), move || ns);
             let at = Moment {
                 elapsed: Duration::from_nanos(ns as u64),
@@ -307,17 +307,18 @@ mod tests {
         assert!(total(&once, |s| s.completed) > 500);
         // The example of a bucket and the last bits of a sum depend on the order.
         let facts = |counters: &Counters| -> Vec<_> {
-            let all = counters.series().iter();
-            all.map(|(key, s)| {
-                (
-                    key.clone(),
-                    s.completed,
-                    s.bytes,
-                    s.duration.counts,
-                    s.lag.counts,
-                )
-            })
-            .collect()
+            let series = counters.series().iter();
+            series
+                .map(|(key, s)| {
+                    (
+                        key.clone(),
+                        s.completed,
+                        s.bytes,
+                        s.duration.counts,
+                        s.lag.counts,
+                    )
+                })
+                .collect()
         };
         assert_eq!(facts(&often), facts(&once));
         assert_eq!(often.unread(), 0);
@@ -341,12 +342,12 @@ mod tests {
 
     #[test]
     fn lateness_of_a_host_shows_in_the_lag_and_not_in_the_duration() {
-        let looks = || (1..=40).map(|n| n * 200_000_000);
-        let late = tallied(&Simulation::new(Situation::Straggler, 16, 0), looks());
-        let healthy = tallied(&Simulation::new(Situation::Healthy, 16, 0), looks());
+        let read_times = || (1..=40).map(|n| n * 200_000_000);
+        let late = tallied(&Simulation::new(Situation::Straggler, 16, 0), read_times());
+        let healthy = tallied(&Simulation::new(Situation::Healthy, 16, 0), read_times());
         let sums = |counters: &Counters| {
-            let all = counters.series().values();
-            all.fold((0.0, 0.0), |sums, s| {
+            let series = counters.series().values();
+            series.fold((0.0, 0.0), |sums, s| {
                 (sums.0 + s.lag.sum, sums.1 + s.duration.sum)
             })
         };

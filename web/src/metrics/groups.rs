@@ -65,7 +65,7 @@ fn completed(snapshot: &Snapshot) -> BTreeMap<&str, i64> {
 }
 
 /// Writes the gauges of groups, and the number of groups that have none.
-pub(super) fn groups(w: &mut Writer, snapshot: &Snapshot) {
+pub(super) fn groups(writer: &mut Writer, snapshot: &Snapshot) {
     let completed = completed(snapshot);
     let mut sums: BTreeMap<(&str, &str), GroupSums> = BTreeMap::new();
     let reports = &snapshot.report.groups;
@@ -86,14 +86,14 @@ pub(super) fn groups(w: &mut Writer, snapshot: &Snapshot) {
         row.busbw = row.busbw.max(group.busbw_gbs.unwrap_or(0.0) * 1e9);
     }
     for (metric, value) in GROUP_METRICS {
-        w.family(metric);
+        writer.family(metric);
         for ((group, desc), row) in &sums {
             if let Some(value) = value(row) {
-                w.sample(metric.name, &[("group", group), ("desc", desc)], value);
+                writer.sample(metric.name, &[("group", group), ("desc", desc)], value);
             }
         }
     }
-    w.gauge(
+    writer.gauge(
         &list::GROUPS_OMITTED,
         reports.len().saturating_sub(MAX_GROUPS) as f64,
     );

@@ -74,11 +74,11 @@ impl RecorderCursor {
     pub(crate) fn advance<'a>(&mut self, dump: &'a Dump, mut each: impl FnMut(&'a Entry)) -> u64 {
         let entries = &dump.entries;
         // Ids ascend in a valid dump; an entry that violates this may be skipped.
-        let at = |id: u64| entries.binary_search_by_key(&id, |entry| entry.record_id);
+        let index_of = |id: u64| entries.binary_search_by_key(&id, |entry| entry.record_id);
         let mut unread = 0;
-        self.pending.retain(|&id| match at(id) {
-            Ok(at) if is_settled(&entries[at]) => {
-                each(&entries[at]);
+        self.pending.retain(|&id| match index_of(id) {
+            Ok(index) if is_settled(&entries[index]) => {
+                each(&entries[index]);
                 false
             }
             Ok(_) => true,

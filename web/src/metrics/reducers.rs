@@ -92,7 +92,7 @@ impl ReducerCounters {
     }
 }
 
-pub(super) fn reducers(w: &mut Writer, counters: &ReducerCounters) {
+pub(super) fn reducers(writer: &mut Writer, counters: &ReducerCounters) {
     type Gauge = (&'static list::Metric, fn(&ReducerSeries) -> f64);
     const GAUGES: [Gauge; 2] = [
         (&list::REDUCER_STEP_SECONDS, |series| series.newest_step),
@@ -101,22 +101,22 @@ pub(super) fn reducers(w: &mut Writer, counters: &ReducerCounters) {
         }),
     ];
     for (metric, value) in GAUGES {
-        w.family(metric);
+        writer.family(metric);
         for (desc, series) in counters.series() {
-            w.sample(metric.name, &[("desc", desc)], value(series));
+            writer.sample(metric.name, &[("desc", desc)], value(series));
         }
     }
-    w.family(&list::REDUCER_STEPS);
+    writer.family(&list::REDUCER_STEPS);
     let name = format!("{}_total", list::REDUCER_STEPS.name);
     for (desc, series) in counters.series() {
-        w.sample(&name, &[("desc", desc)], series.sums.steps as f64);
+        writer.sample(&name, &[("desc", desc)], series.sums.steps as f64);
     }
-    w.family(&list::REDUCER_SECONDS);
+    writer.family(&list::REDUCER_SECONDS);
     let name = format!("{}_total", list::REDUCER_SECONDS.name);
     for (desc, series) in counters.series() {
         for (part, value) in PARTS {
             let labels = [("desc", &**desc), ("part", part)];
-            w.sample(&name, &labels, value(&series.sums) as f64 / 1e9);
+            writer.sample(&name, &labels, value(&series.sums) as f64 / 1e9);
         }
     }
 }

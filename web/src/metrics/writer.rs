@@ -129,12 +129,12 @@ impl Writer {
     ) {
         self.name(name, labels);
         let _ = write!(self.out, " {count}");
-        if let Some(it) = exemplar.filter(|_| self.form == Form::OpenMetrics) {
+        if let Some(exemplar) = exemplar.filter(|_| self.form == Form::OpenMetrics) {
             let Exemplar {
                 trace_id,
                 value,
                 at_s,
-            } = it;
+            } = exemplar;
             let _ = write!(self.out, " # {{trace_id=\"{trace_id}\"}} {value} {at_s:.3}");
         }
         self.out.push('\n');

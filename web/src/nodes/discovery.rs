@@ -82,8 +82,8 @@ impl AddressSource {
 fn of_one_family(mut found: Vec<SocketAddr>) -> Vec<SocketAddr> {
     found.sort();
     found.dedup();
-    let (four, six): (Vec<_>, Vec<_>) = found.into_iter().partition(SocketAddr::is_ipv4);
-    if six.len() > four.len() { six } else { four }
+    let (ipv4, ipv6): (Vec<_>, Vec<_>) = found.into_iter().partition(SocketAddr::is_ipv4);
+    if ipv6.len() > ipv4.len() { ipv6 } else { ipv4 }
 }
 
 /// The nodes of a collector whose addresses are looked up.
@@ -102,7 +102,9 @@ fn assign(addresses: &mut [String], index: usize, listed: Vec<String>) -> Option
     let own = addresses.get(index)?;
     let address = match listed.contains(own) {
         true => own.clone(),
-        false => listed.into_iter().find(|it| !addresses.contains(it))?,
+        false => listed
+            .into_iter()
+            .find(|address| !addresses.contains(address))?,
     };
     addresses[index].clone_from(&address);
     Some(address)
@@ -194,7 +196,10 @@ mod tests {
     use super::*;
 
     fn listed(addresses: &[&str]) -> Vec<String> {
-        addresses.iter().map(|&it| it.to_owned()).collect()
+        addresses
+            .iter()
+            .map(|&address| address.to_owned())
+            .collect()
     }
 
     #[test]
@@ -202,8 +207,8 @@ mod tests {
         let mut addresses = listed(&["10.0.0.3:1", "10.0.0.5:1", "10.0.0.7:1"]);
         // The node at 5 was started anew at 1, which is now the first of the list.
         let now = || listed(&["10.0.0.1:1", "10.0.0.3:1", "10.0.0.7:1"]);
-        let one = assign(&mut addresses, 1, now());
-        assert_eq!(one.as_deref(), Some("10.0.0.1:1"));
+        let moved = assign(&mut addresses, 1, now());
+        assert_eq!(moved.as_deref(), Some("10.0.0.1:1"));
         for (index, own) in ["10.0.0.3:1", "10.0.0.1:1", "10.0.0.7:1"]
             .iter()
             .enumerate()
@@ -222,12 +227,14 @@ mod tests {
     #[test]
     fn a_node_with_an_address_of_each_kind_is_one_node() {
         let parse = |texts: &[&str]| -> Vec<SocketAddr> {
-            let all = texts.iter().map(|text| text.parse());
-            all.collect::<Result<_, _>>().expect("addresses are valid")
+            let addresses = texts.iter().map(|text| text.parse());
+            addresses
+                .collect::<Result<_, _>>()
+                .expect("addresses are valid")
         };
         let both = parse(&["[fd00::2]:1", "10.0.0.2:1", "[fd00::1]:1", "10.0.0.1:1"]);
         assert_eq!(of_one_family(both), parse(&["10.0.0.1:1", "10.0.0.2:1"]));
-        let six = parse(&["[fd00::2]:1", "[fd00::1]:1", "10.0.0.1:1"]);
-        assert_eq!(of_one_family(six), parse(&["[fd00::1]:1", "[fd00::2]:1"]));
+        let ipv6 = parse(&["[fd00::2]:1", "[fd00::1]:1", "10.0.0.1:1"]);
+        assert_eq!(of_one_family(ipv6), parse(&["[fd00::1]:1", "[fd00::2]:1"]));
     }
 }

@@ -76,10 +76,10 @@ mod tests {
     fn both_ends_of_a_message_derive_one_trace_id_and_different_span_ids() {
         let four = record(0, &["send 0->2", "send 0->1", "send 0->1"]);
         let five = record(0, &["recv 1<-0", "recv 1<-0"]);
-        let ids = |rank: Rank, dump: &Dump, at: usize| {
+        let ids = |rank: Rank, dump: &Dump, index: usize| {
             let mut numbers = MessageNumbers::default();
             numbers.take(rank, dump);
-            let entry = &dump.entries[at];
+            let entry = &dump.entries[index];
             let message = numbers.of(entry.record_id);
             let operation = Operation::new(rank, dump, entry, message);
             let shared = operation

@@ -84,7 +84,9 @@ impl Telemetry {
             .spawn(move || {
                 let stopped_after_round = |stop: &Stop| {
                     let stopped = stop.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-                    let wait = stop.wake.wait_timeout_while(stopped, ROUND, |it| !*it);
+                    let wait = stop
+                        .wake
+                        .wait_timeout_while(stopped, ROUND, |stopped| !*stopped);
                     *wait.unwrap_or_else(PoisonError::into_inner).0
                 };
                 while !stopped_after_round(&stopping) {

@@ -33,7 +33,7 @@ impl<'a> Operation<'a> {
         entry: &'a Entry,
         message: Option<Message>,
     ) -> Self {
-        let ends = message.map_or([rank; 2], |it| [it.source, it.destination]);
+        let ends = message.map_or([rank; 2], |message| [message.source, message.destination]);
         Self {
             rank,
             dump,

@@ -86,7 +86,7 @@ impl Notes {
         // The span is alive, so the reading thread finds its context under the lock. Query it outside of the lock:
         // the code that builds a span may hold other locks.
         let thread = calling_thread();
-        let open = |it: &&mut SpanVisit| it.until.is_none() && it.span == *span;
+        let open = |visit: &&mut SpanVisit| visit.until.is_none() && visit.span == *span;
         let needed = self.with(|threads| {
             let visits = threads.get_mut(&thread)?;
             let visit = visits.iter_mut().rev().find(open)?;
@@ -104,7 +104,7 @@ impl Notes {
                 visit.context = visit.context.take().or(context.flatten());
             }
             // Drop visits in which no operation was issued: they are the majority.
-            visits.retain(|it| it.until.is_none_or(|until| it.after < until));
+            visits.retain(|visit| visit.until.is_none_or(|until| visit.after < until));
         });
     }
 
@@ -113,9 +113,10 @@ impl Notes {
     fn parent(&self, thread: u32, record_id: u64) -> Option<Context> {
         self.with(|threads| {
             let visits = threads.get_mut(&thread)?.iter_mut().rev();
-            let inside =
-                |it: &SpanVisit| it.after < record_id && it.until.is_none_or(|it| record_id <= it);
-            let mut holding = visits.filter(|it| inside(it));
+            let inside = |visit: &SpanVisit| {
+                visit.after < record_id && visit.until.is_none_or(|until| record_id <= until)
+            };
+            let mut holding = visits.filter(|visit| inside(visit));
             let visit = holding.next()?;
             if visit.context.is_none() && visit.until.is_none() {
                 // The span cannot be left, and so cannot end, before this lock is released.
@@ -129,7 +130,7 @@ impl Notes {
     fn forget(&self, record_id: u64) {
         self.with(|threads| {
             threads.retain(|_, visits| {
-                visits.retain(|it| it.until.is_none_or(|until| until >= record_id));
+                visits.retain(|visit| visit.until.is_none_or(|until| until >= record_id));
                 !visits.is_empty()
             });
         });
@@ -263,7 +264,7 @@ impl<T: Tracer> SpanMaker<T> {
     }
 
     fn make(&self, operation: &Operation<'_>, parent: &Context) {
-        let at = |ns: i64| -> SystemTime {
+        let time_of = |ns: i64| -> SystemTime {
             UNIX_EPOCH + Duration::from_nanos(u64::try_from(ns).unwrap_or(0))
         };
         let attributes = operation.facts().into_iter().map(|(key, fact)| match fact {
@@ -288,14 +289,14 @@ impl<T: Tracer> SpanMaker<T> {
             .tracer
             .span_builder(operation.name())
             .with_kind(SpanKind::Internal)
-            .with_start_time(at(operation.began_ns()))
+            .with_start_time(time_of(operation.began_ns()))
             .with_attributes(attributes)
             .with_links(link.into_iter().collect());
         let mut span = self.tracer.build_with_context(builder, parent);
         if let Some(error) = operation.error() {
             span.set_status(Status::error(error));
         }
-        span.end_with_timestamp(at(operation.ended_ns()));
+        span.end_with_timestamp(time_of(operation.ended_ns()));
     }
 }
 

@@ -63,7 +63,7 @@ impl Settings {
             let value = variables.get(name).map(|value| value.trim());
             value.filter(|value| !value.is_empty())
         };
-        if get("OTEL_SDK_DISABLED").is_some_and(|it| it.eq_ignore_ascii_case("true")) {
+        if get("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
             return Ok(None);
         }
         let destination = |signal: &str, exporter: &str| -> Result<_, SettingsError> {
@@ -74,14 +74,15 @@ impl Settings {
                 Some("none") => return Ok(None),
                 Some(other) => return Err(invalid(&exporter, other, "`otlp` or `none`")),
             }
-            let of_signal = |what: &str| format!("OTEL_EXPORTER_OTLP_{upper}_{what}");
-            let common = |what: &str| format!("OTEL_EXPORTER_OTLP_{what}");
-            let either = |what: &str| {
-                let (specific, common) = (of_signal(what), common(what));
+            let of_signal = |suffix: &str| format!("OTEL_EXPORTER_OTLP_{upper}_{suffix}");
+            let common = |suffix: &str| format!("OTEL_EXPORTER_OTLP_{suffix}");
+            let either = |suffix: &str| {
+                let (specific, common) = (of_signal(suffix), common(suffix));
                 let found = get(&specific).map(|value| (specific.clone(), value.to_owned()));
                 found.or_else(|| get(&common).map(|value| (common.clone(), value.to_owned())))
             };
-            if let Some((name, value)) = either("PROTOCOL").filter(|(_, it)| it != "http/protobuf")
+            if let Some((name, value)) =
+                either("PROTOCOL").filter(|(_, value)| value != "http/protobuf")
             {
                 return Err(invalid(&name, &value, "`http/protobuf`"));
             }
@@ -157,7 +158,10 @@ fn ratio(sampler: Option<&str>, arg: Option<&str>) -> Result<f64, SettingsError>
         Some("always_off" | "parentbased_always_off") => Ok(0.0),
         Some("traceidratio" | "parentbased_traceidratio") => {
             let text = arg.unwrap_or("1");
-            let ratio = text.parse().ok().filter(|it| (0.0..=1.0).contains(it));
+            let ratio = text
+                .parse()
+                .ok()
+                .filter(|ratio| (0.0..=1.0).contains(ratio));
             ratio.ok_or_else(|| invalid("OTEL_TRACES_SAMPLER_ARG", text, "a number from 0 to 1"))
         }
         Some(other) => Err(invalid(

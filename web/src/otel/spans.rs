@@ -105,36 +105,41 @@ impl Spans {
         for Candidate { operation: it, .. } in &candidates {
             self.exported.remove(&(it.rank, it.entry.record_id));
         }
-        for it in &candidates {
-            if self.is_remarkable(&it.operation) {
-                self.remember(it.trace);
+        for candidate in &candidates {
+            if self.is_remarkable(&candidate.operation) {
+                self.remember(candidate.trace);
             }
         }
         self.add_stuck(snapshot, &mut candidates);
         let ratio = self.ratio;
-        candidates.retain(|it| self.remarkable.contains(&it.trace) || is_sampled(&it.trace, ratio));
+        candidates.retain(|candidate| {
+            self.remarkable.contains(&candidate.trace) || is_sampled(&candidate.trace, ratio)
+        });
         let mut batch = Batch::default();
         if candidates.len() > MAX_SPANS {
-            candidates.sort_by_key(|it| !self.remarkable.contains(&it.trace));
+            candidates.sort_by_key(|candidate| !self.remarkable.contains(&candidate.trace));
             batch.dropped = (candidates.len() - MAX_SPANS) as u64;
             candidates.truncate(MAX_SPANS);
         }
-        for some in candidates.chunks(MAX_IN_REQUEST) {
-            let request = request(snapshot, settings, some);
-            batch.requests.push((request, some.len() as u64));
+        for chunk in candidates.chunks(MAX_IN_REQUEST) {
+            let request = request(snapshot, settings, chunk);
+            batch.requests.push((request, chunk.len() as u64));
         }
         batch
     }
 
     /// Whether an operation failed, or took much longer than usual. Also updates the usual duration.
-    fn is_remarkable(&mut self, it: &Operation<'_>) -> bool {
-        if it.error().is_some() {
+    fn is_remarkable(&mut self, operation: &Operation<'_>) -> bool {
+        if operation.error().is_some() {
             return true;
         }
-        let wait = it.wait_s();
-        let desc = it.dump.groups.get(it.entry.group as usize);
+        let wait = operation.wait_s();
+        let desc = operation.dump.groups.get(operation.entry.group as usize);
         let desc = desc.map_or(String::new(), |group| group.info.desc.clone());
-        let usual = self.usual.entry((desc, it.entry.op.name())).or_insert(wait);
+        let usual = self
+            .usual
+            .entry((desc, operation.entry.op.name()))
+            .or_insert(wait);
         let slow = wait > LEAST_SLOW_S && wait > SLOW * *usual;
         // A moving average, so that a single slow operation changes the usual duration only a little. The 1e-6 lets a
         // usual duration of 0 grow.
@@ -158,11 +163,15 @@ impl Spans {
     fn add_stuck<'a>(&mut self, snapshot: &'a Snapshot, candidates: &mut Vec<Candidate<'a>>) {
         let now = snapshot.at.wall_ns;
         let limit = i64::try_from(STUCK.as_nanos()).unwrap_or(i64::MAX);
-        let overdue = snapshot.report.in_flight.iter().filter(|it| it.overdue);
+        let overdue = snapshot
+            .report
+            .in_flight
+            .iter()
+            .filter(|instance| instance.overdue);
         let overdue: HashSet<(&str, bool, u64)> = overdue
-            .map(|it| {
-                let is_p2p = it.seq_kind != SeqKind::CollectiveSeqId;
-                (it.group.name.as_str(), is_p2p, it.seq)
+            .map(|instance| {
+                let is_p2p = instance.seq_kind != SeqKind::CollectiveSeqId;
+                (instance.group.name.as_str(), is_p2p, instance.seq)
             })
             .collect();
         if overdue.is_empty() {
@@ -188,9 +197,9 @@ impl Spans {
                 }
                 let message = self.messages.of(rank, dump, entry.record_id);
                 let operation = Operation::new(rank, dump, entry, message);
-                if let Some(it) = candidate(&snapshot.job, operation, Some(now)) {
-                    self.remember(it.trace);
-                    candidates.push(it);
+                if let Some(candidate) = candidate(&snapshot.job, operation, Some(now)) {
+                    self.remember(candidate.trace);
+                    candidates.push(candidate);
                 }
             }
         }
@@ -221,14 +230,14 @@ fn candidate<'a>(
 fn request(
     snapshot: &Snapshot,
     settings: &Settings,
-    some: &[Candidate<'_>],
+    candidates: &[Candidate<'_>],
 ) -> ExportTraceServiceRequest {
     let mut by_rank: BTreeMap<Rank, (&Dump, Vec<Span>)> = BTreeMap::new();
-    for it in some {
-        if let Some(span) = span(snapshot, it) {
+    for candidate in candidates {
+        if let Some(span) = span(snapshot, candidate) {
             by_rank
-                .entry(it.operation.rank)
-                .or_insert((it.operation.dump, Vec::new()))
+                .entry(candidate.operation.rank)
+                .or_insert((candidate.operation.dump, Vec::new()))
                 .1
                 .push(span);
         }
@@ -260,8 +269,8 @@ fn request(
     }
 }
 
-fn span(snapshot: &Snapshot, it: &Candidate<'_>) -> Option<Span> {
-    let operation = &it.operation;
+fn span(snapshot: &Snapshot, candidate: &Candidate<'_>) -> Option<Span> {
+    let operation = &candidate.operation;
     let shared = operation.shared(&snapshot.job)?;
     let facts = operation.facts().into_iter();
     let attributes = facts.map(|(key, fact)| match fact {
@@ -274,7 +283,7 @@ fn span(snapshot: &Snapshot, it: &Candidate<'_>) -> Option<Span> {
         name: "start noticed".to_owned(),
         ..Event::default()
     });
-    let error = match it.until_ns {
+    let error = match candidate.until_ns {
         Some(_) => Some("still pending when this was sent"),
         None => operation.error(),
     };
@@ -289,7 +298,7 @@ fn span(snapshot: &Snapshot, it: &Candidate<'_>) -> Option<Span> {
         name: operation.name(),
         kind: SpanKind::Internal.into(),
         start_time_unix_nano: unix(operation.began_ns()),
-        end_time_unix_nano: unix(it.until_ns.unwrap_or_else(|| operation.ended_ns())),
+        end_time_unix_nano: unix(candidate.until_ns.unwrap_or_else(|| operation.ended_ns())),
         attributes: attributes.collect(),
         events: events.into_iter().collect(),
         status,
@@ -305,14 +314,14 @@ mod tests {
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
     use std::time::Instant;
 
-    /// All spans of a simulated job that is read at these times, ns after its beginning.
-    fn spans(situation: Situation, ratio: f64, looks: &[i64]) -> Vec<Span> {
+    /// All spans of a simulated job that is read at `read_times`, ns after its beginning.
+    fn spans(situation: Situation, ratio: f64, read_times: &[i64]) -> Vec<Span> {
         let simulation = Simulation::new(situation, 16, 0);
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         let mut spans = Spans::beginning_now(ratio);
         spans.since_ns = 0;
-        let mut all = Vec::new();
-        for &ns in looks {
+        let mut exported = Vec::new();
+        for &ns in read_times {
             let mut source = SimulatedSource::new(simulation.clone(), move || ns);
             let at = Moment {
                 elapsed: Duration::from_nanos(ns as u64),
@@ -326,12 +335,12 @@ mod tests {
                     let scopes = request
                         .resource_spans
                         .into_iter()
-                        .flat_map(|it| it.scope_spans);
-                    all.extend(scopes.flat_map(|it| it.spans));
+                        .flat_map(|resource| resource.scope_spans);
+                    exported.extend(scopes.flat_map(|scope| scope.spans));
                 }
             }
         }
-        all
+        exported
     }
 
     const LOOKS: [i64; 4] = [3_000_000_000, 6_000_000_000, 9_000_000_000, 18_000_000_000];
@@ -374,7 +383,7 @@ mod tests {
             .filter(|span| {
                 span.status
                     .as_ref()
-                    .is_some_and(|it| it.message.contains("pending"))
+                    .is_some_and(|status| status.message.contains("pending"))
             })
             .collect();
         // All ranks wait except the one at fault.

@@ -143,9 +143,9 @@ async fn bounded(State(bounds): State<Bounds>, request: Request, next: Next) -> 
     let length = request
         .uri()
         .path_and_query()
-        .map_or(0, |it| it.as_str().len());
+        .map_or(0, |path| path.as_str().len());
     if length > MAX_URI {
-        bounds.traffic.request(false);
+        bounds.traffic.count_request(false);
         return Refusal::LongUri(length, MAX_URI).into_response();
     }
     // Large uploads may arrive over slow connections: give them ten times as long.
@@ -163,7 +163,7 @@ async fn bounded(State(bounds): State<Bounds>, request: Request, next: Next) -> 
         response.status(),
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::MISDIRECTED_REQUEST
     );
-    bounds.traffic.request(denied);
+    bounds.traffic.count_request(denied);
     // Answers about a job are private and out of date at once: forbid caching.
     let headers = response.headers_mut();
     if !headers.contains_key(header::CACHE_CONTROL) {

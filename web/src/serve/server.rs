@@ -201,7 +201,7 @@ impl Server {
                 continue;
             };
             let Some(place) = places.try_enter(Some(client.ip())) else {
-                traffic.refused();
+                traffic.count_refused_connection();
                 continue;
             };
             // Best effort: without TCP_NODELAY small answers are delayed.
@@ -231,7 +231,7 @@ impl Server {
                 };
                 tokio::select! {
                     () = served => {}
-                    () = place.is_taken() => refusals.refused(),
+                    () = place.is_taken() => refusals.count_refused_connection(),
                 }
                 drop(counted);
             });

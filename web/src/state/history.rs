@@ -21,7 +21,7 @@ struct KeptSnapshot {
 pub(crate) struct History {
     kept: VecDeque<KeptSnapshot>,
     bytes: usize,
-    most_bytes: usize,
+    max_bytes: usize,
 }
 
 impl Default for History {
@@ -29,7 +29,7 @@ impl Default for History {
         Self {
             kept: VecDeque::new(),
             bytes: 0,
-            most_bytes: MAX_BYTES,
+            max_bytes: MAX_BYTES,
         }
     }
 }
@@ -51,7 +51,7 @@ impl History {
             deflated: deflated.into(),
         });
         while self.kept.len() > MAX_SNAPSHOTS
-            || (self.bytes > self.most_bytes && self.kept.len() > 1)
+            || (self.bytes > self.max_bytes && self.kept.len() > 1)
         {
             if let Some(gone) = self.kept.pop_front() {
                 self.bytes -= gone.deflated.len();
@@ -66,11 +66,11 @@ impl History {
 
     /// The compressed JSON form of a snapshot; `None` if it is not kept.
     pub(crate) fn deflated(&self, number: u64) -> Option<Vec<u8>> {
-        let at = self
+        let index = self
             .kept
             .binary_search_by_key(&number, |kept| kept.point.number)
             .ok()?;
-        Some(self.kept[at].deflated.to_vec())
+        Some(self.kept[index].deflated.to_vec())
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn memory_is_bounded_even_for_incompressible_snapshots() {
         let mut history = History {
-            most_bytes: 1 << 20,
+            max_bytes: 1 << 20,
             ..History::default()
         };
         let mut state = 1_u64;
@@ -132,7 +132,7 @@ mod tests {
         for number in 1..40 {
             history.add(point(number), &noise);
         }
-        assert!(history.bytes <= history.most_bytes && history.kept.len() > 3);
+        assert!(history.bytes <= history.max_bytes && history.kept.len() > 3);
         assert_eq!(
             history.kept.iter().map(|k| k.deflated.len()).sum::<usize>(),
             history.bytes

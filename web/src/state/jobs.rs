@@ -120,8 +120,10 @@ impl Jobs {
         };
         let shown = shown.newest();
         let row = |job: NodeJob| {
-            let shown_snapshot = shown.as_ref().filter(|it| *it.job == *job.name);
-            let report = shown_snapshot.map(|it| &it.report).or(job.report.as_ref());
+            let shown_snapshot = shown.as_ref().filter(|snapshot| *snapshot.job == *job.name);
+            let report = shown_snapshot
+                .map(|snapshot| &snapshot.report)
+                .or(job.report.as_ref());
             JobRow {
                 shown: shown_snapshot.is_some(),
                 verdict: report.map(|report| report.verdict),
@@ -158,13 +160,18 @@ impl Jobs {
             return Ok(known.job.clone());
         }
         let rings = list_rings(&self.0.directory).unwrap_or_default();
-        let mut known = rings.iter().filter_map(|it| it.ring.as_ref().ok());
+        let mut known = rings
+            .iter()
+            .filter_map(|listing| listing.ring.as_ref().ok());
         if !known.any(|ring| ring.identity.job == name) {
             return Err(NotWatched::Unknown);
         }
         if watched.len() >= MAX_WATCHED {
-            let unused = |it: &(&String, &Watched)| Arc::strong_count(&it.1.job) == 1;
-            let oldest = watched.iter().filter(unused).min_by_key(|it| it.1.used);
+            let unused = |(_, known): &(&String, &Watched)| Arc::strong_count(&known.job) == 1;
+            let oldest = watched
+                .iter()
+                .filter(unused)
+                .min_by_key(|(_, known)| known.used);
             let oldest = oldest.map(|(name, _)| name.clone());
             let oldest = oldest.ok_or(NotWatched::TooMany)?;
             watched.remove(&oldest);
@@ -206,8 +213,8 @@ impl Jobs {
             listing.taken = None;
         }
         drop(listing);
-        let is_idle = |_: &String, it: &mut Watched| {
-            Arc::strong_count(&it.job) == 1 && it.used.elapsed() >= idle
+        let is_idle = |_: &String, known: &mut Watched| {
+            Arc::strong_count(&known.job) == 1 && known.used.elapsed() >= idle
         };
         let mut watched = lock(&self.0.watched);
         let old: Vec<(String, Watched)> = watched.extract_if(.., is_idle).collect();

@@ -125,7 +125,7 @@ impl SnapshotStore {
             .newest
             .borrow()
             .as_ref()
-            .map(|it| it.snapshot.at.elapsed);
+            .map(|frame| frame.snapshot.at.elapsed);
         let now = self.anchor.moment().elapsed;
         judged.map_or(0.0, |judged| now.saturating_sub(judged).as_secs_f64() * 1e3)
     }

@@ -28,9 +28,10 @@ const LIBRARY_COPY_MAX: usize = 1 << 10;
 /// Copies for another core that reads the copy next: through the caches, or for a while past them where measurements
 /// show that to be faster.
 ///
-/// What a copy through the caches takes depends on where the lines are: those that were streamed before, and read since
-/// by this core, are in no other core's caches. So single copies through the caches show nothing while streaming is on.
-/// Instead, streaming ends by itself, and begins anew after many slow copies in a row.
+/// The time of a copy through the caches depends on where its lines are. Lines that were streamed, and that this core
+/// has read since, are in no other core's caches: while streaming is on, a single copy through the caches does not show
+/// how fast such copies would be without streaming. So streaming ends after a fixed number of bytes, and begins anew
+/// after many slow copies in a row.
 #[derive(Debug, Default)]
 pub struct AdaptiveCopy {
     /// Pieces copied since the last one that was timed.
@@ -50,17 +51,17 @@ pub struct AdaptiveCopy {
 struct Pace {
     /// The smoothed nanoseconds for a byte.
     per_byte: f32,
-    /// Number of copies that were timed, up to [`Pace::KNOWN`].
+    /// Number of copies that were timed, up to [`Pace::MIN_TIMED`].
     timed: u32,
 }
 
 impl Pace {
     /// Copies to be timed before the pace is used.
-    const KNOWN: u32 = 4;
+    const MIN_TIMED: u32 = 4;
 
     /// Whether enough copies were timed.
     fn is_known(self) -> bool {
-        self.timed >= Self::KNOWN
+        self.timed >= Self::MIN_TIMED
     }
 
     /// Takes the duration of a copy into account. A copy that was interrupted by another thread, or that touched memory
@@ -77,7 +78,7 @@ impl Pace {
         } else {
             so_far + (sample.min(2.0 * so_far) - so_far) / 4.0
         };
-        self.timed = (self.timed + 1).min(Self::KNOWN);
+        self.timed = (self.timed + 1).min(Self::MIN_TIMED);
     }
 }
 
@@ -94,13 +95,13 @@ impl AdaptiveCopy {
     const FIRST_TRIED_INTERVAL: u32 = 12;
     /// A copy through the caches that takes longer than this, in nanoseconds for a byte, is slow. Cores that share a
     /// cache copy faster, unless the bytes have left the caches.
-    const SLOW: f64 = 0.125;
+    const SLOW_NANOS_PER_BYTE: f64 = 0.125;
     /// After this many slow bytes, copies change to streaming if it is faster. Fewer slow bytes may come from a
     /// preempted thread, or from the first round through memory that was not used for a while.
     const SLOW_BYTES_LIMIT: usize = 4 << 20;
     /// Streaming has to be this many times as fast as the caches, since the reader of streamed lines finds them in no
     /// cache.
-    const FASTER: f32 = 1.5;
+    const MIN_SPEEDUP: f32 = 1.5;
     /// Streaming stays on for this many bytes. Then the caches are tried again, which costs about 2 % of the
     /// time.
     const STREAMED_BYTES: usize = 512 << 20;
@@ -161,7 +162,7 @@ impl AdaptiveCopy {
             self.past_caches.update(len, took);
         } else {
             self.through_caches.update(len, took);
-            if took.as_nanos() as f64 <= len as f64 * Self::SLOW {
+            if took.as_nanos() as f64 <= len as f64 * Self::SLOW_NANOS_PER_BYTE {
                 self.slow_bytes = 0;
             } else {
                 // The pieces before this one were not timed; they are assumed to have been as slow.
@@ -172,7 +173,7 @@ impl AdaptiveCopy {
         if self.slow_bytes >= Self::SLOW_BYTES_LIMIT
             && cached.is_known()
             && past.is_known()
-            && cached.per_byte > past.per_byte * Self::FASTER
+            && cached.per_byte > past.per_byte * Self::MIN_SPEEDUP
         {
             self.slow_bytes = 0;
             self.bytes_to_stream = Self::STREAMED_BYTES;
@@ -232,10 +233,10 @@ unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
     let (to_head, to) = to.split_at_mut(head);
     let (from_head, from) = from.split_at(head);
     to_head.copy_from_slice(from_head);
-    let whole = to.len() - to.len() % BLOCK;
-    let (to, to_tail) = to.split_at_mut(whole);
-    let (from, from_tail) = from.split_at(whole);
-    let (target, source, blocks) = (to.as_mut_ptr(), from.as_ptr(), whole / BLOCK);
+    let block_bytes = to.len() - to.len() % BLOCK;
+    let (to, to_tail) = to.split_at_mut(block_bytes);
+    let (from, from_tail) = from.split_at(block_bytes);
+    let (target, source, blocks) = (to.as_mut_ptr(), from.as_ptr(), block_bytes / BLOCK);
     // SAFETY: `target` and `source` each have `blocks` blocks left, one in a slice borrowed for writing and
     // one in a slice borrowed for reading, so that they do not overlap. The target begins at a multiple of
     // 64, or there is no block (`head`). The caller passes only a level that the processor has.
@@ -249,7 +250,7 @@ unsafe fn copy_at(level: Level, to: &mut [u8], from: &[u8], stores: Stores) {
             (Level::Avx2, Stores::Cached) => avx2::<false>(target, source, blocks),
             #[cfg(target_arch = "x86_64")]
             (Level::Avx2, Stores::Streaming) => avx2::<true>(target, source, blocks),
-            (Level::Portable, _) => target.copy_from_nonoverlapping(source, whole),
+            (Level::Portable, _) => target.copy_from_nonoverlapping(source, block_bytes),
         }
     }
     to_tail.copy_from_slice(from_tail);
@@ -270,12 +271,12 @@ unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: us
         unsafe {
             let from = from.add(block * 256).cast::<__m512i>();
             let to = to.add(block * 256).cast::<__m512i>();
-            let moved = [0, 1, 2, 3].map(|at| _mm512_loadu_si512(from.add(at)));
-            for (at, vector) in moved.into_iter().enumerate() {
+            let moved = [0, 1, 2, 3].map(|lane| _mm512_loadu_si512(from.add(lane)));
+            for (lane, vector) in moved.into_iter().enumerate() {
                 if STREAMING {
-                    _mm512_stream_si512(to.add(at), vector);
+                    _mm512_stream_si512(to.add(lane), vector);
                 } else {
-                    _mm512_store_si512(to.add(at), vector);
+                    _mm512_store_si512(to.add(lane), vector);
                 }
             }
         }
@@ -299,12 +300,12 @@ unsafe fn avx2<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: usiz
         unsafe {
             let from = from.add(block * 256).cast::<__m256i>();
             let to = to.add(block * 256).cast::<__m256i>();
-            let moved = [0, 1, 2, 3, 4, 5, 6, 7].map(|at| _mm256_loadu_si256(from.add(at)));
-            for (at, vector) in moved.into_iter().enumerate() {
+            let moved = [0, 1, 2, 3, 4, 5, 6, 7].map(|lane| _mm256_loadu_si256(from.add(lane)));
+            for (lane, vector) in moved.into_iter().enumerate() {
                 if STREAMING {
-                    _mm256_stream_si256(to.add(at), vector);
+                    _mm256_stream_si256(to.add(lane), vector);
                 } else {
-                    _mm256_store_si256(to.add(at), vector);
+                    _mm256_store_si256(to.add(lane), vector);
                 }
             }
         }
@@ -396,17 +397,17 @@ mod tests {
 
     #[test]
     fn pieces_are_streamed_for_comparison_only_while_the_caches_are_slow() {
-        let tried = |copier: &mut AdaptiveCopy| (0..1000).filter(|_| copier.is_trial()).count();
+        let trials = |copier: &mut AdaptiveCopy| (0..1000).filter(|_| copier.is_trial()).count();
         let mut copier = AdaptiveCopy::default();
-        assert_eq!(tried(&mut copier), 0);
+        assert_eq!(trials(&mut copier), 0);
         feed(&mut copier, false, 15.0, 4);
-        assert_eq!(tried(&mut copier), 0);
+        assert_eq!(trials(&mut copier), 0);
         feed(&mut copier, false, 5.5, 1);
-        assert_eq!(tried(&mut copier), 76);
+        assert_eq!(trials(&mut copier), 76);
         feed(&mut copier, true, 6.0, 4);
-        assert_eq!(tried(&mut copier), 16);
+        assert_eq!(trials(&mut copier), 16);
         feed(&mut copier, false, 15.0, 1);
-        assert_eq!(tried(&mut copier), 0);
+        assert_eq!(trials(&mut copier), 0);
     }
 
     #[test]

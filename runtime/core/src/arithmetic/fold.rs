@@ -14,7 +14,7 @@ pub(super) struct FoldJob<'a> {
     /// The address of the result, which may be one of the sources.
     pub(super) out: *mut u8,
     /// Further outputs for the result; they may be sources as well.
-    pub(super) also: &'a [*mut u8],
+    pub(super) more_outs: &'a [*mut u8],
     /// The number of elements of each source and each output.
     pub(super) count: usize,
     /// The divisor of an average: the number of sources, unless these already hold sums.
@@ -131,11 +131,11 @@ combine_floats!(f32 f64);
 #[inline(always)]
 unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &FoldJob<'_>) {
     let terms = job.terms;
-    let mut at = 0;
-    while at + N <= job.count {
-        let offset = at * F::SIZE;
-        // SAFETY: there is a source, and elements `at..at + N` lie inside every source, `out` and all of
-        // `also`, which the caller guarantees to be readable and writable over `count` elements; the
+    let mut start = 0;
+    while start + N <= job.count {
+        let offset = start * F::SIZE;
+        // SAFETY: there is a source, and elements `start..start + N` lie inside every source, `out` and all of
+        // `more_outs`, which the caller guarantees to be readable and writable over `count` elements; the
         // processor has `I`. A block is read from all sources before it is written, and a source that
         // overlaps an output is that output, so no write changes what is still to be read.
         unsafe {
@@ -150,15 +150,15 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Fold
                 *lane = C::finish(*lane, terms);
             }
             F::store_block::<I, N>(job.out.add(offset), block);
-            for also in job.also {
-                F::store_block::<I, N>(also.add(offset), block);
+            for more_out in job.more_outs {
+                F::store_block::<I, N>(more_out.add(offset), block);
             }
         }
-        at += N;
+        start += N;
     }
-    while at < job.count {
-        let offset = at * F::SIZE;
-        // SAFETY: `at` is less than `count`, so this one element lies inside every source and output, as
+    while start < job.count {
+        let offset = start * F::SIZE;
+        // SAFETY: `start` is less than `count`, so this one element lies inside every source and output, as
         // the block above; it too is read from all sources before it is written.
         unsafe {
             let mut value = F::load(job.sources[0].add(offset));
@@ -167,11 +167,11 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Fold
             }
             value = C::finish(value, terms);
             F::store(job.out.add(offset), value);
-            for also in job.also {
-                F::store(also.add(offset), value);
+            for more_out in job.more_outs {
+                F::store(more_out.add(offset), value);
             }
         }
-        at += 1;
+        start += 1;
     }
 }
 
@@ -212,7 +212,7 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
                     let parts = FoldJob {
                         sources: job.sources,
                         out: job.out,
-                        also: job.also,
+                        more_outs: job.more_outs,
                         count: job.count * 2,
                         terms: job.terms,
                     };
@@ -283,7 +283,7 @@ unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
 /// Runs `job` with the loops of `level`.
 ///
 /// # Safety
-/// Every source is readable, `out` and all of `also` writable, over `count` elements of `dtype`. A source
+/// Every source is readable, `out` and all of `more_outs` writable, over `count` elements of `dtype`. A source
 /// either overlaps no output or is exactly one; the outputs do not overlap. There is at least one source,
 /// and the processor has `level`.
 pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
@@ -300,7 +300,8 @@ pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob
     }
 }
 
-/// Multiplies `count` elements at `data` by `factor`: integers by its whole part, floats of up to 32 bits in `f32`.
+/// Multiplies `count` elements at `data` by `factor`. Integers are multiplied by the integer part of `factor`, floats
+/// of up to 32 bits in `f32`.
 /// `Bool` elements stay as they are.
 ///
 /// # Safety
@@ -308,8 +309,8 @@ pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob
 pub(super) unsafe fn scale(dtype: DType, data: *mut u8, count: usize, factor: f64) {
     macro_rules! each {
         ($format:ty, $count:expr, $multiply:expr) => {
-            for at in 0..$count {
-                let element = data.add(at * <$format>::SIZE);
+            for index in 0..$count {
+                let element = data.add(index * <$format>::SIZE);
                 <$format>::store(element, $multiply(<$format>::load(element)));
             }
         };
@@ -361,34 +362,37 @@ unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
     count: usize,
 ) {
     let (narrow, wide) = (F::SIZE, <Plain<f32>>::SIZE);
-    let mut at = 0;
+    let mut start = 0;
     // SAFETY: in both loops all elements are below `count`, and the caller guarantees that `count` elements are
     // readable at `from` and writable at `to`, with the widths of the narrow type and of `f32`, that the two do
     // not overlap, and that the processor has `I`.
     unsafe {
-        while at + N <= count {
+        while start + N <= count {
             match conversion {
                 Conversion::Widen => {
-                    let block = F::load_block::<I, N>(from.add(at * narrow));
-                    <Plain<f32>>::store_block::<I, N>(to.add(at * wide), block);
+                    let block = F::load_block::<I, N>(from.add(start * narrow));
+                    <Plain<f32>>::store_block::<I, N>(to.add(start * wide), block);
                 }
                 Conversion::Narrow => {
-                    let block = <Plain<f32>>::load_block::<I, N>(from.add(at * wide));
-                    F::store_block::<I, N>(to.add(at * narrow), block);
+                    let block = <Plain<f32>>::load_block::<I, N>(from.add(start * wide));
+                    F::store_block::<I, N>(to.add(start * narrow), block);
                 }
             }
-            at += N;
+            start += N;
         }
-        while at < count {
+        while start < count {
             match conversion {
                 Conversion::Widen => {
-                    <Plain<f32>>::store(to.add(at * wide), F::load(from.add(at * narrow)));
+                    <Plain<f32>>::store(to.add(start * wide), F::load(from.add(start * narrow)));
                 }
                 Conversion::Narrow => {
-                    F::store(to.add(at * narrow), <Plain<f32>>::load(from.add(at * wide)));
+                    F::store(
+                        to.add(start * narrow),
+                        <Plain<f32>>::load(from.add(start * wide)),
+                    );
                 }
             }
-            at += 1;
+            start += 1;
         }
     }
 }

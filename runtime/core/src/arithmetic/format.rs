@@ -121,9 +121,9 @@ pub(super) trait Format {
     /// `N * SIZE` bytes at `from` are readable, and the processor has `I`.
     #[inline(always)]
     unsafe fn load_block<I: Isa, const N: usize>(from: *const u8) -> [Self::Acc; N] {
-        // SAFETY: `at` is less than `N`, so these `SIZE` bytes are among the `N * SIZE` that the caller
+        // SAFETY: `index` is less than `N`, so these `SIZE` bytes are among the `N * SIZE` that the caller
         // guarantees to be readable.
-        std::array::from_fn(|at| unsafe { Self::load(from.add(at * Self::SIZE)) })
+        std::array::from_fn(|index| unsafe { Self::load(from.add(index * Self::SIZE)) })
     }
 
     /// Rounds `N` values to the element type and stores them at `to`.
@@ -132,10 +132,10 @@ pub(super) trait Format {
     /// `N * SIZE` bytes at `to` are writable, and the processor has `I`.
     #[inline(always)]
     unsafe fn store_block<I: Isa, const N: usize>(to: *mut u8, values: [Self::Acc; N]) {
-        for (at, value) in values.into_iter().enumerate() {
-            // SAFETY: `at` is less than `N`, so these `SIZE` bytes are among the `N * SIZE` that the caller
+        for (index, value) in values.into_iter().enumerate() {
+            // SAFETY: `index` is less than `N`, so these `SIZE` bytes are among the `N * SIZE` that the caller
             // guarantees to be writable.
-            unsafe { Self::store(to.add(at * Self::SIZE), value) }
+            unsafe { Self::store(to.add(index * Self::SIZE), value) }
         }
     }
 }
@@ -238,11 +238,11 @@ impl Format for F16 {
     unsafe fn load_block<I: Isa, const N: usize>(from: *const u8) -> [f32; N] {
         const { assert!(N.is_multiple_of(16)) };
         let mut values = [0.0; N];
-        for (at, chunk) in values.chunks_exact_mut(16).enumerate() {
+        for (index, chunk) in values.chunks_exact_mut(16).enumerate() {
             // SAFETY: the caller guarantees that `N` elements of two bytes at `from` can be read. `N` is a
             // multiple of 16 (checked), so the 32 bytes at `at * 32` are among them; and the processor has
             // `I`.
-            chunk.copy_from_slice(&unsafe { I::load_f16(from.add(at * 32)) });
+            chunk.copy_from_slice(&unsafe { I::load_f16(from.add(index * 32)) });
         }
         values
     }
@@ -250,13 +250,13 @@ impl Format for F16 {
     #[inline(always)]
     unsafe fn store_block<I: Isa, const N: usize>(to: *mut u8, values: [f32; N]) {
         const { assert!(N.is_multiple_of(16)) };
-        for (at, chunk) in values.chunks_exact(16).enumerate() {
+        for (index, chunk) in values.chunks_exact(16).enumerate() {
             let mut sixteen = [0.0; 16];
             sixteen.copy_from_slice(chunk);
             // SAFETY: the caller guarantees that `N` elements of two bytes at `to` can be written. `N` is a
             // multiple of 16 (checked), so the 32 bytes at `at * 32` are among them; and the processor has
             // `I`.
-            unsafe { I::store_f16(to.add(at * 32), sixteen) }
+            unsafe { I::store_f16(to.add(index * 32), sixteen) }
         }
     }
 }

@@ -6,8 +6,8 @@
 //! processor.
 //!
 //! Loops are written once (`fold`) and compiled for AVX-512, for AVX2 with F16C, and for any processor; the choice
-//! is made at run time. Two short inputs are combined without these loops (`few`). `copy` has plain copies. This
-//! module moves no data between ranks.
+//! is made at run time. Two short inputs are combined without these loops (`few`). `copy` copies bytes without
+//! combining them. This module moves no data between ranks.
 
 mod copy;
 mod few;
@@ -87,7 +87,7 @@ pub const fn is_supported(op: ReduceOp, dtype: DType) -> bool {
     }
 }
 
-/// Combines `inputs` in their order into `out`, and into `also` where there is one.
+/// Combines `inputs` in their order into `out`, and into `second_out` where there is one.
 ///
 /// Lengths are in bytes, equal, and a multiple of the element's size. `PremulSum` is combined as `Sum`: the caller
 /// [scales](scale) the inputs first.
@@ -101,9 +101,9 @@ pub fn combine(
     dtype: DType,
     inputs: &[&[u8]],
     out: &mut [u8],
-    also: Option<&mut [u8]>,
+    second_out: Option<&mut [u8]>,
 ) {
-    if let (&[first, second], None) = (inputs, &also)
+    if let (&[first, second], None) = (inputs, &second_out)
         && out.len() <= few::MAX_BYTES
     {
         assert_eq!(
@@ -116,7 +116,7 @@ pub fn combine(
             return;
         }
     }
-    combine_by_loops(op, dtype, inputs, out, also);
+    combine_by_loops(op, dtype, inputs, out, second_out);
 }
 
 fn combine_by_loops(
@@ -124,7 +124,7 @@ fn combine_by_loops(
     dtype: DType,
     inputs: &[&[u8]],
     out: &mut [u8],
-    also: Option<&mut [u8]>,
+    second_out: Option<&mut [u8]>,
 ) {
     let mut sources = Sources::new(inputs.len());
     for input in inputs {
@@ -135,9 +135,9 @@ fn combine_by_loops(
         );
         sources.push(input.as_ptr());
     }
-    let also = also_at(also, out.len());
-    // SAFETY: every input was checked to be as long as `out`, and `also_at` checks the second output. `out`
-    // and `also` are borrowed for writing, so neither overlaps the other or an input. The level is this
+    let second_out = second_out_ptr(second_out, out.len());
+    // SAFETY: every input was checked to be as long as `out`, and `second_out_ptr` checks the second output. `out`
+    // and `second_out` are borrowed for writing, so neither overlaps the other or an input. The level is this
     // processor's (`for_len`).
     unsafe {
         run(
@@ -146,7 +146,7 @@ fn combine_by_loops(
             dtype,
             sources.as_slice(),
             out,
-            also.as_slice(),
+            second_out.as_slice(),
         )
     }
 }
@@ -160,9 +160,9 @@ pub fn combine_in_place(
     out: &mut [u8],
     own_index: usize,
     others: &[&[u8]],
-    also: Option<&mut [u8]>,
+    second_out: Option<&mut [u8]>,
 ) {
-    if let (&[other], None) = (others, &also)
+    if let (&[other], None) = (others, &second_out)
         && out.len() <= few::MAX_BYTES
     {
         assert_eq!(
@@ -174,7 +174,7 @@ pub fn combine_in_place(
             return;
         }
     }
-    combine_in_place_by_loops(op, dtype, out, own_index, others, also);
+    combine_in_place_by_loops(op, dtype, out, own_index, others, second_out);
 }
 
 fn combine_in_place_by_loops(
@@ -183,18 +183,18 @@ fn combine_in_place_by_loops(
     out: &mut [u8],
     own_index: usize,
     others: &[&[u8]],
-    also: Option<&mut [u8]>,
+    second_out: Option<&mut [u8]>,
 ) {
     // One pointer for reading and writing, since a reference would promise exclusive access.
     let out: *mut [u8] = out;
     let mut sources = Sources::new(others.len() + 1);
-    for (at, input) in others.iter().enumerate() {
+    for (index, input) in others.iter().enumerate() {
         assert_eq!(
             input.len(),
             out.len(),
             "an input and the output differ in length"
         );
-        if at == own_index {
+        if index == own_index {
             sources.push(out.cast::<u8>());
         }
         sources.push(input.as_ptr());
@@ -202,9 +202,9 @@ fn combine_in_place_by_loops(
     if own_index == others.len() {
         sources.push(out.cast::<u8>());
     }
-    let also = also_at(also, out.len());
-    // SAFETY: every other input was checked to be as long as `out`, and `also_at` checks the second output.
-    // `out` and `also` are borrowed for writing, so the one source that overlaps an output is `out` itself,
+    let second_out = second_out_ptr(second_out, out.len());
+    // SAFETY: every other input was checked to be as long as `out`, and `second_out_ptr` checks the second output.
+    // `out` and `second_out` are borrowed for writing, so the one source that overlaps an output is `out` itself,
     // by the same pointer. The level is this processor's (`for_len`).
     unsafe {
         run(
@@ -213,7 +213,7 @@ fn combine_in_place_by_loops(
             dtype,
             sources.as_slice(),
             out,
-            also.as_slice(),
+            second_out.as_slice(),
         )
     }
 }
@@ -237,25 +237,34 @@ pub fn combine_everywhere(op: ReduceOp, dtype: DType, buffers: &mut [&mut [u8]])
         sources.push(start);
         outputs.push(start);
     }
-    let Some((&first, also)) = outputs.split_first() else {
+    let Some((&first, more_outs)) = outputs.split_first() else {
         return;
     };
     let out = std::ptr::slice_from_raw_parts_mut(first, len);
     // SAFETY: all buffers were checked to have one length. They are borrowed for writing, so no two overlap, and
     // each source is one of the outputs, by the same pointer. The level is this processor's (`detect`).
-    unsafe { run(Level::detect(), op, dtype, sources.as_slice(), out, also) }
+    unsafe {
+        run(
+            Level::detect(),
+            op,
+            dtype,
+            sources.as_slice(),
+            out,
+            more_outs,
+        )
+    }
 }
 
 /// The address of the second output, if there is one. Checks that it is as long as the first.
-fn also_at(also: Option<&mut [u8]>, len: usize) -> Option<*mut u8> {
-    also.map(|also| {
-        assert_eq!(also.len(), len, "the two outputs differ in length");
-        also.as_mut_ptr()
+fn second_out_ptr(second_out: Option<&mut [u8]>, len: usize) -> Option<*mut u8> {
+    second_out.map(|second_out| {
+        assert_eq!(second_out.len(), len, "the two outputs differ in length");
+        second_out.as_mut_ptr()
     })
 }
 
-/// Multiplies every element by `factor`: integers by its whole part, floats of up to 32 bits in `f32`. `Bool`
-/// elements stay as they are.
+/// Multiplies every element by `factor`. Integers are multiplied by the integer part of `factor`, floats of up to 32
+/// bits in `f32`; `Bool` elements stay as they are.
 pub fn scale(dtype: DType, data: &mut [u8], factor: f64) {
     let Some(size) = dtype.size() else { return };
     // SAFETY: `data` is borrowed for writing, and `len / size` elements of `dtype` are not longer than it.
@@ -302,10 +311,10 @@ impl Sources {
     }
 }
 
-/// Combines the elements at `sources` into `out`, and into all of `also`.
+/// Combines the elements at `sources` into `out`, and into all of `more_outs`.
 ///
 /// # Safety
-/// Every source is readable over as many bytes as `out` has, which are writable there and at all of `also`. A
+/// Every source is readable over as many bytes as `out` has; `out` and all of `more_outs` are writable over them. A
 /// source either overlaps no output or begins where one does; the outputs do not overlap. The processor has
 /// `level`.
 unsafe fn run(
@@ -314,7 +323,7 @@ unsafe fn run(
     dtype: DType,
     sources: &[*const u8],
     out: *mut [u8],
-    also: &[*mut u8],
+    more_outs: &[*mut u8],
 ) {
     assert!(is_supported(op, dtype), "{op} is not supported for {dtype}");
     assert!(!sources.is_empty(), "the reduction has no input");
@@ -327,7 +336,7 @@ unsafe fn run(
     let job = FoldJob {
         sources,
         out: out.cast(),
-        also,
+        more_outs,
         count: out.len() / size,
         terms: sources.len(),
     };

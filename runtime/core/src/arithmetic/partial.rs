@@ -1,8 +1,8 @@
 //! Reductions in several steps: partial results that travel from one host to the next.
 //!
-//! A reduction that stops after some ranks and continues elsewhere must give the bits of one that does not
-//! stop. So a partial result has the form that [`combine`](super::combine) keeps in its registers: `f32` for
-//! narrow floats, which are rounded once, at the end; and sums, not averages, which are divided once.
+//! A reduction that stops after some ranks and continues elsewhere must give the same bits as one that does not
+//! stop. So a partial result has the form that [`combine`](super::combine) keeps in registers: narrow floats are held
+//! as `f32` and rounded once, at the end; an average is held as a sum and divided once.
 
 use super::fold::{self, Conversion, FoldJob};
 use super::{Level, combine};
@@ -127,7 +127,7 @@ fn divide(dtype: DType, data: &mut [u8], terms: usize) {
     let job = FoldJob {
         sources: &[start.cast_const()],
         out: start,
-        also: &[],
+        more_outs: &[],
         count: data.len() / size,
         terms,
     };

@@ -106,9 +106,10 @@ fn encode_fp8(dtype: DType, value: f32) -> u8 {
     } else {
         values
             .iter()
-            .min_by(|a, b| {
-                let (da, db) = ((a.0 - magnitude).abs(), (b.0 - magnitude).abs());
-                da.total_cmp(&db).then((a.1 & 1).cmp(&(b.1 & 1)))
+            .min_by(|left, right| {
+                let distance = |value: f64| (value - magnitude).abs();
+                let nearer = distance(left.0).total_cmp(&distance(right.0));
+                nearer.then((left.1 & 1).cmp(&(right.1 & 1)))
             })
             .expect("an fp8 format without values")
             .1
@@ -130,26 +131,26 @@ pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) ->
     }
     let f32_at = |e: &[u8]| f32::from_le_bytes(e.try_into().unwrap());
     let f64_at = |e: &[u8]| f64::from_le_bytes(e.try_into().unwrap());
-    let through_f32 = |decode: &dyn Fn(&[u8]) -> f32| {
+    let fold_as_f32 = |decode: &dyn Fn(&[u8]) -> f32| {
         fold_f32(op, &elements.iter().map(|e| decode(e)).collect::<Vec<_>>())
     };
     let u16_at = |e: &[u8]| u16::from_le_bytes(e.try_into().unwrap());
     match dtype {
-        DType::F32 => through_f32(&f32_at).to_le_bytes().to_vec(),
+        DType::F32 => fold_as_f32(&f32_at).to_le_bytes().to_vec(),
         DType::F64 => {
             let values: Vec<f64> = elements.iter().map(|e| f64_at(e)).collect();
             fold_float(op, &values, |v| v).to_le_bytes().to_vec()
         }
         DType::F16 => {
-            let result = through_f32(&|e| f16::from_bits(u16_at(e)).to_f32());
+            let result = fold_as_f32(&|e| f16::from_bits(u16_at(e)).to_f32());
             f16::from_f32(result).to_le_bytes().to_vec()
         }
         DType::Bf16 => {
-            let result = through_f32(&|e| bf16::from_bits(u16_at(e)).to_f32());
+            let result = fold_as_f32(&|e| bf16::from_bits(u16_at(e)).to_f32());
             bf16::from_f32(result).to_le_bytes().to_vec()
         }
         DType::F8E4M3 | DType::F8E5M2 => {
-            vec![encode_fp8(dtype, through_f32(&|e| decode_fp8(dtype, e[0])))]
+            vec![encode_fp8(dtype, fold_as_f32(&|e| decode_fp8(dtype, e[0])))]
         }
         DType::I8 => integer!(i8),
         DType::U8 => integer!(u8),
@@ -204,12 +205,13 @@ pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) ->
                 number(&elements[0][..part_size]),
                 number(&elements[0][part_size..]),
             );
-            for e in &elements[1..] {
-                let (a, b) = result;
-                let (c, d) = (number(&e[..part_size]), number(&e[part_size..]));
+            for element in &elements[1..] {
+                let (real, imag) = result;
+                let next_real = number(&element[..part_size]);
+                let next_imag = number(&element[part_size..]);
                 result = (
-                    round(round(a * c) - round(b * d)),
-                    round(round(a * d) + round(b * c)),
+                    round(round(real * next_real) - round(imag * next_imag)),
+                    round(round(real * next_imag) + round(imag * next_real)),
                 );
             }
             let bytes = |v: f64| {

@@ -77,10 +77,10 @@ fn every_operation_on_every_type_equals_the_scalar_reference() {
                     .collect();
                 let slices: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
                 let expected: Vec<u8> = (0..count)
-                    .flat_map(|at| {
+                    .flat_map(|index| {
                         let element: Vec<&[u8]> = slices
                             .iter()
-                            .map(|s| &s[at * size..(at + 1) * size])
+                            .map(|s| &s[index * size..(index + 1) * size])
                             .collect();
                         reference::combine_element(op, dtype, &element)
                     })
@@ -88,20 +88,20 @@ fn every_operation_on_every_type_equals_the_scalar_reference() {
                 for level in levels() {
                     let pointers: Vec<*const u8> = slices.iter().map(|s| s.as_ptr()).collect();
                     let mut out = vec![0xa5; count * size];
-                    let mut also = vec![0x5a; count * size];
-                    let second = [also.as_mut_ptr()];
+                    let mut second_out = vec![0x5a; count * size];
+                    let outputs = [second_out.as_mut_ptr()];
                     // SAFETY: inputs and both outputs are vectors of `count * size` bytes, which do not
                     // overlap, and `levels` returns only levels that this processor has.
-                    unsafe { run(level, op, dtype, &pointers, &mut out[..], &second) };
-                    assert_eq!(out, also);
-                    for at in 0..count {
-                        let range = at * size..(at + 1) * size;
+                    unsafe { run(level, op, dtype, &pointers, &mut out[..], &outputs) };
+                    assert_eq!(out, second_out);
+                    for index in 0..count {
+                        let range = index * size..(index + 1) * size;
                         let (got, want) = (&out[range.clone()], &expected[range]);
                         // Which of two NaNs survives an addition is the processor's choice.
                         let both_nan = is_nan(dtype, got) && is_nan(dtype, want);
                         assert!(
                             got == want || both_nan,
-                            "{op} of {dtype}, {inputs} inputs, element {at} of {count}, {level:?}: \
+                            "{op} of {dtype}, {inputs} inputs, element {index} of {count}, {level:?}: \
                              {got:02x?}, expected {want:02x?}"
                         );
                     }

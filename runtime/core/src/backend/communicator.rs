@@ -18,6 +18,6 @@ pub struct CommMemory {
     pub persistent: u64,
     /// What [`suspend`](super::Backend::suspend) releases, or has released.
     pub releasable: u64,
-    /// Whether it is released now.
+    /// Whether the releasable memory is released now.
     pub is_released: bool,
 }

@@ -52,7 +52,7 @@ impl RemoteMemory {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether the memory has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -71,17 +71,17 @@ impl RemoteMemory {
         let lead = from.align_offset(WORD).min(into.len());
         let (first, rest) = into.split_at_mut(lead);
         let (words, last) = rest.as_chunks_mut::<WORD>();
-        for (at, byte) in first.iter_mut().enumerate() {
-            *byte = self.byte(offset + at).load(Ordering::Relaxed);
+        for (index, byte) in first.iter_mut().enumerate() {
+            *byte = self.byte(offset + index).load(Ordering::Relaxed);
         }
         let start = offset + lead;
-        for (at, word) in words.iter_mut().enumerate() {
-            let long = self.long_at(start + at * WORD);
+        for (index, word) in words.iter_mut().enumerate() {
+            let long = self.long_at(start + index * WORD);
             *word = long.load(Ordering::Relaxed).to_ne_bytes();
         }
         let start = start + words.len() * WORD;
-        for (at, byte) in last.iter_mut().enumerate() {
-            *byte = self.byte(start + at).load(Ordering::Relaxed);
+        for (index, byte) in last.iter_mut().enumerate() {
+            *byte = self.byte(start + index).load(Ordering::Relaxed);
         }
         Ok(())
     }
@@ -95,37 +95,41 @@ impl RemoteMemory {
         let lead = to.align_offset(WORD).min(from.len());
         let (first, rest) = from.split_at(lead);
         let (words, last) = rest.as_chunks::<WORD>();
-        for (at, &byte) in first.iter().enumerate() {
-            self.byte(offset + at).store(byte, Ordering::Relaxed);
+        for (index, &byte) in first.iter().enumerate() {
+            self.byte(offset + index).store(byte, Ordering::Relaxed);
         }
         let start = offset + lead;
-        for (at, &word) in words.iter().enumerate() {
-            let long = self.long_at(start + at * WORD);
+        for (index, &word) in words.iter().enumerate() {
+            let long = self.long_at(start + index * WORD);
             long.store(u64::from_ne_bytes(word), Ordering::Relaxed);
         }
         let start = start + words.len() * WORD;
-        for (at, &byte) in last.iter().enumerate() {
-            self.byte(start + at).store(byte, Ordering::Relaxed);
+        for (index, &byte) in last.iter().enumerate() {
+            self.byte(start + index).store(byte, Ordering::Relaxed);
         }
         Ok(())
     }
 
     /// The four bytes at `offset`; `None` unless they are inside the memory and aligned.
     pub fn word(&self, offset: usize) -> Option<&AtomicU32> {
-        let at = self.range(offset, 4).ok()?.cast::<u32>();
+        let address = self.range(offset, 4).ok()?.cast::<u32>();
         // SAFETY: `range` has checked that four bytes lie inside the memory, which `owner` keeps mapped as
         // long as `self` lives; aligned (checked here). This process accesses them only by atomic
         // operations (`new`).
-        at.is_aligned().then(|| unsafe { AtomicU32::from_ptr(at) })
+        address
+            .is_aligned()
+            .then(|| unsafe { AtomicU32::from_ptr(address) })
     }
 
     /// The eight bytes at `offset`; `None` unless they are inside the memory and aligned.
     pub fn long(&self, offset: usize) -> Option<&AtomicU64> {
-        let at = self.range(offset, 8).ok()?.cast::<u64>();
+        let address = self.range(offset, 8).ok()?.cast::<u64>();
         // SAFETY: `range` has checked that eight bytes lie inside the memory, which `owner` keeps mapped as
         // long as `self` lives; aligned (checked here). This process accesses them only by atomic
         // operations (`new`).
-        at.is_aligned().then(|| unsafe { AtomicU64::from_ptr(at) })
+        address
+            .is_aligned()
+            .then(|| unsafe { AtomicU64::from_ptr(address) })
     }
 
     /// Another handle for a part of this memory.
@@ -165,7 +169,7 @@ impl RemoteMemory {
         Ok(unsafe { self.start.as_ptr().add(offset) })
     }
 
-    /// A byte; the caller has checked `range`.
+    /// The byte at `offset`; the caller has had [`range`](Self::range) check that it lies inside the memory.
     fn byte(&self, offset: usize) -> &AtomicU8 {
         debug_assert!(offset < self.len);
         // SAFETY: `read` and `write` have had `range` check the byte, so it lies inside the memory, which
@@ -174,7 +178,8 @@ impl RemoteMemory {
         unsafe { AtomicU8::from_ptr(self.start.as_ptr().add(offset)) }
     }
 
-    /// Eight bytes; the caller has checked `range` and aligned `offset`.
+    /// The eight bytes at `offset`, which is aligned; the caller has had [`range`](Self::range) check that they lie
+    /// inside the memory.
     fn long_at(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset + WORD <= self.len);
         // SAFETY: `read` and `write` have had `range` check the eight bytes, so they lie inside the memory,

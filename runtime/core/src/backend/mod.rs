@@ -152,8 +152,9 @@ pub type OpenBackend = Box<dyn FnOnce(&WorldContext) -> Result<Arc<dyn BackendFa
 
 /// The backends that every [`World`](crate::World) of a type can open.
 pub trait BackendSet {
-    /// The backends that a world of this configuration needs. The first is opened first, before this rank
-    /// publishes its address; it takes host memory, and the world itself uses it to compare and to agree.
+    /// The backends that a world of this configuration needs, in the order in which they are opened. The first is
+    /// opened before this rank publishes its address. It takes host memory, and the world itself uses it where ranks
+    /// must compare or agree on values.
     fn backends(config: &Config) -> Vec<OpenBackend>;
 
     /// Prepares the process for these backends. Called first when a world is made, before the runtime starts a thread.
@@ -356,6 +357,9 @@ pub trait Backend: Send + Sync {
 
     /// Makes a backend for a subset of this group, where that is cheaper than connecting anew. All
     /// members of the new group call it.
+    ///
+    /// # Errors
+    /// `Unsupported` where it is not cheaper.
     fn split(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
         let _ = (group, deadline);
         Err(self.refuse(OpType::Split.name()))
@@ -369,6 +373,9 @@ pub trait Backend: Send + Sync {
     }
 
     /// Makes a backend for the remaining members, from one that was aborted. All remaining members call it.
+    ///
+    /// # Errors
+    /// `Unsupported` where it is not cheaper than connecting anew.
     fn shrink(&self, group: &GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
         let _ = (group, deadline);
         Err(self.refuse("shrink"))
@@ -382,8 +389,8 @@ pub trait Backend: Send + Sync {
         Err(self.refuse("registered memory"))
     }
 
-    /// Undoes [`register`](Self::register). Operations on the memory that were issued before have ended when this returns
-    /// without an error, if they would need the registration.
+    /// Undoes [`register`](Self::register). When this returns without an error, all operations that were issued before
+    /// and need the registration have ended.
     fn deregister(&self, registration: Registration) -> Result<()> {
         let _ = registration;
         Err(self.refuse("registered memory"))
@@ -477,8 +484,9 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
-    /// Another rank has reported that the group failed. It may stop its part of the group's operations, so a backend whose
-    /// library reports a success on this rank nevertheless finds out before it believes that. Does not wait.
+    /// Tells the backend that another rank has reported a failure of the group. That rank may stop its part of an
+    /// operation, and a library may report a success on this rank all the same: from now on the backend verifies a
+    /// success before it reports one. Does not wait.
     fn failed_elsewhere(&self) {}
 
     /// Whether the process is to end after an operation of this backend has failed, once the dump is written:
@@ -499,7 +507,7 @@ pub trait Backend: Send + Sync {
 /// Memory that a backend has prepared. Keeps its owner alive.
 #[derive(Clone)]
 pub struct Registration {
-    /// The backend's own number for it.
+    /// The backend's own number for the memory.
     pub id: u64,
     /// The owner of the memory.
     pub owner: Arc<dyn Any + Send + Sync>,

@@ -28,13 +28,13 @@ impl<T: Any + fmt::Debug + Send + Sync> Options for T {}
 impl BackendOptions {
     /// Adds these options, or replaces those of the same type.
     pub fn set<T: Any + fmt::Debug + Send + Sync>(&mut self, options: T) {
-        self.0.retain(|it| !(&**it as &dyn Any).is::<T>());
+        self.0.retain(|held| !(&**held as &dyn Any).is::<T>());
         self.0.push(Arc::new(options));
     }
 
     /// The options of this type; `None` if there are none.
     pub fn get<T: Any>(&self) -> Option<&T> {
-        let mut all = self.0.iter();
-        all.find_map(|it| (&**it as &dyn Any).downcast_ref())
+        let mut held = self.0.iter();
+        held.find_map(|options| (&**options as &dyn Any).downcast_ref())
     }
 }

@@ -462,18 +462,18 @@ impl Config {
 mod tests;
 
 /// The longest table of algorithms that is read from a file, in bytes.
-const MAX_TABLE: u64 = 1 << 20;
+const MAX_TABLE_BYTES: u64 = 1 << 20;
 
-/// Reads a table of algorithms.
+/// Reads the file at `path`, which holds a table of algorithms.
 fn read_table(path: &str) -> std::io::Result<String> {
     use std::io::Read as _;
     let mut table = String::new();
     let file = std::fs::File::open(path)?;
-    file.take(MAX_TABLE + 1).read_to_string(&mut table)?;
-    match table.len() as u64 > MAX_TABLE {
+    file.take(MAX_TABLE_BYTES + 1).read_to_string(&mut table)?;
+    match table.len() as u64 > MAX_TABLE_BYTES {
         true => Err(std::io::Error::new(
             std::io::ErrorKind::FileTooLarge,
-            format!("it has more than {MAX_TABLE} bytes"),
+            format!("it has more than {MAX_TABLE_BYTES} bytes"),
         )),
         false => Ok(table),
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn from(pairs: &[(&str, &str)]) -> Result<Config> {
+fn config_of(pairs: &[(&str, &str)]) -> Result<Config> {
     Config::from_lookup(|name| {
         let pair = pairs.iter().find(|(key, _)| *key == name);
         pair.map(|(_, value)| (*value).to_owned())
@@ -11,7 +11,7 @@ fn from(pairs: &[(&str, &str)]) -> Result<Config> {
 
 #[test]
 fn variables_that_are_set_override_the_defaults() {
-    let config = from(&[
+    let config = config_of(&[
         ("RCOMM_TIMEOUT_MS", "1500"),
         ("RCOMM_JOIN", "1"),
         ("GLOO_SOCKET_IFNAME", "eth1,eth2"),
@@ -39,7 +39,7 @@ fn variables_that_are_set_override_the_defaults() {
 
 #[test]
 fn rcomms_variable_has_precedence_over_gloos() {
-    let config = from(&[
+    let config = config_of(&[
         ("GLOO_SOCKET_IFNAME", "eth1"),
         ("RCOMM_SOCKET_IFNAME", "eth0"),
     ])
@@ -55,7 +55,7 @@ fn pytorchs_variables_are_read_in_their_units_and_rcomms_have_precedence() {
         ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "30"),
         ("TORCH_FR_BUFFER_SIZE", "2000"),
     ];
-    let config = from(&theirs).unwrap();
+    let config = config_of(&theirs).unwrap();
     assert_eq!(config.heartbeat_timeout, Duration::from_secs(480));
     assert_eq!(config.signal_interval, Duration::from_millis(250));
     assert_eq!(config.init_timeout, Duration::from_secs(30));
@@ -66,19 +66,19 @@ fn pytorchs_variables_are_read_in_their_units_and_rcomms_have_precedence() {
         ("RCOMM_INIT_TIMEOUT_MS", "900"),
         ("RCOMM_RING_ENTRIES", "10"),
     ];
-    let config = from(&[&theirs[..], &ours[..]].concat()).unwrap();
+    let config = config_of(&[&theirs[..], &ours[..]].concat()).unwrap();
     assert_eq!(config.heartbeat_timeout, Duration::from_secs(5));
     assert_eq!(config.signal_interval, Duration::from_millis(70));
     assert_eq!(config.init_timeout, Duration::from_millis(900));
     assert_eq!(config.ring_entries, 10);
-    let off = from(&[("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")]).unwrap();
+    let off = config_of(&[("TORCH_NCCL_TRACE_BUFFER_SIZE", "0")]).unwrap();
     assert_eq!(off.ring_entries, Config::default().ring_entries);
 }
 
 #[test]
 fn the_size_of_a_ring_is_given_in_operations_steps_or_mebibytes() {
     let size = |pairs: &[(&str, &str)]| {
-        let config = from(pairs).unwrap();
+        let config = config_of(pairs).unwrap();
         (config.ring_entries, config.ring_mib)
     };
     assert_eq!(size(&[("RCOMM_RING_ENTRIES", "500")]), (500, None));
@@ -87,7 +87,7 @@ fn the_size_of_a_ring_is_given_in_operations_steps_or_mebibytes() {
     let theirs = ("TORCH_FR_BUFFER_SIZE", "2000");
     assert_eq!(size(&[("RCOMM_RING_MIB", "16"), theirs]), (2_000, Some(16)));
     assert_eq!(size(&[theirs, ("RCOMM_RING_STEPS", "2x9")]), (18, None));
-    let refusal = |pairs: &[(&str, &str)]| from(pairs).unwrap_err().to_string();
+    let refusal = |pairs: &[(&str, &str)]| config_of(pairs).unwrap_err().to_string();
     assert_eq!(
         refusal(&[("RCOMM_RING_ENTRIES", "500"), ("RCOMM_RING_MIB", "4")]),
         "RCOMM_RING_ENTRIES and RCOMM_RING_MIB are both set: the ring has one size, so set one of them"
@@ -101,19 +101,19 @@ fn the_size_of_a_ring_is_given_in_operations_steps_or_mebibytes() {
 
 #[test]
 fn debug_checks_are_set_by_rcomms_or_pytorchs_variables() {
-    let debug = |pairs: &[(&str, &str)]| from(pairs).unwrap().debug;
+    let debug = |pairs: &[(&str, &str)]| config_of(pairs).unwrap().debug;
     assert_eq!(debug(&[]), DebugLevel::Off);
     let theirs = ("TORCH_DISTRIBUTED_DEBUG", "DETAIL");
     assert_eq!(debug(&[theirs]), DebugLevel::Detail);
     assert_eq!(debug(&[theirs, ("RCOMM_DEBUG", "off")]), DebugLevel::Off);
-    let config = from(&[("TORCH_NCCL_NAN_CHECK", "1")]).unwrap();
+    let config = config_of(&[("TORCH_NCCL_NAN_CHECK", "1")]).unwrap();
     assert_eq!(config.nan_check, NanCheck::On);
-    assert!(from(&[("RCOMM_DEBUG", "loud")]).is_err());
+    assert!(config_of(&[("RCOMM_DEBUG", "loud")]).is_err());
 }
 
 #[test]
 fn a_wrong_value_gives_an_error_that_names_the_variable() {
-    let refusal = |name, value| from(&[(name, value)]).unwrap_err().to_string();
+    let refusal = |name, value| config_of(&[(name, value)]).unwrap_err().to_string();
     assert_eq!(
         refusal("RCOMM_TIMEOUT_MS", "10s"),
         "RCOMM_TIMEOUT_MS is \"10s\": it must be a whole number that is not too large"

@@ -23,7 +23,7 @@ impl Default for BucketSizes {
 }
 
 /// Puts parameters of these sizes (in bytes) into buckets, the last parameter first, since its gradient is
-/// computed first. A bucket is full once it has reached its size, so its last parameter may exceed that.
+/// computed first. A bucket is full once it has reached its size, so the last parameter may make it larger.
 /// A parameter is never divided.
 ///
 /// Returns the parameters' positions, bucket by bucket, in the order in which buckets are sent.
@@ -74,7 +74,7 @@ fn assign(
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
     pub(super) bucket: usize,
-    /// Its first element in the bucket.
+    /// The index of the gradient's first element in the bucket.
     pub(super) start: usize,
     pub(super) len: usize,
 }
@@ -102,7 +102,7 @@ impl Layout {
         limits: BucketSizes,
     ) -> Self {
         let bytes: Vec<usize> = lens.iter().map(|len| len * size).collect();
-        let buckets = assign(order, &bytes, &|at| is_sparse[at], limits);
+        let buckets = assign(order, &bytes, &|parameter| is_sparse[parameter], limits);
         let mut layout = Self {
             places: vec![Place::default(); lens.len()],
             parts: Vec::with_capacity(buckets.len()),
@@ -111,13 +111,19 @@ impl Layout {
         };
         for (bucket, parameters) in buckets.iter().enumerate() {
             let mut start = 0;
-            for &at in parameters {
-                let len = if is_sparse[at] { 0 } else { lens[at] };
-                layout.places[at] = Place { bucket, start, len };
+            for &parameter in parameters {
+                let len = if is_sparse[parameter] {
+                    0
+                } else {
+                    lens[parameter]
+                };
+                layout.places[parameter] = Place { bucket, start, len };
                 start += len;
             }
             layout.lens.push(start);
-            let parts = parameters.iter().map(|&at| (at, lens[at]));
+            let parts = parameters
+                .iter()
+                .map(|&parameter| (parameter, lens[parameter]));
             layout.parts.push(parts.collect());
         }
         layout.buckets = buckets;

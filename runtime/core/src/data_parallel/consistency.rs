@@ -58,13 +58,13 @@ pub(super) fn check_parameters(
         .collect();
     let first = &models[0];
     for ((model, model_sparse), &rank) in models.iter().zip(&sparse).zip(group.ranks()) {
-        let differs = |message: String| {
+        let mismatch = |message: String| {
             let error = Error::new(ErrorKind::Mismatch, message).with_rank(rank);
             Err(error.in_group(group.desc()))
         };
         let first_rank = group.ranks()[0];
         if model.len() != first.len() {
-            return differs(format!(
+            return mismatch(format!(
                 "rank {rank} has {} parameters, rank {first_rank} has {}",
                 model.len(),
                 first.len()
@@ -72,7 +72,7 @@ pub(super) fn check_parameters(
         }
         for (index, (parameter, expected)) in model.iter().zip(*first).enumerate() {
             if parameter != expected {
-                return differs(format!(
+                return mismatch(format!(
                     "parameter {index} is {} {:?} on rank {rank}, {} {:?} on rank {first_rank}",
                     parameter.name, parameter.shape, expected.name, expected.shape
                 ));
@@ -81,7 +81,7 @@ pub(super) fn check_parameters(
         if model_sparse != &sparse[0] {
             let differ = model_sparse.iter().zip(sparse[0]).position(|(a, b)| a != b);
             let name = differ.map_or("a parameter", |index| model[index].name.as_str());
-            return differs(format!(
+            return mismatch(format!(
                 "{name} is sparse on one of rank {rank} and rank {first_rank}, and dense on the other"
             ));
         }
@@ -110,14 +110,15 @@ pub(super) fn check_values<T: Gradient>(
     if hashes.is_empty() {
         return Ok(());
     }
-    let hash = |rank: usize, at: usize| &all_hashes[rank * hashes.len() + at * HASH..][..HASH];
-    for (at, parameter) in parameters.iter().enumerate() {
+    let hash =
+        |rank: usize, index: usize| &all_hashes[rank * hashes.len() + index * HASH..][..HASH];
+    for (index, parameter) in parameters.iter().enumerate() {
         let ranks = group.ranks();
-        let differ = (0..ranks.len()).filter(|&rank| hash(rank, at) != hash(0, at));
-        let differ: Vec<_> = differ.map(|rank| ranks[rank]).collect();
-        if let Some(&first) = differ.first() {
+        let differing = (0..ranks.len()).filter(|&rank| hash(rank, index) != hash(0, index));
+        let differing: Vec<_> = differing.map(|rank| ranks[rank]).collect();
+        if let Some(&first) = differing.first() {
             let message = format!(
-                "parameter {} has other values on ranks {differ:?} than on rank {}",
+                "parameter {} has other values on ranks {differing:?} than on rank {}",
                 parameter.name, ranks[0]
             );
             let error = Error::new(ErrorKind::Mismatch, message).with_rank(first);

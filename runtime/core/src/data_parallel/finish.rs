@@ -50,12 +50,14 @@ impl<T: Gradient> Reducer<T> {
     fn check_used(&self) -> Result<()> {
         let is_static = !self.uses.is_empty();
         let all_required = self.options.unused == UnusedParameters::Refuse;
-        let is_required = |at: usize| self.uses.get(at).copied().unwrap_or(all_required);
+        let is_required =
+            |parameter: usize| self.uses.get(parameter).copied().unwrap_or(all_required);
         let states = self.step.states.iter().enumerate();
-        let missing =
-            states.filter(|&(at, state)| *state == GradientState::Absent && is_required(at));
+        let missing = states.filter(|&(parameter, state)| {
+            *state == GradientState::Absent && is_required(parameter)
+        });
         let missing: Vec<&str> = missing
-            .map(|(at, _)| self.parameters[at].name.as_str())
+            .map(|(parameter, _)| self.parameters[parameter].name.as_str())
             .collect();
         if missing.is_empty() {
             return Ok(());
@@ -163,30 +165,30 @@ impl<T: Gradient> Reducer<T> {
     /// Waits for a bucket, and puts its averages into its memory. Returns how long it was under way, where that is
     /// known.
     fn take_averages(&mut self, bucket: usize, averaging: UnderWay<T>) -> Result<Option<Duration>> {
-        fn ended<R>(work: Work<R>) -> Result<(R, Option<Duration>)> {
+        fn wait_timed<R>(work: Work<R>) -> Result<(R, Option<Duration>)> {
             work.join()?;
             let elapsed = work.elapsed();
             Ok((work.wait()?, elapsed))
         }
         match averaging {
             UnderWay::Plain(work) => {
-                let (averages, elapsed) = ended(work)?;
+                let (averages, elapsed) = wait_timed(work)?;
                 self.memory[bucket] = averages;
                 Ok(elapsed)
             }
             UnderWay::F16(work) => {
-                let (sums, elapsed) = ended(work)?;
+                let (sums, elapsed) = wait_timed(work)?;
                 self.narrow.take_f16(bucket, sums, &mut self.memory[bucket]);
                 Ok(elapsed)
             }
             UnderWay::Bf16(work) => {
-                let (sums, elapsed) = ended(work)?;
+                let (sums, elapsed) = wait_timed(work)?;
                 self.narrow
                     .take_bf16(bucket, sums, &mut self.memory[bucket]);
                 Ok(elapsed)
             }
             UnderWay::Sparse(work) => {
-                let (sum, elapsed) = ended(work)?;
+                let (sum, elapsed) = wait_timed(work)?;
                 self.sparse[bucket] = Some(sum);
                 Ok(elapsed)
             }
@@ -205,12 +207,20 @@ impl<T: Gradient> Reducer<T> {
 
     /// Forms the buckets anew, in the order in which rank 0 of the group had its gradients.
     fn rebuild(&mut self) -> Result<()> {
-        let mut order: Vec<u32> = self.step.order.iter().map(|&at| at as u32).collect();
+        let mut order: Vec<u32> = self
+            .step
+            .order
+            .iter()
+            .map(|&parameter| parameter as u32)
+            .collect();
         if order.len() < 2 || self.layout.buckets.len() < 2 {
             return Ok(());
         }
         self.group.broadcast(&mut order, 0)?;
-        let order: Vec<usize> = order.into_iter().map(|at| at as usize).collect();
+        let order: Vec<usize> = order
+            .into_iter()
+            .map(|parameter| parameter as usize)
+            .collect();
         if self.layout.buckets.iter().flatten().eq(&order) {
             return Ok(());
         }
@@ -223,12 +233,12 @@ impl<T: Gradient> Reducer<T> {
             let averages = &before[from.bucket][from.start..from.start + from.len];
             self.memory[to.bucket][to.start..to.start + to.len].copy_from_slice(averages);
         }
-        for (at, from) in places
+        for (parameter, from) in places
             .iter()
             .enumerate()
-            .filter(|&(at, _)| self.is_sparse[at])
+            .filter(|&(parameter, _)| self.is_sparse[parameter])
         {
-            self.sparse[self.layout.places[at].bucket] = sparse[from.bucket].clone();
+            self.sparse[self.layout.places[parameter].bucket] = sparse[from.bucket].clone();
         }
         Ok(())
     }

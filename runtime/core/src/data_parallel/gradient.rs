@@ -11,11 +11,11 @@ pub trait Gradient: Element + sealed::Sealed {
     /// The value of this type that is closest to `value`.
     fn from_f32(value: f32) -> Self;
 
-    /// The sum; of 16-bit types, computed in `f32`.
+    /// The sum. Sums of 16-bit types are computed in `f32` and rounded once.
     #[must_use]
     fn plus(self, other: Self) -> Self;
 
-    /// The product with a factor; of 16-bit types, computed in `f32`.
+    /// The product with a factor. Products of 16-bit types are computed in `f32` and rounded once.
     #[must_use]
     fn times(self, factor: f64) -> Self;
 }

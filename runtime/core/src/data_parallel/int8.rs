@@ -21,7 +21,7 @@ const BLOCK: usize = 256;
 const MAX_QUANTIZED: f32 = 127.0;
 const SCALE_BYTES: usize = size_of::<f32>();
 
-/// How elements are divided among ranks. Every rank has the same.
+/// How elements are divided among ranks; the division is the same on every rank.
 #[derive(Clone, Copy, Debug)]
 struct Parts {
     len: usize,
@@ -86,9 +86,9 @@ impl Parts {
         let scales = self.part.div_ceil(BLOCK) * SCALE_BYTES;
         let (scales, elements) = message.split_at(scales);
         let (scales, _) = scales.as_chunks::<SCALE_BYTES>();
-        for (at, &element) in elements.iter().take(count).enumerate() {
-            let scale = f32::from_le_bytes(scales[at / BLOCK]);
-            each(at, f32::from(element.cast_signed()) * scale);
+        for (index, &element) in elements.iter().take(count).enumerate() {
+            let scale = f32::from_le_bytes(scales[index / BLOCK]);
+            each(index, f32::from(element.cast_signed()) * scale);
         }
     }
 }
@@ -96,9 +96,9 @@ impl Parts {
 /// The rounding errors of one rank, to be added to the values that this rank quantizes next.
 #[derive(Default)]
 struct RoundingErrors {
-    /// Of this rank's own elements.
+    /// The rounding errors of this rank's own elements.
     elements: Vec<f32>,
-    /// Of the sums of this rank's part.
+    /// The rounding errors of the sums of this rank's part.
     sums: Vec<f32>,
     /// This rank in the group and the group's size, by which the part of `sums` is chosen.
     place: (u32, u32),
@@ -146,7 +146,7 @@ fn gather(
     // The parts are added in the order of the ranks. Only this rank computes these sums, so all ranks get the same
     // bits.
     for message in received.chunks_exact(parts.message_len()) {
-        parts.dequantize(message, own_part.len(), |at, value| sums[at] += value);
+        parts.dequantize(message, own_part.len(), |index, value| sums[index] += value);
     }
     lost.resize(own_part.len(), 0.0);
     for (lost, sum) in lost.iter_mut().zip(&sums) {
@@ -157,8 +157,8 @@ fn gather(
     group.all_gather_single(&message, &mut messages)?;
     for (rank, message) in messages.chunks_exact(parts.message_len()).enumerate() {
         let range = parts.range(rank);
-        parts.dequantize(message, range.len(), |at, value| {
-            each(range.start + at, value)
+        parts.dequantize(message, range.len(), |index, value| {
+            each(range.start + index, value)
         });
     }
     Ok(())
@@ -194,8 +194,8 @@ impl ProcessGroup {
         };
         let mut values: Vec<f32> = buffer.iter().map(|&value| value.to_f32()).collect();
         let scattered = scatter(self, &mut values)?;
-        gather(self, scattered, factor, &mut Vec::new(), |at, value| {
-            buffer[at] = T::from_f32(value);
+        gather(self, scattered, factor, &mut Vec::new(), |index, value| {
+            buffer[index] = T::from_f32(value);
         })
     }
 }
@@ -239,8 +239,8 @@ impl<T: Gradient> CommHook<T> for Int8CompressHook {
             if std::mem::replace(&mut lost.place, place) != place {
                 lost.sums.clear();
             }
-            gather(&group, scattered, factor, &mut lost.sums, |at, value| {
-                gradients[at] = T::from_f32(value);
+            gather(&group, scattered, factor, &mut lost.sums, |index, value| {
+                gradients[index] = T::from_f32(value);
             })?;
             Ok(gradients)
         }))
@@ -271,13 +271,13 @@ mod tests {
                 parts.dequantize(&message, range.len(), |_, value| read.push(value));
                 prop_assert_eq!(read.len(), range.len());
                 let part = &values[range];
-                for (at, (read, value)) in read.iter().zip(part).enumerate() {
-                    let begin = at / BLOCK * BLOCK;
+                for (index, (read, value)) in read.iter().zip(part).enumerate() {
+                    let begin = index / BLOCK * BLOCK;
                     let block = &part[begin..(begin + BLOCK).min(part.len())];
                     let magnitudes = block.iter().map(|value| value.abs());
                     let largest = magnitudes.fold(0.0f32, f32::max);
                     prop_assert!((read - value).abs() <= largest / 254.0 * 1.001);
-                    prop_assert!((read + lost[at] - value).abs() <= largest * 1e-6);
+                    prop_assert!((read + lost[index] - value).abs() <= largest * 1e-6);
                 }
             }
             prop_assert_eq!(covered, values.len());
@@ -294,9 +294,10 @@ mod tests {
             parts.quantize(&mut values, &mut message);
             let mut read = Vec::new();
             parts.dequantize(&message, values.len(), |_, value| read.push(value));
-            assert!(read[..BLOCK].iter().all(|it| it.is_nan()));
+            assert!(read[..BLOCK].iter().all(|value| value.is_nan()));
             assert_eq!(read[BLOCK..], [1.0; 3]);
-            assert!(values.iter().all(|it| it.is_finite()), "{values:?}");
+            let are_finite = values.iter().all(|value| value.is_finite());
+            assert!(are_finite, "{values:?}");
         }
     }
 }

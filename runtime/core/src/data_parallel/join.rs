@@ -19,7 +19,7 @@ pub struct Joined {
 
 impl<T: Gradient> Reducer<T> {
     /// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank
-    /// that has no input left, as `join` of PyTorch's DistributedDataParallel. Every rank calls it once at the end.
+    /// that has no input left, like `join` of PyTorch's DistributedDataParallel. Every rank calls it once at the end.
     ///
     /// # Blocking
     /// Until all ranks have called this; each wait for a step has the group's time-out.

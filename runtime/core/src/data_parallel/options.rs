@@ -31,7 +31,7 @@ pub enum UnevenInputs {
 /// The element type in which gradients are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wire {
-    /// That of the gradients.
+    /// The type of the gradients.
     #[default]
     Own,
     /// `f16`: half the bytes of `f32`. The CPU backend adds in `f32` and rounds the sum once.

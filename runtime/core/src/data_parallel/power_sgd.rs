@@ -31,11 +31,11 @@ pub struct PowerSgdHook {
     /// The rank of the matrices, not of the process.
     rank: usize,
     /// How many steps are averaged without compression.
-    start: u64,
+    plain_steps: u64,
     /// The number of the current step, from 1.
     step: u64,
     /// The number of the bucket that was passed last.
-    last: usize,
+    last_bucket: usize,
     /// The rows and columns of each parameter; `None` if it is not compressed.
     shapes: Vec<Option<(usize, usize)>>,
     /// The state of each parameter that was compressed so far, by its position.
@@ -87,9 +87,9 @@ impl PowerSgdHook {
         }
         Ok(Self {
             rank,
-            start,
+            plain_steps: start,
             step: 0,
-            last: usize::MAX,
+            last_bucket: usize::MAX,
             shapes,
             states: Arc::default(),
         })
@@ -154,10 +154,10 @@ impl LowRank {
         self.q.copy_from_slice(q);
         for (row, p) in self.p.chunks_exact(rank).enumerate() {
             for (column, q) in self.q.chunks_exact(rank).enumerate() {
-                let at = row * self.columns + column;
+                let index = row * self.columns + column;
                 let sent: f32 = p.iter().zip(q).map(|(p, q)| p * q).sum();
-                gradient[at] = T::from_f32(sent);
-                self.error[at] -= sent;
+                gradient[index] = T::from_f32(sent);
+                self.error[index] -= sent;
             }
         }
     }
@@ -205,11 +205,11 @@ impl<T: Gradient> CommHook<T> for PowerSgdHook {
     fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
         // A bucket that does not come after the one before begins a step. It need not be bucket 0: that may be one of a
         // sparse parameter, which is not passed to the hook.
-        if bucket.index <= self.last {
+        if bucket.index <= self.last_bucket {
             self.step += 1;
         }
-        self.last = bucket.index;
-        if self.step <= self.start {
+        self.last_bucket = bucket.index;
+        if self.step <= self.plain_steps {
             let work = group.all_reduce_async(bucket.gradients, ReduceOp::Avg)?;
             return Ok(Box::new(move || work.wait()));
         }
@@ -221,17 +221,17 @@ impl<T: Gradient> CommHook<T> for PowerSgdHook {
         } = bucket;
         let shapes: Vec<Option<(usize, usize)>> = parameters
             .iter()
-            .map(|&(at, _)| self.shapes.get(at).copied().flatten())
+            .map(|&(parameter, _)| self.shapes.get(parameter).copied().flatten())
             .collect();
         let (mut plain, mut left) = (Vec::new(), Vec::new());
         let mut rest = gradients.as_slice();
         let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        for (&(at, len), shape) in parameters.iter().zip(&shapes) {
+        for (&(parameter, len), shape) in parameters.iter().zip(&shapes) {
             let gradient = split_front(&mut rest, len);
             if let Some((rows, columns)) = *shape {
                 let state = states
-                    .entry(at)
-                    .or_insert_with(|| LowRank::new(at, rows, columns, rank));
+                    .entry(parameter)
+                    .or_insert_with(|| LowRank::new(parameter, rows, columns, rank));
                 state.project(gradient, rank);
                 left.extend_from_slice(&state.p);
             } else {
@@ -247,8 +247,8 @@ impl<T: Gradient> CommHook<T> for PowerSgdHook {
             let mut states = states.lock().unwrap_or_else(PoisonError::into_inner);
             let mut left = left.as_slice();
             let mut right = Vec::new();
-            for &(at, _) in parameters.iter() {
-                if let Some(state) = states.get_mut(&at) {
+            for &(parameter, _) in parameters.iter() {
+                if let Some(state) = states.get_mut(&parameter) {
                     let p = split_front(&mut left, state.rows * rank);
                     state.project_back(p, rank);
                     right.extend_from_slice(&state.q);
@@ -258,10 +258,10 @@ impl<T: Gradient> CommHook<T> for PowerSgdHook {
             let plain = plain.map_or(Ok(Vec::new()), Work::wait)?;
             let (mut right, mut plain) = (right.as_slice(), plain.as_slice());
             let mut rest = gradients.as_mut_slice();
-            for &(at, len) in parameters.iter() {
+            for &(parameter, len) in parameters.iter() {
                 let gradient;
                 (gradient, rest) = rest.split_at_mut(len);
-                match states.get_mut(&at) {
+                match states.get_mut(&parameter) {
                     Some(state) => {
                         let q = split_front(&mut right, state.columns * rank);
                         state.restore(q, gradient, rank);

@@ -49,8 +49,8 @@ pub struct Reducer<T = f32> {
     pub(super) has_averages: bool,
     /// For each parameter, whether a rank has used it in the last step.
     pub(super) used_anywhere: Vec<u8>,
-    /// With a static graph in which parameters may be unused: for each, whether this rank has used it in the first
-    /// step. Empty before, and on a rank that had no input in it.
+    /// With a static graph in which parameters may be unused: for each parameter, whether this rank has used it in the
+    /// first step. Empty until that step ends, and on a rank that had no input in it.
     pub(super) uses: Vec<bool>,
     /// Memory for the all-reduce that counts the ranks with input.
     pub(super) vote: Vec<u32>,
@@ -61,7 +61,7 @@ impl<T: Gradient> Reducer<T> {
     /// Makes a reducer for a model with these parameters. All ranks of the group call this.
     ///
     /// # Blocking
-    /// Until all ranks have called, since names and shapes are compared.
+    /// Until all ranks have called it, since names and shapes are compared.
     ///
     /// # Errors
     /// `Mismatch` names a rank and the first parameter that differs there; `InvalidArgument` names a
@@ -76,13 +76,13 @@ impl<T: Gradient> Reducer<T> {
             Err(Error::new(ErrorKind::InvalidArgument, message).in_group(group.desc()))
         };
         let mut is_sparse = vec![false; parameters.len()];
-        for &at in &options.sparse {
-            match is_sparse.get_mut(at) {
+        for &parameter in &options.sparse {
+            match is_sparse.get_mut(parameter) {
                 Some(is_sparse) => *is_sparse = true,
                 None => {
                     let count = parameters.len();
                     return refuse(format!(
-                        "parameter {at} cannot be sparse: there are {count}, from 0 on"
+                        "parameter {parameter} cannot be sparse: there are {count}, from 0 on"
                     ));
                 }
             }
@@ -166,8 +166,8 @@ impl<T: Gradient> Reducer<T> {
         self.broadcast_parameters_from(values, 0)
     }
 
-    /// Copies the values of a rank of the group to all ranks: after [`join`](Self::join), of one that took part in all
-    /// steps.
+    /// Copies the values of rank `root` of the group to all ranks. After [`join`](Self::join), the root must be a rank
+    /// that took part in all steps.
     ///
     /// # Errors
     /// As [`broadcast_parameters`](Self::broadcast_parameters).
@@ -279,21 +279,21 @@ impl<T: Gradient> Reducer<T> {
     /// parameter's with one sparse dimension.
     pub fn ready_sparse(&mut self, parameter: usize, gradient: SparseTensor<T>) -> Result<()> {
         self.check_open(parameter)?;
-        let known = &self.parameters[parameter];
+        let declared = &self.parameters[parameter];
         if !self.is_sparse[parameter] {
             let message = format!(
                 "{} is not a sparse parameter: its gradient is dense",
-                known.name
+                declared.name
             );
             return Err(self.refuse(message));
         }
-        if gradient.shape() != known.shape || gradient.sparse_dims() != 1 {
+        if gradient.shape() != declared.shape || gradient.sparse_dims() != 1 {
             let message = format!(
                 "the gradient of {} has shape {:?} with {} sparse dimensions, not {:?} with one",
-                known.name,
+                declared.name,
                 gradient.shape(),
                 gradient.sparse_dims(),
-                known.shape
+                declared.shape
             );
             return Err(self.refuse(message));
         }
@@ -404,7 +404,7 @@ impl<T: Gradient> Reducer<T> {
         Ok(())
     }
 
-    /// Counts a parameter as ready that was not marked as that. Without a gradient on this rank, its gradient is zero.
+    /// Counts as ready a parameter that was not marked as ready. Without a gradient on this rank, its gradient is zero.
     pub(super) fn complete_gradient(&mut self, parameter: usize) {
         if self.is_sparse[parameter] {
             return self.note_ready(parameter);
@@ -482,11 +482,11 @@ impl<T: Gradient> Reducer<T> {
     }
 
     fn check_open(&self, parameter: usize) -> Result<()> {
-        let Some(known) = self.parameters.get(parameter) else {
+        let Some(declared) = self.parameters.get(parameter) else {
             let count = self.parameters.len();
             return Err(self.refuse(format!("there is no parameter {parameter} of {count}")));
         };
-        let name = &known.name;
+        let name = &declared.name;
         if self.uses.get(parameter) == Some(&false) {
             let message = format!(
                 "{name} had no gradient in the first step, and has one now: the graph is not static"

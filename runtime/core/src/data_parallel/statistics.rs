@@ -17,7 +17,7 @@ pub struct StepStatistics {
     pub backward: Duration,
     /// For how long at least one bucket was under way.
     pub communication: Duration,
-    /// For how long `finish` wait_began: the part of communication that the backward pass did not hide.
+    /// For how long `finish` waited: the part of communication that the backward pass did not hide.
     pub exposed: Duration,
     /// The buckets in the order in which they were sent.
     pub buckets: Vec<BucketStatistics>,
@@ -48,14 +48,14 @@ pub struct BucketStatistics {
     pub parameters: usize,
     /// The size of its gradients in their own type, in bytes; of a sparse gradient, only that of its values.
     pub bytes: usize,
-    /// The time from the first gradient of the step until its last gradient was given.
+    /// The time from the first gradient of the step until the bucket's last gradient was given.
     pub ready: Duration,
-    /// The time from the first gradient of the step until it was sent: not before the buckets before it.
+    /// The time from the first gradient of the step until the bucket was sent, after all buckets before it.
     pub sent: Duration,
-    /// For how long it was under way, not counting the time until the bucket before it had ended. With a hook: until
-    /// `finish` saw its end.
+    /// For how long the bucket was under way, not counting the time until the bucket before it had ended. With a hook:
+    /// until `finish` saw its end.
     pub communication: Duration,
-    /// For how long `finish` wait_began for it.
+    /// For how long `finish` waited for it.
     pub exposed: Duration,
 }
 

@@ -11,14 +11,14 @@ use crate::op::error::Result;
 use half::{bf16, f16};
 use rcomm_recorder::model::ReduceOp;
 
-/// The gradient of a parameter on this rank.
+/// The state of a parameter's gradient on this rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum GradientState {
     #[default]
     Absent,
-    /// There is one, and more may be added to it.
+    /// A gradient was given, and more may be added to it.
     Partial,
-    /// It is complete, and may have been sent.
+    /// The gradient is complete, and may have been sent.
     Ready,
 }
 
@@ -121,7 +121,7 @@ impl Narrow {
         gradients: &[T],
         group: &ProcessGroup,
     ) -> Option<Result<UnderWay<T>>> {
-        fn sum<T: Gradient, N: Gradient>(
+        fn start_sum<T: Gradient, N: Gradient>(
             memory: &mut Vec<N>,
             gradients: &[T],
             group: &ProcessGroup,
@@ -133,10 +133,10 @@ impl Narrow {
         match self {
             Self::None => None,
             Self::F16(memory) => {
-                Some(sum(&mut memory[bucket], gradients, group).map(UnderWay::F16))
+                Some(start_sum(&mut memory[bucket], gradients, group).map(UnderWay::F16))
             }
             Self::Bf16(memory) => {
-                Some(sum(&mut memory[bucket], gradients, group).map(UnderWay::Bf16))
+                Some(start_sum(&mut memory[bucket], gradients, group).map(UnderWay::Bf16))
             }
         }
     }

@@ -88,6 +88,9 @@ impl ProcessGroup {
     /// Runs the operations that `fill` adds as one operation, over the caller's memory. If `fill` adds none, no
     /// operation is issued: other members need not call this.
     ///
+    /// # Blocking
+    /// Until all operations of the block have ended, or the group's time-out.
+    ///
     /// # Errors
     /// `InvalidArgument` if `fill` adds a block, or both collectives and messages.
     #[track_caller]

@@ -26,9 +26,9 @@ pub struct HookedOperation<'a> {
 
 /// Called for each operation of a group.
 ///
-/// Both functions are called on the thread that issues the operation or sees its end: the caller's, the backend's or
-/// the watchdog's; `begun` while the group takes no other operation. So they must be short, must not wait, and must not
-/// call the group.
+/// `begun` is called on the thread that issues the operation, while the group takes no other operation. `ended` is
+/// called on the thread that sees the end: the caller's, the backend's or the watchdog's. So both must be short, must
+/// not wait, and must not call the group.
 pub trait OperationHook: Send + Sync {
     /// An operation has its number and its record. It has not been sent.
     fn begun(&self, operation: &HookedOperation<'_>) {

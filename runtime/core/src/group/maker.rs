@@ -56,8 +56,8 @@ impl GroupOptions {
     }
 }
 
-/// The group that a new group is made from, if any: its backends may make those of the new group at less cost than by
-/// new connections.
+/// The group, if any, that a new group is made from. Its backends may make those of the new group at less cost than new
+/// connections.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
     /// No other group.

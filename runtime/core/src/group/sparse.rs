@@ -78,10 +78,10 @@ impl<T: Element> SparseTensor<T> {
             let size = tensor.shape[dim];
             let outside = row
                 .iter()
-                .find(|&&at| u64::try_from(at).map_or(true, |at| at >= size));
-            if let Some(at) = outside {
+                .find(|&&index| u64::try_from(index).map_or(true, |index| index >= size));
+            if let Some(index) = outside {
                 return refuse(format!(
-                    "index {at} is not in dimension {dim} of size {size}"
+                    "index {index} is not in dimension {dim} of size {size}"
                 ));
             }
         }
@@ -264,26 +264,30 @@ fn gather_and_add<T: Element>(
     all_gather_v(share, &tensor.values, &mut values)?;
 
     // For each index tuple, in the order of ranks: a rank, and the position of the tuple on that rank.
-    let mut found: BTreeMap<Vec<i64>, Vec<(usize, usize)>> = BTreeMap::new();
+    let mut by_tuple: BTreeMap<Vec<i64>, Vec<(usize, usize)>> = BTreeMap::new();
     for (rank, row) in indices.iter().enumerate() {
-        for at in 0..counts[rank] {
-            let tuple = (0..dims).map(|dim| row[dim * counts[rank] + at]).collect();
-            found.entry(tuple).or_default().push((rank, at));
+        for tuple_index in 0..counts[rank] {
+            let tuple = (0..dims)
+                .map(|dim| row[dim * counts[rank] + tuple_index])
+                .collect();
+            by_tuple.entry(tuple).or_default().push((rank, tuple_index));
         }
     }
-    let count = found.len();
+    let count = by_tuple.len();
     let mut sum = SparseTensor {
         shape: tensor.shape.clone(),
         sparse_dims: dims,
         indices: vec![0; count * dims],
         values: vec![T::default(); count * block],
     };
-    for (position, (tuple, parts)) in found.iter().enumerate() {
+    for (position, (tuple, parts)) in by_tuple.iter().enumerate() {
         for (dim, &index) in tuple.iter().enumerate() {
             sum.indices[dim * count + position] = index;
         }
         let out = &mut sum.values[position * block..(position + 1) * block];
-        let part = |&(rank, at): &(usize, usize)| &values[rank][at * block..(at + 1) * block];
+        let part = |&(rank, tuple_index): &(usize, usize)| {
+            &values[rank][tuple_index * block..(tuple_index + 1) * block]
+        };
         add(&parts.iter().map(part).collect::<Vec<_>>(), out)?;
     }
     Ok(sum)

@@ -84,14 +84,14 @@ impl ProcessGroup {
             Err(Error::new(ErrorKind::InvalidArgument, message).in_group(self.desc()))
         };
         let mut seen = Vec::new();
-        for (at, list) in lists.iter().enumerate() {
+        for (index, list) in lists.iter().enumerate() {
             if list.is_empty() {
-                return refuse(format!("list {at} of sub-groups is empty"));
+                return refuse(format!("list {index} of sub-groups is empty"));
             }
             for &rank in list {
                 if self.group_rank(rank).is_none() {
                     return refuse(format!(
-                        "rank {rank} in list {at} of sub-groups is not a member"
+                        "rank {rank} in list {index} of sub-groups is not a member"
                     ));
                 }
                 if seen.contains(&rank) {

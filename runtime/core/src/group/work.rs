@@ -463,8 +463,8 @@ impl<T> Work<T> {
         }
     }
 
-    /// How long it ran, without the wait for its turn; `None` until its end was seen, or if neither the backend nor the
-    /// group ([`set_timing`](crate::ProcessGroup::set_timing)) measures that.
+    /// How long the operation ran, without the wait for its turn; `None` until its end was seen, or if neither the
+    /// backend nor the group ([`set_timing`](crate::ProcessGroup::set_timing)) measures that.
     pub fn duration(&self) -> Option<Duration> {
         self.in_flight.outcome()?.as_ref().ok()?.duration
     }

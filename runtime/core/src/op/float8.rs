@@ -143,9 +143,10 @@ impl std::fmt::Debug for F8E5M2 {
 mod tests {
     use super::*;
 
-    /// The bit pattern of the value nearest to `x`, ties to even; `values[i]` is the value of the bit pattern `i`.
-    fn nearest(values: &[f32], x: f32) -> usize {
-        let distance = |i: usize| (f64::from(values[i]) - f64::from(x)).abs();
+    /// The bit pattern of the value nearest to `target`, ties to even; `values[bits]` is the value of the bit pattern
+    /// `bits`.
+    fn nearest(values: &[f32], target: f32) -> usize {
+        let distance = |bits: usize| (f64::from(values[bits]) - f64::from(target)).abs();
         (0..values.len())
             .min_by(|&a, &b| {
                 distance(a)
@@ -193,19 +194,19 @@ mod tests {
     fn rounding_finds_the_nearest_value() {
         let e4m3: Vec<f32> = (0..0x7F).map(|b| F8E4M3::from_bits(b).to_f32()).collect();
         let e5m2: Vec<f32> = (0..0x7C).map(|b| F8E5M2::from_bits(b).to_f32()).collect();
-        let mut x = 1.0e-6f32;
-        while x < 440.0 {
+        let mut value = 1.0e-6f32;
+        while value < 440.0 {
             assert_eq!(
-                usize::from(F8E4M3::from_f32(x).to_bits()),
-                nearest(&e4m3, x),
-                "{x}"
+                usize::from(F8E4M3::from_f32(value).to_bits()),
+                nearest(&e4m3, value),
+                "{value}"
             );
             assert_eq!(
-                usize::from(F8E5M2::from_f32(x).to_bits()),
-                nearest(&e5m2, x),
-                "{x}"
+                usize::from(F8E5M2::from_f32(value).to_bits()),
+                nearest(&e5m2, value),
+                "{value}"
             );
-            x *= 1.001;
+            value *= 1.001;
         }
         for pair in e4m3.windows(2) {
             let tie = (pair[0] + pair[1]) / 2.0;

@@ -156,7 +156,7 @@ macro_rules! operations {
 
         #[allow(unused_variables)]
         impl<'a> Op<'a> {
-            /// Which operation it is.
+            /// The type of the operation.
             #[inline]
             pub const fn op_type(&self) -> OpType {
                 match self {
@@ -418,7 +418,7 @@ operations! {
             input: Buffer<'a> as input,
             /// The parts of all ranks; empty on other ranks than the root.
             outputs: Vec<Buffer<'a>> as output,
-            /// The rank that gets them.
+            /// The rank that gets the parts.
             root: u32 as root,
         },
         /// As `Gather`; sizes may differ from rank to rank.
@@ -427,7 +427,7 @@ operations! {
             input: Buffer<'a> as input,
             /// The parts of all ranks; empty on other ranks than the root.
             outputs: Vec<Buffer<'a>> as output,
-            /// The rank that gets them.
+            /// The rank that gets the parts.
             root: u32 as root,
         },
         /// `output` ends as the root's `inputs[own rank]`; all of one size.
@@ -474,7 +474,7 @@ operations! {
 }
 
 impl<'a> Op<'a> {
-    /// Whether it is a send, a receive, or a coalesced block of these.
+    /// Whether the operation is a send, a receive, or a coalesced block of these.
     #[inline]
     pub fn is_p2p(&self) -> bool {
         if let Self::Coalesced(ops) = self {

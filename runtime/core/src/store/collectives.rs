@@ -45,8 +45,8 @@ struct State {
 }
 
 impl StoreCollectives {
-    /// The part of rank `rank` among `size` ranks. `name` distinguishes the keys from others in the store, so it is
-    /// used once only.
+    /// The collectives of `size` ranks, for rank `rank`. `name` distinguishes the keys from others in the store, so
+    /// each name is used once only.
     ///
     /// # Errors
     /// `InvalidArgument` if `rank` is not below `size`.

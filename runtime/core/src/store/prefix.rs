@@ -8,7 +8,7 @@ use std::time::Duration;
 /// A [`Store`] whose key `k` is the key `prefix/k` of the underlying store, as PyTorch's `PrefixStore`
 /// spells it.
 ///
-/// `num_keys` and `list_keys` cover the keys under the prefix only, and name them without it.
+/// `num_keys` and `list_keys` cover only the keys under the prefix; `list_keys` names them without the prefix.
 /// Time-out errors name the full key.
 pub struct PrefixStore<S: ?Sized> {
     prefix: String,

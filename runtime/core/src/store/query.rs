@@ -64,10 +64,11 @@ impl<T: Send + 'static> StoreQuery<T> {
         ask: impl FnOnce(&dyn Store) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         Self::ask_within(store, limit, ask).unwrap_or_else(|| {
-            let at = store.server().map_or(String::new(), |it| format!(" at {it}"));
+            let server = store.server();
+            let place = server.map_or(String::new(), |server| format!(" at {server}"));
             let limit = text::duration(limit);
             let message = format!(
-                "the store{at} did not answer within {limit}: its process or the network to it may have stopped"
+                "the store{place} did not answer within {limit}: its process or the network to it may have stopped"
             );
             Err(Error::new(ErrorKind::Timeout, message))
         })

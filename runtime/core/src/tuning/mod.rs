@@ -284,17 +284,17 @@ fn parse_choice(line: &str, fields: &[&str]) -> Result<Choice> {
         ))
     };
     let named_pattern = Pattern::from_name(pattern).ok_or_else(|| {
-        let known = Pattern::ALL.iter().map(|it| it.name()).collect();
+        let known = Pattern::ALL.iter().map(|value| value.name()).collect();
         unknown("operation", pattern, known)
     })?;
     let named_topology = Topology::from_name(topology).ok_or_else(|| {
-        let known = Topology::ALL.iter().map(|it| it.name()).collect();
+        let known = Topology::ALL.iter().map(|value| value.name()).collect();
         unknown("topology", topology, known)
     })?;
     let known = Algorithm::of(named_pattern, named_topology);
     let named_algorithm = Algorithm::from_name(algorithm).filter(|named| known.contains(named));
     let named_algorithm = named_algorithm.ok_or_else(|| {
-        let known = known.iter().map(|it| it.name()).collect();
+        let known = known.iter().map(|value| value.name()).collect();
         unknown(
             &format!("algorithm for {pattern} over {topology}"),
             algorithm,
@@ -506,7 +506,8 @@ mod tests {
         assert_eq!(choose(3, 1025), Algorithm::Exchange);
         let plan = tuning.plan(Topology::Sockets, 2);
         assert_eq!(
-            plan.choose(Pattern::AllReduce, 8, |it| it != Algorithm::Notice),
+            plan.choose(Pattern::AllReduce, 8, |algorithm| algorithm
+                != Algorithm::Notice),
             Algorithm::Exchange
         );
         assert_eq!(plan.most(Pattern::AllReduce, Algorithm::Notice), 1 << 20);

@@ -108,7 +108,7 @@ impl Counter {
     }
 }
 
-/// A wait of a thread, which ends when this is dropped.
+/// A wait of a thread, which ends when this value is dropped.
 #[must_use = "the wait ends when this is dropped"]
 #[derive(Debug)]
 pub struct Waiting<'a> {
@@ -122,7 +122,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Counts the program's waits of one name, as c10d's `_WaitCounter`.
+/// Counts the program's waits of one name, like c10d's `_WaitCounter`.
 ///
 /// # Thread safety
 /// May be used by several threads at a time; clones count together.

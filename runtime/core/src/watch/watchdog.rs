@@ -176,8 +176,8 @@ impl Running {
     /// lock.
     pub(crate) fn enter(&self, op_info: &OpInfo) -> Option<usize> {
         let free = |slot: &RunningSlot| slot.record_id.load(Ordering::Relaxed) == 0;
-        let at = self.slots.iter().position(free)?;
-        let slot = &self.slots[at];
+        let index = self.slots.iter().position(free)?;
+        let slot = &self.slots[index];
         // A reader that loads values stored after this fence sees, after its own fence, that the slot was
         // free. So it cannot attribute them to the previous call.
         fence(Ordering::Release);
@@ -188,12 +188,12 @@ impl Running {
         slot.seq.store(op_info.seq, Ordering::Relaxed);
         slot.packed.store(packed, Ordering::Relaxed);
         slot.record_id.store(op_info.record_id, Ordering::Release);
-        Some(at)
+        Some(index)
     }
 
     /// Frees the slot that [`enter`](Self::enter) returned, if any.
-    pub(crate) fn leave(&self, at: Option<usize>) {
-        if let Some(slot) = at.and_then(|at| self.slots.get(at)) {
+    pub(crate) fn leave(&self, slot: Option<usize>) {
+        if let Some(slot) = slot.and_then(|index| self.slots.get(index)) {
             slot.record_id.store(0, Ordering::Release);
         }
     }

@@ -50,7 +50,7 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// Ends pending operations and refuses later ones with this error.
     fn close(&self, op_info: Option<&OpInfo>, error: Error);
 
-    /// Another rank has reported that the group failed.
+    /// Tells the group's backends that another rank has reported a failure of the group.
     fn failed_elsewhere(&self) {}
 
     /// Refuses new operations, waits for pending ones until the deadline, and closes the backends.

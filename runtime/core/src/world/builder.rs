@@ -1,4 +1,5 @@
 //! [`WorldBuilder`] makes a [`World`]: its ring, store, rendezvous, backends, threads, and the group of all ranks.
+
 use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
 use crate::config::rendezvous::{InitMethod, Rendezvous};
 use crate::config::{Config, DebugLevel};
@@ -89,10 +90,10 @@ impl<B: BackendSet> WorldBuilder<B> {
         self
     }
 
-    /// Meets the other ranks where a URL says, as `init_method` of PyTorch's `init_process_group`: `tcp://HOST:PORT`,
-    /// the host and a free port of rank 0; `file://PATH`, a file that does not exist yet, in a folder that all ranks
-    /// share; or `env://`, where the launcher's variables say. Rank and world size may be in the URL instead
-    /// (`tcp://HOST:PORT?rank=0&world_size=4`).
+    /// Sets the place at which ranks meet, from a URL as `init_method` of PyTorch's `init_process_group` has it:
+    /// `tcp://HOST:PORT` is the host and a free port of rank 0; `file://PATH` is a file that does not exist yet, in a
+    /// folder that all ranks share; `env://` is the place that the launcher's variables name. Rank and world size may
+    /// be in the URL instead (`tcp://HOST:PORT?rank=0&world_size=4`).
     ///
     /// With a file, ranks of several hosts need [`Config::socket_ifname`]: there is no store whose address leads to an
     /// interface.
@@ -138,26 +139,26 @@ impl<B: BackendSet> WorldBuilder<B> {
         let config = config_at(&self.config, &place);
         // The ring is opened before any step that may fail, so that a job that never starts leaves a record
         // too.
-        let early = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
+        let early_ring = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
         let mut failed_init = FailedInit {
             rank: place.rank,
-            recorder: early.clone(),
+            recorder: early_ring.clone(),
         };
-        let made = self.make(place, config, deadline, early);
+        let made = self.make(place, config, deadline, early_ring);
         failed_init.end(made.as_ref().err());
         made
     }
 
-    /// Makes the world. `early` is the ring that `init` opened; `None` if another living process records as
+    /// Makes the world. `early_ring` is the ring that `init` opened; `None` if another living process records as
     /// this rank.
     fn make(
         mut self,
         place: Rendezvous,
         config: Arc<Config>,
         deadline: Deadline,
-        early: Option<Arc<FlightRecorder>>,
+        early_ring: Option<Arc<FlightRecorder>>,
     ) -> Result<World<B>> {
-        if let Some(recorder) = &early {
+        if let Some(recorder) = &early_ring {
             recorder.phase("connect to the store");
         }
         let tls = config.read_tls()?;
@@ -170,7 +171,7 @@ impl<B: BackendSet> WorldBuilder<B> {
                 (Arc::new(store), server)
             }
         };
-        let meeting = Meeting::hold(place, config, store, early, deadline)?;
+        let meeting = Meeting::hold(place, config, store, early_ring, deadline)?;
         self.build(meeting, server)
     }
 
@@ -185,7 +186,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             config,
             store,
             root,
-            early,
+            early_ring,
             agreed,
             waits,
             deadline,
@@ -197,7 +198,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             tuning: agreed.settings.tuning,
             ..Config::clone(&config)
         });
-        let recorder = match early {
+        let recorder = match early_ring {
             Some(recorder) => recorder,
             // The rendezvous has succeeded, so this process is the rank. Another process that records as this
             // rank belongs to another job, or is left over from an earlier one.
@@ -345,7 +346,7 @@ pub(super) struct Meeting {
     /// The part of the store that the world uses.
     root: Arc<dyn Store>,
     /// The ring; `None` if another living process recorded as this rank before the ranks met.
-    early: Option<Arc<FlightRecorder>>,
+    early_ring: Option<Arc<FlightRecorder>>,
     agreed: RendezvousResult,
     /// How often and for how long this process waits, from here on.
     waits: Arc<WaitCounters>,
@@ -366,13 +367,13 @@ impl Meeting {
         place: Rendezvous,
         config: Arc<Config>,
         store: Arc<dyn Store>,
-        early: Option<Arc<FlightRecorder>>,
+        early_ring: Option<Arc<FlightRecorder>>,
         deadline: Deadline,
     ) -> Result<Self> {
         let secret = JobSecret::of(&config, &place)?;
         let waits = Arc::new(WaitCounters::default());
         let counted: Arc<dyn Store> = Arc::new(CountedStore::new(store.clone(), waits.clone()));
-        if let Some(recorder) = &early {
+        if let Some(recorder) = &early_ring {
             recorder.phase("wait for all ranks");
         }
         let waiting = waits.begin(RuntimeWait::Rendezvous);
@@ -383,7 +384,7 @@ impl Meeting {
             config,
             store,
             root,
-            early,
+            early_ring,
             agreed,
             waits,
             deadline,

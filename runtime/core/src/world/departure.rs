@@ -65,9 +65,9 @@ impl WorldShared {
                 Some(Err(_)) | None => {}
             }
             let is_over = Instant::now() >= deadline;
-            if let Some(missed) = self.published_loss() {
-                self.keep_store(missed.ranks());
-                return Err(missed);
+            if let Some(loss) = self.published_loss() {
+                self.keep_store(loss.ranks());
+                return Err(loss);
             }
             let Some(missing) = self.missing(ranks) else {
                 if is_over {
@@ -75,7 +75,7 @@ impl WorldShared {
                 }
                 continue;
             };
-            let missed = self.lost_among(&missing).or_else(|| {
+            let loss = self.lost_among(&missing).or_else(|| {
                 let waited = text::duration(limit);
                 let message = format!(
                     "{} did not shut down within {waited}",
@@ -84,16 +84,16 @@ impl WorldShared {
                 let late = Error::new(ErrorKind::Timeout, message).with_ranks(&missing);
                 (is_over && !missing.is_empty()).then_some(late)
             });
-            if let Some(missed) = missed {
+            if let Some(loss) = loss {
                 let own_rank = self.place.rank;
-                let note = [&own_rank.to_le_bytes()[..], &missed.to_note(own_rank)].concat();
+                let note = [&own_rank.to_le_bytes()[..], &loss.to_note(own_rank)].concat();
                 let key = self.lost_key();
                 // If this fails, the others check for the lost rank themselves until their own time-out.
                 let _ = self.ask(POLL_INTERVAL, move |notes| {
                     notes.compare_set(&key, b"", &note)
                 });
-                self.keep_store(missed.ranks());
-                return Err(missed);
+                self.keep_store(loss.ranks());
+                return Err(loss);
             }
         }
     }
@@ -240,7 +240,10 @@ impl WorldShared {
 
     fn store_lost(&self, error: Error) -> Error {
         if self.store_is_at_rank_0() {
-            let has_ended = self.factories.iter().any(|it| it.is_lost(0, CHECK_TIME));
+            let has_ended = self
+                .factories
+                .iter()
+                .any(|factory| factory.is_lost(0, CHECK_TIME));
             let message = match has_ended {
                 true => "rank 0 is gone: it served the store, and ended before the shutdown",
                 false => {

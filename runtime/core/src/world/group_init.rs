@@ -31,11 +31,11 @@ impl GroupMaker for WorldShared {
         if ranks.is_empty() {
             return refuse("a group needs at least one rank".to_owned());
         }
-        for (at, &member) in ranks.iter().enumerate() {
+        for (index, &member) in ranks.iter().enumerate() {
             if member >= size {
                 return refuse(format!("rank {member} is not in a world of {size} ranks"));
             }
-            if ranks[..at].contains(&member) {
+            if ranks[..index].contains(&member) {
                 return refuse(format!("rank {member} is listed twice"));
             }
         }
@@ -256,7 +256,11 @@ impl WorldShared {
             };
             let known = |factory: &&Arc<dyn BackendFactory>| factory.name() == name;
             let factory = self.factories.iter().find(known).ok_or_else(|| {
-                let names: Vec<_> = self.factories.iter().map(|f| f.name()).collect();
+                let names: Vec<_> = self
+                    .factories
+                    .iter()
+                    .map(|factory| factory.name())
+                    .collect();
                 Error::new(
                     ErrorKind::InvalidArgument,
                     format!(

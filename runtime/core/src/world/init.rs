@@ -174,7 +174,8 @@ impl From<Error> for Refused {
     }
 }
 
-/// Adds who serves the store to the error of a request that the store did not answer; any other error stays as it is.
+/// Names the server of the store in the error of a request that the store did not answer. Any other error stays as it
+/// is.
 ///
 /// `place` is that of a rank that does not serve the store itself.
 pub(crate) fn name_store_host(error: Error, store: &dyn Store, place: &Rendezvous) -> Error {

@@ -158,7 +158,7 @@ impl JobSecret {
             let values = notes.multi_get(&keys, deadline.remaining())?;
             let opened = match &values[..] {
                 [statement, envelope] => public_key(statement)
-                    .and_then(|theirs| open(&own_key, &theirs, place.rank, envelope)),
+                    .and_then(|their_key| open(&own_key, &their_key, place.rank, envelope)),
                 _ => None,
             };
             return opened.ok_or_else(|| {
@@ -172,11 +172,11 @@ impl JobSecret {
         let values = notes.multi_get(&keys, deadline.remaining())?;
         let mut envelopes = Vec::new();
         for (rank, statement) in (0..).zip(&values).skip(1) {
-            let theirs = public_key(statement).ok_or_else(|| {
+            let their_key = public_key(statement).ok_or_else(|| {
                 let message = format!("rank {rank} left no public key in the store");
                 Error::new(ErrorKind::Rendezvous, message)
             })?;
-            envelopes.push((sealed_key(rank), seal(&own_key, &theirs, rank, &secret)));
+            envelopes.push((sealed_key(rank), seal(&own_key, &their_key, rank, &secret)));
         }
         let envelopes: Vec<(&str, &[u8])> = envelopes
             .iter()
@@ -201,7 +201,7 @@ fn warn_open(host: &str, port: u16) {
     );
 }
 
-/// Says on standard error that the job's TLS does not include its store.
+/// Warns on standard error that the store of a job with TLS is used without TLS.
 #[expect(
     clippy::print_stderr,
     reason = "users must know this, with or without a subscriber of the log"
@@ -232,16 +232,16 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
     if text.len() != 64 || !text.is_ascii() {
         return None;
     }
-    for (at, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
     }
     Some(bytes)
 }
 
 /// The key that rank 0 and `rank` share, computed by either of them; `None` if the public key of the other is
 /// invalid.
-fn shared(own_key: &StaticSecret, theirs: &PublicKey, rank: Rank) -> Option<Secret> {
-    let shared = own_key.diffie_hellman(theirs);
+fn shared(own_key: &StaticSecret, their_key: &PublicKey, rank: Rank) -> Option<Secret> {
+    let shared = own_key.diffie_hellman(their_key);
     // With a public key of small order, the shared key would be publicly known.
     let shared = shared
         .was_contributory()
@@ -260,10 +260,10 @@ fn pad(key: &Secret, bytes: &[u8]) -> [u8; 32] {
     padded
 }
 
-/// Encrypts `secret` with the key that rank 0 (`own_key`) and `rank` (`theirs`) share.
-fn seal(own_key: &StaticSecret, theirs: &PublicKey, rank: Rank, secret: &Secret) -> Vec<u8> {
+/// Encrypts `secret` with the key that rank 0 (`own_key`) and `rank` (`their_key`) share.
+fn seal(own_key: &StaticSecret, their_key: &PublicKey, rank: Rank, secret: &Secret) -> Vec<u8> {
     // A rank whose public key is invalid gets zeros in place of the secret, which it cannot open.
-    let Some(key) = shared(own_key, theirs, rank) else {
+    let Some(key) = shared(own_key, their_key, rank) else {
         return vec![0; SEALED];
     };
     let padded = pad(&key, secret.as_bytes());
@@ -271,8 +271,13 @@ fn seal(own_key: &StaticSecret, theirs: &PublicKey, rank: Rank, secret: &Secret)
 }
 
 /// Decrypts what [`seal`] returned for `rank`; `None` if a key or the envelope is invalid.
-fn open(own_key: &StaticSecret, theirs: &PublicKey, rank: Rank, envelope: &[u8]) -> Option<Secret> {
-    let key = shared(own_key, theirs, rank)?;
+fn open(
+    own_key: &StaticSecret,
+    their_key: &PublicKey,
+    rank: Rank,
+    envelope: &[u8],
+) -> Option<Secret> {
+    let key = shared(own_key, their_key, rank)?;
     let envelope: &[u8; SEALED] = envelope.try_into().ok()?;
     let (padded, tag) = envelope.split_at(32);
     key.derive("whole")

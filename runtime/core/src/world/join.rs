@@ -16,7 +16,7 @@ use rcomm_recorder::record::OnConflict;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The pause between two looks for a newer round.
+/// The pause between two reads of the newest round.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The longest time for one request that waits for the first round.
 const SLICE: Duration = Duration::from_secs(1);

@@ -48,7 +48,7 @@ impl<B> World<B> {
             *count
         };
         let key = |part: &str| format!("merge/{desc}/{nth}/{part}");
-        let (list, count, whole) = (key("list"), key("count"), key("whole"));
+        let (list, count, merged) = (key("list"), key("count"), key("whole"));
         let store: &dyn Store = &*self.shared.root;
         if group.rank() == 0 {
             let ranks: Vec<String> = group.ranks().iter().map(Rank::to_string).collect();
@@ -56,12 +56,12 @@ impl<B> World<B> {
             // Each group adds its list before it is counted, so the last one finds all of them.
             if store.add(&count, group.size().into())? >= size.into() {
                 let lists = store.get(&list, group.timeout())?;
-                store.set(&whole, &lists)?;
+                store.set(&merged, &lists)?;
             }
         }
-        if let Err(error) = store.wait(&[&whole], group.timeout()) {
-            let is_begun = store.check(&[&list]).unwrap_or(false);
-            let arrived = match is_begun {
+        if let Err(error) = store.wait(&[&merged], group.timeout()) {
+            let has_begun = store.check(&[&list]).unwrap_or(false);
+            let arrived = match has_begun {
                 true => store.get(&list, group.timeout()).unwrap_or_default(),
                 false => Vec::new(),
             };
@@ -73,7 +73,7 @@ impl<B> World<B> {
             );
             return Err(error.with_more(&message));
         }
-        let mut groups = parse(&store.get(&whole, group.timeout())?);
+        let mut groups = parse(&store.get(&merged, group.timeout())?);
         groups.sort_by_key(|ranks| ranks.iter().min().copied());
         let ranks = groups.concat();
         if ranks.len() != size as usize {

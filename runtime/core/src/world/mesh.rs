@@ -38,8 +38,8 @@ impl<B> World<B> {
     pub fn device_mesh(&self, dimensions: &[(&str, u32)]) -> Result<DeviceMesh> {
         let ranks = self.group().ranks().to_vec();
         let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
-        for (at, (name, _)) in dimensions.iter().enumerate() {
-            if name.is_empty() || dimensions[..at].iter().any(|(other, _)| other == name) {
+        for (index, (name, _)) in dimensions.iter().enumerate() {
+            if name.is_empty() || dimensions[..index].iter().any(|(other, _)| other == name) {
                 return refuse(format!(
                     "the dimensions of a mesh need different names: {dimensions:?}"
                 ));
@@ -72,9 +72,9 @@ impl<B> World<B> {
             ranks,
             groups: Vec::with_capacity(dimensions.len()),
         };
-        for at in 0..dimensions.len() {
-            let options = GroupOptions::named(mesh.describe(&[at]));
-            let group = self.new_group(&mesh.along(&[at]), &options)?;
+        for index in 0..dimensions.len() {
+            let options = GroupOptions::named(mesh.describe(&[index]));
+            let group = self.new_group(&mesh.along(&[index]), &options)?;
             mesh.groups.push(group);
         }
         Ok(mesh)
@@ -92,7 +92,7 @@ impl<B> World<B> {
         let mut chosen = Vec::new();
         for name in dimensions {
             match mesh.position(name) {
-                Some(at) => chosen.push(at),
+                Some(index) => chosen.push(index),
                 None => {
                     let message = format!("{mesh:?} has no dimension {name:?}");
                     return Err(Error::new(ErrorKind::InvalidArgument, message));
@@ -147,15 +147,18 @@ impl DeviceMesh {
     /// The ranks that differ from this one in these dimensions alone, in the row-major order of the mesh.
     fn along(&self, chosen: &[usize]) -> Vec<Rank> {
         let mut places: Vec<Vec<u32>> = vec![Vec::new()];
-        for (at, dimension) in self.dimensions.iter().enumerate() {
-            let range = if chosen.contains(&at) {
+        for (index, dimension) in self.dimensions.iter().enumerate() {
+            let range = if chosen.contains(&index) {
                 0..dimension.size
             } else {
                 dimension.coordinate..dimension.coordinate + 1
             };
             places = places
                 .iter()
-                .flat_map(|place| range.clone().map(move |at| [&place[..], &[at]].concat()))
+                .flat_map(|place| {
+                    let coordinates = range.clone();
+                    coordinates.map(move |coordinate| [&place[..], &[coordinate]].concat())
+                })
                 .collect();
         }
         let ranks = places.iter().filter_map(|places| self.rank_at(places));
@@ -166,11 +169,11 @@ impl DeviceMesh {
     fn describe(&self, chosen: &[usize]) -> String {
         let names: Vec<&str> = chosen
             .iter()
-            .map(|&at| self.dimensions[at].name.as_str())
+            .map(|&index| self.dimensions[index].name.as_str())
             .collect();
         let others = self.dimensions.iter().enumerate();
         let others: Vec<String> = others
-            .filter(|(at, dimension)| !chosen.contains(at) && dimension.size > 1)
+            .filter(|(index, dimension)| !chosen.contains(index) && dimension.size > 1)
             .map(|(_, dimension)| format!("{} {}", dimension.name, dimension.coordinate))
             .collect();
         let names = names.join("+");
@@ -184,8 +187,8 @@ impl DeviceMesh {
 impl fmt::Debug for DeviceMesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("DeviceMesh(")?;
-        for (at, dimension) in self.dimensions.iter().enumerate() {
-            let comma = if at == 0 { "" } else { ", " };
+        for (index, dimension) in self.dimensions.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
             write!(
                 f,
                 "{comma}{}: {} of {}",

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 /// The steps after which the log says how many the ring holds: the first ones may be unlike the others.
 const STEPS: i64 = 5;
 /// A ring with fewer steps may not show what led to a hang.
-const FEW: u64 = 3;
+const ENOUGH_STEPS: u64 = 3;
 
 /// Counts the operations of the program's first steps.
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl StepMeter {
         *stage = Stage::Logged;
         let operations_per_step = operations.div_ceil(steps.unsigned_abs());
         let ring_steps = recorder.entries() as u64 / operations_per_step;
-        if ring_steps < FEW {
+        if ring_steps < ENOUGH_STEPS {
             tracing::warn!(
                 rank,
                 ring_steps,

@@ -28,7 +28,7 @@ pub(super) struct TicketState {
     progress: Progress,
     pub(super) op: Option<Op<'static>>,
     /// How many sends and receives of this operation are not matched with their other half yet.
-    open: usize,
+    unmatched_parts: usize,
     done: Done,
 }
 
@@ -166,7 +166,7 @@ impl Backend for FakeBackend {
             state: Mutex::new(TicketState {
                 progress: Progress::Queued,
                 op: Some(op),
-                open: parts,
+                unmatched_parts: parts,
                 done: Done::default(),
             }),
             changed: Condvar::new(),
@@ -332,9 +332,9 @@ fn deliver(send: (&Arc<Ticket>, usize, u32), recv: (&Arc<Ticket>, usize, u32)) {
             continue;
         }
         let mut state = ticket.lock();
-        state.open -= 1;
+        state.unmatched_parts -= 1;
         state.done.source = state.done.source.or(source);
-        let finished = (state.open == 0).then_some(state.done);
+        let finished = (state.unmatched_parts == 0).then_some(state.done);
         drop(state);
         if let Some(done) = finished {
             ticket.end(Progress::Completed(done));

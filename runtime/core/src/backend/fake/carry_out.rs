@@ -43,7 +43,7 @@ fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
                     column.push(part);
                 }
             } else {
-                return Err(differ(ops, ranks));
+                return Err(mismatch_error(ops, ranks));
             }
         }
         let result = columns.iter_mut().try_for_each(|part| run_all(part, ranks));
@@ -56,9 +56,9 @@ fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
         }
         return result;
     }
-    let facts: Vec<_> = ops.iter().map(comparable).collect();
-    if facts.iter().any(|fact| *fact != facts[0]) {
-        return Err(differ(ops, ranks));
+    let keys: Vec<_> = ops.iter().map(comparison_key).collect();
+    if keys.iter().any(|key| *key != keys[0]) {
+        return Err(mismatch_error(ops, ranks));
     }
     move_bytes(ops).map_err(|error| {
         Error::new(
@@ -70,11 +70,11 @@ fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
 
 /// The properties that must be equal on all members. Types and sizes are left out where sizes may differ, and where
 /// only the root has a buffer for each rank.
-fn comparable(op: &Op<'_>) -> (OpType, Option<u32>, Option<ReduceOp>, Option<String>) {
+fn comparison_key(op: &Op<'_>) -> (OpType, Option<u32>, Option<ReduceOp>, Option<String>) {
     let kind = op.op_type();
     // Only the root has the list of all parts.
-    let is_listed_once = matches!(kind.pattern(), Pattern::Gather | Pattern::Scatter);
-    let has_equal_sizes = kind.parts() == Parts::Equal && !is_listed_once;
+    let only_root_has_list = matches!(kind.pattern(), Pattern::Gather | Pattern::Scatter);
+    let has_equal_sizes = kind.parts() == Parts::Equal && !only_root_has_list;
     let shapes = |buffers: &[Buffer<'_>]| -> Vec<_> {
         let facts = buffers.iter().map(|buffer| (buffer.dtype(), buffer.len()));
         facts.collect()
@@ -85,7 +85,7 @@ fn comparable(op: &Op<'_>) -> (OpType, Option<u32>, Option<ReduceOp>, Option<Str
     (op.op_type(), op.root(), reduction, sizes)
 }
 
-fn differ(ops: &[Op<'_>], ranks: &[Rank]) -> Error {
+fn mismatch_error(ops: &[Op<'_>], ranks: &[Rank]) -> Error {
     let issued: Vec<String> = ranks
         .iter()
         .zip(ops)

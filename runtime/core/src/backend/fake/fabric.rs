@@ -45,7 +45,7 @@ pub(super) struct FabricState {
     /// For each fault, whether it has happened.
     happened: Vec<bool>,
     /// The ranks of each group that was made, by its name.
-    made: BTreeMap<String, Arc<[Rank]>>,
+    ranks_by_group: BTreeMap<String, Arc<[Rank]>>,
     pub(super) groups: HashMap<u64, FabricGroup>,
 }
 
@@ -54,14 +54,14 @@ impl FabricState {
     fn check(&self, fault: &FakeFault) -> Result<()> {
         let refuse = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
         let (rank, group) = (fault.rank, &fault.group);
-        match self.made.get(group) {
-            None if self.made.is_empty() => Ok(()),
+        match self.ranks_by_group.get(group) {
+            None if self.ranks_by_group.is_empty() => Ok(()),
             Some(ranks) if ranks.contains(&rank) => Ok(()),
             Some(ranks) => refuse(format!(
                 "a fault of rank {rank} in group {group:?}, whose ranks are {ranks:?}, would never happen"
             )),
             None => {
-                let names: Vec<&str> = self.made.keys().map(String::as_str).collect();
+                let names: Vec<&str> = self.ranks_by_group.keys().map(String::as_str).collect();
                 refuse(format!(
                     "a fault in group {group:?} would never happen: the groups are {}",
                     names.join(", ")
@@ -164,7 +164,7 @@ impl BackendFactory for FakeFactory {
 
     fn connect(&self, group: GroupContext, _: Deadline) -> Result<Arc<dyn Backend>> {
         let (name, ranks) = (group.info.name.clone(), group.info.ranks.clone());
-        self.fabric.lock().made.insert(name, ranks);
+        self.fabric.lock().ranks_by_group.insert(name, ranks);
         Ok(Arc::new(FakeBackend {
             fabric: self.fabric.clone(),
             rank: self.rank,

@@ -19,18 +19,23 @@ pub(super) struct Crossings {
     common: HashSet<String>,
     /// The operations since all ranks last issued one from the same call site: the sequence number, and where each
     /// rank issued it.
-    apart: VecDeque<(u64, Vec<String>)>,
+    since_common: VecDeque<(u64, Vec<String>)>,
     /// Whether a crossing was reported since all ranks last issued an operation from the same call site.
     reported: bool,
 }
 
 impl Crossings {
-    /// Takes the call sites from which the ranks issued operation `seq`, on which they agree. Returns a warning if
-    /// they show a crossing that was not reported.
-    pub(super) fn take(&mut self, seq: u64, sites: Vec<String>, ranks: &[Rank]) -> Option<String> {
+    /// Records the call sites from which the ranks issued operation `seq`, on which they agree. Returns a warning if
+    /// the call sites show a crossing that was not reported.
+    pub(super) fn observe(
+        &mut self,
+        seq: u64,
+        sites: Vec<String>,
+        ranks: &[Rank],
+    ) -> Option<String> {
         let is_one_site = sites.windows(2).all(|pair| pair[0] == pair[1]);
         if is_one_site {
-            self.apart.clear();
+            self.since_common.clear();
             self.reported = false;
             if let Some(site) = sites.into_iter().next()
                 && !site.is_empty()
@@ -43,15 +48,15 @@ impl Crossings {
         let warning = if self.reported {
             None
         } else {
-            let mut before = self.apart.iter();
+            let mut before = self.since_common.iter();
             before.find_map(|(earlier, sites_then)| {
                 self.crossing_of((*earlier, sites_then), (seq, &sites), ranks)
             })
         };
         self.reported |= warning.is_some();
-        self.apart.push_back((seq, sites));
-        if self.apart.len() > REMEMBERED {
-            self.apart.pop_front();
+        self.since_common.push_back((seq, sites));
+        if self.since_common.len() > REMEMBERED {
+            self.since_common.pop_front();
         }
         warning
     }
@@ -64,18 +69,18 @@ impl Crossings {
         (seq, sites_now): (u64, &[String]),
         ranks: &[Rank],
     ) -> Option<String> {
-        let path = |index: usize| (sites_then[index].as_str(), sites_now[index].as_str());
+        let sites_of = |index: usize| (sites_then[index].as_str(), sites_now[index].as_str());
         let is_known =
             |(a, b): (&str, &str)| a != b && self.common.contains(a) && self.common.contains(b);
         let members = 0..sites_now.len();
-        let (first, second) = members.clone().map(path).find(|&(a, b)| {
-            is_known((a, b)) && members.clone().any(|other| path(other) == (b, a))
+        let (first, second) = members.clone().map(sites_of).find(|&(a, b)| {
+            is_known((a, b)) && members.clone().any(|other| sites_of(other) == (b, a))
         })?;
         let side = |wanted: (&str, &str)| -> Vec<Rank> {
             let on_side = ranks
                 .iter()
                 .enumerate()
-                .filter(|&(at, _)| path(at) == wanted);
+                .filter(|&(index, _)| sites_of(index) == wanted);
             on_side.map(|(_, &rank)| rank).collect()
         };
         let [in_order, reversed] = [side((first, second)), side((second, first))];
@@ -99,7 +104,7 @@ mod tests {
         let world: Vec<Rank> = (0..ranks.len() as Rank).collect();
         (0..ranks[0].len()).find_map(|at| {
             let sites = ranks.iter().map(|sites| sites[at..=at].to_owned());
-            crossings.take(at as u64 + 1, sites.collect(), &world)
+            crossings.observe(at as u64 + 1, sites.collect(), &world)
         })
     }
 
@@ -119,7 +124,7 @@ mod tests {
         let mut warnings = 0;
         for pair in ["aa", "bb", "ab", "ba", "ab", "ba", "cc", "ab", "ba"] {
             let sites = pair.chars().map(String::from).collect();
-            warnings += usize::from(crossings.take(1, sites, &[0, 1]).is_some());
+            warnings += usize::from(crossings.observe(1, sites, &[0, 1]).is_some());
         }
         assert_eq!(warnings, 2);
     }

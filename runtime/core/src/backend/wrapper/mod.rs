@@ -99,7 +99,7 @@ impl Comparison {
             .crossings
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if let Some(warning) = crossings.take(seq, sites, &self.ranks) {
+        if let Some(warning) = crossings.observe(seq, sites, &self.ranks) {
             tracing::warn!("{warning}");
         }
         Ok(())

@@ -192,9 +192,9 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> 
 /// equal size, the one with the lowest rank.
 fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
     let mut largest = 0;
-    for at in 1..sets.len() {
-        if sets[at].1.len() > sets[largest].1.len() {
-            largest = at;
+    for index in 1..sets.len() {
+        if sets[index].1.len() > sets[largest].1.len() {
+            largest = index;
         }
     }
     // A call site that all ranks share is left out.
@@ -245,7 +245,7 @@ mod tests {
     use proptest::prelude::*;
     use rcomm_recorder::model::ReduceOp;
 
-    fn sum(len: usize, op: ReduceOp) -> Statement {
+    fn all_reduce(len: usize, op: ReduceOp) -> Statement {
         let op = Op::AllReduce {
             buffer: Buffer::from_vec(vec![0f32; len]),
             op: op.into(),
@@ -261,8 +261,8 @@ mod tests {
 
     #[test]
     fn ranks_that_differ_are_named_with_what_they_issued() {
-        let (usual, short) = (sum(4, ReduceOp::Sum), sum(3, ReduceOp::Sum));
-        let max = sum(4, ReduceOp::Max);
+        let (usual, short) = (all_reduce(4, ReduceOp::Sum), all_reduce(3, ReduceOp::Sum));
+        let max = all_reduce(4, ReduceOp::Max);
         assert!(compared(&[usual.clone(), usual.clone()]).is_ok());
         let error = compared(&[short, usual.clone(), max, usual]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
@@ -277,16 +277,26 @@ mod tests {
 
     #[test]
     fn a_call_site_is_named_and_may_differ_between_ranks() {
-        let at = |mut statement: Statement, site: &str| {
+        let with_site = |mut statement: Statement, site: &str| {
             statement.site = site.to_owned();
             statement
         };
-        let usual = || sum(4, ReduceOp::Sum);
+        let usual = || all_reduce(4, ReduceOp::Sum);
         let long_site = format!("{}/train.py:88", "x".repeat(300));
-        let sites = compared(&[at(usual(), "a.py:1"), at(usual(), &long_site), usual()]).unwrap();
+        let sites = compared(&[
+            with_site(usual(), "a.py:1"),
+            with_site(usual(), &long_site),
+            usual(),
+        ])
+        .unwrap();
         assert_eq!((sites[0].as_str(), sites[2].as_str()), ("a.py:1", ""));
         assert!(sites[1].ends_with("x/train.py:88") && sites[1].len() < SITE_LEN);
-        let error = compared(&[at(sum(3, ReduceOp::Sum), "a.py:1"), usual(), usual()]).unwrap_err();
+        let error = compared(&[
+            with_site(all_reduce(3, ReduceOp::Sum), "a.py:1"),
+            usual(),
+            usual(),
+        ])
+        .unwrap_err();
         assert_eq!(
             error.to_string(),
             "the ranks disagree: rank 10 issued #4 all_reduce(sum) of Float[3] at a.py:1, \
@@ -317,10 +327,10 @@ mod tests {
 
     #[test]
     fn each_operation_is_described_by_what_must_agree_on_all_members() {
-        let one = |len: usize| Buffer::from_vec(vec![0f32; len]);
-        let list = |lens: &[usize]| lens.iter().map(|&len| one(len)).collect::<Vec<_>>();
+        let floats = |len: usize| Buffer::from_vec(vec![0f32; len]);
+        let list = |lens: &[usize]| lens.iter().map(|&len| floats(len)).collect::<Vec<_>>();
         let (op, root) = (|| Reduction::from(ReduceOp::Sum), 1);
-        let (input, output) = (|| one(2), || one(4));
+        let (input, output) = (|| floats(2), || floats(4));
         let (even, uneven) = (|| list(&[2, 2]), || list(&[2, 3]));
         let (splits, back) = (vec![1, 1], vec![2, 2]);
         let described: Vec<String> = [

@@ -24,6 +24,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         })
     }
 
+    /// The number in the first of these variables that is set.
     fn first<T: FromStr>(&self, names: &[&str]) -> Result<Option<T>> {
         for name in names {
             if let Some(value) = self.number(name)? {
@@ -34,6 +35,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
     }
 }
 
+/// The largest value of the unsigned integer type `T`.
 fn largest<T>() -> u64 {
     u64::MAX >> (64 - 8 * size_of::<T>())
 }
@@ -207,12 +209,12 @@ fn default_addr<F: Fn(&str) -> Option<String>>(
 fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list;
-    while let Some(at) = rest.find(['[', ',']) {
-        host.push_str(&rest[..at]);
-        if rest.as_bytes()[at] == b',' {
+    while let Some(cut) = rest.find(['[', ',']) {
+        host.push_str(&rest[..cut]);
+        if rest.as_bytes()[cut] == b',' {
             return Some(host).filter(|host| !host.is_empty());
         }
-        let (range, after) = rest[at + 1..].split_once(']')?;
+        let (range, after) = rest[cut + 1..].split_once(']')?;
         let number: String = range.chars().take_while(char::is_ascii_digit).collect();
         if number.is_empty() {
             return None;
@@ -237,15 +239,15 @@ mod tests {
     use super::*;
     use crate::op::error::ErrorKind;
 
-    fn from(pairs: &[(&str, &str)]) -> Result<Rendezvous> {
+    fn rendezvous_of(pairs: &[(&str, &str)]) -> Result<Rendezvous> {
         Rendezvous::from_environment(|name| {
             let pair = pairs.iter().find(|(key, _)| *key == name);
             pair.map(|(_, value)| (*value).to_owned())
         })
     }
 
-    fn message(pairs: &[(&str, &str)]) -> String {
-        let error = from(pairs).expect_err("a wrong environment was accepted");
+    fn refusal_of(pairs: &[(&str, &str)]) -> String {
+        let error = rendezvous_of(pairs).expect_err("a wrong environment was accepted");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
         error.to_string()
     }
@@ -264,7 +266,7 @@ mod tests {
 
     #[test]
     fn every_value_is_read_from_torchruns_variables() {
-        let rendezvous = from(&TORCHRUN).unwrap();
+        let rendezvous = rendezvous_of(&TORCHRUN).unwrap();
         assert_eq!(
             rendezvous,
             Rendezvous {
@@ -287,7 +289,7 @@ mod tests {
     fn a_job_without_a_name_is_named_after_the_address_of_its_store() {
         let mut pairs = TORCHRUN;
         pairs[6].1 = "none";
-        assert_eq!(from(&pairs).unwrap().job, "node0-29500");
+        assert_eq!(rendezvous_of(&pairs).unwrap().job, "node0-29500");
     }
 
     #[test]
@@ -301,7 +303,7 @@ mod tests {
             ("SLURM_PROCID", "0"),
             ("SLURM_NTASKS", "1"),
         ];
-        let rendezvous = from(&pairs).unwrap();
+        let rendezvous = rendezvous_of(&pairs).unwrap();
         assert_eq!(rendezvous.launcher, Launcher::OpenMpi);
         assert_eq!((rendezvous.rank, rendezvous.world_size), (1, 4));
         assert_eq!(rendezvous.master_addr, "127.0.0.1");
@@ -319,7 +321,7 @@ mod tests {
             ("PMIX_NAMESPACE", "7"),
         ];
         assert_eq!(
-            message(&pairs),
+            refusal_of(&pairs),
             "OMPI_COMM_WORLD_RANK is set but MASTER_ADDR is not: give all ranks the host of rank 0"
         );
     }
@@ -333,7 +335,7 @@ mod tests {
             ("MPI_LOCALNRANKS", "2"),
         ];
         assert_eq!(
-            message(&pairs),
+            refusal_of(&pairs),
             "PMI_RANK is set but MASTER_PORT is not: give all ranks one free port, as in mpiexec -genv \
              MASTER_PORT 29500"
         );
@@ -350,7 +352,7 @@ mod tests {
             ("SLURM_JOB_ID", "812"),
             ("SLURM_STEP_ID", "0"),
         ];
-        let rendezvous = from(&pairs).unwrap();
+        let rendezvous = rendezvous_of(&pairs).unwrap();
         assert_eq!(rendezvous.master_addr, "gpu003");
         assert_eq!(rendezvous.job, "812.0");
         assert_eq!(rendezvous.local_rank, Some(1));
@@ -368,33 +370,33 @@ mod tests {
 
     #[test]
     fn a_wrong_environment_gives_an_error_that_names_the_variable() {
-        assert!(message(&[]).starts_with("no launcher set this process's rank"));
+        assert!(refusal_of(&[]).starts_with("no launcher set this process's rank"));
         assert_eq!(
-            message(&[("RANK", "0")]),
+            refusal_of(&[("RANK", "0")]),
             "RANK is set but WORLD_SIZE is not: the launcher, or a script in its place, must set both"
         );
         assert_eq!(
-            message(&[("RANK", "0"), ("WORLD_SIZE", "2")]),
+            refusal_of(&[("RANK", "0"), ("WORLD_SIZE", "2")]),
             "RANK is set but MASTER_ADDR is not: give all ranks the host of rank 0"
         );
         let mut pairs = TORCHRUN;
         pairs[0].1 = "8";
         assert_eq!(
-            message(&pairs),
+            refusal_of(&pairs),
             "RANK is 8 but WORLD_SIZE is 8: ranks count from 0 to 7"
         );
         pairs[0].1 = "-1";
         assert_eq!(
-            message(&pairs),
+            refusal_of(&pairs),
             "RANK is \"-1\", which is not a number from 0 to 4294967295"
         );
         let mut pairs = TORCHRUN;
         pairs[5].1 = "70000";
         assert_eq!(
-            message(&pairs),
+            refusal_of(&pairs),
             "MASTER_PORT is \"70000\", which is not a number from 0 to 65535"
         );
         pairs[5].1 = "0";
-        assert!(message(&pairs).starts_with("MASTER_PORT is 0"));
+        assert!(refusal_of(&pairs).starts_with("MASTER_PORT is 0"));
     }
 }

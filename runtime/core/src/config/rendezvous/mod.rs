@@ -250,7 +250,7 @@ impl Rendezvous {
             job: format!("{prefix}/job"),
             // A rank of another job, or one given another world size, is not counted as a rank of this job.
             rank: format!("{prefix}/rank/{}/{}", self.key_scope(), self.rank),
-            held: format!("{}\n{}", self.world_size, self.job),
+            job_value: format!("{}\n{}", self.world_size, self.job),
         }
     }
 
@@ -272,8 +272,7 @@ impl Rendezvous {
                 format!("the store answered a check-in with {replies:?}"),
             ));
         };
-        let ours = &keys.held;
-        if held != ours.as_bytes() {
+        if held != keys.job_value.as_bytes() {
             let held = String::from_utf8_lossy(held);
             let (size, job) = held.split_once('\n').unwrap_or(("?", &held));
             let address = format!("{}:{}", self.master_addr, self.master_port);
@@ -313,7 +312,7 @@ pub(crate) struct CheckInKeys {
     /// The key of the number of times that this rank was started.
     rank: String,
     /// The value to write under `job` if that key is absent.
-    held: String,
+    job_value: String,
 }
 
 impl CheckInKeys {
@@ -322,7 +321,7 @@ impl CheckInKeys {
             BatchRequest::CompareSet {
                 key: &self.job,
                 expected: b"",
-                desired: self.held.as_bytes(),
+                desired: self.job_value.as_bytes(),
             },
             BatchRequest::Add {
                 key: &self.rank,

@@ -6,7 +6,7 @@ use rcomm_recorder::model::Rank;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where the ranks of a job meet, by a URL.
+/// The place that a URL names, at which the ranks of a job meet.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum InitMethod {
     /// At the store that the launcher's variables name.

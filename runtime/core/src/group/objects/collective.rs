@@ -25,7 +25,7 @@ impl ProcessGroup {
         T: Serialize + DeserializeOwned,
     {
         let membership = self.membership_with(root)?;
-        let bytes = if membership.is(root) {
+        let bytes = if membership.is_rank(root) {
             encode(object)
         } else {
             Vec::new()
@@ -34,7 +34,7 @@ impl ProcessGroup {
         let value = self.run_recorded(&op_record, Location::caller(), |share| {
             broadcast(share, membership, bytes, root)
         })?;
-        if !membership.is(root) {
+        if !membership.is_rank(root) {
             *object = decode(&value, root).map_err(|error| error.in_group(self.desc()))?;
         }
         Ok(())
@@ -48,7 +48,7 @@ impl ProcessGroup {
         T: Serialize + DeserializeOwned + Send + 'static,
     {
         let membership = self.membership_with(root)?;
-        let bytes = if membership.is(root) {
+        let bytes = if membership.is_rank(root) {
             encode(&object)
         } else {
             Vec::new()
@@ -56,7 +56,7 @@ impl ProcessGroup {
         let op_record = op_record(OpType::Broadcast);
         self.run_on_worker(&op_record, Location::caller(), move |share| {
             let value = broadcast(share, membership, bytes, root)?;
-            if membership.is(root) {
+            if membership.is_rank(root) {
                 return Ok(object);
             }
             decode(&value, root)
@@ -180,7 +180,7 @@ struct Membership {
 }
 
 impl Membership {
-    fn is(self, rank: u32) -> bool {
+    fn is_rank(self, rank: u32) -> bool {
         self.rank == rank
     }
 }
@@ -205,7 +205,7 @@ fn broadcast(
     root: u32,
 ) -> Result<Vec<u8>> {
     let mut len = [0];
-    if membership.is(root) {
+    if membership.is_rank(root) {
         len = [length_of(&bytes)];
     }
     let buffer = Buffer::from_mut(&mut len);
@@ -234,7 +234,7 @@ fn gather(
     root: u32,
 ) -> Result<Option<Vec<Vec<u8>>>> {
     let lens = exchange_lengths(share, membership, bytes)?;
-    let mut parts = if membership.is(root) {
+    let mut parts = if membership.is_rank(root) {
         zeros(&lens)
     } else {
         Vec::new()
@@ -245,12 +245,12 @@ fn gather(
         outputs: outputs.collect(),
         root,
     })?;
-    Ok(membership.is(root).then_some(parts))
+    Ok(membership.is_rank(root).then_some(parts))
 }
 
 /// The root's values, encoded; empty on other ranks.
 fn parts_of<T: Serialize>(membership: Membership, objects: &[T], root: u32) -> Vec<Vec<u8>> {
-    if membership.is(root) {
+    if membership.is_rank(root) {
         objects.iter().map(encode).collect()
     } else {
         Vec::new()
@@ -264,7 +264,7 @@ fn scatter(
     root: u32,
 ) -> Result<Vec<u8>> {
     let mut lens = vec![NOT_SERIALIZABLE; membership.size as usize];
-    if membership.is(root) && parts.len() == lens.len() {
+    if membership.is_rank(root) && parts.len() == lens.len() {
         lens = parts.iter().map(|part| length_of(part)).collect();
     }
     let buffer = Buffer::from_mut(&mut lens);

@@ -258,17 +258,17 @@ impl Group {
     pub(super) fn check_open(&self, op: OpType) -> Result<()> {
         match self.closed.get() {
             None => Ok(()),
-            Some(why) => Err(self.refuse(op, why)),
+            Some(reason) => Err(self.refuse(op, reason)),
         }
     }
 
     #[cold]
-    fn refuse(&self, op: OpType, why: &Error) -> Error {
-        let message = match why.kind() {
-            ErrorKind::Closed => why.to_string(),
-            _ => format!("the group was aborted before: {why}"),
+    fn refuse(&self, op: OpType, reason: &Error) -> Error {
+        let message = match reason.kind() {
+            ErrorKind::Closed => reason.to_string(),
+            _ => format!("the group was aborted before: {reason}"),
         };
-        let kind = match why.kind() {
+        let kind = match reason.kind() {
             ErrorKind::Closed => ErrorKind::Closed,
             _ => ErrorKind::Aborted,
         };

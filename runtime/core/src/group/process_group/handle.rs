@@ -21,8 +21,8 @@ use std::time::Duration;
 
 /// A set of ranks that communicate.
 ///
-/// A handle that is cheap to clone: clones refer to the same group. All members must issue the same collectives in the
-/// same order. Ranks in arguments are ranks of the group.
+/// This is a handle: it is cheap to clone, and clones refer to the same group. All members must issue the same
+/// collectives in the same order. Ranks in arguments are ranks of the group.
 ///
 /// # Blocking
 /// Methods named after an operation return when its result is there. If that takes longer than the time-out,

@@ -148,7 +148,7 @@ impl Group {
         }
     }
 
-    /// Returns how long the backend expects an operation to take, which is not issued.
+    /// Returns how long the backend expects an operation to take. The operation is not issued.
     pub(super) fn estimate(&self, op: &Op<'_>, deadline: Deadline) -> Result<Duration> {
         let checked = op.validate(self.group_rank, self.size());
         let lane = checked.and_then(|()| self.lane_of(op));
@@ -204,8 +204,8 @@ impl Group {
             waited: AtomicU64::new(0),
         };
         let mut result = self.lanes[lane].backend.run(op, call, &observer);
-        if let (Ok(done), Some(ran)) = (&mut result, observer.ran()) {
-            done.duration.get_or_insert(ran);
+        if let (Ok(done), Some(run_time)) = (&mut result, observer.run_time()) {
+            done.duration.get_or_insert(run_time);
         }
         match &mut result {
             Ok(done) => tickets.settled(&self.recorder, done.duration),
@@ -418,11 +418,11 @@ impl Group {
         let (backend, kind) = (self.lanes[params.lane].backend.name(), op.op_type());
         let inputs = op.inputs().iter().map(tensor_of);
         let outputs = op.outputs().iter().map(tensor_of);
-        let known = match signatures.find(backend, kind, inputs, outputs) {
+        let signature = match signatures.find(backend, kind, inputs, outputs) {
             Some(id) => Some(id),
             None => self.intern(signatures, backend, op),
         };
-        match known {
+        match signature {
             Some(id) => self.begin(issue, op, params, SignatureRef::Id(id)),
             None => self.begin_with_key(issue, op, params, backend),
         }
@@ -523,7 +523,7 @@ struct StartObserver<'a> {
 impl StartObserver<'_> {
     /// How long the operation has run, if the group times its operations.
     #[inline]
-    fn ran(&self) -> Option<Duration> {
+    fn run_time(&self) -> Option<Duration> {
         let waited = Duration::from_nanos(self.waited.load(Ordering::Relaxed));
         Some(self.began?.elapsed().saturating_sub(waited))
     }

@@ -35,7 +35,7 @@ struct JobQueue<S = Monitor<Queue>>(S);
 struct Queue {
     jobs: VecDeque<Job>,
     /// How many jobs are queued, running, or [held](Worker::hold).
-    open: usize,
+    unfinished: usize,
     closed: bool,
 }
 
@@ -105,24 +105,24 @@ impl Drop for Worker {
 impl<S: Shared<Queue>> JobQueue<S> {
     fn push(&self, job: Job) {
         self.0.with(|queue| {
-            queue.open += 1;
+            queue.unfinished += 1;
             queue.jobs.push_back(job);
         });
         self.0.wake_all();
     }
 
     fn hold(&self) {
-        self.0.with(|queue| queue.open += 1);
+        self.0.with(|queue| queue.unfinished += 1);
     }
 
     /// Ends one job, or one hold.
     fn end_one(&self) {
-        self.0.with(|queue| queue.open -= 1);
+        self.0.with(|queue| queue.unfinished -= 1);
         self.0.wake_all();
     }
 
     fn drain(&self, limit: Option<Duration>) -> bool {
-        let is_done = |queue: &Queue| queue.open == 0;
+        let is_done = |queue: &Queue| queue.unfinished == 0;
         self.0.when(limit, is_done, |queue| is_done(queue))
     }
 

@@ -97,16 +97,16 @@ impl ProcessGroup {
     /// # Errors
     /// As [`allocate`](Self::allocate); `InvalidArgument` for [`DType::Other`], which has no size.
     pub fn allocate_of(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
-        let named = |error: Error| error.in_group(self.desc());
+        let with_group = |error: Error| error.in_group(self.desc());
         if dtype.size().is_none() {
             let message = "elements of an unknown type have no size";
-            return Err(named(Error::new(ErrorKind::InvalidArgument, message)));
+            return Err(with_group(Error::new(ErrorKind::InvalidArgument, message)));
         }
-        let device = self.device_of_windows().map_err(named)?;
+        let device = self.device_of_windows().map_err(with_group)?;
         let backend = self.backend(device).ok_or_else(|| no_backend(device));
         backend
             .and_then(|backend| backend.allocate(dtype, len))
-            .map_err(named)
+            .map_err(with_group)
     }
 
     /// Makes `memory` readable and writable by the other members. All members call this, each with its part
@@ -116,8 +116,8 @@ impl ProcessGroup {
     /// memory can be [mapped](Window::map_remote).
     ///
     /// # Blocking
-    /// Until all members have called, and until this rank's earlier asynchronous operations on objects, sparse tensors
-    /// and windows, and its earlier monitored barriers, have ended; or the time-out has passed.
+    /// Until all members have called it, and until this rank's earlier asynchronous operations on objects, sparse
+    /// tensors and windows, and its earlier monitored barriers, have ended; or the time-out has passed.
     ///
     /// # Errors
     /// `Unsupported` if the backend has no windows, or the group no backend for this kind of memory;
@@ -131,13 +131,16 @@ impl ProcessGroup {
     /// call the blocking form and others this one: windows are made in the order of the calls.
     #[track_caller]
     pub fn new_window_async(&self, memory: Buffer<'static>) -> Result<Work<Window>> {
-        let named = |error: Error| error.in_group(self.desc()).during(OpType::NewWindow);
+        let with_context = |error: Error| error.in_group(self.desc()).during(OpType::NewWindow);
         let device = memory.device().kind();
         let backend = self.backend(device).ok_or_else(|| no_backend(device));
-        let backend = backend.map_err(named)?.clone();
+        let backend = backend.map_err(with_context)?.clone();
         if !memory.is_writable() {
             let message = format!("{memory:?} may only be read");
-            return Err(named(Error::new(ErrorKind::InvalidArgument, message)));
+            return Err(with_context(Error::new(
+                ErrorKind::InvalidArgument,
+                message,
+            )));
         }
         let dtype = memory.dtype();
         let shape = [memory.len() as u64];

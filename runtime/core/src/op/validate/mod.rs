@@ -43,10 +43,10 @@ impl<'a> Op<'a> {
         match kind.pattern() {
             Pattern::Barrier => true,
             Pattern::AllReduce => match (self.reduction(), outputs) {
-                (Some(by), [buffer]) => {
+                (Some(reduction), [buffer]) => {
                     writable(buffer)
-                        && by.scale.is_none()
-                        && Reduction::allows(by.op, buffer.dtype())
+                        && reduction.scale.is_none()
+                        && Reduction::allows(reduction.op, buffer.dtype())
                 }
                 _ => false,
             },
@@ -57,12 +57,12 @@ impl<'a> Op<'a> {
                 _ => false,
             },
             Pattern::ReduceScatter => match (self.reduction(), inputs, outputs) {
-                (Some(by), [input], [output]) if is_single => {
+                (Some(reduction), [input], [output]) if is_single => {
                     input.is_lent()
                         && writable(output)
                         && holds(input, output)
-                        && by.scale.is_none()
-                        && Reduction::allows(by.op, input.dtype())
+                        && reduction.scale.is_none()
+                        && Reduction::allows(reduction.op, input.dtype())
                 }
                 _ => false,
             },
@@ -173,7 +173,10 @@ impl<'a> Op<'a> {
         self.outputs().iter().for_each(|buffer| add(buffer, writes));
         let inputs = self.inputs_only().iter();
         inputs.for_each(|buffer| add(buffer, false));
-        if let Some(scale) = self.reduction().and_then(|by| by.scale.as_deref()) {
+        if let Some(scale) = self
+            .reduction()
+            .and_then(|reduction| reduction.scale.as_deref())
+        {
             add(scale, false);
         }
     }
@@ -263,33 +266,34 @@ impl<'a> Op<'a> {
         }
     }
 
-    /// Checks the parts of this rank, `ones`, against `wholes`, the buffers for the parts of `size` ranks: in a
-    /// list, one buffer for each rank; otherwise, all ranks' parts in the buffer for each of `ones`.
+    /// Checks `own_parts`, the parts of this rank, against `wholes`, the buffers for the parts of `size` ranks. If
+    /// `wholes` is a list, it has one buffer for each rank; otherwise it has a buffer for each of `own_parts`, which
+    /// holds that part of all ranks.
     fn check_parts(
         &self,
         side: &str,
-        ones: &[Buffer<'_>],
+        own_parts: &[Buffer<'_>],
         wholes: &[Buffer<'_>],
         own_rank: u32,
         size: u32,
     ) -> Result<(), Refusal> {
         let kind = self.op_type();
-        match (kind.layout(), ones) {
-            (Layout::List, [one]) => {
+        match (kind.layout(), own_parts) {
+            (Layout::List, [own_part]) => {
                 check_list(side, wholes, size)?;
                 match kind.parts() {
-                    Parts::Equal => check_even(one, wholes),
-                    Parts::PerRank | Parts::PerPair => check_own(one, wholes, own_rank),
+                    Parts::Equal => check_even(own_part, wholes),
+                    Parts::PerRank | Parts::PerPair => check_own(own_part, wholes, own_rank),
                 }
             }
             (Layout::Several, _) => {
                 check_pairs(self.inputs(), self.outputs())?;
-                let mut pairs = ones.iter().zip(wholes);
-                pairs.try_for_each(|(one, whole)| check_holds(one, whole, size, side))
+                let mut pairs = own_parts.iter().zip(wholes);
+                pairs.try_for_each(|(own_part, whole)| check_holds(own_part, whole, size, side))
             }
             (Layout::Single, _) => {
-                let mut pairs = ones.iter().zip(wholes);
-                pairs.try_for_each(|(one, whole)| check_holds(one, whole, size, side))
+                let mut pairs = own_parts.iter().zip(wholes);
+                pairs.try_for_each(|(own_part, whole)| check_holds(own_part, whole, size, side))
             }
             (Layout::List | Layout::Absent | Layout::InPlace | Layout::Sparse, _) => Ok(()),
         }
@@ -407,7 +411,7 @@ fn messages_to_self(ops: &[Op<'_>], own_rank: u32) -> Result<Vec<(usize, usize)>
     let mut pairs = Vec::new();
     let mut taken = Vec::new();
     let to_self = |op: &Op<'_>| op.is_p2p() && op.peer() == Peer::Rank(own_rank);
-    for (at, op) in ops.iter().enumerate().filter(|(_, op)| to_self(op)) {
+    for (index, op) in ops.iter().enumerate().filter(|(_, op)| to_self(op)) {
         let Op::Send { buffer, tag, .. } = op else {
             continue;
         };
@@ -415,7 +419,7 @@ fn messages_to_self(ops: &[Op<'_>], own_rank: u32) -> Result<Vec<(usize, usize)>
             matches!(other, Op::Recv { .. }) && to_self(other) && other.tag() == Some(*tag)
         };
         let mut receives = ops.iter().enumerate().filter(|(_, other)| fits(other));
-        let receive = receives.find(|(at, _)| !taken.contains(at));
+        let receive = receives.find(|(index, _)| !taken.contains(index));
         let Some((recv, Op::Recv { buffer: into, .. })) = receive else {
             return Err(Refusal::Argument(format!(
                 "the batch sends {buffer:?} under tag {tag} to this rank itself, rank {own_rank}, and does not receive it"
@@ -428,11 +432,11 @@ fn messages_to_self(ops: &[Op<'_>], own_rank: u32) -> Result<Vec<(usize, usize)>
             || format!("the batch sends {buffer:?} to this rank itself and receives {into:?}"),
         )?;
         taken.push(recv);
-        pairs.push((at, recv));
+        pairs.push((index, recv));
     }
     let receives = ops.iter().enumerate();
     let mut receives = receives.filter(|(_, op)| matches!(op, Op::Recv { .. }) && to_self(op));
-    match receives.find(|(at, _)| !taken.contains(at)) {
+    match receives.find(|(index, _)| !taken.contains(index)) {
         None => Ok(pairs),
         Some((_, op)) => Err(Refusal::Argument(format!(
             "the batch receives under tag {} from this rank itself, rank {own_rank}, and does not send to it",
@@ -483,28 +487,28 @@ fn check_types<'b, 'a: 'b>(
     Ok(())
 }
 
-/// Checks that every part has the type and length of `one`.
-fn check_even(one: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Refusal> {
+/// Checks that every part has the type and length of `own_part`.
+fn check_even(own_part: &Buffer<'_>, parts: &[Buffer<'_>]) -> Result<(), Refusal> {
     for part in parts {
         check(
-            part.dtype() == one.dtype() && part.len() == one.len(),
-            || format!("{part:?} and {one:?}: types and lengths must be equal"),
+            part.dtype() == own_part.dtype() && part.len() == own_part.len(),
+            || format!("{part:?} and {own_part:?}: types and lengths must be equal"),
         )?;
     }
     Ok(())
 }
 
-/// Checks that every part has the type of `one`, and that this rank's part has the length of `one`.
-fn check_own(one: &Buffer<'_>, parts: &[Buffer<'_>], own_rank: u32) -> Result<(), Refusal> {
+/// Checks that every part has the type of `own_part`, and that this rank's part has its length.
+fn check_own(own_part: &Buffer<'_>, parts: &[Buffer<'_>], own_rank: u32) -> Result<(), Refusal> {
     for part in parts {
-        check(part.dtype() == one.dtype(), || {
-            format!("{part:?} and {one:?}: element types differ")
+        check(part.dtype() == own_part.dtype(), || {
+            format!("{part:?} and {own_part:?}: element types differ")
         })?;
     }
     match parts.get(own_rank as usize) {
-        Some(part) => check(part.len() == one.len(), || {
+        Some(part) => check(part.len() == own_part.len(), || {
             format!(
-                "the part of this rank is {part:?} in the list but {one:?} as the single buffer"
+                "the part of this rank is {part:?} in the list but {own_part:?} as the single buffer"
             )
         }),
         None => Ok(()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The clients that may use a store.
 #[derive(Clone, Debug, Default)]
 pub enum StoreAccess {
-    /// Every client that reaches its port, as with PyTorch's TCPStore. This is needed where PyTorch's clients
+    /// Every client that reaches the store's port, as with PyTorch's TCPStore. This is needed where PyTorch's clients
     /// use the store, or PyTorch serves it.
     #[default]
     Open,
@@ -41,12 +41,12 @@ impl StoreAccess {
 pub enum StoreChoice {
     /// Clients that prove the job's secret, where a rank or `rcomm-run` serves the store and the ranks were
     /// given a secret or are on one host. Elsewhere (torchrun's store, or no secret) every client that
-    /// reaches its port.
+    /// reaches the store's port.
     #[default]
     Auto,
     /// Clients that prove the job's secret.
     Secret,
-    /// Every client that reaches its port, as PyTorch's clients require.
+    /// Every client that reaches the store's port, as PyTorch's clients require.
     Open,
 }
 

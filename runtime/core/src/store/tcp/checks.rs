@@ -52,7 +52,7 @@ pub(super) fn checked_value(value: &[u8]) -> Result<&[u8]> {
 }
 
 /// Returns the request if it is not too long.
-pub(super) fn checked(request: Encoder) -> Result<Encoder> {
+pub(super) fn checked_request(request: Encoder) -> Result<Encoder> {
     if request.bytes().len() > MAX_MESSAGE {
         return Err(too_long(format!(
             "a store request of {} bytes is above the limit of {MAX_MESSAGE}",

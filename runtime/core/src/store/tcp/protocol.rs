@@ -452,34 +452,36 @@ mod tests {
 
     /// One request of every kind.
     fn every_request() -> Vec<Vec<u8>> {
-        let e = Encoder::default;
+        let encoder = Encoder::default;
         OPCODES
             .iter()
             .map(|&op| {
-                let e = e().op(op);
-                let e = match op {
-                    OpCode::Validate => e.u32(MAGIC),
-                    OpCode::Ping => e.u32(7),
-                    OpCode::Hello | OpCode::Proof => (0..8).fold(e, |e, n| e.u32(n)),
+                let encoder = encoder().op(op);
+                let encoder = match op {
+                    OpCode::Validate => encoder.u32(MAGIC),
+                    OpCode::Ping => encoder.u32(7),
+                    OpCode::Hello | OpCode::Proof => {
+                        (0..8).fold(encoder, |encoder, n| encoder.u32(n))
+                    }
                     OpCode::Set | OpCode::Append | OpCode::QueuePush => {
-                        e.string(b"/k").string(b"value")
+                        encoder.string(b"/k").string(b"value")
                     }
-                    OpCode::CompareSet => e.string(b"/k").string(b"").string(b"new"),
+                    OpCode::CompareSet => encoder.string(b"/k").string(b"").string(b"new"),
                     OpCode::Get | OpCode::DeleteKey | OpCode::QueuePop | OpCode::QueueLen => {
-                        e.string(b"/key")
+                        encoder.string(b"/key")
                     }
-                    OpCode::Add | OpCode::Barrier => e.string(b"").i64(-3),
-                    OpCode::Check | OpCode::Wait => e.strings(&keys(&["/a", "", "/ccc"])),
-                    OpCode::MultiGet => e.strings(&[]),
-                    OpCode::MultiSet => e
+                    OpCode::Add | OpCode::Barrier => encoder.string(b"").i64(-3),
+                    OpCode::Check | OpCode::Wait => encoder.strings(&keys(&["/a", "", "/ccc"])),
+                    OpCode::MultiGet => encoder.strings(&[]),
+                    OpCode::MultiSet => encoder
                         .i64(2)
                         .string(b"/a")
                         .string(b"1")
                         .string(b"/b")
                         .string(b""),
-                    OpCode::GetNumKeys | OpCode::CancelWait | OpCode::ListKeys => e,
+                    OpCode::GetNumKeys | OpCode::CancelWait | OpCode::ListKeys => encoder,
                 };
-                e.0
+                encoder.0
             })
             .collect()
     }

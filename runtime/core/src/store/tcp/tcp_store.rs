@@ -1,7 +1,7 @@
 //! The client: each call of the [`Store`] as requests and replies.
 
 use super::access::{StoreAccess, StoreLimits};
-use super::checks::{PREFIX, checked, checked_number, checked_value, name_of, names_of};
+use super::checks::{PREFIX, checked_number, checked_request, checked_value, name_of, names_of};
 use super::client::{Broken, Connection, GRACE, NONCE, Waited};
 use super::protocol::{Encoder, OpCode};
 use super::server::TcpStoreServer;
@@ -249,7 +249,7 @@ impl TcpStore {
         request: Encoder,
         read: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
     ) -> Result<T> {
-        let request = checked(request)?;
+        let request = checked_request(request)?;
         self.call(name, |connection, deadline| {
             connection.send(request.bytes(), deadline)?;
             read(connection, deadline)
@@ -304,7 +304,7 @@ impl TcpStore {
                 .strings(&names)
                 .then(&ask)
                 .then(&wait);
-            let requests = checked(requests)?;
+            let requests = checked_request(requests)?;
             let answered = self.try_call(|connection, deadline| {
                 // Everything but the wait is answered at once, however short the caller's time-out.
                 let deadline = deadline.min(until + GRACE);
@@ -402,7 +402,7 @@ impl Store for TcpStore {
             .op(OpCode::Add)
             .string(&name_of(key)?)
             .i64(delta);
-        let request = checked(request)?;
+        let request = checked_request(request)?;
         let added = self.try_call_within(timeout.min(self.timeout), |connection, deadline| {
             connection.send(request.bytes(), deadline)?;
             connection.read_i64(deadline)

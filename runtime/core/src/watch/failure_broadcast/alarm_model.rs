@@ -6,7 +6,7 @@
 
 use super::Incident;
 use super::responder::Responder;
-use super::tests::{Hooked, has_cause, unstarted};
+use super::tests::{HookedStore, has_cause, unstarted};
 use crate::op::error::Result;
 use crate::op::monitor::model::count_orders;
 use crate::store::{HashStore, Store};
@@ -28,9 +28,9 @@ impl DumpWriter for Reasons {
     }
 }
 
-fn store(is_atomic: bool) -> Arc<Hooked> {
+fn store(is_atomic: bool) -> Arc<HookedStore> {
     let turn = loom::sync::Mutex::new(());
-    Arc::new(Hooked {
+    Arc::new(HookedStore {
         store: HashStore::new(),
         before: Box::new(move || drop(turn.lock())),
         after: Box::new(|store| assert!(has_cause(store), "an alarm without a cause")),
@@ -38,7 +38,7 @@ fn store(is_atomic: bool) -> Arc<Hooked> {
     })
 }
 
-fn responder(rank: u32, store: &Arc<Hooked>, reasons: &Reasons) -> Responder {
+fn responder(rank: u32, store: &Arc<HookedStore>, reasons: &Reasons) -> Responder {
     let never = Duration::from_secs(3_600);
     let broadcast = unstarted(Box::new(reasons.clone()), rank, store.clone(), never);
     Responder::new(broadcast, Vec::new())

@@ -66,7 +66,7 @@ pub(crate) struct FailureBroadcast {
     incidents: Mutex<Vec<Arc<Incident>>>,
     stopped: AtomicBool,
     /// The eventfd that wakes the thread `rcomm/dump`.
-    bell: OwnedFd,
+    wake_event: OwnedFd,
     /// The row of the ring in which the store's replies are recorded; `None` if this process serves the
     /// store, or there is no row left.
     store_row: Option<PeerHandle>,
@@ -82,7 +82,7 @@ const STORE_SILENT: Duration = Duration::from_secs(2);
 
 impl FailureBroadcast {
     pub(crate) fn new(parts: FailureBroadcastParts) -> Result<Arc<Self>> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let wake_event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::io("cannot make an eventfd", error))?;
         let store_row = parts.store_end.and_then(|end| parts.recorder.peer(end));
         Ok(Arc::new(Self {
@@ -91,7 +91,7 @@ impl FailureBroadcast {
             parts,
             incidents: Mutex::default(),
             stopped: AtomicBool::new(false),
-            bell,
+            wake_event,
         }))
     }
 
@@ -315,7 +315,7 @@ impl FailureBroadcast {
     /// Wakes the thread `rcomm/dump`.
     fn wake(&self) {
         // The write can fail only if the counter is full, and then the thread is awake already.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wake_event, &1u64.to_ne_bytes());
     }
 }
 

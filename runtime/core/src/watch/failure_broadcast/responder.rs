@@ -30,13 +30,13 @@ pub(crate) struct ResponderThread {
     broadcast: Arc<FailureBroadcast>,
     thread: Option<JoinHandle<()>>,
     /// The thread holds the other end, so this is disconnected when the thread is about to end.
-    at_work: Receiver<()>,
+    end_signal: Receiver<()>,
 }
 
 impl ResponderThread {
     pub(crate) fn start(broadcast: Arc<FailureBroadcast>, pipes: Vec<DumpPipe>) -> Result<Self> {
         let responder = Responder::new(broadcast.clone(), pipes);
-        let (working, at_work) = channel();
+        let (working, end_signal) = channel();
         let run = move || {
             let _working: Sender<()> = working;
             responder.run();
@@ -48,7 +48,7 @@ impl ResponderThread {
         Ok(Self {
             broadcast,
             thread: Some(thread),
-            at_work,
+            end_signal,
         })
     }
 
@@ -63,7 +63,7 @@ impl ResponderThread {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        if self.at_work.recv_timeout(STOP_WAIT) == Err(RecvTimeoutError::Timeout) {
+        if self.end_signal.recv_timeout(STOP_WAIT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(
                 "the thread rcomm/dump ends when the store answers or its time-out passes"
             );
@@ -141,7 +141,7 @@ impl Responder {
     /// Sleeps until `wake`, or until the thread is woken or a FIFO is written to.
     fn sleep_until(&self, wake: Instant) {
         let rest = wake.saturating_duration_since(Instant::now());
-        let mut fds = vec![PollFd::new(&self.broadcast.bell, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.broadcast.wake_event, PollFlags::IN)];
         let pipes = self.pipes.iter().map(|pipe| pipe.fd());
         fds.extend(pipes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = Timespec {
@@ -151,7 +151,7 @@ impl Responder {
         // If the wait is interrupted, it ends early, which does no harm.
         let _ = poll(&mut fds, Some(&timeout));
         let mut count = [0; 8];
-        let _ = rustix::io::read(&self.broadcast.bell, &mut count);
+        let _ = rustix::io::read(&self.broadcast.wake_event, &mut count);
     }
 
     /// The key of the number of alarms.
@@ -231,7 +231,7 @@ impl Responder {
         published
     }
 
-    /// Lets the groups that the cause of another rank's alarm names know of it; all groups if the cause is not known.
+    /// Reports another rank's alarm to the groups that its cause names; to all groups if the cause is not known.
     fn warn_groups(&self, cause: Option<&str>) {
         for group in self.broadcast.parts.watch.groups() {
             // As an error begins. Another group of the same name is only more careful.

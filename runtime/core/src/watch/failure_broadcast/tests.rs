@@ -183,7 +183,7 @@ fn a_fault_just_after_another_ranks_alarm_belongs_to_it() {
 }
 
 /// A store with a function that runs before each operation, and one that runs after each change.
-pub(super) struct Hooked {
+pub(super) struct HookedStore {
     pub(super) store: HashStore,
     pub(super) before: Box<dyn Fn() + Send + Sync>,
     pub(super) after: Box<dyn Fn(&HashStore) + Send + Sync>,
@@ -191,7 +191,7 @@ pub(super) struct Hooked {
     pub(super) is_atomic: bool,
 }
 
-impl Hooked {
+impl HookedStore {
     fn ask(&self) -> &HashStore {
         (self.before)();
         &self.store
@@ -210,7 +210,7 @@ pub(super) fn has_cause(store: &HashStore) -> bool {
     alarm == 0 || store.check(&[&format!("rcomm/cause/0/{alarm}")]).unwrap()
 }
 
-impl Store for Hooked {
+impl Store for HookedStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         self.change(|store| store.set(key, value))
     }
@@ -288,7 +288,7 @@ fn fail(broadcast: &FailureBroadcast, cause: &str) {
 fn a_rank_that_reads_an_alarm_finds_its_cause() {
     let without_cause = Arc::new(AtomicBool::new(false));
     let found = without_cause.clone();
-    let store = Arc::new(Hooked {
+    let store = Arc::new(HookedStore {
         store: HashStore::new(),
         before: Box::new(|| ()),
         after: Box::new(move |store| {
@@ -351,7 +351,8 @@ fn a_time_out_names_the_rank_that_serves_the_store_once_that_has_been_silent() {
         text.contains("rank 0, which serves the store, has not answered for 4."),
         "{text}"
     );
-    // The same once the store has not answered the alarm in time, but not after another end of that.
+    // The same if the attempt to raise the alarm has ended because the store did not answer, but not if it has ended
+    // otherwise.
     let unanswered = |unanswered| {
         incident.update(|progress| {
             (progress.raise_ended, progress.raise_unanswered) = (true, unanswered);

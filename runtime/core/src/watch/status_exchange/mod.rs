@@ -214,10 +214,10 @@ impl StatusExchange {
         until: Instant,
     ) -> Option<(String, Vec<Rank>)> {
         let mut text = String::new();
-        let mut open: Vec<Rank> = roots.to_vec();
+        let mut to_follow: Vec<Rank> = roots.to_vec();
         let mut seen = BTreeSet::from([self.rank]);
         let mut last = BTreeSet::new();
-        while let Some(rank) = open.pop() {
+        while let Some(rank) = to_follow.pop() {
             if rank == self.rank {
                 return None;
             }
@@ -235,7 +235,7 @@ impl StatusExchange {
                 "; rank {rank} waits for {}",
                 text::ranks(&next, MAX_RANKS)
             );
-            open.extend(next);
+            to_follow.extend(next);
         }
         (!last.is_empty() && !text.is_empty()).then(|| (text, last.into_iter().collect()))
     }
@@ -262,9 +262,10 @@ impl StatusExchange {
         };
         let mut waits: BTreeSet<Rank> = report.long_waits(timeout).collect();
         let pending = report.pending.iter();
-        for collective in pending.filter(|it| is_long(it.waited_ms, timeout)) {
+        for collective in pending.filter(|pending| is_long(pending.waited_ms, timeout)) {
             let absent = collective.members.iter().copied().filter(|&member| {
-                member != rank && !ask(member).is_some_and(|it| it.has_arrived_at(collective))
+                let report = ask(member);
+                member != rank && !report.is_some_and(|report| report.has_arrived_at(collective))
             });
             waits.extend(absent);
         }
@@ -356,7 +357,7 @@ mod tests {
         publish(2, &[(3, 2_800)]);
         let replies = ask(&[0]);
         assert_eq!(
-            replies.cause_of_wait(&[0]).map(|it| it.ranks),
+            replies.cause_of_wait(&[0]).map(|cause| cause.ranks),
             Some(&[3][..])
         );
         let hops = "; rank 0 waits for rank 2; rank 2 waits for rank 3";
@@ -401,7 +402,10 @@ mod tests {
         assert!(ask().last_in_chain.is_empty());
         // Rank 3 has left no report.
         publish(0, 78, 2_900);
-        assert_eq!(ask().cause_of_wait(&[0]).map(|it| it.ranks), Some(&[3][..]));
+        assert_eq!(
+            ask().cause_of_wait(&[0]).map(|cause| cause.ranks),
+            Some(&[3][..])
+        );
         // All have come: the operation of the other group is not why.
         publish(3, 78, 2_900);
         assert!(ask().last_in_chain.is_empty());
@@ -418,7 +422,10 @@ mod tests {
         }
         publish(2, 78, 2_900);
         store.delete(&exchange.key(3)).unwrap();
-        assert_eq!(ask().cause_of_wait(&[0]).map(|it| it.ranks), Some(&[3][..]));
+        assert_eq!(
+            ask().cause_of_wait(&[0]).map(|cause| cause.ranks),
+            Some(&[3][..])
+        );
     }
 
     #[test]
@@ -437,7 +444,7 @@ mod tests {
             exchange.collect(&store, &query)
         };
         assert_eq!(
-            ask(&[0, 2, 3]).cause_of_wait(&[]).map(|it| it.ranks),
+            ask(&[0, 2, 3]).cause_of_wait(&[]).map(|cause| cause.ranks),
             Some(&[3][..])
         );
         assert_eq!(ask(&[0, 2]).cause_of_wait(&[]), None);

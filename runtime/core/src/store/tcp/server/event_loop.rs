@@ -82,8 +82,8 @@ impl EventLoop {
     }
 
     fn listen(&self) -> rustix::io::Result<()> {
-        for (i, listener) in self.listeners.iter().enumerate() {
-            let data = epoll::EventData::new_u64(LISTENER - i as u64);
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let data = epoll::EventData::new_u64(LISTENER - index as u64);
             epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN)?;
         }
         Ok(())
@@ -147,7 +147,7 @@ impl EventLoop {
             }
             self.spin.poll_failed();
         }
-        let next = [self.listen_at, self.quota.next()]
+        let next = [self.listen_at, self.quota.next_deadline()]
             .into_iter()
             .flatten()
             .min();

@@ -145,7 +145,7 @@ impl Quota {
     }
 
     /// The earliest deadline of all connections.
-    pub(super) fn next(&self) -> Option<Instant> {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
         let first = |set: &BTreeSet<(Instant, ConnectionId)>| set.first().map(|(at, _)| *at);
         [first(&self.proofs), first(&self.requests)]
             .into_iter()

@@ -506,8 +506,7 @@ mod tests {
         assert_eq!(choose(3, 1025), Algorithm::Exchange);
         let plan = tuning.plan(Topology::Sockets, 2);
         assert_eq!(
-            plan.choose(Pattern::AllReduce, 8, |algorithm| algorithm
-                != Algorithm::Notice),
+            plan.choose(Pattern::AllReduce, 8, |other| other != Algorithm::Notice),
             Algorithm::Exchange
         );
         assert_eq!(plan.most(Pattern::AllReduce, Algorithm::Notice), 1 << 20);

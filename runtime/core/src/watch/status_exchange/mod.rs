@@ -264,8 +264,8 @@ impl StatusExchange {
         let pending = report.pending.iter();
         for collective in pending.filter(|pending| is_long(pending.waited_ms, timeout)) {
             let absent = collective.members.iter().copied().filter(|&member| {
-                let report = ask(member);
-                member != rank && !report.is_some_and(|report| report.has_arrived_at(collective))
+                member != rank
+                    && !ask(member).is_some_and(|report| report.has_arrived_at(collective))
             });
             waits.extend(absent);
         }

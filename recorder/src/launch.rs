@@ -16,7 +16,7 @@ use crate::model::Rank;
 /// A process's rank and job, as set by its launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
-    /// Its rank, below `world_size`.
+    /// The process's rank, below `world_size`.
     pub rank: Rank,
     /// Number of ranks of the job.
     pub world_size: u32,
@@ -95,7 +95,7 @@ impl Launched {
 mod tests {
     use super::*;
 
-    fn from(pairs: &[(&str, &str)]) -> Option<Launched> {
+    fn read(pairs: &[(&str, &str)]) -> Option<Launched> {
         Launched::from_environment(|name| {
             let pair = pairs.iter().find(|(key, _)| *key == name);
             pair.map(|(_, value)| (*value).to_owned())
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn rank_and_job_are_read_from_the_variables_of_each_launcher() {
-        let torchrun = from(&[
+        let torchrun = read(&[
             ("RANK", "3"),
             ("WORLD_SIZE", "8"),
             ("TORCHELASTIC_RUN_ID", "none"),
@@ -120,7 +120,7 @@ mod tests {
             attempt: 2,
         };
         assert_eq!(torchrun, Some(expected));
-        let slurm = from(&[
+        let slurm = read(&[
             ("SLURM_PROCID", "5"),
             ("SLURM_NTASKS", "16"),
             ("SLURM_JOB_ID", "77"),
@@ -129,7 +129,7 @@ mod tests {
         let slurm = slurm.expect("a rank");
         assert_eq!((slurm.rank, slurm.world_size), (5, 16));
         assert_eq!(slurm.job.as_deref(), Some("77.1"));
-        let mpi = from(&[
+        let mpi = read(&[
             ("OMPI_COMM_WORLD_RANK", "1"),
             ("OMPI_COMM_WORLD_SIZE", "4"),
             ("PMIX_NAMESPACE", "prterun-1"),
@@ -138,15 +138,15 @@ mod tests {
             mpi.and_then(|launched| launched.job).as_deref(),
             Some("prterun-1")
         );
-        let pmi = from(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]);
+        let pmi = read(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")]);
         assert_eq!(pmi.and_then(|launched| launched.job), None);
     }
 
     #[test]
     fn inconsistent_variables_give_none() {
-        assert_eq!(from(&[]), None);
-        assert_eq!(from(&[("RANK", "3")]), None);
-        assert_eq!(from(&[("RANK", "8"), ("WORLD_SIZE", "8")]), None);
-        assert_eq!(from(&[("RANK", "x"), ("WORLD_SIZE", "8")]), None);
+        assert_eq!(read(&[]), None);
+        assert_eq!(read(&[("RANK", "3")]), None);
+        assert_eq!(read(&[("RANK", "8"), ("WORLD_SIZE", "8")]), None);
+        assert_eq!(read(&[("RANK", "x"), ("WORLD_SIZE", "8")]), None);
     }
 }

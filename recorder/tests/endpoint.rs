@@ -248,12 +248,12 @@ fn tcp_endpoint_answers_only_clients_with_the_token() {
     let ask = |token| EndpointClient::new(address.clone(), token).status(soon());
     assert_eq!(ask(Some(token)).unwrap().identity.rank, Some(1));
     let other = EndpointToken::new("another-token-of-this-job").unwrap();
-    for (token, why) in [
+    for (token, reason) in [
         (None, "it requires a token"),
         (Some(other), "it refused the token"),
     ] {
         let error = ask(token).unwrap_err();
-        assert_eq!(error.to_string(), format!("endpoint {address}: {why}"));
+        assert_eq!(error.to_string(), format!("endpoint {address}: {reason}"));
     }
 }
 

@@ -129,11 +129,11 @@ fn writer() {
             let recorder = &recorder;
             scope.spawn(move || {
                 for n in (1 + writer..).step_by(WRITERS as usize) {
-                    let at = |after: u64| Timestamp::from_ns(base + n * 100 + after);
+                    let time = |after: u64| Timestamp::from_ns(base + n * 100 + after);
                     let ticket =
-                        with_operation(group, n, |operation| recorder.begin_at(operation, at(0)));
-                    recorder.started_at(ticket, at(7));
-                    recorder.completed_at(ticket, at(11), Some(Duration::from_nanos(4)));
+                        with_operation(group, n, |operation| recorder.begin_at(operation, time(0)));
+                    recorder.started_at(ticket, time(7));
+                    recorder.completed_at(ticket, time(11), Some(Duration::from_nanos(4)));
                     recorder.retired(ticket);
                     recorder.step(n.cast_signed());
                 }

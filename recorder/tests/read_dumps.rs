@@ -14,7 +14,7 @@ fn fixtures() -> PathBuf {
 
 fn bytes(path: &str) -> Vec<u8> {
     let path = fixtures().join(path);
-    std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -68,7 +68,7 @@ fn every_real_dump_is_read_and_every_other_file_is_refused() {
             );
             continue;
         }
-        let (dump, problems) = read.unwrap_or_else(|e| panic!("{name}: {e}"));
+        let (dump, problems) = read.unwrap_or_else(|error| panic!("{name}: {error}"));
         dumps += 1;
         if name.contains("truncated-dump-w4") && name.contains("rank_1") {
             assert!(matches!(

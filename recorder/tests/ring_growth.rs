@@ -1,6 +1,7 @@
-//! Tests a ring whose file is reserved while it is used: no record is lost or read incorrectly, also if several threads
-//! need space at once, and if signals and forks come between; on a full file system, records are lost and counted,
-//! without further effects.
+//! Tests a ring whose file is reserved while the ring is in use.
+//!
+//! No record is lost or read incorrectly, also if several threads need space at once, or if signals and forks occur
+//! meanwhile. On a full file system, records are lost and counted, without further effects.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
@@ -147,16 +148,16 @@ const THREADS: u32 = 4;
 /// Records operations on as many threads, each on a group of its own, while `beside` runs on another. Returns their
 /// number.
 fn record_at_once(recorder: &FlightRecorder, each: u64, beside: impl FnOnce() + Send) -> u64 {
-    let begin = Barrier::new(THREADS as usize + 1);
+    let start = Barrier::new(THREADS as usize + 1);
     std::thread::scope(|scope| {
         for id in 0..THREADS {
-            let (begin, group) = (&begin, group_of(recorder, id));
+            let (start, group) = (&start, group_of(recorder, id));
             scope.spawn(move || {
-                begin.wait();
+                start.wait();
                 record(recorder, group, each);
             });
         }
-        begin.wait();
+        start.wait();
         beside();
     });
     u64::from(THREADS) * each
@@ -169,7 +170,7 @@ fn threads_that_need_space_at_once_lose_no_record_and_reserve_no_less() {
         let recorder = recorder(&directory.path().join(round.to_string()));
         let early = reader(&recorder);
         let whole = recorder.size_bytes() as u64;
-        // In every second round, a thread reserves ahead meanwhile, as that of a program does.
+        // In every second round, another thread reserves ahead meanwhile, as one of a program does.
         let count = record_at_once(&recorder, 1_500, || {
             while round % 2 == 0 && recorder.touch_ahead(64 << 10) {}
         });
@@ -197,11 +198,11 @@ fn of_reservations_at_once_the_header_states_the_largest() {
             ..RecorderConfig::new("a job", 0, 1)
         })
         .unwrap();
-        let begin = Barrier::new(THREADS as usize);
+        let start = Barrier::new(THREADS as usize);
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
                 scope.spawn(|| {
-                    begin.wait();
+                    start.wait();
                     while recorder.touch_ahead(16 << 10) {}
                 });
             }
@@ -269,8 +270,7 @@ fn signals_while_space_is_reserved_stop_no_ring_from_growing() {
     let directory = directory();
     let mut child = Child::spawn("reserving", directory.path());
     assert_eq!(child.read_line(), "begins");
-    // A process that is stopped and goes on leaves the system call that it is in (`EINTR`), whether or not it handles
-    // signals.
+    // Stopping and continuing a process interrupts its system call (`EINTR`), whether or not it handles signals.
     let end = Instant::now() + Duration::from_secs(2);
     while Instant::now() < end {
         child.stop();
@@ -303,7 +303,8 @@ fn records_in_a_touched_ring_cause_no_page_fault() {
     );
 }
 
-/// On a file system with space for nothing but the beginning of a ring, and another program's file.
+/// Calls `then` with a ring and its reader, on a file system that another program's file has filled: it has space only
+/// for the beginning of the ring.
 fn on_a_full_file_system(then: impl FnOnce(&FlightRecorder, &RingReader)) {
     let directory = tempfile::tempdir().unwrap();
     let mount = |arguments: &[&str]| {
@@ -327,7 +328,7 @@ fn on_a_full_file_system(then: impl FnOnce(&FlightRecorder, &RingReader)) {
     then(&recorder, &early);
     recorder.close().unwrap();
     drop((recorder, early, other));
-    // A child that another test has forked has these files until it runs its program.
+    // A child that another test has forked keeps these files open until it executes its program.
     let end = Instant::now() + Duration::from_secs(60);
     while !mount(&["umount"]) {
         assert!(Instant::now() < end, "the file system stays in use");

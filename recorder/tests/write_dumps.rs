@@ -370,13 +370,13 @@ fn run(command: &mut Command) -> String {
     out + &err
 }
 
-/// A world of four ranks in which rank 2 never joins the last all_reduce.
+/// The dump of one rank of a world of four, in which rank 2 never joins the last all_reduce.
 fn stuck_rank(rank: u32) -> Dump {
-    let collective = |op: OpType, sizes: u64| Signature {
+    let collective = |op: OpType, size: u64| Signature {
         backend: "cpu".to_owned(),
         op_name: op.name().to_owned(),
-        input_sizes: vec![vec![sizes]],
-        output_sizes: vec![vec![sizes]],
+        input_sizes: vec![vec![size]],
+        output_sizes: vec![vec![size]],
         input_dtypes: vec!["Float".to_owned()],
         output_dtypes: vec!["Float".to_owned()],
         ..Signature::default()
@@ -514,13 +514,13 @@ fn rewritten_dumps_of_pytorch_are_equal_in_python() {
     let compare = r"
 import pickle, sys, struct
 def plain(path):
-    d = pickle.load(open(path, 'rb'))
-    for e in d['entries']:
-        if 'duration_ms' in e:
-            e['duration_ms'] = struct.unpack('f', struct.pack('f', e['duration_ms']))[0]
-    return d
+    dump = pickle.load(open(path, 'rb'))
+    for entry in dump['entries']:
+        if 'duration_ms' in entry:
+            entry['duration_ms'] = struct.unpack('f', struct.pack('f', entry['duration_ms']))[0]
+    return dump
 for line in sys.stdin.read().splitlines():
-    was, now = (plain(p) for p in line.split('\t'))
+    was, now = (plain(path) for path in line.split('\t'))
     for key in ('version', 'pg_status', 'comm_lib_version'):
         assert was[key] == now[key], (line, key, was[key], now[key])
     for name, group in was['pg_config'].items():
@@ -528,8 +528,8 @@ for line in sys.stdin.read().splitlines():
             assert now['pg_config'][name][key] == value, (line, name, key)
     assert len(was['pg_config']) == len(now['pg_config']), line
     assert len(was['entries']) == len(now['entries']), line
-    for a, b in zip(was['entries'], now['entries']):
-        assert a == b, (line, a, b)
+    for old, new in zip(was['entries'], now['entries']):
+        assert old == new, (line, old, new)
 ";
     let mut pairs = String::new();
     for scenario in std::fs::read_dir(fixtures()).unwrap() {

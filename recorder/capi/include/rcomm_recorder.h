@@ -150,11 +150,11 @@ typedef struct rcomm_recorder_signature_id {
 
 // An operation as it is issued.
 typedef struct rcomm_recorder_operation {
-  // The number of its group.
+  // The number of the operation's group.
   uint32_t group;
   // Number of the call site, or `RCOMM_RECORDER_NONE`.
   uint32_t call_site;
-  // Its signature.
+  // The operation's signature.
   struct rcomm_recorder_signature_id signature;
   // Per group, +1 per collective; point-to-point operations carry the current value.
   uint64_t collective_seq_id;
@@ -166,7 +166,7 @@ typedef struct rcomm_recorder_operation {
   uint32_t peer;
   // The root as a rank of the group, or `RCOMM_RECORDER_NONE`.
   uint32_t root;
-  // Its time-out in ms; 0 = unknown.
+  // The operation's time-out in ms; 0 = unknown.
   uint64_t timeout_ms;
   // Elements sent to each rank of the group; NULL if the operation has no splits.
   const uint64_t *input_splits;
@@ -176,13 +176,13 @@ typedef struct rcomm_recorder_operation {
   const uint64_t *output_splits;
   // Number of output splits.
   size_t output_split_count;
-  // Its code: one of `RCOMM_RECORDER_ALL_REDUCE` and so on.
+  // The operation's code: one of `RCOMM_RECORDER_ALL_REDUCE` and so on.
   uint8_t op;
-  // The code of its reduction, as `RCOMM_SUM` and so on in rcomm.h; 255 = none or unknown.
+  // The code of the operation's reduction, as `RCOMM_SUM` and so on in rcomm.h; 255 = none or unknown.
   uint8_t reduction;
-  // 1 if it is counted by `p2p_seq_id`, otherwise 0.
+  // 1 if the operation is counted by `p2p_seq_id`, otherwise 0.
   uint8_t is_p2p;
-  // 1 if it starts when it is issued, otherwise 0.
+  // 1 if the operation starts when it is issued, otherwise 0.
   uint8_t starts_at_once;
 } rcomm_recorder_operation;
 
@@ -205,19 +205,19 @@ typedef struct rcomm_recorder_config {
 
 // A group, as known to this process.
 typedef struct rcomm_recorder_group_info {
-  // Its number in this process, in the order of creation.
+  // The group's number in this process, in the order of creation.
   uint32_t id;
-  // Its name, equal on all members.
+  // The group's name, equal on all members.
   const char *name;
-  // Its purpose.
+  // The group's purpose.
   const char *description;
-  // Global ranks of its members in order of group rank; NULL = not known yet.
+  // Global ranks of the group's members in order of group rank; NULL = not known yet.
   const uint32_t *ranks;
-  // Number of its members; 0 = not known yet.
+  // Number of the group's members; 0 = not known yet.
   uint32_t size;
   // This process's rank in the group; used only if `ranks` is NULL and `size` is known.
   uint32_t own_rank;
-  // Time-out of its operations in ms; 0 = unknown.
+  // Time-out of the group's operations in ms; 0 = unknown.
   uint64_t timeout_ms;
 } rcomm_recorder_group_info;
 

@@ -11,11 +11,11 @@ use std::time::Duration;
 /// An operation as it is issued.
 #[repr(C)]
 pub struct CallOperation {
-    /// The number of its group.
+    /// The number of the operation's group.
     pub group: u32,
     /// Number of the call site, or `RCOMM_RECORDER_NONE`.
     pub call_site: u32,
-    /// Its signature.
+    /// The operation's signature.
     pub signature: SignatureNumber,
     /// Per group, +1 per collective; point-to-point operations carry the current value.
     pub collective_seq_id: u64,
@@ -27,7 +27,7 @@ pub struct CallOperation {
     pub peer: u32,
     /// The root as a rank of the group, or `RCOMM_RECORDER_NONE`.
     pub root: u32,
-    /// Its time-out in ms; 0 = unknown.
+    /// The operation's time-out in ms; 0 = unknown.
     pub timeout_ms: u64,
     /// Elements sent to each rank of the group; NULL if the operation has no splits.
     pub input_splits: *const u64,
@@ -37,13 +37,13 @@ pub struct CallOperation {
     pub output_splits: *const u64,
     /// Number of output splits.
     pub output_split_count: usize,
-    /// Its code: one of `RCOMM_RECORDER_ALL_REDUCE` and so on.
+    /// The operation's code: one of `RCOMM_RECORDER_ALL_REDUCE` and so on.
     pub op: u8,
-    /// The code of its reduction, as `RCOMM_SUM` and so on in rcomm.h; 255 = none or unknown.
+    /// The code of the operation's reduction, as `RCOMM_SUM` and so on in rcomm.h; 255 = none or unknown.
     pub reduction: u8,
-    /// 1 if it is counted by `p2p_seq_id`, otherwise 0.
+    /// 1 if the operation is counted by `p2p_seq_id`, otherwise 0.
     pub is_p2p: u8,
-    /// 1 if it starts when it is issued, otherwise 0.
+    /// 1 if the operation starts when it is issued, otherwise 0.
     pub starts_at_once: u8,
 }
 

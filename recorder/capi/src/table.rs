@@ -47,19 +47,19 @@ pub struct Config {
 /// A group, as known to this process.
 #[repr(C)]
 pub struct Group {
-    /// Its number in this process, in the order of creation.
+    /// The group's number in this process, in the order of creation.
     pub id: u32,
-    /// Its name, equal on all members.
+    /// The group's name, equal on all members.
     pub name: *const c_char,
-    /// Its purpose.
+    /// The group's purpose.
     pub description: *const c_char,
-    /// Global ranks of its members in order of group rank; NULL = not known yet.
+    /// Global ranks of the group's members in order of group rank; NULL = not known yet.
     pub ranks: *const u32,
-    /// Number of its members; 0 = not known yet.
+    /// Number of the group's members; 0 = not known yet.
     pub size: u32,
     /// This process's rank in the group; used only if `ranks` is NULL and `size` is known.
     pub own_rank: u32,
-    /// Time-out of its operations in ms; 0 = unknown.
+    /// Time-out of the group's operations in ms; 0 = unknown.
     pub timeout_ms: u64,
 }
 

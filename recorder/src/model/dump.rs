@@ -105,7 +105,7 @@ impl Recorder {
         (Self::Unknown, "unknown"),
     ];
 
-    /// Its name in rcomm's dumps.
+    /// The recorder's name in rcomm's dumps.
     pub fn name(self) -> &'static str {
         let mut names = Self::NAMES.iter();
         names
@@ -173,9 +173,9 @@ pub struct ThreadInfo {
 /// Entries refer to the tables by index. Every index in an entry is valid: readers check it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Dump {
-    /// Version of the file that this came from.
+    /// Version of the file from which the record was read.
     pub version: FormatVersion,
-    /// The recorder that wrote it.
+    /// The recorder that wrote the record.
     pub recorder: Recorder,
     /// The rank and process of the record.
     pub identity: Identity,
@@ -258,7 +258,7 @@ impl Dump {
     /// Index of the first entry that [`newest`](Self::newest) keeps.
     fn first_of_newest(&self, count: usize) -> usize {
         let beyond = self.entries.len().saturating_sub(count);
-        let is_pending = |e: &Entry| e.state < EntryState::Completed && !e.retired;
+        let is_pending = |entry: &Entry| entry.state < EntryState::Completed && !entry.retired;
         let pending = self.entries[..beyond].iter().position(is_pending);
         pending.unwrap_or(beyond)
     }

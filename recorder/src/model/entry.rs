@@ -107,8 +107,8 @@ fn elements(sizes: &[Vec<u64>]) -> u64 {
 }
 
 fn bytes(sizes: &[Vec<u64>], dtypes: &[String]) -> u64 {
-    sizes.iter().enumerate().fold(0, |sum, (i, shape)| {
-        let dtype = dtypes.get(i).and_then(|name| DType::from_name(name));
+    sizes.iter().enumerate().fold(0, |sum, (index, shape)| {
+        let dtype = dtypes.get(index).and_then(|name| DType::from_name(name));
         let size = dtype.and_then(DType::size).unwrap_or(1) as u64;
         sum.saturating_add(shape_elements(shape).saturating_mul(size))
     })
@@ -136,7 +136,7 @@ pub struct Entry {
     pub stack: Option<u32>,
     /// The kind of operation.
     pub op: OpType,
-    /// Its state.
+    /// The operation's state.
     pub state: EntryState,
     /// Whether the recorder has stopped watching the operation. With recorders whose states are reliable, an entry that
     /// is retired and not completed has failed or timed out.

@@ -31,7 +31,7 @@ pub struct FailedOperation {
     pub seq: u64,
     /// Whether it is a send, a receive or a batch of them.
     pub is_p2p: bool,
-    /// Its record in the process that recorded the failure.
+    /// The number of its record in the process that recorded the failure.
     pub record_id: u64,
 }
 
@@ -49,9 +49,9 @@ pub struct Failure {
     pub ranks: Vec<Rank>,
     /// The number of ranks that the failure concerns, of which `ranks` may hold only the first.
     pub rank_count: u32,
-    /// The group's number in this process; `None` if it concerns no group.
+    /// The group's number in this process; `None` if the failure concerns no group.
     pub group: Option<GroupId>,
-    /// The operation; `None` if it concerns a group or the process as a whole.
+    /// The operation; `None` if the failure concerns a group or the process as a whole.
     pub operation: Option<FailedOperation>,
     /// When this rank recorded it, wall clock, ns since the epoch; 0 if unknown.
     pub time_ns: i64,

@@ -14,7 +14,7 @@ pub type GroupId = u32;
 /// A process's rank in a group and the group's size, for a record that does not contain the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GroupPlace {
-    /// Its rank in the group.
+    /// The process's rank in the group.
     pub rank: u32,
     /// Number of members of the group.
     pub size: u32,

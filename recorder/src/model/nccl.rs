@@ -9,13 +9,13 @@ use std::fmt::Write as _;
 /// One communicator in one process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Communicator {
-    /// Name of its group in the record.
+    /// Name of the communicator's group in the record.
     pub group: String,
-    /// NCCL's own number for it, equal on all members.
+    /// NCCL's own number for the communicator, equal on all members.
     pub hash: u64,
-    /// Its operations that have not ended.
+    /// The communicator's operations that have not ended.
     pub kernels: Vec<KernelProgress>,
-    /// Its network transfers in progress.
+    /// The communicator's network transfers in progress.
     pub links: Vec<LinkProgress>,
     /// How many transfers of the process, of any communicator, could not be recorded since its ring was made: `links`
     /// may lack some.
@@ -25,17 +25,17 @@ pub struct Communicator {
 /// The progress of one operation on its channels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelProgress {
-    /// The operation's record.
+    /// The number of the operation's record.
     pub record_id: u64,
-    /// Number of channels that it uses; 0 if unknown.
+    /// Number of channels that the operation uses; 0 if unknown.
     pub channels: u8,
     /// NCCL's name of the algorithm; empty if unknown.
     pub algorithm: String,
     /// NCCL's name of the protocol; empty if unknown.
     pub protocol: String,
-    /// When NCCL put it into a plan, wall clock, ns since the epoch; 0 if not seen.
+    /// When NCCL put the operation into a plan, wall clock, ns since the epoch; 0 if not seen.
     pub enqueued_ns: i64,
-    /// When its kernel was launched, wall clock, ns since the epoch; 0 if the end of its launch was not seen. NCCL
+    /// When its kernel was launched, wall clock, ns since the epoch; 0 if the end of the launch was not seen. NCCL
     /// reports that the operation is in a plan right after the launch, so the plug-in gives the time of that report.
     pub launched_ns: i64,
     /// Channels that the device has started, one bit each.
@@ -51,18 +51,18 @@ pub struct LinkProgress {
     pub channel: u8,
     /// The other end, as a rank of the communicator.
     pub peer: u32,
-    /// Whether it sends; otherwise it receives.
+    /// Whether the transfer sends; otherwise it receives.
     pub is_send: bool,
-    /// The record id of its operation; 0 if unknown.
+    /// The record id of the transfer's operation; 0 if unknown.
     pub record_id: u64,
     /// Number of completed steps.
     pub step: u32,
     /// Total number of steps; 0 if unknown.
     pub steps: u32,
-    /// The resource that it waits for.
+    /// The resource that the transfer waits for.
     pub wait: LinkWait,
-    /// When it last made progress, wall clock, ns since the epoch. Without any progress so far: when its operation
-    /// was put into a plan; it was posted then, or later if it follows other transfers of its link.
+    /// When the transfer last made progress, wall clock, ns since the epoch. Without any progress so far: when its
+    /// operation was put into a plan; the transfer was posted then, or later if it follows other transfers of its link.
     pub since_ns: i64,
 }
 

@@ -74,8 +74,8 @@ impl PeerLink {
     /// Time from the last sign of life to the last sample, ns. `None` if one of the two times is unknown, or if an idle
     /// connection gives no signs of life.
     pub fn silence_ns(&self) -> Option<i64> {
-        let known = self.heard_ns > 0 && self.sampled_ns > 0 && self.interval_ms > 0;
-        known.then(|| self.sampled_ns.saturating_sub(self.heard_ns).max(0))
+        let is_known = self.heard_ns > 0 && self.sampled_ns > 0 && self.interval_ms > 0;
+        is_known.then(|| self.sampled_ns.saturating_sub(self.heard_ns).max(0))
     }
 
     /// Whether the silence is longer than two intervals plus half a second: one sign of life may be lost and the next

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 /// One step of a reducer on one rank. Durations are in ns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReducerStep {
-    /// Its number among the steps of all reducers of the process, from 1.
+    /// The step's number among the steps of all reducers of the process, from 1.
     pub id: u64,
     /// The number of the reducer's group in this process.
     pub group: GroupId,
-    /// When it ended, wall clock, ns since the epoch.
+    /// When the step ended, wall clock, ns since the epoch.
     pub ended_ns: i64,
-    /// Its times and sizes.
+    /// The step's times and sizes.
     pub times: ReducerTimes,
     /// Buckets in the order in which they were sent: all of them, or the [`MAX_BUCKETS`](Self::MAX_BUCKETS) that were
     /// under way the longest. A bucket is under way from when it is sent until its averages are there.
@@ -47,32 +47,32 @@ pub struct ReducerTimes {
 pub struct ReducerSums {
     /// The number of steps.
     pub steps: u64,
-    /// Of [`ReducerTimes::forward_ns`].
+    /// The sum of [`ReducerTimes::forward_ns`].
     pub forward_ns: u64,
-    /// Of [`ReducerTimes::backward_ns`].
+    /// The sum of [`ReducerTimes::backward_ns`].
     pub backward_ns: u64,
-    /// Of [`ReducerTimes::communication_ns`].
+    /// The sum of [`ReducerTimes::communication_ns`].
     pub communication_ns: u64,
-    /// Of [`ReducerTimes::exposed_ns`].
+    /// The sum of [`ReducerTimes::exposed_ns`].
     pub exposed_ns: u64,
 }
 
 /// One bucket of gradients in one step. Durations are in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ReducerBucket {
-    /// Its place in the order of sending, from 0.
+    /// The bucket's place in the order of sending, from 0.
     pub index: u32,
-    /// The number of parameters in it.
+    /// The number of parameters in the bucket.
     pub parameters: u32,
-    /// The size of its gradients, in bytes.
+    /// The size of the bucket's gradients, in bytes.
     pub bytes: u64,
-    /// When the program gave its last gradient, counted from the first gradient of the step.
+    /// When the program gave the bucket's last gradient, counted from the first gradient of the step.
     pub ready_ns: u64,
-    /// When it was sent, counted from the first gradient of the step.
+    /// When the bucket was sent, counted from the first gradient of the step.
     pub sent_ns: u64,
-    /// For how long it was under way, not counting the time until the bucket before it had ended.
+    /// For how long the bucket was under way, not counting the time until the bucket before it had ended.
     pub communication_ns: u64,
-    /// For how long the rank waited for it.
+    /// For how long the rank waited for the bucket.
     pub exposed_ns: u64,
 }
 

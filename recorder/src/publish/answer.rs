@@ -92,7 +92,7 @@ impl fmt::Debug for EndpointToken {
 pub struct PeerEndpoint {
     /// Rank in the world.
     pub rank: Rank,
-    /// Its endpoint.
+    /// The address of the rank's endpoint.
     pub address: EndpointAddress,
 }
 
@@ -146,15 +146,15 @@ pub struct RankAnswer {
 /// One group in a [`RankAnswer`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupAnswer {
-    /// Its number in this process.
+    /// The group's number in this process.
     pub id: GroupId,
-    /// Its name.
+    /// The group's name.
     pub name: String,
-    /// Its purpose.
+    /// The group's purpose.
     pub desc: String,
-    /// Number of its members; 0 if the record does not list them.
+    /// Number of the group's members; 0 if the record does not list them.
     pub size: u64,
-    /// Its progress on this rank.
+    /// The group's progress on this rank.
     #[serde(flatten)]
     pub status: ProcessGroupStatus,
 }

@@ -30,7 +30,7 @@ pub struct DumpAnswer {
     pub entries: Option<u64>,
 }
 
-/// Maximum length of an endpoint's error text in our error, in characters.
+/// Maximum length of the part of an endpoint's error text that this client's errors quote, in characters.
 const MAX_ERROR_TEXT: usize = 200;
 
 /// A client of one endpoint.

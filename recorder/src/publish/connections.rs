@@ -173,7 +173,7 @@ async fn secure(
     acceptor: TlsAcceptor,
 ) -> io::Result<Option<TlsStream<tokio::net::TcpStream>>> {
     const TLS_HANDSHAKE: u8 = 0x16;
-    const WHY: &str = "this endpoint takes TLS only: set RCOMM_TLS_CERT, RCOMM_TLS_KEY and RCOMM_TLS_CA, as the ranks \
+    const TEXT: &str = "this endpoint takes TLS only: set RCOMM_TLS_CERT, RCOMM_TLS_KEY and RCOMM_TLS_CA, as the ranks \
                        have them\n";
     let mut first = [0];
     stream.peek(&mut first).await?;
@@ -183,8 +183,8 @@ async fn secure(
     // A connection that is closed with bytes unread is reset, and the answer is lost.
     let _ = stream.try_read(&mut [0; 4096]);
     let answer = format!(
-        "HTTP/1.1 426 Upgrade Required\r\nUpgrade: TLS/1.3\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{WHY}",
-        WHY.len()
+        "HTTP/1.1 426 Upgrade Required\r\nUpgrade: TLS/1.3\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{TEXT}",
+        TEXT.len()
     );
     stream.writable().await?;
     // The answer fits into the send buffer of a new socket.

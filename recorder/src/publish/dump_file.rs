@@ -43,7 +43,7 @@ const MAX_NUMBERED: u32 = 1000;
 const PART: &str = ".part";
 /// An incomplete dump that is older than this and not locked belongs to a process that was killed.
 const ABANDONED_AFTER: Duration = Duration::from_secs(60);
-/// How many folders of earlier runs are looked at for such files.
+/// Maximum number of folders of earlier runs that are searched for such files.
 const FOLDERS_AT_ONCE: usize = 4096;
 
 /// Writes `bytes` as a new file of mode 0600 and returns its path.
@@ -104,9 +104,9 @@ fn remove_abandoned(folder: &Path, name: &OsStr) {
     remove_parts(folder, |found| found.starts_with(begin));
 }
 
-/// Removes what processes that were killed left of their dumps in the folders of earlier runs, which are in `directory`.
-/// Complete dumps stay, and so does what a living process is writing. Looks at a few thousand folders at most. Errors are
-/// ignored: it harms no one.
+/// Removes what processes that were killed left of their dumps in the folders of earlier runs, which are in
+/// `directory`. Complete dumps stay, and so does what a living process is writing. Looks at a few thousand folders at
+/// most. Errors are ignored: the remains of dumps harm no one.
 ///
 /// # Blocking
 /// For as long as the file system takes.
@@ -114,7 +114,7 @@ pub fn remove_abandoned_dumps(directory: &Path) {
     let folders = std::fs::read_dir(directory).into_iter().flatten().flatten();
     for folder in folders.take(FOLDERS_AT_ONCE) {
         // Not through a link: what it leads to belongs to someone else.
-        if folder.file_type().is_ok_and(|it| it.is_dir()) {
+        if folder.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_parts(&folder.path(), is_part_of_rank);
         }
     }
@@ -125,7 +125,7 @@ fn is_part_of_rank(name: &[u8]) -> bool {
     let name = std::str::from_utf8(name).ok();
     let rest = name.and_then(|name| name.strip_prefix(".rank_")?.strip_suffix(PART));
     let Some(rest) = rest else { return false };
-    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|it| it.is_ascii_digit());
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let mut parts = rest.split('.');
     let (rank, attempt, pid) = (parts.next(), parts.next_back(), parts.next_back());
     [rank, attempt, pid]
@@ -133,7 +133,8 @@ fn is_part_of_rank(name: &[u8]) -> bool {
         .all(|part| part.is_some_and(is_number))
 }
 
-/// Removes the files in `folder` with such names that are old and that no process is writing.
+/// Removes the incomplete dumps in `folder` whose names `is_meant` accepts, if they are old and no process is writing
+/// them.
 fn remove_parts(folder: &Path, is_meant: impl Fn(&[u8]) -> bool) {
     for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = file.file_name();

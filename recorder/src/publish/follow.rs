@@ -164,7 +164,9 @@ impl FollowedDump {
         let newest = dump.entries.last().map_or(0, |entry| entry.record_id);
         if let Some(ring_entries) = ring_entries {
             let oldest = newest.saturating_sub(ring_entries);
-            let removed = dump.entries.partition_point(|e| e.record_id <= oldest);
+            let removed = dump
+                .entries
+                .partition_point(|entry| entry.record_id <= oldest);
             dump.entries.drain(..removed);
         }
     }

@@ -30,7 +30,7 @@ pub struct HttpRequest<'a> {
     pub path: &'a str,
     /// Sent as `Authorization: Bearer ...`.
     pub token: Option<&'a EndpointToken>,
-    /// What the answer's body counts toward, together with other answers.
+    /// The budget that the answer's body counts toward, together with other answers; `None` for no budget.
     pub budget: Option<&'a AnswerBudget>,
 }
 
@@ -53,7 +53,7 @@ impl AnswerBudget {
         }
     }
 
-    /// Makes all of it available again.
+    /// Makes the whole budget available again.
     pub fn refill(&self) {
         self.left.store(self.limit, Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ impl AnswerBudget {
 pub struct HttpAnswer {
     /// The status; 200 is success.
     pub status: u16,
-    /// The body, whole.
+    /// The whole body.
     pub body: Vec<u8>,
     fields: Vec<(String, String)>,
 }
@@ -156,11 +156,11 @@ impl<'a> HttpRequest<'a> {
         self.send_over(Stream::connect(address, deadline)?, address, deadline)
     }
 
-    /// As [`send`](Self::send), with TLS if it is a TCP address.
+    /// Like [`send`](Self::send), with TLS if `address` is a TCP address.
     ///
     /// # Errors
     ///
-    /// As [`send`](Self::send).
+    /// Like [`send`](Self::send).
     #[cfg(feature = "tls")]
     pub fn send_with_tls(
         &self,

@@ -61,12 +61,12 @@ pub struct LaunchSignal {
 pub struct LaunchedRank {
     /// Rank in the world.
     pub rank: Rank,
-    /// Its process id on the host.
+    /// The rank's process id on the host.
     pub pid: u32,
-    /// The signals that the launcher sent to it, in order, also those that it passed on.
+    /// The signals that the launcher sent to the rank, in order, including those that the launcher passed on.
     #[serde(default)]
     pub sent: Vec<LaunchSignal>,
-    /// How it ended; `None` while it runs.
+    /// How the rank's process ended; `None` while it runs.
     #[serde(default)]
     pub end: Option<RankEnd>,
 }
@@ -74,21 +74,21 @@ pub struct LaunchedRank {
 /// How a rank's process ended, as the system reported it to the launcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RankEnd {
-    /// When the launcher noticed it.
+    /// When the launcher noticed the end.
     pub time_ns: i64,
-    /// The exit code; `None` if a signal killed it.
+    /// The exit code; `None` if a signal killed the process.
     #[serde(default)]
     pub exit_code: Option<i32>,
-    /// The signal that killed it; `None` if it exited.
+    /// The signal that killed the process; `None` if it exited.
     #[serde(default)]
     pub signal: Option<i32>,
-    /// Whether the kernel killed it because memory ran out; `None` if unknown.
+    /// Whether the kernel killed the process because memory ran out; `None` if unknown.
     #[serde(default)]
     pub out_of_memory: Option<bool>,
 }
 
 impl RankEnd {
-    /// Whether it exited with 0.
+    /// Whether the process exited with 0.
     pub const fn is_success(&self) -> bool {
         matches!(self.exit_code, Some(0))
     }
@@ -229,7 +229,7 @@ impl LaunchRecord {
         }
     }
 
-    /// Whether all its ranks have ended, or this host has no process with its launcher's id.
+    /// Whether all ranks of the record have ended, or this host has no process with the launcher's id.
     pub(super) fn is_over(&self) -> bool {
         self.ended_ns != 0
             || !Path::new("/proc")

@@ -14,12 +14,14 @@ use tokio::sync::Notify;
 pub struct Places {
     limit: usize,
     strangers_per_host: usize,
-    open: Mutex<Open>,
+    open: Mutex<OpenConnections>,
     freed: Notify,
 }
 
+/// The connections that have a place.
 #[derive(Debug, Default)]
-struct Open {
+struct OpenConnections {
+    /// The number of the next connection.
     next: u64,
     /// The connections by number, so the oldest first.
     connections: BTreeMap<u64, Connection>,
@@ -33,7 +35,7 @@ struct Connection {
     ends: Option<Arc<Notify>>,
 }
 
-impl Open {
+impl OpenConnections {
     /// The hosts of all strangers, the oldest first, each with the connection's number.
     fn strangers(&self) -> impl DoubleEndedIterator<Item = (u64, Option<IpAddr>)> {
         let strangers = self
@@ -118,7 +120,7 @@ impl Places {
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, OpenConnections> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -21,7 +21,7 @@ pub struct RingFollower {
     /// The newest record id that was assigned at the last read.
     newest: u64,
     /// Records that may still change, each with the stamp of its slot when it was read last.
-    open: BTreeMap<u64, u64>,
+    unsettled: BTreeMap<u64, u64>,
     /// What can change besides the slots: the reader's fingerprint and the state of the owner at the last read.
     besides_slots: Option<(u64, Owner)>,
     /// The anchor of the ring's times at the last read.
@@ -54,7 +54,7 @@ impl RingFollower {
             keep,
             record: FollowedDump::default(),
             newest: 0,
-            open: BTreeMap::new(),
+            unsettled: BTreeMap::new(),
             besides_slots: None,
         }
     }
@@ -112,7 +112,7 @@ impl RingFollower {
     fn forget(&mut self) {
         self.record = FollowedDump::default();
         self.newest = 0;
-        self.open.clear();
+        self.unsettled.clear();
         self.besides_slots = None;
     }
 
@@ -122,14 +122,14 @@ impl RingFollower {
         let slots = rings::slots(layout);
         let newest = self.reader.records();
         let oldest = newest.saturating_sub(slots.slots() as u64) + 1;
-        self.open = self.open.split_off(&oldest);
+        self.unsettled = self.unsettled.split_off(&oldest);
         let first = self.newest.max(oldest - 1).saturating_add(1);
         // 0 is a stamp that no slot has, so new records are read in any case.
-        self.open.extend((first..=newest).map(|id| (id, 0)));
+        self.unsettled.extend((first..=newest).map(|id| (id, 0)));
         self.newest = newest;
         let mut is_written = false;
         let mut picked = Vec::new();
-        for (&id, known) in &mut self.open {
+        for (&id, known) in &mut self.unsettled {
             let index = slots.index_of(id);
             let slot_stamp = slots.stamp(&view, index);
             let stamp = match layout.kernels.rows {
@@ -161,7 +161,7 @@ impl RingFollower {
         self.reader
             .set_time_and_reason(self.record.dump_mut(), owner);
         let entries = &self.record.dump().entries;
-        self.open.retain(|&id, _| {
+        self.unsettled.retain(|&id, _| {
             let index = entries.binary_search_by_key(&id, |entry| entry.record_id);
             index.map_or(true, |index| !is_settled(&entries[index]))
         });

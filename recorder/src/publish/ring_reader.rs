@@ -323,11 +323,11 @@ fn wall_now() -> i64 {
 pub struct RingSummary {
     /// The rank and process of the ring.
     pub identity: Identity,
-    /// Which of the process's rings it is.
+    /// Which of the process's rings this is.
     pub part: RingPart,
-    /// Whether its owner is alive.
+    /// Whether the ring's owner is alive.
     pub alive: bool,
-    /// When it was made, wall clock, ns since the epoch.
+    /// When the ring was made, wall clock, ns since the epoch.
     pub created_ns: i64,
     /// When the owner's watchdog last made a round, wall clock, ns since the epoch; 0 if never.
     pub heartbeat_ns: i64,

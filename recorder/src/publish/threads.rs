@@ -34,13 +34,14 @@ pub struct OwnThread {
     /// `R` = runs or is ready to, `S` = sleeps, `D` = waits in the kernel and cannot be interrupted, and others of
     /// proc(5).
     pub state: String,
-    /// The function of the kernel in which it sleeps; empty if it does not, or if the system does not say.
+    /// The kernel function in which the thread sleeps; empty if it does not sleep, or if the system does not say.
     pub kernel_function: String,
-    /// The number of the system call in which it sleeps, for this machine's architecture.
+    /// The number, on this machine's architecture, of the system call in which the thread sleeps; `None` if it runs.
     pub system_call: Option<i64>,
-    /// Where its code has called the system; `None` if it runs.
+    /// Where the thread's code has called the system; `None` if the thread runs.
     pub at: Option<CodeAddress>,
-    /// What are probably its callers, innermost first; none if it runs, or went on while its stack was read.
+    /// The probable callers of that code, innermost first; empty if the thread runs, or continued while its stack was
+    /// read.
     pub probable_callers: Vec<CodeAddress>,
 }
 

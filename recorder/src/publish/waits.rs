@@ -17,7 +17,7 @@ pub struct WaitStatistics {
     /// How many threads wait now.
     pub waiting: u32,
     /// For how long at least one thread has waited without a break, in ns; 0 if none waits. Read without a lock: while
-    /// threads come and go, it may be that of the break before.
+    /// threads begin and end waits, it may be counted from an earlier wait.
     pub waiting_ns: u64,
 }
 

@@ -24,8 +24,8 @@ pub enum Touch {
     /// At creation, which takes a few milliseconds for 3 MiB. Recording then needs no system call and no page fault.
     #[default]
     AtOnce,
-    /// When they are first written to, or earlier in [`touch_ahead`](super::FlightRecorder::touch_ahead). Writing to an
-    /// untouched slot may cause a page fault (every 32nd record does), and every 512th record waits until the system
+    /// When a slot is first written to, or earlier in [`touch_ahead`](super::FlightRecorder::touch_ahead). Writing to
+    /// an untouched slot may cause a page fault (every 32nd record does), and every 512th record waits until the system
     /// has reserved 64 KiB. If the system has no space, records that do not fit are counted as lost.
     Ahead,
 }
@@ -43,7 +43,7 @@ pub enum RingPart {
 impl RingPart {
     const NAMES: [(Self, &'static str); 2] = [(Self::Program, ""), (Self::NcclProfiler, "nccl")];
 
-    /// Its name within the ring's file name; empty for the program's ring.
+    /// The part's name within the ring's file name; empty for the program's ring.
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize].1
     }
@@ -55,7 +55,7 @@ impl RingPart {
             .map(|&(part, _)| part)
     }
 
-    /// Its number in a ring's header.
+    /// The part's number in a ring's header.
     pub(crate) const fn code(self) -> u64 {
         self as u64
     }
@@ -93,7 +93,7 @@ impl Storage {
 pub struct RecorderConfig {
     /// Where to place the ring.
     pub placement: Placement,
-    /// When its slots are reserved and mapped.
+    /// When the ring's slots are reserved and mapped.
     pub touch: Touch,
     /// The job's name, the same on all its ranks; at most 255 bytes.
     pub job: String,

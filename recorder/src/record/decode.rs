@@ -286,7 +286,9 @@ impl<'a, R: Read> Decoder<'a, R> {
                 Found::Record { .. } | Found::Unreadable { .. } => unreadable += 1,
             }
         }
-        self.dump.entries.sort_unstable_by_key(|e| e.record_id);
+        self.dump
+            .entries
+            .sort_unstable_by_key(|entry| entry.record_id);
         unreadable
     }
 

@@ -365,7 +365,7 @@ pub(crate) struct RingLayout {
     pub(crate) groups: Section,
     pub(crate) signatures: Section,
     pub(crate) call_sites: Section,
-    /// No rows in a ring of 1.2 and before.
+    /// No rows in a ring of version 1.2 or older.
     pub(crate) functions: Section,
     pub(crate) threads: Section,
     /// Rows are bytes.
@@ -374,14 +374,14 @@ pub(crate) struct RingLayout {
     pub(crate) slots: Section,
     /// Rows are words.
     pub(crate) lap: Section,
-    /// None, or as many as slots.
+    /// No rows, or as many as `slots` has.
     pub(crate) kernels: Section,
     pub(crate) links: Section,
-    /// None before 1.5.
+    /// No rows before version 1.5.
     pub(crate) failures: Section,
-    /// None before 1.6.
+    /// No rows before version 1.6.
     pub(crate) peers: Section,
-    /// None before 1.8.
+    /// No rows before version 1.8.
     pub(crate) reducer: Section,
 }
 
@@ -421,7 +421,7 @@ impl RingLayout {
                 links => place((links as usize).next_power_of_two(), link::WORDS * 8),
             },
             failures: place(2 * failure::EACH, failure::WORDS * 8),
-            // All other ranks, and the store.
+            // A row for each other rank, and one for the store.
             peers: place(
                 (config.world_size as usize)
                     .clamp(2, peer::MAX_ROWS)
@@ -501,8 +501,8 @@ impl RingLayout {
         }
     }
 
-    /// The layout in a header, if every section is within the memory and its limit, and every ring's size is a power of
-    /// two; else the reason.
+    /// Reads the layout from a header. The error is the reason why the layout is invalid: a section beyond the memory
+    /// or with more rows than its limit, or a ring whose number of rows is not a power of two.
     pub(crate) fn load(memory: &impl Read) -> Result<Self, String> {
         let available = memory.len().saturating_mul(8);
         let bytes = usize::try_from(memory.load(header::FILE_BYTES)).unwrap_or(usize::MAX);

@@ -35,14 +35,14 @@ pub(crate) fn put_into(dump: &mut Dump, memory: &impl Read, layout: &RingLayout)
         .load(header::GROUPS_USED)
         .min(layout.groups.rows as u64) as usize;
     let mut by_row: HashMap<usize, Communicator> = HashMap::new();
-    for (row, named) in dump.groups.iter().enumerate().take(used) {
+    for (row, dump_group) in dump.groups.iter().enumerate().take(used) {
         let start = layout.groups.row(row, group::WORDS);
         let hash = memory.load(start.saturating_add(group::COMM_HASH));
         if hash == 0 {
             continue;
         }
         let communicator = Communicator {
-            group: named.info.name.clone(),
+            group: dump_group.info.name.clone(),
             hash,
             kernels: Vec::new(),
             links: Vec::new(),

@@ -5,12 +5,12 @@ use crate::model::{OpType, Peer, ReduceOp};
 use std::panic::Location;
 use std::time::Duration;
 
-/// A group of this recorder. Valid for the recorder that returned it.
+/// A handle of a group. It is valid for the recorder that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupHandle(pub(super) u32);
 
 impl GroupHandle {
-    /// The number of its row, for storage outside of Rust.
+    /// The number of the group's row, for storage outside of Rust.
     pub const fn row(self) -> u32 {
         self.0
     }
@@ -46,12 +46,12 @@ impl From<&'static Location<'static>> for CallSite {
     }
 }
 
-/// An interned call site. Valid for the recorder that returned it.
+/// An interned call site. It is valid for the recorder that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallSiteId(pub(super) u32);
 
 impl CallSiteId {
-    /// The number of its row, for storage outside of Rust.
+    /// The number of the call site's row, for storage outside of Rust.
     pub const fn row(self) -> u32 {
         self.0
     }
@@ -69,18 +69,18 @@ pub enum Start {
     /// later.
     #[default]
     InTurn,
-    /// At the issue: it waits for no operation before it.
+    /// At the issue: the operation waits for no operation before it.
     AtOnce,
 }
 
 /// An operation as it is issued.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation<'a> {
-    /// Its group.
+    /// The operation's group.
     pub group: GroupHandle,
     /// The kind of operation.
     pub op: OpType,
-    /// Its signature: backend, name and tensors.
+    /// The operation's signature: backend, name and tensors.
     pub signature: SignatureRef<'a>,
     /// Number of the collective in its group; a point-to-point operation carries the number of the last collective
     /// before it.
@@ -89,7 +89,7 @@ pub struct Operation<'a> {
     pub p2p_seq_id: u64,
     /// Number of the logical operation in its group.
     pub op_id: u64,
-    /// Whether it is counted by `p2p_seq_id`, and not by `collective_seq_id`.
+    /// Whether `p2p_seq_id` counts the operation, and not `collective_seq_id`.
     pub is_p2p: bool,
     /// The other end of a send or receive, as a rank of the group.
     pub peer: Peer,
@@ -105,7 +105,7 @@ pub struct Operation<'a> {
     pub timeout: Duration,
     /// The call site in the program.
     pub call_site: Option<CallSite>,
-    /// When it starts.
+    /// When the operation starts.
     pub start: Start,
 }
 
@@ -133,7 +133,7 @@ impl<'a> Operation<'a> {
     }
 }
 
-/// Refers to a record for later updates. Small, and free to copy to other threads.
+/// Refers to a record for later updates. A ticket is small and can be copied to other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     pub(super) id: u64,
@@ -147,6 +147,7 @@ impl Ticket {
     pub const fn record_id(self) -> u64 {
         self.id
     }
+
     /// The operation's `collective_seq_id`; `None` for point-to-point operations.
     pub const fn collective_seq_id(self) -> Option<u64> {
         self.sequence.checked_sub(1)

@@ -12,14 +12,14 @@ use std::time::Duration;
 /// How often a row that changes during the read is read again.
 const TRIES: u32 = 1_000;
 
-/// What a process knows of its connections to one other end, on the clock of the records. A time of 0 is "never".
+/// What a process knows of its connections to one other end. Times are on the clock of the records; 0 means never.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeerFacts {
     /// When the other end last gave a sign of life.
     pub heard: Timestamp,
     /// When the connections were looked at last.
     pub sampled: Timestamp,
-    /// Since when something waits for the other end.
+    /// When the present wait for the other end began.
     pub waited_since: Timestamp,
     /// The operation that waits.
     pub waiting: Option<WaitingOperation>,

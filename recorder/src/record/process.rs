@@ -7,9 +7,9 @@ use std::os::unix::fs::MetadataExt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProcessIdentity {
     pub(crate) pid: u32,
-    /// Clock ticks from boot to its start; 0 if unknown.
+    /// Clock ticks from the boot to the start of the process; 0 if unknown.
     pub(crate) start: u64,
-    /// Inode of its pid namespace; 0 if unknown.
+    /// Inode of the process's pid namespace; 0 if unknown.
     pub(crate) pid_namespace: u64,
     /// The id of the host's boot; zeros if unknown.
     pub(crate) boot_id: [u64; 2],
@@ -54,13 +54,13 @@ impl ProcessIdentity {
 /// The state of a process according to the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessState {
-    /// It has ended.
+    /// The process has ended.
     Gone,
-    /// It runs, or waits for something.
+    /// The process runs, or waits for something.
     Runs,
-    /// A signal stopped it.
+    /// A signal stopped the process.
     Stopped,
-    /// A debugger holds it.
+    /// A debugger holds the process.
     Traced,
 }
 
@@ -68,8 +68,8 @@ fn start_of(pid: u32) -> Option<u64> {
     stat_of(pid).map(|(_, start)| start)
 }
 
-/// Fields 3 and 22 of `/proc/<pid>/stat`; fields are counted from the last `)`, as a name may hold
-/// anything. A zombie has ended.
+/// Fields 3 and 22 of `/proc/<pid>/stat`: the state and the start; `None` if the process has ended, as a zombie has.
+/// Fields are counted from the last `)`, since the process's name may contain any characters.
 fn stat_of(pid: u32) -> Option<(ProcessState, u64)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();

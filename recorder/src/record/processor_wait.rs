@@ -49,7 +49,7 @@ impl ProcessorWaits {
     }
 
     /// The number of threads that are measured.
-    pub(super) fn known(&self) -> usize {
+    pub(super) fn thread_count(&self) -> usize {
         self.threads.len()
     }
 

@@ -21,10 +21,10 @@ fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool 
 
 /// Marks that an operation was seen at this time to have started.
 #[inline]
-pub(super) fn start(words: &[AtomicU64; slot::WORDS], at: Timestamp) {
+pub(super) fn start(words: &[AtomicU64; slot::WORDS], time: Timestamp) {
     if words[slot::STARTED].load(Ordering::Relaxed) == 0 {
         let created = words[slot::CREATED].load(Ordering::Relaxed);
-        words[slot::STARTED].store(at.0.max(created), Ordering::Relaxed);
+        words[slot::STARTED].store(time.0.max(created), Ordering::Relaxed);
     }
     advance(words, EntryState::Started, 0);
 }
@@ -37,10 +37,10 @@ pub(super) fn retire(words: &[AtomicU64; slot::WORDS]) {
 }
 
 /// Ends an operation that has not ended yet with an error.
-pub(super) fn fail(words: &[AtomicU64; slot::WORDS], at: Timestamp) {
+pub(super) fn fail(words: &[AtomicU64; slot::WORDS], time: Timestamp) {
     let created = words[slot::CREATED].load(Ordering::Relaxed);
-    let lasted = Duration::from_nanos(at.0.saturating_sub(created));
-    end(words, EntryState::Failed, at, duration_bits(Some(lasted)));
+    let lasted = Duration::from_nanos(time.0.saturating_sub(created));
+    end(words, EntryState::Failed, time, duration_bits(Some(lasted)));
 }
 
 /// How long an operation ran, as bits of its state.
@@ -60,7 +60,7 @@ pub(super) fn graph_bits(id: u64) -> Option<u64> {
 
 /// Ends an operation that has not ended yet, and sets `bits`.
 #[inline]
-pub(super) fn end(words: &[AtomicU64; slot::WORDS], to: EntryState, at: Timestamp, bits: u64) {
+pub(super) fn end(words: &[AtomicU64; slot::WORDS], to: EntryState, time: Timestamp, bits: u64) {
     let state = words[slot::STATE].load(Ordering::Relaxed);
     if state as u8 >= EntryState::Completed as u8 {
         return;
@@ -68,5 +68,5 @@ pub(super) fn end(words: &[AtomicU64; slot::WORDS], to: EntryState, at: Timestam
     advance(words, to, bits);
     // The clock may step back by a fraction of a microsecond.
     let created = words[slot::CREATED].load(Ordering::Relaxed);
-    words[slot::ENDED].store(at.0.max(created), Ordering::Relaxed);
+    words[slot::ENDED].store(time.0.max(created), Ordering::Relaxed);
 }

@@ -21,7 +21,7 @@ pub(super) fn write<M: Memory>(
     group: GroupId,
     times: &ReducerTimes,
     buckets: impl Iterator<Item = ReducerBucket>,
-    at: Timestamp,
+    time: Timestamp,
 ) {
     if layout.reducer.rows == 0 {
         return;
@@ -32,7 +32,7 @@ pub(super) fn write<M: Memory>(
     let id = last_id.fetch_add(1, Ordering::Relaxed) + 1;
     let (kept, count) = longest(buckets);
     let written: Result<(), Missed> = rings::reducer(layout).write(memory, id, |words| {
-        fill(words, group, times, &kept[..count], at);
+        fill(words, group, times, &kept[..count], time);
     });
     let _ = written;
 }
@@ -66,10 +66,10 @@ fn fill<W: Word>(
     group: GroupId,
     times: &ReducerTimes,
     buckets: &[ReducerBucket],
-    at: Timestamp,
+    time: Timestamp,
 ) {
     let store = |word: usize, value| words[word].store(value, Ordering::Relaxed);
-    store(reducer::ENDED, at.as_ns());
+    store(reducer::ENDED, time.as_ns());
     store(reducer::STEP, times.step);
     store(reducer::GROUP, join(group, times.bucket_count));
     store(reducer::KEPT, buckets.len() as u64);

@@ -300,8 +300,8 @@ impl<const N: usize> SlotRing<N> {
     }
 }
 
-/// A ring of words in which each record takes as many as it needs. Positions count from the first
-/// word ever reserved and never wrap.
+/// A ring of words in which each record takes as many words as it needs. Positions count from the first word ever
+/// reserved and never wrap.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LapRing {
     /// The word that counts reservations.
@@ -357,7 +357,8 @@ impl LapRing {
 
     /// Copies the `len` words at `position`; `None` if they were overwritten or never written.
     ///
-    /// A writer that was itself overtaken may still have stored words in between, so each record ends with a hash.
+    /// A slow writer whose own words were already overwritten may still store words into a later record, so each record
+    /// ends with a hash.
     pub(crate) fn read(&self, memory: &impl Read, position: u64, len: usize) -> Option<Vec<u64>> {
         if !self.holds(memory, position, len) {
             return None;

@@ -1,9 +1,8 @@
 //! Checks the ring's protocol under every order of events that loom explores, and checks that weakened memories
 //! (mutants) are detected.
 //!
-//! The mutants show that the model detects errors, and the asserted counts that it explored enough
-//! orders: with the writer in the spawned thread, for example, loom visits only one or two orders and proves
-//! nothing.
+//! The mutants show that the model detects errors. The asserted counts show that it explored enough orders: with the
+//! writer in the spawned thread, for example, loom visits only one or two orders and proves nothing.
 
 use super::ring::*;
 use super::sync::{Memory, Word};

@@ -1,9 +1,9 @@
 //! Tables of repeated data: groups, signatures, call sites and threads, each stored once.
 //!
 //! A look-up takes no lock; adding takes one for the time of a copy. A row is written before the count
-//! that admits it and does not change afterwards, so readers need no stamp here. In a group's row a few words are
-//! changed one by one: progress, time-out, and once the members of a group that was added without them.
-//! A full table stays as it is; the caller gets `None` and counts it.
+//! that admits it and does not change afterwards, so readers need no stamp here. Only in a group's row do a few words
+//! change later, each by a store of its own: the progress, the time-out, and once the members of a group that was added
+//! without them. If a table is full, the caller gets `None` and counts the loss.
 
 use super::bytes::Packer;
 use super::file::map::Map;
@@ -176,8 +176,8 @@ impl Tables {
         }
     }
 
-    /// Adds a group and returns its row; `None` if the table or the arena is full. `communicator` is NCCL's hash of it,
-    /// or 0 if the group is not a communicator.
+    /// Adds a group and returns its row; `None` if the table or the arena is full. `communicator` is NCCL's hash of the
+    /// communicator; 0 if the group is none.
     pub(super) fn add_group(
         &self,
         map: &Map,
@@ -191,7 +191,7 @@ impl Tables {
         let mut arena = Arena::new(map, self.layout.arena, &mut used);
         let name = arena.keep_text(&info.name)?;
         let desc = arena.keep_text(&info.desc)?;
-        // If the arena has no space for its ranks, the group is still added with its name.
+        // If the arena has no space for the ranks, the group is still added with its name.
         let (ranks, size, own_rank) = match place {
             None if info.ranks.is_empty() => (0, 0, 0),
             None => {
@@ -278,9 +278,9 @@ impl Tables {
         }
         let row = free_row(map, header::SIGNATURES_USED, self.layout.signatures)?;
         let mut arena = Arena::new(map, self.layout.arena, &mut used);
-        let text = arena.keep(len, |byte| key.encode(byte))?;
+        let reference = arena.keep(len, |byte| key.encode(byte))?;
         let word = self.layout.signatures.row(row as usize, 1);
-        map.words()[word].store(text, Ordering::Relaxed);
+        map.words()[word].store(reference, Ordering::Relaxed);
         publish(map, header::SIGNATURES_USED, row);
         self.signatures.add(hash, Box::new(OwnedKey::new(key)), row);
         Some(row)
@@ -381,7 +381,7 @@ impl Tables {
         let row = free_row(map, header::CALL_SITES_USED, self.layout.call_sites)?;
         let mut arena = Arena::new(map, self.layout.arena, used);
         let file = arena.keep_text(file)?;
-        // If the arena has no space for its function, the call site is still added with its line.
+        // If the arena has no space for the function's name, the call site is still added with its line.
         let function = arena.keep_text(function).unwrap_or(0);
         let sites = self.layout.call_sites;
         let start = sites.row(row as usize, layout::call_site::WORDS);
@@ -516,14 +516,14 @@ impl<'a> Arena<'a> {
         Some(join(offset as u32, len as u32))
     }
 
-    /// As [`keep`](Self::keep), for ranks as runs.
+    /// Like [`keep`](Self::keep), for ranks as runs.
     fn keep_ranks(&mut self, ranks: &[Rank]) -> Option<u64> {
         let runs = runs_of(ranks);
         let bytes = || runs.iter().flatten().flat_map(|word| word.to_le_bytes());
         self.keep(runs.len() * 16, |byte| bytes().for_each(byte))
     }
 
-    /// As [`keep`](Self::keep), for at most [`MAX_TEXT_BYTES`] of a text.
+    /// Like [`keep`](Self::keep), for at most [`MAX_TEXT_BYTES`] of a text.
     fn keep_text(&mut self, text: &str) -> Option<u64> {
         let text = cut(text, MAX_TEXT_BYTES);
         self.keep(text.len(), |byte| text.bytes().for_each(byte))

@@ -32,7 +32,7 @@ impl Ca {
         self.issue_until(folder, name, SystemTime::now() + century)
     }
 
-    /// As [`issue`](Self::issue), with a certificate that is valid from the year 2000 to this time, in whole seconds.
+    /// Like [`issue`](Self::issue), with a certificate that is valid from the year 2000 to this time, in whole seconds.
     pub fn issue_until(&self, folder: &Path, name: &str, end: SystemTime) -> TlsFiles {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.not_before = date_time_ymd(2000, 1, 1);

@@ -68,7 +68,7 @@ impl Child {
         use rustix::process::{Pid, Signal, WaitOptions, waitpid};
         self.signal(Signal::STOP);
         let pid = Pid::from_child(&self.process);
-        // A child that has stopped is not reaped by this.
+        // This call does not reap a child that has stopped.
         let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
         assert!(stopped.is_some_and(|(_, status)| status.stopped()));
     }

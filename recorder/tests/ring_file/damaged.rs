@@ -1,4 +1,4 @@
-//! Rings with wrong counts: what is read and written of them stays within their size.
+//! Rings with wrong counts: neither what is read from such a ring nor the dump of it exceeds the ring's size.
 
 use super::{all_reduce, config, path_of, world};
 use rcomm_recorder::model::ProcessGroupInfo;
@@ -57,10 +57,13 @@ fn a_dump_grows_with_its_groups_although_they_have_one_name() {
         assert!(problems.is_empty(), "{problems:?}");
         json.len()
     };
-    // The keys have a number of up to three digits.
+    // The key of each group contains its number, of up to three digits.
     let (few, many) = (json(100), json(900));
-    let of_one = (many - few) / 800;
-    assert!(of_one < 120, "{of_one} bytes for each further group");
+    let bytes_each = (many - few) / 800;
+    assert!(
+        bytes_each < 120,
+        "{bytes_each} bytes for each further group"
+    );
 }
 
 #[test]
@@ -89,7 +92,7 @@ fn members_that_do_not_add_up_to_their_number_take_no_memory() {
     let used = allocation_counter::measure(|| dump = read(&words));
     assert!(dump.groups[0].info.ranks.is_empty());
     assert!(used.bytes_max < 8 * bytes, "{} bytes", used.bytes_max);
-    // With the right sum they are read.
+    // Runs that add up to the number are read.
     words[row + SIZE] = 1_000;
     words[runs + 1] = 1_000;
     assert_eq!(read(&words).groups[0].info.ranks.len(), 1_000);

@@ -258,7 +258,7 @@ fn a_ring_keeps_the_newest_entries_and_drops_updates_of_older_ones() {
     assert!(
         dump.entries
             .iter()
-            .all(|e| e.state == EntryState::Scheduled)
+            .all(|entry| entry.state == EntryState::Scheduled)
     );
     assert_eq!(recorder.counters().updates_late, 1);
     assert_eq!(recorder.counters().records, 100);

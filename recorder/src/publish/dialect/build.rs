@@ -178,8 +178,8 @@ pub(super) struct Builder {
 const NO_ID: u64 = u64::MAX;
 
 /// Two texts as one number.
-fn pair(one: Text, other: Text) -> u64 {
-    u64::from(one.0) << 32 | u64::from(other.0)
+fn pair(first: Text, second: Text) -> u64 {
+    u64::from(first.0) << 32 | u64::from(second.0)
 }
 
 impl Builder {

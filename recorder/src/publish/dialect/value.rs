@@ -248,7 +248,7 @@ impl FailureDraft {
         }
     }
 
-    /// Stores a scalar of its operation.
+    /// Stores a scalar of the operation that failed.
     pub(super) fn set_operation(&mut self, key: &str, value: Scalar<'_>) {
         let operation = self.operation.get_or_insert(FailedOperation {
             op: OpType::Other,

@@ -194,7 +194,7 @@ fn reducer_step<E: Encoder>(step: &ReducerStep, out: &mut E) {
     });
 }
 
-/// Each key with its number.
+/// Writes each key with its number.
 fn keyed<E: Encoder>(numbers: &[(&str, u64)], out: &mut E) {
     for &(key, value) in numbers {
         out.key(key);
@@ -202,7 +202,7 @@ fn keyed<E: Encoder>(numbers: &[(&str, u64)], out: &mut E) {
     }
 }
 
-/// The connections to one other end, with the keys that have a value.
+/// Writes the connections to one other end, with the keys that have a value.
 fn peer_link<E: Encoder>(link: &PeerLink, out: &mut E) {
     let (rank, is_store) = match link.end {
         LinkEnd::Rank(rank) => (Some(rank), false),
@@ -253,7 +253,7 @@ fn peer_link<E: Encoder>(link: &PeerLink, out: &mut E) {
     });
 }
 
-/// One failure, with the keys of its JSON in an endpoint's status.
+/// Writes one failure, with the keys that it has in the JSON of an endpoint's status.
 fn one_failure<E: Encoder>(recorded: &Failure, out: &mut E) {
     out.dict(|out| {
         out.key(failure::ID);
@@ -321,7 +321,7 @@ impl GroupKeys {
     }
 }
 
-/// Groups by name: in PyTorch's dumps a group replaces an earlier one of the same name.
+/// Writes the groups under keys of their own: in PyTorch's dumps a group replaces an earlier one of the same name.
 fn pg_config<E: Encoder>(groups: &[DumpGroup], out: &mut E) {
     let mut keys = GroupKeys::default();
     out.dict(|out| {

@@ -39,7 +39,7 @@ impl Pages {
         if words == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
         }
-        // SAFETY: the kernel chooses a fresh range, so nothing of ours is mapped over.
+        // SAFETY: the kernel chooses a fresh range, so no existing mapping is replaced.
         let start = unsafe {
             match file {
                 Some(file) => mm::mmap(ptr::null_mut(), words * 8, prot, flags, file, 0)?,

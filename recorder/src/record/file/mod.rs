@@ -1,7 +1,8 @@
 //! The ring's file: where it lies, its header, its owner's memory and its readers' view.
 //!
-//! `directory` gives the file its path, lock and end, `space` its space, and `moving` another path; `header` writes its head; `map` is the
-//! memory of the owner, which `truncation` keeps alive when others truncate the file; `view` reads it.
+//! `directory` gives the file its path and lock, and removes it; `space` reserves its space, and `moving` gives it
+//! another path. `header` writes its header. `map` is the memory of the owner, which `truncation` keeps usable when
+//! others truncate the file. `view` reads the file.
 
 pub(crate) mod directory;
 pub(crate) mod header;

@@ -58,7 +58,7 @@ mod tests {
             scope.spawn(|| {
                 let written = recorder.slots.update(&recorder.map, 1, |_| {
                     is_written.wait();
-                    // Much longer than others try, and less than this waits.
+                    // Longer than other updates try, and shorter than this one waits.
                     std::thread::sleep(PAUSE * 200);
                 });
                 assert_eq!(written, Ok(()));

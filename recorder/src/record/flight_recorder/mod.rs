@@ -443,7 +443,7 @@ impl FlightRecorder {
         let Ok(mut waits) = self.processor_waits.try_lock() else {
             return;
         };
-        for thread in self.tables.threads_from(&self.map, waits.known()) {
+        for thread in self.tables.threads_from(&self.map, waits.thread_count()) {
             waits.add(thread);
         }
         if let Some(window) = waits.measure(self.clock.now().0) {
@@ -566,7 +566,7 @@ impl FlightRecorder {
         }
     }
 
-    /// Does the same where no other thread raises the word at the same time, so that a plain store suffices.
+    /// Like [`raise`](Self::raise), for a word that no other thread raises at the same time: a plain store suffices.
     #[inline]
     fn raise_in_turn(&self, ticket: Ticket, word: usize) {
         if ticket.sequence == 0 {

@@ -20,13 +20,13 @@ pub struct CommunicatorInfo<'a> {
     pub id: u32,
     /// The group's name, equal on all members and on no other group.
     pub name: &'a str,
-    /// Its purpose; empty if the program did not set it.
+    /// The group's purpose; empty if the program did not set it.
     pub desc: &'a str,
-    /// NCCL's number for it, the same on all members.
+    /// NCCL's number for the communicator, the same on all members.
     pub hash: u64,
-    /// Own rank in it, if known.
+    /// This process's rank in the communicator, if known.
     pub rank: Option<u32>,
-    /// Number of its ranks, if known.
+    /// Number of ranks of the communicator, if known.
     pub size: Option<u32>,
 }
 
@@ -44,9 +44,9 @@ pub struct KernelPlan {
 /// The progress of a channel of the device in its part of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelEvent {
-    /// It started.
+    /// The channel started.
     Started,
-    /// It finished.
+    /// The channel finished.
     Finished,
 }
 
@@ -63,13 +63,13 @@ pub struct LinkPlace {
     pub is_send: bool,
 }
 
-/// A link of this recorder. Valid for the recorder that returned it, until the links of its communicator are
+/// A handle of a link. It is valid for the recorder that returned it, until the links of its communicator are
 /// [released](FlightRecorder::release_links).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkHandle(u32);
 
 impl LinkHandle {
-    /// Its number among the recorder's links.
+    /// The link's number among the recorder's links.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -426,8 +426,9 @@ impl FlightRecorder {
     }
 
     /// Releases the links of a communicator that was destroyed, and passes each to `released`. Takes time in proportion
-    /// to the number of links. If a transfer is reported at the same time, the record of its link may mix both; who
-    /// reports it calls this afterwards, which also ends what the record of a released link shows.
+    /// to the number of links. If a transfer is reported at the same time, the record of its link may mix both. The
+    /// caller that reports the transfer then calls this afterwards, which also ends a transfer that the record of a
+    /// released link shows.
     pub fn release_links(&self, group: GroupHandle, mut released: impl FnMut(LinkHandle)) {
         let used = self.map.words()[header::LINKS_USED].load(Ordering::Relaxed) as usize;
         for (row, key) in self.links.keys.iter().enumerate().take(used) {

@@ -13,7 +13,7 @@ const ROWS: usize = 64;
 
 /// The interned signatures that one caller used last, for one recorder.
 ///
-/// Not shared between threads: keep it with the state that orders the operations of a group. Look-ups
+/// A cache is not shared between threads: keep it with the state that orders the operations of a group. Look-ups
 /// neither lock nor allocate.
 #[derive(Debug)]
 pub struct SignatureCache {
@@ -59,8 +59,8 @@ impl SignatureCache {
         if !matches {
             return None;
         }
-        let rest = after(&row.tensors, inputs)?;
-        after(rest, outputs)?.is_empty().then_some(row.id)
+        let rest = rest_after(&row.tensors, inputs)?;
+        rest_after(rest, outputs)?.is_empty().then_some(row.id)
     }
 
     /// Keeps an id for [`find`](Self::find), and replaces an older one if necessary. The key's `op_name` must be
@@ -88,9 +88,9 @@ impl SignatureCache {
     }
 }
 
-/// The rest of a row's tensors after these; `None` if the row does not begin with them.
+/// The rest of a row's words after those of these tensors; `None` if the row does not begin with them.
 #[inline]
-fn after<'r, 't>(
+fn rest_after<'r, 't>(
     mut row: &'r [u64],
     tensors: impl Iterator<Item = Tensor<'t>>,
 ) -> Option<&'r [u64]> {
@@ -115,9 +115,9 @@ fn head_of(tensor: &Tensor<'_>) -> u64 {
 #[inline]
 fn row_of(op: OpType, inputs: usize, first: Option<&Tensor<'_>>) -> usize {
     let size = first.and_then(|tensor| tensor.shape.first()).copied();
-    let facts = size.unwrap_or(0) ^ u64::from(op.code()) << 56 ^ (inputs as u64) << 40;
+    let properties = size.unwrap_or(0) ^ u64::from(op.code()) << 56 ^ (inputs as u64) << 40;
     // A product with 2^64 divided by the golden ratio; its upper bits depend on all bits of the number.
-    let spread = facts.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let spread = properties.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (spread >> (64 - ROWS.trailing_zeros())) as usize
 }
 

@@ -13,9 +13,9 @@ use crate::record::layout::NO_ROW;
 /// One tensor: the properties that members can disagree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor<'a> {
-    /// Type of its elements.
+    /// The type of the elements.
     pub dtype: DType,
-    /// Its dimensions; empty for a scalar; at most 255 are kept.
+    /// The dimensions: none for a scalar; at most 255 are kept.
     pub shape: &'a [u64],
 }
 
@@ -29,7 +29,7 @@ impl Tensor<'_> {
 /// An operation's signature, borrowed from the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SignatureKey<'a> {
-    /// Backend that carries it; at most 255 bytes are kept.
+    /// The backend that carries the operation; at most 255 bytes are kept.
     pub backend: &'a str,
     /// The operation's name, as it appears in dumps; at most 255 bytes are kept.
     pub op_name: &'a str,
@@ -39,7 +39,7 @@ pub struct SignatureKey<'a> {
     pub outputs: &'a [Tensor<'a>],
 }
 
-/// An interned signature. Valid for the recorder that returned it.
+/// An interned signature. It is valid for the recorder that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SignatureId {
     pub(crate) row: u32,
@@ -80,12 +80,12 @@ fn elements(tensors: &[Tensor<'_>]) -> u64 {
 }
 
 impl SignatureKey<'_> {
-    /// A cheap hash: of names it uses only the length and both ends. A look-up compares the whole
-    /// signature on equal hashes.
+    /// A cheap hash: it uses only the length and both ends of a name. On equal hashes, a look-up compares the whole
+    /// signature.
     pub(crate) fn hash_code(&self) -> u64 {
         let mut hash = Mixer(0);
         for name in [self.backend, self.op_name] {
-            hash.name(name.as_bytes());
+            hash.add_name(name.as_bytes());
         }
         for side in [self.inputs, self.outputs] {
             hash.add(side.len() as u64);
@@ -156,14 +156,14 @@ struct Mixer(u64);
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Mixer {
-    /// The products do not depend on each other, which matters more here than the quality of the hash.
+    /// Adds a word. The products do not depend on each other, which matters more here than the quality of the hash.
     #[inline]
     fn add(&mut self, word: u64) {
         self.0 = self.0.rotate_left(11) ^ (word ^ MIX).wrapping_mul(MIX);
     }
 
     #[inline]
-    fn name(&mut self, bytes: &[u8]) {
+    fn add_name(&mut self, bytes: &[u8]) {
         self.add(bytes.len() as u64);
         if let (Some(head), Some(tail)) = (bytes.first_chunk(), bytes.last_chunk()) {
             self.add(u64::from_le_bytes(*head) ^ u64::from_le_bytes(*tail).rotate_left(32));
@@ -203,7 +203,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<Signature> {
     })
 }
 
-/// The bytes that are still to be decoded. Its methods return `None` if they end too early.
+/// The bytes that are still to be decoded. The methods return `None` if the bytes end too early.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {

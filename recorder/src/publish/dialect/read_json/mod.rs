@@ -20,7 +20,7 @@ use visit::{Each, EachPair, Item, Key, One, any_value, scalar_visits, skip_map, 
 /// Reads `bytes` into `builder`. Returns where and why reading stopped early; `None` if it reached the end.
 pub(super) fn read(bytes: &[u8], builder: &mut Builder) -> Option<ReadProblem> {
     let mut parser = serde_json::Deserializer::from_slice(bytes);
-    let result = Whole(builder)
+    let result = DumpSeed(builder)
         .deserialize(&mut parser)
         .and_then(|()| parser.end());
     let error = result.err()?;
@@ -54,13 +54,13 @@ fn offset(bytes: &[u8], line: usize, column: usize) -> usize {
 }
 
 /// The whole file: a dict, or in version 1.x of the dialect a bare list of entries.
-struct Whole<'a>(&'a mut Builder);
+struct DumpSeed<'a>(&'a mut Builder);
 
-impl<'de> DeserializeSeed<'de> for Whole<'_> {
+impl<'de> DeserializeSeed<'de> for DumpSeed<'_> {
     any_value!('de);
 }
 
-impl<'de> Visitor<'de> for Whole<'_> {
+impl<'de> Visitor<'de> for DumpSeed<'_> {
     type Value = ();
     scalar_visits!(|_, _| ());
 

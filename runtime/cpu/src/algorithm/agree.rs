@@ -133,7 +133,7 @@ impl Agreement {
         Ok(())
     }
 
-    /// Works as [`exchange`](Self::exchange) between two ranks, but sends `after_header` directly after this rank's
+    /// Works like [`exchange`](Self::exchange) between two ranks, but sends `after_header` directly after this rank's
     /// header, and does not read the bytes after the other rank's. Returns how many bytes of `after_header` were sent.
     pub(super) fn exchange_pair(
         &mut self,
@@ -189,9 +189,10 @@ impl Agreement {
 
     /// The list of counts after the header of the participant `rank` in the last [`exchange`](Self::exchange).
     pub(super) fn counts(&self, rank: usize) -> Vec<u64> {
-        let bytes = self.inline(rank).chunks_exact(8);
-        bytes
-            .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]))
+        let (counts, _) = self.inline(rank).as_chunks::<8>();
+        counts
+            .iter()
+            .map(|count| u64::from_le_bytes(*count))
             .collect()
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn all_reduce(
     let longest = parts.iter().map(Range::len).max().unwrap_or(0);
     let rounds = segments(longest);
     scratch.resize(SEGMENT.min(longest) * (size - 1), 0);
-    // Round r: contributions of segment r, results of segment r - 1.
+    // Round r exchanges the contributions to segment r and the results of segment r - 1.
     for round in 0..=rounds {
         let mine = segment(&parts[rank], round);
         {

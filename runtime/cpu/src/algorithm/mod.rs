@@ -160,8 +160,8 @@ fn choose(
     position: Position,
     allows: impl Fn(Algorithm) -> bool,
 ) -> Algorithm {
-    let small = small_input(collective, position).is_some();
-    let is_inline = small && small_inputs_len(collective, position) <= MAX_NOTICED;
+    let is_small = small_input(collective, position).is_some();
+    let is_inline = is_small && small_inputs_len(collective, position) <= MAX_NOTICED;
     let (pattern, bytes) = extent(collective, position);
     plan.choose(pattern, bytes, |algorithm| match algorithm {
         Algorithm::Notice => is_inline,
@@ -185,7 +185,8 @@ fn extent(collective: &Collective<'_>, position: Position) -> (Pattern, usize) {
             let bytes = (0..size).map(|rank| inputs.part(rank).len()).sum();
             (Pattern::ReduceScatter, bytes)
         }
-        // Of lists, a rank knows only its own; over channels each of these has one algorithm for all sizes.
+        // If parts differ, a rank knows only the sizes of its own. The size does not matter then: over channels, each
+        // of these patterns has one algorithm for all sizes.
         Collective::AllToAll { inputs, .. } => {
             let each = inputs.part(position.rank).len();
             (Pattern::AllToAll, each.saturating_mul(size))

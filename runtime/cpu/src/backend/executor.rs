@@ -129,7 +129,7 @@ pub(crate) enum ExecutorKind {
 struct ExecutorState {
     queue: Mutex<Queue>,
     /// Number of operations that were issued, plus the number of calls of [`Executor::close`]. A polling thread watches
-    /// it.
+    /// this number.
     issued: AtomicU64,
     /// Notified for the thread that waits for tasks.
     task_queued: Condvar,
@@ -144,7 +144,7 @@ struct Queue {
     tasks: VecDeque<Task>,
     /// Number of operations that were issued and have not ended.
     open: usize,
-    closed: bool,
+    is_closed: bool,
     /// Number of threads that wait until no operation is open.
     draining: usize,
     /// How the thread sleeps; `None` if it is awake, so that the system call of a wake-up is saved.
@@ -196,7 +196,7 @@ impl Executor {
         }
         let mut requests = Vec::new();
         let mut queue = lock(&self.shared.queue);
-        if queue.closed {
+        if queue.is_closed {
             return Err(Error::new(ErrorKind::Closed, "the group was shut down"));
         }
         if self.kind == ExecutorKind::P2p {
@@ -237,7 +237,8 @@ impl Executor {
                 ExecutorKind::Collective => run_collectives(&shared, &group),
                 ExecutorKind::P2p => run_p2p(&shared, &group),
             });
-        *thread = Some(started.map_err(|e| Error::io("cannot start a group's thread", e))?);
+        let started = started.map_err(|error| Error::io("cannot start a group's thread", error));
+        *thread = Some(started?);
         Ok(())
     }
 
@@ -262,7 +263,7 @@ impl Executor {
     /// itself, since it held the last reference to the group, is not joined and ends by itself.
     pub(crate) fn close(&self) {
         let mut queue = lock(&self.shared.queue);
-        queue.closed = true;
+        queue.is_closed = true;
         self.shared.issued.fetch_add(1, Ordering::Release);
         self.shared.wake(queue);
         let thread = lock(&self.thread).take();
@@ -306,7 +307,7 @@ impl ExecutorState {
         loop {
             let before = self.issued.load(Ordering::Acquire);
             let mut queue = lock(&self.queue);
-            if !queue.tasks.is_empty() || queue.closed {
+            if !queue.tasks.is_empty() || queue.is_closed {
                 return queue;
             }
             drop(queue);
@@ -316,7 +317,7 @@ impl ExecutorState {
                     continue;
                 }
                 queue = lock(&self.queue);
-                while queue.tasks.is_empty() && !queue.closed {
+                while queue.tasks.is_empty() && !queue.is_closed {
                     queue.asleep = Some(Sleep::Condvar);
                     let woken = self.task_queued.wait(queue);
                     queue = woken.unwrap_or_else(PoisonError::into_inner);
@@ -363,7 +364,7 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
         }
         drop(queue);
 
-        let (mut moved, mut failed) = (false, false);
+        let (mut has_advanced, mut has_failed) = (false, false);
         let mut index = 0;
         while index < active.len() {
             let task = &mut active[index];
@@ -371,8 +372,8 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
             let mut requests = task.requests.iter_mut();
             let advanced = group.p2p.advance(&mut task.op, &mut requests, &mut policy);
             let outcome = match advanced {
-                Ok(has_moved) => {
-                    moved |= has_moved;
+                Ok(advanced_now) => {
+                    has_advanced |= advanced_now;
                     p2p::outcome(&mut task.requests)
                 }
                 Err(failure) => Some(Err(failure)),
@@ -389,14 +390,14 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
                 (None, Err(stopped)) => Err(stopped.into()),
             };
             // After a failure, the record keeps the ranks that this rank waited for.
-            failed |= outcome.is_err();
+            has_failed |= outcome.is_err();
             let task = active.remove(index);
             let result = group.finish_p2p(&task.requests, task.began, outcome);
             shared.end(task, result);
-            moved = true;
+            has_advanced = true;
         }
-        if moved || active.is_empty() {
-            if !noted.is_empty() && !failed {
+        if has_advanced || active.is_empty() {
+            if !noted.is_empty() && !has_failed {
                 group.mesh.links().end_wait(&noted);
                 noted.clear();
             }

@@ -144,9 +144,9 @@ impl CpuGroup {
                 peer,
                 address,
                 kind,
-                why,
+                reason,
             } => {
-                let message = format!("{address}, the address of rank {peer}, refused: {why}");
+                let message = format!("{address}, the address of rank {peer}, refused: {reason}");
                 Error::new(kind, message).with_rank(peer)
             }
             Failure::Address { peer, text } => Error::new(
@@ -206,7 +206,7 @@ impl CpuGroup {
                 // there was a reason broke by itself, and if that reason is another broken channel of the
                 // same rank, then that rank is what the two have in common.
                 if !is_first_look && self.names_running_ranks(&reason, rank, &mut policy) {
-                    return with_cause(ended(rank, still_runs), cause);
+                    return with_cause(connection_ended(rank, still_runs), cause);
                 }
                 return reason;
             }
@@ -216,13 +216,13 @@ impl CpuGroup {
                 Ok(_) | Err(Failure::Gone(..)) if Instant::now() < deadline => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
-                Ok(_) => return with_cause(ended(rank, still_runs), cause),
+                Ok(_) => return with_cause(connection_ended(rank, still_runs), cause),
                 Err(Failure::Interrupted(_) | Failure::Late(_)) if Instant::now() < deadline => {}
                 Err(Failure::Io(error)) => {
                     let message = format!("cannot find out whether rank {rank} is gone");
                     return Error::io(message, error);
                 }
-                Err(_) => return with_cause(ended(rank, false), cause),
+                Err(_) => return with_cause(connection_ended(rank, false), cause),
             }
         }
     }
@@ -336,12 +336,12 @@ impl WaitingPeers {
 
 /// The error of a connection that ended. It does not say which end closed it: a read that follows a broken connection's
 /// error sees the same end as one that follows the peer's closing.
-fn ended(rank: Rank, still_runs: bool) -> Error {
-    let runs = match still_runs {
+fn connection_ended(rank: Rank, still_runs: bool) -> Error {
+    let addition = match still_runs {
         true => ", but its process still runs",
         false => "",
     };
-    let message = format!("the connection to rank {rank} ended{runs}");
+    let message = format!("the connection to rank {rank} ended{addition}");
     Error::new(ErrorKind::PeerLost, message).with_rank(rank)
 }
 

@@ -51,11 +51,11 @@ pub(crate) struct CpuGroup {
 
 /// The implementation that runs the collectives of a group.
 pub(crate) enum CollectiveEngine {
-    /// All its ranks share memory.
+    /// All ranks of the group share memory.
     ShmExchange(ShmEngine),
-    /// None of its ranks share memory, or all do but the segment has no space for the group.
+    /// No ranks of the group share memory, or all do but the segment has no space for the group.
     Channels(Box<ChannelEngine>),
-    /// Its ranks are on several hosts, and those of at least one host share memory.
+    /// The ranks of the group are on several hosts, and those of at least one host share memory.
     Hosts(Box<HostsEngine>),
 }
 
@@ -199,7 +199,7 @@ impl CpuGroup {
         };
         let mut policy = self.policy(&call);
         let taken = self.sequencer.take(call.turn, &mut policy);
-        let waited = taken.map_err(|why| self.fail(why.into()))?;
+        let waited = taken.map_err(|interruption| self.fail(interruption.into()))?;
         started(waited);
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         let result = for_each_step(op, &place, &mut |step| engine.run(step, place, &mut policy));

@@ -1,7 +1,7 @@
 //! Refuses the operation of a rank that comes after other members have given up the group, or that ends it after they
 //! have given up that operation.
 //!
-//! Data that those ranks sent before may be waiting in sockets and in shared memory, with space to send to them:
+//! Data that those members sent before may be waiting in sockets and in shared memory, with space to send to them:
 //! without this check such an operation could complete on the late rank alone. Collectives in shared memory need no
 //! check, since their ranks decide each phase together. In all other operations, a member that has given up has cut
 //! its connections, or marked the shared memory, after it had left its reason in the store.
@@ -95,7 +95,7 @@ impl CpuGroup {
     /// [`end_collective`](Self::end_collective).
     ///
     /// # Blocking
-    /// As [`fail`](Self::fail), after such a member was found.
+    /// Like [`fail`](Self::fail), after such a member was found.
     #[inline]
     pub(super) fn refuse_late_collective(&self) -> Result<u64> {
         if self.is_in_memory {
@@ -115,7 +115,7 @@ impl CpuGroup {
     /// # Blocking
     /// Not at all after a collective shorter than [`PROMPT`]. After others, while the store is asked: for
     /// [`REASON_TIME`] at most if a connection of the group is closed, for [`LOOK_TIME`] if the collective was
-    /// [`LONG`]; then as [`fail`](Self::fail), if a member has given up.
+    /// [`LONG`]; then like [`fail`](Self::fail), if a member has given up.
     #[inline]
     pub(super) fn end_collective(&self, call: &Call, began: u64) -> Result<()> {
         if self.is_in_memory {
@@ -154,18 +154,18 @@ impl CpuGroup {
     /// sends has left. What a member sent before it left cleanly may still be received.
     ///
     /// # Blocking
-    /// As [`fail`](Self::fail), after such a member was found; for the store's answer if one has left cleanly.
+    /// Like [`fail`](Self::fail), after such a member was found; for the store's answer if one has left cleanly.
     #[inline]
     pub(super) fn refuse_late_message(&self, op: &Op<'_>) -> Result<()> {
         if let Op::Coalesced(ops) = op {
             return ops.iter().try_for_each(|op| self.refuse_late_message(op));
         }
-        let sends = op.op_type().pattern() == Pattern::Send;
+        let is_send = op.op_type().pattern() == Pattern::Send;
         match op.peer() {
-            Peer::Rank(peer) => self.refuse_if_left(peer as usize, sends),
+            Peer::Rank(peer) => self.refuse_if_left(peer as usize, is_send),
             Peer::Any => {
                 let mut others = (0..self.ranks.len()).filter(|&peer| peer != self.rank);
-                others.try_for_each(|peer| self.refuse_if_left(peer, sends))
+                others.try_for_each(|peer| self.refuse_if_left(peer, is_send))
             }
             Peer::None => Ok(()),
         }
@@ -173,7 +173,7 @@ impl CpuGroup {
 
     /// Fails if this member has given up the group, or if it has left and the operation sends to it.
     #[inline]
-    fn refuse_if_left(&self, peer: usize, sends: bool) -> Result<()> {
+    fn refuse_if_left(&self, peer: usize, is_send: bool) -> Result<()> {
         let has_closed = match (self.p2p.place_in_memory(peer), &self.close_guard) {
             (Some(place), Some(guard)) => guard.has_left(place),
             _ => {
@@ -182,7 +182,7 @@ impl CpuGroup {
             }
         };
         if has_closed {
-            self.refuse_closed(self.ranks[peer], sends)
+            self.refuse_closed(self.ranks[peer], is_send)
         } else {
             Ok(())
         }
@@ -200,16 +200,16 @@ impl CpuGroup {
         found
     }
 
-    /// Works as [`refuse_if_left`](Self::refuse_if_left) for a member that has closed its connection.
+    /// Works like [`refuse_if_left`](Self::refuse_if_left) for a member that has closed its connection.
     #[cold]
-    fn refuse_closed(&self, rank: Rank, sends: bool) -> Result<()> {
+    fn refuse_closed(&self, rank: Rank, is_send: bool) -> Result<()> {
         let lock = || {
             self.punctuality
                 .left
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
         };
-        if !sends {
+        if !is_send {
             if lock().contains(&rank) {
                 return Ok(());
             }

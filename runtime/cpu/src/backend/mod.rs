@@ -65,7 +65,7 @@ impl CpuFactory {
         Ok(factory)
     }
 
-    /// Works as [`open`](Self::open), but does not publish the address: the caller writes the
+    /// Works like [`open`](Self::open), but does not publish the address: the caller writes the
     /// [announcement](BackendFactory::announcement) to the store.
     ///
     /// # Errors
@@ -279,8 +279,8 @@ impl Backend for CpuBackend {
     /// Memory that a group of this world allocated needs no registration, but may be registered. Other
     /// memory cannot be registered, since other processes cannot map it.
     fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
-        let known = self.group.mesh.registry().has(memory);
-        match memory.owner().filter(|_| known) {
+        let is_known = self.group.mesh.registry().has(memory);
+        match memory.owner().filter(|_| is_known) {
             Some(owner) => Ok(Registration {
                 id: memory.as_ptr().addr() as u64,
                 owner: owner.clone(),

@@ -276,7 +276,7 @@ impl Channels {
             }
             let pause = policy
                 .pause()
-                .map_err(|why| self.interrupted(why, transfers))?;
+                .map_err(|interruption| self.interrupted(interruption, transfers))?;
             match pause {
                 Pause::Poll => {}
                 Pause::Sleep(time) => {
@@ -329,16 +329,18 @@ impl Channels {
     }
 
     /// Returns the failure for an interrupted wait; after the deadline, it names the ranks that were waited for.
-    fn interrupted(&self, why: Interrupted, transfers: &[Transfer<'_>]) -> Failure {
-        if !matches!(why, Interrupted::TimedOut) {
-            return why.into();
+    fn interrupted(&self, interruption: Interrupted, transfers: &[Transfer<'_>]) -> Failure {
+        if !matches!(interruption, Interrupted::TimedOut) {
+            return interruption.into();
         }
         Failure::Late(self.missing(transfers))
     }
 
     /// The ranks for which these transfers wait.
     fn missing(&self, transfers: &[Transfer<'_>]) -> Vec<Rank> {
-        let missing = transfers.iter().filter_map(|t| t.receives().or(t.sends()));
+        let missing = transfers
+            .iter()
+            .filter_map(|transfer| transfer.receives().or(transfer.sends()));
         let mut missing: Vec<Rank> = missing.map(|peer| self.ranks[peer]).collect();
         missing.sort_unstable();
         missing.dedup();
@@ -347,12 +349,12 @@ impl Channels {
 
     /// Moves the bytes that can be moved now; returns whether any were moved.
     fn advance(&mut self, transfers: &mut [Transfer<'_>]) -> Result<bool, Failure> {
-        let mut moved = false;
+        let mut has_moved = false;
         self.receiving.fill(false);
         self.sending.fill(false);
         for transfer in transfers {
             if let Transfer::Swap(swap) = transfer {
-                moved |= self.advance_swap(swap)?;
+                has_moved |= self.advance_swap(swap)?;
                 continue;
             }
             if let Some(peer) = transfer.receives()
@@ -372,7 +374,7 @@ impl Channels {
                     .read(&mut bytes[*done..])
                     .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += count;
-                moved |= count > 0;
+                has_moved |= count > 0;
                 // If this transfer is done, the next one in the list may use the channel in this pass.
                 self.receiving[peer] = *done < bytes.len();
             }
@@ -398,11 +400,11 @@ impl Channels {
                 };
                 let count = count.map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
                 *done += count;
-                moved |= count > 0;
+                has_moved |= count > 0;
                 self.sending[peer] = transfer.sends().is_some();
             }
         }
-        Ok(moved)
+        Ok(has_moved)
     }
 
     /// Moves bytes in both directions, unless an earlier transfer of the list occupies the channel.
@@ -414,11 +416,11 @@ impl Channels {
             return Ok(false);
         }
         let channel = self.channels[peer].as_mut().ok_or(Failure::Closed)?;
-        let moved = swap
+        let has_moved = swap
             .advance(channel)
             .map_err(|error| Failure::Gone(self.ranks[peer], Some(error)))?;
         self.receiving[peer] = swap.receives();
         self.sending[peer] = swap.sends();
-        Ok(moved)
+        Ok(has_moved)
     }
 }

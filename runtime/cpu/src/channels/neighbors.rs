@@ -47,8 +47,8 @@ impl Neighbors {
     pub(crate) fn channel(&self, peer: usize, mut sockets: Vec<Wire>) -> io::Result<Channel> {
         match (self.place_of(peer), sockets.pop()) {
             // A doorbell carries no data, so it needs no TLS after the handshake.
-            (Some((streams, place)), Some(bell)) => {
-                streams.open(place, bell.socket).map(Channel::Shm)
+            (Some((streams, place)), Some(doorbell)) => {
+                streams.open(place, doorbell.socket).map(Channel::Shm)
             }
             (_, last) => {
                 sockets.extend(last);

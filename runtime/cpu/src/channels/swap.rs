@@ -23,7 +23,7 @@ pub(crate) struct Swap<'a> {
     sent: usize,
     received: usize,
     /// Number of bytes that were combined. No byte is combined before it was sent, since the peer needs the original.
-    done: usize,
+    combined: usize,
     /// Received bytes; those from `start` on are not combined yet.
     scratch: &'a mut [u8],
     start: usize,
@@ -49,7 +49,7 @@ impl<'a> Swap<'a> {
             combine,
             sent,
             received: 0,
-            done: 0,
+            combined: 0,
             scratch,
             start: 0,
         }
@@ -66,7 +66,7 @@ impl<'a> Swap<'a> {
 
     /// Where the next received bytes go in `scratch`.
     fn end(&self) -> usize {
-        self.start + self.received - self.done
+        self.start + self.received - self.combined
     }
 
     /// Whether more can be received now: bytes are missing, and `scratch` is not full. `scratch` is full only while
@@ -103,11 +103,11 @@ impl<'a> Swap<'a> {
         if ready < self.bytes.len() {
             ready -= ready % BLOCK;
         }
-        let count = ready.saturating_sub(self.done);
+        let count = ready.saturating_sub(self.combined);
         if count > 0 {
             let theirs = &self.scratch[self.start..self.start + count];
-            (self.combine)(&mut self.bytes[self.done..ready], theirs);
-            self.done = ready;
+            (self.combine)(&mut self.bytes[self.combined..ready], theirs);
+            self.combined = ready;
             self.start += count;
         }
         let end = self.end();

@@ -137,8 +137,8 @@ impl std::fmt::Display for OpHeader {
             write!(f, " ({reduce})")?;
         }
         if self.part.1 > 1 {
-            let nth = u64::from(self.part.0) + 1;
-            write!(f, ", buffer {nth} of {}", self.part.1)?;
+            let number = u64::from(self.part.0) + 1;
+            write!(f, ", buffer {number} of {}", self.part.1)?;
         }
         if self.op.pattern() != Pattern::Barrier {
             write!(f, " of {} {}", self.count.max(self.own_count), self.dtype)?;
@@ -174,7 +174,7 @@ pub(crate) fn compare(op_headers: &[OpHeader]) -> Result<(), Disagreement> {
     let votes = |op_header: &OpHeader| {
         op_headers
             .iter()
-            .filter(|n| n.agrees_with(op_header))
+            .filter(|other| other.agrees_with(op_header))
             .count()
     };
     let most_votes = op_headers.iter().map(votes).max().unwrap_or(0);
@@ -235,9 +235,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_decode_to_none_or_to_a_comparable_header(bytes: [[u8; 8]; OP_HEADER_LEN / 8], magic: bool) {
+        fn any_bytes_decode_to_none_or_to_a_comparable_header(bytes: [[u8; 8]; OP_HEADER_LEN / 8], has_magic: bool) {
             let mut bytes: [u8; OP_HEADER_LEN] = bytes.concat().try_into().unwrap();
-            if magic {
+            if has_magic {
                 bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
             }
             if let Some(op_header) = OpHeader::decode(&bytes) {

@@ -173,7 +173,8 @@ fn perform_one(
             let dtype = inputs.first().map_or(DType::U8, Buffer::dtype);
             let typed = OpHeader { dtype, ..op_header };
             let (op_header, lists, inputs, outputs) = if let Some((sent, received)) = splits {
-                let lists = sent.iter().chain(received).map(|&n| n as u64).collect();
+                let counts = sent.iter().chain(received);
+                let lists = counts.map(|&count| count as u64).collect();
                 let inputs = cut(&inputs[0], sent)?;
                 let outputs = cut_mut(&mut outputs[0], received)?;
                 (typed, lists, Inputs::List(inputs), Outputs::List(outputs))
@@ -245,7 +246,9 @@ fn reduce_scatter_list(
     let bytes = readable(inputs)?;
     let copies: Vec<Vec<u8>>;
     let inputs = if by.op == ReduceOp::PremulSum {
-        let scaled = bytes.iter().filter_map(|b| premultiplied(by, b, factor).1);
+        let scaled = bytes
+            .iter()
+            .filter_map(|input| premultiplied(by, input, factor).1);
         copies = scaled.collect();
         by.op = ReduceOp::Sum;
         copies.iter().map(Vec::as_slice).collect()
@@ -362,7 +365,7 @@ fn cut<'a>(buffer: &'a Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a [u8]>, Fa
     Ok(parts.collect())
 }
 
-/// Works as [`cut`], but returns parts to write to.
+/// Works like [`cut`], but returns parts to write to.
 fn cut_mut<'a>(buffer: &'a mut Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a mut [u8]>, Failure> {
     let element = buffer.dtype().size().unwrap_or(1);
     let mut rest = bytes_to_fill(buffer).map_err(argument_failure)?;
@@ -395,7 +398,7 @@ fn premultiply(by: Combination, data: &mut [u8], factor: f64) -> Combination {
     }
 }
 
-/// Works as [`premultiply`], on a copy of `data`; the copy is `None` if nothing was multiplied.
+/// Works like [`premultiply`], on a copy of `data`; the copy is `None` if nothing was multiplied.
 fn premultiplied(by: Combination, data: &[u8], factor: f64) -> (Combination, Option<Vec<u8>>) {
     if by.op != ReduceOp::PremulSum {
         return (by, None);

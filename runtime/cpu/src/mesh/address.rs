@@ -114,7 +114,7 @@ struct Interfaces(Vec<Interface>);
 impl Interfaces {
     fn of_host() -> Result<Self> {
         let found = nix::ifaddrs::getifaddrs()
-            .map_err(|e| Error::io("cannot list the network interfaces", e))?;
+            .map_err(|error| Error::io("cannot list the network interfaces", error))?;
         let mut interfaces: Vec<Interface> = Vec::new();
         for entry in found {
             let name = entry.interface_name;
@@ -140,10 +140,10 @@ impl Interfaces {
     /// Returns an address of the interface `name`: `route`, the address that leads to the store, if the interface has
     /// it; else the first of the same family; else the first.
     fn address_on(&self, name: &str, route: Option<IpAddr>) -> Result<IpAddr> {
-        let refuse = |why: &str| {
+        let refuse = |reason: &str| {
             Error::new(
                 ErrorKind::InvalidArgument,
-                format!("cannot use the network interface {name:?}: {why}. There are {self}"),
+                format!("cannot use the network interface {name:?}: {reason}. There are {self}"),
             )
         };
         let interface = self.0.iter().find(|interface| interface.name == name);

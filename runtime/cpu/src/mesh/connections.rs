@@ -49,7 +49,7 @@ pub(crate) struct Mesh {
     watched: Mutex<HashMap<Rank, WatchedPeer>>,
     /// The first failure of one of the groups of this rank since the newest group was made.
     failure: Mutex<Option<Error>>,
-    closed: AtomicBool,
+    is_closed: AtomicBool,
     wake: Arc<OwnedFd>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -84,15 +84,15 @@ impl Mesh {
         world: &WorldContext,
         address: IpAddr,
     ) -> Result<(Arc<Self>, KeysToPublish)> {
-        let listener = TcpListener::bind((address, 0))
-            .map_err(|e| Error::io(format!("cannot listen on {address} for other ranks"), e))?;
-        let cannot = "cannot prepare the port for other ranks";
-        listener
-            .set_nonblocking(true)
-            .map_err(|e| Error::io(cannot, e))?;
-        let address = listener.local_addr().map_err(|e| Error::io(cannot, e))?;
+        let listener = TcpListener::bind((address, 0)).map_err(|error| {
+            let message = format!("cannot listen on {address} for other ranks");
+            Error::io(message, error)
+        })?;
+        let port_error = |error| Error::io("cannot prepare the port for other ranks", error);
+        listener.set_nonblocking(true).map_err(port_error)?;
+        let address = listener.local_addr().map_err(port_error)?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| Error::io(cannot, e))?;
+            .map_err(|error| port_error(error.into()))?;
         let wake = Arc::new(wake);
         let identity = Identity::new(world.rank, world.world_size, &world.job, &world.secret);
         let shared = Arc::new(ListenerState {
@@ -113,7 +113,7 @@ impl Mesh {
         let thread = std::thread::Builder::new()
             .name("rcomm/mesh".into())
             .spawn(move || listener.work())
-            .map_err(|e| Error::io("cannot start the thread rcomm/mesh", e))?;
+            .map_err(|error| Error::io("cannot start the thread rcomm/mesh", error))?;
         let mesh = Arc::new(Self {
             identity,
             tls: world.tls.clone(),
@@ -127,7 +127,7 @@ impl Mesh {
             wait_mode: OnceLock::new(),
             watched: Mutex::new(HashMap::new()),
             failure: Mutex::default(),
-            closed: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
             wake,
             thread: Mutex::new(Some(thread)),
         });
@@ -150,7 +150,7 @@ impl Mesh {
 
     /// Stops listening and ends the thread. Channels that were handed over stay open.
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.is_closed.store(true, Ordering::Release);
         self.shared.stop.store(true, Ordering::Release);
         // Only a full counter refuses the write, and then the thread is already awake.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
@@ -232,7 +232,7 @@ impl Mesh {
         request: ChannelRequest,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Vec<Wire>, Failure> {
-        if self.closed.load(Ordering::Acquire) {
+        if self.is_closed.load(Ordering::Acquire) {
             return Err(Failure::Closed);
         }
         let handshakes = (0..request.streams as u32).map(|stream| Handshake {
@@ -251,7 +251,7 @@ impl Mesh {
             .collect()
     }
 
-    /// Works as [`connect`](Self::connect), but the lower rank does not wait: it gets `None` if the peer has
+    /// Works like [`connect`](Self::connect), but the lower rank does not wait: it gets `None` if the peer has
     /// not connected all sockets yet. The higher rank dials and waits for the handshakes in either case.
     pub(crate) fn try_connect(
         &self,
@@ -288,7 +288,7 @@ impl Mesh {
         }
     }
 
-    /// Works as [`is_gone`](Self::is_gone), but fails with `Failure::Gone` if a new connection broke, and with
+    /// Works like [`is_gone`](Self::is_gone), but fails with `Failure::Gone` if a new connection broke, and with
     /// `Failure::Store` if the store was needed and failed.
     pub(crate) fn find_gone(
         &self,
@@ -368,8 +368,8 @@ impl Mesh {
             }
             policy
                 .check()
-                .map_err(|why| Failure::of_wait_for(handshake.to, why))?;
-            if self.closed.load(Ordering::Acquire) {
+                .map_err(|interruption| Failure::of_wait_for(handshake.to, interruption))?;
+            if self.is_closed.load(Ordering::Acquire) {
                 return Err(Failure::Closed);
             }
             if began.elapsed() >= LIVENESS_CHECK {
@@ -403,7 +403,7 @@ impl Mesh {
         let stream = loop {
             policy
                 .check()
-                .map_err(|why| Failure::of_wait_for(handshake.to, why))?;
+                .map_err(|interruption| Failure::of_wait_for(handshake.to, interruption))?;
             // A host that does not answer must not hold up a caller beyond its own deadline. Zero is refused.
             let time = policy.time_left().clamp(SHORTEST_TRY, CONNECT_TIME);
             match TcpStream::connect_timeout(&address, time) {
@@ -443,7 +443,7 @@ impl Mesh {
             peer: handshake.to,
             address,
             kind: Decision::kind_of(decision),
-            why: Decision::reason_of(decision).into(),
+            reason: Decision::reason_of(decision).into(),
         };
         let word = [answer[0], answer[1], answer[2], answer[3]];
         match Decision::from_bytes(word) {
@@ -578,11 +578,11 @@ impl HandshakeStream<'_, '_> {
     fn failed(&self, error: io::Error) -> Failure {
         match TlsError::of(&error) {
             Some(TlsError::Closed) | None => Failure::Gone(self.peer, Some(error)),
-            Some(why) => Failure::Refused {
+            Some(refusal) => Failure::Refused {
                 peer: self.peer,
                 address: self.address,
                 kind: ErrorKind::Unauthorized,
-                why: why.to_string().into(),
+                reason: refusal.to_string().into(),
             },
         }
     }
@@ -590,7 +590,7 @@ impl HandshakeStream<'_, '_> {
     fn wait(&mut self, event: PollFlags) -> Result<(), Failure> {
         self.policy
             .check()
-            .map_err(|why| Failure::of_wait_for(self.peer, why))?;
+            .map_err(|interruption| Failure::of_wait_for(self.peer, interruption))?;
         let mut socket = [PollFd::new(&self.wire.socket, event)];
         match rustix::event::poll(&mut socket, Some(&milliseconds(10))) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -1,6 +1,6 @@
 //! The first bytes on a data connection: which rank calls which, for which group, with proof of the secret.
 //!
-//! | from | bytes | what |
+//! | from | bytes | contents |
 //! |---|---|---|
 //! | dialer | 88 | [`Handshake`]: magic, version, kind, world size, ranks, stream, group, job, nonce |
 //! | acceptor | 68 | [`Decision`], the acceptor's nonce, HMAC over the handshake and this nonce |
@@ -137,12 +137,12 @@ impl Identity {
             .chain_update(b"rcomm job\0")
             .chain_update(job)
             .finalize();
-        let mut short = [0; 16];
-        short.copy_from_slice(&digest[..16]);
+        let mut job_hash = [0; 16];
+        job_hash.copy_from_slice(&digest[..16]);
         Self {
             rank,
             world_size,
-            job: short,
+            job: job_hash,
             secret: secret.derive("data connections"),
         }
     }
@@ -291,8 +291,8 @@ mod tests {
             let dialer = Identity::new(3, 4, "job", &secret());
             let mut bytes = handshake().encode(&dialer, &[7; 32]);
             bytes[kept..].copy_from_slice(&random[kept..]);
-            let me = Identity::new(1, 4, "job", &secret());
-            if let Ok(read) = Handshake::decode(&bytes, &me) {
+            let acceptor = Identity::new(1, 4, "job", &secret());
+            if let Ok(read) = Handshake::decode(&bytes, &acceptor) {
                 prop_assert!(read.to == 1 && read.from < 4);
             }
         }
@@ -310,9 +310,9 @@ mod tests {
         assert_eq!(read(1, 4, "other"), Err(Decision::OtherJob));
         let mut corrupted = bytes;
         corrupted[0] ^= 1;
-        let me = Identity::new(1, 4, "job", &secret());
+        let acceptor = Identity::new(1, 4, "job", &secret());
         assert_eq!(
-            Handshake::decode(&corrupted, &me),
+            Handshake::decode(&corrupted, &acceptor),
             Err(Decision::OtherProtocol)
         );
     }

@@ -152,12 +152,13 @@ impl Host {
     ) -> Result<SegmentServer> {
         let id = world.config.host_id.as_deref();
         let name = boot.and_then(|boot| name(&boot, id));
-        self.name = name.map_err(|e| Error::io("cannot tell this host from others", e))?;
+        self.name = name.map_err(|error| Error::io("cannot tell this host from others", error))?;
         let maker_key = format!("cpu/host/{}", self.name);
-        let cannot = |e| Error::io("cannot share memory with the ranks of this host", e);
+        let sharing_error =
+            |error| Error::io("cannot share memory with the ranks of this host", error);
         // Every rank listens before it writes to the store, so that the others can connect at once to the rank that
         // wrote first.
-        let (socket, listener) = listen().map_err(cannot)?;
+        let (socket, listener) = listen().map_err(sharing_error)?;
         let own_entry = format!("{} {socket}", world.rank);
         let stored = {
             let (key, entry) = (maker_key.clone(), own_entry.clone());
@@ -170,7 +171,7 @@ impl Host {
         if stored == own_entry.as_bytes() {
             // If the segment cannot be made, this rank stops listening, and so the others share no memory either.
             let segment = Segment::create(world.rank, world.world_size as usize);
-            let segment = Arc::new(segment.map_err(cannot)?);
+            let segment = Arc::new(segment.map_err(sharing_error)?);
             self.segment = Some(segment.clone());
             return Ok(Some((listener, segment)));
         }
@@ -183,9 +184,10 @@ impl Host {
                 format!("the store has {stored:?} under {maker_key}"),
             )
         })?;
-        let segment = request_segment(identity, maker, socket, world.world_size).map_err(|e| {
+        let segment = request_segment(identity, maker, socket, world.world_size);
+        let segment = segment.map_err(|error| {
             let message = format!("cannot share memory with rank {maker} of this host");
-            Error::io(message, e).with_rank(maker)
+            Error::io(message, error).with_rank(maker)
         })?;
         self.segment = Some(Arc::new(segment));
         Ok(None)
@@ -198,7 +200,8 @@ impl Host {
     /// Those of the store.
     pub(crate) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
         let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_here = |rank| self.segment.as_ref().is_some_and(|s| s.has_entered(rank));
+        let segment = self.segment.as_ref();
+        let is_here = |rank| segment.is_some_and(|segment| segment.has_entered(rank));
         let unknown = |rank: &Rank| !is_here(*rank) && !known.contains_key(rank);
         let mut unread: Vec<Rank> = ranks.iter().copied().filter(unknown).collect();
         if let (false, true, Some(segment)) =
@@ -264,12 +267,12 @@ impl Host {
         if error.kind() == ErrorKind::Timeout {
             let ranks = absent.clone();
             let look = move |store: &dyn Store| {
-                let come = |rank: &Rank| store.check(&[&host_key(*rank)]);
-                ranks.iter().map(come).collect::<Result<Vec<bool>>>()
+                let has_note = |rank: &Rank| store.check(&[&host_key(*rank)]);
+                ranks.iter().map(has_note).collect::<Result<Vec<bool>>>()
             };
-            if let Ok(come) = StoreQuery::within(&self.store, LOOK_TIME, look) {
-                let mut come = come.into_iter();
-                absent.retain(|_| come.next() != Some(true));
+            if let Ok(have_notes) = StoreQuery::within(&self.store, LOOK_TIME, look) {
+                let mut have_notes = have_notes.into_iter();
+                absent.retain(|_| have_notes.next() != Some(true));
             }
         }
         if absent.is_empty() {

@@ -32,6 +32,7 @@ const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// How long a caller whose TLS was refused may take to read why.
 const REASON_TIME: Duration = Duration::from_secs(2);
 
+/// Identifies one socket of a channel that another rank opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ChannelId {
     pub(super) group: u64,
@@ -80,7 +81,8 @@ pub(super) struct Listener {
     wake: Arc<OwnedFd>,
     pending: Vec<PendingHandshake>,
     limits: Limits,
-    /// Callers whose TLS was refused: a socket that is closed with bytes unread is reset, and the reason lost.
+    /// Callers whose TLS was refused, each with the time of the refusal. Their sockets stay open for a while: closing a
+    /// socket with unread bytes resets it, and the caller loses the reason.
     without_tls: Vec<(TcpStream, Instant)>,
 }
 
@@ -171,6 +173,7 @@ struct PendingHandshake {
     answered: Option<(Handshake, [u8; HANDSHAKE_LEN], [u8; 32])>,
 }
 
+/// How far a handshake got.
 enum HandshakeProgress {
     /// Not all bytes have arrived yet.
     More,
@@ -354,9 +357,9 @@ impl Listener {
         let mut index = 0;
         while index < self.pending.len() {
             let outcome = self.pending[index].read_handshake(&self.identity);
-            let expired = self.pending[index].since.elapsed() > HANDSHAKE_TIME;
+            let has_expired = self.pending[index].since.elapsed() > HANDSHAKE_TIME;
             match outcome {
-                HandshakeProgress::More if !expired => index += 1,
+                HandshakeProgress::More if !has_expired => index += 1,
                 HandshakeProgress::Channel(id) => {
                     let handshake = self.pending.swap_remove(index);
                     // The welcome is sent before another thread gets the channel, since that thread may write at
@@ -522,8 +525,8 @@ mod tests {
 
     const GROUP: u64 = 7;
 
-    /// The handshake of rank 3 with rank 1 at this port; returns the first four bytes of the last answer.
-    fn meet(port: u16, dialer: &Identity) -> [u8; 4] {
+    /// Performs the handshake of rank 3 with rank 1 at this port; returns the last answer.
+    fn shake_hands(port: u16, dialer: &Identity) -> [u8; 4] {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream.set_read_timeout(Some(HANDSHAKE_TIME / 2)).unwrap();
         let handshake = Handshake {
@@ -571,7 +574,7 @@ mod tests {
         // Twice as many as there is room for in all.
         let idle = |_| TcpStream::connect(("127.0.0.1", port)).unwrap();
         let mut idle: Vec<TcpStream> = (0..16).map(idle).collect();
-        let welcome = meet(port, &identity(3));
+        let welcome = shake_hands(port, &identity(3));
         assert_eq!(welcome, Decision::Welcome.to_bytes());
         let id = ChannelId {
             group: GROUP,

@@ -27,9 +27,10 @@ pub(crate) type KeysToPublish = Vec<(String, Vec<u8>)>;
 /// The result of a check whether a peer still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerState {
-    /// It has dropped its mesh, or its process has ended: it closed a connection, or nothing listens at its address.
+    /// The peer has dropped its mesh, or its process has ended: it closed a connection, or nothing listens at its
+    /// address.
     Gone,
-    /// It has answered just now.
+    /// The peer has answered just now.
     Runs,
     /// The check showed neither.
     Unknown,

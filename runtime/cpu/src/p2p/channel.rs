@@ -58,7 +58,7 @@ pub(super) enum Outgoing {
 
 /// A receive that no message has matched yet.
 #[derive(Clone, Copy)]
-pub(super) struct Waiting {
+pub(super) struct WaitingReceive {
     pub(super) receive: u64,
     pub(super) tag: u32,
     /// Whether the receive is from any peer. Such a receive is in the queues of all peers, and only its own thread may
@@ -76,7 +76,7 @@ pub(super) struct PeerChannel {
     /// Number of bytes of the first reply that were written.
     pub(super) replied: usize,
     /// Receives that no message has matched yet, in order.
-    pub(super) waiting: VecDeque<Waiting>,
+    pub(super) waiting: VecDeque<WaitingReceive>,
     /// Offers of the peer that were accepted and whose messages have not arrived, each with its receive.
     pub(super) cleared: Vec<(Frame, u64)>,
     /// Messages and offers that no receive has taken yet, in order of arrival.
@@ -115,7 +115,7 @@ impl PeerChannel {
     /// Writes replies until the channel is full, unless a message is partly written; returns whether bytes were
     /// written.
     pub(super) fn reply(&mut self) -> std::io::Result<bool> {
-        let mut moved = false;
+        let mut has_advanced = false;
         if self.outgoing != Outgoing::Free {
             return Ok(false);
         }
@@ -124,14 +124,14 @@ impl PeerChannel {
             if count == 0 {
                 break;
             }
-            moved = true;
+            has_advanced = true;
             self.replied += count;
             if self.replied == FRAME_BYTES {
                 self.replied = 0;
                 self.replies.pop_front();
             }
         }
-        Ok(moved)
+        Ok(has_advanced)
     }
 
     /// Accepts an offer for this receive.
@@ -171,8 +171,10 @@ impl PeerChannel {
 
     /// Whether a message, not only an offer, is kept that a posted receive may take.
     fn has_match_for_waiting(&self) -> bool {
-        let is_waited_for =
-            |kept: &UnexpectedMessage| self.waiting.iter().any(|w| w.tag == kept.frame.tag);
+        let is_waited_for = |kept: &UnexpectedMessage| {
+            let mut waiting = self.waiting.iter();
+            waiting.any(|waiting| waiting.tag == kept.frame.tag)
+        };
         self.kept
             .iter()
             .any(|kept| kept.message.is_some() && is_waited_for(kept))
@@ -185,7 +187,8 @@ impl PeerChannel {
 
     /// Whether `request` is the first posted receive of its tag.
     fn is_first(&self, request: &Request) -> bool {
-        let first = self.waiting.iter().find(|w| w.tag == request.tag);
+        let mut waiting = self.waiting.iter();
+        let first = waiting.find(|waiting| waiting.tag == request.tag);
         first.is_some_and(|first| first.receive == request.id)
     }
 
@@ -199,7 +202,7 @@ impl PeerChannel {
         rank: Rank,
     ) -> Result<bool, Failure> {
         let gone = |error| Failure::Gone(rank, Some(error));
-        let mut moved = self.reply().map_err(gone)?;
+        let mut has_advanced = self.reply().map_err(gone)?;
         if matches!(request.stage, Stage::Receive { .. })
             && let Some(kept) = self.take_unexpected(request)
         {
@@ -227,9 +230,9 @@ impl PeerChannel {
             }
             return Ok(true);
         }
-        moved |= match self.read_on(Some((request, &mut *bytes, peer)), rank) {
+        has_advanced |= match self.read_on(Some((request, &mut *bytes, peer)), rank) {
             // Other threads can still take the messages that are kept for them.
-            Err(Failure::Gone(..)) if self.has_match_for_waiting() => return Ok(moved),
+            Err(Failure::Gone(..)) if self.has_match_for_waiting() => return Ok(has_advanced),
             read => read?,
         };
         if let Stage::Receive { .. } | Stage::Receiving { .. } = request.stage
@@ -241,7 +244,7 @@ impl PeerChannel {
             self.incoming = Incoming::Skip { left: frame.len };
             return Err(frame.misfits(request.dtype, bytes.len() as u64, peer, rank));
         }
-        Ok(moved)
+        Ok(has_advanced)
     }
 
     /// Reads bytes that have arrived, for `mine` or for the requests to which they belong; returns whether anything
@@ -253,22 +256,22 @@ impl PeerChannel {
         rank: Rank,
     ) -> Result<bool, Failure> {
         let gone = |error| Failure::Gone(rank, Some(error));
-        let mut moved = false;
+        let mut has_advanced = false;
         loop {
             let Some(channel) = self.channel.as_mut() else {
-                return Ok(moved);
+                return Ok(has_advanced);
             };
             match &mut self.incoming {
                 Incoming::Frame { bytes, done } => {
                     if self.kept_bytes > MAX_KEPT {
-                        return Ok(moved);
+                        return Ok(has_advanced);
                     }
                     let count = channel.read(&mut bytes[*done..]).map_err(gone)?;
                     *done += count;
                     if count == 0 {
-                        return Ok(moved);
+                        return Ok(has_advanced);
                     }
-                    moved = true;
+                    has_advanced = true;
                     if *done == FRAME_BYTES {
                         let frame = Frame::decode(bytes);
                         let frame = frame.ok_or_else(|| {
@@ -284,10 +287,10 @@ impl PeerChannel {
                     done,
                 } => {
                     let Some((request, bytes, peer)) = &mut mine else {
-                        return Ok(moved);
+                        return Ok(has_advanced);
                     };
                     if *receive != request.id {
-                        return Ok(moved);
+                        return Ok(has_advanced);
                     }
                     if matches!(request.stage, Stage::Receive { .. }) {
                         if frame.dtype != request.dtype || frame.len != bytes.len() as u64 {
@@ -299,9 +302,9 @@ impl PeerChannel {
                         let count = channel.read(&mut bytes[*done..]).map_err(gone)?;
                         *done += count;
                         if count == 0 {
-                            return Ok(moved);
+                            return Ok(has_advanced);
                         }
-                        moved = true;
+                        has_advanced = true;
                     }
                     request.stage = Stage::Done {
                         source: Some(*peer),
@@ -318,9 +321,9 @@ impl PeerChannel {
                         let count = channel.read(&mut message[*done..]).map_err(gone)?;
                         *done += count;
                         if count == 0 {
-                            return Ok(moved);
+                            return Ok(has_advanced);
                         }
-                        moved = true;
+                        has_advanced = true;
                     }
                     let (frame, message) = (*frame, std::mem::take(message));
                     self.keep(UnexpectedMessage {
@@ -340,9 +343,9 @@ impl PeerChannel {
                         let count = channel.read(&mut discarded[..want]).map_err(gone)?;
                         *left -= count as u64;
                         if count == 0 {
-                            return Ok(moved);
+                            return Ok(has_advanced);
                         }
-                        moved = true;
+                        has_advanced = true;
                     }
                     self.next_frame();
                 }
@@ -371,9 +374,10 @@ impl PeerChannel {
         match frame.kind {
             FrameKind::Eager => {
                 let same_tag = |kept: &UnexpectedMessage| kept.frame.tag == frame.tag;
-                let first = self.waiting.iter().position(|w| w.tag == frame.tag);
+                let mut waiting = self.waiting.iter();
+                let first = waiting.position(|waiting| waiting.tag == frame.tag);
                 let first = first.filter(|&first| {
-                    let Waiting {
+                    let WaitingReceive {
                         receive, from_any, ..
                     } = self.waiting[first];
                     !from_any || reader == Some(receive)
@@ -459,7 +463,7 @@ mod tests {
     }
 
     fn wait_on(channel: &mut PeerChannel, id: u64, from_any: bool) -> Request {
-        channel.waiting.push_back(Waiting {
+        channel.waiting.push_back(WaitingReceive {
             receive: id,
             tag: 7,
             from_any,

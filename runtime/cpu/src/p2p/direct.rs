@@ -7,7 +7,7 @@
 //! message. A send or a receive that cannot complete in this way, such as every receive on a socket, goes on as an
 //! ordinary request.
 
-use super::channel::{Incoming, Outgoing, PeerChannel, Waiting};
+use super::channel::{Incoming, Outgoing, PeerChannel, WaitingReceive};
 use super::frame::{FRAME_BYTES, Frame, MAX_EAGER_BYTES};
 use super::messages::{P2p, lock};
 use super::request::{Request, Stage};
@@ -22,7 +22,8 @@ impl PeerChannel {
     /// receive is posted, no message is kept for a later receive, and no reply is to be written.
     #[inline]
     fn take_next(&mut self, id: u64, head: &[u8; FRAME_BYTES], into: &mut [u8]) -> Found {
-        let is_next = self.waiting.front().is_some_and(|w| w.receive == id)
+        let first = self.waiting.front();
+        let is_next = first.is_some_and(|waiting| waiting.receive == id)
             && self.kept.is_empty()
             && self.replies.is_empty()
             && matches!(self.incoming, Incoming::Frame { done: 0, .. });
@@ -46,11 +47,11 @@ impl P2p {
         op: &mut Op<'_>,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<Option<usize>, Failure> {
-        let mut left = if let Op::Send { buffer, peer, tag } = op {
+        let mut rest = if let Op::Send { buffer, peer, tag } = op {
             let bytes = buffer.as_bytes().map_err(Failure::Argument)?;
             match self.send_at_once(*peer as usize, *tag, buffer.dtype(), bytes)? {
                 None => return Ok(None),
-                left => left,
+                rest => rest,
             }
         } else if let Op::Recv {
             buffer,
@@ -62,12 +63,12 @@ impl P2p {
             let bytes = bytes_to_fill(buffer).map_err(Failure::Argument)?;
             match self.receive_at_once(from, *tag, dtype, bytes, policy) {
                 None => return Ok(Some(from)),
-                left => left,
+                rest => rest,
             }
         } else {
             self.post_one(op)
         };
-        let requests = left.as_mut_slice();
+        let requests = rest.as_mut_slice();
         let outcome = self.run(op, requests, policy);
         outcome.inspect_err(|_| self.withdraw(requests))?;
         Ok(requests.iter().find_map(Request::source))
@@ -108,7 +109,7 @@ impl P2p {
                 peer: to,
                 frame,
                 done,
-                offer: false,
+                is_offer: false,
             }
         };
         Ok(Some(Request::new(id, tag, dtype, stage)))
@@ -128,7 +129,7 @@ impl P2p {
         let id = self.next_id();
         let head = Frame::eager(tag, dtype, bytes.len()).encode();
         let mut peer = lock(&self.peers[from]);
-        peer.waiting.push_back(Waiting {
+        peer.waiting.push_back(WaitingReceive {
             receive: id,
             tag,
             from_any: false,

@@ -8,9 +8,10 @@ use rcomm_recorder::model::{DType, Rank};
 pub(super) const MAX_EAGER_BYTES: usize = 64 << 10;
 /// Bytes of an encoded [`Frame`].
 pub(super) const FRAME_BYTES: usize = 32;
-/// Marks a frame of this layout. As all numbers it is little-endian on the wire: the bytes `1pcr`.
+/// Marks a frame of this layout. Like all numbers it is little-endian on the wire: the bytes `1pcr`.
 const MAGIC: u32 = 0x7263_7031;
 
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FrameKind {
     /// A message, which follows. It was not offered.

@@ -1,6 +1,6 @@
 //! A channel whose other end sends the fuzzer's bytes.
 
-use super::channel::{MAX_KEPT, PeerChannel, Waiting};
+use super::channel::{MAX_KEPT, PeerChannel, WaitingReceive};
 use super::frame::{FRAME_BYTES, Frame, MAX_EAGER_BYTES};
 use super::request::{Request, Stage};
 use crate::transport::tcp::TcpChannel;
@@ -38,7 +38,7 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
     channel.offered.push(1);
     let mut requests = Vec::new();
     for (id, (tag, dtype, len, from_any)) in (10..).zip(RECEIVES) {
-        channel.waiting.push_back(Waiting {
+        channel.waiting.push_back(WaitingReceive {
             receive: id,
             tag,
             from_any,
@@ -48,7 +48,7 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
         requests.push((Request::new(id, tag, dtype, stage), vec![0u8; len]));
     }
     loop {
-        let mut moved = false;
+        let mut has_advanced = false;
         for (request, buffer) in &mut requests {
             if !matches!(
                 request.stage,
@@ -58,13 +58,13 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
             }
             let result = channel.receive(request, buffer, 0, 1);
             match request.keep_mismatch(result) {
-                Ok(has_moved) => moved |= has_moved,
+                Ok(advanced_now) => has_advanced |= advanced_now,
                 // An error ends the group.
                 Err(_) => return Ok(()),
             }
             assert!(channel.kept_bytes <= MAX_KEPT + MAX_EAGER_BYTES + FRAME_BYTES);
         }
-        if !moved {
+        if !has_advanced {
             return Ok(());
         }
     }

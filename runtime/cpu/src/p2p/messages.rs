@@ -1,6 +1,6 @@
 //! [`P2p`]: one group's messages, and the progress of requests.
 
-use super::channel::{Outgoing, PeerChannel, Waiting};
+use super::channel::{Outgoing, PeerChannel, WaitingReceive};
 use super::frame::{FRAME_BYTES, Frame, FrameKind, MAX_EAGER_BYTES};
 use super::request::{Request, Stage, outcome};
 use crate::channels::Sockets;
@@ -59,7 +59,7 @@ impl P2p {
         Self { neighbors, ..self }
     }
 
-    /// The place of the rank `peer` of the group among the ranks that share memory with this rank; `None` if `peer` does
+    /// The place of `peer`, a rank of the group, among the ranks that share memory with this one; `None` if it does
     /// not.
     #[inline]
     pub(crate) fn place_in_memory(&self, peer: usize) -> Option<usize> {
@@ -98,7 +98,7 @@ impl P2p {
             }
             Stage::SendQueued { peer } => lock(&self.peers[peer]).queue.push_back(id),
             Stage::Receive { peer: Some(peer) } => {
-                lock(&self.peers[peer]).waiting.push_back(Waiting {
+                lock(&self.peers[peer]).waiting.push_back(WaitingReceive {
                     receive: id,
                     tag,
                     from_any: false,
@@ -106,7 +106,7 @@ impl P2p {
             }
             _ => {
                 for peer in &self.peers {
-                    lock(peer).waiting.push_back(Waiting {
+                    lock(peer).waiting.push_back(WaitingReceive {
                         receive: id,
                         tag,
                         from_any: true,
@@ -133,15 +133,15 @@ impl P2p {
         // The ranks for which a wait is recorded.
         let mut noted = Vec::new();
         loop {
-            let moved = self.advance(op, &mut requests.iter_mut(), policy)?;
-            if moved && !noted.is_empty() {
+            let has_advanced = self.advance(op, &mut requests.iter_mut(), policy)?;
+            if has_advanced && !noted.is_empty() {
                 self.mesh.links().end_wait(&noted);
                 noted.clear();
             }
             if let Some(outcome) = outcome(requests) {
                 return outcome;
             }
-            if moved {
+            if has_advanced {
                 policy.refresh();
                 continue;
             }
@@ -157,7 +157,7 @@ impl P2p {
                     self.sleep(requests.iter(), None, time)?;
                 }
                 Err(Interrupted::TimedOut) => return Err(Failure::Late(self.missing(requests))),
-                Err(why) => return Err(why.into()),
+                Err(interruption) => return Err(interruption.into()),
             }
         }
     }
@@ -171,11 +171,11 @@ impl P2p {
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, Failure> {
         if let Op::Coalesced(ops) = op {
-            let mut moved = false;
+            let mut has_advanced = false;
             for op in ops {
-                moved |= self.advance(op, requests, policy)?;
+                has_advanced |= self.advance(op, requests, policy)?;
             }
-            return Ok(moved);
+            return Ok(has_advanced);
         }
         if !op.op_type().is_p2p() {
             return Ok(false);
@@ -246,7 +246,7 @@ impl P2p {
         Ok(true)
     }
 
-    /// Works as [`advance`](Self::advance) for one send.
+    /// Works like [`advance`](Self::advance) for one send.
     fn advance_send(
         &self,
         request: &mut Request,
@@ -265,21 +265,21 @@ impl P2p {
             return Ok(false);
         }
         let gone = |error| Failure::Gone(self.ranks[index], Some(error));
-        let mut moved = peer.reply().map_err(gone)?;
+        let mut has_advanced = peer.reply().map_err(gone)?;
         if matches!(request.stage, Stage::SendOffered { .. }) {
-            moved |= peer.read_on(None, self.ranks[index])?;
+            has_advanced |= peer.read_on(None, self.ranks[index])?;
         }
         let mut frame = Frame::eager(request.tag, request.dtype, bytes.len());
         match request.stage {
             Stage::SendQueued { .. } => {
                 let is_next = peer.queue.front() == Some(&request.id);
                 if !is_next || peer.outgoing != Outgoing::Free || !peer.replies.is_empty() {
-                    return Ok(moved);
+                    return Ok(has_advanced);
                 }
                 peer.queue.pop_front();
                 peer.outgoing = Outgoing::Send(request.id);
-                let offer = bytes.len() > MAX_EAGER_BYTES;
-                if offer {
+                let is_offer = bytes.len() > MAX_EAGER_BYTES;
+                if is_offer {
                     frame.kind = FrameKind::Offer;
                     frame.id = request.id;
                 }
@@ -287,19 +287,20 @@ impl P2p {
                     peer: index,
                     frame: frame.encode(),
                     done: 0,
-                    offer,
+                    is_offer,
                 };
             }
             Stage::SendOffered { .. } => {
-                let Some(found) = peer.answers.iter().position(|a| a.id == request.id) else {
-                    return Ok(moved);
+                let mut answers = peer.answers.iter();
+                let Some(found) = answers.position(|answer| answer.id == request.id) else {
+                    return Ok(has_advanced);
                 };
                 if peer.answers[found].kind == FrameKind::Refuse {
                     let answer = peer.answers.swap_remove(found);
                     return Err(frame.refused(answer.dtype, answer.len, index, self.ranks[index]));
                 }
                 if peer.outgoing != Outgoing::Free || !peer.replies.is_empty() {
-                    return Ok(moved);
+                    return Ok(has_advanced);
                 }
                 peer.answers.swap_remove(found);
                 peer.outgoing = Outgoing::Send(request.id);
@@ -309,28 +310,31 @@ impl P2p {
                     peer: index,
                     frame: frame.encode(),
                     done: 0,
-                    offer: false,
+                    is_offer: false,
                 };
             }
             _ => {}
         }
         let Stage::SendWriting {
-            frame, done, offer, ..
+            frame,
+            done,
+            is_offer,
+            ..
         } = &mut request.stage
         else {
-            return Ok(moved);
+            return Ok(has_advanced);
         };
         let channel = peer.channel.as_mut().ok_or(Failure::Closed)?;
-        let follows: &[u8] = if *offer { &[] } else { bytes };
+        let follows: &[u8] = if *is_offer { &[] } else { bytes };
         while *done < FRAME_BYTES {
             let count = channel.write_both(&frame[*done..], follows).map_err(gone)?;
             *done += count;
             if count == 0 {
-                return Ok(moved);
+                return Ok(has_advanced);
             }
-            moved = true;
+            has_advanced = true;
         }
-        if *offer {
+        if *is_offer {
             peer.outgoing = Outgoing::Free;
             peer.offered.push(request.id);
             request.stage = Stage::SendOffered { peer: index };
@@ -340,16 +344,16 @@ impl P2p {
             let count = channel.write(&bytes[*done - FRAME_BYTES..]).map_err(gone)?;
             *done += count;
             if count == 0 {
-                return Ok(moved);
+                return Ok(has_advanced);
             }
-            moved = true;
+            has_advanced = true;
         }
         peer.outgoing = Outgoing::Free;
         request.stage = Stage::Done { source: None };
         Ok(true)
     }
 
-    /// Works as [`advance`](Self::advance) for one receive.
+    /// Works like [`advance`](Self::advance) for one receive.
     fn advance_receive(
         &self,
         request: &mut Request,
@@ -361,24 +365,24 @@ impl P2p {
                 self.receive_from(peer, request, bytes, policy)
             }
             Stage::Receive { peer: None } => {
-                let mut moved = false;
+                let mut has_advanced = false;
                 for peer in 0..self.peers.len() {
                     if self.ranks[peer] == self.mesh.rank() {
                         continue;
                     }
-                    moved |= self.receive_from(peer, request, bytes, policy)?;
+                    has_advanced |= self.receive_from(peer, request, bytes, policy)?;
                     if !matches!(request.stage, Stage::Receive { peer: None }) {
                         break;
                     }
                 }
-                Ok(moved)
+                Ok(has_advanced)
             }
             _ => Ok(false),
         }
     }
 
-    /// Advances a receive on the channel to one peer; a receive from any rank leaves the other peers' queues once it has
-    /// matched a message.
+    /// Advances a receive on the channel to one peer. A receive from any rank leaves the other peers' queues once it
+    /// has matched a message.
     fn receive_from(
         &self,
         index: usize,
@@ -392,7 +396,7 @@ impl P2p {
             return Ok(false);
         }
         let from_any = matches!(request.stage, Stage::Receive { peer: None });
-        let moved = peer.receive(request, bytes, index, self.ranks[index])?;
+        let has_advanced = peer.receive(request, bytes, index, self.ranks[index])?;
         drop(guard);
         if from_any && !matches!(request.stage, Stage::Receive { .. }) {
             for peer in &self.peers {
@@ -401,6 +405,6 @@ impl P2p {
                     .retain(|waiting| waiting.receive != request.id);
             }
         }
-        Ok(moved)
+        Ok(has_advanced)
     }
 }

@@ -26,7 +26,7 @@ pub(super) enum Stage {
         frame: [u8; FRAME_BYTES],
         done: usize,
         /// Whether the frame is an offer, without the message.
-        offer: bool,
+        is_offer: bool,
     },
     /// The message was offered, and the send waits for the answer.
     SendOffered { peer: usize },
@@ -45,7 +45,9 @@ pub(crate) fn outcome(requests: &mut [Request]) -> Option<Result<(), Failure>> {
     if !requests.iter().all(has_ended) {
         return None;
     }
-    let failure = requests.iter_mut().find_map(|r| r.failure.take());
+    let failure = requests
+        .iter_mut()
+        .find_map(|request| request.failure.take());
     Some(failure.map_or(Ok(()), Err))
 }
 

@@ -39,7 +39,7 @@ impl P2p {
         self.check_peers_now(requests, policy)
     }
 
-    /// Works as `check_peers`, however short the wait has been.
+    /// Works like `check_peers`, however short the wait has been.
     pub(crate) fn check_peers_now(
         &self,
         requests: &[Request],
@@ -63,12 +63,12 @@ impl P2p {
         Ok(())
     }
 
-    /// Sleeps until one of these requests may advance, `bell` is written to, or `time` has passed; at most a
+    /// Sleeps until one of these requests may advance, `doorbell` is written to, or `time` has passed; at most a
     /// millisecond if there is a request of which no socket shows when it may advance.
     pub(crate) fn sleep<'r>(
         &self,
         requests: impl Iterator<Item = &'r Request>,
-        bell: Option<&OwnedFd>,
+        doorbell: Option<&OwnedFd>,
         time: Duration,
     ) -> Result<(), Failure> {
         let mut sockets = Vec::new();
@@ -99,10 +99,10 @@ impl P2p {
                     // Another thread must go first, and no socket shows when it has.
                     shortest = shortest.min(Duration::from_micros(500));
                 }
-                let writes = matches!(request.stage, Stage::SendWriting { .. });
+                let is_writing = matches!(request.stage, Stage::SendWriting { .. });
                 let waits = Waits {
                     to_read: !is_of_another,
-                    to_write: writes || !peer.replies.is_empty(),
+                    to_write: is_writing || !peer.replies.is_empty(),
                 };
                 if let Channel::Shm(stream) = channel {
                     // The doorbell, the only socket of a stream in memory, signals both bytes to read and space to
@@ -129,6 +129,6 @@ impl P2p {
         let sockets = sockets
             .iter()
             .map(|(stream, interest)| (&**stream, *interest));
-        transport::tcp::poll(sockets, bell, shortest).map_err(Failure::Io)
+        transport::tcp::poll(sockets, doorbell, shortest).map_err(Failure::Io)
     }
 }

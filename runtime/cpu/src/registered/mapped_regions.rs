@@ -104,10 +104,10 @@ impl MappedRegions {
         self.operations += 1;
         let unknown = self.unknown(&chosen);
         if !unknown.is_empty() {
-            let all_mapped = self.map(&unknown);
-            phases.show(&[u8::from(all_mapped)])?;
-            let all_ranks_mapped = (0..self.known.len()).all(|rank| phases.shown(rank)[0] == 1);
-            self.remember(&unknown, all_ranks_mapped);
+            let are_all_mapped = self.map(&unknown);
+            phases.show(&[u8::from(are_all_mapped)])?;
+            let are_mapped_by_all = (0..self.known.len()).all(|rank| phases.shown(rank)[0] == 1);
+            self.remember(&unknown, are_mapped_by_all);
         }
         if !self.are_mapped(&chosen) {
             return decline(exposed);
@@ -132,7 +132,7 @@ impl MappedRegions {
         for known in self.known.iter_mut().flat_map(HashMap::values_mut) {
             known.mapped.take_if(|mapped| mapped.region().is_empty());
         }
-        let mut all_mapped = true;
+        let mut are_all_mapped = true;
         for (rank, region) in regions {
             let mapped = match *rank == self.rank {
                 true => None,
@@ -140,7 +140,7 @@ impl MappedRegions {
                     Ok(mapped) => Some(Arc::new(MappedRegion::new(mapped))),
                     Err(error) => {
                         self.registry.note_unreachable(&error);
-                        all_mapped = false;
+                        are_all_mapped = false;
                         None
                     }
                 },
@@ -152,7 +152,7 @@ impl MappedRegions {
             };
             self.known[*rank].insert(region.id, known);
         }
-        all_mapped
+        are_all_mapped
     }
 
     /// Records whether all ranks could map these regions, and forgets the least recently used beyond [`MAX_REGIONS`].

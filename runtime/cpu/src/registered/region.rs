@@ -14,11 +14,11 @@ use std::ptr::NonNull;
 pub(crate) struct RegionHandle {
     /// The process that made the region.
     pub(crate) pid: u32,
-    /// The number of its file descriptor in that process.
+    /// The number of the region's file descriptor in that process.
     pub(crate) number: i32,
-    /// The inode of its file, which no other region of the host has while this region exists; never 0.
+    /// The inode of the region's file, which no other region of the host has while this region exists; never 0.
     pub(crate) id: u64,
-    /// Length in bytes.
+    /// The region's length in bytes.
     pub(crate) len: usize,
 }
 

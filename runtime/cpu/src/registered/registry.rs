@@ -107,7 +107,7 @@ impl Registry {
 /// Whether the error means that the system does not let this process create memory that others can map, or memory of
 /// this size. Running out of memory is not a refusal.
 fn is_refusal(error: &io::Error) -> bool {
-    let known = [
+    let refusals = [
         Errno::PERM,
         Errno::ACCESS,
         Errno::NOSYS,
@@ -116,7 +116,7 @@ fn is_refusal(error: &io::Error) -> bool {
         Errno::MFILE,
         Errno::NFILE,
     ];
-    Errno::from_io_error(error).is_some_and(|errno| known.contains(&errno))
+    Errno::from_io_error(error).is_some_and(|errno| refusals.contains(&errno))
 }
 
 #[cfg(test)]

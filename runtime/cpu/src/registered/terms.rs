@@ -28,7 +28,7 @@ pub(super) fn share_of(rank: usize, size: usize, len: usize) -> Range<usize> {
 pub(crate) struct Need {
     /// Number of bytes.
     pub(crate) len: usize,
-    /// The access that the rule grants to them.
+    /// The access to these bytes that the rule grants.
     pub(crate) access: Access,
 }
 

@@ -27,6 +27,7 @@ fn sum(size: usize, count: usize) -> Vec<f32> {
         .collect()
 }
 
+/// Runs `body` on every rank of worlds of all wirings and sizes.
 fn on_all(body: impl Fn(&Rig) + Sync) {
     for &wiring in WIRINGS {
         for &size in SIZES {
@@ -73,7 +74,9 @@ fn averages_of_floats_have_the_same_bits_on_every_rank_and_wiring() {
                     op: ReduceOp::Avg.into(),
                 })
                 .unwrap();
-                data.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+                data.iter()
+                    .map(|element| element.to_bits())
+                    .collect::<Vec<_>>()
             });
             for result in &results[1..] {
                 assert!(*result == results[0]);
@@ -84,7 +87,7 @@ fn averages_of_floats_have_the_same_bits_on_every_rank_and_wiring() {
     for (count, result) in &all_results {
         let same = all_results
             .iter()
-            .filter(|(c, r)| c == count && r == result)
+            .filter(|(other_count, other)| other_count == count && other == result)
             .count();
         assert_eq!(same, WIRINGS.len());
     }
@@ -105,11 +108,13 @@ fn two_ranks_over_sockets_get_the_bits_of_the_reference() {
             let of_rank = |rank: usize| -> Vec<f32> {
                 let special =
                     |index: usize| f32::from_bits((index * 2 + rank) as u32 ^ 0x7f80_0000);
-                let odd = |index: usize| index % 3 == rank;
+                let is_special = |index: usize| index % 3 == rank;
                 let finite = |index: usize| (value(rank, index) * 1.1).exp2();
-                (0..count)
-                    .map(|n| if odd(n) { special(n) } else { finite(n) })
-                    .collect()
+                let element = |index: usize| match is_special(index) {
+                    true => special(index),
+                    false => finite(index),
+                };
+                (0..count).map(element).collect()
             };
             let results = world(2, wiring, |rig| {
                 let mut data = of_rank(rig.rank);
@@ -118,7 +123,9 @@ fn two_ranks_over_sockets_get_the_bits_of_the_reference() {
                     op: ReduceOp::Sum.into(),
                 })
                 .unwrap();
-                data.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
+                data.iter()
+                    .map(|element| element.to_bits())
+                    .collect::<Vec<_>>()
             });
             assert!(results[0] == results[1], "{count} over {wiring:?}");
             let (mut first, mut second) = (of_rank(0), of_rank(1));
@@ -126,7 +133,10 @@ fn two_ranks_over_sockets_get_the_bits_of_the_reference() {
             let inputs = inputs.each_ref().map(|input| input.as_bytes().unwrap());
             let mut expected = vec![0; count * 4];
             arithmetic::combine(ReduceOp::Sum, DType::F32, &inputs, &mut expected, None);
-            let bits: Vec<u8> = results[0].iter().flat_map(|v| v.to_ne_bytes()).collect();
+            let bits: Vec<u8> = results[0]
+                .iter()
+                .flat_map(|bits| bits.to_ne_bytes())
+                .collect();
             assert!(bits == expected, "{count} over {wiring:?}");
         }
     }
@@ -242,7 +252,10 @@ fn all_gather_gives_every_rank_all_inputs() {
             let mut parts = vec![vec![0.0f32; count]; rig.size];
             rig.run(Op::AllGather {
                 input: Buffer::from_slice(&own_input),
-                outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),
+                outputs: parts
+                    .iter_mut()
+                    .map(|part| Buffer::from_mut(part))
+                    .collect(),
             })
             .unwrap();
             assert!(parts.concat() == expected, "{count}");
@@ -275,7 +288,7 @@ fn reduce_scatter_gives_every_rank_its_part_of_the_sum() {
                 op: Reduction::premul_sum(2.0),
             })
             .unwrap();
-            let doubled: Vec<f32> = expected.iter().map(|v| v * 2.0).collect();
+            let doubled: Vec<f32> = expected.iter().map(|element| element * 2.0).collect();
             assert!(output == doubled, "{count}");
         }
     });
@@ -295,7 +308,10 @@ fn operations_with_uneven_parts_give_every_rank_its_parts() {
             let mut parts: Vec<Vec<f32>> = lens.iter().map(|&len| vec![0.0; len]).collect();
             rig.run(Op::AllGatherV {
                 input: Buffer::from_slice(&own_input),
-                outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),
+                outputs: parts
+                    .iter_mut()
+                    .map(|part| Buffer::from_mut(part))
+                    .collect(),
             })
             .unwrap();
             for (rank, part) in parts.iter().enumerate() {
@@ -305,7 +321,10 @@ fn operations_with_uneven_parts_give_every_rank_its_parts() {
             let inputs: Vec<Vec<f32>> = lens.iter().map(|&len| input(rig.rank, len)).collect();
             let mut output = vec![0.0; lens[rig.rank]];
             rig.run(Op::ReduceScatterV {
-                inputs: inputs.iter().map(|i| Buffer::from_slice(i)).collect(),
+                inputs: inputs
+                    .iter()
+                    .map(|input| Buffer::from_slice(input))
+                    .collect(),
                 output: Buffer::from_mut(&mut output),
                 op: ReduceOp::Sum.into(),
             })
@@ -317,7 +336,7 @@ fn operations_with_uneven_parts_give_every_rank_its_parts() {
                 part.fill(0.0);
             }
             let is_root = rig.rank == root;
-            let outputs = parts.iter_mut().map(|p| Buffer::from_mut(p));
+            let outputs = parts.iter_mut().map(|part| Buffer::from_mut(part));
             rig.run(Op::GatherV {
                 input: Buffer::from_slice(&own_input),
                 outputs: outputs.filter(|_| is_root).collect(),
@@ -329,7 +348,7 @@ fn operations_with_uneven_parts_give_every_rank_its_parts() {
             }
 
             let inputs: Vec<Vec<f32>> = (0..rig.size).map(|to| input(to + 5, lens[to])).collect();
-            let inputs = inputs.iter().map(|i| Buffer::from_slice(i));
+            let inputs = inputs.iter().map(|input| Buffer::from_slice(input));
             let mut output = vec![0.0; lens[rig.rank]];
             rig.run(Op::ScatterV {
                 inputs: inputs.filter(|_| is_root).collect(),
@@ -352,7 +371,10 @@ fn gather_and_scatter_move_parts_to_and_from_the_root() {
             let mut parts = vec![vec![0.0f32; count]; if is_root { rig.size } else { 0 }];
             rig.run(Op::Gather {
                 input: Buffer::from_slice(&own_input),
-                outputs: parts.iter_mut().map(|p| Buffer::from_mut(p)).collect(),
+                outputs: parts
+                    .iter_mut()
+                    .map(|part| Buffer::from_mut(part))
+                    .collect(),
                 root: root as u32,
             })
             .unwrap();
@@ -361,7 +383,7 @@ fn gather_and_scatter_move_parts_to_and_from_the_root() {
             }
             let mut output = vec![0.0f32; count];
             rig.run(Op::Scatter {
-                inputs: parts.iter().map(|p| Buffer::from_slice(p)).collect(),
+                inputs: parts.iter().map(|part| Buffer::from_slice(part)).collect(),
                 output: Buffer::from_mut(&mut output),
                 root: root as u32,
             })
@@ -389,24 +411,24 @@ fn all_to_all_gives_every_rank_its_part_of_all_inputs() {
                 .collect();
             assert!(output == expected, "{count}");
 
-            // Rank t receives (t + rank) % 3 times as many elements.
-            let to: Vec<usize> = (0..rig.size)
-                .map(|t| count * ((t + rig.rank) % 3))
+            // This rank and each other exchange a number of elements that depends on both ranks.
+            let counts: Vec<usize> = (0..rig.size)
+                .map(|peer| count * ((peer + rig.rank) % 3))
                 .collect();
-            let own_input: Vec<f32> = to
+            let own_input: Vec<f32> = counts
                 .iter()
                 .enumerate()
-                .flat_map(|(t, &len)| input(rig.rank * 10 + t, len))
+                .flat_map(|(to, &len)| input(rig.rank * 10 + to, len))
                 .collect();
-            let mut output = vec![0.0f32; to.iter().sum()];
+            let mut output = vec![0.0f32; counts.iter().sum()];
             rig.run(Op::AllToAllVSingle {
                 input: Buffer::from_slice(&own_input),
                 output: Buffer::from_mut(&mut output),
-                input_splits: to.clone(),
-                output_splits: to.clone(),
+                input_splits: counts.clone(),
+                output_splits: counts.clone(),
             })
             .unwrap();
-            let expected: Vec<f32> = to
+            let expected: Vec<f32> = counts
                 .iter()
                 .enumerate()
                 .flat_map(|(from, &len)| input(from * 10 + rig.rank, len))
@@ -414,12 +436,18 @@ fn all_to_all_gives_every_rank_its_part_of_all_inputs() {
             assert!(output == expected, "{count}");
 
             let inputs: Vec<Vec<f32>> = (0..rig.size)
-                .map(|t| input(rig.rank * 10 + t, to[t]))
+                .map(|to| input(rig.rank * 10 + to, counts[to]))
                 .collect();
-            let mut outputs: Vec<Vec<f32>> = to.iter().map(|&len| vec![0.0; len]).collect();
+            let mut outputs: Vec<Vec<f32>> = counts.iter().map(|&len| vec![0.0; len]).collect();
             rig.run(Op::AllToAll {
-                inputs: inputs.iter().map(|i| Buffer::from_slice(i)).collect(),
-                outputs: outputs.iter_mut().map(|o| Buffer::from_mut(o)).collect(),
+                inputs: inputs
+                    .iter()
+                    .map(|input| Buffer::from_slice(input))
+                    .collect(),
+                outputs: outputs
+                    .iter_mut()
+                    .map(|output| Buffer::from_mut(output))
+                    .collect(),
             })
             .unwrap();
             assert!(outputs.concat() == expected);
@@ -430,41 +458,53 @@ fn all_to_all_gives_every_rank_its_part_of_all_inputs() {
 #[test]
 fn coalesced_operations_run_each_of_their_operations() {
     on_all(|rig| {
-        let (mut a, mut b) = (input(rig.rank, 70_001), vec![rig.rank as i64; 5]);
+        let (mut floats, mut integers) = (input(rig.rank, 70_001), vec![rig.rank as i64; 5]);
         rig.run(Op::AllReduceCoalesced {
-            buffers: vec![Buffer::from_mut(&mut a), Buffer::from_mut(&mut b)],
+            buffers: vec![
+                Buffer::from_mut(&mut floats),
+                Buffer::from_mut(&mut integers),
+            ],
             op: ReduceOp::Sum.into(),
         })
         .unwrap();
-        assert!(a == sum(rig.size, 70_001));
-        assert_eq!(b, [(0..rig.size as i64).sum::<i64>(); 5]);
+        assert!(floats == sum(rig.size, 70_001));
+        assert_eq!(integers, [(0..rig.size as i64).sum::<i64>(); 5]);
 
-        let mut c = input(rig.rank, 3);
+        let mut data = input(rig.rank, 3);
         rig.run(Op::Coalesced(vec![
             Op::Barrier,
             Op::Broadcast {
-                buffer: Buffer::from_mut(&mut c),
+                buffer: Buffer::from_mut(&mut data),
                 root: 0,
             },
         ]))
         .unwrap();
-        assert_eq!(c, input(0, 3));
+        assert_eq!(data, input(0, 3));
 
         let mut outputs = [(); 2].map(|()| vec![0.0f32; 3 * rig.size]);
         rig.run(Op::AllGatherCoalesced {
-            inputs: vec![Buffer::from_slice(&c), Buffer::from_slice(&c)],
-            outputs: outputs.iter_mut().map(|o| Buffer::from_mut(o)).collect(),
+            inputs: vec![Buffer::from_slice(&data), Buffer::from_slice(&data)],
+            outputs: outputs
+                .iter_mut()
+                .map(|output| Buffer::from_mut(output))
+                .collect(),
         })
         .unwrap();
-        assert_eq!(outputs[1], c.repeat(rig.size));
+        assert_eq!(outputs[1], data.repeat(rig.size));
         let mut sums = [(); 2].map(|()| vec![0.0f32; 3]);
         rig.run(Op::ReduceScatterCoalesced {
-            inputs: outputs.iter().map(|o| Buffer::from_slice(o)).collect(),
-            outputs: sums.iter_mut().map(|o| Buffer::from_mut(o)).collect(),
+            inputs: outputs
+                .iter()
+                .map(|output| Buffer::from_slice(output))
+                .collect(),
+            outputs: sums
+                .iter_mut()
+                .map(|output| Buffer::from_mut(output))
+                .collect(),
             op: ReduceOp::Max.into(),
         })
         .unwrap();
-        assert_eq!(sums, [c.clone(), c]);
+        assert_eq!(sums, [data.clone(), data]);
     });
 }
 
@@ -543,7 +583,8 @@ fn issued_and_blocking_operations_run_in_order_of_issue() {
 fn groups_of_one_world_do_not_disturb_each_other() {
     for &wiring in WIRINGS {
         world(4, wiring, |rig| {
-            let mine: Vec<Rank> = (0..4).filter(|r| *r as usize % 2 == rig.rank % 2).collect();
+            let is_mine = |rank: &Rank| *rank as usize % 2 == rig.rank % 2;
+            let mine: Vec<Rank> = (0..4).filter(is_mine).collect();
             let name = format!("half{}", rig.rank % 2);
             let context = group_context(
                 &rig.store,

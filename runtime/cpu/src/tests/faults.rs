@@ -17,11 +17,11 @@ fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
     for &wiring in WIRINGS.iter().chain(&[Wiring::Nested(2)]) {
         for size in [2, 3, 5] {
             let errors = world(size, wiring, |rig| {
-                let odd = rig.rank == 1;
+                let differs = rig.rank == 1;
                 let mut errors = Vec::new();
                 // Another length, small and large.
                 for count in [4, 50_000] {
-                    let mut data = vec![1f32; if odd { count + 1 } else { count }];
+                    let mut data = vec![1f32; if differs { count + 1 } else { count }];
                     errors.push(rig.run(Op::AllReduce {
                         buffer: Buffer::from_mut(&mut data),
                         op: ReduceOp::Sum.into(),
@@ -30,7 +30,7 @@ fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
                 // Another type.
                 let (mut floats, mut integers) = ([1f32; 4], [1i32; 4]);
                 errors.push(rig.run(Op::AllReduce {
-                    buffer: if odd {
+                    buffer: if differs {
                         Buffer::from_mut(&mut integers)
                     } else {
                         Buffer::from_mut(&mut floats)
@@ -38,15 +38,22 @@ fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
                     op: ReduceOp::Sum.into(),
                 }));
                 // Another reduction, another root, another operation.
-                errors.push(rig.run(Op::AllReduce {
-                    buffer: Buffer::from_mut(&mut floats),
-                    op: if odd { ReduceOp::Max } else { ReduceOp::Sum }.into(),
-                }));
+                errors.push(
+                    rig.run(Op::AllReduce {
+                        buffer: Buffer::from_mut(&mut floats),
+                        op: if differs {
+                            ReduceOp::Max
+                        } else {
+                            ReduceOp::Sum
+                        }
+                        .into(),
+                    }),
+                );
                 errors.push(rig.run(Op::Broadcast {
                     buffer: Buffer::from_mut(&mut floats),
-                    root: u32::from(odd),
+                    root: u32::from(differs),
                 }));
-                errors.push(rig.run(if odd {
+                errors.push(rig.run(if differs {
                     Op::Barrier
                 } else {
                     Op::Broadcast {
@@ -59,7 +66,7 @@ fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
                 let mut into = [0u8; 16];
                 let mut splits = vec![1; rig.size];
                 let mut wrong_splits = splits.clone();
-                if odd {
+                if differs {
                     wrong_splits[0] = 2;
                 }
                 let total = wrong_splits.iter().sum::<usize>();
@@ -70,7 +77,7 @@ fn all_ranks_get_the_same_mismatch_and_the_group_stays_usable() {
                     output_splits: std::mem::take(&mut splits),
                 }));
                 // A part whose size is not the one that the root lists.
-                let own = vec![1f32; if odd { 3 } else { 2 }];
+                let own = vec![1f32; if differs { 3 } else { 2 }];
                 let mut parts = vec![[0f32; 2]; if rig.rank == 0 { rig.size } else { 0 }];
                 let outputs = parts.iter_mut().map(|part| Buffer::from_mut(&mut part[..]));
                 errors.push(rig.run(Op::GatherV {
@@ -344,8 +351,8 @@ fn rank_1_sends_noise(kind: ChannelKind, noise: &[u8]) {
         rig.store.set("read", b"").unwrap();
         let error = error.unwrap_err();
         // Noise that happens to begin a valid message ends in a time-out.
-        let named = error.rank() == Some(1) || error.kind() == ErrorKind::Timeout;
-        assert!(named, "{error}");
+        let is_expected = error.rank() == Some(1) || error.kind() == ErrorKind::Timeout;
+        assert!(is_expected, "{error}");
     });
 }
 

@@ -182,11 +182,11 @@ fn a_store_that_falls_silent_does_not_hold_up_a_rank_beyond_its_deadline() {
     let store: Arc<dyn Store> = Arc::new(RunOnCheck {
         key: "cpu/host_of/1",
         store: Arc::new(HashStore::new()),
-        // As a store that answers only long after the deadline.
+        // Like a store that answers only long after the deadline.
         then: Mutex::new(Some(Box::new(move || {
             if held
                 .recv_timeout(LONG)
-                .is_err_and(|why| why == std::sync::mpsc::RecvTimeoutError::Timeout)
+                .is_err_and(|error| error == std::sync::mpsc::RecvTimeoutError::Timeout)
             {
                 waited.store(true, std::sync::atomic::Ordering::Relaxed);
             }

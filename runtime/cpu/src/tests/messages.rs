@@ -119,7 +119,8 @@ fn a_coalesced_batch_completes_in_any_order_of_its_operations() {
         for size in [2, 3, 5] {
             world(size, wiring, |rig| {
                 for count in [3, 100_000] {
-                    let others: Vec<usize> = (0..rig.size).filter(|&r| r != rig.rank).collect();
+                    let others = (0..rig.size).filter(|&rank| rank != rig.rank);
+                    let others: Vec<usize> = others.collect();
                     let out: Vec<_> = others
                         .iter()
                         .map(|&to| message(rig.rank, to as u32, count))

@@ -42,7 +42,7 @@ enum Wiring {
     Registered,
     /// Ranks use memory inside hosts of this many consecutive ranks; the last host may have fewer.
     Hosts(u32),
-    /// As `Hosts`, with the algorithms between hosts for all sizes.
+    /// Like `Hosts`, with the algorithms between hosts for all sizes.
     Nested(u32),
     /// Ranks use memory inside this many hosts; consecutive ranks are on different hosts.
     Dealt(u32),
@@ -139,7 +139,7 @@ struct Rig {
     store: Arc<dyn Store>,
     factory: CpuFactory,
     backend: Arc<dyn Backend>,
-    next: AtomicU64,
+    next_turn: AtomicU64,
 }
 
 struct NoObserver;
@@ -162,7 +162,7 @@ impl Rig {
             store,
             factory,
             backend,
-            next: AtomicU64::new(1),
+            next_turn: AtomicU64::new(1),
         }
     }
 
@@ -170,7 +170,7 @@ impl Rig {
         let turn = if op.is_p2p() {
             0
         } else {
-            self.next.fetch_add(1, Ordering::Relaxed)
+            self.next_turn.fetch_add(1, Ordering::Relaxed)
         };
         Call {
             seq: turn,

@@ -100,16 +100,16 @@ fn results_are_the_same_whichever_ranks_have_registered_buffers() {
     for size in [2, 3] {
         for registered in 0..1u32 << size {
             world(size, Wiring::Registered, |rig| {
-                let with = |len: usize| match registered >> rig.rank & 1 {
+                let new_buffer = |len: usize| match registered >> rig.rank & 1 {
                     1 => rig.backend.allocate(DType::F32, len).unwrap(),
                     _ => Buffer::zeroed(DType::F32, len).unwrap(),
                 };
-                let n = rig.size;
-                for root in 0..n {
-                    let mut buffer = with(COUNT);
+                let ranks = rig.size;
+                for root in 0..ranks {
+                    let mut buffer = new_buffer(COUNT);
                     buffer.as_mut_slice().unwrap().fill(rig.rank as f32 + 1.0);
                     run(rig, sum(buffer.lend()), LONG).unwrap();
-                    let total = (n * (n + 1) / 2) as f32;
+                    let total = (ranks * (ranks + 1) / 2) as f32;
                     assert!(is_all(&buffer, total));
                     buffer.as_mut_slice().unwrap().fill(rig.rank as f32 + 1.0);
                     let root = root as u32;
@@ -134,26 +134,27 @@ fn results_are_the_same_whichever_ranks_have_registered_buffers() {
                     run(rig, broadcast, LONG).unwrap();
                     assert!(is_all(&buffer, root as f32 + 1.0));
                 }
-                let (mut one, mut all) = (with(COUNT), with(COUNT * n));
-                one.as_mut_slice().unwrap().fill(rig.rank as f32);
+                let (mut part, mut all_parts) = (new_buffer(COUNT), new_buffer(COUNT * ranks));
+                part.as_mut_slice().unwrap().fill(rig.rank as f32);
                 let gather = Op::AllGatherSingle {
-                    input: one.lend(),
-                    output: all.lend(),
+                    input: part.lend(),
+                    output: all_parts.lend(),
                 };
                 run(rig, gather, LONG).unwrap();
-                let expected: Vec<f32> =
-                    (0..COUNT * n).map(|index| (index / COUNT) as f32).collect();
-                assert!(all.as_slice::<f32>().unwrap() == expected);
+                let expected: Vec<f32> = (0..COUNT * ranks)
+                    .map(|index| (index / COUNT) as f32)
+                    .collect();
+                assert!(all_parts.as_slice::<f32>().unwrap() == expected);
                 let scatter = Op::ReduceScatterSingle {
-                    input: all.lend(),
-                    output: one.lend(),
+                    input: all_parts.lend(),
+                    output: part.lend(),
                     op: ReduceOp::Max.into(),
                 };
                 run(rig, scatter, LONG).unwrap();
-                assert!(is_all(&one, rig.rank as f32));
-                let mut others = with(COUNT * n);
+                assert!(is_all(&part, rig.rank as f32));
+                let mut others = new_buffer(COUNT * ranks);
                 let exchange = Op::AllToAllSingle {
-                    input: all.lend(),
+                    input: all_parts.lend(),
                     output: others.lend(),
                 };
                 run(rig, exchange, LONG).unwrap();
@@ -223,11 +224,11 @@ fn ranks_that_disagree_keep_their_memory_shared() {
         } else {
             ReduceOp::Max
         };
-        let odd = Op::AllReduce {
+        let mismatch = Op::AllReduce {
             buffer: buffer.lend(),
             op: op.into(),
         };
-        let error = run(rig, odd, LONG).unwrap_err();
+        let error = run(rig, mismatch, LONG).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch);
         run(rig, sum(buffer.lend()), LONG).unwrap();
         assert!(is_all(&buffer, 2.0));
@@ -248,13 +249,19 @@ fn a_buffer_that_begins_inside_a_page_is_not_mapped_by_others() {
         run(rig, Op::Barrier, LONG).unwrap();
         assert_eq!(mappings(address), 1, "not mapped by its owner alone");
         run(rig, Op::Barrier, LONG).unwrap();
-        assert!(left.iter().all(|&x| x == 1.0) && right.iter().all(|&x| x == 2.0));
+        assert!(
+            left.iter().all(|&element| element == 1.0)
+                && right.iter().all(|&element| element == 2.0)
+        );
         let (left, right) = elements.split_at_mut(1024);
         run(rig, sum(Buffer::from_mut(right)), LONG).unwrap();
         run(rig, Op::Barrier, LONG).unwrap();
         assert_eq!(mappings(address), 2);
         run(rig, Op::Barrier, LONG).unwrap();
-        assert!(left[..1000].iter().all(|&x| x == 1.0) && right.iter().all(|&x| x == 4.0));
+        assert!(
+            left[..1000].iter().all(|&element| element == 1.0)
+                && right.iter().all(|&element| element == 4.0)
+        );
     });
 }
 

@@ -1,4 +1,5 @@
-//! The state of a TCP connection in the system, and its retransmission: two socket options that `rustix` does not have.
+//! Two socket options that `rustix` does not have: the system's state of a TCP connection, and the limit of the pause
+//! between its retransmissions.
 
 use nix::libc;
 use std::io;
@@ -35,9 +36,9 @@ pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
     // SAFETY: `info` was zeroed, and every field is a number, for which any bit pattern is valid.
     let info = unsafe { info.assume_init() };
     (done == 0 && info.tcpi_state == ESTABLISHED).then(|| {
-        let ago = info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv);
+        let silent_ms = info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv);
         SocketHealth {
-            silent_for: Duration::from_millis(ago.into()),
+            silent_for: Duration::from_millis(silent_ms.into()),
             unacknowledged: info.tcpi_unacked,
         }
     })

@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// A connection to a rank, before a channel is made of it.
 pub(crate) struct Wire {
     pub(crate) socket: TcpStream,
-    /// Its TLS, if the job uses TLS.
+    /// The connection's TLS session, if the job uses TLS.
     pub(crate) tls: Option<Box<TlsSession>>,
 }
 
@@ -118,7 +118,7 @@ impl Channel {
         }
     }
 
-    /// Works as [`write`](Self::write) on `head` followed by `rest`.
+    /// Works like [`write`](Self::write) on `head` followed by `rest`.
     #[inline]
     pub(crate) fn write_both(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         match self {

@@ -20,14 +20,14 @@ struct StreamModel {
     store: Ordering,
     /// Whether there is a fence between a count and the load of a mark, and between a mark and the load of
     /// a count.
-    fenced: bool,
+    has_fences: bool,
     /// Whether a sleeper checks once more after it has set its mark.
     checks_again: bool,
 }
 
 const REAL: StreamModel = StreamModel {
     store: Ordering::Release,
-    fenced: true,
+    has_fences: true,
     checks_again: true,
 };
 
@@ -93,7 +93,7 @@ fn sleep_and_wake(protocol: StreamModel) {
     let mark = Arc::new(AtomicU32::new(0));
     let (their_count, their_mark) = (count.clone(), mark.clone());
     let fence = move || {
-        if protocol.fenced {
+        if protocol.has_fences {
             fence(Ordering::SeqCst);
         }
     };
@@ -194,7 +194,7 @@ fn counts_without_release_fail_the_model() {
 #[test]
 fn a_missing_fence_fails_the_model() {
     assert!(fails(|| sleep_and_wake(StreamModel {
-        fenced: false,
+        has_fences: false,
         ..REAL
     })));
 }

@@ -278,10 +278,10 @@ pub(crate) fn keep_alive(
     Ok(())
 }
 
-/// Sleeps until one of the sockets is ready, something is written to `bell`, a signal arrives, or `time` has passed.
+/// Sleeps until one of the sockets is ready, `doorbell` is written to, a signal arrives, or `time` has passed.
 pub(crate) fn poll<'a>(
     sockets: impl Iterator<Item = (&'a TcpStream, Interest)>,
-    bell: Option<&OwnedFd>,
+    doorbell: Option<&OwnedFd>,
     time: Duration,
 ) -> io::Result<()> {
     let mut fds: Vec<PollFd<'_>> = sockets
@@ -293,7 +293,7 @@ pub(crate) fn poll<'a>(
             PollFd::new(stream, flags)
         })
         .collect();
-    fds.extend(bell.map(|bell| PollFd::new(bell, PollFlags::IN)));
+    fds.extend(doorbell.map(|doorbell| PollFd::new(doorbell, PollFlags::IN)));
     let time = Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(time.subsec_nanos()),

@@ -23,7 +23,7 @@ pub(crate) enum Failure {
         peer: Rank,
         address: SocketAddr,
         kind: ErrorKind,
-        why: Cow<'static, str>,
+        reason: Cow<'static, str>,
     },
     /// The peer's entry in the store is not an address.
     Address { peer: Rank, text: String },
@@ -46,10 +46,10 @@ pub(crate) enum Failure {
 
 impl Failure {
     /// The failure of a wait for this peer alone.
-    pub(crate) fn of_wait_for(peer: Rank, why: Interrupted) -> Self {
-        match why {
+    pub(crate) fn of_wait_for(peer: Rank, interruption: Interrupted) -> Self {
+        match interruption {
             Interrupted::TimedOut => Self::Late(vec![peer]),
-            Interrupted::Stopped(_) => why.into(),
+            Interrupted::Stopped(_) => interruption.into(),
         }
     }
 

@@ -77,7 +77,7 @@ impl WaitMode {
 /// Ends all waits of a group, with an error as the reason.
 #[derive(Default)]
 pub(crate) struct Stop {
-    raised: AtomicBool,
+    is_raised: AtomicBool,
     reason: Mutex<Option<Error>>,
 }
 
@@ -85,16 +85,16 @@ impl Stop {
     /// Raises the stop; returns whether it was raised for the first time. The first reason is kept.
     pub(crate) fn raise(&self, reason: Error) -> bool {
         let mut kept = self.reason.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = kept.is_none();
+        let is_first = kept.is_none();
         kept.get_or_insert(reason);
-        self.raised.store(true, Ordering::Release);
-        first
+        self.is_raised.store(true, Ordering::Release);
+        is_first
     }
 
     /// Whether the stop was raised.
     #[inline]
     pub(crate) fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::Acquire)
+        self.is_raised.load(Ordering::Acquire)
     }
 
     /// The reason, once the stop was raised.
@@ -256,13 +256,13 @@ mod tests {
         let stop = Stop::default();
         let deadline = Instant::now() + Duration::from_millis(500);
         let mut policy = WaitPolicy::new(&stop, Deadline::At(deadline), WaitMode::CorePerRank);
-        let mut slept = false;
-        let mut polled = false;
+        let mut has_slept = false;
+        let mut has_polled = false;
         loop {
             match policy.pause() {
-                Ok(Pause::Poll) => polled = true,
+                Ok(Pause::Poll) => has_polled = true,
                 Ok(Pause::Sleep(time)) => {
-                    slept = true;
+                    has_slept = true;
                     assert!(time <= LONGEST_SLEEP);
                     std::thread::sleep(time);
                 }
@@ -270,7 +270,7 @@ mod tests {
                 Err(Interrupted::Stopped(_)) => unreachable!("the wait was stopped"),
             }
         }
-        assert!(polled && slept);
+        assert!(has_polled && has_slept);
         assert!(Instant::now() >= deadline);
     }
 

@@ -27,11 +27,14 @@ struct Yields {
     /// [`MAX_SLEEPS`].
     sleeps: u32,
     /// Number of sleeps that remain before the thread yields again.
-    left: u32,
+    remaining: u32,
 }
 
 impl Yields {
-    const NONE: Self = Self { sleeps: 0, left: 0 };
+    const NONE: Self = Self {
+        sleeps: 0,
+        remaining: 0,
+    };
 
     /// Takes the duration of a yield into account.
     fn record(&mut self, time: Duration) {
@@ -40,7 +43,7 @@ impl Yields {
             return;
         }
         self.sleeps = (2 * self.sleeps).clamp(MIN_SLEEPS, MAX_SLEEPS);
-        self.left = self.sleeps;
+        self.remaining = self.sleeps;
     }
 }
 
@@ -51,7 +54,7 @@ thread_local! {
 /// Whether this thread should sleep rather than yield, since its last yield was slow.
 #[inline]
 pub(super) fn takes_too_long() -> bool {
-    YIELDS.get().left > 0
+    YIELDS.get().remaining > 0
 }
 
 /// Yields the processor, and takes into account how long that took since `start`, the time just before the call.
@@ -66,7 +69,7 @@ pub(super) fn yield_and_measure(start: Instant) {
 pub(super) fn note_sleep() {
     let yields = YIELDS.get();
     YIELDS.set(Yields {
-        left: yields.left.saturating_sub(1),
+        remaining: yields.remaining.saturating_sub(1),
         ..yields
     });
 }
@@ -79,11 +82,11 @@ mod tests {
     fn slow_yields_are_tried_less_and_less_often() {
         let mut yields = Yields::NONE;
         yields.record(SLOW / 2);
-        assert_eq!(yields.left, 0);
+        assert_eq!(yields.remaining, 0);
         let mut sleeps = Vec::new();
         for _ in 0..8 {
             yields.record(SLOW);
-            sleeps.push(yields.left);
+            sleeps.push(yields.remaining);
         }
         assert_eq!(sleeps, [32, 64, 128, 256, 512, 1024, 1024, 1024]);
         // One slow yield in twenty keeps the number of sleeps at the maximum.
@@ -91,13 +94,13 @@ mod tests {
             yields.record(SLOW / 100);
         }
         yields.record(SLOW);
-        assert_eq!(yields.left, 1024);
+        assert_eq!(yields.remaining, 1024);
         // After many fast yields a slow one counts as the first.
         for _ in 0..1000 {
             yields.record(SLOW / 100);
         }
         yields.record(SLOW);
-        assert_eq!(yields.left, 32);
+        assert_eq!(yields.remaining, 32);
     }
 
     #[test]

@@ -343,8 +343,8 @@ fn map_parts(
         })?;
         let bytes = usize::try_from(description.bytes).unwrap_or(usize::MAX);
         let is_here = description.host != 0 && description.host == own_description.host;
-        let map = |region: Option<RegionHandle>, least: usize| {
-            let region = region.filter(|region| is_here && region.len >= least);
+        let map = |region: Option<RegionHandle>, min_len: usize| {
+            let region = region.filter(|region| is_here && region.len >= min_len);
             match region.map(|region| SharedMemory::attach(&region)) {
                 Some(Ok(mapped)) => Some(Arc::new(mapped).access()),
                 Some(Err(error)) => {

@@ -70,7 +70,7 @@ const REFUSED: u8 = 2;
 /// [`HostAgreement::max_listed`].
 const HEAD: usize = 8;
 /// The largest number in seven bytes.
-const MOST_LISTED: u64 = u64::MAX >> 8;
+const MAX_LISTED: u64 = u64::MAX >> 8;
 /// Bytes for the reason why ranks do not agree: the rank, the length and the text.
 const REASON: usize = 4096;
 
@@ -265,7 +265,7 @@ impl HostAgreement {
     }
 
     /// Compares the hosts' headers; if they differ, or the ranks of a host disagree, compares the headers of all ranks.
-    /// The outer error is a malformed message of a host.
+    /// The outer error reports a malformed message of a host.
     fn compare(
         &self,
         via: &HostTransports<'_>,
@@ -297,8 +297,8 @@ impl HostAgreement {
         }
     }
 
-    /// Puts the hosts' data in the order of ranks, and compares lists of counts. The outer error is a malformed message
-    /// of a host.
+    /// Puts the hosts' data in the order of ranks, and compares lists of counts. The outer error reports a malformed
+    /// message of a host.
     fn order_by_rank(
         &mut self,
         via: &HostTransports<'_>,
@@ -342,7 +342,7 @@ impl HostAgreement {
             counts.fold(0u64, |sum, &count| sum.saturating_add(count))
         });
         let max_bytes = sums.max().unwrap_or(0).saturating_mul(element);
-        self.max_listed = usize::try_from(max_bytes.min(MOST_LISTED)).unwrap_or(usize::MAX);
+        self.max_listed = usize::try_from(max_bytes.min(MAX_LISTED)).unwrap_or(usize::MAX);
         Ok(compare_lists(&op_headers, &lists))
     }
 

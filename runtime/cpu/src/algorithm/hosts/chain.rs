@@ -100,7 +100,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Works as `all_reduce`, but the last host sends the results to the root only.
+    /// Works like `all_reduce`, but the last host sends the results to the root only.
     pub(super) fn reduce(
         &mut self,
         via: &mut HostTransports<'_>,
@@ -172,8 +172,8 @@ impl Chain {
         for range in layout.chunks(longest) {
             if via.host_exchange.size() > 1 {
                 via.host_exchange.fill(layout.used(), |slot, copier| {
-                    for (stripe, input) in inputs.iter().enumerate().filter(|(at, _)| *at != index)
-                    {
+                    let others = inputs.iter().enumerate();
+                    for (stripe, input) in others.filter(|(stripe, _)| *stripe != index) {
                         let piece = &input[clip(&range, input.len())];
                         copier.copy(&mut slot[layout.offset(stripe)..][..piece.len()], piece);
                     }
@@ -260,7 +260,7 @@ impl Chain {
             self.results.clear();
             let first = round;
             let mut folded = 0;
-            // As many rounds at a time as give about one block of results.
+            // Rounds are run together until they give about one block of results.
             while round < rounds && (round == first || folded < BLOCK) {
                 let parts: Vec<&[u8]> = (0..count).map(|stripe| part(stripe, round)).collect();
                 self.fold(via, position, &parts, by, policy)?;
@@ -355,7 +355,8 @@ pub(super) fn put_together(
             });
         }
         host_exchange.run_agreed_phase(&[], range.len(), policy)?;
-        for (owner, stripe) in stripes.iter().enumerate().filter(|(at, _)| *at != index) {
+        let others = stripes.iter().enumerate();
+        for (owner, stripe) in others.filter(|(owner, _)| *owner != index) {
             let piece = piece(stripe);
             let shown = &host_exchange.slot(owner)[..piece.len()];
             copy(&mut block[piece], shown);

@@ -129,9 +129,9 @@ impl HostsEngine {
         let keys: Vec<String> = hosts.iter().map(|&host| shm_exchange_key(host)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         loop {
-            if let Err(why) = policy.check() {
-                if !matches!(why, Interrupted::TimedOut) {
-                    return Err(why.into());
+            if let Err(interruption) = policy.check() {
+                if !matches!(interruption, Interrupted::TimedOut) {
+                    return Err(interruption.into());
                 }
                 let absent = hosts.iter().zip(&keys).filter(|(_, key)| {
                     // A failed look-up does not show that the key is absent.
@@ -154,7 +154,7 @@ impl HostsEngine {
         }
     }
 
-    /// Works as [`ChannelEngine::run`]; the first operation also waits until all hosts have published whether
+    /// Works like [`ChannelEngine::run`]; the first operation also waits until all hosts have published whether
     /// they have an exchange area.
     pub(crate) fn run(
         &mut self,

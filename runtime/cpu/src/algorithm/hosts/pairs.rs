@@ -3,10 +3,10 @@
 //! For each pair of hosts, one rank on each of the two carries the parts between them. The pairs of a host are divided
 //! among its ranks.
 //!
-//! 1. The ranks of a host show each other their inputs. Each copies what is for itself, and what it carries to other
-//!    hosts.
+//! 1. The ranks of a host show each other their inputs. Each copies the parts for itself, and the parts that it carries
+//!    to other hosts.
 //! 2. The carriers send and receive, one message for each pair of hosts and direction.
-//! 3. The carriers show what they have received, and each rank copies what is for itself.
+//! 3. The carriers show the messages that they have received, and each rank copies the parts for itself.
 //!
 //! If the sizes of the parts differ, they are exchanged in the same three steps before the data.
 
@@ -31,13 +31,15 @@ pub(super) fn sizes_fit_slot(layout: &Layout, size: usize) -> bool {
 
 /// The parts that this rank carries to another host, or from it.
 struct Message {
-    /// The other host, and its rank with which this one exchanges messages.
+    /// The other host.
     host: usize,
+    /// The rank of the other host with which this rank exchanges messages.
     peer: usize,
     bytes: Vec<u8>,
 }
 
-/// A part, or adjacent parts, that a rank of this host shows: `len` bytes at `start` of what it shows.
+/// A part, or adjacent parts, that the rank at `index` of this host shows: `len` bytes, from the offset `start` of all
+/// bytes that it shows.
 struct Shown {
     index: usize,
     start: usize,
@@ -61,7 +63,7 @@ pub(super) fn all_to_all(
         .collect();
     // The parts that this rank copies into its messages: the part, the message's index, the part's end in the message.
     let mut to_carry: Vec<(Shown, usize, usize)> = Vec::new();
-    for (at, message) in sent.iter_mut().enumerate() {
+    for (message_index, message) in sent.iter_mut().enumerate() {
         let mut len = 0;
         for (index, starts) in starts.iter().enumerate() {
             for &to in layout.ranks_of(message.host) {
@@ -71,7 +73,7 @@ pub(super) fn all_to_all(
                     len: len_of(index, to),
                 };
                 len += shown.len;
-                to_carry.push((shown, at, len));
+                to_carry.push((shown, message_index, len));
             }
         }
         message.bytes.resize(len, 0);
@@ -85,8 +87,8 @@ pub(super) fn all_to_all(
         &starts,
         policy,
         &mut |slots, window| {
-            for (shown, at, end) in &to_carry {
-                let into = &mut sent[*at].bytes[end - shown.len..*end];
+            for (shown, message_index, end) in &to_carry {
+                let into = &mut sent[*message_index].bytes[end - shown.len..*end];
                 if shown.index != own {
                     copy_shown(shown, slots.slot(shown.index), &window, into);
                 }
@@ -222,7 +224,7 @@ fn exchange_counts(
 ) -> Result<Received, Failure> {
     let layout = via.layout;
     let (own, here) = (layout.index_on_host(), layout.neighbors().len());
-    // How many parts the rank at an index of this host receives from each host.
+    // How many parts the rank at an index of this host receives from each host whose message it carries.
     let counts_of = |index: usize| -> Vec<usize> {
         let hosts = carried_by(layout, index);
         hosts
@@ -244,7 +246,8 @@ fn exchange_counts(
                 encode(lens)
             })
             .collect();
-        let mut theirs: Vec<Vec<u8>> = counts_of(own).iter().map(|n| vec![0; n * 8]).collect();
+        let received = counts_of(own).into_iter();
+        let mut theirs: Vec<Vec<u8>> = received.map(|count| vec![0; count * 8]).collect();
         let mut transfers = Vec::with_capacity(2 * sent.len());
         for ((message, ours), theirs) in sent.iter().zip(&ours).zip(&mut theirs) {
             transfers.push(Transfer::send(message.peer, ours));

@@ -101,10 +101,10 @@ pub(super) fn all_gather(
         transfers.push(Transfer::send(ranks[index % ranks.len()], input));
     }
     for (rank, part) in outputs.parts(position.size).into_iter().enumerate() {
-        let (host, at) = layout.host_and_index(rank);
+        let (host, index_there) = layout.host_and_index(rank);
         if rank == position.rank {
             part.copy_from_slice(input);
-        } else if host != layout.host() && at % here == index {
+        } else if host != layout.host() && index_there % here == index {
             transfers.push(Transfer::receive(rank, part));
         }
     }
@@ -141,11 +141,12 @@ pub(super) fn all_gather(
                 });
             }
             host_exchange.run_agreed_phase(&[], range.len(), policy)?;
-            for (at, rank) in shown.iter().enumerate().filter(|(at, _)| *at != index) {
+            let others = shown.iter().enumerate();
+            for (owner, rank) in others.filter(|(owner, _)| *owner != index) {
                 let Some(rank) = *rank else { continue };
                 let part = outputs.part_mut(rank);
                 let range = clip(part.len());
-                let piece = &host_exchange.slot(at)[..range.len()];
+                let piece = &host_exchange.slot(owner)[..range.len()];
                 copy(&mut part[range], piece);
             }
         }

@@ -334,7 +334,7 @@ impl PhaseContext<'_, '_> {
     }
 }
 
-/// The ranks' decision.
+/// The ranks' decision between registered buffers and slots.
 enum Agreed<'a> {
     /// The ranks access each other's memory, by the terms with this index.
     Direct(usize, DirectAccess<'a>),

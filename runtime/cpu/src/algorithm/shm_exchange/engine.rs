@@ -53,7 +53,7 @@ impl ShmEngine {
         }
     }
 
-    /// Works as [`ChannelEngine::run`](crate::algorithm::ChannelEngine::run).
+    /// Works like [`ChannelEngine::run`](crate::algorithm::ChannelEngine::run).
     #[inline]
     pub(crate) fn run(
         &mut self,

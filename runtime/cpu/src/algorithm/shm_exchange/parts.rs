@@ -47,7 +47,7 @@ impl PhaseContext<'_, '_> {
         mut outputs: Outputs<'_>,
     ) -> Result<(), Failure> {
         let Position { rank, size, .. } = self.position;
-        let longest = (0..size).map(|r| outputs.part_mut(r).len()).max();
+        let longest = (0..size).map(|peer| outputs.part_mut(peer).len()).max();
         let longest = longest.unwrap_or(0);
         if longest <= INLINE {
             self.run_inline_phase(input)?;
@@ -83,7 +83,8 @@ impl PhaseContext<'_, '_> {
         by: Combination,
     ) -> Result<(), Failure> {
         let Position { rank, size, .. } = self.position;
-        let longest = (0..size).map(|r| inputs.part(r).len()).max().unwrap_or(0);
+        let longest = (0..size).map(|peer| inputs.part(peer).len()).max();
+        let longest = longest.unwrap_or(0);
         if self.parts_fit_line(longest) {
             self.run_parts_phase(inputs, longest)?;
             let len = output.len();

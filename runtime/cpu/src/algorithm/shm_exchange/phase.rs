@@ -51,14 +51,15 @@ impl PhaseContext<'_, '_> {
                 self.signature = self.signature.wrapping_add(1);
                 Ok(())
             }
-            Ok(false) => Err(self.disagree()),
+            Ok(false) => Err(self.disagreement()),
             Err(error) => Err(self.failure(error)),
         }
     }
 
-    /// Handles different signatures. All ranks have seen the difference, so all show their headers now.
+    /// Returns the failure of a step for which ranks have different signatures. All ranks have seen the difference, so
+    /// all show their headers now.
     #[cold]
-    fn disagree(&mut self) -> Failure {
+    fn disagreement(&mut self) -> Failure {
         let bytes = self.op_header.encode();
         self.shm_exchange.restart_slots();
         self.shm_exchange
@@ -115,9 +116,8 @@ impl PhaseContext<'_, '_> {
                 Failure::Garbled(self.ranks[rank], "a malformed op header".into())
             })?;
             let bytes = &slot[OP_HEADER_LEN..OP_HEADER_LEN + op_header.inline as usize];
-            let counts = bytes.chunks_exact(8);
-            let counts = counts
-                .map(|b| u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]));
+            let (counts, _) = bytes.as_chunks::<8>();
+            let counts = counts.iter().map(|count| u64::from_le_bytes(*count));
             all_counts.push(counts.collect());
             op_headers.push(op_header);
         }

@@ -53,12 +53,12 @@ impl Shares {
     }
 
     /// The offset of `reader`'s part of a chunk in the slot of `writer`.
-    fn input_at(self, reader: usize, writer: usize, chunk: usize) -> usize {
+    fn input_offset(self, reader: usize, writer: usize, chunk: usize) -> usize {
         (reader - usize::from(reader > writer)) * self.width(chunk)
     }
 
     /// The offset of the share of the previous chunk in the slots of a phase.
-    fn share_at(self, phase: usize) -> usize {
+    fn share_offset(self, phase: usize) -> usize {
         if phase < self.chunks() {
             (self.size - 1) * self.width(phase)
         } else {
@@ -69,7 +69,7 @@ impl Shares {
     /// Bytes of a slot that are used in a phase.
     fn used(self, phase: usize) -> usize {
         let share = phase.checked_sub(1).map_or(0, |chunk| self.width(chunk));
-        self.share_at(phase) + share
+        self.share_offset(phase) + share
     }
 }
 
@@ -128,17 +128,17 @@ impl PhaseContext<'_, '_> {
             if let Some(chunk) = phase.checked_sub(1) {
                 for peer in peers {
                     let range = shares.part(peer, chunk);
-                    let share = &slots.slot(peer)[shares.share_at(phase)..][..range.len()];
+                    let share = &slots.slot(peer)[shares.share_offset(phase)..][..range.len()];
                     copy(&mut data[range], share);
                 }
             }
             if phase < shares.chunks() {
                 let mine = shares.part(rank, phase);
                 let width = mine.len();
-                let share = &mut next[shares.share_at(phase + 1)..][..width];
+                let share = &mut next[shares.share_offset(phase + 1)..][..width];
                 let other = |index: usize| {
                     let peer = index + usize::from(index >= rank);
-                    &slots.slot(peer)[shares.input_at(rank, peer, phase)..][..width]
+                    &slots.slot(peer)[shares.input_offset(rank, peer, phase)..][..width]
                 };
                 with_inputs(size - 1, other, |others| {
                     let out = &mut data[mine];
@@ -170,12 +170,12 @@ impl PhaseContext<'_, '_> {
         let slot = self.shm_exchange.next_slot(shares.used(phase));
         for peer in peers {
             let piece = &data[shares.part(peer, phase)];
-            let start = shares.input_at(peer, self.position.rank, phase);
+            let start = shares.input_offset(peer, self.position.rank, phase);
             self.copier.copy(&mut slot[start..][..piece.len()], piece);
         }
     }
 
-    /// Works as `all_reduce`, but only the root copies the shares.
+    /// Works like `all_reduce`, but only the root copies the shares.
     pub(super) fn reduce(
         &mut self,
         mut data: Data<'_>,
@@ -199,17 +199,17 @@ impl PhaseContext<'_, '_> {
             {
                 for peer in (0..size).filter(|&peer| peer != root) {
                     let range = shares.part(peer, chunk);
-                    let share = &slots.slot(peer)[shares.share_at(phase)..][..range.len()];
+                    let share = &slots.slot(peer)[shares.share_offset(phase)..][..range.len()];
                     copy(&mut data[range], share);
                 }
             }
             if phase < shares.chunks() {
                 let mine = shares.part(rank, phase);
                 let width = mine.len();
-                let share = &mut next[shares.share_at(phase + 1)..][..width];
+                let share = &mut next[shares.share_offset(phase + 1)..][..width];
                 let input = |peer: usize| match peer == rank {
                     true => &data.bytes()[mine.clone()],
-                    false => &slots.slot(peer)[shares.input_at(rank, peer, phase)..][..width],
+                    false => &slots.slot(peer)[shares.input_offset(rank, peer, phase)..][..width],
                 };
                 with_inputs(size, input, |inputs| {
                     arithmetic::combine(by.op, by.dtype, inputs, share, None);

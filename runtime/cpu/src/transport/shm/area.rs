@@ -52,11 +52,11 @@ const RINGS_TOTAL: usize = 128 << 20;
 /// Bytes for the slots of one rank.
 pub(super) fn slots_len(ranks: usize) -> usize {
     let share = ROUNDS_TOTAL / ranks.max(1) / PAGE * PAGE;
-    round_at(ranks) + share.clamp(MIN_ROUND, MAX_ROUND)
+    round_offset(ranks) + share.clamp(MIN_ROUND, MAX_ROUND)
 }
 
 /// The offset of the round of slots, after the positions for small slots and for swapped slots.
-pub(super) fn round_at(ranks: usize) -> usize {
+pub(super) fn round_offset(ranks: usize) -> usize {
     2 * SMALL + if ranks == 2 { SWAPPED } else { 0 }
 }
 

@@ -24,7 +24,7 @@ impl ShmExchangeError {
     /// Returns the failure for a group whose members have these ranks in the world.
     pub(crate) fn into_failure(self, ranks: &[Rank]) -> Failure {
         match self {
-            Self::Interrupted(why) => why.into(),
+            Self::Interrupted(interruption) => interruption.into(),
             Self::Late(rank) => Failure::Late(vec![ranks[rank]]),
             Self::Gone(rank) => Failure::Gone(ranks[rank], None),
             Self::GivenUp { first, absent } => match ranks.get(first) {
@@ -47,8 +47,8 @@ impl ShmExchangeError {
 }
 
 impl From<Interrupted> for ShmExchangeError {
-    fn from(why: Interrupted) -> Self {
-        Self::Interrupted(why)
+    fn from(interruption: Interrupted) -> Self {
+        Self::Interrupted(interruption)
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Mapping {
 // SAFETY: the address belongs to this value, whichever thread has it. The bytes are accessed through the types that
 // hand out references to them, each under its own contract.
 unsafe impl Send for Mapping {}
-// SAFETY: a reference gives addresses (`at`) and atomic words, which several threads may use at once.
+// SAFETY: a reference gives addresses (`address`) and atomic words, which several threads may use at once.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -42,7 +42,7 @@ impl Mapping {
     ///
     /// # Panics
     /// If they are not inside the mapping.
-    pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
+    pub(super) fn address(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(
             offset.checked_add(len).is_some_and(|end| end <= self.len),
             "bytes outside the mapping"
@@ -56,7 +56,7 @@ impl Mapping {
         assert_eq!(offset % 4, 0, "the word is not aligned");
         // SAFETY: these are four aligned bytes (checked) inside the mapping, which lives as long as `self`. All
         // processes access them only as an atomic word.
-        unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
+        unsafe { AtomicU32::from_ptr(self.address(offset, 4).cast()) }
     }
 
     /// Returns the 64-bit word at `offset`; panics if it is not aligned or not inside the mapping.
@@ -64,7 +64,7 @@ impl Mapping {
         assert_eq!(offset % 8, 0, "the word is not aligned");
         // SAFETY: these are eight aligned bytes (checked) inside the mapping, which lives as long as `self`. All
         // processes access them only as an atomic word.
-        unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
+        unsafe { AtomicU64::from_ptr(self.address(offset, 8).cast()) }
     }
 
     /// Asks the system for huge pages; success does not mean that there are any.

@@ -145,7 +145,10 @@ impl Segment {
     }
 
     fn table_len(world_size: usize) -> usize {
-        align(Self::agreements_at(world_size) + AGREEMENTS_LEN, HUGE_PAGE)
+        align(
+            Self::agreements_offset(world_size) + AGREEMENTS_LEN,
+            HUGE_PAGE,
+        )
     }
 
     /// Size in bytes of an area that is large enough for a group of any size up to `world_size`: a smaller group may
@@ -159,12 +162,12 @@ impl Segment {
         HEAD + rank as usize * RANK_ENTRY_LEN
     }
 
-    fn refusals_at(world_size: usize) -> usize {
+    fn refusals_offset(world_size: usize) -> usize {
         HEAD + world_size * RANK_ENTRY_LEN + GROUPS * GROUP_ENTRY_LEN
     }
 
-    fn agreements_at(world_size: usize) -> usize {
-        Self::refusals_at(world_size) + REFUSALS * 8
+    fn agreements_offset(world_size: usize) -> usize {
+        Self::refusals_offset(world_size) + REFUSALS * 8
     }
 
     fn group_entry(&self, index: usize) -> usize {
@@ -271,7 +274,7 @@ impl Segment {
     /// Agrees on `value` with the other ranks that call this with the same number, without waiting until they call.
     /// Returns `None` on all of them if all entries in which this number may be are in use.
     pub(crate) fn agree(&self, number: u64, value: &[u8]) -> Option<Agreement> {
-        let start = Self::agreements_at(self.world_size);
+        let start = Self::agreements_offset(self.world_size);
         agree(&self.table, start, number, value)
     }
 
@@ -366,7 +369,7 @@ impl Segment {
 
     fn refusal(&self, index: usize) -> &AtomicU64 {
         self.table
-            .long(Self::refusals_at(self.world_size) + index * 8)
+            .long(Self::refusals_offset(self.world_size) + index * 8)
     }
 
     /// Returns the result of a group's claim: `Some(Some(index))` with the index of its area, or `Some(None)` for a
@@ -417,7 +420,7 @@ impl Segment {
                         self.await_claim(claims, time);
                     }
                 }
-                Err(why) => return Err(why.into()),
+                Err(interruption) => return Err(interruption.into()),
             }
         }
     }

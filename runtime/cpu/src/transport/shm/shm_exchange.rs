@@ -3,7 +3,7 @@
 
 use super::area::{
     CONTROL, FETCHED, INLINE, LINE, PAGE, SLOT, SMALL, align, area_len, pair_of, ring_len,
-    rings_len, round_at, shm_exchange_len, slots_len,
+    rings_len, round_offset, shm_exchange_len, slots_len,
 };
 use super::error::ShmExchangeError;
 use super::mapping::{Mapping, wake};
@@ -40,7 +40,7 @@ pub(crate) enum Traffic {
 struct SlotLayout {
     start: usize,
     /// Whether the two ranks use each other's positions.
-    swapped: bool,
+    is_swapped: bool,
 }
 
 /// One rank's end of a group's exchange area. See the documentation of [`shm`](super).
@@ -64,7 +64,7 @@ pub(crate) struct ShmExchange {
     /// each rank writes where it has read, whichever phases are between.
     next_swap: u32,
     /// Whether this rank has seen the flags of all ranks for phase `phase`.
-    complete: bool,
+    is_complete: bool,
     huge_pages: Option<io::Result<()>>,
 }
 
@@ -93,7 +93,7 @@ impl ShmExchange {
     ) -> io::Result<Self> {
         let area = segment.map_area(place, 0, shm_exchange_len(ranks.len()))?;
         let huge_pages = Some(area.request_huge_pages());
-        let next_slot = round_at(ranks.len());
+        let next_slot = round_offset(ranks.len());
         Ok(Self {
             segment,
             area,
@@ -104,12 +104,12 @@ impl ShmExchange {
             traffic: Traffic::OneWay,
             slot: SlotLayout {
                 start: 0,
-                swapped: false,
+                is_swapped: false,
             },
             shown: 0,
             next_slot,
             next_swap: 0,
-            complete: true,
+            is_complete: true,
             huge_pages,
         })
     }
@@ -154,16 +154,16 @@ impl ShmExchange {
     /// Decides with the other ranks whether this phase has failed. With a reason, this rank proposes that it has. After
     /// `Ok`, all ranks continue, or have continued, as if no rank had given up.
     #[cold]
-    fn decide(&self, why: Option<ShmExchangeError>) -> Result<(), ShmExchangeError> {
+    fn decide(&self, reason: Option<ShmExchangeError>) -> Result<(), ShmExchangeError> {
         let all_published =
             |phase| (0..self.ranks.len()).all(|rank| self.has_published(rank, phase));
-        let vote = match why {
+        let vote = match reason {
             Some(_) => Vote::GiveUp(self.rank),
             None => Vote::Ask,
         };
         match self.outcome().decide(self.phase, vote, all_published) {
             None => Ok(()),
-            Some(first) => Err(why.unwrap_or_else(|| self.given_up(first))),
+            Some(first) => Err(reason.unwrap_or_else(|| self.given_up(first))),
         }
     }
 
@@ -180,9 +180,9 @@ impl ShmExchange {
 
     /// The offset of a rank's slot in the area.
     #[inline]
-    fn slot_at(&self, rank: usize, layout: SlotLayout) -> usize {
+    fn slot_offset(&self, rank: usize, layout: SlotLayout) -> usize {
         let size = self.ranks.len();
-        let rank = rank ^ usize::from(layout.swapped);
+        let rank = rank ^ usize::from(layout.is_swapped);
         align(size * CONTROL, PAGE) + rank * slots_len(size) + layout.start
     }
 
@@ -198,7 +198,7 @@ impl ShmExchange {
         // The next slot may begin where this phase's slot is.
         self.shown = 0;
         self.traffic = Traffic::OneWay;
-        self.next_slot = round_at(self.ranks.len());
+        self.next_slot = round_offset(self.ranks.len());
         self.next_swap = 0;
     }
 
@@ -215,7 +215,7 @@ impl ShmExchange {
         if self.swaps_slots() {
             return SlotLayout {
                 start: 2 * SMALL + (self.next_swap & 1) as usize * SLOT,
-                swapped: self.next_swap >> 1 & 1 == 1,
+                is_swapped: self.next_swap >> 1 & 1 == 1,
             };
         }
         let start = if used <= SMALL {
@@ -225,7 +225,7 @@ impl ShmExchange {
         };
         SlotLayout {
             start,
-            swapped: false,
+            is_swapped: false,
         }
     }
 
@@ -239,17 +239,17 @@ impl ShmExchange {
     /// Returns the slots of this phase, and the first `used` bytes of this rank's slot of the next phase.
     #[inline]
     pub(crate) fn slots_and_next(&mut self, used: usize) -> (Slots<'_>, &mut [u8]) {
-        assert!(self.complete, "an exchange area was used after an error");
+        assert!(self.is_complete, "an exchange area was used after an error");
         assert!(used <= SLOT, "more bytes than a slot holds");
-        let start = self.slot_at(
+        let start = self.slot_offset(
             self.rank,
             self.slot_layout(self.phase.wrapping_add(1), used),
         );
         // SAFETY: this rank alone writes its slot of the next phase, and only through `&mut self`. That slot does not
         // overlap the slots of this phase (`run_phase`), which `Slots` and the other ranks read. The other ranks have
-        // finished with all earlier slots, since this rank has seen all flags of this phase (`complete`; see the
+        // finished with all earlier slots, since this rank has seen all flags of this phase (`is_complete`; see the
         // documentation of `shm`). Any bytes are valid.
-        let next = unsafe { std::slice::from_raw_parts_mut(self.area.at(start, used), used) };
+        let next = unsafe { std::slice::from_raw_parts_mut(self.area.address(start, used), used) };
         (Slots { shm_exchange: self }, next)
     }
 
@@ -257,28 +257,29 @@ impl ShmExchange {
     #[inline]
     pub(crate) fn slot(&self, rank: usize) -> &[u8] {
         assert!(
-            self.complete,
+            self.is_complete,
             "a slot is read before all ranks have published"
         );
-        let start = self.slot_at(rank, self.slot);
-        // SAFETY: `rank` stored the flag of this phase, which this rank has seen (`complete`), after it had written the
-        // slot. It writes there again only after this rank has published the next phase, which takes `&mut self`.
-        unsafe { std::slice::from_raw_parts(self.area.at(start, self.shown), self.shown) }
+        let start = self.slot_offset(rank, self.slot);
+        // SAFETY: `rank` stored the flag of this phase, which this rank has seen (`is_complete`), after it had written
+        // the slot. It writes there again only after this rank has published the next phase, which takes `&mut self`.
+        unsafe { std::slice::from_raw_parts(self.area.address(start, self.shown), self.shown) }
     }
 
     /// Returns the first `len` inline bytes in `rank`'s line of this phase.
     #[inline]
     pub(crate) fn inline(&self, rank: usize, len: usize) -> &[u8] {
         assert!(
-            self.complete,
+            self.is_complete,
             "a line is read before all ranks have published"
         );
         assert!(len <= INLINE, "more inline bytes than a line holds");
         let start = self.line(rank, self.phase) + 16;
-        // SAFETY: `rank` stored the flag of this phase, which this rank has seen (`complete`), after it had written its
-        // line. It writes this line again only after this rank has published the next phase, which takes `&mut self`.
-        // `len` is at most `INLINE` (checked), and `at` checks that so many bytes are inside the area.
-        unsafe { std::slice::from_raw_parts(self.area.at(start, INLINE), len) }
+        // SAFETY: `rank` stored the flag of this phase, which this rank has seen (`is_complete`), after it had written
+        // its line. It writes this line again only after this rank has published the next phase, which takes
+        // `&mut self`. `len` is at most `INLINE` (checked), and `address` checks that so many bytes are inside the
+        // area.
+        unsafe { std::slice::from_raw_parts(self.area.address(start, INLINE), len) }
     }
 
     /// Runs one phase: shows the others `signature`, up to [`INLINE`] bytes and the first `used` bytes of
@@ -296,9 +297,9 @@ impl ShmExchange {
         used: usize,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, ShmExchangeError> {
-        assert!(self.complete, "an exchange area was used after an error");
+        assert!(self.is_complete, "an exchange area was used after an error");
         assert!(used <= SLOT, "more bytes than a slot holds");
-        self.complete = false;
+        self.is_complete = false;
         self.slot = self.slot_layout(self.phase.wrapping_add(1), used);
         self.shown = used;
         let size = self.ranks.len();
@@ -309,30 +310,30 @@ impl ShmExchange {
             // A slot of any size fits either here or at the beginning of the round, where it does not overlap the last
             // slot, since a round is at least three slots long.
             if self.next_slot + SLOT > slots_len(size) {
-                self.next_slot = round_at(size);
+                self.next_slot = round_offset(size);
             }
         }
         self.publish(signature, inline);
         if used > 0 && self.slot.start < 2 * SMALL {
             self.fetch_small(used);
         }
-        let equal = match self.wait_for_all(signature, policy) {
-            Ok(equal) if self.outcome().is_open() => equal,
-            Ok(equal) => {
+        let are_equal = match self.wait_for_all(signature, policy) {
+            Ok(are_equal) if self.outcome().is_open() => are_equal,
+            Ok(are_equal) => {
                 self.decide(None)?;
-                equal
+                are_equal
             }
-            Err(why) => {
-                self.decide(Some(why))?;
+            Err(reason) => {
+                self.decide(Some(reason))?;
                 // All ranks have published the phase after all, so this waits for none of them.
                 self.wait_for_all(signature, policy)?
             }
         };
-        self.complete = true;
+        self.is_complete = true;
         // The other ranks' caches have this rank's line of the previous phase, which is written next. Fetching it now
         // costs no time; later it would take half as long as the load of another rank's flag.
         self.fetch(self.line(self.rank, self.phase.wrapping_add(1)), 64);
-        Ok(equal)
+        Ok(are_equal)
     }
 
     /// Prefetches the first cache lines of the next small slot for writing: the others' caches have them, and fetching
@@ -341,14 +342,14 @@ impl ShmExchange {
     #[inline]
     fn fetch_small(&self, used: usize) {
         let next = self.slot_layout(self.phase.wrapping_add(1), used);
-        let start = self.slot_at(self.rank, next);
+        let start = self.slot_offset(self.rank, next);
         self.fetch(start, used.min(FETCHED));
     }
 
     /// Prefetches cache lines that this rank will write to; does nothing on processors other than x86-64.
     #[inline]
     fn fetch(&self, start: usize, len: usize) {
-        let lines = self.area.at(start, len);
+        let lines = self.area.address(start, len);
         #[cfg(target_arch = "x86_64")]
         for offset in (0..len).step_by(64) {
             // Assembly, since the intrinsic becomes a fetch for reading if the build's target may lack `prefetchw`.
@@ -376,7 +377,7 @@ impl ShmExchange {
         self.phase = self.phase.wrapping_add(1);
         let line = self.line(self.rank, self.phase);
         self.area.long(line + 8).store(signature, Ordering::Relaxed);
-        let to = self.area.at(line + 16, INLINE);
+        let to = self.area.address(line + 16, INLINE);
         // SAFETY: this rank alone writes its lines, and no rank reads this line now, for the same reason as the slot in
         // `slots_and_next`.
         unsafe { std::ptr::copy_nonoverlapping(inline.as_ptr(), to, inline.len()) };
@@ -394,13 +395,13 @@ impl ShmExchange {
         signature: u64,
         policy: &mut WaitPolicy<'_>,
     ) -> Result<bool, ShmExchangeError> {
-        let mut equal = true;
+        let mut are_equal = true;
         for rank in 0..self.ranks.len() {
             if rank != self.rank {
-                equal &= self.wait_for(rank, policy)? == signature;
+                are_equal &= self.wait_for(rank, policy)? == signature;
             }
         }
-        Ok(equal)
+        Ok(are_equal)
     }
 
     /// Waits until `rank` has published this phase; returns the rank's signature.
@@ -418,7 +419,7 @@ impl ShmExchange {
                 Ok(Pause::Poll) => {}
                 Ok(Pause::Sleep(time)) => self.sleep(rank, flag, seen, time)?,
                 Err(Interrupted::TimedOut) => return Err(ShmExchangeError::Late(rank)),
-                Err(why) => return Err(why.into()),
+                Err(interruption) => return Err(interruption.into()),
             }
         }
     }
@@ -510,7 +511,7 @@ pub(crate) struct Slots<'a> {
 }
 
 impl<'a> Slots<'a> {
-    /// Works as [`ShmExchange::slot`].
+    /// Works like [`ShmExchange::slot`].
     #[inline]
     pub(crate) fn slot(self, rank: usize) -> &'a [u8] {
         self.shm_exchange.slot(rank)

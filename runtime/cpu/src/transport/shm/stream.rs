@@ -115,7 +115,7 @@ pub(crate) struct ShmStream {
     seen_read: u64,
     /// Number of bytes that this rank has read from the other's ring.
     read: u64,
-    /// The last known number of bytes that the other rank has written to it.
+    /// The last known number of bytes that the other rank has written to its ring.
     seen_written: u64,
     /// Number of cells that this rank has written.
     cells_written: u64,
@@ -127,7 +127,7 @@ pub(crate) struct ShmStream {
     cell_done: usize,
     copier: AdaptiveCopy,
     /// Whether [`prepare_sleep`](Self::prepare_sleep) has found that the other end was closed.
-    closed: bool,
+    is_closed: bool,
 }
 
 impl ShmStream {
@@ -162,7 +162,7 @@ impl ShmStream {
             cells_read: 0,
             cell_done: 0,
             copier: AdaptiveCopy::default(),
-            closed: false,
+            is_closed: false,
         })
     }
 
@@ -246,7 +246,7 @@ impl ShmStream {
             Readable::Ring(count) => count.min(into.len()),
         };
         if count == 0 {
-            let is_end = self.closed && !into.is_empty();
+            let is_end = self.is_closed && !into.is_empty();
             return if is_end {
                 Err(io::ErrorKind::UnexpectedEof.into())
             } else {
@@ -275,10 +275,10 @@ impl ShmStream {
                 if available != len {
                     return Ok(Found::Other);
                 }
-                let from = self.rings.at(start, len);
+                let from = self.rings.address(start, len);
                 // SAFETY: `readable` has seen the cell's number, which the writer stored after the cell's bytes. The
-                // writer writes them again only after `pass_cell` below has stored its count. `at` checks that `len`
-                // bytes are inside the mapping.
+                // writer writes them again only after `pass_cell` below has stored its count. `address` checks that
+                // `len` bytes are inside the mapping.
                 let from = unsafe { std::slice::from_raw_parts(from, len) };
                 let (first, rest) = from.split_at(HEAD);
                 if first != head {
@@ -287,7 +287,7 @@ impl ShmStream {
                 into.copy_from_slice(rest);
                 self.pass_cell();
             }
-            Readable::Ring(0) if !self.closed => {
+            Readable::Ring(0) if !self.is_closed => {
                 return Ok(Found::Nothing(EmptyStream {
                     written: self.seen_written,
                     cells_read: self.cells_read,
@@ -316,7 +316,7 @@ impl ShmStream {
         let (first, second) = into.split_at_mut(first);
         let data = self.into + RING_HEAD;
         for (piece, offset) in [(first, start), (second, 0)] {
-            let from = self.rings.at(data + offset, piece.len());
+            let from = self.rings.address(data + offset, piece.len());
             // SAFETY: the writer stored its count, which `readable` has seen, after it had written these bytes. It
             // writes here again only after `pass` has stored a count of read bytes that includes them.
             let from = unsafe { std::slice::from_raw_parts(from, piece.len()) };
@@ -336,7 +336,7 @@ impl ShmStream {
     #[inline]
     fn read_cell(&mut self, start: usize, len: usize, into: &mut [u8]) -> usize {
         let count = len.min(into.len());
-        let from = self.rings.at(start, count);
+        let from = self.rings.address(start, count);
         // SAFETY: `readable` has seen the cell's number, which the writer stored after the cell's bytes. The writer
         // writes them again only after `pass_cell` below has stored its count.
         let from = unsafe { std::slice::from_raw_parts(from, count) };
@@ -366,7 +366,7 @@ impl ShmStream {
     /// `BrokenPipe` once [`prepare_sleep`](Self::prepare_sleep) has found that the peer has closed its end.
     #[inline]
     pub(crate) fn write(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
-        if self.closed {
+        if self.is_closed {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         if (1..=CARRIED).contains(&(head.len() + rest.len())) && self.has_cell() {
@@ -376,7 +376,7 @@ impl ShmStream {
         self.write_ring(head, rest)
     }
 
-    /// Works as [`write`](Self::write), but to the ring.
+    /// Works like [`write`](Self::write), but to the ring.
     #[inline(never)]
     fn write_ring(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         let room = self.writable()?.min(PIECE);
@@ -410,7 +410,7 @@ impl ShmStream {
     fn write_cell(&mut self, head: &[u8], rest: &[u8]) {
         self.cells_written += 1;
         let cell = Self::cell(self.out, self.cells_written);
-        let to = self.rings.at(cell + BYTES, CARRIED);
+        let to = self.rings.address(cell + BYTES, CARRIED);
         // SAFETY: this rank alone writes the cells of this ring, through `&mut self`. The reader has read this cell
         // (`has_cell` has seen its count), and reads it again only after it has seen the number that is stored below.
         let to = unsafe { std::slice::from_raw_parts_mut(to, CARRIED) };
@@ -430,7 +430,7 @@ impl ShmStream {
         let (first, second) = bytes.split_at(bytes.len().min(self.ring_len - start));
         let data = self.out + RING_HEAD;
         for (piece, offset) in [(first, start), (second, 0)] {
-            let to = self.rings.at(data + offset, piece.len());
+            let to = self.rings.address(data + offset, piece.len());
             // SAFETY: this rank alone writes this ring, through `&mut self`. The reader has read the bytes that were
             // here (`writable` has seen its count), and reads here again only after it has seen a count of written
             // bytes that includes the new ones.
@@ -464,14 +464,14 @@ impl ShmStream {
         loop {
             match (&*self.socket).read(&mut drained) {
                 Ok(0) => {
-                    self.closed = true;
+                    self.is_closed = true;
                     return Ok(true);
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
-                    self.closed = true;
+                    self.is_closed = true;
                     return Ok(true);
                 }
             }
@@ -508,9 +508,9 @@ enum Readable {
     Ring(usize),
     /// The rest of the next cell.
     Cell {
-        /// Its offset in the mapping.
+        /// The offset in the mapping of the cell's unread bytes.
         start: usize,
-        /// The number of bytes that are left.
+        /// The number of these bytes.
         len: usize,
     },
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 /// The name of the file that holds all programs, as releases and the Python package have it.
-pub(crate) const OF_SEVERAL: &str = "rcomm";
+pub(crate) const COMBINED_NAME: &str = "rcomm";
 
 /// The file of this process.
 ///

@@ -38,7 +38,7 @@ fn run(script: &str) -> LaunchRecord {
     record
 }
 
-/// Exit code and signal.
+/// The exit code and the signal with which the rank ended.
 fn end(rank: &LaunchedRank) -> (Option<i32>, Option<i32>) {
     let end = rank.end.unwrap();
     assert!(end.time_ns > 0);
@@ -53,8 +53,8 @@ fn signals(rank: &LaunchedRank) -> Vec<i32> {
 fn ranks_that_succeed_are_recorded_as_such() {
     let record = run("exit 0");
     assert_eq!((record.world_size, record.received.len()), (2, 0));
-    for (at, rank) in record.ranks.iter().enumerate() {
-        assert_eq!(rank.rank as usize, at);
+    for (index, rank) in record.ranks.iter().enumerate() {
+        assert_eq!(rank.rank as usize, index);
         assert_eq!(end(rank), (Some(0), None));
         assert!(rank.end.unwrap().is_success() && rank.sent.is_empty());
     }
@@ -96,7 +96,8 @@ fn a_signal_to_the_launcher_is_recorded_as_received_and_as_sent() {
     kill_process(Pid::from_child(&launcher), Signal::TERM).unwrap();
     assert_eq!(launcher.wait().unwrap().code(), Some(128 + 15));
     let record = read(folder.path()).unwrap();
-    let received: Vec<i32> = record.received.iter().map(|it| it.signal).collect();
+    let received = record.received.iter().map(|received| received.signal);
+    let received: Vec<i32> = received.collect();
     assert_eq!(received, [15]);
     for rank in &record.ranks {
         assert_eq!(signals(rank), [15]);

@@ -132,9 +132,12 @@ pub(crate) struct TuneArgs {
 
 /// Parses the name of a topology.
 fn parse_topology(text: &str) -> Result<Topology, String> {
-    let known = Topology::ALL.iter().find(|it| it.name() == text);
+    let known = Topology::ALL
+        .iter()
+        .find(|topology| topology.name() == text);
     known.copied().ok_or_else(|| {
-        let names: Vec<&str> = Topology::ALL.iter().map(|it| it.name()).collect();
+        let names = Topology::ALL.iter().map(|topology| topology.name());
+        let names: Vec<&str> = names.collect();
         format!("give {}", names.join(", "))
     })
 }

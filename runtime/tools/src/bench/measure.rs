@@ -45,12 +45,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u64> {
     ranks::pin_to_core()?;
     let world = World::init(Config::from_environment()?).map_err(|error| {
         let launched = Rendezvous::from_environment(|name| std::env::var(name).ok()).is_ok();
-        let what = if args.ranks.is_none() && !launched {
+        let explanation = if args.ranks.is_none() && !launched {
             "-n is not given, and the variables of a launcher are missing or wrong"
         } else {
             "failed to start"
         };
-        anyhow::Error::new(error).context(what)
+        anyhow::Error::new(error).context(explanation)
     })?;
     ensure!(
         args.root < world.size(),
@@ -199,11 +199,11 @@ fn measure_size<T: Whole>(
     group.all_reduce(&mut times, ReduceOp::Max)?;
     let [p50_us, p99_us, min_us, issue_us, alone_us, compute_us] = times;
     // Of a gather or a scatter, the root has all elements, and the others a part.
-    let mut whole = [count as f64];
-    group.all_reduce(&mut whole, ReduceOp::Max)?;
+    let mut largest_count = [count as f64];
+    group.all_reduce(&mut largest_count, ReduceOp::Max)?;
     let count = match operation {
         Operation::Barrier => 0,
-        _ => whole[0] as usize,
+        _ => largest_count[0] as usize,
     };
     Ok(Row {
         operation,
@@ -270,9 +270,9 @@ fn overlap(alone: f64, computing: f64, both: f64) -> f64 {
 /// values.
 fn percentile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
-    let at = (values.len() as f64 * share) as usize;
+    let index = (values.len() as f64 * share) as usize;
     values
-        .get(at.min(values.len().saturating_sub(1)))
+        .get(index.min(values.len().saturating_sub(1)))
         .copied()
         .unwrap_or(0.0)
 }

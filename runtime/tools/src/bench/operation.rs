@@ -197,12 +197,12 @@ fn input_value(op: ReduceOp, rank: u32, ranks: u32, element: usize) -> u8 {
 
 /// Element number `element` of a reduction's result.
 fn reduced_value(op: ReduceOp, ranks: u32, element: usize) -> u8 {
-    let all = (0..ranks).map(|rank| input_value(op, rank, ranks, element));
+    let inputs = (0..ranks).map(|rank| input_value(op, rank, ranks, element));
     match op {
-        ReduceOp::Min => all.min().unwrap_or(0),
-        ReduceOp::Max => all.max().unwrap_or(0),
-        ReduceOp::Product => all.fold(1, u8::saturating_mul),
-        _ => all.fold(0, u8::saturating_add),
+        ReduceOp::Min => inputs.min().unwrap_or(0),
+        ReduceOp::Max => inputs.max().unwrap_or(0),
+        ReduceOp::Product => inputs.fold(1, u8::saturating_mul),
+        _ => inputs.fold(0, u8::saturating_add),
     }
 }
 
@@ -357,15 +357,15 @@ mod tests {
         for op in [ReduceOp::Sum, ReduceOp::Product] {
             for ranks in [1, 2, 14, 15, 16, 170, 171, 1_000, 4_099] {
                 for element in 0..3 {
-                    let all =
+                    let inputs =
                         (0..ranks).map(|rank| u64::from(input_value(op, rank, ranks, element)));
-                    let whole: u64 = match op {
-                        ReduceOp::Sum => all.sum(),
-                        _ => all.product(),
+                    let result: u64 = match op {
+                        ReduceOp::Sum => inputs.sum(),
+                        _ => inputs.product(),
                     };
                     // The largest number up to which bf16 represents every whole number is 256.
-                    assert!(whole <= 255, "{op:?} of {ranks} ranks is {whole}");
-                    assert_eq!(u64::from(reduced_value(op, ranks, element)), whole);
+                    assert!(result <= 255, "{op:?} of {ranks} ranks is {result}");
+                    assert_eq!(u64::from(reduced_value(op, ranks, element)), result);
                 }
                 let neutral = u8::from(op == ReduceOp::Product);
                 for rank in 0..ranks {
@@ -381,7 +381,7 @@ mod tests {
     fn bus_factors_are_those_of_nccl_tests() {
         let factors = Operation::value_variants()
             .iter()
-            .map(|it| (it.name(), it.bus_factor(4)));
+            .map(|operation| (operation.name(), operation.bus_factor(4)));
         assert_eq!(
             factors.collect::<Vec<_>>(),
             [

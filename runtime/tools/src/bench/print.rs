@@ -103,7 +103,7 @@ impl Printer {
             return Ok(());
         }
         let line = self.line(row);
-        let first = self.lines.is_empty();
+        let is_first = self.lines.is_empty();
         let mut out = io::stdout().lock();
         let reduction = line.reduction.unwrap_or("-");
         let errors = line
@@ -120,7 +120,7 @@ impl Printer {
                 let optional: String = columns()
                     .map(|(_, value)| format!("{value:>10.2}"))
                     .collect();
-                if first {
+                if is_first {
                     let head: String = columns().map(|(name, _)| format!("{name:>10}")).collect();
                     writeln!(
                         out,
@@ -158,13 +158,14 @@ impl Printer {
                 )?;
             }
             Format::Csv => {
-                if first {
+                if is_first {
                     writeln!(
                         out,
                         "op,bytes,count,dtype,reduction,ranks,iterations,p50_us,p99_us,min_us,issue_us,overlap,algbw_gbs,busbw_gbs,errors"
                     )?;
                 }
-                let text = |value: Option<f64>| value.map_or(String::new(), |it| it.to_string());
+                let text =
+                    |value: Option<f64>| value.map_or(String::new(), |number| number.to_string());
                 let (issue, overlap) = (text(line.issue_us), text(line.overlap));
                 writeln!(
                     out,

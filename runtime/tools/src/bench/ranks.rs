@@ -77,7 +77,7 @@ pub(crate) fn start(count: u32, bind: Bind, arguments: &[OsString]) -> anyhow::R
     let mut worst = 0;
     for rank in 0..ranks.len() {
         let status = ranks[rank].wait();
-        match status.as_ref().ok().and_then(|it| it.code()) {
+        match status.as_ref().ok().and_then(|status| status.code()) {
             Some(0) => {}
             Some(1) => worst = 1,
             _ => {

@@ -92,7 +92,7 @@ impl Demo {
 }
 
 impl Kind {
-    /// As it is written on the command line.
+    /// The kind's name on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",

@@ -107,11 +107,11 @@ fn introduction(
 fn command_for(program: &Path, name: &str) -> String {
     let folder = program.parent().unwrap_or(Path::new("."));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_on_path = std::env::split_paths(&path).any(|at| at.join(name).is_file());
-    let next_to_it = folder.join(name);
+    let is_on_path = std::env::split_paths(&path).any(|directory| directory.join(name).is_file());
+    let beside_program = folder.join(name);
     match is_on_path {
-        false if next_to_it.is_file() => next_to_it.display().to_string(),
-        false if program.ends_with(same_program::OF_SEVERAL) => {
+        false if beside_program.is_file() => beside_program.display().to_string(),
+        false if program.ends_with(same_program::COMBINED_NAME) => {
             format!("{} {name}", program.display())
         }
         _ => name.to_owned(),

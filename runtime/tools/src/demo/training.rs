@@ -54,17 +54,17 @@ pub(super) fn run(demo: &Demo) -> Result<()> {
 /// in `deadlock` and `mismatch`, over all ranks.
 fn groups(world: &World, demo: &Demo) -> rcomm::Result<[ProcessGroup; 2]> {
     let (rank, size) = (world.rank(), world.size());
-    let all: Vec<u32> = (0..size).collect();
+    let all_ranks: Vec<u32> = (0..size).collect();
     // In a group of two, either rank can be the wrong one; in a larger group, the majority shows which one it is.
     let over_all_ranks = matches!(demo.kind, Kind::Deadlock | Kind::Mismatch);
-    let divided = size >= 4 && size.is_multiple_of(2) && !over_all_ranks;
-    let (tp, dp) = match divided {
+    let is_divided = size >= 4 && size.is_multiple_of(2) && !over_all_ranks;
+    let (tp, dp) = match is_divided {
         true => {
             let row = rank / 2 * 2;
             let column = (rank % 2..size).step_by(2);
             (vec![row, row + 1], column.collect())
         }
-        false => (all.clone(), all),
+        false => (all_ranks.clone(), all_ranks),
     };
     let tp = world.new_group(&tp, &GroupOptions::named("tp"))?;
     let dp = world.new_group(&dp, &GroupOptions::named("dp"))?;

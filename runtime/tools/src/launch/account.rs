@@ -27,7 +27,7 @@ pub(super) struct Account {
     /// Processes that are to join in place of others: the index of each, and its process id. The record is of one
     /// attempt, so they enter it once the ranks have begun an attempt with them.
     joining: Vec<(usize, u32)>,
-    changed: bool,
+    has_changed: bool,
     kills: OutOfMemoryKills,
 }
 
@@ -60,7 +60,7 @@ impl Account {
             },
             places: Vec::new(),
             joining: Vec::new(),
-            changed: true,
+            has_changed: true,
             kills: OutOfMemoryKills::begin(),
         }
     }
@@ -99,7 +99,7 @@ impl Account {
                 };
             }
         }
-        self.changed = true;
+        self.has_changed = true;
     }
 
     /// The place in the record of the process at this index; `None` if it has not joined, so that its rank is still
@@ -114,14 +114,14 @@ impl Account {
     /// Records that the launcher received a signal.
     pub(super) fn received(&mut self, signal: Signal) {
         self.record.received.push(signal_now(signal));
-        self.changed = true;
+        self.has_changed = true;
     }
 
     /// Records that the launcher sent a signal to the process at this index.
     pub(super) fn sent(&mut self, index: usize, signal: Signal) {
         if let Some(rank) = self.rank_at(index) {
             rank.sent.push(signal_now(signal));
-            self.changed = true;
+            self.has_changed = true;
         }
     }
 
@@ -149,12 +149,12 @@ impl Account {
         if self.record.ranks.iter().all(|rank| rank.end.is_some()) {
             self.record.ended_ns = now_ns();
         }
-        self.changed = true;
+        self.has_changed = true;
     }
 
     /// Writes the changes. A failure is reported once: the job continues without the record.
     pub(super) fn write(&mut self, sinks: &mut Sinks) {
-        if !std::mem::take(&mut self.changed) {
+        if !std::mem::take(&mut self.has_changed) {
             return;
         }
         let Some(directory) = &self.directory else {
@@ -242,7 +242,10 @@ fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
     let of_version_2 = path_where(str::is_empty);
     let of_version_2 = of_version_2.map(|path| mount.join(path).join("memory.events"));
     let version_1 = mount.join("memory");
-    let of_version_1 = path_where(|controllers| controllers.split(',').any(|one| one == "memory"));
+    let of_version_1 = path_where(|controllers| {
+        let mut controllers = controllers.split(',');
+        controllers.any(|controller| controller == "memory")
+    });
     let of_version_1 = of_version_1.map(|path| {
         // In a container the path may be the one on the host, while the container's group is mounted at the top.
         ["", path.as_str()].map(|path| version_1.join(path).join("memory.oom_control"))

@@ -102,7 +102,9 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
             BeginOutcome::Over(failure) => {
                 let is_new = |over: &&Failure| {
                     let reported = reported.as_ref();
-                    reported.is_none_or(|it: &Failure| !it.sentence.ends_with(&over.sentence))
+                    reported.is_none_or(|reported: &Failure| {
+                        !reported.sentence.ends_with(&over.sentence)
+                    })
                 };
                 if let Some(over) = failure.as_ref().filter(is_new) {
                     sinks.print_message(&over.sentence);
@@ -111,9 +113,9 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
             }
         }
         let ranks = Ranks::start(options, &nodes.job, &secret, nodes.attempt())?;
-        let local = ranks.supervise(options, &signals, &nodes, sinks)?;
-        let is_unreported = local.is_none();
-        let failure = nodes.end(local)?;
+        let local_failure = ranks.supervise(options, &signals, &nodes, sinks)?;
+        let is_unreported = local_failure.is_none();
+        let failure = nodes.end(local_failure)?;
         let goes_on = match &failure {
             None => false,
             Some(failure) => {

@@ -171,7 +171,7 @@ impl Nodes {
     /// Publishes how many ranks this launcher starts, reads the numbers of the other launchers, and so knows the job.
     fn agree(options: &Options, keys: PrefixStore<TcpStore>, started: Instant) -> Result<Self> {
         let (node_rank, nnodes) = (options.node_rank.unwrap_or(0), options.nnodes.most);
-        let left = || options.timeout.saturating_sub(started.elapsed());
+        let time_left = || options.timeout.saturating_sub(started.elapsed());
         if node_rank == 0 {
             let id = match &options.job_id {
                 Some(id) => id.clone(),
@@ -186,7 +186,7 @@ impl Nodes {
         let names: Vec<String> = (0..nnodes).map(|node| format!("nproc/{node}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let sizes = keys
-            .multi_get(&names, left())
+            .multi_get(&names, time_left())
             .context("cannot read how many ranks each node starts")?;
         let sizes = sizes
             .iter()
@@ -197,7 +197,7 @@ impl Nodes {
             })
             .collect::<Result<Vec<u32>>>()
             .context("another launcher published an invalid number of ranks")?;
-        let id = String::from_utf8_lossy(&keys.get("job", left())?).into_owned();
+        let id = String::from_utf8_lossy(&keys.get("job", time_left())?).into_owned();
         let world_size = sizes
             .iter()
             .try_fold(0_u32, |sum, size| sum.checked_add(*size));
@@ -216,7 +216,7 @@ impl Nodes {
     /// noticed.
     ///
     /// # Blocking
-    /// If the number of hosts may change: as [`Rounds::next`].
+    /// If the number of hosts may change: like [`Rounds::next`].
     pub(super) fn begin(
         &mut self,
         options: &Options,
@@ -404,13 +404,13 @@ impl Nodes {
             return Ok(false);
         }
         published?;
-        let all = (0..nnodes).map(|node| format!("restart/{attempt}/{node}"));
-        let all: Vec<String> = all.collect();
-        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let keys = (0..nnodes).map(|node| format!("restart/{attempt}/{node}"));
+        let keys: Vec<String> = keys.collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let limit = options.linger + options.grace + options.timeout;
         let answers = self
             .keys
-            .multi_get(&all, limit)
+            .multi_get(&keys, limit)
             .context("cannot start again: a node's launcher did not say whether it does")?;
         Ok(answers.iter().all(|answer| answer == b"yes"))
     }
@@ -433,7 +433,7 @@ impl Nodes {
         if self.job.nnodes == 1 {
             return Ok(outcome);
         }
-        let left = self.keys.add("left", 1);
+        let announced = self.keys.add("left", 1);
         if self.job.node == 0 {
             let deadline = Instant::now() + LEAVE_TIME;
             let nnodes = i64::from(self.job.nnodes);
@@ -441,7 +441,7 @@ impl Nodes {
                 std::thread::sleep(PULSE / 10);
             }
         } else if outcome.is_none() {
-            left?;
+            announced?;
         }
         Ok(outcome)
     }
@@ -461,11 +461,11 @@ struct Pulse {
 /// What a launcher's pulse says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Life {
-    /// It has been seen to advance.
+    /// The pulse has been seen to advance.
     Alive,
-    /// It has not been looked at for long enough.
+    /// The pulse has not been looked at for long enough.
     Unknown,
-    /// It has not advanced for longer than it may.
+    /// The pulse has not advanced for longer than is allowed.
     Silent,
 }
 

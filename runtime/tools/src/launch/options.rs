@@ -239,9 +239,9 @@ impl Options {
 /// The number of a job's hosts, which may change while the job runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeCount {
-    /// The job ends if there are fewer; at least 1.
+    /// The minimum number of hosts, at least 1: the job ends if there are fewer.
     pub least: u32,
-    /// The job does not use more; not less than `least`.
+    /// The maximum number of hosts, not less than `least`: the job does not use more.
     pub most: u32,
 }
 
@@ -285,9 +285,9 @@ impl FromStr for NodeCount {
 
 /// Replaces mpirun's `-np N`, as the first option, by `-n N`.
 fn accept_mpirun_spelling(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let replace = |(at, arg): (usize, OsString)| match at == 1 && arg == "-np" {
+    let replace = |(index, argument): (usize, OsString)| match index == 1 && argument == "-np" {
         true => "-n".into(),
-        false => arg,
+        false => argument,
     };
     args.enumerate().map(replace)
 }

@@ -90,11 +90,11 @@ impl Sink {
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                let mut open = true;
+                let mut is_open = true;
                 for piece in queue {
                     // If the reader has closed the stream (`| head`), the ranks must not stop: their later
                     // output is read and dropped.
-                    open = open
+                    is_open = is_open
                         && stream
                             .write_all(&piece)
                             .and_then(|()| stream.flush())

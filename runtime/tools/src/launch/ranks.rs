@@ -24,7 +24,7 @@ const DRAIN: Duration = Duration::from_secs(1);
 /// How often to check whether a stalled stream of this process accepts data again.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// The program could not be started.
+/// The error of a program that could not be started.
 #[derive(Debug)]
 pub(super) struct StartError {
     program: String,
@@ -58,7 +58,7 @@ struct Rank {
     pid: Pid,
     /// Readable once the process has ended.
     pidfd: OwnedFd,
-    ended: bool,
+    has_ended: bool,
     outputs: [Option<Output>; 2],
 }
 
@@ -79,7 +79,7 @@ impl Rank {
             pid,
             pidfd: pidfd_open(pid, PidfdFlags::empty())?,
             child,
-            ended: false,
+            has_ended: false,
             outputs: [
                 Some(Output::new(stdout.into(), Stream::Stdout, rank)?),
                 Some(Output::new(stderr.into(), Stream::Stderr, rank)?),
@@ -95,7 +95,7 @@ impl Rank {
     /// Sends a signal to the rank's process group; returns whether it was sent.
     fn signal(&self, signal: Signal) -> bool {
         // The rank may have ended just now; the next poll detects that.
-        !self.ended && kill_process_group(self.pid, signal).is_ok()
+        !self.has_ended && kill_process_group(self.pid, signal).is_ok()
     }
 }
 
@@ -179,7 +179,7 @@ impl Ranks {
     /// starts none, if the job is ending or `--replace` processes were already started.
     fn replace(
         &mut self,
-        at: usize,
+        index: usize,
         failure: &Failure,
         options: &Options,
         sinks: &mut Sinks,
@@ -193,11 +193,11 @@ impl Ranks {
             "{}; a process joins in its place, {} of {most}",
             failure.sentence, self.replaced
         ));
-        let local_rank = self.ranks[at].rank - self.job.first_rank;
+        let local_rank = self.ranks[index].rank - self.job.first_rank;
         let rank = self.spawn(options, local_rank, |command| {
             command.env("RCOMM_JOIN", "1");
         })?;
-        self.account.replaced(at, rank.child.id());
+        self.account.replaced(index, rank.child.id());
         // The process that ended stays in the list: its output may not have been read to the end.
         self.ranks.push(rank);
         Ok(true)
@@ -247,12 +247,13 @@ impl Ranks {
             self.end_overdue_ranks(options, sinks);
             self.end_stopped_ranks(sinks);
             self.account.write(sinks);
-            if self.ranks.iter().all(|rank| rank.ended) {
+            if self.ranks.iter().all(|rank| rank.has_ended) {
                 let deadline = *drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN);
-                let all_closed = self.outputs().next().is_none();
+                let are_all_closed = self.outputs().next().is_none();
                 // While this process's streams are stalled, the ranks' output is not read.
-                let accepting = sinks.has_room(Stream::Stdout) && sinks.has_room(Stream::Stderr);
-                if all_closed || (accepting && Instant::now() >= deadline) {
+                let accepts_output =
+                    sinks.has_room(Stream::Stdout) && sinks.has_room(Stream::Stderr);
+                if are_all_closed || (accepts_output && Instant::now() >= deadline) {
                     let outputs = self.ranks.iter_mut().flat_map(|rank| &mut rank.outputs);
                     for output in outputs.flatten() {
                         output.finish(sinks);
@@ -264,9 +265,11 @@ impl Ranks {
     }
 
     fn outputs(&self) -> impl Iterator<Item = (Source, &Output)> {
-        self.ranks.iter().enumerate().flat_map(|(i, rank)| {
-            let open = rank.outputs.iter().enumerate();
-            open.filter_map(move |(j, output)| Some((Source::Output(i, j), output.as_ref()?)))
+        self.ranks.iter().enumerate().flat_map(|(index, rank)| {
+            let outputs = rank.outputs.iter().enumerate();
+            outputs.filter_map(move |(stream, output)| {
+                Some((Source::Output(index, stream), output.as_ref()?))
+            })
         })
     }
 
@@ -292,27 +295,24 @@ impl Ranks {
         } else if self.failure.is_none() {
             return Ok(vec![Source::RemoteFailure]);
         }
-        for (i, rank) in self
-            .ranks
-            .iter()
-            .enumerate()
-            .filter(|(_, rank)| !rank.ended)
-        {
-            add(Source::End(i), rank.pidfd.as_fd());
+        for (index, rank) in self.ranks.iter().enumerate() {
+            if !rank.has_ended {
+                add(Source::End(index), rank.pidfd.as_fd());
+            }
         }
-        let accepting =
+        let accepts_output =
             [Stream::Stdout, Stream::Stderr].map(|stream| (stream, sinks.has_room(stream)));
         for (source, output) in self.outputs() {
-            if accepting.contains(&(output.stream(), true)) {
+            if accepts_output.contains(&(output.stream(), true)) {
                 add(source, output.as_fd());
             }
         }
-        let retry = accepting
+        let retry = accepts_output
             .iter()
             .any(|(_, accepts)| !accepts)
             .then(|| Instant::now() + RETRY);
         let ending = self.ending.as_ref();
-        let is_watching = self.ranks.iter().any(|rank| !rank.ended) && ending.is_none();
+        let is_watching = self.ranks.iter().any(|rank| !rank.has_ended) && ending.is_none();
         let deadline = [
             retry,
             drain_deadline,
@@ -323,7 +323,7 @@ impl Ranks {
         .into_iter()
         .flatten()
         .min()
-        .map(|at| at.saturating_duration_since(Instant::now()));
+        .map(|time| time.saturating_duration_since(Instant::now()));
         let limit = deadline.map(Timespec::try_from).transpose()?;
         match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -340,16 +340,16 @@ impl Ranks {
     /// Handles the end of a process, if it has ended: a failed one is replaced, or ends the job.
     fn reap(
         &mut self,
-        i: usize,
+        index: usize,
         options: &Options,
         nodes: &Nodes,
         sinks: &mut Sinks,
     ) -> Result<()> {
-        let rank = &mut self.ranks[i];
+        let rank = &mut self.ranks[index];
         let Some(status) = rank.child.try_wait()? else {
             return Ok(());
         };
-        rank.ended = true;
+        rank.has_ended = true;
         if self.replaced > 0 {
             match nodes.newest_attempt() {
                 Ok(attempt) => self.account.attempt_begun(attempt),
@@ -358,24 +358,24 @@ impl Ranks {
                 }
             }
         }
-        self.account.ended(i, status);
+        self.account.ended(index, status);
         if status.success() {
             self.stop_watch.ended_in_order(Instant::now());
         }
-        if status.success() || self.failure.is_some() || self.stop_watch.was_asked_to_end(i) {
+        if status.success() || self.failure.is_some() || self.stop_watch.was_asked_to_end(index) {
             return Ok(());
         }
         let failure = Failure {
             sentence: format!(
                 "{} {} after {:.1} s",
-                self.ranks[i].name(),
+                self.ranks[index].name(),
                 describe_end(status),
                 self.started.elapsed().as_secs_f64()
             ),
             code: code_of(status),
             restart: Restart::Counted,
         };
-        if self.replace(i, &failure, options, sinks)? {
+        if self.replace(index, &failure, options, sinks)? {
             return Ok(());
         }
         if let Err(error) = nodes.publish_failure(&failure) {
@@ -390,7 +390,7 @@ impl Ranks {
         if self.failure.is_some() {
             return;
         }
-        let left = self.ranks.iter().filter(|rank| !rank.ended).count();
+        let left = self.ranks.iter().filter(|rank| !rank.has_ended).count();
         let rest = match (left, linger.is_zero()) {
             (0, _) => String::new(),
             (left, true) => format!("; ending the other ranks of this host ({left})"),
@@ -471,28 +471,30 @@ impl Ranks {
             return;
         };
         let now = Instant::now();
-        if ending.terminate.is_some_and(|at| at <= now) {
+        if ending.terminate.is_some_and(|time| time <= now) {
             ending.terminate = None;
             self.signal_all(Signal::TERM);
         }
         let Some(ending) = &mut self.ending else {
             return;
         };
-        if ending.kill.is_some_and(|at| at <= now) {
+        if ending.kill.is_some_and(|time| time <= now) {
             ending.kill = None;
             let left: Vec<String> = self
                 .ranks
                 .iter()
-                .filter(|rank| !rank.ended)
+                .filter(|rank| !rank.has_ended)
                 .map(|rank| rank.rank.to_string())
                 .collect();
             if !left.is_empty() {
-                let why = match ending.at_once {
+                let reason = match ending.at_once {
                     true => "at a signal that came while the ranks were ending".to_owned(),
                     false => format!("after {}", in_words(options.grace)),
                 };
                 let left = left.join(", ");
-                sinks.print_message(&format!("killing the remaining ranks {why}: rank {left}"));
+                sinks.print_message(&format!(
+                    "killing the remaining ranks {reason}: rank {left}"
+                ));
             }
             self.signal_all(Signal::KILL);
         }
@@ -505,7 +507,7 @@ impl Ranks {
         }
         let ranks = &self.ranks;
         let seen = || {
-            let left = ranks.iter().enumerate().filter(|(_, rank)| !rank.ended);
+            let left = ranks.iter().enumerate().filter(|(_, rank)| !rank.has_ended);
             let seen = left.map(|(index, rank)| Seen {
                 index,
                 name: rank.name(),
@@ -553,7 +555,7 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
-            if !rank.ended {
+            if !rank.has_ended {
                 rank.signal(Signal::KILL);
                 // The rank was killed, so the wait is short.
                 let _ = rank.child.wait();
@@ -578,7 +580,7 @@ fn describe_end(status: ExitStatus) -> String {
     }
 }
 
-/// The exit code of the launcher for a rank that ended so.
+/// The exit code of the launcher for a rank that ended with this status.
 fn code_of(status: ExitStatus) -> u8 {
     let code = status
         .code()

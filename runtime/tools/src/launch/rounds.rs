@@ -64,9 +64,9 @@ pub(super) struct Rounds {
     pulses: Arc<Mutex<Pulses>>,
 }
 
-/// What follows for this launcher.
+/// What this launcher does next.
 pub(super) enum Next {
-    /// It starts ranks in this attempt.
+    /// The launcher starts ranks in this attempt.
     Attempt(u32, Job),
     /// The job is over, with this failure, if any.
     Over(Option<Failure>),
@@ -288,12 +288,12 @@ impl Rounds {
         };
         if attempt > 0 {
             let (restarts, most) = (self.restarts, options.max_restarts);
-            let why = match is_counted {
+            let reason = match is_counted {
                 true => format!("restart {restarts} of {most}"),
                 false => "the hosts have changed".to_owned(),
             };
             sinks.print_message(&format!(
-                "all ranks start again on {}: {why}",
+                "all ranks start again on {}: {reason}",
                 match members.len() {
                     1 => "1 host".to_owned(),
                     count => format!("{count} hosts"),
@@ -329,12 +329,12 @@ impl Rounds {
             if let Some(failure) = stop_of(signals) {
                 return Ok(Err(failure));
             }
-            let (present, some_unready) = self.present(keys, &before, options)?;
+            let (present, is_any_unready) = self.present(keys, &before, options)?;
             let chosen: Vec<Member> = present.into_iter().take(most).collect();
             if chosen.len() >= least {
                 let since = *enough_since.get_or_insert_with(Instant::now);
                 let last_call_is_over = !is_first || since.elapsed() >= options.last_call;
-                if !some_unready && (chosen.len() == most || last_call_is_over) {
+                if !is_any_unready && (chosen.len() == most || last_call_is_over) {
                     return Ok(Ok(chosen));
                 }
             }
@@ -372,7 +372,7 @@ impl Rounds {
         let others = others.chain(all.filter(|&id| !was_in(id)));
         let mut pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
         let mut present = vec![member(keys, self.id)?];
-        let mut some_unready = false;
+        let mut is_any_unready = false;
         for id in others.filter(|&id| id != self.id) {
             let is_set = |key: String| keys.check(&[&key]);
             if is_set(format!("gone/{id}"))? || !is_set(member_key(id))? {
@@ -382,19 +382,19 @@ impl Rounds {
                 Life::Alive => {}
                 Life::Silent => continue,
                 Life::Unknown => {
-                    some_unready = true;
+                    is_any_unready = true;
                     continue;
                 }
             }
             if let Some(attempt) = attempt.filter(|_| was_in(id))
                 && !is_set(format!("ready/{attempt}/{id}"))?
             {
-                some_unready = true;
+                is_any_unready = true;
                 continue;
             }
             present.push(member(keys, id)?);
         }
-        Ok((present, some_unready))
+        Ok((present, is_any_unready))
     }
 
     /// Ends the job on this launcher. The one with the store publishes how the job ended, and waits until the others

@@ -17,14 +17,14 @@ const SHORTEST_LOOK: Duration = Duration::from_millis(20);
 /// Without a limit, ranks that still run are named this long after the first rank has ended.
 const RUNNING_NAMED_AFTER: Duration = Duration::from_secs(600);
 
-/// What a process does, as the kernel states it.
+/// The state of a process, according to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It runs, sleeps or waits, or its state cannot be read.
+    /// The process runs, sleeps or waits, or its state cannot be read.
     Runs,
-    /// A signal stopped it.
+    /// A signal stopped the process.
     Stopped,
-    /// A debugger stopped it.
+    /// A debugger stopped the process.
     Traced,
 }
 
@@ -46,9 +46,9 @@ impl State {
 
 /// A process that has not ended, as a look found it.
 pub(super) struct Seen {
-    /// Its index among the launcher's processes.
+    /// The process's index among the launcher's processes.
     pub(super) index: usize,
-    /// Its rank and process, for messages.
+    /// The process's rank and id, for messages.
     pub(super) name: String,
     pub(super) state: State,
 }
@@ -70,7 +70,7 @@ struct Stopped {
     /// For how long it was seen stopped, without a break.
     time: Duration,
     /// Whether it was named on standard error.
-    named: bool,
+    is_named: bool,
     /// `None` until it was asked to end, which happens once; then the moment at which to kill it, `None` after that.
     kill: Option<Option<Instant>>,
 }
@@ -86,7 +86,7 @@ pub(super) struct StopWatch {
     /// When the first rank ended with 0.
     first_end: Option<Instant>,
     stopped: BTreeMap<usize, Stopped>,
-    running_named: bool,
+    has_named_running: bool,
 }
 
 impl StopWatch {
@@ -99,7 +99,7 @@ impl StopWatch {
             next: now,
             first_end: None,
             stopped: BTreeMap::new(),
-            running_named: false,
+            has_named_running: false,
         }
     }
 
@@ -110,7 +110,8 @@ impl StopWatch {
 
     /// Whether the process at this index was asked to end.
     pub(super) fn was_asked_to_end(&self, index: usize) -> bool {
-        self.stopped.get(&index).is_some_and(|it| it.kill.is_some())
+        let stopped = self.stopped.get(&index);
+        stopped.is_some_and(|stopped| stopped.kill.is_some())
     }
 
     /// When the next look is due.
@@ -133,11 +134,11 @@ impl StopWatch {
         let passed = (now - self.last).min(2 * pause);
         (self.last, self.next) = (now, now + pause);
         let seen = seen();
-        let is_stuck = !seen.is_empty() && seen.iter().all(|it| it.state != State::Runs);
+        let is_stuck = !seen.is_empty() && seen.iter().all(|process| process.state != State::Runs);
         let mut actions = self.kill_overdue(&seen, now);
         if self.first_end.is_none() && !is_stuck {
             // The other ranks report at their time-out that a rank has not joined.
-            self.stopped.retain(|_, it| it.kill.is_some());
+            self.stopped.retain(|_, stopped| stopped.kill.is_some());
             return actions;
         }
         let mut named = Vec::new();
@@ -149,8 +150,8 @@ impl StopWatch {
             }
             known.time += passed;
             let after = self.limit.map_or(NAMED_AFTER, |limit| limit / 2);
-            if !known.named && known.time >= after.min(NAMED_AFTER) {
-                known.named = true;
+            if !known.is_named && known.time >= after.min(NAMED_AFTER) {
+                known.is_named = true;
                 named.push((process, known.time));
             }
             let limit = self.limit.filter(|_| process.state == State::Stopped);
@@ -159,11 +160,11 @@ impl StopWatch {
             {
                 known.kill = Some(Some(now + self.grace));
                 let limit = in_words(limit);
-                let why = format!(
+                let sentence = format!(
                     "{} was stopped by a signal for {limit}, and is ended",
                     process.name
                 );
-                actions.push(Action::Terminate(process.index, why));
+                actions.push(Action::Terminate(process.index, sentence));
             }
         }
         actions.extend(self.name_stopped(&named));
@@ -177,7 +178,7 @@ impl StopWatch {
         for process in seen {
             if let Some(known) = self.stopped.get_mut(&process.index)
                 && let Some(kill) = &mut known.kill
-                && kill.is_some_and(|at| at <= now)
+                && kill.is_some_and(|time| time <= now)
             {
                 *kill = None;
                 actions.push(Action::Kill(process.index));
@@ -188,11 +189,13 @@ impl StopWatch {
 
     /// The message that names stopped processes, each with the time for which it has been stopped.
     fn name_stopped(&self, named: &[(&Seen, Duration)]) -> Option<Action> {
-        let of = |state| {
-            let names = named.iter().filter(move |(it, _)| it.state == state);
-            names.map(|(it, _)| it.name.as_str()).collect::<Vec<_>>()
+        let names_of = |state| {
+            let processes = named.iter().map(|(process, _)| process);
+            let processes = processes.filter(move |process| process.state == state);
+            let names = processes.map(|process| process.name.as_str());
+            names.collect::<Vec<_>>()
         };
-        let (by_signal, by_debugger) = (of(State::Stopped), of(State::Traced));
+        let (by_signal, by_debugger) = (names_of(State::Stopped), names_of(State::Traced));
         let mut parts = Vec::new();
         if !by_signal.is_empty() {
             let time = named.iter().map(|&(_, time)| time).max()?;
@@ -221,13 +224,13 @@ impl StopWatch {
     /// The message that names the ranks that still run long after the first rank has ended; once only.
     fn name_running(&mut self, seen: &[Seen], now: Instant) -> Option<Action> {
         let after = self.limit.unwrap_or(RUNNING_NAMED_AFTER);
-        let is_due = self.first_end.is_some_and(|at| now - at >= after);
-        let running = seen.iter().filter(|it| it.state == State::Runs);
-        let running: Vec<&str> = running.map(|it| it.name.as_str()).collect();
-        if self.running_named || !is_due || running.is_empty() {
+        let is_due = self.first_end.is_some_and(|end| now - end >= after);
+        let running = seen.iter().filter(|process| process.state == State::Runs);
+        let running: Vec<&str> = running.map(|process| process.name.as_str()).collect();
+        if self.has_named_running || !is_due || running.is_empty() {
             return None;
         }
-        self.running_named = true;
+        self.has_named_running = true;
         Some(Action::Print(format!(
             "{}: not ended {} after the first rank; rcomm-run waits, since it is not stopped",
             running.join(", "),
@@ -259,12 +262,12 @@ mod tests {
         states: &[State],
     ) -> Vec<(u64, Action)> {
         let seen = || {
-            let of = |(index, &state): (usize, &State)| Seen {
+            let rank = |(index, &state): (usize, &State)| Seen {
                 index,
                 name: format!("rank {index}"),
                 state,
             };
-            states.iter().enumerate().map(of).collect()
+            states.iter().enumerate().map(rank).collect()
         };
         let mut actions = Vec::new();
         for second in seconds {
@@ -283,7 +286,7 @@ mod tests {
         let actions = watch(&mut stop_watch, start, 0..4000, &states);
         let [
             (10, Action::Print(stopped)),
-            (60, Action::Terminate(0, why)),
+            (60, Action::Terminate(0, reason)),
             (60, Action::Print(runs)),
             (65, Action::Kill(0)),
         ] = &actions[..]
@@ -296,7 +299,7 @@ mod tests {
              more (--stop-timeout). rank 2: stopped by a debugger; rcomm-run waits for it"
         );
         assert_eq!(
-            why,
+            reason,
             "rank 0 was stopped by a signal for 1 min, and is ended"
         );
         assert_eq!(
@@ -317,7 +320,7 @@ mod tests {
         let actions = watch(&mut stop_watch, start, 1000..1062, &all);
         let ended = actions
             .iter()
-            .filter(|(_, it)| matches!(it, Action::Terminate(..)));
+            .filter(|(_, action)| matches!(action, Action::Terminate(..)));
         assert_eq!(ended.count(), 2, "{actions:?}");
     }
 
@@ -327,14 +330,15 @@ mod tests {
         let mut stop_watch = StopWatch::new(LIMIT, GRACE, start);
         stop_watch.ended_in_order(start);
         for minute in 0..10 {
-            let at = minute * 100;
-            let actions = watch(&mut stop_watch, start, at..at + 50, &[State::Stopped]);
+            let begin = minute * 100;
+            let end = begin + 50;
+            let actions = watch(&mut stop_watch, start, begin..end, &[State::Stopped]);
             assert!(
                 !actions
                     .iter()
-                    .any(|(_, it)| matches!(it, Action::Terminate(..)))
+                    .any(|(_, action)| matches!(action, Action::Terminate(..)))
             );
-            watch(&mut stop_watch, start, at + 50..at + 51, &[State::Runs]);
+            watch(&mut stop_watch, start, end..end + 1, &[State::Runs]);
         }
         assert!(!stop_watch.was_asked_to_end(0));
     }

@@ -24,10 +24,10 @@ fn rcomm_run(arguments: &[&str]) -> Command {
     command
 }
 
-/// The command that runs `script` in a shell on each of `n` ranks.
-fn shell(n: u32, options: &[&str], script: &str) -> Command {
-    let n = n.to_string();
-    let mut command = rcomm_run(&["-n", &n]);
+/// The command that runs `script` in a shell on each of this number of ranks.
+fn shell(ranks: u32, options: &[&str], script: &str) -> Command {
+    let ranks = ranks.to_string();
+    let mut command = rcomm_run(&["-n", &ranks]);
     command.args(options).args(["sh", "-c", script]);
     command
 }
@@ -148,7 +148,7 @@ fn no_line_is_lost_or_torn() {
     let script = "seq 20000; seq 20000 >&2; printf 'no newline'";
     let output = run(shell(4, &[], script));
     assert!(output.status.success());
-    let numbers: Vec<String> = (1..=20_000).map(|n| n.to_string()).collect();
+    let numbers: Vec<String> = (1..=20_000).map(|number| number.to_string()).collect();
     let (out, err) = (by_rank(&output.stdout), by_rank(&output.stderr));
     for rank in 0..4 {
         assert_eq!(out[&rank][..20_000], numbers);
@@ -157,11 +157,11 @@ fn no_line_is_lost_or_torn() {
     }
 }
 
-/// As [`shell`], with a folder, `$DIR`, for files by which the ranks wait for each other. Also returns the folder,
+/// Like [`shell`], with a folder, `$DIR`, for files by which the ranks wait for each other. Also returns the folder,
 /// which is removed when it is dropped.
-fn shell_with_folder(n: u32, options: &[&str], script: &str) -> (Command, tempfile::TempDir) {
+fn shell_with_folder(ranks: u32, options: &[&str], script: &str) -> (Command, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = shell(n, options, script);
+    let mut command = shell(ranks, options, script);
     command.env("DIR", folder.path());
     (command, folder)
 }

@@ -7,15 +7,16 @@ use super::*;
 fn free_port() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut candidates = (0..16).map(|_| {
-        let nth = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
-        10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
+        let offset = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
+        10_000 + ((std::process::id() * 16 + offset) % 20_000) as u16
     });
-    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    candidates.find(free).unwrap().to_string()
+    let is_free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    candidates.find(is_free).unwrap().to_string()
 }
 
-fn node(n: u32, node_rank: &str, port: &str, script: &str) -> Running {
-    let several = [
+/// Starts the launcher of one of two nodes, with this number of ranks.
+fn node(ranks: u32, node_rank: &str, port: &str, script: &str) -> Running {
+    let options = [
         "--nnodes",
         "2",
         "--node-rank",
@@ -23,7 +24,7 @@ fn node(n: u32, node_rank: &str, port: &str, script: &str) -> Running {
         "--master-port",
         port,
     ];
-    let mut command = shell(n, &several, script);
+    let mut command = shell(ranks, &options, script);
     command.env("RCOMM_JOB_SECRET", "of all nodes");
     Running::start(command)
 }
@@ -63,7 +64,7 @@ fn failure_on_one_node_ends_the_other() {
 fn all_nodes_start_their_ranks_again_after_a_failure_on_one() {
     let (port, marks) = (free_port(), tempfile::tempdir().unwrap());
     let start = |node_rank: &str, script: &str| {
-        let several = [
+        let options = [
             "--nnodes",
             "2",
             "--node-rank",
@@ -75,7 +76,7 @@ fn all_nodes_start_their_ranks_again_after_a_failure_on_one() {
             "--linger",
             "0",
         ];
-        let mut command = shell(1, &several, script);
+        let mut command = shell(1, &options, script);
         command
             .env("RCOMM_JOB_SECRET", "of all nodes")
             .env("MARKS", marks.path());

@@ -49,18 +49,22 @@ fn a_rank_that_runs_after_the_others_have_ended_is_named_and_finishes() {
     let (command, folder) = shell_with_folder(3, &["--stop-timeout", "0.5"], script);
     let mut running = Running::start(command);
     let mut stderr = BufReader::new(running.process.stderr.take().unwrap());
-    let (mut named, mut ended) = (false, false);
-    let mut all = String::new();
-    while !named || !ended {
+    let (mut is_named, mut is_ended) = (false, false);
+    let mut printed = String::new();
+    while !is_named || !is_ended {
         let mut line = String::new();
-        assert!(stderr.read_line(&mut line).unwrap() > 0, "{all}");
-        named |= line.contains("rank 1 (") && line.contains("waits, since it is not stopped");
-        ended |= line.contains("rank 2 (") && line.contains("and is ended");
-        all += &line;
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "{printed}");
+        is_named |= line.contains("rank 1 (") && line.contains("waits, since it is not stopped");
+        is_ended |= line.contains("rank 2 (") && line.contains("and is ended");
+        printed += &line;
     }
     std::fs::write(folder.path().join("go"), "").unwrap();
-    assert_eq!(running.line(), "[rank 1] saved\n", "{all}");
-    assert_eq!(running.process.wait().unwrap().code(), Some(124), "{all}");
+    assert_eq!(running.line(), "[rank 1] saved\n", "{printed}");
+    assert_eq!(
+        running.process.wait().unwrap().code(),
+        Some(124),
+        "{printed}"
+    );
 }
 
 #[test]

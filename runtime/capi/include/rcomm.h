@@ -164,7 +164,7 @@ typedef struct rcomm_reducer rcomm_reducer;
 // A sparse tensor returned by rcomm.
 typedef struct rcomm_sparse rcomm_sparse;
 
-// Where a function of a store puts the value that it read: `rcomm_value_set`.
+// Takes the value that a function of a store has read: see `rcomm_value_set`.
 typedef struct rcomm_value rcomm_value;
 
 // Memory of all members of a group that each of them reads and writes one-sidedly.
@@ -197,10 +197,11 @@ typedef struct rcomm_store_calls {
                  const char *key,
                  uint64_t timeout_ms,
                  const struct rcomm_value *value);
-  // Adds to a counter (0 if the key is not there) and writes its new value. It is stored as a decimal text.
+  // Adds to a counter (0 if the key is not there) and writes the counter's new value. A counter is stored as a
+  // decimal text.
   int32_t (*add)(void *context, const char *key, int64_t delta, int64_t *sum);
-  // Sets a key to `desired` if it holds `expected`, or is not there and `expected` is empty, as one step. Puts what
-  // the key then holds into `value`; nothing, if it is not there.
+  // Sets a key to `desired` if it holds `expected`, or is not there and `expected` is empty, as one step. Puts the
+  // value that the key then holds into `value`; nothing, if the key is not there.
   int32_t (*compare_set)(void *context,
                          const char *key,
                          const uint8_t *expected,
@@ -365,7 +366,7 @@ void rcomm_config_free(struct rcomm_config *config);
 // `config` is a valid handle; `world` may be written.
 int32_t rcomm_init_with(const struct rcomm_config *config, struct rcomm_world **world);
 
-// Writes this process's rank in the group, and the number of its ranks. Either pointer may be NULL.
+// Writes this process's rank in the group, and the number of the group's ranks. Either pointer may be NULL.
 //
 // # Safety
 // `group` is a valid handle; `rank` and `size` are NULL or may be written.
@@ -507,10 +508,10 @@ int32_t rcomm_device_mesh(const struct rcomm_world *world,
                           size_t count,
                           struct rcomm_group **groups);
 
-// As `rcomm_new_group`, but all calls with the same list and purpose return the same group.
+// Like `rcomm_new_group`, but all calls with the same list and purpose return the same group.
 //
 // # Safety
-// As `rcomm_new_group`.
+// See `rcomm_new_group`.
 int32_t rcomm_shared_group(const struct rcomm_world *world,
                            const uint32_t *ranks,
                            size_t count,
@@ -553,7 +554,7 @@ int32_t rcomm_new_subgroups(const struct rcomm_group *group,
 // `world` is a valid handle.
 int32_t rcomm_set_timeouts(const struct rcomm_world *world, uint64_t timeout_ms);
 
-// Extends the time-out of the next operations in all groups that exist, as `rcomm_group_extend_timeout`.
+// Extends the time-out of the next operations in all groups that exist, like `rcomm_group_extend_timeout`.
 //
 // # Safety
 // `world` is a valid handle.
@@ -568,7 +569,7 @@ int32_t rcomm_extend_timeouts(const struct rcomm_world *world,
 int32_t rcomm_set_timing(const struct rcomm_world *world,
                          int32_t on);
 
-// As `rcomm_set_timing`, for one group.
+// Like `rcomm_set_timing`, for one group.
 //
 // # Safety
 // `group` is a valid handle.
@@ -876,7 +877,7 @@ int32_t rcomm_reducer_new(const struct rcomm_group *group,
                           int32_t find_unused,
                           struct rcomm_reducer **reducer);
 
-// As `rcomm_reducer_new`, with further options: a JSON object with any of these keys, the same on all ranks. NULL =
+// Like `rcomm_reducer_new`, with further options: a JSON object with any of these keys, the same on all ranks. NULL =
 // none.
 //
 // `first_bytes`, `bucket_bytes`: the sizes of buckets. `unused`: `"find"` if parameters may have no gradient in a
@@ -890,7 +891,7 @@ int32_t rcomm_reducer_new(const struct rcomm_group *group,
 // as rows (`rcomm_reducer_ready_sparse`).
 //
 // # Safety
-// As `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.
+// See `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.
 int32_t rcomm_reducer_new_with(const struct rcomm_group *group,
                                const char *const *names,
                                const uint64_t *lens,
@@ -918,8 +919,8 @@ int32_t rcomm_reducer_gradient(const struct rcomm_reducer *reducer,
 int32_t rcomm_reducer_ready(const struct rcomm_reducer *reducer,
                             size_t parameter);
 
-// As `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of its gradient, the others being zero.
-// A row that is named more than once counts as the sum.
+// Like `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of the parameter's gradient; the
+// others are zero. A row that is named more than once counts as the sum.
 //
 // # Safety
 // `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row after the
@@ -1103,7 +1104,7 @@ int32_t rcomm_window_put(const struct rcomm_window *window,
                          size_t count,
                          struct rcomm_work **work);
 
-// Reads `count` elements of the part of `peer`, from element `offset` on. With `work`, in the order of
+// Reads `count` elements of the part of `peer`, from element `offset` on. With `work`, the order is that of
 // `rcomm_window_put`.
 //
 // # Safety
@@ -1115,8 +1116,8 @@ int32_t rcomm_window_get(const struct rcomm_window *window,
                          size_t count,
                          struct rcomm_work **work);
 
-// Signals to `peer` that everything that this rank put there before has arrived. Signals are counted. With `work`, in
-// the order of `rcomm_window_put`.
+// Signals to `peer` that everything that this rank put there before has arrived. Signals are counted. With `work`, the
+// order is that of `rcomm_window_put`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -1134,7 +1135,7 @@ int32_t rcomm_window_wait_signal(const struct rcomm_window *window,
                                  struct rcomm_work **work);
 
 // Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its address
-// to `*start` and its length to `*bytes`. Its owner and other ranks may write there at any time, so use atomic
+// to `*start` and its length to `*bytes`. The peer and other ranks may write there at any time, so use atomic
 // operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, or was not made by
 // `rcomm_window_allocate`.
 //
@@ -1245,7 +1246,7 @@ int32_t rcomm_world_place(const struct rcomm_world *world, uint32_t *rank, uint3
 int32_t rcomm_world_group(const struct rcomm_world *world,
                           struct rcomm_group **group);
 
-// Makes a group of these ranks of the world, in this order, for this purpose. Its members call this, and no other rank
+// Makes a group of these ranks of the world, in this order, for this purpose. These ranks call this, and no other rank
 // does.
 //
 // # Safety
@@ -1264,8 +1265,8 @@ int32_t rcomm_new_group(const struct rcomm_world *world,
 // `world` is a valid handle that is not used afterwards.
 int32_t rcomm_shutdown(struct rcomm_world *world);
 
-// As `rcomm_shutdown`, but waits for pending operations, and then for the other ranks, for `timeout_ms` at most each:
-// for programs in which not every rank shuts down at the same time.
+// Like `rcomm_shutdown`, but waits for pending operations, and then for the other ranks, for `timeout_ms` at most
+// each: for programs in which not every rank shuts down at the same time.
 //
 // # Safety
 // `world` is a valid handle that is not used afterwards.
@@ -1324,8 +1325,8 @@ int32_t rcomm_snapshot(const struct rcomm_world *world,
                        char **json);
 
 // Writes to `*json`, for each name of a wait, how often and for how long threads of this process have waited, and wait
-// now: a list of objects with `name`, `count`, `total_ns`, `max_ns`, `waiting` and `waiting_ns`, as `GET /waits` of
-// the rank's endpoint. `rcomm_text_free` frees the text.
+// now: a list of objects with `name`, `count`, `total_ns`, `max_ns`, `waiting` and `waiting_ns`, like the answer to
+// `GET /waits` of the rank's endpoint. `rcomm_text_free` frees the text.
 //
 // # Safety
 // `world` is a valid handle; `json` may be written.

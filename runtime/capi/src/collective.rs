@@ -191,8 +191,10 @@ pub unsafe extern "C" fn rcomm_all_to_all_v_single(
         operate(group, dtype, work, |maker| {
             let input_splits = maker.counts(input_splits)?;
             let output_splits = maker.counts(output_splits)?;
-            let sum =
-                |splits: &[usize]| splits.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
+            let sum = |splits: &[usize]| {
+                let counts = splits.iter();
+                counts.fold(0usize, |sum, &count| sum.saturating_add(count))
+            };
             let input = maker.input(input, sum(&input_splits))?;
             let output = maker.output(output, sum(&output_splits))?;
             Ok(Op::AllToAllVSingle {

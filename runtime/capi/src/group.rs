@@ -61,7 +61,7 @@ impl Group {
     }
 }
 
-/// Writes this process's rank in the group, and the number of its ranks. Either pointer may be NULL.
+/// Writes this process's rank in the group, and the number of the group's ranks. Either pointer may be NULL.
 ///
 /// # Safety
 /// `group` is a valid handle; `rank` and `size` are NULL or may be written.

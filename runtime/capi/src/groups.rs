@@ -50,10 +50,10 @@ pub unsafe extern "C" fn rcomm_device_mesh(
     })
 }
 
-/// As `rcomm_new_group`, but all calls with the same list and purpose return the same group.
+/// Like `rcomm_new_group`, but all calls with the same list and purpose return the same group.
 ///
 /// # Safety
-/// As `rcomm_new_group`.
+/// See `rcomm_new_group`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_shared_group(
     world: *const World,
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn rcomm_set_timeouts(world: *const World, timeout_ms: u64
     })
 }
 
-/// Extends the time-out of the next operations in all groups that exist, as `rcomm_group_extend_timeout`.
+/// Extends the time-out of the next operations in all groups that exist, like `rcomm_group_extend_timeout`.
 ///
 /// # Safety
 /// `world` is a valid handle.
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn rcomm_set_timing(world: *const World, on: i32) -> i32 {
     })
 }
 
-/// As `rcomm_set_timing`, for one group.
+/// Like `rcomm_set_timing`, for one group.
 ///
 /// # Safety
 /// `group` is a valid handle.

@@ -321,7 +321,8 @@ pub unsafe extern "C" fn rcomm_all_gather_coalesced(
     unsafe {
         operate(group, dtype, work, |maker| {
             let counts = array(counts, length, "the list of counts")?;
-            let output_counts: Vec<usize> = counts.iter().map(|&n| maker.total(n)).collect();
+            let output_counts = counts.iter().map(|&count| maker.total(count));
+            let output_counts: Vec<usize> = output_counts.collect();
             let inputs = maker.inputs(inputs, counts)?;
             let outputs = maker.outputs(outputs, &output_counts)?;
             Ok(Op::AllGatherCoalesced { inputs, outputs })
@@ -350,7 +351,8 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_coalesced(
     unsafe {
         operate(group, dtype, work, |maker| {
             let counts = array(counts, length, "the list of counts")?;
-            let input_counts: Vec<usize> = counts.iter().map(|&n| maker.total(n)).collect();
+            let input_counts = counts.iter().map(|&count| maker.total(count));
+            let input_counts: Vec<usize> = input_counts.collect();
             let inputs = maker.inputs(inputs, &input_counts)?;
             let outputs = maker.outputs(outputs, counts)?;
             let op = reduction.read()?;

@@ -85,7 +85,7 @@ pub(crate) unsafe fn output(
 /// Makes a buffer of `count` elements.
 ///
 /// # Safety
-/// As [`input`], and with [`Access::Write`] as [`output`].
+/// See [`input`]; with [`Access::Write`], see [`output`].
 unsafe fn buffer(
     data: *mut c_void,
     count: usize,

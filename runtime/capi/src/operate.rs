@@ -82,7 +82,7 @@ impl BufferMaker<'_> {
     /// Makes an input buffer of `count` elements of the operation's type.
     ///
     /// # Safety
-    /// As [`memory::input`].
+    /// See [`memory::input`].
     pub(crate) unsafe fn input(
         &self,
         data: *const c_void,
@@ -95,7 +95,7 @@ impl BufferMaker<'_> {
     /// Makes an output buffer of `count` elements of the operation's type.
     ///
     /// # Safety
-    /// As [`memory::output`].
+    /// See [`memory::output`].
     pub(crate) unsafe fn output(&self, data: *mut c_void, count: usize) -> Result<Buffer<'static>> {
         // SAFETY: the caller guarantees what `memory::output` requires.
         unsafe { memory::output(data, count, self.dtype, self.owner) }
@@ -104,7 +104,7 @@ impl BufferMaker<'_> {
     /// Makes a list of input buffers of these lengths.
     ///
     /// # Safety
-    /// As [`memory::inputs`].
+    /// See [`memory::inputs`].
     pub(crate) unsafe fn inputs(
         &self,
         list: *const *const c_void,
@@ -117,7 +117,7 @@ impl BufferMaker<'_> {
     /// Makes a list of output buffers of these lengths.
     ///
     /// # Safety
-    /// As [`memory::outputs`].
+    /// See [`memory::outputs`].
     pub(crate) unsafe fn outputs(
         &self,
         list: *const *mut c_void,

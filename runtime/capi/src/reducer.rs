@@ -27,6 +27,7 @@ impl Reducer {
 trait AnyReducer: Send {
     /// The address and the number of elements of a parameter's gradient.
     fn gradient(&mut self, parameter: usize) -> Result<(*mut c_void, usize)>;
+    /// Marks a parameter's gradient as complete.
     fn ready(&mut self, parameter: usize) -> Result<()>;
     /// How many elements a row of a parameter has: the product of all its dimensions but the first.
     fn row(&self, parameter: usize) -> Result<usize>;
@@ -37,7 +38,7 @@ trait AnyReducer: Send {
         values: &Buffer<'static>,
     ) -> Result<()>;
     fn finish(&mut self) -> Result<()>;
-    /// As `gradient`, of the average; `None` if no rank has used the parameter.
+    /// Like `gradient`, but of the average; `None` if no rank has used the parameter.
     fn average(&mut self, parameter: usize) -> Option<(*mut c_void, usize)>;
     fn sparse_average(&self, parameter: usize) -> Option<Sparse>;
     fn join(&mut self) -> Result<Joined>;
@@ -242,7 +243,7 @@ pub unsafe extern "C" fn rcomm_reducer_new(
     })
 }
 
-/// As `rcomm_reducer_new`, with further options: a JSON object with any of these keys, the same on all ranks. NULL =
+/// Like `rcomm_reducer_new`, with further options: a JSON object with any of these keys, the same on all ranks. NULL =
 /// none.
 ///
 /// `first_bytes`, `bucket_bytes`: the sizes of buckets. `unused`: `"find"` if parameters may have no gradient in a
@@ -256,7 +257,7 @@ pub unsafe extern "C" fn rcomm_reducer_new(
 /// as rows (`rcomm_reducer_ready_sparse`).
 ///
 /// # Safety
-/// As `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.
+/// See `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_reducer_new_with(
     group: *const Group,
@@ -319,8 +320,8 @@ pub unsafe extern "C" fn rcomm_reducer_ready(reducer: *const Reducer, parameter:
     })
 }
 
-/// As `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of its gradient, the others being zero.
-/// A row that is named more than once counts as the sum.
+/// Like `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of the parameter's gradient; the
+/// others are zero. A row that is named more than once counts as the sum.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row after the

@@ -187,7 +187,7 @@ impl GivenOptions {
         let parameters = named.iter().zip(shapes).map(|(&(name, len), shape)| {
             let elements = shape
                 .iter()
-                .try_fold(1u64, |product, &n| product.checked_mul(n));
+                .try_fold(1u64, |product, &size| product.checked_mul(size));
             match elements == Some(len) {
                 true => Ok(Parameter::new(name, shape)),
                 false => Err(refused(format!(

@@ -90,7 +90,7 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
         let shape = unsafe { array(shape, dims, "the shape")? }.to_vec();
         let index_count = nnz.checked_mul(sparse_dims);
         let mut block = shape.get(sparse_dims..).unwrap_or_default().iter();
-        let block = block.try_fold(1u64, |product, &n| product.checked_mul(n));
+        let block = block.try_fold(1u64, |product, &size| product.checked_mul(size));
         let block = block.and_then(|block| usize::try_from(block).ok());
         let count = block.and_then(|block| block.checked_mul(nnz));
         let (Some(index_count), Some(count)) = (index_count, count) else {

@@ -73,7 +73,7 @@ pub(crate) unsafe fn consume<T>(handle: *mut T, name: &str) -> Result<Box<T>> {
 /// Frees a handle that C no longer uses. NULL has no effect.
 ///
 /// # Safety
-/// As [`consume`].
+/// See [`consume`].
 pub(crate) unsafe fn free<T>(handle: *mut T) {
     if !handle.is_null() {
         // SAFETY: not NULL, so it came from `give` with this type; no thread uses it any more.
@@ -98,7 +98,7 @@ pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
 /// Makes a handle and writes it to a pointer that C passed.
 ///
 /// # Safety
-/// As [`put`].
+/// See [`put`].
 pub(crate) unsafe fn give<T: Send + Sync>(out: *mut *mut T, value: T) -> Result<()> {
     if out.is_null() {
         return Err(refused("the pointer for the handle is NULL"));

@@ -13,7 +13,7 @@ const APPEND_TRIES: usize = 10_000;
 /// Maximum size of a value, in bytes.
 const MAX_VALUE_BYTES: usize = 64 << 20;
 
-/// Where a function of a store puts the value that it read: `rcomm_value_set`.
+/// Takes the value that a function of a store has read: see `rcomm_value_set`.
 pub struct Value(Mutex<Option<Vec<u8>>>);
 
 /// The functions of a store of the caller, and the argument that each of them gets first. Keys are texts that end with
@@ -42,7 +42,8 @@ pub struct StoreCalls {
             value: *const Value,
         ) -> i32,
     >,
-    /// Adds to a counter (0 if the key is not there) and writes its new value. It is stored as a decimal text.
+    /// Adds to a counter (0 if the key is not there) and writes the counter's new value. A counter is stored as a
+    /// decimal text.
     pub add: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -51,8 +52,8 @@ pub struct StoreCalls {
             sum: *mut i64,
         ) -> i32,
     >,
-    /// Sets a key to `desired` if it holds `expected`, or is not there and `expected` is empty, as one step. Puts what
-    /// the key then holds into `value`; nothing, if it is not there.
+    /// Sets a key to `desired` if it holds `expected`, or is not there and `expected` is empty, as one step. Puts the
+    /// value that the key then holds into `value`; nothing, if the key is not there.
     pub compare_set: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -137,7 +138,7 @@ impl CallerStore {
         }
     }
 
-    /// The value of a key that is there within this time.
+    /// Returns the value of a key; `None` if the key is not there within this time.
     fn look(&self, key: &str, within: Duration) -> Result<Option<Vec<u8>>> {
         let (name, value) = (c_key(key)?, Value(Mutex::default()));
         let ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);

@@ -163,7 +163,7 @@ pub unsafe extern "C" fn rcomm_window_put(
     })
 }
 
-/// Reads `count` elements of the part of `peer`, from element `offset` on. With `work`, in the order of
+/// Reads `count` elements of the part of `peer`, from element `offset` on. With `work`, the order is that of
 /// `rcomm_window_put`.
 ///
 /// # Safety
@@ -192,8 +192,8 @@ pub unsafe extern "C" fn rcomm_window_get(
     })
 }
 
-/// Signals to `peer` that everything that this rank put there before has arrived. Signals are counted. With `work`, in
-/// the order of `rcomm_window_put`.
+/// Signals to `peer` that everything that this rank put there before has arrived. Signals are counted. With `work`, the
+/// order is that of `rcomm_window_put`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
 }
 
 /// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its address
-/// to `*start` and its length to `*bytes`. Its owner and other ranks may write there at any time, so use atomic
+/// to `*start` and its length to `*bytes`. The peer and other ranks may write there at any time, so use atomic
 /// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, or was not made by
 /// `rcomm_window_allocate`.
 ///

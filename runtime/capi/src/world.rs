@@ -106,7 +106,7 @@ pub unsafe extern "C" fn rcomm_world_group(world: *const World, group: *mut *mut
     })
 }
 
-/// Makes a group of these ranks of the world, in this order, for this purpose. Its members call this, and no other rank
+/// Makes a group of these ranks of the world, in this order, for this purpose. These ranks call this, and no other rank
 /// does.
 ///
 /// # Safety
@@ -150,8 +150,8 @@ pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
     })
 }
 
-/// As `rcomm_shutdown`, but waits for pending operations, and then for the other ranks, for `timeout_ms` at most each:
-/// for programs in which not every rank shuts down at the same time.
+/// Like `rcomm_shutdown`, but waits for pending operations, and then for the other ranks, for `timeout_ms` at most
+/// each: for programs in which not every rank shuts down at the same time.
 ///
 /// # Safety
 /// `world` is a valid handle that is not used afterwards.
@@ -277,8 +277,8 @@ pub unsafe extern "C" fn rcomm_snapshot(world: *const World, json: *mut *mut c_c
 }
 
 /// Writes to `*json`, for each name of a wait, how often and for how long threads of this process have waited, and wait
-/// now: a list of objects with `name`, `count`, `total_ns`, `max_ns`, `waiting` and `waiting_ns`, as `GET /waits` of
-/// the rank's endpoint. `rcomm_text_free` frees the text.
+/// now: a list of objects with `name`, `count`, `total_ns`, `max_ns`, `waiting` and `waiting_ns`, like the answer to
+/// `GET /waits` of the rank's endpoint. `rcomm_text_free` frees the text.
 ///
 /// # Safety
 /// `world` is a valid handle; `json` may be written.

@@ -156,8 +156,8 @@ fn declared() -> BTreeSet<String> {
     let header = std::fs::read_to_string(root().join("include/rcomm.h")).unwrap();
     let lines = header.lines().filter(|line| !line.starts_with("//"));
     let text: String = lines.collect::<Vec<_>>().join("\n");
-    let names = text.match_indices("rcomm_").filter_map(|(at, _)| {
-        let rest = &text[at..];
+    let names = text.match_indices("rcomm_").filter_map(|(start, _)| {
+        let rest = &text[start..];
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_')?;
         // A pointer to a function is a member in parentheses.
         rest[end..].starts_with('(').then(|| rest[..end].to_owned())

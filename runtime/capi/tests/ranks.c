@@ -11,14 +11,14 @@
 
 #define MAX 8
 
-static void fail(int line, const char *what) {
-    fprintf(stderr, "ranks.c:%d: %s: %s\n", line, what, rcomm_last_error());
+static void fail(int line, const char *failed) {
+    fprintf(stderr, "ranks.c:%d: %s: %s\n", line, failed, rcomm_last_error());
     exit(1);
 }
 
 #define OK(call) do { if ((call) != RCOMM_OK) fail(__LINE__, #call); } while (0)
 #define CODE(code, call) do { if ((call) != (code)) fail(__LINE__, #call); } while (0)
-#define CHECK(what) do { if (!(what)) fail(__LINE__, #what); } while (0)
+#define CHECK(condition) do { if (!(condition)) fail(__LINE__, #condition); } while (0)
 
 static rcomm_group *group;
 static uint32_t rank, size;
@@ -58,11 +58,11 @@ static void reductions(void) {
     OK(rcomm_reduce(group, &highest, 1, RCOMM_I32, max, 0, NULL));
     CHECK(highest == (rank == 0 ? (int32_t)size - 1 : (int32_t)rank));
 
-    uint8_t a = 1, b[2] = {2, 3};
-    void *both[] = {&a, b};
+    uint8_t first = 1, second[2] = {2, 3};
+    void *both[] = {&first, second};
     size_t counts[] = {1, 2};
     OK(rcomm_all_reduce_coalesced(group, both, counts, 2, RCOMM_U8, SUM, NULL));
-    CHECK(a == size && b[0] == 2 * size && b[1] == 3 * size);
+    CHECK(first == size && second[0] == 2 * size && second[1] == 3 * size);
 
     int64_t parts[MAX], own;
     for (uint32_t r = 0; r < size; r++) parts[r] = r;

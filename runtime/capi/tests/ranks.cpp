@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#define CHECK(what) \
+#define CHECK(condition) \
     do { \
-        if (!(what)) { \
-            std::fprintf(stderr, "ranks.cpp:%d: %s\n", __LINE__, #what); \
+        if (!(condition)) { \
+            std::fprintf(stderr, "ranks.cpp:%d: %s\n", __LINE__, #condition); \
             std::exit(1); \
         } \
     } while (0)

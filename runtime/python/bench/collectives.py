@@ -94,7 +94,7 @@ def rank_main(rank: int, ranks: int, port: int, args: argparse.Namespace, out: i
 def line(row: dict) -> str:
     best = [min(row[name]) for name in BACKENDS]
     median = [statistics.median(row[name]) for name in BACKENDS]
-    times = "".join(f"{a:12.1f} {b:12.1f}" for a, b in zip(best, median))
+    times = "".join(f"{fastest:12.1f} {middle:12.1f}" for fastest, middle in zip(best, median))
     ratio = median[0] / median[1]
     return f"{row['ranks']:5} {row['bytes']:10} {row['call']:9}{times} {ratio:8.2f} {best[0] / best[1]:8.2f}"
 

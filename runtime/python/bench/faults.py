@@ -44,10 +44,10 @@ if server:
     from torch.distributed.debug import start_debug_server
     start_debug_server(port=int(os.environ["DEBUG_PORT"]))
 def is_faulty(step):
-    here = rank == 2 and step == 5
-    if here:
+    is_here = rank == 2 and step == 5
+    if is_here:
         print(f"FAULT {time.time():.3f}", flush=True)
-    return here
+    return is_here
 class Data(Dataset):
     def __len__(self): return 10**6
     def __getitem__(self, i):
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float | None, str, str]:
-    """The seconds to the first right answer, or None; the command; and the first lines of that answer, or the last."""
+    """The seconds to the first right answer, or None; the command; the first lines of that answer, or the last."""
     job = f"faults-{os.getpid()}-{fault}"
     program = folder / "train.py"
     program.write_text(_JOB)
@@ -152,7 +152,7 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
     # With RCOMM_RING_DIR in its environment the command would read those rings only.
     plain = {name: value for name, value in environment.items() if name != "RCOMM_RING_DIR"}
     shown = "rcomm-fr collect --ask --analyze" if prepared == "nothing" else "rcomm-top --once"
-    first = "the job did not get to its fault"
+    answer = "the job did not get to its fault"
     try:
         fault_time = None
         deadline = time.monotonic() + 120
@@ -165,16 +165,16 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
             if prepared == "nothing":
                 output = done.stderr + done.stdout
                 found = re.search(f"^.*?({_UNPREPARED}).*$", output, re.MULTILINE)
-                first = found[0] if found else " ".join(output.split()[:40])
-                right = found is not None
+                answer = found[0] if found else " ".join(output.split()[:40])
+                is_right = found is not None
             else:
-                first = " ".join(done.stdout.split()[:40])
-                named = re.search(_FAULTS[fault], first) and re.search(rf"rank {_RANK}\b", first)
-                right = named is not None and done.returncode == 1
-            if right:
-                return time.time() - fault_time, shown, first
+                answer = " ".join(done.stdout.split()[:40])
+                found = re.search(_FAULTS[fault], answer) and re.search(rf"rank {_RANK}\b", answer)
+                is_right = found is not None and done.returncode == 1
+            if is_right:
+                return time.time() - fault_time, shown, answer
             time.sleep(0.1)
-        return None, shown, first
+        return None, shown, answer
     finally:
         # A stopped rank gets the signal, too.
         for pid in _session(launcher.pid):
@@ -183,7 +183,7 @@ def run(prepared: str, fault: str, folder: Path, patience: float) -> tuple[float
 
 
 def _session(leader: int) -> list[int]:
-    """The processes that torchrun launcher, and torchrun itself."""
+    """The processes that torchrun launched, and torchrun itself."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="steps of a round")
     parser.add_argument("--width", type=int, default=1024, help="10 layers of WIDTH x WIDTH parameters")
     args = parser.parse_args()
-    parameters = sum(p.numel() for p in network(args.width).parameters())
+    parameters = sum(parameter.numel() for parameter in network(args.width).parameters())
     load = os.getloadavg()[0]
     print(f"{args.ranks} ranks, {parameters} parameters, {os.cpu_count()} cores, load {load:.1f}")
     print("                 best    median     worst   ms a step")

@@ -21,7 +21,7 @@ __all__ = ["AnalysisError", "Finding", "Report", "analyze", "diff", "explain", "
 
 
 class AnalysisError(RuntimeError):
-    """Nothing could be read, or the program failed; the text is the program's."""
+    """Nothing could be read, or ``rcomm-fr`` or ``rcomm-top`` failed; the text is that program's."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Finding:
     culprit_ranks: tuple[int, ...]
     """The ranks at which the finding points, by their numbers in the world."""
     victim_ranks: tuple[int, ...]
-    """The ranks that wait because of them."""
+    """The ranks that wait because of the culprits."""
     next: str
     """What to look at next."""
     raw: dict[str, Any] = field(repr=False, compare=False)
@@ -57,7 +57,7 @@ class Report:
     ``inconclusive``."""
     findings: tuple[Finding, ...]
     exit_code: int
-    """0 nothing is wrong, 1 there is an error, a warning or a crash, 2 inconclusive."""
+    """0 if nothing is wrong, 1 if there is an error, a warning or a crash, 2 if the verdict is inconclusive."""
     raw: dict[str, Any] = field(repr=False, compare=False)
     """The whole report (``rcomm.report/1``)."""
     _paths: tuple[str, ...] = field(default=(), repr=False, compare=False)
@@ -79,7 +79,7 @@ class Report:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """The text for a running job, of which there are no files that ``rcomm-fr`` could read again."""
+        """The text for a running job, which has no files that ``rcomm-fr`` could read again."""
         word = self.verdict.upper()
         if not self.findings:
             end = self.raw.get("end") or {}
@@ -121,17 +121,17 @@ class Report:
 
     @property
     def collectives(self) -> Table:
-        """One row for each collective, joined over the ranks that recorded it. Raises as `entries`."""
+        """One row for each collective, joined over the ranks that recorded it. Raises like `entries`."""
         return self._tables["collectives"]
 
     @property
     def groups(self) -> Table:
-        """One row for each group. Raises as `entries`."""
+        """One row for each group. Raises like `entries`."""
         return self._tables["groups"]
 
     @property
     def findings_table(self) -> Table:
-        """One row for each finding. Raises as `entries`."""
+        """One row for each finding. Raises like `entries`."""
         return self._tables["findings"]
 
     @cached_property
@@ -178,9 +178,9 @@ def analyze(
         return _report(_run("rcomm-top", "--once", "--json", "--job", job, *options))
     if live or overdue is not None:
         options.insert(0, "--snapshot")
-    named = tuple(os.fspath(path) for path in paths)
-    done = _fr("analyze", *options, "--format", "json", *named)
-    return _report(done, named, tuple(options))
+    names = tuple(os.fspath(path) for path in paths)
+    done = _fr("analyze", *options, "--format", "json", *names)
+    return _report(done, names, tuple(options))
 
 
 def query(sql: str, *paths: str | os.PathLike[str]) -> list[dict[str, str]]:
@@ -188,8 +188,8 @@ def query(sql: str, *paths: str | os.PathLike[str]) -> list[dict[str, str]]:
 
     Raises AnalysisError if the program was built without tables, or refuses the query.
     """
-    named = [os.fspath(path) for path in paths]
-    done = _fr("query", sql, *named, "--format", "csv")
+    names = [os.fspath(path) for path in paths]
+    done = _fr("query", sql, *names, "--format", "csv")
     if done.returncode != 0:
         raise AnalysisError(_failure_text(done))
     return list(csv.DictReader(io.StringIO(done.stdout)))
@@ -248,7 +248,7 @@ def _report(
     options: tuple[str, ...] = (),
 ) -> Report:
     raw = _json(done)
-    findings = tuple(_finding(one) for one in raw.get("findings", ()))
+    findings = tuple(_finding(finding) for finding in raw.get("findings", ()))
     return Report(str(raw.get("verdict", "")), findings, done.returncode, raw, paths, options)
 
 

@@ -1,7 +1,7 @@
 """The backend "rcomm" of torch.distributed: ``init_process_group("rcomm")``.
 
-PyTorch needs two objects for one group. Its Python functions call a ``ProcessGroup``, which here passes each
-operation to Rust. Its C++ (the reducer of DDP, functional collectives) needs a ``Backend`` registered in that
+PyTorch needs two objects for one group. PyTorch's Python functions call a ``ProcessGroup``, which here passes each
+operation to Rust. PyTorch's C++ (the reducer of DDP, functional collectives) needs a ``Backend`` registered in that
 group. Both share one ``_native.Group``.
 """
 
@@ -36,7 +36,7 @@ _DESTROY_WITHIN = timedelta(seconds=5)
 # How long merge_remote_group() waits where the caller gives no time-out: PyTorch's own default.
 _MERGE_WITHIN = timedelta(minutes=30)
 
-# PyTorch's SHRINK_ABORT: end what is pending first.
+# PyTorch's SHRINK_ABORT: pending operations are ended first.
 _SHRINK_ABORT = 1
 
 # Every operation by the name that it has in Rust, with all names that versions of PyTorch call it by.
@@ -62,7 +62,7 @@ _OPERATIONS = {
     "recv_anysource": ("recvAnysource",),
     "barrier": (),
 }
-# Methods that are no operations and return no Work.
+# The other methods, which return no Work, with all names that versions of PyTorch call them by.
 _OTHERS = {
     "monitored_barrier": ("monitoredBarrier",),
     "_get_sequence_number_for_group": (),
@@ -118,8 +118,8 @@ class _Inner(c10d.Backend):
 
     @property
     def supports_splitting(self) -> bool:
-        """Whether `torch.distributed.split_group` may split the group: `Group` does that, and PyTorch's own process
-        group, which holds this backend together with those of other devices, does not."""
+        """Whether `torch.distributed.split_group` may split the group: a `Group` can be split, and PyTorch's own
+        process group, which holds this backend together with those of other devices, cannot."""
         return self._outer is None
 
     def __init__(self, group: _native.Group, rank: int, size: int) -> None:
@@ -138,7 +138,7 @@ class _Inner(c10d.Backend):
         return NAME
 
     def shutdown(self) -> None:
-        """Shuts down the `Group`, unless PyTorch holds that and shuts it down itself."""
+        """Shuts down the `Group`, unless PyTorch holds the `Group` and shuts it down itself."""
         outer, self._outer = self._outer, None
         if outer is not None:
             outer.shutdown()
@@ -192,7 +192,7 @@ class Group(dist.ProcessGroup):
 
     supports_coalescing = False
     supports_splitting = False
-    # PyTorch sets it if the program gave a device.
+    # PyTorch sets this if the program gave a device.
     bound_device_id = None
 
     def __init__(
@@ -207,7 +207,7 @@ class Group(dist.ProcessGroup):
         self._inner._shrink = self._shrink
         self._set_default_backend(kind)
         self._register_backend(torch.device("cpu"), kind, self._inner)
-        # In the instance, so that a call reaches Rust without a Python function between.
+        # Set on the instance, so that a call reaches Rust without a Python function between.
         for names in (_OPERATIONS, _OTHERS):
             for name, aliases in names.items():
                 for alias in (name, *aliases):
@@ -241,8 +241,8 @@ class Group(dist.ProcessGroup):
             return None
         members = [self._group.ranks[rank] for rank in ranks]
         name = str(group_name)
-        made = self._rcomm_world.new_group(members, name, timeout or self._group.timeout)
-        part = Group(made, dist.PrefixStore(f"{name}/", self.get_group_store()), self._rcomm_world, False)
+        group = self._rcomm_world.new_group(members, name, timeout or self._group.timeout)
+        part = Group(group, dist.PrefixStore(f"{name}/", self.get_group_store()), self._rcomm_world, False)
         part._set_group_name(name)
         part._set_group_desc(group_desc or f"{self.group_desc}:split")
         return part
@@ -299,10 +299,10 @@ class Group(dist.ProcessGroup):
 
     def _shrink(self, ranks: list[int]) -> _Inner:
         """Makes a group without these ranks of this one, and returns its backend. If this group owns the world, the new
-        one owns it from now on. PyTorch destroys this group."""
+        group owns the world from now on. PyTorch destroys this group."""
         lost = [self._group.ranks[rank] for rank in ranks]
-        rest = (self._rcomm_world if self._owns_world else self._group).shrink(lost)
-        outer = Group(rest, self.get_group_store(), self._rcomm_world, self._owns_world)
+        remaining = (self._rcomm_world if self._owns_world else self._group).shrink(lost)
+        outer = Group(remaining, self.get_group_store(), self._rcomm_world, self._owns_world)
         self._owns_world = False
         outer._inner._outer = outer
         return outer._inner
@@ -311,8 +311,8 @@ class Group(dist.ProcessGroup):
         self._group.abort()
 
     def shutdown(self) -> None:
-        """Waits for the operations under way, for a few seconds at most, and ends the group; or its world, if the group
-        owns that."""
+        """Waits for the operations under way, for a few seconds at most, and ends the group; if the group owns its
+        world, ends that."""
         _kept.discard(self._inner)
         self._inner._shrink = None
         if self._owns_world:
@@ -338,18 +338,18 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
     global _default
     ranks = list(opts.global_ranks_in_group)
     if not ranks:
-        _default = made = _join(opts)
-        group, owns = made.group(), True
+        _default = own_world = _join(opts)
+        group, owns_world = own_world.group(), True
     elif world() is not None:
-        made, owns = world(), False
+        own_world, owns_world = world(), False
         # PyTorch renumbers the ranks of a default group that was shrunk.
-        members = made.group().ranks
-        group = made.new_group([members[rank] for rank in ranks], str(opts.group_id), opts.timeout)
+        members = own_world.group().ranks
+        group = own_world.new_group([members[rank] for rank in ranks], str(opts.group_id), opts.timeout)
     else:
         # The default group is of another backend: this group is a world of its own.
-        made = _join(opts, ".".join(map(str, ranks[:8])))
-        group, owns = made.group(), True
-    outer = Group(group, opts.store, made, owns)
+        own_world = _join(opts, ".".join(map(str, ranks[:8])))
+        group, owns_world = own_world.group(), True
+    outer = Group(group, opts.store, own_world, owns_world)
     if _is_one_of_several(getattr(opts, "process_group", None)):
         # PyTorch's own group has a backend for each device.
         outer._inner._outer = outer
@@ -360,8 +360,8 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
 def _create_shrunk(
     of_torch: Callable[..., Any], backend: Any, ranks: list[int], metadata: Any, is_default: bool
 ) -> Any:
-    """The group of a backend that `_Inner.shrink` returned: its `Group`. PyTorch's `of_torch` would hold the backend
-    in a group of the type gloo, whose C++ (the logger of DDP, at 2.15) takes each backend of that type for its own."""
+    """The group of a backend that `_Inner.shrink` returned, which is a `Group`. PyTorch's `of_torch` would hold the
+    backend in a group of the type gloo, and C++ (the logger of DDP, at 2.15) would take the backend for a gloo one."""
     outer = backend._outer if isinstance(backend, _Inner) else None
     if outer is None:
         return of_torch(backend, ranks, metadata, is_default)
@@ -390,8 +390,7 @@ def _join(opts: Any, suffix: str = "") -> _native.World:
         "library_code": _library_folders(),
     }
     if size == 1:
-        made = _native.World(rank, size, job=_name_job(suffix), **options)
-        identity = secrets.token_hex(8)
+        joined = _native.World(rank, size, job=_name_job(ranks), **options)
     else:
         # How many worlds this rank has joined through this store; the same number on all ranks.
         times = store.add(f"rcomm/times/{rank}", 1)
@@ -471,23 +470,23 @@ def register() -> None:
     if create_shrunk is not None:
         dist.distributed_c10d._create_shrunk_process_group = functools.partial(_create_shrunk, create_shrunk)
         _Inner.supports_shrinking = True
-    # This backend records its operations. PyTorch's recorder would see only what its C++ issues, and takes 30 ms a
-    # group.
+    # This backend records its operations. PyTorch's recorder would see only the operations that PyTorch's C++ issues,
+    # and takes 30 ms a group.
     getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
 
 
 def _end() -> None:
     """Ends the worlds that the program did not destroy, when the interpreter ends."""
     error = getattr(sys, "last_value", None)
-    for made in list(_worlds):
+    for open_world in list(_worlds):
         if error is None:
             with contextlib.suppress(Exception):
-                made.shutdown(timedelta(seconds=1))
+                open_world.shutdown(timedelta(seconds=1))
             continue
         lines = str(error).strip().splitlines()
         reason = ": ".join([f"raised {type(error).__name__}", *lines[:1]])
-        made.phase(reason)
-        made.abandon(reason)
+        open_world.phase(reason)
+        open_world.abandon(reason)
 
 
 atexit.register(_end)

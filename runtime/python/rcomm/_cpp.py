@@ -19,10 +19,10 @@ class BuildError(RuntimeError):
 
 
 def library() -> Path:
-    """The path of the hooks for the installed PyTorch and this version of rcomm, once they are built.
+    """The path that the hooks for the installed PyTorch and this version of rcomm have once they are built.
 
-    ``$XDG_CACHE_HOME/rcomm`` or ``~/.cache/rcomm``. The name has PyTorch's version and a digest of the source and
-    of PyTorch's build, so that another PyTorch never loads them.
+    The file is in ``$XDG_CACHE_HOME/rcomm`` or ``~/.cache/rcomm``. Its name has PyTorch's version and a digest of the
+    source and of PyTorch's build, so that another PyTorch never loads these hooks.
     """
     import torch
 
@@ -33,7 +33,8 @@ def library() -> Path:
 
 
 def find() -> Path | None:
-    """The hooks that were built; None if there are none, or if users other than root and this one may write them."""
+    """The path of the hooks that were built; None if there are none, or if a user other than root and this one may
+    write them."""
     path = library()
     for checked in (path.parent, path):
         try:
@@ -80,12 +81,12 @@ def build() -> Path:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
             raise BuildError(f"{compiler} failed: {lines[0].strip()}")
         made.chmod(0o600)
-        _try(made)
+        _try_loading(made)
         made.replace(path)
     return path
 
 
-def _try(made: Path) -> None:
+def _try_loading(made: Path) -> None:
     """Loads the library in another process, so that one that cannot be loaded never reaches a job."""
     load = "import sys, torch; torch.ops.load_library(sys.argv[1])"
     done = subprocess.run(

@@ -2,9 +2,9 @@
 
 In these versions every operation of every group, from Python or C++, runs through PyTorch's dispatcher as one of
 the operators ``c10d::*``. This module registers a kernel for each of them that runs before the backend's, notes the
-operation, and calls the next kernel. Its dispatch key is BackendSelect, which is used whatever the tensors' devices,
-and under which PyTorch has no kernels of these operators. A call into Python costs tens of microseconds, so the same
-kernels in C++ (`_hooks.cpp`) are used instead if they were built.
+operation, and calls the next kernel. The dispatch key of these kernels is BackendSelect, which is used whatever the
+tensors' devices, and under which PyTorch has no kernels of these operators. A call into Python costs tens of
+microseconds, so the same kernels in C++ (`_hooks.cpp`) are used instead if they were built.
 """
 
 from __future__ import annotations
@@ -98,21 +98,24 @@ class Dispatch:
     def kernel(self, operator: Any, name: str) -> Callable[..., Any]:
         number, inputs, outputs, root = _OPERATORS[name]
         arguments = [argument.name for argument in operator._schema.arguments]
-        group_at = arguments.index("process_group")
-        index_of = lambda names: next((arguments.index(one) for one in names if one in arguments), None)  # noqa: E731
-        inputs_at, outputs_at, root_at = index_of(inputs), index_of(outputs), index_of(root)
+        group_index = arguments.index("process_group")
+
+        def index_of(names: tuple[str, ...]) -> int | None:
+            return next((arguments.index(known) for known in names if known in arguments), None)
+
+        inputs_index, outputs_index, root_index = index_of(inputs), index_of(outputs), index_of(root)
         redispatch, unbox_group, unbox_work = operator.redispatch, self.c10d.ProcessGroup.unbox, self.c10d.Work.unbox
 
         def before(args: tuple[Any, ...]) -> tuple[GroupHooks, _Call] | None:
-            hooks = self.hooks.get(unbox_group(args[group_at]))
+            hooks = self.hooks.get(unbox_group(args[group_index]))
             if hooks is None:
                 return None
             call = _Call(
                 number,
                 next(self.calls),
-                [] if inputs_at is None else _flat(args[inputs_at]),
-                [] if outputs_at is None else _flat(args[outputs_at]),
-                -1 if root_at is None else args[root_at],
+                [] if inputs_index is None else _flat(args[inputs_index]),
+                [] if outputs_index is None else _flat(args[outputs_index]),
+                -1 if root_index is None else args[root_index],
             )
             hooks.before(call)
             return hooks, call
@@ -143,5 +146,5 @@ def _flat(tensors: Any) -> list[Any]:
     if not isinstance(tensors, (list, tuple)):
         return [tensors]
     if tensors and isinstance(tensors[0], (list, tuple)):
-        return [one for some in tensors for one in some]
+        return [tensor for inner in tensors for tensor in inner]
     return list(tensors)

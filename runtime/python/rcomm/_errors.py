@@ -1,4 +1,4 @@
-"""The exceptions of `rcomm`'s operations. Each says in one sentence what happened, and which ranks it is about."""
+"""The exceptions of `rcomm`'s operations. Each says in one sentence what happened, and which ranks are concerned."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["Aborted", "Closed", "Error", "InvalidArgument", "Mismatch", "PeerLos
 
 
 class Error(RuntimeError):
-    """The base of all errors. Its own instances are errors of the store, the network, and the like: see `kind`."""
+    """The base of all errors. Errors of no subclass are those of the store, the network, and the like: see `kind`."""
 
     kind: str = "Error"
-    """What kind of error it is, as in Rust: ``Timeout``, ``Store``, ``Io`` and so on."""
+    """The error's kind, by its name in Rust: ``Timeout``, ``Store``, ``Io`` and so on."""
     ranks: list[int] = []  # noqa: RUF012, set in instances
-    """The ranks that it is about, by their numbers in the world."""
+    """The ranks that the error is about, by their numbers in the world."""
     op: str | None = None
     """The operation that failed."""
     seq: int | None = None
-    """Its sequence number in the group."""
+    """The operation's sequence number in the group."""
     group: str | None = None
-    """The group's name."""
+    """The name of the operation's group."""
     _records: str | os.PathLike[str] | None = None
 
     @property
@@ -52,8 +52,8 @@ class Timeout(Error, TimeoutError):
 
 
 class PeerLost(Error, ConnectionError):
-    """The connection to another rank broke, or its process is gone. Or another rank, which the text names, has ended
-    the group because of `ranks`: for instance at its own deadline, before that of this rank."""
+    """The connection to another rank broke, or that rank's process is gone. Or another rank, which the text names, has
+    ended the group because of `ranks`: for instance at its own deadline, before that of this rank."""
 
     @property
     def rank(self) -> int | None:

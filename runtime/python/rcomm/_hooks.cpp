@@ -33,7 +33,7 @@ namespace {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// As in src/native.rs.
+// The constants and types up to `Recorder` repeat those of src/native.rs.
 constexpr uint32_t kLayout = 1;
 enum Ending : uint32_t { kCompleted = 0, kFailed = 1, kUnwatched = 2 };
 
@@ -57,7 +57,7 @@ struct IssuedView {
 struct Operation {
   uint64_t words[3];
   uint32_t waits_for_all;
-  // Its Work shows no end before a wait for it has returned.
+  // 1 if the operation's Work shows no end before a wait for it has returned, else 0.
   uint32_t deferred;
 };
 
@@ -100,35 +100,35 @@ class Watch {
   // Polls the oldest `most` operations, and records those that ended. A Work is queried, and dropped, outside of the
   // lock: it may be the last owner of tensors.
   void sweep(size_t most) {
-    std::vector<Watched> look;
+    std::vector<Watched> oldest;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const size_t count = std::min(most, watched_.size());
-      look.reserve(count);
-      look.assign(watched_.begin(), watched_.begin() + static_cast<std::ptrdiff_t>(count));
+      oldest.reserve(count);
+      oldest.assign(watched_.begin(), watched_.begin() + static_cast<std::ptrdiff_t>(count));
     }
-    for (const Watched& one : look) {
-      if (one.operation.deferred != 0) {
-        if (recorder.is_deferred(one.group, one.operation) == 0) {
-          take(one);
+    for (const Watched& polled : oldest) {
+      if (polled.operation.deferred != 0) {
+        if (recorder.is_deferred(polled.group, polled.operation) == 0) {
+          take(polled);
         }
         continue;
       }
-      const std::optional<Ending> ending = end_of(*one.work);
-      if (ending && take(one)) {
-        recorder.ended(one.group, one.operation, *ending);
+      const std::optional<Ending> ending = end_of(*polled.work);
+      if (ending && take(polled)) {
+        recorder.ended(polled.group, polled.operation, *ending);
       }
     }
   }
 
-  // A wait for a deferred operation returned, or raised.
+  // Records that a wait for a deferred operation returned, or raised.
   void waited(const WorkPtr& work, bool has_returned) {
     Watched found;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      for (const Watched& one : watched_) {
-        if (one.work == work) {
-          found = one;
+      for (const Watched& watched : watched_) {
+        if (watched.work == work) {
+          found = watched;
         }
       }
     }
@@ -180,11 +180,11 @@ class Watch {
   }
 
   // Removes an operation. Returns whether it was still watched: a hook and the thread may poll it at the same time.
-  bool take(const Watched& one) {
+  bool take(const Watched& taken) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (auto at = watched_.begin(); at != watched_.end(); ++at) {
-      if (at->work == one.work && at->operation.words[0] == one.operation.words[0]) {
-        watched_.erase(at);
+    for (auto entry = watched_.begin(); entry != watched_.end(); ++entry) {
+      if (entry->work == taken.work && entry->operation.words[0] == taken.operation.words[0]) {
+        watched_.erase(entry);
         return true;
       }
     }
@@ -195,8 +195,8 @@ class Watch {
     pthread_setname_np(pthread_self(), "rcomm-watcher");
     std::unique_lock<std::mutex> lock(mutex_);
     while (!stop_) {
-      const bool busy = recent_.exchange(false, std::memory_order_relaxed);
-      wake_.wait_for(lock, busy ? kBusy : kIdle, [this] { return stop_; });
+      const bool is_busy = recent_.exchange(false, std::memory_order_relaxed);
+      wake_.wait_for(lock, is_busy ? kBusy : kIdle, [this] { return stop_; });
       if (stop_ || watched_.empty()) {
         continue;
       }
@@ -210,14 +210,15 @@ class Watch {
   std::condition_variable wake_;
   std::deque<Watched> watched_;
   std::thread thread_;
+  // Whether an operation was added since the thread last looked.
   std::atomic<bool> recent_{false};
   bool stop_ = false;
 };
 
 // Never destroyed: PyTorch may call a hook while the process ends.
 Watch& watch() {
-  static Watch* one = new Watch;
-  return *one;
+  static Watch* instance = new Watch;
+  return *instance;
 }
 
 // How many operations under way a hook polls.
@@ -238,7 +239,7 @@ bool on_host(const std::vector<at::Tensor>& tensors) {
   return !tensors.empty() && tensors.front().defined() && tensors.front().is_cpu();
 }
 
-// No error of a hook reaches the job.
+// Runs a part of a hook; no error reaches the job.
 template <typename Act>
 void quietly(Act act) noexcept {
   if (forked.load(std::memory_order_relaxed)) {
@@ -262,9 +263,9 @@ void before(
   watch().sweep(kPolledByHook);
   views(inputs, input_views);
   views(outputs, output_views);
-  const bool host = on_host(inputs) || on_host(outputs);
+  const bool is_on_host = on_host(inputs) || on_host(outputs);
   const IssuedView issued{
-      name, host, op_id, root,
+      name, is_on_host, op_id, root,
       input_views.data(), input_views.size(), output_views.data(), output_views.size()};
   recorder.before(group, &issued);
 }
@@ -282,7 +283,7 @@ void find(void* library, const char* name, Function& function) {
   TORCH_CHECK(function != nullptr, "the module rcomm._native lacks ", name);
 }
 
-// Finds the recorder in the module at `path`, which is loaded. Raises if it is another version's.
+// Finds the recorder in the module at `path`, which is loaded. Raises if the module is of another version of rcomm.
 void load(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
   TORCH_CHECK(library != nullptr, "the module ", path, " is not loaded");
@@ -344,8 +345,8 @@ class Groups {
 };
 
 Groups& groups() {
-  static Groups* all = new Groups;
-  return *all;
+  static Groups* instance = new Groups;
+  return *instance;
 }
 
 void attach(const GroupPtr& pg, int64_t, int64_t address) {
@@ -384,7 +385,7 @@ constexpr std::array<Operator, 20> kOperators{{
     {"alltoall_base_", 19, "input", "output", ""},
 }};
 
-// An operator's number, how many arguments it has, and where those of each kind are; -1: it has none of that kind.
+// An operator's number, how many arguments it has, and the index of each kind of argument; -1 if the operator has none.
 struct Places {
   uint32_t number = 0;
   int64_t arguments = 0;
@@ -399,17 +400,17 @@ Places places(const c10::FunctionSchema& schema) {
   const std::string name = full.substr(full.rfind(':') + 1);
   Places found;
   found.arguments = static_cast<int64_t>(schema.arguments().size());
-  for (const Operator& one : kOperators) {
-    if (name != one.name) {
+  for (const Operator& known : kOperators) {
+    if (name != known.name) {
       continue;
     }
-    found.number = one.number;
-    for (int64_t at = 0; at < found.arguments; ++at) {
-      const std::string& argument = schema.arguments()[static_cast<size_t>(at)].name();
-      found.group = argument == "process_group" ? at : found.group;
-      found.input = argument == one.input ? at : found.input;
-      found.output = argument == one.output ? at : found.output;
-      found.root = argument == one.root ? at : found.root;
+    found.number = known.number;
+    for (int64_t index = 0; index < found.arguments; ++index) {
+      const std::string& argument = schema.arguments()[static_cast<size_t>(index)].name();
+      found.group = argument == "process_group" ? index : found.group;
+      found.input = argument == known.input ? index : found.input;
+      found.output = argument == known.output ? index : found.output;
+      found.root = argument == known.root ? index : found.root;
     }
   }
   return found;
@@ -424,8 +425,8 @@ void tensors(const c10::IValue& value, std::vector<at::Tensor>& into) {
       into.push_back(tensor);
     }
   } else if (value.isList()) {
-    for (const c10::IValue& one : value.toListRef()) {
-      tensors(one, into);
+    for (const c10::IValue& element : value.toListRef()) {
+      tensors(element, into);
     }
   }
 }
@@ -440,11 +441,11 @@ void recorded(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     // Each thread looks an operator's places up once.
     thread_local std::unordered_map<const c10::FunctionSchema*, Places> known;
     const c10::FunctionSchema* schema = &op.schema();
-    auto at = known.find(schema);
-    if (at == known.end()) {
-      at = known.emplace(schema, places(*schema)).first;
+    auto entry = known.find(schema);
+    if (entry == known.end()) {
+      entry = known.emplace(schema, places(*schema)).first;
     }
-    const Places& place_of = at->second;
+    const Places& place_of = entry->second;
     if (place_of.group < 0) {
       return;
     }
@@ -501,11 +502,11 @@ TORCH_LIBRARY(rcomm, library) {
 
 #if !RCOMM_HOOKS
 TORCH_LIBRARY_IMPL(c10d, BackendSelect, library) {
-  for (const Operator& one : kOperators) {
+  for (const Operator& recorded_operator : kOperators) {
     // A version may lack an operator.
-    const c10::OperatorName name(std::string("c10d::") + one.name, "");
+    const c10::OperatorName name(std::string("c10d::") + recorded_operator.name, "");
     if (c10::Dispatcher::singleton().findSchema(name)) {
-      library.impl(one.name, torch::CppFunction::makeFromBoxedFunction<&recorded>());
+      library.impl(recorded_operator.name, torch::CppFunction::makeFromBoxedFunction<&recorded>());
     }
   }
 }

@@ -221,8 +221,8 @@ class ArrayGroup:
 
     Arrays are in the host's memory, in row-major order; operations work in their memory. With ``wait=False`` an
     operation returns a `Work` at once: until that has ended, arrays must not be changed, nor results read.
-    ``timeout`` is in seconds; without it the group's own counts. `rows` lists how many rows (extents of the first
-    dimension) the part of each rank has, where the parts differ.
+    ``timeout`` is in seconds; without it the group's own time-out counts. `rows` lists how many rows the part of each
+    rank has (the extent of its first dimension), where the parts differ.
     """
 
     @property
@@ -240,12 +240,12 @@ class ArrayGroup:
     def all_reduce(
         self, x: Any, op: Any = "sum", *, out: Any = None, timeout: _Timeout = None, wait: bool = True
     ) -> Any:
-        """Every rank's `x` ends as the reduction of all ranks' arrays; with `out`, `out` does, and `x` is unchanged."""
+        """Every rank's `x` (with `out`: `out`, and `x` is unchanged) ends as the reduction of all ranks' arrays."""
 
     def all_reduce_coalesced(
         self, xs: Sequence[Any], op: Any = "sum", *, timeout: _Timeout = None, wait: bool = True
     ) -> Any:
-        """As `all_reduce` for each of several arrays, of any types, as one operation."""
+        """Does what `all_reduce` does, to several arrays of any types, as one operation."""
 
     def reduce(
         self,
@@ -257,10 +257,10 @@ class ArrayGroup:
         timeout: _Timeout = None,
         wait: bool = True,
     ) -> Any:
-        """The root's `x` (or `out`) ends as the reduction of all; returns it there, None elsewhere."""
+        """The root's `x` (or `out`) ends as the reduction of all arrays. Returns it on the root, None elsewhere."""
 
     def broadcast(self, x: Any, root: int = 0, *, timeout: _Timeout = None, wait: bool = True) -> Any:
-        """Every rank's `x` ends as the root's."""
+        """Every rank's `x` ends as a copy of the root's `x`."""
 
     def all_gather(
         self,
@@ -283,7 +283,7 @@ class ArrayGroup:
         timeout: _Timeout = None,
         wait: bool = True,
     ) -> Any:
-        """As `all_gather`, on the root; None elsewhere. All ranks give `rows`, or none does."""
+        """Returns on the root what `all_gather` returns; None elsewhere. All ranks give `rows`, or none does."""
 
     def scatter(
         self,

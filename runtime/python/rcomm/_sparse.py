@@ -24,7 +24,7 @@ def all_reduce(group: Any, tensor: torch.Tensor, op: str) -> Any:
     described = torch.tensor([indices.shape[1], tensor.sparse_dim(), len(extents), *extents])
     lengths = torch.empty(size, dtype=torch.int64)
     group.all_gather_single(lengths, torch.tensor([len(described)])).wait()
-    all_described = [torch.empty(int(n), dtype=torch.int64) for n in lengths]
+    all_described = [torch.empty(int(length), dtype=torch.int64) for length in lengths]
     group.allgather([all_described], [described]).wait()
     for rank, other in enumerate(all_described):
         if other[1:].tolist() != described[1:].tolist():
@@ -33,8 +33,8 @@ def all_reduce(group: Any, tensor: torch.Tensor, op: str) -> Any:
                 f"one of {extents}"
             )
     counts = [int(other[0]) for other in all_described]
-    all_indices = [torch.empty((n, tensor.sparse_dim()), dtype=torch.int64) for n in counts]
-    all_values = [torch.empty((n, *values.shape[1:]), dtype=values.dtype) for n in counts]
+    all_indices = [torch.empty((count, tensor.sparse_dim()), dtype=torch.int64) for count in counts]
+    all_values = [torch.empty((count, *values.shape[1:]), dtype=values.dtype) for count in counts]
     group.allgather([all_indices], [indices.t().contiguous()]).wait()
     work = group.allgather([all_values], [values])
     work.wait()

@@ -96,11 +96,11 @@ class World:
         return self
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """As `rcomm.phase`."""
+        """Does the same as `rcomm.phase`."""
         return phase(name)
 
     def step(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """As `rcomm.step`."""
+        """Does the same as `rcomm.step`."""
         return step(number)
 
     def dump(self) -> str:
@@ -108,8 +108,8 @@ class World:
         return self._native.dump()
 
     def shutdown(self, *, timeout: float | timedelta | None = None) -> None:
-        """Waits for what is pending, then for the other ranks, each for `timeout` at most (the world's time-out, if
-        not given), and ends the world. All ranks call it. A second call does nothing."""
+        """Waits for pending operations, then for the other ranks, each for `timeout` at most (the world's time-out, if
+        not given), and ends the world. All ranks call this. A second call does nothing."""
         _forget(self)
         self._native.shutdown(timeout=timeout)
 
@@ -224,19 +224,19 @@ def step(number: int) -> contextlib.AbstractContextManager[None]:
 async def wait_for(work: Work) -> Any:
     """Waits for an operation without blocking the event loop, and returns its result."""
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
+    has_ended: asyncio.Future[None] = loop.create_future()
 
     def end() -> None:
-        if not ended.done():
-            ended.set_result(None)
+        if not has_ended.done():
+            has_ended.set_result(None)
 
     def notify(_: Work) -> None:
-        # The loop may have been closed since: then no coroutine waits.
+        # The loop may have been closed in the meantime: then no coroutine waits.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(end)
 
     work.add_done_callback(notify)
-    await ended
+    await has_ended
     return work.wait()
 
 

@@ -31,7 +31,7 @@ __all__ = ["phase", "record", "recording", "step", "why", "why_on_signal"]
 
 _log = logging.getLogger("rcomm")
 
-# After PyTorch's own hooks, which have small numbers.
+# Far above the numbers of PyTorch's own hooks.
 _HOOK_ID = 0x7263
 _SWEEPS_PER_SECOND = 20
 _IN_LOADER = "in next() of the data loader"
@@ -93,8 +93,8 @@ def step(number: int) -> None:
     recorder = _recorder
     if recorder is not None:
         recorder.has_own_steps = True
-    for one in _records():
-        one.step(number)
+    for target in _records():
+        target.step(number)
 
 
 def why() -> Report:
@@ -114,12 +114,12 @@ def why() -> Report:
 def why_on_signal(number: int = signal.SIGUSR2) -> None:
     """Prints `why` to standard error whenever this process gets the signal: ``kill -USR2 PID``.
 
-    It works while the main thread waits in PyTorch, where a handler in Python would not run before the wait ends: the
-    interpreter writes each signal into a pipe (``signal.set_wakeup_fd``), and a thread of this module reads it. That
-    needs the interpreter's lock, which PyTorch's waits give up.
+    This works while the main thread waits in PyTorch, where a handler in Python would not run before the wait ends: the
+    interpreter writes each signal into a pipe (``signal.set_wakeup_fd``), and a thread of this module reads the pipe.
+    That needs the interpreter's lock, which PyTorch's waits give up.
 
-    Call it in the main thread; else, and if another library has taken the pipe, as asyncio may, it raises ValueError
-    or RuntimeError. A handler that was set for the signal is replaced.
+    Raises ValueError outside of the main thread, and RuntimeError if another library has taken the pipe, as asyncio
+    may. A handler that was set for the signal is replaced.
     """
     reads, writes = os.pipe()
     for end in (reads, writes):
@@ -136,9 +136,9 @@ def why_on_signal(number: int = signal.SIGUSR2) -> None:
         raise
 
     def answer() -> None:
-        while got := os.read(reads, 512):
+        while numbers := os.read(reads, 512):
             # Other signals come through the same pipe.
-            if number in got:
+            if number in numbers:
                 try:
                     text = str(why())
                 except Exception as error:
@@ -160,8 +160,8 @@ def _name_phase(name: str) -> None:
     recorder = _recorder
     if recorder is not None:
         recorder.phase = name
-    for one in _records():
-        one.phase(name)
+    for target in _records():
+        target.phase(name)
 
 
 def _own_world() -> World | None:
@@ -177,7 +177,7 @@ def _ring() -> Ring | None:
 
 def _records() -> list[Ring | World]:
     """The objects that record phases and steps: the recorder's ring, and the world of the backend "rcomm"."""
-    return [one for one in (_ring(), _own_world()) if one is not None]
+    return [target for target in (_ring(), _own_world()) if target is not None]
 
 
 class _Recorder:
@@ -199,12 +199,12 @@ class _Recorder:
         self.has_own_steps = False
         self.watches_program = False
         # Whether an exception has ended the program.
-        self.raised = False
+        self.has_raised = False
         self.ended = threading.Event()
         self.watcher: threading.Thread | None = None
         # The operators of the hooks in C++; None if those are not used.
         self.native: Any = None
-        # On a PyTorch without hooks, if none in C++ were built: kernels in Python.
+        # The kernels in Python, on a PyTorch without hooks; None if they are not used.
         self.dispatch: Dispatch | None = None
         self.wait_observers: list[Callable[[Any, bool], None]] = []
 
@@ -223,14 +223,14 @@ class _Recorder:
         self.attach_known()
 
     def install_without_hooks(self) -> None:
-        """For PyTorch 2.5 to 2.14: attaches to groups where Python makes them."""
+        """Attaches to groups where Python makes them, as PyTorch 2.5 to 2.14 needs."""
         c10d = self.c10d
         make = c10d._new_process_group_helper
 
         @functools.wraps(make)
         def make_and_attach(size: int, rank: int, ranks: list[int], *args: Any, **kwargs: Any) -> Any:
             made = make(size, rank, ranks, *args, **kwargs)
-            # Before the caller's first operation on it. The default group is made with no ranks.
+            # The caller's first operation on the group comes later. The default group is made with no ranks.
             pg = made[0] if isinstance(made, tuple) else made
             if isinstance(pg, c10d.ProcessGroup):
                 _quietly(self.attach, pg, list(ranks) or list(range(size)))
@@ -246,7 +246,7 @@ class _Recorder:
                 _quietly(self.attach_known)
                 return made
 
-            # The package torch.distributed has it by name, too.
+            # The package torch.distributed has the function by name, too.
             for module in (c10d, sys.modules.get("torch.distributed")):
                 if getattr(module, "split_group", None) is split:
                     module.split_group = split_and_attach
@@ -312,7 +312,7 @@ class _Recorder:
         """Whether PyTorch's own backends make the group's Works. Of a Work written in Python, the hooks in C++ would
         see only that a wait returned."""
         module_of_torch, backends = self.c10d.Work.__module__, _backends_of(pg)
-        return bool(backends) and all(type(one).__module__ == module_of_torch for one in backends)
+        return bool(backends) and all(type(backend).__module__ == module_of_torch for backend in backends)
 
     def open(self, pg: Any) -> Ring:
         """The ring of this rank, made with its first group, which has all ranks of the world."""
@@ -355,7 +355,7 @@ class _Recorder:
             self.native = torch.ops.rcomm
 
     def native_waited(self, work: Any, has_returned: bool) -> None:
-        # Of an operation that is not deferred, the hooks in C++ see the end by themselves.
+        # The hooks in C++ see by themselves the end of an operation that is not deferred.
         if self.ring.deferred():
             self.native.waited(work.boxed(), has_returned)
 
@@ -403,17 +403,17 @@ class _Recorder:
         groups.monitored_barrier = recorded
 
     def watch_works(self) -> None:
-        """For hooks in Python: polls the operations under way on a thread."""
+        """Polls the operations under way on a thread, as the hooks in Python need."""
         if self.watcher is not None:
             return
         ring = self.ring
 
-        def look() -> None:
+        def poll() -> None:
             while not self.ended.wait(1 / _SWEEPS_PER_SECOND):
                 if ring.under_way():
                     ring.sweep()
 
-        self.watcher = threading.Thread(target=look, name="rcomm-watcher", daemon=True)
+        self.watcher = threading.Thread(target=poll, name="rcomm-watcher", daemon=True)
         self.watcher.start()
 
     def watch_loader(self) -> None:
@@ -440,8 +440,8 @@ class _Recorder:
                 steps = self.steps.get(id(optimizer), 0) + 1
                 self.steps[id(optimizer)] = steps
                 if steps >= max(self.steps.values()):
-                    for one in _records():
-                        one.step(steps)
+                    for target in _records():
+                        target.step(steps)
 
         register_optimizer_step_post_hook(count)
 
@@ -456,15 +456,15 @@ class _Recorder:
         atexit.register(lambda: _quietly(self.end))
 
     def note_exception(self, kind: type[BaseException], error: BaseException) -> None:
-        self.raised = True
+        self.has_raised = True
         for hooks in self.hooks.values():
             hooks.refused()
         lines = str(error).strip().splitlines()
         self.name_phase(f"raised {kind.__name__}: {lines[0]}" if lines else f"raised {kind.__name__}")
 
     def end(self) -> None:
-        """At the interpreter's end. The ring of a process that then exits with 0 is closed if no operation is under
-        way, whether the program has destroyed its groups or not."""
+        """Ends the recording when the interpreter ends. The ring of a process that then exits with 0 is closed if no
+        operation is under way, whether the program has destroyed its groups or not."""
         self.ended.set()
         if self.watcher is not None:
             self.watcher.join(timeout=0.5)
@@ -480,15 +480,15 @@ class _Recorder:
         under_way = self.sweep()
         # An operation that the program did not wait for may end after its last line.
         deadline = time.monotonic() + _END_TIME
-        while under_way and not self.raised and time.monotonic() < deadline:
+        while under_way and not self.has_raised and time.monotonic() < deadline:
             time.sleep(0.01)
             under_way = self.sweep()
         if self.native is not None:
             self.native.stop()
-        if under_way and not self.raised:
+        if under_way and not self.has_raised:
             noun = "operation" if under_way == 1 else "operations"
             ring.phase(f"ended with {under_way} {noun} under way")
-        ring.exits(closes=not self.raised and not under_way)
+        ring.exits(closes=not self.has_raised and not under_way)
 
     def sweep(self) -> int:
         """Polls the operations under way; returns how many have not ended."""
@@ -520,8 +520,8 @@ def _job() -> str:
     slurm = ".".join(env[key] for key in ("SLURM_JOB_ID", "SLURM_STEP_ID") if env.get(key))
     master = "-".join(env[key] for key in ("MASTER_ADDR", "MASTER_PORT") if env.get(key))
     # "none" is what torchrun sets when it was given no id.
-    named = env.get("RCOMM_JOB") or (torchrun if torchrun != "none" else None)
-    return named or slurm or master or "torch"
+    name = env.get("RCOMM_JOB") or (torchrun if torchrun != "none" else None)
+    return name or slurm or master or "torch"
 
 
 def _library_folders() -> list[str]:
@@ -557,7 +557,7 @@ def _backend_of(pg: Any) -> str:
 
 
 def _timeout_of(pg: Any) -> int:
-    """How long the group's operations may take, in ms; 0 = not known."""
+    """How long the group's operations may take, in ms; 0 if that is not known."""
     try:
         timeout = pg._get_backend(pg._device_types[0]).options._timeout
         return max(0, round(timeout.total_seconds() * 1000))

@@ -1,7 +1,7 @@
 //! Records with which code the process exits.
 //!
-//! Python runs its own exit functions before it knows the code; the C library gives it to functions of `on_exit`. A
-//! process that is killed, that raises a signal against itself, or that calls `_exit` runs none of these.
+//! Python runs its own exit functions before it knows the code; the C library passes the code to functions that were
+//! registered by `on_exit`. A process that a signal kills, or that calls `_exit`, runs none of them.
 
 use crate::ring::RingState;
 use std::ffi::{c_int, c_void};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 unsafe extern "C" {
-    /// glibc's: calls `function` with the exit code and `argument` when the process exits.
+    /// Registers `function` (in glibc), which is called with the exit code and `argument` when the process exits.
     fn on_exit(function: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
 }
 
@@ -19,7 +19,7 @@ unsafe extern "C" {
 /// closes the ring.
 ///
 /// # Errors
-/// If the C library has no memory for it.
+/// If the C library has no memory to register a function.
 pub(crate) fn watch(state: &Arc<RingState>) -> io::Result<()> {
     let state = Arc::into_raw(state.clone());
     // SAFETY: `exited` has the type that `on_exit` calls; it gets a reference of its own to the state, which lives

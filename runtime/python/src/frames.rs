@@ -8,14 +8,14 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 /// The most frames that are examined.
-const DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// The most code objects that are cached; further ones are looked up each time.
-const MOST_CODE: usize = 4_096;
+const MAX_CODE_OBJECTS: usize = 4_096;
 
 /// The classification of a code object.
 #[derive(Clone, Copy, PartialEq)]
 enum Code {
-    /// Of PyTorch, of this package, or of the standard library between the two.
+    /// The code is of PyTorch, of this package, or of the standard library between the two.
     Library,
     Program,
 }
@@ -24,9 +24,9 @@ enum Code {
 pub(crate) struct CallSites {
     /// Folders and files whose code is not the program's.
     library_code: Vec<String>,
-    /// By the address of the code object. The object is kept alive so that no other gets its address.
+    /// Code objects by address. Each is kept alive so that no other object gets its address.
     code: Mutex<HashMap<usize, (Code, Py<PyAny>)>>,
-    /// By the address of the code object, and the line.
+    /// Call sites by the address of the code object, and the line.
     sites: Mutex<HashMap<(usize, u32), CallSiteId>>,
 }
 
@@ -39,17 +39,17 @@ impl CallSites {
         }
     }
 
-    /// The call site, by the calling thread's frames; `None` if none of the innermost [`DEPTH`] is of the program's
-    /// code, or if reading them fails.
+    /// The calling thread's call site; `None` if none of the innermost [`MAX_DEPTH`] frames runs code of the program,
+    /// or if reading them fails.
     pub(crate) fn of_caller(&self, py: Python<'_>, ring: &FlightRecorder) -> Option<CallSiteId> {
         let mut frame = innermost(py)?;
-        for _ in 0..DEPTH {
+        for _ in 0..MAX_DEPTH {
             let code = frame.getattr(intern!(py, "f_code")).ok()?;
-            let (kind, kept) = self.classify(&code)?;
+            let (kind, is_cached) = self.classify(&code)?;
             if kind == Code::Program {
                 let line = frame.getattr(intern!(py, "f_lineno")).ok()?;
                 let line = line.extract::<u32>().unwrap_or(0);
-                return self.site(ring, &code, line, kept);
+                return self.site(ring, &code, line, is_cached);
             }
             frame = frame.getattr(intern!(py, "f_back")).ok()?;
             if frame.is_none() {
@@ -67,15 +67,15 @@ impl CallSites {
         }
         let file = code.getattr(intern!(code.py(), "co_filename")).ok()?;
         let file = file.extract::<String>().ok()?;
-        let library = file.starts_with("<frozen")
+        let is_library = file.starts_with("<frozen")
             || self.library_code.iter().any(|path| file.starts_with(path));
-        let kind = if library {
+        let kind = if is_library {
             Code::Library
         } else {
             Code::Program
         };
         let mut known = self.code.lock().ok()?;
-        let has_space = known.len() < MOST_CODE;
+        let has_space = known.len() < MAX_CODE_OBJECTS;
         if has_space {
             known.insert(address, (kind, code.clone().unbind()));
         }
@@ -87,10 +87,10 @@ impl CallSites {
         ring: &FlightRecorder,
         code: &Bound<'_, PyAny>,
         line: u32,
-        kept: bool,
+        is_cached: bool,
     ) -> Option<CallSiteId> {
         let key = (code.as_ptr().addr(), line);
-        if kept && let Some(site) = self.sites.lock().ok()?.get(&key) {
+        if is_cached && let Some(site) = self.sites.lock().ok()?.get(&key) {
             return Some(*site);
         }
         let py = code.py();
@@ -98,7 +98,7 @@ impl CallSites {
         let file = text(intern!(py, "co_filename"))?;
         let function = text(intern!(py, "co_name")).unwrap_or_default();
         let site = ring.intern_call_site(&file, &function, line);
-        if kept {
+        if is_cached {
             self.sites.lock().ok()?.insert(key, site);
         }
         Some(site)

@@ -25,18 +25,18 @@ struct Named {
     op: OpType,
     /// The name in PyTorch's own records.
     name: &'static str,
-    /// Whether its Work has a future on gloo.
-    future: bool,
-    /// Whether, on gloo, it ends only within a wait for it, so that its Work shows no end before.
-    deferred: bool,
+    /// Whether the operation's Work has a future on gloo.
+    has_future: bool,
+    /// Whether, on gloo, the operation ends only within a wait for it, so that its Work shows no end before.
+    is_deferred: bool,
 }
 
 const fn named(op: OpType, name: &'static str) -> Named {
     Named {
         op,
         name,
-        future: true,
-        deferred: false,
+        has_future: true,
+        is_deferred: false,
     }
 }
 
@@ -44,8 +44,8 @@ const fn without_future(op: OpType, name: &'static str) -> Named {
     Named {
         op,
         name,
-        future: false,
-        deferred: false,
+        has_future: false,
+        is_deferred: false,
     }
 }
 
@@ -53,8 +53,8 @@ const fn deferred(op: OpType, name: &'static str) -> Named {
     Named {
         op,
         name,
-        future: false,
-        deferred: true,
+        has_future: false,
+        is_deferred: true,
     }
 }
 
@@ -91,7 +91,7 @@ const NAMED: [Named; 20] = [
 
 const UNKNOWN: Named = without_future(OpType::Other, "unknown");
 
-/// PyTorch calls no hook for it: `rcomm/torch.py` notes the call of its method.
+/// PyTorch calls no hook for a monitored barrier: `rcomm/torch.py` notes the call of the method.
 const MONITORED_BARRIER: Named = without_future(OpType::MonitoredBarrier, "monitored_barrier");
 
 /// How many operations under way a hook polls.
@@ -99,7 +99,7 @@ const POLLED_BY_HOOK: usize = 4;
 
 /// The name of an operation that is issued.
 pub(crate) enum Name {
-    /// PyTorch's number, as its hooks give it.
+    /// The number that PyTorch's hooks give.
     Number(usize),
     MonitoredBarrier,
 }
@@ -107,11 +107,11 @@ pub(crate) enum Name {
 /// An operation, from the arguments of a hook.
 pub(crate) struct Issued {
     pub(crate) name: Name,
-    /// How long it may take; `None`: the group's time-out.
+    /// How long the operation may take; `None` for the group's time-out.
     pub(crate) timeout: Option<Duration>,
     /// The same in both hooks of an operation.
     pub(crate) op_id: i64,
-    /// The root or the peer, as a rank of the group; negative: none.
+    /// The root or the peer, as a rank of the group; negative if there is none.
     pub(crate) root: i64,
     pub(crate) inputs: Side,
     pub(crate) outputs: Side,
@@ -122,20 +122,20 @@ pub(crate) struct Open {
     op_id: i64,
     thread: ThreadId,
     pub(crate) operation: UnderWay,
-    /// Whether it is a message, and its number among those or among the collectives.
+    /// Whether the operation is a message, and its number among the group's messages or collectives.
     number: (bool, u64),
     on_host: bool,
-    future: bool,
+    has_future: bool,
 }
 
 /// An operation that is under way.
 #[derive(Clone, Copy)]
 pub(crate) struct UnderWay {
     pub(crate) ticket: Ticket,
-    /// Whether no member completes it before all have issued it.
+    /// Whether no member completes the operation before all have issued it.
     pub(crate) waits_for_all: bool,
-    /// Whether its end is visible only in a wait for it.
-    pub(crate) deferred: bool,
+    /// Whether the operation's end is visible only in a wait for it.
+    pub(crate) is_deferred: bool,
 }
 
 /// How an operation ended.
@@ -143,7 +143,7 @@ pub(crate) struct UnderWay {
 pub(crate) enum Ending {
     Completed,
     Failed,
-    /// It is no longer watched.
+    /// The operation is no longer watched.
     Unwatched,
 }
 
@@ -160,7 +160,7 @@ struct Counts {
 impl Counts {
     /// Notes the operations of this thread whose second hook was not called: PyTorch refused them. Readers recognize
     /// such an operation: it failed and was not retired, and the next operation has the same number, since no other
-    /// rank has issued the refused one. If another thread has since taken a later number, this one is not given back.
+    /// rank has issued the refused one. If another thread has taken a later number since, the number is not given back.
     fn refuse(&mut self, ring: &FlightRecorder, thread: ThreadId) {
         let Self {
             collectives,
@@ -169,11 +169,11 @@ impl Counts {
             ..
         } = self;
         // The newest first, so that several numbers are given back.
-        for at in (0..open.len()).rev() {
-            if open[at].thread != thread {
+        for index in (0..open.len()).rev() {
+            if open[index].thread != thread {
                 continue;
             }
-            let refused = open.remove(at);
+            let refused = open.remove(index);
             ring.failed(refused.operation.ticket);
             let (is_p2p, number) = refused.number;
             let count = if is_p2p {
@@ -260,10 +260,10 @@ impl RecordedGroup {
             operation: UnderWay {
                 ticket,
                 waits_for_all: named.op.waits_for() == WaitsFor::All,
-                deferred: named.deferred && on_host,
+                is_deferred: named.is_deferred && on_host,
             },
             on_host,
-            future: named.future,
+            has_future: named.has_future,
         });
     }
 
@@ -279,16 +279,16 @@ impl RecordedGroup {
     /// was not seen.
     pub(crate) fn issued(&self, op_id: i64) -> Option<Open> {
         let mut counts = self.counts();
-        let at = counts.open.iter().position(|open| open.op_id == op_id)?;
-        let open = counts.open.swap_remove(at);
-        if open.operation.deferred {
+        let index = counts.open.iter().position(|open| open.op_id == op_id)?;
+        let open = counts.open.swap_remove(index);
+        if open.operation.is_deferred {
             counts.deferred.push_back(open.operation.ticket);
             let forgotten = match counts.deferred.len() > MAX_DEFERRED {
                 true => counts.deferred.pop_front(),
                 false => None,
             };
             match forgotten.zip(self.shared.ring.get()) {
-                // Nothing will show its end.
+                // Nothing will show this operation's end.
                 Some((oldest, ring)) => ring.retired(oldest),
                 None => {
                     self.shared.deferred.fetch_add(1, Ordering::Relaxed);
@@ -322,7 +322,7 @@ impl RecordedGroup {
             Ending::Unwatched => ring.retired(ticket),
         }
         let passes = operation.waits_for_all && ending == Ending::Completed;
-        if !passes && !operation.deferred {
+        if !passes && !operation.is_deferred {
             return;
         }
         let mut counts = self.counts();
@@ -334,8 +334,8 @@ impl RecordedGroup {
             }
             !passed && *earlier != ticket
         });
-        let gone = before - counts.deferred.len();
-        self.shared.deferred.fetch_sub(gone, Ordering::Relaxed);
+        let removed = before - counts.deferred.len();
+        self.shared.deferred.fetch_sub(removed, Ordering::Relaxed);
     }
 }
 
@@ -402,7 +402,7 @@ impl GroupHooks {
             operation: open.operation,
             work: work.unbind(),
             on_host: open.on_host,
-            future: open.future,
+            has_future: open.has_future,
         };
         shared.pending.push(watched);
         Ok(())
@@ -411,12 +411,12 @@ impl GroupHooks {
 
 #[pymethods]
 impl GroupHooks {
-    /// Before an operation is issued.
+    /// Records that an operation is about to be issued.
     fn before(&self, args: &Bound<'_, PyAny>) {
         quietly(|| self.read(args));
     }
 
-    /// After an operation was issued.
+    /// Watches an operation that was issued.
     fn after(&self, args: &Bound<'_, PyAny>) {
         quietly(|| self.watch(args));
     }
@@ -459,7 +459,7 @@ impl GroupHooks {
         });
     }
 
-    /// Records that PyTorch refused the operation whose first hook alone was called by the calling thread, if there is
+    /// Records that PyTorch refused the operation for which the calling thread called the first hook only, if there is
     /// one. Called when an exception ends the program.
     fn refused(&self) {
         self.0.refuse_open();

@@ -13,9 +13,9 @@
 //! | `exit` | the process's exit code |
 //! | `frames` | which line of the program called |
 //! | `process_group` | `torch.distributed`'s backend "rcomm" |
-//! | `arrays` | the module `rcomm` for numpy and what has DLPack |
+//! | `arrays` | the module `rcomm` for numpy and every library that has DLPack |
 //! | `tables` | tables of a report in Arrow's layout |
-//! | `pending` | operations under way, until they are seen to end |
+//! | `pending` | watches operations until they are seen to end |
 
 mod arrays;
 mod exit;

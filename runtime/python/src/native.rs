@@ -2,8 +2,8 @@
 //!
 //! The C++ file is compiled for one version of PyTorch, by one explicit command, and reads PyTorch's
 //! arguments; everything else is done here, so that its hooks record the same as those in Python. Its
-//! declarations repeat the types of this file; `LAYOUT` detects a library that was built for other versions
-//! of them.
+//! declarations repeat the types of this file; `LAYOUT` detects a library that was built for another version
+//! of these types.
 
 use crate::hooks::{Ending, Issued, Name, RecordedGroup, UnderWay};
 use crate::tensors::Side;
@@ -18,11 +18,11 @@ const LAYOUT: u32 = 1;
 /// A tensor as C++ passes it.
 #[repr(C)]
 pub(crate) struct TensorView {
-    /// PyTorch's name of the element type, as `Float`; ends with a zero byte.
+    /// PyTorch's name of the element type, such as `Float`; ends with a zero byte.
     dtype: *const c_char,
-    /// Its extents.
+    /// The tensor's extents.
     extents: *const i64,
-    /// How many there are.
+    /// The number of extents.
     dimensions: usize,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct OperationView {
     words: [u64; 3],
     /// [`UnderWay::waits_for_all`], 0 or 1.
     waits_for_all: u32,
-    /// [`UnderWay::deferred`], 0 or 1.
+    /// [`UnderWay::is_deferred`], 0 or 1.
     deferred: u32,
 }
 
@@ -57,11 +57,12 @@ impl OperationView {
         UnderWay {
             ticket: Ticket::of_words(self.words),
             waits_for_all: self.waits_for_all != 0,
-            deferred: self.deferred != 0,
+            is_deferred: self.deferred != 0,
         }
     }
 }
 
+/// Runs a part of the recording; returns `otherwise` if it gives nothing or panics.
 fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
     catch_unwind(AssertUnwindSafe(run))
         .ok()
@@ -69,7 +70,7 @@ fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
         .unwrap_or(otherwise)
 }
 
-/// Which layout of these types and functions this library has.
+/// Returns which layout of these types and functions this library has.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn rcomm_python_layout() -> u32 {
     LAYOUT
@@ -139,7 +140,7 @@ pub(crate) unsafe extern "C" fn rcomm_python_after(
         Some(OperationView {
             words: operation.ticket.to_words(),
             waits_for_all: operation.waits_for_all.into(),
-            deferred: operation.deferred.into(),
+            deferred: operation.is_deferred.into(),
         })
     })
 }
@@ -188,8 +189,8 @@ pub(crate) unsafe extern "C" fn rcomm_python_ended(
 /// The call site, if the calling thread is one of Python's and the interpreter has not begun to end.
 fn call_site(find: impl FnOnce(Python<'_>) -> Option<CallSiteId>) -> Option<CallSiteId> {
     // SAFETY: the function reads a value of the calling thread, and may be called without the interpreter's lock.
-    let of_python = unsafe { !pyo3::ffi::PyGILState_GetThisThreadState().is_null() };
-    of_python
+    let is_python_thread = unsafe { !pyo3::ffi::PyGILState_GetThisThreadState().is_null() };
+    is_python_thread
         .then(|| Python::try_attach(find))
         .flatten()
         .flatten()

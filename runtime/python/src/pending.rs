@@ -1,8 +1,8 @@
 //! Operations under way, until they are seen to end.
 //!
-//! Each keeps its `Work`, which the hooks of later operations poll, and a thread 20 times a second. A wait for it that
-//! has returned shows its end as well. No call to Python is made under the lock: such a call may give the interpreter
-//! to a thread that wants the lock.
+//! Each operation keeps its `Work`, which the hooks of later operations poll, and a thread 20 times a second. A wait
+//! for the operation that has returned shows its end as well. No call to Python is made under the lock: such a call may
+//! give the interpreter to a thread that wants the lock.
 
 use crate::hooks::{Ending, RecordedGroup, UnderWay};
 use pyo3::intern;
@@ -13,23 +13,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The most operations that are watched; if there are more, the oldest is no longer watched.
-const MOST: usize = 8_192;
+const MAX_WATCHED: usize = 8_192;
 
 /// An operation under way.
 pub(crate) struct Watched {
     pub(crate) group: Arc<RecordedGroup>,
     pub(crate) operation: UnderWay,
     pub(crate) work: Py<PyAny>,
-    /// Whether its tensors are in the host's memory, so that it has ended when a wait for it returns.
+    /// Whether the tensors are in the host's memory, so that the operation has ended when a wait for it returns.
     pub(crate) on_host: bool,
-    /// Whether its Work may have a future, which holds errors.
-    pub(crate) future: bool,
+    /// Whether the Work may have a future, which holds errors.
+    pub(crate) has_future: bool,
 }
 
 impl Watched {
     /// Whether a later operation proved that no member is missing in this one, whose end was not seen.
     fn has_passed(&self) -> bool {
-        self.operation.deferred && !self.group.is_deferred(self.operation.ticket)
+        self.operation.is_deferred && !self.group.is_deferred(self.operation.ticket)
     }
 }
 
@@ -51,10 +51,11 @@ impl Pending {
 
     pub(crate) fn push(&self, watched: Watched) {
         let dropped = {
-            let mut all = self.lock();
-            all.push_back(watched);
-            let dropped = (all.len() > MOST).then(|| all.pop_front()).flatten();
-            self.count.store(all.len(), Ordering::Relaxed);
+            let mut pending = self.lock();
+            pending.push_back(watched);
+            let is_full = pending.len() > MAX_WATCHED;
+            let dropped = is_full.then(|| pending.pop_front()).flatten();
+            self.count.store(pending.len(), Ordering::Relaxed);
             dropped
         };
         if let Some(dropped) = dropped {
@@ -70,27 +71,30 @@ impl Pending {
         }
         let mut passed = VecDeque::new();
         let works: Vec<(Py<PyAny>, bool)> = {
-            let mut all = self.lock();
-            if all.iter().any(Watched::has_passed) {
-                let (gone, left) = all.drain(..).partition(Watched::has_passed);
-                (passed, *all) = (gone, left);
-                self.count.store(all.len(), Ordering::Relaxed);
+            let mut pending = self.lock();
+            if pending.iter().any(Watched::has_passed) {
+                let (removed, kept) = pending.drain(..).partition(Watched::has_passed);
+                (passed, *pending) = (removed, kept);
+                self.count.store(pending.len(), Ordering::Relaxed);
             }
-            let oldest = all.iter().filter(|one| !one.operation.deferred).take(most);
-            oldest
-                .map(|one| (one.work.clone_ref(py), one.future))
+            let polled = pending
+                .iter()
+                .filter(|watched| !watched.operation.is_deferred);
+            polled
+                .take(most)
+                .map(|watched| (watched.work.clone_ref(py), watched.has_future))
                 .collect()
         };
         // Dropped outside of the lock: a Work may be the last owner of tensors.
         drop(passed);
-        for (work, future) in works {
+        for (work, has_future) in works {
             let work = work.bind(py);
             let ended = work
                 .call_method0(intern!(py, "is_completed"))
                 .and_then(|ended| ended.is_truthy());
             match ended {
                 Ok(false) => {}
-                Ok(true) if future && future_failed(work) => self.end(work, Ending::Failed),
+                Ok(true) if has_future && future_failed(work) => self.end(work, Ending::Failed),
                 Ok(true) => self.end(work, Ending::Completed),
                 // The state of such a Work is unknown from now on.
                 Err(_) => self.end(work, Ending::Unwatched),
@@ -101,51 +105,52 @@ impl Pending {
     /// Notes that a wait for this Work returned, or raised.
     pub(crate) fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, has_returned: bool) {
         let on_host = {
-            let all = self.lock();
-            let mut newest_first = all.iter().rev();
+            let pending = self.lock();
+            let mut newest_first = pending.iter().rev();
             newest_first
-                .find(|one| one.work.is(work))
-                .map(|one| one.on_host)
+                .find(|watched| watched.work.is(work))
+                .map(|watched| watched.on_host)
         };
         let Some(on_host) = on_host else {
             return;
         };
-        let ended = |work: &Bound<'_, PyAny>| {
-            let asked = work.call_method0(intern!(py, "is_completed"));
-            asked.and_then(|ended| ended.is_truthy()).unwrap_or(false)
+        let has_ended = |work: &Bound<'_, PyAny>| {
+            let is_completed = work.call_method0(intern!(py, "is_completed"));
+            let is_completed = is_completed.and_then(|completed| completed.is_truthy());
+            is_completed.unwrap_or(false)
         };
         match has_returned {
             // On a device, a wait returns as soon as the stream is set to wait.
-            true if on_host || ended(work) => self.end(work, Ending::Completed),
+            true if on_host || has_ended(work) => self.end(work, Ending::Completed),
             true => {}
             false => self.end(work, Ending::Failed),
         }
     }
 
-    fn end(&self, work: &Bound<'_, PyAny>, how: Ending) {
+    fn end(&self, work: &Bound<'_, PyAny>, ending: Ending) {
         let taken = {
-            let mut all = self.lock();
-            let at = all.iter().position(|one| one.work.is(work));
-            let taken = at.and_then(|at| all.remove(at));
-            self.count.store(all.len(), Ordering::Relaxed);
+            let mut pending = self.lock();
+            let index = pending.iter().position(|watched| watched.work.is(work));
+            let taken = index.and_then(|index| pending.remove(index));
+            self.count.store(pending.len(), Ordering::Relaxed);
             taken
         };
         // Dropped here, outside of the lock: the Work may be the last owner of tensors.
         if let Some(taken) = taken {
-            taken.group.ended(taken.operation, how);
+            taken.group.ended(taken.operation, ending);
         }
     }
 }
 
-/// Whether the future of a Work that has ended holds an error. The call neither waits nor synchronizes a stream.
+/// Whether the future of a Work that has ended holds an error. Neither waits nor synchronizes a stream.
 fn future_failed(work: &Bound<'_, PyAny>) -> bool {
     let py = work.py();
     let Ok(future) = work.call_method0(intern!(py, "get_future")) else {
         // Some Works have no future: those of gloo's sends, receives and reduce_scatter.
         return false;
     };
-    let done = future
+    let is_done = future
         .call_method0(intern!(py, "done"))
         .and_then(|done| done.is_truthy());
-    matches!(done, Ok(true)) && future.call_method0(intern!(py, "value")).is_err()
+    matches!(is_done, Ok(true)) && future.call_method0(intern!(py, "value")).is_err()
 }

@@ -25,6 +25,7 @@ pub(crate) struct RingState {
     pub(crate) deferred: AtomicUsize,
     /// Whether the ring is closed if the process exits with code 0.
     pub(crate) closes: AtomicBool,
+    /// The number of groups added so far.
     groups: AtomicU32,
 }
 
@@ -138,7 +139,8 @@ impl Ring {
 
     /// States that the process exits next: its exit code is recorded as soon as it is known, which is after the last
     /// Python code has run. With code 0 the ring is closed, if `closes`: the last rank of a host to do so removes the
-    /// files of all. Later records do no harm. Raises OSError if the system takes no function to call at the exit.
+    /// files of all its ranks. Later records do no harm. Raises OSError if the system takes no function to call at the
+    /// exit.
     fn exits(&self, closes: bool) -> PyResult<()> {
         self.0.closes.store(closes, Ordering::Relaxed);
         exit::watch(&self.0).map_err(|error| PyOSError::new_err(error.to_string()))

@@ -67,7 +67,7 @@ pub(crate) struct Table {
     batch: RecordBatch,
 }
 
-/// The tables in the output of `rcomm-fr analyze --format columns`, in its order.
+/// The tables in the output of `rcomm-fr analyze --format columns`, in the order of the output.
 #[pyfunction]
 pub(crate) fn read_tables(py: Python<'_>, text: &[u8]) -> PyResult<Vec<Table>> {
     py.detach(|| read(text)).map_err(PyValueError::new_err)
@@ -76,8 +76,8 @@ pub(crate) fn read_tables(py: Python<'_>, text: &[u8]) -> PyResult<Vec<Table>> {
 fn read(text: &[u8]) -> Result<Vec<Table>, String> {
     let document: Document = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if document.schema != SCHEMA {
-        let other = document.schema;
-        return Err(format!("{SCHEMA} is expected, and this is {other}"));
+        let found = document.schema;
+        return Err(format!("{SCHEMA} is expected, and this is {found}"));
     }
     let tables = document.tables.into_iter();
     tables.map(Table::from_values).collect()
@@ -101,7 +101,7 @@ impl Table {
     }
 }
 
-fn wrong(error: arrow_schema::ArrowError) -> PyErr {
+fn value_error(error: arrow_schema::ArrowError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
@@ -177,7 +177,7 @@ impl Table {
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        let schema = FFI_ArrowSchema::try_from(&*self.batch.schema()).map_err(wrong)?;
+        let schema = FFI_ArrowSchema::try_from(&*self.batch.schema()).map_err(value_error)?;
         capsule(py, "arrow_schema", schema)
     }
 
@@ -190,7 +190,7 @@ impl Table {
         // The interface lets a producer ignore the schema that was requested.
         drop(requested_schema);
         let (array, schema) =
-            to_ffi(&StructArray::from(self.batch.clone()).to_data()).map_err(wrong)?;
+            to_ffi(&StructArray::from(self.batch.clone()).to_data()).map_err(value_error)?;
         Ok((
             capsule(py, "arrow_schema", schema)?,
             capsule(py, "arrow_array", array)?,

@@ -36,8 +36,8 @@ impl Types {
     /// The element type; `Other` for one that is not supported.
     pub(crate) fn of(&self, dtype: &Bound<'_, PyAny>) -> DType {
         let address = dtype.as_ptr().addr();
-        let known = |types: &Self| types.0.lock().ok()?.get(&address).copied();
-        known(self).unwrap_or_else(|| {
+        let cached = |types: &Self| types.0.lock().ok()?.get(&address).copied();
+        cached(self).unwrap_or_else(|| {
             let name = dtype.str().map(|name| name.to_string()).unwrap_or_default();
             let found = NAMES.iter().find(|(known, _)| *known == name);
             let dtype = found.map_or(DType::Other, |&(_, dtype)| dtype);
@@ -50,7 +50,7 @@ impl Types {
 }
 
 /// The most tensors of one side that are read: DDP and FSDP pass one.
-const MOST: usize = 1_024;
+const MAX_TENSORS: usize = 1_024;
 
 /// The tensors of one side of an operation.
 #[derive(Default)]
@@ -64,12 +64,12 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Reads the first [`MOST`] tensors of a list.
+    /// Reads the first [`MAX_TENSORS`] tensors of a list.
     pub(crate) fn read(list: &Bound<'_, PyAny>, types: &Types) -> PyResult<Self> {
         let py = list.py();
         let mut side = Self::default();
         let list = list.cast::<pyo3::types::PyList>()?;
-        for tensor in list.iter().take(MOST) {
+        for tensor in list.iter().take(MAX_TENSORS) {
             if side.types.is_empty() {
                 side.on_host = tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()?;
             }
@@ -96,7 +96,7 @@ impl Side {
     /// Adds a tensor by PyTorch's name of its element type and its extents; tensors beyond the limit are left
     /// out.
     pub(crate) fn push(&mut self, dtype: &str, extents: &[i64]) {
-        if self.types.len() < MOST {
+        if self.types.len() < MAX_TENSORS {
             self.types
                 .push(DType::from_name(dtype).unwrap_or(DType::Other));
             self.dimensions.push(extents.len());
@@ -111,8 +111,8 @@ impl Side {
     pub(crate) fn tensors(&self) -> Vec<Tensor<'_>> {
         let mut rest = &self.extents[..];
         let tensor = |(&dtype, &dimensions): (&DType, &usize)| {
-            let (shape, others) = rest.split_at(dimensions);
-            rest = others;
+            let (shape, extents_after) = rest.split_at(dimensions);
+            rest = extents_after;
             Tensor { dtype, shape }
         };
         self.types

@@ -21,7 +21,7 @@ pytest_plugins = ["pytester"]
 
 TIME_LIMIT = 120
 
-# Whether PyTorch has hooks, as 2.15 and later: the backend needs what came with them.
+# Whether PyTorch has hooks, as 2.15 and later do: the backend needs other parts of these versions, too.
 HAS_HOOKS = hasattr(torch.distributed.ProcessGroup, "register_pre_hook")
 collect_ignore = [] if HAS_HOOKS else ["test_backend.py"]
 
@@ -78,7 +78,7 @@ class Job:
             code = 0
         except BaseException as error:
             traceback.print_exc()
-            # As the interpreter does with an exception that is not caught.
+            # The interpreter does the same with an exception that is not caught.
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             import rcomm.torch
@@ -140,8 +140,8 @@ def job(
         return jobs[-1]
 
     yield start
-    for one in jobs:
-        one.end()
+    for started in jobs:
+        started.end()
 
 
 @pytest.fixture

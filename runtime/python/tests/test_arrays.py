@@ -80,43 +80,43 @@ def test_operations_work_in_the_memory_of_any_array(ranks, kind, wait):
     make, read = next((make, read) for name, make, read in kinds() if name == kind)
 
     def body(world):
-        g = world.group
-        x = make([1.0 + g.rank, 2.0, 3.0, 4.0])
+        group = world.group
+        data = make([1.0 + group.rank, 2.0, 3.0, 4.0])
 
         def run(operation, *args, **kwargs):
             done = operation(*args, wait=wait, **kwargs)
             return done if wait else done.wait()
 
-        assert run(g.all_reduce, x) is x
-        assert read(x) == [6.0, 6.0, 9.0, 12.0]
+        assert run(group.all_reduce, data) is data
+        assert read(data) == [6.0, 6.0, 9.0, 12.0]
         out = make([0.0] * 4)
-        assert run(g.all_reduce, x, "max", out=out) is out
-        assert read(out) == read(x) == [6.0, 6.0, 9.0, 12.0]
-        own = make([float(g.rank)] * 2)
+        assert run(group.all_reduce, data, "max", out=out) is out
+        assert read(out) == read(data) == [6.0, 6.0, 9.0, 12.0]
+        own = make([float(group.rank)] * 2)
         whole = make([9.0] * 6)
-        assert run(g.all_gather, own, out=whole) is whole
+        assert run(group.all_gather, own, out=whole) is whole
         assert read(whole) == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
         part = make([0.0] * 2)
-        run(g.reduce_scatter, whole, out=part)
-        assert read(part) == [3.0 * g.rank] * 2
-        run(g.all_to_all, make([float(g.rank)] * 3), out=(swapped := make([9.0] * 3)))
+        run(group.reduce_scatter, whole, out=part)
+        assert read(part) == [3.0 * group.rank] * 2
+        run(group.all_to_all, make([float(group.rank)] * 3), out=(swapped := make([9.0] * 3)))
         assert read(swapped) == [0.0, 1.0, 2.0]
-        assert run(g.broadcast, part, 2) is part
+        assert run(group.broadcast, part, 2) is part
         assert read(part) == [6.0] * 2
-        result = run(g.reduce, x, 1, rcomm.premul_sum(0.5))
-        assert result is (x if g.rank == 1 else None)
-        assert read(x) == ([9.0, 9.0, 13.5, 18.0] if g.rank == 1 else [6.0, 6.0, 9.0, 12.0])
-        result = run(g.gather, own, 2, out=whole if g.rank == 2 else None)
-        assert result is (whole if g.rank == 2 else None)
-        run(g.scatter, whole if g.rank == 0 else None, 0, out=part)
-        assert read(part) == [float(g.rank)] * 2
-        run(g.barrier)
-        if g.rank == 0:
-            run(g.send, x, 1, tag=7)
-        elif g.rank == 1:
-            assert run(g.recv, out, rcomm.ANY, tag=7) == 0
+        result = run(group.reduce, data, 1, rcomm.premul_sum(0.5))
+        assert result is (data if group.rank == 1 else None)
+        assert read(data) == ([9.0, 9.0, 13.5, 18.0] if group.rank == 1 else [6.0, 6.0, 9.0, 12.0])
+        result = run(group.gather, own, 2, out=whole if group.rank == 2 else None)
+        assert result is (whole if group.rank == 2 else None)
+        run(group.scatter, whole if group.rank == 0 else None, 0, out=part)
+        assert read(part) == [float(group.rank)] * 2
+        run(group.barrier)
+        if group.rank == 0:
+            run(group.send, data, 1, tag=7)
+        elif group.rank == 1:
+            assert run(group.recv, out, rcomm.ANY, tag=7) == 0
             assert read(out) == [6.0, 6.0, 9.0, 12.0]
-        run(g.all_reduce_coalesced, [x, part])
+        run(group.all_reduce_coalesced, [data, part])
         assert read(part) == [3.0] * 2
 
     assert ranks(3, body).wait() == [0, 0, 0]
@@ -124,41 +124,41 @@ def test_operations_work_in_the_memory_of_any_array(ranks, kind, wait):
 
 def test_results_are_new_arrays_of_the_library_of_the_input(ranks):
     def body(world):
-        g = world.group
-        x = np.arange(6, dtype=np.int64).reshape(3, 2) + 10 * g.rank
-        y = g.all_gather(x)
-        assert isinstance(y, np.ndarray) and y.shape == (2, 3, 2) and y.dtype == np.int64
-        assert (y[1] == np.arange(6).reshape(3, 2) + 10).all()
-        t = g.all_gather(torch.full((2,), g.rank, dtype=torch.bfloat16))
-        assert isinstance(t, torch.Tensor) and t.dtype == torch.bfloat16
-        assert t.tolist() == [[0.0, 0.0], [1.0, 1.0]]
-        assert g.reduce_scatter(np.ones((4, 2), np.complex64)).shape == (2, 2)
+        group = world.group
+        data = np.arange(6, dtype=np.int64).reshape(3, 2) + 10 * group.rank
+        joined = group.all_gather(data)
+        assert isinstance(joined, np.ndarray) and joined.shape == (2, 3, 2) and joined.dtype == np.int64
+        assert (joined[1] == np.arange(6).reshape(3, 2) + 10).all()
+        gathered_tensor = group.all_gather(torch.full((2,), group.rank, dtype=torch.bfloat16))
+        assert isinstance(gathered_tensor, torch.Tensor) and gathered_tensor.dtype == torch.bfloat16
+        assert gathered_tensor.tolist() == [[0.0, 0.0], [1.0, 1.0]]
+        assert group.reduce_scatter(np.ones((4, 2), np.complex64)).shape == (2, 2)
         # Rows that differ: rank 0 has one, rank 1 two.
-        own = np.full((g.rank + 1, 2), g.rank, np.float16)
-        assert g.all_gather(own, rows=[1, 2]).tolist() == [[0, 0], [1, 1], [1, 1]]
-        gathered = g.gather(own, 1, rows=[1, 2])
-        assert gathered is None if g.rank == 0 else gathered.tolist() == [[0, 0], [1, 1], [1, 1]]
-        part = g.reduce_scatter(np.ones((3, 2)), rows=[1, 2])
-        assert part.tolist() == [[2.0, 2.0]] * (g.rank + 1)
-        whole = np.arange(6.0).reshape(3, 2) if g.rank == 1 else None
-        out = None if g.rank == 1 else np.empty((1, 2))
-        part = g.scatter(whole, 1, rows=[1, 2], out=out)
-        assert part.tolist() == ([[0.0, 1.0]] if g.rank == 0 else [[2.0, 3.0], [4.0, 5.0]])
+        own = np.full((group.rank + 1, 2), group.rank, np.float16)
+        assert group.all_gather(own, rows=[1, 2]).tolist() == [[0, 0], [1, 1], [1, 1]]
+        gathered = group.gather(own, 1, rows=[1, 2])
+        assert gathered is None if group.rank == 0 else gathered.tolist() == [[0, 0], [1, 1], [1, 1]]
+        part = group.reduce_scatter(np.ones((3, 2)), rows=[1, 2])
+        assert part.tolist() == [[2.0, 2.0]] * (group.rank + 1)
+        whole = np.arange(6.0).reshape(3, 2) if group.rank == 1 else None
+        out = None if group.rank == 1 else np.empty((1, 2))
+        part = group.scatter(whole, 1, rows=[1, 2], out=out)
+        assert part.tolist() == ([[0.0, 1.0]] if group.rank == 0 else [[2.0, 3.0], [4.0, 5.0]])
         # Rank r sends r + 1 rows to rank 0 and one to rank 1, and the ranks tell each other.
-        rows = [g.rank + 1, 1]
-        got = g.all_to_all(np.full((sum(rows), 1), g.rank), rows=rows)
-        assert got.ravel().tolist() == ([0, 1, 1] if g.rank == 0 else [0, 1])
-        assert g.all_to_all(np.arange(4).reshape(2, 2) + 10 * g.rank).tolist() == [
-            [2 * g.rank, 2 * g.rank + 1],
-            [10 + 2 * g.rank, 11 + 2 * g.rank],
+        rows = [group.rank + 1, 1]
+        received = group.all_to_all(np.full((sum(rows), 1), group.rank), rows=rows)
+        assert received.ravel().tolist() == ([0, 1, 1] if group.rank == 0 else [0, 1])
+        assert group.all_to_all(np.arange(4).reshape(2, 2) + 10 * group.rank).tolist() == [
+            [2 * group.rank, 2 * group.rank + 1],
+            [10 + 2 * group.rank, 11 + 2 * group.rank],
         ]
-        assert g.all_reduce(np.array(2.5)).item() == 5.0
-        assert g.all_reduce(np.empty((0, 3))).shape == (0, 3)
+        assert group.all_reduce(np.array(2.5)).item() == 5.0
+        assert group.all_reduce(np.empty((0, 3))).shape == (0, 3)
         # An array that must not be written can be an input.
         frozen = np.ones(2)
         frozen.flags.writeable = False
-        assert g.all_reduce(frozen, out=np.empty(2)).tolist() == [2.0, 2.0]
-        assert g.all_gather(b"ab", out=bytearray(4)) == bytearray(b"abab")
+        assert group.all_reduce(frozen, out=np.empty(2)).tolist() == [2.0, 2.0]
+        assert group.all_gather(b"ab", out=bytearray(4)) == bytearray(b"abab")
 
     assert ranks(2, body).wait() == [0, 0]
 
@@ -168,9 +168,9 @@ def test_every_element_type_is_summed(ranks):
 
     def body(world):
         for name in names.split():
-            x = np.full(3, world.rank + 1, name)
-            world.group.all_reduce(x)
-            assert (x == 3).all(), name
+            values = np.full(3, world.rank + 1, name)
+            world.group.all_reduce(values)
+            assert (values == 3).all(), name
         flags = np.array([world.rank == 1, False])
         world.group.all_reduce(flags, "max")
         assert flags.tolist() == [True, False]
@@ -180,29 +180,29 @@ def test_every_element_type_is_summed(ranks):
 
 def test_objects_travel_as_json_and_by_pickle_only_where_both_sides_ask(ranks):
     def body(world):
-        g = world.group
-        assert g.all_gather_object({"loss": 0.5, "rank": g.rank})[1] == {"loss": 0.5, "rank": 1}
-        assert g.broadcast_object([1, "two", None] if g.rank == 0 else None) == [1, "two", None]
-        assert g.gather_object(g.rank, 1) == (None if g.rank == 0 else [0, 1])
-        assert g.scatter_object(["a", "b"] if g.rank == 1 else None, 1) == "ab"[g.rank]
-        if g.rank == 0:
-            g.send_object("hello", 1, tag=3)
+        group = world.group
+        assert group.all_gather_object({"loss": 0.5, "rank": group.rank})[1] == {"loss": 0.5, "rank": 1}
+        assert group.broadcast_object([1, "two", None] if group.rank == 0 else None) == [1, "two", None]
+        assert group.gather_object(group.rank, 1) == (None if group.rank == 0 else [0, 1])
+        assert group.scatter_object(["a", "b"] if group.rank == 1 else None, 1) == "ab"[group.rank]
+        if group.rank == 0:
+            group.send_object("hello", 1, tag=3)
         else:
-            assert g.recv_object(0, tag=3) == "hello"
-        assert g.all_gather_object({1, 2}, pickle=True) == [{1, 2}] * 2
+            assert group.recv_object(0, tag=3) == "hello"
+        assert group.all_gather_object({1, 2}, pickle=True) == [{1, 2}] * 2
         with pytest.raises(rcomm.InvalidArgument, match="set is not JSON"):
-            g.all_gather_object({1, 2})
+            group.all_gather_object({1, 2})
         with pytest.raises(ValueError, match=r"not JSON compliant"):
-            g.all_gather_object(float("nan"))
+            group.all_gather_object(float("nan"))
         with pytest.raises(rcomm.InvalidArgument, match="rcomm.pickle"):
-            g.all_gather_object({"rcomm.pickle": "gA=="})
+            group.all_gather_object({"rcomm.pickle": "gA=="})
         # Rank 1 does not ask for pickles, so it refuses rank 0's; the group is still usable.
-        if g.rank == 0:
-            assert g.all_gather_object({1, 2}, pickle=True) == [{1, 2}, 3]
+        if group.rank == 0:
+            assert group.all_gather_object({1, 2}, pickle=True) == [{1, 2}, 3]
         else:
             with pytest.raises(rcomm.InvalidArgument, match="did not pass pickle=True"):
-                g.all_gather_object(3)
-        g.barrier()
+                group.all_gather_object(3)
+        group.barrier()
 
     assert ranks(2, body).wait() == [0, 0]
 
@@ -211,14 +211,14 @@ def test_works_are_awaited_and_report_their_operation_and_number(ranks, tmp_path
     go = tmp_path / "go"
 
     def body(world):
-        g = world.group
-        g.barrier()
-        x = np.ones(4)
-        if g.rank == 1:
+        group = world.group
+        group.barrier()
+        data = np.ones(4)
+        if group.rank == 1:
             until(go.exists)
-            g.all_reduce(x)
+            group.all_reduce(data)
         else:
-            work = g.all_reduce(x, wait=False)
+            work = group.all_reduce(data, wait=False)
             assert not work.done() and work.exception() is None
             assert (work.op, work.seq, work.duration) == ("all_reduce", 2, None)
             with pytest.raises(rcomm.Timeout, match="has not ended after 10ms: it continues"):
@@ -235,38 +235,38 @@ def test_works_are_awaited_and_report_their_operation_and_number(ranks, tmp_path
                         await asyncio.sleep(0.001)
 
                 ticking = asyncio.ensure_future(tick())
-                assert await work is x
+                assert await work is data
                 await ticking
                 return ticks
 
             # The event loop ran while the operation did.
             assert asyncio.run(both()) > 0
-            assert work.done() and work.wait() is x
+            assert work.done() and work.wait() is data
             called = []
             work.add_done_callback(called.append)
             until(lambda: called == [work])
-        assert x.tolist() == [2.0] * 4
+        assert data.tolist() == [2.0] * 4
 
     assert ranks(2, body).wait() == [0, 0]
 
 
 def test_groups_are_made_split_and_ended(ranks):
     def body(world):
-        g = world.group
-        assert (g.rank, g.size, g.ranks, g.timeout) == (world.rank, 3, [0, 1, 2], TIME_LIMIT)
-        pair = world.new_group([2, 0], name="pair") if g.rank != 1 else None
+        group = world.group
+        assert (group.rank, group.size, group.ranks, group.timeout) == (world.rank, 3, [0, 1, 2], TIME_LIMIT)
+        pair = world.new_group([2, 0], name="pair") if group.rank != 1 else None
         if pair is not None:
-            assert (pair.name, pair.ranks, pair.rank) == ("pair", [2, 0], 0 if g.rank == 2 else 1)
-            assert pair.all_reduce(np.array([g.rank])).tolist() == [2]
+            assert (pair.name, pair.ranks, pair.rank) == ("pair", [2, 0], 0 if group.rank == 2 else 1)
+            assert pair.all_reduce(np.array([group.rank])).tolist() == [2]
             pair.destroy()
             with pytest.raises(rcomm.Closed):
                 pair.barrier()
-        part = g.split(g.rank % 2, key=-g.rank, name="half", timeout=7)
-        assert part.ranks == ([1] if g.rank == 1 else [2, 0]) and part.timeout == 7.0
-        assert g.split(0 if g.rank == 2 else None) is None or g.rank == 2
+        part = group.split(group.rank % 2, key=-group.rank, name="half", timeout=7)
+        assert part.ranks == ([1] if group.rank == 1 else [2, 0]) and part.timeout == 7.0
+        assert group.split(0 if group.rank == 2 else None) is None or group.rank == 2
         part.timeout = 9
         assert part.timeout == 9.0
-        g.monitored_barrier(all=True)
+        group.monitored_barrier(all=True)
         with rcomm.step(3), rcomm.phase("evaluation"):
             path = world.dump()
         assert '"phase":"evaluation"' in open(path).read().replace(" ", "")
@@ -334,33 +334,33 @@ def test_absent_rank_is_named_at_the_timeout_and_by_the_report(ranks, tmp_path, 
 
 def test_what_cannot_be_communicated_is_refused_by_name(ranks):
     def body(world):
-        g = world.group
-        x = np.zeros((4, 4))
+        group = world.group
+        matrix = np.zeros((4, 4))
         frozen = np.zeros(2)
         frozen.flags.writeable = False
         refused = [
-            ("row-major", lambda: g.all_reduce(x[:, ::2])),
-            ("row-major", lambda: g.all_reduce(x.T[:2])),
-            ("may only be read", lambda: g.all_reduce(frozen)),
-            ("may only be read", lambda: g.all_reduce(b"abc")),
-            ("buffer protocol", lambda: g.all_reduce([1.0, 2.0])),
-            ("buffer protocol", lambda: g.all_reduce(None)),
-            ("require", lambda: g.all_reduce(torch.zeros(2, requires_grad=True))),
-            ("torch.Tensor cannot be used", lambda: g.all_reduce(torch.zeros(2).to_sparse())),
-            ("torch.Tensor", lambda: g.all_reduce(torch.zeros(2, device="meta"))),
-            ("numpy.ndarray", lambda: g.all_reduce(np.array(["text"]))),
-            ("does not hold 2 parts", lambda: g.all_gather(np.zeros(2), out=np.zeros(4, np.float32))),
-            ("overlap", lambda: g.all_to_all(frozen_pair := np.zeros(4), out=frozen_pair)),
-            ("does not know the reduction .median", lambda: g.all_reduce(np.zeros(2), "median")),
-            ("omit out=", lambda: g.all_reduce(x, out=x)),
-            ("premul_sum", lambda: g.all_reduce(np.zeros(2), 3)),
-            ("root 5", lambda: g.broadcast(np.zeros(2), 5)),
-            ("one is needed for each rank", lambda: g.all_gather(np.zeros((2, 2)), rows=[4])),
-            ("needs rows=", lambda: g.all_to_all(np.zeros(2), rows_out=[1, 1])),
-            ("give out=", lambda: g.reduce_scatter(np.zeros(3))),
-            ("must not be negative", lambda: g.barrier(timeout=-1.0)),
-            ("this rank itself", lambda: g.send(np.zeros(2), g.rank)),
-            ("is not in a group", lambda: g.recv(np.zeros(2), 7)),
+            ("row-major", lambda: group.all_reduce(matrix[:, ::2])),
+            ("row-major", lambda: group.all_reduce(matrix.T[:2])),
+            ("may only be read", lambda: group.all_reduce(frozen)),
+            ("may only be read", lambda: group.all_reduce(b"abc")),
+            ("buffer protocol", lambda: group.all_reduce([1.0, 2.0])),
+            ("buffer protocol", lambda: group.all_reduce(None)),
+            ("require", lambda: group.all_reduce(torch.zeros(2, requires_grad=True))),
+            ("torch.Tensor cannot be used", lambda: group.all_reduce(torch.zeros(2).to_sparse())),
+            ("torch.Tensor", lambda: group.all_reduce(torch.zeros(2, device="meta"))),
+            ("numpy.ndarray", lambda: group.all_reduce(np.array(["text"]))),
+            ("does not hold 2 parts", lambda: group.all_gather(np.zeros(2), out=np.zeros(4, np.float32))),
+            ("overlap", lambda: group.all_to_all(frozen_pair := np.zeros(4), out=frozen_pair)),
+            ("does not know the reduction .median", lambda: group.all_reduce(np.zeros(2), "median")),
+            ("omit out=", lambda: group.all_reduce(matrix, out=matrix)),
+            ("premul_sum", lambda: group.all_reduce(np.zeros(2), 3)),
+            ("root 5", lambda: group.broadcast(np.zeros(2), 5)),
+            ("one is needed for each rank", lambda: group.all_gather(np.zeros((2, 2)), rows=[4])),
+            ("needs rows=", lambda: group.all_to_all(np.zeros(2), rows_out=[1, 1])),
+            ("give out=", lambda: group.reduce_scatter(np.zeros(3))),
+            ("must not be negative", lambda: group.barrier(timeout=-1.0)),
+            ("this rank itself", lambda: group.send(np.zeros(2), group.rank)),
+            ("is not in a group", lambda: group.recv(np.zeros(2), 7)),
             ("give both", lambda: rcomm.init(rank=0)),
             ("is already rank", lambda: rcomm.init()),
             ("is already rank", lambda: rcomm.init(rank=0, size=1)),
@@ -369,13 +369,13 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
             with pytest.raises(rcomm.InvalidArgument, match=match):
                 call()
         with pytest.raises(rcomm.Unsupported, match="not defined for elements of type Float"):
-            g.all_reduce(np.zeros(2, np.float32), "bxor")
+            group.all_reduce(np.zeros(2, np.float32), "bxor")
         with pytest.raises(TypeError):
-            g.broadcast(np.zeros(2), "zero")
-        work = g.all_reduce(np.zeros(2), wait=False)
+            group.broadcast(np.zeros(2), "zero")
+        work = group.all_reduce(np.zeros(2), wait=False)
         pid = os.fork()
         if pid == 0:
-            calls = [lambda: g.all_reduce(np.zeros(2)), work.wait, lambda: world.group, world.dump]
+            calls = [lambda: group.all_reduce(np.zeros(2)), work.wait, lambda: world.group, world.dump]
             for call in calls:
                 try:
                     call()
@@ -388,13 +388,13 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         work.wait()
         # Nothing was sent by what was refused: the group works.
-        assert g.all_reduce(np.ones(2)).tolist() == [2.0, 2.0]
+        assert group.all_reduce(np.ones(2)).tolist() == [2.0, 2.0]
         world.shutdown()
         world.shutdown()
         with pytest.raises(rcomm.Closed):
             world.new_group([world.rank])
         with pytest.raises(rcomm.Closed):
-            g.barrier()
+            group.barrier()
 
     assert ranks(2, body).wait() == [0, 0]
 

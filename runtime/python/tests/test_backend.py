@@ -27,7 +27,7 @@ FOREVER = 10**6
 
 
 class BackendJob(Job):
-    """Ranks whose default group is of one backend; nothing is imported or set for it."""
+    """Ranks whose default group is of one backend; the program imports and sets nothing for the backend."""
 
     def __init__(self, rings: Path, size: int, body, backend: str = "rcomm", timeout: float = TIME_LIMIT):
         self.backend, self.timeout = backend, timeout
@@ -65,8 +65,8 @@ def ranks(tmp_path):
         return jobs[-1]
 
     yield start
-    for one in jobs:
-        one.end()
+    for job in jobs:
+        job.end()
 
 
 def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]]:
@@ -74,27 +74,27 @@ def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]
     tensor = (torch.arange(6, dtype=torch.float64) + 1) * (rank + 1)
     results: dict[str, list[torch.Tensor]] = {}
     for name in ("SUM", "PRODUCT", "MIN", "MAX"):
-        x = tensor.clone()
-        dist.all_reduce(x, getattr(dist.ReduceOp, name), group=group)
-        results[f"all_reduce {name}"] = [x]
+        result = tensor.clone()
+        dist.all_reduce(result, getattr(dist.ReduceOp, name), group=group)
+        results[f"all_reduce {name}"] = [result]
     for name in ("BAND", "BOR", "BXOR"):
-        x = torch.tensor([rank + 1, 5 * rank + 2])
-        dist.all_reduce(x, getattr(dist.ReduceOp, name), group=group)
-        results[f"all_reduce {name}"] = [x]
+        result = torch.tensor([rank + 1, 5 * rank + 2])
+        dist.all_reduce(result, getattr(dist.ReduceOp, name), group=group)
+        results[f"all_reduce {name}"] = [result]
     for dtype in (torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int64):
-        x = torch.tensor([rank + 1, 2], dtype=dtype)
-        work = dist.all_reduce(x, group=group, async_op=True)
+        result = torch.tensor([rank + 1, 2], dtype=dtype)
+        work = dist.all_reduce(result, group=group, async_op=True)
         assert work.wait() and work.is_completed() and work.is_success()
-        results[f"all_reduce {dtype}"] = [x]
-    x = tensor.clone().to(torch.complex64) * 1j
-    dist.all_reduce(x, group=group)
-    results["all_reduce complex"] = [x]
-    x = tensor.clone()
-    dist.broadcast(x, 1, group=group)
-    results["broadcast"] = [x]
-    x = tensor.clone()
-    dist.reduce(x, 1, group=group)
-    results["reduce"] = [x] if rank == 1 else []
+        results[f"all_reduce {dtype}"] = [result]
+    result = tensor.clone().to(torch.complex64) * 1j
+    dist.all_reduce(result, group=group)
+    results["all_reduce complex"] = [result]
+    result = tensor.clone()
+    dist.broadcast(result, 1, group=group)
+    results["broadcast"] = [result]
+    result = tensor.clone()
+    dist.reduce(result, 1, group=group)
+    results["reduce"] = [result] if rank == 1 else []
     out = [torch.zeros(6, dtype=torch.float64) for _ in range(size)]
     dist.all_gather(out, tensor, group=group)
     results["all_gather"] = out
@@ -124,21 +124,21 @@ def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]
     if rank == 0:
         dist.send(tensor, 1, group=group, tag=3)
     elif rank == 1:
-        x = torch.zeros(6, dtype=torch.float64)
-        assert dist.recv(x, group=group, tag=3) == 0
-        results["recv from any"] = [x]
+        result = torch.zeros(6, dtype=torch.float64)
+        assert dist.recv(result, group=group, tag=3) == 0
+        results["recv from any"] = [result]
     right, left = (rank + 1) % size, (rank - 1) % size
-    x = torch.zeros(6, dtype=torch.float64)
-    batch = [dist.P2POp(dist.irecv, x, left, group), dist.P2POp(dist.isend, tensor, right, group)]
+    result = torch.zeros(6, dtype=torch.float64)
+    batch = [dist.P2POp(dist.irecv, result, left, group), dist.P2POp(dist.isend, tensor, right, group)]
     for work in dist.batch_isend_irecv(batch):
         work.wait()
-    results["batch_isend_irecv"] = [x]
-    x = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (size + 4,))
-    dist.all_reduce(x, group=group)
-    results["sparse"] = [x.to_dense()]
+    results["batch_isend_irecv"] = [result]
+    result = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (size + 4,))
+    dist.all_reduce(result, group=group)
+    results["sparse"] = [result.to_dense()]
     # Every other column: not in row-major order.
-    x = torch.ones(3, 4)
-    dist.all_reduce(x[:, ::2].copy_(torch.full((3, 2), rank + 1.0)), group=group)
+    result = torch.ones(3, 4)
+    dist.all_reduce(result[:, ::2].copy_(torch.full((3, 2), rank + 1.0)), group=group)
     strided = torch.arange(12.0).reshape(3, 4).t() * (rank + 1)
     dist.all_reduce(strided, group=group)
     results["all_reduce, transposed"] = [strided]
@@ -160,9 +160,9 @@ def test_every_operation_gives_what_gloo_gives(ranks, size):
         in_subgroup = every_operation(rank, size, dist.new_group(list(range(size))))
         assert gloo_results.keys() == own_results.keys() == in_subgroup.keys()
         for name, expected in gloo_results.items():
-            for got in (own_results[name], in_subgroup[name]):
-                assert len(got) == len(expected)
-                assert all(torch.equal(a, b) for a, b in zip(got, expected)), name
+            for results in (own_results[name], in_subgroup[name]):
+                assert len(results) == len(expected)
+                assert all(torch.equal(result, wanted) for result, wanted in zip(results, expected)), name
         dist.destroy_process_group()
 
     assert ranks(size, body).wait() == [0] * size
@@ -233,16 +233,16 @@ def test_apis_above_the_groups_work(ranks, backend):
         )
 
         world = dist.group.WORLD
-        x = torch.ones(4) * (rank + 1)
-        assert funcol.all_reduce(x, "sum", world).tolist() == [3.0] * 4
-        assert funcol.broadcast(x, 1, world).tolist() == [2.0] * 4
-        assert funcol.all_gather_single(x, 0, world).tolist() == [1.0] * 4 + [2.0] * 4
-        half = funcol.reduce_scatter_single(x, "sum", 0, world)
+        tensor = torch.ones(4) * (rank + 1)
+        assert funcol.all_reduce(tensor, "sum", world).tolist() == [3.0] * 4
+        assert funcol.broadcast(tensor, 1, world).tolist() == [2.0] * 4
+        assert funcol.all_gather_single(tensor, 0, world).tolist() == [1.0] * 4 + [2.0] * 4
+        half = funcol.reduce_scatter_single(tensor, "sum", 0, world)
         assert half.tolist() == [3.0] * 2
-        assert funcol.all_to_all_single(x, None, None, world).tolist() == [1.0] * 2 + [2.0] * 2
-        several = funcol.all_reduce_coalesced([x, 2 * x], "sum", world)
-        assert [one.tolist() for one in several] == [[3.0] * 4, [6.0] * 4]
-        parts = [x.clone() for _ in range(3)]
+        assert funcol.all_to_all_single(tensor, None, None, world).tolist() == [1.0] * 2 + [2.0] * 2
+        several = funcol.all_reduce_coalesced([tensor, 2 * tensor], "sum", world)
+        assert [reduced.tolist() for reduced in several] == [[3.0] * 4, [6.0] * 4]
+        parts = [tensor.clone() for _ in range(3)]
         cpu = torch.device("cpu")
         with dist._coalescing_manager(device=cpu, async_ops=True) as block:
             for part in parts:
@@ -260,8 +260,8 @@ def test_apis_above_the_groups_work(ranks, backend):
         model, batch = torch.nn.Sequential(*layers), torch.randn(3, 8)
         expected = model(batch)
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-        got = parallelize_module(model, mesh, plan)(batch)
-        assert torch.allclose(got, expected, atol=1e-5)
+        output = parallelize_module(model, mesh, plan)(batch)
+        assert torch.allclose(output, expected, atol=1e-5)
         dist.destroy_process_group()
 
     assert ranks(2, body, backend=backend).wait() == [0, 0]
@@ -272,9 +272,9 @@ def test_meshes_of_several_dimensions_and_split_groups_work(ranks):
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
         mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        x = torch.full((2,), float(rank))
-        dist.all_reduce(x, group=mesh.get_group("tp"))
-        assert x.tolist() == [1.0, 1.0] if rank < 2 else [5.0, 5.0]
+        tensor = torch.full((2,), float(rank))
+        dist.all_reduce(tensor, group=mesh.get_group("tp"))
+        assert tensor.tolist() == [1.0, 1.0] if rank < 2 else [5.0, 5.0]
         whole = torch.arange(32.0).reshape(4, 8)
         placed = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
         assert placed.to_local().shape == (2, 4)
@@ -287,7 +287,7 @@ def test_meshes_of_several_dimensions_and_split_groups_work(ranks):
         assert dist.get_process_group_ranks(half) == members and half.group_desc == "half"
         gathered = [torch.zeros(1) for _ in members]
         dist.all_gather(gathered, torch.tensor([float(rank)]), group=half)
-        assert [int(one) for one in gathered] == members
+        assert [int(part) for part in gathered] == members
         pair = dist.split_group(half, [[1, 0]], timeout=datetime.timedelta(seconds=50))
         assert dist.get_process_group_ranks(pair) == members[::-1]
         dist.barrier(group=pair)
@@ -314,7 +314,7 @@ def test_pipelines_train_to_the_gradients_of_the_whole_model(ranks):
             for layer in layers:
                 layer.zero_grad()
             parts = zip(batch.chunk(4), target.chunk(4), strict=True)
-            sum(loss(layers[1](layers[0](x)), y) for x, y in parts).backward()
+            sum(loss(layers[1](layers[0](inputs)), wanted) for inputs, wanted in parts).backward()
             expected = layers[rank][0].weight.grad.clone()
             layers[rank].zero_grad()
             stage = PipelineStage(layers[rank], rank, 2, torch.device("cpu"))
@@ -331,13 +331,13 @@ def test_compiled_programs_issue_collectives(ranks):
         import torch.distributed._functional_collectives as funcol
 
         @torch.compile(backend="aot_eager", fullgraph=True)
-        def step(x):
-            y = funcol.all_reduce(x * 2, "sum", dist.group.WORLD)
-            z = funcol.all_gather_single(y + 1, 0, dist.group.WORLD)
-            return funcol.reduce_scatter_single(z, "sum", 0, dist.group.WORLD) - x
+        def step(tensor):
+            reduced = funcol.all_reduce(tensor * 2, "sum", dist.group.WORLD)
+            gathered = funcol.all_gather_single(reduced + 1, 0, dist.group.WORLD)
+            return funcol.reduce_scatter_single(gathered, "sum", 0, dist.group.WORLD) - tensor
 
-        x = torch.full((4,), rank + 1.0)
-        assert step(x).tolist() == [14.0 - x[0].item()] * 4
+        tensor = torch.full((4,), rank + 1.0)
+        assert step(tensor).tolist() == [14.0 - tensor[0].item()] * 4
         dist.destroy_process_group()
 
     assert ranks(2, body).wait() == [0, 0]
@@ -378,9 +378,9 @@ def test_killed_peer_is_named_at_once(ranks):
         with pytest.raises(dist.DistError, match="rank 1 is gone"):
             dist.all_reduce(torch.zeros(4))
 
-    begun = time.monotonic()
+    start = time.monotonic()
     assert ranks(2, body).wait() == [0, -signal.SIGKILL]
-    assert time.monotonic() - begun < TIME_LIMIT / 2
+    assert time.monotonic() - start < TIME_LIMIT / 2
 
 
 def merged(rank: int, pg, store, size: int, **options) -> list[int]:
@@ -430,31 +430,31 @@ def test_groups_of_different_jobs_are_merged(ranks):
 
 def test_remaining_ranks_go_on_in_a_shrunk_group(ranks):
     def body(rank):
-        x = torch.full((4,), float(rank))
-        dist.all_reduce(x)
+        tensor = torch.full((4,), float(rank))
+        dist.all_reduce(tensor)
         part = dist.new_group([1, 2, 3])
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(dist.DistError, match="rank 1"):
-            dist.all_reduce(x)
+            dist.all_reduce(tensor)
         dist.shrink_group([1], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
         # PyTorch numbers the ranks anew, from 0 without gaps.
         new = {0: 0, 2: 1, 3: 2}[rank]
         assert (dist.get_rank(), dist.get_world_size()) == (new, 3)
         for _ in range(2):
-            x = torch.tensor([float(rank)])
-            dist.all_reduce(x)
-            assert x.item() == 5
+            tensor = torch.tensor([float(rank)])
+            dist.all_reduce(tensor)
+            assert tensor.item() == 5
         pair = dist.new_group([1, 2])
         if new:
-            x = torch.tensor([float(rank)])
-            dist.broadcast(x, 2, group=pair)
-            assert x.item() == 3
+            tensor = torch.tensor([float(rank)])
+            dist.broadcast(tensor, 2, group=pair)
+            assert tensor.item() == 3
             smaller = dist.shrink_group([0], group=pair) if new == 2 else None
             if smaller is not None:
-                x = torch.tensor([7.0])
-                dist.all_reduce(x, group=smaller)
-                assert x.item() == 7
+                tensor = torch.tensor([7.0])
+                dist.all_reduce(tensor, group=smaller)
+                assert tensor.item() == 7
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
         model(torch.ones(1, 3)).sum().backward()
         dist.barrier()
@@ -488,10 +488,10 @@ def test_absent_rank_is_named_at_the_timeout(ranks, tmp_path, until):
 def test_store_in_the_process_of_rank_0_is_recorded_as_that(ranks, until):
     def body(rank):
         dist.barrier()
-        made = dist.group.WORLD._rcomm_world
+        world = dist.group.WORLD._rcomm_world
 
         def store_links():
-            peers = json.loads(Path(made.dump()).read_text()).get("peers", [])
+            peers = json.loads(Path(world.dump()).read_text()).get("peers", [])
             return [peer.get("rank") for peer in peers if peer.get("store")]
 
         if rank == 1:
@@ -508,23 +508,23 @@ def test_world_answers_while_another_thread_waits_in_it(ranks, tmp_path, until):
 
     def body(rank):
         dist.barrier()
-        made = dist.group.WORLD._rcomm_world
+        world = dist.group.WORLD._rcomm_world
         if rank == 2:
             return until(go.exists)
         if rank == 1:
             until(go.exists)
-            made.shrink([2])
+            world.shrink([2])
             return
-        thread = threading.Thread(target=made.shrink, args=([2],))
+        thread = threading.Thread(target=world.shrink, args=([2],))
         thread.start()
         # The interpreter would stand still here if this waited for the thread.
         for _ in range(2_000):
-            assert made.group() is not None
+            assert world.group() is not None
             time.sleep(0.0001)
         assert thread.is_alive()
         go.write_text("")
         thread.join()
-        assert list(made.group().ranks) == [0, 1]
+        assert list(world.group().ranks) == [0, 1]
 
     assert ranks(3, body, timeout=20).wait() == [0, 0, 0]
 
@@ -547,25 +547,25 @@ def test_wait_with_a_shorter_timeout_leaves_the_operation_pending(ranks, tmp_pat
     go = tmp_path / "go"
 
     def body(rank):
-        x = torch.ones(4)
+        tensor = torch.ones(4)
         if rank == 1:
             until(go.exists)
-            dist.all_reduce(x)
+            dist.all_reduce(tensor)
         else:
-            work = dist.all_reduce(x, async_op=True)
+            work = dist.all_reduce(tensor, async_op=True)
             with pytest.raises(dist.DistBackendError, match=" Timed out waiting 200ms "):
                 work.wait(datetime.timedelta(milliseconds=200))
             assert not work.is_completed() and work.exception() is None
             go.write_text("")
             work.wait()
-        assert x.tolist() == [2.0] * 4
+        assert tensor.tolist() == [2.0] * 4
 
     assert ranks(2, body).wait() == [0, 0]
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_ranks_destroy_their_groups_at_different_times(ranks, tmp_path, until, late):
-    """As with gloo: a rank that still writes a checkpoint does not make the others fail."""
+    """A rank that still writes a checkpoint does not make the others fail, as with gloo."""
     over = tmp_path / "over"
 
     def body(rank):
@@ -584,12 +584,12 @@ def test_groups_can_be_destroyed_and_made_again(ranks):
     def body(rank):
         for _ in range(3):
             pair = dist.new_group([1, 0])
-            x = torch.ones(2)
-            dist.all_reduce(x, group=pair)
+            tensor = torch.ones(2)
+            dist.all_reduce(tensor, group=pair)
             dist.destroy_process_group(pair)
-            begun = time.monotonic()
+            start = time.monotonic()
             dist.destroy_process_group()
-            assert time.monotonic() - begun < TIME_LIMIT / 2
+            assert time.monotonic() - start < TIME_LIMIT / 2
             dist.init_process_group("rcomm")
         group = dist.group.WORLD
         dist.destroy_process_group()
@@ -619,9 +619,9 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
                 os._exit(0 if "fork" in str(error) else 2)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        x = torch.ones(2)
-        dist.all_reduce(x)
-        assert x.tolist() == [2.0, 2.0]
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [2.0, 2.0]
 
     assert ranks(2, body).wait() == [0, 0]
 
@@ -683,7 +683,7 @@ dist.all_reduce(torch.zeros(2))
         )
         for rank in range(2)
     ]
-    errors = [one.communicate(timeout=300)[1] for one in started]
+    errors = [process.communicate(timeout=300)[1] for process in started]
     assert "ValueError: bad batch" in errors[1]
     assert "raised ValueError: bad batch" in errors[0] and "rank 1" in errors[0], errors[0]
     report = rcomm.analyze(tmp_path / "rings" / "job")
@@ -743,8 +743,8 @@ next(iter(torch.utils.data.DataLoader(Ends())))
         )
         for rank in range(3)
     ]
-    errors = [one.communicate(timeout=300)[1] for one in started]
-    assert [one.returncode for one in started] == [0] * 3, errors
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * 3, errors
     # One line is logged for all groups of gloo.
     assert all(text.count("and nothing of gloo") == 1 for text in errors[1:]), errors
     (folder,) = (tmp_path / "rings").glob("*/")
@@ -756,7 +756,7 @@ next(iter(torch.utils.data.DataLoader(Ends())))
     dumps = [json.loads(path.read_text()) for path in out.rglob("*.json")]
     assert sorted(dump["rank"] for dump in dumps) == [0, 1, 2]
     for dump in dumps:
-        ops = [one["profiling_name"].split(":")[1].split()[0] for one in dump["entries"]]
+        ops = [entry["profiling_name"].split(":")[1].split()[0] for entry in dump["entries"]]
         assert ops == ["all_reduce"] * 4 + ["barrier"]
         status = dump["status"]
         assert (status["step"], status["phase"]) == (3, "in next() of the data loader")

@@ -59,8 +59,8 @@ def test_running_job_is_asked_for_its_records(tmp_path: Path, until, prepared: s
         # A report's lines are wrapped at the width of a page.
         output = " ".join((done.stdout + done.stderr).split())
         # A rank is overdue after five seconds.
-        right = done.returncode == 1 and "rank 1 never issued all_reduce #2" in output
-        return output if right or prepared == "nothing" else ""
+        is_right = done.returncode == 1 and "rank 1 never issued all_reduce #2" in output
+        return output if is_right or prepared == "nothing" else ""
 
     try:
         until(hangs.exists)

@@ -30,25 +30,25 @@ def dumps_by_rank(job, tmp_path: Path) -> dict[int, dict]:
     rings = sorted(map(str, job.rings.glob("*.ring")))
     fr = ["rcomm-fr", "dump", "--format", "json", "-o", str(dumps), *rings]
     subprocess.run(fr, executable=_programs.find(fr[0]), check=True, capture_output=True)
-    read = [json.loads(path.read_text()) for path in dumps.rglob("*.json")]
-    return {one["rank"]: one for one in read}
+    loaded = [json.loads(path.read_text()) for path in dumps.rglob("*.json")]
+    return {dump["rank"]: dump for dump in loaded}
 
 
 def test_operations_are_recorded_with_their_tensors_groups_and_call_sites(job, tmp_path, until):
     go = tmp_path / "go"
 
     def body(rank):
-        x = torch.zeros(4, 8)
-        dist.all_reduce(x)
+        tensor = torch.zeros(4, 8)
+        dist.all_reduce(tensor)
         line = sys._getframe().f_lineno - 1
         pair = dist.new_group([0, 1], group_desc="a pair")
-        dist.broadcast(x.to(torch.float64), 1, group=pair)
+        dist.broadcast(tensor.to(torch.float64), 1, group=pair)
         out = torch.zeros(8, dtype=torch.int64)
         dist.all_gather_into_tensor(out, torch.zeros(4, dtype=torch.int64))
         if rank == 0:
-            dist.send(x, 1)
+            dist.send(tensor, 1)
         else:
-            dist.recv(x, 0)
+            dist.recv(tensor, 0)
         dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(8))
         dist.barrier()
         (tmp_path / f"line-{rank}").write_text(str(line))
@@ -60,8 +60,8 @@ def test_operations_are_recorded_with_their_tensors_groups_and_call_sites(job, t
         if len(list(started.rings.glob("*.ring"))) < 2:
             return None
         dumps = dumps_by_rank(started, tmp_path)
-        ops = [one for dump in dumps.values() for one in dump["entries"]]
-        done = len(ops) >= 12 and all(one["state"] == "completed" for one in ops)
+        ops = [entry for dump in dumps.values() for entry in dump["entries"]]
+        done = len(ops) >= 12 and all(entry["state"] == "completed" for entry in ops)
         return dumps if done else None
 
     dumps = until(completed)
@@ -69,7 +69,7 @@ def test_operations_are_recorded_with_their_tensors_groups_and_call_sites(job, t
     assert started.wait() == [0, 0]
     assert sorted(dumps) == [0, 1]
     for rank, dump in dumps.items():
-        all_ops = {one["profiling_name"].split()[0]: one for one in dump["entries"]}
+        all_ops = {entry["profiling_name"].split()[0]: entry for entry in dump["entries"]}
         first = all_ops["gloo:all_reduce"]
         assert first["input_sizes"] == [[4, 8]] and first["input_dtypes"] == ["Float"]
         assert first["collective_seq_id"] == 1 and not first["is_p2p"]
@@ -177,7 +177,7 @@ def test_signal_prints_the_verdict_while_the_main_thread_waits_in_pytorch(job, t
 def all_reduces(job, tmp_path: Path, rank: int) -> int:
     """How many all_reduces a rank has issued."""
     ops = dumps_by_rank(job, tmp_path).get(rank, {"entries": []})["entries"]
-    return sum(one["profiling_name"].startswith("gloo:all_reduce") for one in ops)
+    return sum(entry["profiling_name"].startswith("gloo:all_reduce") for entry in ops)
 
 
 def test_killed_rank_is_named_after_its_death(job, until):
@@ -229,7 +229,7 @@ def test_ranks_that_destroy_their_groups_leave_no_ring_and_count_their_steps(job
         rings = list(started.rings.glob("*.ring"))
         if len(rings) < 2:
             return False
-        return all(one["status"]["step"] == 3 for one in dumps_by_rank(started, tmp_path).values())
+        return all(dump["status"]["step"] == 3 for dump in dumps_by_rank(started, tmp_path).values())
 
     until(stepped)
     go.write_text("")
@@ -257,7 +257,7 @@ def test_data_loader_is_named_as_the_phase(job, tmp_path, until):
     def phases():
         if not list(started.rings.glob("*.ring")):
             return None
-        return [one["status"]["phase"] for one in dumps_by_rank(started, tmp_path).values()]
+        return [dump["status"]["phase"] for dump in dumps_by_rank(started, tmp_path).values()]
 
     until(lambda: phases() == ["in next() of the data loader"])
 
@@ -276,18 +276,17 @@ def test_refused_operation_is_recorded_as_failed_and_the_next_one_completes(job,
     def once_completed():
         if len(list(started.rings.glob("*.ring"))) < 2:
             return None
-        records = [one["entries"] for one in dumps_by_rank(started, tmp_path).values()]
-        lasts = [entries[-1] for entries in records if entries]
-        done = [one for one in lasts if one["profiling_name"] == "gloo:all_reduce" and one["state"] == "completed"]
-        return records if len(done) == 2 else None
+        records = [dump["entries"] for dump in dumps_by_rank(started, tmp_path).values()]
+        lasts = [(entries[-1]["profiling_name"], entries[-1]["state"]) for entries in records if entries]
+        return records if lasts.count(("gloo:all_reduce", "completed")) == 2 else None
 
     records = until(once_completed)
     go.touch()
     assert started.wait() == [0, 0]
     for entries in records:
-        assert all(one.get("failed") for one in entries[:-1])
+        assert all(entry.get("failed") for entry in entries[:-1])
         # No other rank issued the refused call: the next one has its number.
-        assert {one["collective_seq_id"] for one in entries} == {1}
+        assert {entry["collective_seq_id"] for entry in entries} == {1}
 
 
 def test_forked_child_of_a_rank_writes_nothing(job, tmp_path):
@@ -371,7 +370,7 @@ def test_tables_of_a_report_are_read_through_arrows_interface():
     assert {len(values) for values in columns.values()} == {len(entries)}
     assert set(columns["rank"]) == {0, 1, 2, 3} and "all_reduce" in columns["op"]
     assert all(type(retired) is bool for retired in columns["retired"])
-    # What a library with the interface reads, here without one: the column of ranks, in this process's memory.
+    # The column of ranks as a library with the interface reads it, from this process's memory.
     schema_capsule, array_capsule = entries.__arrow_c_array__()
     schema = _Schema.from_address(_content(schema_capsule, b"arrow_schema"))
     array = _Array.from_address(_content(array_capsule, b"arrow_array"))
@@ -383,7 +382,7 @@ def test_tables_of_a_report_are_read_through_arrows_interface():
     assert values[ranks.offset : ranks.offset + ranks.length] == columns["rank"]
     assert _content(entries.__arrow_c_stream__(), b"arrow_array_stream")
     assert len(report.findings_table) == len(report.findings)
-    assert report.findings_table.to_dict()["code"] == [one.code for one in report.findings]
+    assert report.findings_table.to_dict()["code"] == [finding.code for finding in report.findings]
     assert report.groups.to_dict()["size"] == [4] and len(report.collectives) > 0
 
 
@@ -412,7 +411,7 @@ def test_analysis_raises_its_errors_and_explain_describes_a_code(tmp_path):
     assert "never" in rcomm.explain("E101")
 
 
-def test_text_of_a_look_at_a_job_has_the_next_step():
+def test_text_for_a_running_job_has_the_next_step():
     raw = {
         "frames": [{"rank": 2, "when": "last_seen", "name": "train", "filename": "a.py", "line": 13}],
         "problems": [{"sentence": "no rank has issued an operation for 14 s"}],
@@ -479,7 +478,7 @@ def test_fixture_fails_a_test_whose_ranks_died(pytester):
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=3, errors=2)
-    # In the third no operation was pending when the processes were killed.
+    # In the third test no operation was pending when the processes were killed.
     result.stdout.fnmatch_lines(["*the process of rank 1 is gone*"])
 
 
@@ -496,20 +495,20 @@ def test_operation_that_was_waited_for_in_cpp_is_not_left_pending(job, tmp_path)
     started = job(2, body)
     assert started.wait() == [0, 0]
     for dump in dumps_by_rank(started, tmp_path).values():
-        ops = [(one["profiling_name"], one["retired"]) for one in dump["entries"]]
+        ops = [(entry["profiling_name"], entry["retired"]) for entry in dump["entries"]]
         scattered = [retired for name, retired in ops if "reduce_scatter" in name]
         # The end of the last all_reduce is seen only when it is polled next, so only those before it are certain.
         assert len(scattered) == 3 and all(scattered[:2]), ops
 
 
 def test_operations_whose_end_cannot_be_seen_are_not_pending_for_good(job, tmp_path):
-    # Three more than are remembered for a group (`MAX_DEFERRED` in src/hooks.rs).
-    number = 1_024 + 3
+    # Three more operations than are remembered for a group (`MAX_DEFERRED` in src/hooks.rs).
+    count = 1_024 + 3
 
     def body(rank):
         from torch.distributed import _functional_collectives as functional
 
-        for _ in range(number):
+        for _ in range(count):
             part = functional.reduce_scatter_tensor(torch.ones(8), "sum", 0, dist.group.WORLD)
             functional.wait_tensor(part)
         os._exit(0)
@@ -517,8 +516,8 @@ def test_operations_whose_end_cannot_be_seen_are_not_pending_for_good(job, tmp_p
     started = job(2, body)
     assert started.wait() == [0, 0]
     for dump in dumps_by_rank(started, tmp_path).values():
-        retired = [one["retired"] for one in dump["entries"] if "reduce_scatter" in one["profiling_name"]]
-        assert len(retired) == number and all(retired[:3])
+        retired = [entry["retired"] for entry in dump["entries"] if "reduce_scatter" in entry["profiling_name"]]
+        assert len(retired) == count and all(retired[:3])
 
 
 def test_hooks_in_cpp_run_if_they_were_built(job, tmp_path):

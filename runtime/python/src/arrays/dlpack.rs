@@ -1,4 +1,4 @@
-//! DLPack's structures, as in `dlpack.h` 1.x, and what a capsule of them describes.
+//! Reads the array that a DLPack capsule describes, by the structures of `dlpack.h` 1.x.
 
 use super::memory::Shape;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ const READ_ONLY: u64 = 1;
 /// `DLDeviceType` of memory that the host reads and writes: its own, and what CUDA and ROCm pin.
 const ON_HOST: [i32; 3] = [1, 3, 11];
 /// The most dimensions that are read.
-const MOST_DIMENSIONS: usize = 64;
+const MAX_DIMENSIONS: usize = 64;
 
 #[repr(C)]
 struct DeviceView {
@@ -69,10 +69,10 @@ pub(super) struct View {
 }
 
 /// Reads a capsule, which keeps its memory alive and its structures unchanged for as long as it lives. This function
-/// does not take them over: the capsule's own destructor frees them.
+/// does not take them over: the capsule's destructor frees them.
 ///
 /// # Errors
-/// A sentence that says why rcomm cannot use this memory; it follows on "this array".
+/// The end of a sentence that begins with "this array" and says why rcomm cannot use its memory.
 pub(super) fn read(capsule: &Bound<'_, PyAny>) -> Result<View, String> {
     let pointer = capsule.as_ptr();
     let holds = |name: &CStr| {
@@ -87,7 +87,7 @@ pub(super) fn read(capsule: &Bound<'_, PyAny>) -> Result<View, String> {
     };
     let versioned = holds(VERSIONED).cast::<Versioned>();
     // SAFETY: a capsule with this name points to this structure, which lives as long as the capsule, and that is
-    // borrowed. Its first field is at the same place in all versions.
+    // borrowed. The structure's first field is at the same place in all versions.
     if let Some(major) = unsafe { versioned.as_ref() }.map(|view| view.major) {
         if major > MAJOR {
             return Err(format!(
@@ -126,15 +126,15 @@ unsafe fn describe(view: &TensorView, is_read_only: bool) -> Result<View, String
         ));
     };
     let dimensions = usize::try_from(view.dimensions).unwrap_or(0);
-    if dimensions > MOST_DIMENSIONS {
+    if dimensions > MAX_DIMENSIONS {
         return Err(format!(
-            "has {dimensions} dimensions, and rcomm reads up to {MOST_DIMENSIONS}"
+            "has {dimensions} dimensions, and rcomm reads up to {MAX_DIMENSIONS}"
         ));
     }
     let list = |list: *const i64| match list.is_null() || dimensions == 0 {
         true => None,
-        // SAFETY: not NULL, so it holds an entry for each dimension (the caller's contract), and the capsule keeps
-        // it.
+        // SAFETY: the list is not NULL, so it holds an entry for each dimension (the caller's contract), and the
+        // capsule keeps the list.
         false => Some(unsafe { std::slice::from_raw_parts(list, dimensions) }),
     };
     let shape = list(view.shape).unwrap_or(&[]);

@@ -19,12 +19,12 @@ const fn class_of(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// An error as an exception, with its facts as attributes. `records` is where the records of the job's ranks on this
-/// host are, for `Error.report()`.
+/// An error as an exception that has the error's kind, ranks, operation and group as attributes. `records` is where the
+/// records of the job's ranks on this host are, for `Error.report()`.
 pub(super) fn exception_for(py: Python<'_>, error: &Error, records: Option<&Path>) -> PyErr {
     let exception = of_class(py, class_of(error.kind()), &error.to_string());
     let value = exception.value(py);
-    let facts = || -> PyResult<()> {
+    let set_attributes = || -> PyResult<()> {
         value.setattr(intern!(py, "kind"), format!("{:?}", error.kind()))?;
         value.setattr(intern!(py, "ranks"), error.ranks())?;
         value.setattr(intern!(py, "op"), error.op().map(|op| op.name()))?;
@@ -33,7 +33,7 @@ pub(super) fn exception_for(py: Python<'_>, error: &Error, records: Option<&Path
         value.setattr(intern!(py, "_records"), records)
     };
     // An exception without its attributes is better than another exception.
-    let _ = facts();
+    let _ = set_attributes();
     exception
 }
 
@@ -42,20 +42,20 @@ pub(super) fn invalid(py: Python<'_>, text: &str) -> PyErr {
     exception_for(py, &Error::new(ErrorKind::InvalidArgument, text), None)
 }
 
-/// The exception for a call on an object of the parent process in a forked child.
-pub(super) fn used_after_fork(py: Python<'_>, what: &str) -> PyErr {
+/// The exception for a call, in a forked child, on an object of the parent process. `kind` is what the object is.
+pub(super) fn used_after_fork(py: Python<'_>, kind: &str) -> PyErr {
     let text = format!(
-        "this process was forked from the one that made the {what}, which works only there: call rcomm.init() in the \
+        "this process was forked from the one that made the {kind}, which works only there: call rcomm.init() in the \
          child, or start the child with multiprocessing's \"spawn\" method"
     );
     exception_for(py, &Error::new(ErrorKind::Closed, text), None)
 }
 
 fn of_class(py: Python<'_>, class: &str, text: &str) -> PyErr {
-    let made = py
+    let exception = py
         .import(intern!(py, "rcomm._errors"))
         .and_then(|module| module.getattr(class)?.call1((text,)));
-    match made {
+    match exception {
         Ok(value) => PyErr::from_value(value),
         Err(_) => PyRuntimeError::new_err(text.to_owned()),
     }

@@ -50,7 +50,7 @@ impl ArrayGroup {
         self.group.size()
     }
 
-    /// Its purpose, as records and errors show it.
+    /// The group's purpose, as records and errors show it.
     #[getter]
     fn name(&self) -> &str {
         self.group.desc()
@@ -456,8 +456,9 @@ impl ArrayGroup {
     ) -> PyResult<Py<PyAny>> {
         let codec = Codec::new(value.py(), pickle);
         let sent = codec.encode(value)?;
-        let all = self.run_blocking(value.py(), timeout, |group| group.all_gather_object(&sent))?;
-        codec.decode_all(&all)
+        let values =
+            self.run_blocking(value.py(), timeout, |group| group.all_gather_object(&sent))?;
+        codec.decode_all(&values)
     }
 
     #[pyo3(signature = (value, root=0, *, pickle=false, timeout=None))]
@@ -470,11 +471,11 @@ impl ArrayGroup {
     ) -> PyResult<Py<PyAny>> {
         let codec = Codec::new(value.py(), pickle);
         let sent = codec.encode(value)?;
-        let all = self.run_blocking(value.py(), timeout, |group| {
+        let values = self.run_blocking(value.py(), timeout, |group| {
             group.gather_object(&sent, root)
         })?;
-        match all {
-            Some(all) => codec.decode_all(&all),
+        match values {
+            Some(values) => codec.decode_all(&values),
             None => Ok(value.py().None()),
         }
     }

@@ -45,7 +45,7 @@ impl ReturnValue {
 
 /// How an operation is called.
 pub(super) struct CallOptions {
-    /// `None`: as the group's.
+    /// How long the operation may take; `None` for the group's time-out.
     pub(super) timeout: Option<Duration>,
     /// Whether the call waits for the operation's end; otherwise it returns a `Work`.
     pub(super) wait: bool,

@@ -11,8 +11,8 @@ use rcomm::{Access, Buffer, DType, Device};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The most dimensions whose extents are kept; arrays of more are recorded as flat.
-const DIMENSIONS: usize = 8;
+/// The most dimensions whose extents are kept; arrays of more dimensions are recorded as flat.
+const MAX_DIMENSIONS: usize = 8;
 
 /// The arguments of `__dlpack__` for a capsule that says whether its memory may be written.
 static VERSIONED: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
@@ -20,7 +20,7 @@ static VERSIONED: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 /// An array's extents.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
-    known: [u64; DIMENSIONS],
+    known: [u64; MAX_DIMENSIONS],
     dimensions: usize,
     elements: usize,
 }
@@ -28,7 +28,7 @@ pub(super) struct Shape {
 impl Shape {
     pub(super) fn of(extents: impl Iterator<Item = u64>) -> Self {
         let mut read = Self {
-            known: [0; DIMENSIONS],
+            known: [0; MAX_DIMENSIONS],
             dimensions: 0,
             elements: 1,
         };
@@ -90,7 +90,7 @@ impl Memory {
             return Self::of_buffer(array, usage);
         };
         let view = dlpack::read(&capsule)
-            .map_err(|why| invalid(py, &format!("this {} {why}", kind_of(array))))?;
+            .map_err(|reason| invalid(py, &format!("this {} {reason}", kind_of(array))))?;
         if usage == Use::Write && (view.is_read_only || is_immutable(array)) {
             return Err(invalid(
                 py,
@@ -151,7 +151,7 @@ impl Memory {
     /// Pieces of these lengths, one after the other.
     ///
     /// # Errors
-    /// `rcomm.InvalidArgument` if they are not the whole memory.
+    /// `rcomm.InvalidArgument` if the lengths do not add up to the whole memory.
     pub(super) fn pieces(&self, py: Python<'_>, lens: &[usize]) -> PyResult<Vec<Buffer<'static>>> {
         let total = lens
             .iter()
@@ -205,13 +205,13 @@ fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAn
     let Some(export) = array.getattr_opt(intern!(py, "__dlpack__"))? else {
         return Ok(None);
     };
-    let versioned = VERSIONED.get_or_try_init(py, || {
+    let arguments = VERSIONED.get_or_try_init(py, || {
         let arguments = PyDict::new(py);
         arguments.set_item("max_version", (1, 0))?;
         Ok::<_, PyErr>(arguments.unbind())
     })?;
-    let capsule = match export.call(PyTuple::empty(py), Some(versioned.bind(py))) {
-        // A library that knows no versions.
+    let capsule = match export.call(PyTuple::empty(py), Some(arguments.bind(py))) {
+        // The array's library knows no versions.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => export.call0(),
         other => other,
     };

@@ -147,12 +147,13 @@ impl ArrayGroup {
         whole: &Memory,
         rows: Option<&[usize]>,
     ) -> PyResult<Vec<usize>> {
-        let (all, ranks) = (whole.shape.rows().0, self.ranks_in_group());
+        let (row_count, ranks) = (whole.shape.rows().0, self.ranks_in_group());
         let own_rows = match rows {
             Some(rows) => rows.get(self.group.rank() as usize).copied().unwrap_or(0),
-            None if all.is_multiple_of(ranks) => all / ranks,
+            None if row_count.is_multiple_of(ranks) => row_count / ranks,
             None => {
-                let text = format!("{all} rows do not divide into {ranks} equal parts: give out=");
+                let text =
+                    format!("{row_count} rows do not divide into {ranks} equal parts: give out=");
                 return Err(invalid(py, &text));
             }
         };

@@ -19,7 +19,7 @@ enum WorkState {
 /// An operation of a group, in progress or ended.
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct ArrayWork {
-    inner: OfProcess<Inner>,
+    inner: OfProcess<WorkCell>,
     returns: ReturnValue,
     timeout: Duration,
     op: &'static str,
@@ -27,9 +27,9 @@ pub(crate) struct ArrayWork {
     shared: Arc<Shared>,
 }
 
-struct Inner(Mutex<WorkState>);
+struct WorkCell(Mutex<WorkState>);
 
-impl Inner {
+impl WorkCell {
     fn state(&self) -> MutexGuard<'_, WorkState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -57,7 +57,7 @@ impl Inner {
         drop(before);
     }
 
-    /// How it ended, if it has. Does not wait for the operation.
+    /// How the operation ended; `None` if it has not. Does not wait for the operation.
     fn outcome(&self, py: Python<'_>) -> Option<Result<Done, Error>> {
         if let Some(work) = self.under_way() {
             if !work.is_completed() {
@@ -87,13 +87,13 @@ impl ArrayWork {
             timeout,
             op: work.op().name(),
             seq: work.seq(),
-            inner: OfProcess::new(Inner(Mutex::new(WorkState::UnderWay(Arc::new(work))))),
+            inner: OfProcess::new(WorkCell(Mutex::new(WorkState::UnderWay(Arc::new(work))))),
             shared,
         }
     }
 
     /// The operation's state, unless the operation belongs to a parent process.
-    fn of_this_process(&self, py: Python<'_>) -> PyResult<&Inner> {
+    fn of_this_process(&self, py: Python<'_>) -> PyResult<&WorkCell> {
         match self.inner.is_own() {
             true => Ok(&self.inner),
             false => Err(used_after_fork(py, "operation")),
@@ -142,8 +142,8 @@ impl ArrayWork {
         }
     }
 
-    /// Whether it has ended, with or without an error. Does not wait for the operation; after an error, waits until
-    /// the status of the group's other ranks was read.
+    /// Whether the operation has ended, with or without an error. Does not wait for it; after an error, waits until the
+    /// status of the group's other ranks was read.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.of_this_process(py)?.outcome(py).is_some())
     }
@@ -159,7 +159,7 @@ impl ArrayWork {
         })
     }
 
-    /// Calls `callback` with this Work when the operation has ended, on another thread; soon, if it has already.
+    /// Calls `callback` with this Work, on another thread, when the operation has ended; soon, if it already has.
     fn add_done_callback(slf: &Bound<'_, Self>, callback: Py<PyAny>) -> PyResult<()> {
         let (py, this) = (slf.py(), slf.get());
         let inner = this.of_this_process(py)?;
@@ -198,13 +198,13 @@ impl ArrayWork {
         self.op
     }
 
-    /// Its sequence number in the group, as records and errors show it.
+    /// The operation's sequence number in the group, as records and errors show it.
     #[getter]
     fn seq(&self) -> u64 {
         self.seq
     }
 
-    /// How many seconds it ran; None until its end was seen, or where that was not measured.
+    /// How many seconds the operation ran; None until its end was seen, or where the time was not measured.
     #[getter]
     fn duration(&self, py: Python<'_>) -> PyResult<Option<f64>> {
         Ok(match self.of_this_process(py)?.outcome(py) {

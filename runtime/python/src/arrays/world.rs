@@ -40,8 +40,8 @@ impl ArrayWorld {
         }
         let used = py.detach(|| {
             let mut world = self.lock();
-            let gone = || Error::new(ErrorKind::Closed, "the world was shut down");
-            operation(world.as_mut().ok_or_else(gone)?)
+            let closed = || Error::new(ErrorKind::Closed, "the world was shut down");
+            operation(world.as_mut().ok_or_else(closed)?)
         });
         used.map_err(|error| self.shared.exception_for(py, &error))
     }
@@ -133,7 +133,7 @@ impl ArrayWorld {
         Ok(ArrayGroup::new(group.clone(), self.shared.clone()))
     }
 
-    /// The ring's file; None if it is in this process's own memory.
+    /// The ring's file; None if the ring is in this process's own memory.
     #[getter]
     fn path(&self) -> Option<PathBuf> {
         self.shared.recorder.storage().path().map(ToOwned::to_owned)

@@ -15,6 +15,7 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct JobQueue {
     jobs: VecDeque<Job>,
+    /// The number of threads that wait for a job.
     idle: usize,
 }
 

@@ -15,11 +15,12 @@ const fn class_of(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// An error as an exception: `ValueError` for a wrong argument, `NotImplementedError` for what cannot be done, else
-/// one of PyTorch's, all of which are `RuntimeError`s. It has attributes: `kind`, the name of the error's kind,
-/// such as `Timeout` or `PeerLost`; `ranks`, the ranks that the error names, by their numbers in the world.
+/// An error as an exception: `ValueError` for a wrong argument, `NotImplementedError` for an operation that does not
+/// exist here, else one of PyTorch's, all of which are `RuntimeError`s. The exception has attributes: `kind`, the name
+/// of the error's kind, such as `Timeout` or `PeerLost`; `ranks`, the ranks that the error names, by their numbers in
+/// the world.
 ///
-/// Programs written for PyTorch search the text of a time-out for PyTorch's own wording, so that comes first.
+/// Programs written for PyTorch search the text of a time-out for PyTorch's own wording, so the text begins with that.
 pub(crate) fn exception_for(py: Python<'_>, error: &Error, timeout: Option<Duration>) -> PyErr {
     let text = match (error.kind(), timeout) {
         (ErrorKind::Timeout, Some(timeout)) => {
@@ -45,10 +46,10 @@ pub(crate) fn exception_for(py: Python<'_>, error: &Error, timeout: Option<Durat
 
 /// An exception of this class of `torch.distributed`.
 pub(crate) fn of_torch(py: Python<'_>, class: &str, text: String) -> PyErr {
-    let made = py
+    let exception = py
         .import(intern!(py, "torch.distributed"))
         .and_then(|module| module.getattr(class)?.call1((text.clone(),)));
-    match made {
+    match exception {
         Ok(value) => PyErr::from_value(value),
         Err(_) => PyRuntimeError::new_err(text),
     }

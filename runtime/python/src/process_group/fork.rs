@@ -29,7 +29,7 @@ impl<T> OfProcess<T> {
         }
     }
 
-    /// Whether this is the process that made it.
+    /// Whether this process made the value.
     pub(crate) fn is_own(&self) -> bool {
         self.forks == FORKS.load(Ordering::Relaxed)
     }

@@ -1,8 +1,8 @@
 //! The operations of a group under the names that `torch.distributed` calls them by.
 //!
-//! Each takes tensors and PyTorch's option object, or its fields one by one as older programs pass them. A call whose
-//! options say that it is not asynchronous runs in the calling thread, as does any in a group of one rank; any other
-//! starts the operation and returns. In a coalescing block a call only keeps the operation.
+//! Each takes tensors and PyTorch's option object, or its fields one by one as older programs pass them. An operation
+//! whose options say that it is not asynchronous runs in the calling thread, as does every operation of a group of one
+//! rank; for another, the call starts it and returns. In a coalescing block a call only keeps the operation.
 
 use super::errors::exception_for;
 use super::issue::Group;
@@ -29,7 +29,7 @@ impl Group {
         self.group.size()
     }
 
-    /// Its name in records and errors.
+    /// The group's name in records and errors.
     #[getter]
     fn name(&self) -> &str {
         self.group.name()
@@ -47,7 +47,7 @@ impl Group {
         self.group.timeout()
     }
 
-    /// Sets how long operations may take that are issued from now on.
+    /// Sets how long an operation that is issued from now on may take.
     fn set_timeout(&self, py: Python<'_>, timeout: Any<'_, '_>) -> PyResult<()> {
         if let Some(timeout) = options::duration(timeout)? {
             self.of_this_process(py)?.set_timeout(timeout);
@@ -78,17 +78,20 @@ impl Group {
     ) -> PyResult<Py<PyAny>> {
         let (py, group) = (slf.py(), slf.get());
         let options = Options::read(opts)?.within(timeout)?;
-        let by = reduction(opts, op)?;
+        let reduce_op = reduction(opts, op)?;
         let tensor = lone(tensors)?;
         if !is_strided(&tensor).unwrap_or(true) {
             let sparse = py.import(intern!(py, "rcomm._sparse"))?;
-            let reduced =
-                sparse.call_method1(intern!(py, "all_reduce"), (slf, &tensor, by.op.name()));
+            let arguments = (slf, &tensor, reduce_op.op.name());
+            let reduced = sparse.call_method1(intern!(py, "all_reduce"), arguments);
             return reduced.map(Bound::unbind);
         }
         let mut memory = group.tensors(py);
         let buffer = memory.buffer(&tensor, Use::ReadWrite)?;
-        let op = Op::AllReduce { buffer, op: by };
+        let op = Op::AllReduce {
+            buffer,
+            op: reduce_op,
+        };
         let results = tensors.clone().unbind();
         let work = group.issue(py, &options, memory, op, results)?;
         Ok(Py::new(py, work)?.into_any())
@@ -105,11 +108,11 @@ impl Group {
     ) -> PyResult<Work> {
         let options = Options::read(opts)?.within(timeout)?;
         let op = reduction(opts, op)?;
-        let all = list(tensors)?;
+        let reduced = list(tensors)?;
         let mut memory = self.tensors(py);
-        let buffers = memory.buffers(&all, Use::ReadWrite)?;
+        let buffers = memory.buffers(&reduced, Use::ReadWrite)?;
         let op = Op::AllReduceCoalesced { buffers, op };
-        self.issue(py, &options, memory, op, as_list(py, &all)?)
+        self.issue(py, &options, memory, op, as_list(py, &reduced)?)
     }
 
     #[pyo3(signature = (tensors, opts=None, timeout=None, *, root=None))]
@@ -146,7 +149,7 @@ impl Group {
         root: Option<i64>,
     ) -> PyResult<Work> {
         let options = Options::read(opts)?.within(timeout)?;
-        let by = match (op, opts) {
+        let reduce_op = match (op, opts) {
             (None, Some(opts)) if opts.extract::<i64>().is_ok() => reduction(None, None)?,
             _ => reduction(opts, op)?,
         };
@@ -156,7 +159,7 @@ impl Group {
         let buffer = memory.buffer(&tensor, Use::ReadWrite)?;
         let op = Op::Reduce {
             buffer,
-            op: by,
+            op: reduce_op,
             root,
         };
         self.issue(py, &options, memory, op, as_list(py, &[tensor])?)
@@ -227,7 +230,9 @@ impl Group {
         let (into, from) = (list(outputs)?, list(inputs)?);
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let inputs = from.iter().map(|one| memory.separate_input(one, &outputs));
+        let inputs = from
+            .iter()
+            .map(|input| memory.separate_input(input, &outputs));
         let inputs = inputs.collect::<PyResult<_>>()?;
         let op = Op::AllGatherCoalesced { inputs, outputs };
         self.issue(py, &options, memory, op, as_list(py, &into)?)
@@ -244,13 +249,13 @@ impl Group {
     ) -> PyResult<Work> {
         let options = Options::read(opts)?;
         let inputs = list(input_list)?;
-        let of_ranks: Vec<Vec<_>> = list(output_lists)?
+        let outputs_by_rank: Vec<Vec<_>> = list(output_lists)?
             .iter()
             .map(list)
             .collect::<PyResult<_>>()?;
-        if let Some(wrong) = of_ranks
+        if let Some(wrong) = outputs_by_rank
             .iter()
-            .find(|of_rank| of_rank.len() != inputs.len())
+            .find(|outputs| outputs.len() != inputs.len())
         {
             return Err(PyValueError::new_err(format!(
                 "{} outputs of one rank for {} inputs",
@@ -260,8 +265,9 @@ impl Group {
         }
         let mut memory = self.tensors(py);
         let mut ops = Vec::new();
-        for (at, input) in inputs.iter().enumerate() {
-            let into: Vec<_> = of_ranks.iter().map(|of_rank| of_rank[at].clone()).collect();
+        for (index, input) in inputs.iter().enumerate() {
+            let into = outputs_by_rank.iter().map(|outputs| outputs[index].clone());
+            let into: Vec<_> = into.collect();
             let outputs = memory.buffers(&into, Use::Write)?;
             let input = memory.separate_input(input, &outputs)?;
             ops.push(Op::AllGather { input, outputs });
@@ -337,7 +343,7 @@ impl Group {
         let inputs = lone_list(input_tensors)?;
         let inputs = inputs
             .iter()
-            .map(|one| memory.separate_input(one, std::slice::from_ref(&output)));
+            .map(|input| memory.separate_input(input, std::slice::from_ref(&output)));
         let inputs = inputs.collect::<PyResult<_>>()?;
         let op = Op::Scatter {
             inputs,
@@ -347,7 +353,7 @@ impl Group {
         self.issue(py, &options, memory, op, as_list(py, &[into])?)
     }
 
-    /// Reduces a list of tensors of any lengths, one for each rank; each rank gets the reduction of those for it.
+    /// Reduces lists with one tensor, of any length, for each rank; each rank gets the reduction of the tensors for it.
     #[pyo3(signature = (output_tensors, input_tensors, opts=None, timeout=None, *, op=None))]
     fn reduce_scatter(
         &self,
@@ -359,26 +365,26 @@ impl Group {
         op: Option<Any<'_, '_>>,
     ) -> PyResult<Work> {
         let options = Options::read(opts)?.within(timeout)?;
-        let by = reduction(opts, op)?;
+        let reduce_op = reduction(opts, op)?;
         let into = lone(output_tensors)?;
         let mut memory = self.tensors(py);
         let output = memory.buffer(&into, Use::Write)?;
         let inputs = lone_list(input_tensors)?;
         let inputs = inputs
             .iter()
-            .map(|one| memory.separate_input(one, std::slice::from_ref(&output)));
+            .map(|input| memory.separate_input(input, std::slice::from_ref(&output)));
         let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
         let is_even = inputs.iter().all(|input| input.len() == inputs[0].len());
         let op = match is_even {
             true => Op::ReduceScatter {
                 inputs,
                 output,
-                op: by,
+                op: reduce_op,
             },
             false => Op::ReduceScatterV {
                 inputs,
                 output,
-                op: by,
+                op: reduce_op,
             },
         };
         self.issue(py, &options, memory, op, as_list(py, &[into])?)
@@ -395,14 +401,14 @@ impl Group {
         op: Option<Any<'_, '_>>,
     ) -> PyResult<Work> {
         let options = Options::read(opts)?.within(timeout)?;
-        let by = reduction(opts, op)?;
+        let reduce_op = reduction(opts, op)?;
         let mut memory = self.tensors(py);
         let into = memory.buffer(output, Use::Write)?;
         let input = memory.separate_input(input, std::slice::from_ref(&into))?;
         let op = Op::ReduceScatterSingle {
             input,
             output: into,
-            op: by,
+            op: reduce_op,
         };
         self.issue(
             py,
@@ -424,16 +430,18 @@ impl Group {
         op: Option<Any<'_, '_>>,
     ) -> PyResult<Work> {
         let options = Options::read(opts)?;
-        let by = reduction(opts, op)?;
+        let reduce_op = reduction(opts, op)?;
         let (into, from) = (list(outputs)?, list(inputs)?);
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let inputs = from.iter().map(|one| memory.separate_input(one, &outputs));
+        let inputs = from
+            .iter()
+            .map(|input| memory.separate_input(input, &outputs));
         let inputs = inputs.collect::<PyResult<_>>()?;
         let op = Op::ReduceScatterCoalesced {
             inputs,
             outputs,
-            op: by,
+            op: reduce_op,
         };
         self.issue(py, &options, memory, op, as_list(py, &into)?)
     }
@@ -492,7 +500,9 @@ impl Group {
         let (into, from) = (list(output_tensors)?, list(input_tensors)?);
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let inputs = from.iter().map(|one| memory.separate_input(one, &outputs));
+        let inputs = from
+            .iter()
+            .map(|input| memory.separate_input(input, &outputs));
         let inputs = inputs.collect::<PyResult<_>>()?;
         let op = Op::AllToAll { inputs, outputs };
         self.issue(py, &options, memory, op, as_list(py, &into)?)
@@ -546,8 +556,8 @@ impl Group {
         self.issue(py, &options, memory, Op::Barrier, as_list(py, &[])?)
     }
 
-    /// A barrier through the store, in which rank 0 of the group waits for each member. Its error names those that did
-    /// not arrive; the error of another member says only that it waited for rank 0.
+    /// A barrier through the store, in which rank 0 of the group waits for each member. Rank 0's error names the
+    /// members that did not arrive; the error of another member says only that it waited for rank 0.
     #[pyo3(signature = (timeout=None, wait_all_ranks=false))]
     fn monitored_barrier(
         &self,
@@ -558,7 +568,7 @@ impl Group {
         self.run_monitored_barrier(py, timeout, wait_all_ranks)
     }
 
-    /// Keeps the operations from now on, until `end_coalescing` starts them as one.
+    /// Keeps the operations that are called from now on, until `end_coalescing` starts them as one.
     fn start_coalescing(&self) {
         self.begin_block();
     }
@@ -583,9 +593,9 @@ impl Group {
             timeout: Some(group.timeout()),
             ..GroupOptions::named(group.desc())
         };
-        let rest = py.detach(|| group.shrink(&excluding, &options));
-        let rest = rest.map_err(|error| exception_for(py, &error, options.timeout))?;
-        Ok(Self::new(rest, self.shared.clone()))
+        let remaining = py.detach(|| group.shrink(&excluding, &options));
+        let remaining = remaining.map_err(|error| exception_for(py, &error, options.timeout))?;
+        Ok(Self::new(remaining, self.shared.clone()))
     }
 
     /// Waits for pending operations, for this long at most, and refuses later ones.

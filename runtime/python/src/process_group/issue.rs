@@ -14,7 +14,7 @@ use rcomm::{Done, Error, ErrorKind, Op, ProcessGroup};
 use rcomm_recorder::record::{CallSiteId, FlightRecorder};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a forked child reads that uses the process group of its parent.
+/// The error's text in a forked child that uses its parent's process group.
 pub(super) const USED_AFTER_FORK: &str = "this process was forked from the one that made the process group, which \
      works only there: call init_process_group in the child, or start the child with multiprocessing's \"spawn\" method";
 
@@ -34,7 +34,7 @@ struct Block {
     ops: Vec<Op<'static>>,
     tensors: Vec<Py<PyAny>>,
     copies: Vec<CopyBack>,
-    /// The longest time-out that was given to one of its operations; `None` for the group's.
+    /// The longest time-out that was given to one of the operations; `None` for the group's.
     timeout: Option<std::time::Duration>,
 }
 

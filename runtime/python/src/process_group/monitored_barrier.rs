@@ -45,10 +45,10 @@ impl Group {
                  send/recv from rank 0"
             ),
             _ if at_once => format!("Rank {own_rank} timed out in monitoredBarrier after 0 ms"),
-            [one] => format!("Rank {one} failed to pass monitoredBarrier in {ms} ms"),
-            all => format!(
+            [rank] => format!("Rank {rank} failed to pass monitoredBarrier in {ms} ms"),
+            ranks => format!(
                 "Ranks {} failed to pass monitoredBarrier in {ms} ms",
-                all.join(", ")
+                ranks.join(", ")
             ),
         };
         let text = format!("rcomm: {gloo_text}. With ranks numbered as in the world: {error}");

@@ -22,9 +22,9 @@ const REDUCTIONS: [ReduceOp; 9] = [
 
 /// The options of an operation.
 pub(crate) struct Options {
-    /// Whether it runs in the calling thread; otherwise the call returns a Work at once.
+    /// Whether the operation runs in the calling thread; otherwise the call returns a Work at once.
     pub(crate) blocking: bool,
-    /// `None`: as the group's.
+    /// How long the operation may take; `None` for the group's time-out.
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -61,7 +61,7 @@ fn is_duration(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     object.hasattr(intern!(object.py(), "total_seconds"))
 }
 
-/// A time-out; `None` where it is not positive, which means that none was set.
+/// A time-out; `None` where the value is not positive, which means that none was set.
 pub(crate) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
     let py = timeout.py();
     if timeout.is_none() {
@@ -82,8 +82,8 @@ pub(crate) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Option<Duration>>
 }
 
 fn from_seconds(seconds: f64) -> Option<Duration> {
-    let positive = seconds > 0.0;
-    positive.then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    let is_positive = seconds > 0.0;
+    is_positive.then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
 /// The reduction of an option object, or one that was passed separately; a sum if there is neither.
@@ -146,10 +146,10 @@ pub(crate) fn root(opts: Option<&Bound<'_, PyAny>>, root: Option<i64>) -> PyResu
     non_negative(root, "root")
 }
 
-/// A rank of the group or a tag, in the core's type.
-pub(crate) fn non_negative(number: i64, what: &str) -> PyResult<u32> {
+/// A rank of the group or a tag, in the core's type. `name` is the argument's name in the error.
+pub(crate) fn non_negative(number: i64, name: &str) -> PyResult<u32> {
     u32::try_from(number).map_err(|_| {
-        let message = format!("{what} is {number}: it must be from 0 to {}", u32::MAX);
+        let message = format!("{name} is {number}: it must be from 0 to {}", u32::MAX);
         PyValueError::new_err(message)
     })
 }

@@ -10,8 +10,8 @@ use rcomm::{Access, Buffer, DType, Device};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The most dimensions whose extents are kept; tensors of more are recorded as flat.
-const DIMENSIONS: usize = 8;
+/// The most dimensions whose extents are kept; tensors of more dimensions are recorded as flat.
+const MAX_DIMENSIONS: usize = 8;
 
 /// `torch.strided`, the layout of tensors that are plain memory.
 static STRIDED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -46,7 +46,7 @@ impl<'py, 't> Tensors<'py, 't> {
         }
     }
 
-    /// The tensor's memory; that of a copy if its elements are not in row-major order, or if it is a
+    /// The tensor's memory; that of a copy if the tensor's elements are not in row-major order, or if it is a
     /// conjugated view.
     pub(crate) fn buffer(
         &mut self,
@@ -86,13 +86,14 @@ impl<'py, 't> Tensors<'py, 't> {
         }
     }
 
-    /// As `buffer`, for each tensor of a list.
+    /// Calls `buffer` for each tensor of a list.
     pub(crate) fn buffers(
         &mut self,
         tensors: &[Bound<'py, PyAny>],
         usage: Use,
     ) -> PyResult<Vec<Buffer<'static>>> {
-        tensors.iter().map(|one| self.buffer(one, usage)).collect()
+        let buffers = tensors.iter().map(|tensor| self.buffer(tensor, usage));
+        buffers.collect()
     }
 
     /// The memory of an input; that of a copy if the input overlaps an output of the same operation.
@@ -106,7 +107,7 @@ impl<'py, 't> Tensors<'py, 't> {
         let overlaps = outputs
             .iter()
             .map(extent)
-            .any(|other| start < other.1 && other.0 < end);
+            .any(|(output_start, output_end)| start < output_end && output_start < end);
         if !overlaps {
             return Ok(buffer);
         }
@@ -187,7 +188,7 @@ fn kind_of(object: &Bound<'_, PyAny>) -> String {
     name.map_or_else(|_| "this".to_owned(), |name| name.to_string())
 }
 
-/// The first address and the one after the last.
+/// A buffer's first address, and the one after its last.
 fn extent(buffer: &Buffer<'_>) -> (usize, usize) {
     let start = buffer.as_ptr().addr();
     (start, start + buffer.size_bytes())
@@ -195,7 +196,7 @@ fn extent(buffer: &Buffer<'_>) -> (usize, usize) {
 
 /// A tensor's extents.
 struct Shape {
-    known: [u64; DIMENSIONS],
+    known: [u64; MAX_DIMENSIONS],
     dimensions: usize,
     elements: usize,
 }
@@ -204,7 +205,7 @@ impl Shape {
     fn of(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         let shape = tensor.getattr(intern!(tensor.py(), "shape"))?;
         let mut read = Self {
-            known: [0; DIMENSIONS],
+            known: [0; MAX_DIMENSIONS],
             dimensions: 0,
             elements: 1,
         };
@@ -224,7 +225,7 @@ impl Shape {
     }
 }
 
-/// How many rows (extent of the first dimension) a tensor has, and how many elements a row.
+/// How many rows (extent of the first dimension) a tensor has, and how many elements a row has.
 fn rows(tensor: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
     let shape = Shape::of(tensor)?;
     match shape.dimensions {
@@ -242,14 +243,14 @@ pub(crate) fn elements(
     splits: &[usize],
     ranks: usize,
 ) -> PyResult<Vec<usize>> {
-    let (count, row) = rows(tensor)?;
+    let (row_count, row_len) = rows(tensor)?;
     if splits.is_empty() {
-        return Ok(vec![count / ranks.max(1) * row; ranks]);
+        return Ok(vec![row_count / ranks.max(1) * row_len; ranks]);
     }
-    let in_elements = splits.iter().map(|rows| rows.checked_mul(row));
+    let in_elements = splits.iter().map(|rows| rows.checked_mul(row_len));
     in_elements.collect::<Option<_>>().ok_or_else(|| {
         PyValueError::new_err(format!(
-            "splits {splits:?} of rows of {row} elements are too large"
+            "splits {splits:?} of rows of {row_len} elements are too large"
         ))
     })
 }
@@ -269,13 +270,13 @@ pub(crate) fn list<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, 
 pub(crate) fn lone<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let Ok(list) = tensors.cast::<PyList>() else {
         return match list(tensors)?.as_slice() {
-            [one] => Ok(one.clone()),
-            other => Err(not_one(other.len())),
+            [tensor] => Ok(tensor.clone()),
+            tensors => Err(not_one(tensors.len())),
         };
     };
     match list.len() {
         1 => list.get_item(0),
-        other => Err(not_one(other)),
+        count => Err(not_one(count)),
     }
 }
 
@@ -285,7 +286,7 @@ pub(crate) fn lone_list<'py>(lists: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'p
     let outer = list(lists)?;
     match outer.as_slice() {
         [] => Ok(Vec::new()),
-        [one] if one.cast::<PyList>().is_ok() || one.cast::<PyTuple>().is_ok() => list(one),
+        [inner] if inner.cast::<PyList>().is_ok() || inner.cast::<PyTuple>().is_ok() => list(inner),
         [first, ..] if first.cast::<PyList>().is_ok() || first.cast::<PyTuple>().is_ok() => {
             Err(not_one(outer.len()))
         }

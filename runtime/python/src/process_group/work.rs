@@ -1,4 +1,4 @@
-//! An operation under way, with the interface of PyTorch's programs.
+//! [`Work`]: an operation under way, with the methods that PyTorch's programs call.
 
 use super::callbacks::Callbacks;
 use super::errors::{exception_for, of_torch};
@@ -16,7 +16,7 @@ pub(crate) type CoreWork = rcomm::Work<(Op<'static>, Done)>;
 
 /// The results of an operation.
 pub(crate) struct Results {
-    /// The tensors that it wrote, as `result()` and futures return them.
+    /// The tensors that the operation wrote, as `result()` and futures return them.
     pub(crate) tensors: Py<PyAny>,
     pub(crate) copies: Vec<CopyBack>,
 }
@@ -26,7 +26,7 @@ enum WorkState {
     Ended(Result<Done, Error>),
 }
 
-struct Inner {
+struct WorkCell {
     state: Mutex<WorkState>,
     tensors: Py<PyAny>,
     copies: Mutex<Vec<CopyBack>>,
@@ -38,7 +38,7 @@ struct Inner {
 /// An operation of a group, with the methods of `torch.distributed.Work`.
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct Work {
-    inner: OfProcess<Arc<Inner>>,
+    inner: OfProcess<Arc<WorkCell>>,
     callbacks: Arc<Callbacks>,
 }
 
@@ -54,8 +54,8 @@ impl Work {
         Self::new(state, results, timeout, (name, seq), callbacks)
     }
 
-    /// An operation that has ended without an error, or one in a coalescing block, whose end is that of the block's
-    /// Work.
+    /// The Work of an operation that has ended without an error, or of one in a coalescing block, whose end only the
+    /// block's Work shows.
     pub(crate) fn ended(
         done: Done,
         results: Results,
@@ -79,7 +79,7 @@ impl Work {
         (name, seq): (&'static str, u64),
         callbacks: Arc<Callbacks>,
     ) -> Self {
-        let inner = Inner {
+        let inner = WorkCell {
             state: Mutex::new(state),
             tensors: results.tensors,
             copies: Mutex::new(results.copies),
@@ -94,7 +94,7 @@ impl Work {
     }
 
     /// The operation's state, unless the operation belongs to a parent process.
-    fn of_this_process(&self) -> PyResult<&Inner> {
+    fn of_this_process(&self) -> PyResult<&WorkCell> {
         if self.inner.is_own() {
             return Ok(&self.inner);
         }
@@ -104,7 +104,7 @@ impl Work {
     }
 }
 
-impl Inner {
+impl WorkCell {
     fn state(&self) -> MutexGuard<'_, WorkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,8 +117,9 @@ impl Inner {
         }
     }
 
-    /// How it ended, if it has; its results are then in the tensors. Does not wait for the operation.
-    fn look(&self, py: Python<'_>) -> PyResult<Option<Result<Done, Error>>> {
+    /// How the operation ended; `None` if it has not. Without an error, the results are in the tensors. Does not wait
+    /// for the operation.
+    fn poll(&self, py: Python<'_>) -> PyResult<Option<Result<Done, Error>>> {
         let Some(work) = self.under_way() else {
             return self.outcome(py);
         };
@@ -157,7 +158,7 @@ impl Inner {
         drop(before);
     }
 
-    /// Copies results into tensors that are not in row-major order; once.
+    /// Copies results, once, into tensors that are not in row-major order.
     fn copy_back(&self, py: Python<'_>) -> PyResult<()> {
         let copies =
             std::mem::take(&mut *self.copies.lock().unwrap_or_else(PoisonError::into_inner));
@@ -195,7 +196,7 @@ impl Inner {
 
     /// Completes a future with the operation's result or error.
     fn settle(&self, py: Python<'_>, future: &Bound<'_, PyAny>) -> PyResult<()> {
-        match self.look(py)? {
+        match self.poll(py)? {
             Some(Err(error)) => {
                 let error = exception_for(py, &error, Some(self.timeout));
                 future.call_method1(intern!(py, "set_exception"), (error.value(py),))?;
@@ -227,36 +228,36 @@ impl Work {
         Ok(true)
     }
 
-    /// As `wait`.
+    /// Waits like `wait`.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         self.of_this_process()?.wait(py, None)
     }
 
-    /// As `wait`: on the CPU there is no stream to block.
+    /// Waits like `wait`: on the CPU there is no stream to block.
     fn block_current_stream(&self, py: Python<'_>) -> PyResult<()> {
         self.of_this_process()?.wait(py, None)
     }
 
-    /// Whether it has ended, with or without an error. Does not wait for the operation; after an error, waits until
-    /// the status of the group's other ranks was read.
+    /// Whether the operation has ended, with or without an error. Does not wait for it; after an error, waits until the
+    /// status of the group's other ranks was read.
     fn is_completed(&self, py: Python<'_>) -> PyResult<bool> {
         let inner = self.of_this_process()?;
         Ok(match inner.under_way() {
             None => true,
             Some(work) if !work.is_completed() => false,
-            Some(_) => inner.look(py)?.is_some(),
+            Some(_) => inner.poll(py)?.is_some(),
         })
     }
 
-    /// Whether it has ended without an error. Waits as `is_completed` does.
+    /// Whether the operation has ended without an error. Waits as `is_completed` does.
     fn is_success(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(matches!(self.of_this_process()?.look(py)?, Some(Ok(_))))
+        Ok(matches!(self.of_this_process()?.poll(py)?, Some(Ok(_))))
     }
 
     /// The exception that `wait` raises; None if there is none so far.
     fn exception<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let inner = self.of_this_process()?;
-        Ok(match inner.look(py)? {
+        Ok(match inner.poll(py)? {
             Some(Err(error)) => {
                 let raised = exception_for(py, &error, Some(inner.timeout));
                 Some(raised.value(py).clone().into_any())
@@ -265,7 +266,7 @@ impl Work {
         })
     }
 
-    /// The tensors that it wrote. Waits for the end.
+    /// The tensors that the operation wrote. Waits for the end.
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let inner = self.of_this_process()?;
         inner.wait(py, None)?;
@@ -276,7 +277,7 @@ impl Work {
     fn _source_rank(&self, py: Python<'_>) -> PyResult<i64> {
         let inner = self.of_this_process()?;
         inner.wait(py, None)?;
-        Ok(match inner.look(py)? {
+        Ok(match inner.poll(py)? {
             Some(Ok(Done {
                 source: Some(rank), ..
             })) => i64::from(rank),
@@ -284,12 +285,12 @@ impl Work {
         })
     }
 
-    /// As `_source_rank`.
+    /// Does the same as `_source_rank`.
     fn source_rank(&self, py: Python<'_>) -> PyResult<i64> {
         self._source_rank(py)
     }
 
-    /// A `torch.futures.Future` of the tensors that it writes. Callbacks run on separate threads.
+    /// A `torch.futures.Future` of the tensors that the operation writes. Callbacks run on separate threads.
     fn get_future<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let inner = self.of_this_process()?;
         let futures = py.import(intern!(py, "torch.futures"))?;
@@ -328,14 +329,15 @@ impl Work {
         Ok(self.of_this_process()?.name)
     }
 
-    /// Its sequence number in the group; 0 after a call that ran in the calling thread, or in a coalescing block.
+    /// The operation's sequence number in the group; 0 for one that ran in the calling thread, or is in a coalescing
+    /// block.
     fn _get_sequence_number(&self) -> PyResult<u64> {
         Ok(self.of_this_process()?.seq)
     }
 
-    /// How long it ran in milliseconds, where that was measured; else -1.
+    /// How long the operation ran in milliseconds, where that was measured; else -1.
     fn _get_duration(&self, py: Python<'_>) -> PyResult<f64> {
-        Ok(match self.of_this_process()?.look(py)? {
+        Ok(match self.of_this_process()?.poll(py)? {
             Some(Ok(Done {
                 duration: Some(ran),
                 ..
@@ -346,7 +348,7 @@ impl Work {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let inner = self.of_this_process()?;
-        let state = match inner.look(py)? {
+        let state = match inner.poll(py)? {
             None => "under way",
             Some(Ok(_)) => "completed",
             Some(Err(_)) => "failed",

@@ -54,8 +54,8 @@ impl StoreServer {
 #[pyclass(module = "rcomm._native", frozen)]
 pub(crate) struct World {
     world: OfProcess<Mutex<Option<rcomm::World>>>,
-    /// The group of all ranks, or of those that remain. Apart from `world`, whose lock is held while a call waits for
-    /// other ranks.
+    /// The group of all ranks, or of those that remain. It has a lock of its own, since that of `world` is held while a
+    /// call waits for other ranks.
     group: OfProcess<Mutex<rcomm::ProcessGroup>>,
     is_open: AtomicBool,
     shared: Arc<WorldState>,
@@ -70,21 +70,21 @@ impl World {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs an operation on the world without the GIL, since it may wait for other ranks. `timeout` is the time that the
-    /// text of a time-out error names.
+    /// Runs an operation on the world without the GIL, since it may wait for other ranks. `timeout` is the time that
+    /// the text of a time-out error names.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
         timeout: Option<Duration>,
         operation: impl FnOnce(&mut rcomm::World) -> Result<T, Error> + Send,
     ) -> PyResult<T> {
-        let gone = |message: &str| Error::new(ErrorKind::Closed, message);
+        let closed = |message: &str| Error::new(ErrorKind::Closed, message);
         let used = match self.world.is_own() {
-            false => Err(gone(USED_AFTER_FORK)),
+            false => Err(closed(USED_AFTER_FORK)),
             true => py.detach(|| {
                 let mut world = self.lock();
                 let world = world.as_mut();
-                let world = world.ok_or_else(|| gone("the process group was destroyed"))?;
+                let world = world.ok_or_else(|| closed("the process group was destroyed"))?;
                 operation(world)
             }),
         };
@@ -99,7 +99,7 @@ fn under(prefix: &str, store: TcpStore) -> Arc<dyn Store> {
 #[pymethods]
 impl World {
     /// Joins a job: waits until all of its ranks have arrived at the store at `host` and `port`. All keys are under
-    /// `prefix`. Without a host the job has this one rank. With a `server`, this process serves the store.
+    /// `prefix`. Without a host this rank is the job's only one. With a `server`, this process serves the store.
     /// `store_is_external` says that PyTorch, its launcher or the program serves the store, so that this world neither
     /// serves nor keeps it; `store_at_rank_0` that the process of rank 0 is known to serve such a store.
     #[new]
@@ -128,7 +128,7 @@ impl World {
                 .unwrap_or_else(PoisonError::into_inner);
             held.take()
         });
-        let made = py.detach(|| {
+        let joined = py.detach(|| {
             let is_alone = host.is_none();
             let rendezvous = Rendezvous::explicit(
                 rank,
@@ -158,7 +158,7 @@ impl World {
                 false => builder.init(),
             }
         });
-        let world = made.map_err(|error| exception_for(py, &error, Some(timeout)))?;
+        let world = joined.map_err(|error| exception_for(py, &error, Some(timeout)))?;
         let recorder = world.recorder().clone();
         let shared = WorldState {
             no_call_site: recorder.intern_call_site(
@@ -217,9 +217,9 @@ impl World {
         Ok(Group::new(group, self.shared.clone()))
     }
 
-    /// Waits for what is pending, for this long at most, and ends the world. Ranks that end later are no error. A rank
-    /// whose `StoreServer` the others use waits for them, as long again at most (after a failure for the time that it
-    /// waits for the others' status), and then up to 10 s until they have read that all have ended. Does nothing the
+    /// Waits for pending operations, for this long at most, and ends the world. Ranks that end later are no error. A
+    /// rank whose `StoreServer` the others use waits for them, as long again at most (after a failure for the time that
+    /// it waits for the others' status), and then up to 10 s until they have read that all have ended. Does nothing the
     /// second time, and nothing in a forked child.
     fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
         if !self.world.is_own() {
@@ -233,9 +233,9 @@ impl World {
         ended.map_err(|error| exception_for(py, &error, Some(within)))
     }
 
-    /// Ends the world without waiting for what is pending: that fails, and so does what other ranks have pending in the
-    /// group of all ranks, with this reason. The ring stays. A rank whose `StoreServer` the others use keeps it for them
-    /// for the time that it waits for their status.
+    /// Ends the world without waiting for pending operations: these fail, and so do those of other ranks in the group
+    /// of all ranks, with this reason. The ring stays. A rank whose `StoreServer` the others use keeps it for them for
+    /// the time that it waits for their status.
     fn abandon(&self, py: Python<'_>, reason: &str) {
         if !self.world.is_own() {
             return;
@@ -253,7 +253,7 @@ impl World {
         self.world.is_own() && self.is_open.load(Ordering::Relaxed)
     }
 
-    /// The ring's file; None if it is in this process's own memory.
+    /// The ring's file; None if the ring is in this process's own memory.
     #[getter]
     fn path(&self) -> Option<PathBuf> {
         self.shared.recorder.storage().path().map(ToOwned::to_owned)

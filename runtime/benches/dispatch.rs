@@ -18,24 +18,24 @@ fn dispatch(criterion: &mut Criterion) {
     let store = std::sync::Arc::new(rcomm::HashStore::new());
     let world = World::builder(config).store(store).init().unwrap();
     let group = world.group();
-    let (mut one, mut whole) = ([0.0_f32; 2], [0.0_f32; 2]);
+    let (mut first, mut second) = ([0.0_f32; 2], [0.0_f32; 2]);
     for _ in 0..2 * Config::default().ring_entries {
         group.barrier().unwrap();
     }
     criterion.bench_function("barrier", |bencher| bencher.iter(|| group.barrier()));
     criterion.bench_function("all_reduce of 8 bytes", |bencher| {
-        bencher.iter(|| group.all_reduce(black_box(&mut one), ReduceOp::Sum));
+        bencher.iter(|| group.all_reduce(black_box(&mut first), ReduceOp::Sum));
     });
     criterion.bench_function("all_gather of 8 bytes", |bencher| {
-        bencher.iter(|| group.all_gather_single(black_box(&one), black_box(&mut whole)));
+        bencher.iter(|| group.all_gather_single(black_box(&first), black_box(&mut second)));
     });
     criterion.bench_function("reduce_scatter of 8 bytes", |bencher| {
         bencher.iter(|| {
-            group.reduce_scatter_single(black_box(&whole), black_box(&mut one), ReduceOp::Sum)
+            group.reduce_scatter_single(black_box(&second), black_box(&mut first), ReduceOp::Sum)
         });
     });
     criterion.bench_function("all_to_all of 8 bytes", |bencher| {
-        bencher.iter(|| group.all_to_all_single(black_box(&one), black_box(&mut whole)));
+        bencher.iter(|| group.all_to_all_single(black_box(&first), black_box(&mut second)));
     });
     let recorder = world.recorder();
     criterion.bench_function("the clock of the records", |bencher| {

@@ -1,4 +1,4 @@
-//! What a step of data-parallel training takes: 64 gradients of 1 MiB on each of two ranks, which are threads.
+//! Measures a step of data-parallel training: 64 gradients of 1 MiB on each of two ranks, which are threads.
 //!
 //! | way | what it does |
 //! |---|---|
@@ -8,9 +8,9 @@
 //!
 //! The backward pass of a layer either waits for a millisecond, as if an accelerator computed it, or computes on the
 //! processor. The ways take turns in each round. The table has the times of rank 0, in ms. `exposed` is how long the
-//! step waits for communication: all of it for `all_reduce each`, the wait in `finish` for the reducer. Allocations
-//! (count, bytes) are those of the training thread in the step that had the fewest. `copies` is how often all gradients
-//! are copied in a step, apart from the averaging.
+//! step waits for communication: the whole communication for `all_reduce each`, the wait in `finish` for the reducer.
+//! Allocations (count, bytes) are those of the training thread in the step that had the fewest. `copies` is how often
+//! all gradients are copied in a step, apart from the averaging.
 //!
 //! ```text
 //! cargo bench -p rcomm --bench reducer [-- ROUNDS]
@@ -56,8 +56,8 @@ impl Backward {
                 gradient.fill(black_box(1.0));
             }
             Self::Computes => {
-                for (at, value) in gradient.iter_mut().enumerate() {
-                    *value = (black_box(at) as f32).sqrt();
+                for (index, value) in gradient.iter_mut().enumerate() {
+                    *value = (black_box(index) as f32).sqrt();
                 }
             }
         }
@@ -75,12 +75,12 @@ struct Measured {
 
 impl Measured {
     fn add(&mut self, mut step: impl FnMut() -> Duration) {
-        for nth in 0..STEPS {
-            let since = Instant::now();
+        for step_index in 0..STEPS {
+            let start = Instant::now();
             let mut exposed = Duration::ZERO;
             let allocated = allocation_counter::measure(|| exposed = step());
-            if nth > 0 {
-                self.step.push(since.elapsed());
+            if step_index > 0 {
+                self.step.push(start.elapsed());
                 self.exposed.push(exposed);
                 let allocated = (allocated.count_total, allocated.bytes_total);
                 let fewest = self.allocations.get_or_insert(allocated);
@@ -99,11 +99,13 @@ fn median(times: &mut [Duration]) -> f64 {
 fn measure_rank(world: &World, rounds: usize) -> Vec<Measured> {
     let group = world.group();
     let parameters = || {
-        let parameters = (0..PARAMETERS).map(|at| Parameter::new(at.to_string(), &[LEN as u64]));
+        let parameters =
+            (0..PARAMETERS).map(|index| Parameter::new(index.to_string(), &[LEN as u64]));
         parameters.collect::<Vec<_>>()
     };
-    let new = || Reducer::<f32>::new(group, parameters(), ReducerOptions::default()).unwrap();
-    let (mut copied, mut in_place) = (new(), new());
+    let new_reducer =
+        || Reducer::<f32>::new(group, parameters(), ReducerOptions::default()).unwrap();
+    let (mut copied, mut in_place) = (new_reducer(), new_reducer());
     let mut gradients = vec![vec![0.0_f32; LEN]; PARAMETERS];
     let mut measured = vec![Measured::default(); BACKWARDS.len() * WAYS.len()];
     for _ in 0..rounds {
@@ -113,26 +115,26 @@ fn measure_rank(world: &World, rounds: usize) -> Vec<Measured> {
                 for gradient in gradients.iter_mut().rev() {
                     backward.layer(gradient);
                 }
-                let since = Instant::now();
+                let start = Instant::now();
                 for gradient in gradients.iter_mut().rev() {
                     group.all_reduce(gradient, ReduceOp::Avg).unwrap();
                 }
-                since.elapsed()
+                start.elapsed()
             });
             group.barrier().unwrap();
             measured[1].add(|| {
-                for (at, gradient) in gradients.iter_mut().enumerate().rev() {
+                for (index, gradient) in gradients.iter_mut().enumerate().rev() {
                     backward.layer(gradient);
-                    copied.ready(at, gradient).unwrap();
+                    copied.ready(index, gradient).unwrap();
                 }
                 black_box(copied.finish().unwrap());
                 copied.statistics().exposed
             });
             group.barrier().unwrap();
             measured[2].add(|| {
-                for at in (0..PARAMETERS).rev() {
-                    backward.layer(in_place.gradient_mut(at).unwrap());
-                    in_place.mark_ready(at).unwrap();
+                for index in (0..PARAMETERS).rev() {
+                    backward.layer(in_place.gradient_mut(index).unwrap());
+                    in_place.mark_ready(index).unwrap();
                 }
                 in_place.finish_in_place().unwrap();
                 in_place.statistics().exposed
@@ -148,12 +150,12 @@ fn main() {
     let rounds = rounds.unwrap_or(10);
     let store = Arc::new(HashStore::new());
     let threads: Vec<_> = (0..RANKS)
-        .map(|at| {
+        .map(|rank| {
             let store = store.clone();
             std::thread::spawn(move || {
                 // Nothing listens at this address: the ranks meet in `store`. The job's name is made from the address.
                 let config = Config {
-                    rendezvous: Some(Rendezvous::explicit(at, RANKS, "127.0.0.1", 1).unwrap()),
+                    rendezvous: Some(Rendezvous::explicit(rank, RANKS, "127.0.0.1", 1).unwrap()),
                     ring_dir: RingDir::Memory,
                     endpoint: EndpointChoice::Off,
                     ..Config::default()
@@ -183,11 +185,13 @@ fn main() {
         "alloc bytes",
         "copies"
     );
-    let rows = BACKWARDS.iter().flat_map(|it| WAYS.map(|way| (it.1, way)));
-    for ((backward, (way, copies)), it) in rows.zip(&mut measured) {
-        let (step, exposed) = (median(&mut it.step), median(&mut it.exposed));
-        let min = it.step[0].as_secs_f64() * 1e3;
-        let (count, bytes) = it.allocations.unwrap_or_default();
+    let rows = BACKWARDS
+        .iter()
+        .flat_map(|(_, backward)| WAYS.map(|way| (backward, way)));
+    for ((backward, (way, copies)), times) in rows.zip(&mut measured) {
+        let (step, exposed) = (median(&mut times.step), median(&mut times.exposed));
+        let min = times.step[0].as_secs_f64() * 1e3;
+        let (count, bytes) = times.allocations.unwrap_or_default();
         println!(
             "{backward:<9} {way:<16} {min:>9.1} {step:>9.1} {exposed:>15.1} {count:>12} {bytes:>12} {copies:>7}"
         );

@@ -1,4 +1,4 @@
-//! What TLS costs: all_reduce over TCP and requests to the store, without and with TLS, in turn.
+//! Measures what TLS costs: all_reduce over TCP and requests to the store, without and with TLS, in turn.
 //!
 //! The two ranks are threads of this process. They use the loopback interface, which is faster than any network:
 //! between hosts the share of TLS is smaller. Each pair of numbers is the median and the least of the rounds' means, or
@@ -45,11 +45,11 @@ fn worlds(rank: u32, ports: [u16; 2], tls: &TlsFiles) -> [World; 2] {
 
 /// The mean time of `work` over this many repetitions.
 fn mean(repetitions: usize, mut work: impl FnMut()) -> Duration {
-    let began = Instant::now();
+    let start = Instant::now();
     for _ in 0..repetitions {
         work();
     }
-    began.elapsed() / u32::try_from(repetitions).unwrap()
+    start.elapsed() / u32::try_from(repetitions).unwrap()
 }
 
 /// The number of repetitions for one round, if a repetition takes `once`.
@@ -58,15 +58,15 @@ fn repetitions(once: Duration) -> usize {
     usize::try_from(count).unwrap().clamp(3, 20_000)
 }
 
-fn print(what: &str, mut rounds: [Vec<Duration>; 2]) {
+fn print(name: &str, mut rounds: [Vec<Duration>; 2]) {
     let numbers = rounds.each_mut().map(|rounds| {
         rounds.sort();
-        let micros = |at: usize| rounds[at].as_secs_f64() * 1e6;
+        let micros = |index: usize| rounds[index].as_secs_f64() * 1e6;
         (micros(rounds.len() / 2), micros(0))
     });
     let [(plain, plain_least), (tls, tls_least)] = numbers;
     println!(
-        "{what:<24} {plain:>10.1} {plain_least:>10.1} {tls:>10.1} {tls_least:>10.1} {:>7.2} {:>7.2}",
+        "{name:<24} {plain:>10.1} {plain_least:>10.1} {tls:>10.1} {tls_least:>10.1} {:>7.2} {:>7.2}",
         tls / plain,
         tls_least / plain_least
     );
@@ -80,8 +80,8 @@ fn all_reduce(worlds: &[World; 2], together: &Barrier, size: usize) -> [Vec<Dura
             .all_reduce(&mut numbers, ReduceOp::Max)
             .unwrap();
     };
-    // Both ranks must repeat it the same number of times, so that number follows from the size alone: about 1 GB/s, and
-    // 30 µs for each repetition.
+    // Both ranks must repeat the operation the same number of times, so the number follows from the size alone, by an
+    // estimate of 1 GB/s and 30 µs for each repetition.
     let once = Duration::from_micros(30) + Duration::from_nanos(size as u64);
     let count = repetitions(once);
     for world in worlds {

@@ -21,7 +21,7 @@
 //! | [`Op`], [`Buffer`], [`Reduction`] | operations as data |
 //! | [`store`] | key-value stores, one of which speaks the protocol of PyTorch's TCPStore |
 //! | [`backend`] | the CPU and NCCL backends, and the traits for writing another |
-//! | [`data_parallel`] | gradients, averaged in buckets |
+//! | [`data_parallel`] | averages gradients over the ranks, in buckets |
 //!
 //! Everything except the CPU and NCCL backends is in the crate `rcomm-core`; only this crate depends on
 //! these backends.

@@ -24,8 +24,8 @@ const RANKS_PER_HOST: usize = 2;
 const LONG: Duration = Duration::from_secs(60);
 
 /// The value that the CPU backend has stored under a key that ends in `cpu/<what>/<rank>`.
-fn stored_value(world: &World, what: &str, rank: usize) -> String {
-    let end = format!("cpu/{what}/{rank}");
+fn stored_value(world: &World, kind: &str, rank: usize) -> String {
+    let end = format!("cpu/{kind}/{rank}");
     let keys = world.store().list_keys().unwrap();
     let key = keys.iter().find(|key| key.ends_with(&end)).unwrap();
     String::from_utf8(world.store().get(key, LONG).unwrap()).unwrap()
@@ -72,11 +72,11 @@ fn check_on_ipv6_loopback(socket_ifname: Option<&str>) {
 }
 
 fn has_ipv6_loopback() -> bool {
-    let is_there = std::net::TcpListener::bind(("::1", 0)).is_ok();
-    if !is_there {
+    let exists = std::net::TcpListener::bind(("::1", 0)).is_ok();
+    if !exists {
         let _ = writeln!(std::io::stderr(), "skipped: this host has no ::1");
     }
-    is_there
+    exists
 }
 
 #[test]
@@ -111,25 +111,29 @@ fn an_unknown_interface_is_refused_with_a_list_of_the_existing_ones() {
     assert!(message.contains("lo (127.0.0.1"), "{message}");
 }
 
-/// Runs `rank` as each of four ranks on two simulated hosts, on threads. Each has an identity of the CA that `ca_of`
-/// gives for it, or no TLS.
-fn on_two_hosts(ca_of: impl Fn(u32) -> Option<&'static Ca> + Sync, rank: impl Fn(Config) + Sync) {
+/// Calls `run_rank` for each of four ranks on two simulated hosts, on threads. Each rank has an identity of the CA that
+/// `ca_of` gives for it, or no TLS.
+fn on_two_hosts(
+    ca_of: impl Fn(u32) -> Option<&'static Ca> + Sync,
+    run_rank: impl Fn(Config) + Sync,
+) {
     let folder = tempfile::tempdir().unwrap();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = free.local_addr().unwrap().port();
     drop(free);
     std::thread::scope(|scope| {
-        for at in 0..4 {
-            let (ca_of, rank, folder) = (&ca_of, &rank, folder.path());
+        for rank in 0..4 {
+            let (ca_of, run_rank, folder) = (&ca_of, &run_rank, folder.path());
             scope.spawn(move || {
-                let mut place = Rendezvous::explicit(at, 4, "127.0.0.1", port).unwrap();
-                (place.local_rank, place.local_world_size) = (Some(at % 2), Some(2));
-                rank(Config {
-                    rendezvous: Some(place),
-                    tls: ca_of(at).map(|ca| ca.issue(folder, &format!("rank{at}"))),
+                let mut rendezvous = Rendezvous::explicit(rank, 4, "127.0.0.1", port).unwrap();
+                rendezvous.local_rank = Some(rank % 2);
+                rendezvous.local_world_size = Some(2);
+                run_rank(Config {
+                    rendezvous: Some(rendezvous),
+                    tls: ca_of(rank).map(|ca| ca.issue(folder, &format!("rank{rank}"))),
                     secret: Some(rcomm::Secret::from_text("of this test")),
                     endpoint: EndpointChoice::Tcp(([127, 0, 0, 1], 0).into()),
-                    host_id: Some((at / 2).to_string()),
+                    host_id: Some((rank / 2).to_string()),
                     timeout: LONG,
                     init_timeout: LONG,
                     ring_dir: RingDir::Memory,
@@ -159,9 +163,11 @@ fn a_job_on_two_hosts_works_over_tls() {
             let group = world.group();
             // Callers of the data ports that stop in the handshake.
             let _stalled: Vec<TcpStream> = (0..32)
-                .map(|at| {
-                    let mut caller = TcpStream::connect(address(&world, at % 4)).unwrap();
-                    caller.write_all(&[0x16, 3, 1, 2, 0, 1][..at % 6]).unwrap();
+                .map(|index| {
+                    let mut caller = TcpStream::connect(address(&world, index % 4)).unwrap();
+                    caller
+                        .write_all(&[0x16, 3, 1, 2, 0, 1][..index % 6])
+                        .unwrap();
                     caller
                 })
                 .collect();
@@ -235,8 +241,8 @@ fn rank_process() {
         .init();
     let world = World::init(Config::from_environment().unwrap()).unwrap();
     let rank = world.rank();
-    let all: Vec<u32> = (0..world.size()).collect();
-    let second_group = world.new_group(&all, &GroupOptions::named("again"));
+    let ranks: Vec<u32> = (0..world.size()).collect();
+    let second_group = world.new_group(&ranks, &GroupOptions::named("again"));
     for group in [world.group(), &second_group.unwrap()] {
         for count in [1, 300_000] {
             let mut data = vec![f64::from(rank + 1); count];
@@ -261,7 +267,9 @@ fn rank_process() {
 fn check_operations_between_hosts(group: &ProcessGroup) {
     let (rank, size) = (group.rank() as usize, group.size() as usize);
     let input = |rank: usize, count: usize| -> Vec<u64> {
-        (0..count).map(|at| (rank * 1000 + at) as u64).collect()
+        (0..count)
+            .map(|index| (rank * 1000 + index) as u64)
+            .collect()
     };
     for count in [1, 40_000] {
         group.barrier().unwrap();
@@ -270,19 +278,23 @@ fn check_operations_between_hosts(group: &ProcessGroup) {
         group.broadcast(&mut data, root as u32).unwrap();
         assert_eq!(data, input(root, count));
 
-        let mut all = vec![0; count * size];
+        let mut gathered = vec![0; count * size];
         group
-            .all_gather_single(&input(rank, count), &mut all)
+            .all_gather_single(&input(rank, count), &mut gathered)
             .unwrap();
         let expected: Vec<u64> = (0..size).flat_map(|rank| input(rank, count)).collect();
-        assert_eq!(all, expected);
+        assert_eq!(gathered, expected);
 
         let mut part = vec![0; count];
         let whole = input(rank, count * size);
         group
             .reduce_scatter_single(&whole, &mut part, ReduceOp::Sum)
             .unwrap();
-        let sum = |at: usize| (0..size).map(|rank| input(rank, at + 1)[at]).sum::<u64>();
+        let sum = |index: usize| {
+            (0..size)
+                .map(|rank| input(rank, index + 1)[index])
+                .sum::<u64>()
+        };
         assert_eq!(part[0], sum(rank * count));
         assert_eq!(part[count - 1], sum((rank + 1) * count - 1));
 
@@ -308,13 +320,13 @@ struct Network {
 }
 
 impl Network {
-    /// Makes the network. Prints why and returns `None` if this process may not make network namespaces.
+    /// Makes the network. Returns `None`, and prints the reason, if this process may not make network namespaces.
     fn make(purpose: &str) -> Option<Self> {
         let pid = std::process::id();
         let names = ["a", "b"].map(|end| format!("rcomm-{pid}-{purpose}-{end}"));
         let network = Self { names };
         for name in &network.names {
-            let why = match ip(&format!("netns add {name}")) {
+            let reason = match ip(&format!("netns add {name}")) {
                 Ok(made) if made.status.success() => continue,
                 Ok(refused) => String::from_utf8_lossy(&refused.stderr).into_owned(),
                 Err(error) => format!("ip: {error}"),
@@ -322,19 +334,19 @@ impl Network {
             let _ = writeln!(
                 std::io::stderr(),
                 "skipped: cannot make network namespaces: {}",
-                why.trim()
+                reason.trim()
             );
             return None;
         }
         let run = |arguments: &str| {
             let output = ip(arguments).unwrap();
-            let why = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "ip {arguments}: {why}");
+            let reason = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "ip {arguments}: {reason}");
         };
-        let [a, b] = &network.names;
+        let [first, second] = &network.names;
         for cable in ["data", "more"] {
             run(&format!(
-                "-n {a} link add {cable} type veth peer name {cable} netns {b}"
+                "-n {first} link add {cable} type veth peer name {cable} netns {second}"
             ));
         }
         for (name, host) in network.names.iter().zip(1..) {
@@ -397,8 +409,8 @@ impl Network {
             let status = child.wait().unwrap();
             assert!(status.success(), "rank {rank}: {status}: {log}");
             // The namespaces are on one machine, so each rank logs once that it shares no memory with the others.
-            let times = log.matches("no memory is shared with it").count();
-            assert_eq!(times, 1, "rank {rank}: {log}");
+            let count = log.matches("no memory is shared with it").count();
+            assert_eq!(count, 1, "rank {rank}: {log}");
         }
     }
 }
@@ -418,7 +430,7 @@ struct Ranks(Vec<Child>);
 impl Drop for Ranks {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Most have ended by themselves.
+            // Most processes have ended by themselves.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -43,7 +43,7 @@ fn rank_process() {
     let killed = variable("CPU_KILLED_WHO").parse().unwrap();
     let is_collective = variable("CPU_KILLED_OPERATION") == "all_reduce";
     for turn in 1.. {
-        let began = Instant::now();
+        let start = Instant::now();
         let mut op = if is_collective {
             Op::AllReduce {
                 buffer: data.lend(),
@@ -70,7 +70,7 @@ fn rank_process() {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
                 assert_eq!(error.rank(), Some(killed), "{error}");
-                assert!(began.elapsed() < DETECTED_WITHIN, "{:?}", began.elapsed());
+                assert!(start.elapsed() < DETECTED_WITHIN, "{:?}", start.elapsed());
                 return;
             }
         }

@@ -137,8 +137,8 @@ fn logs_of_ranks(refused: &str) -> Option<Vec<String>> {
         .map(|child| child.wait_with_output().unwrap());
     let outputs: Vec<_> = outputs.collect();
     let log = |output: &std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
-    if let Some(why) = outputs.iter().map(log).find(|log| log.contains(NO_FILTER)) {
-        eprintln!("skipped: no system call can be refused here: {why}");
+    if let Some(log_of_refusal) = outputs.iter().map(log).find(|log| log.contains(NO_FILTER)) {
+        eprintln!("skipped: no system call can be refused here: {log_of_refusal}");
         return None;
     }
     for (rank, output) in outputs.iter().enumerate() {
@@ -154,8 +154,8 @@ fn ranks_without_huge_pages_use_small_ones_and_log_it_once() {
         return;
     };
     for (rank, log) in logs.iter().enumerate() {
-        let times = log.matches("huge pages were refused").count();
-        assert_eq!(times, 1, "rank {rank}: {log}");
+        let count = log.matches("huge pages were refused").count();
+        assert_eq!(count, 1, "rank {rank}: {log}");
         assert!(!log.contains("ordinary memory"), "rank {rank}: {log}");
     }
 }
@@ -165,9 +165,9 @@ fn a_rank_that_may_make_no_shared_memory_allocates_ordinary_memory_and_logs_it_o
     let Some(logs) = logs_of_ranks("memory") else {
         return;
     };
-    let times: Vec<usize> = logs
+    let counts: Vec<usize> = logs
         .iter()
         .map(|log| log.matches("allocated buffers are ordinary memory").count())
         .collect();
-    assert_eq!(times, [0, 1], "{logs:?}");
+    assert_eq!(counts, [0, 1], "{logs:?}");
 }

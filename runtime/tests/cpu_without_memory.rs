@@ -63,7 +63,7 @@ fn ranks_that_may_not_make_shared_memory_use_sockets_and_log_it_once() {
             "rank {rank}: {}: {log}",
             output.status
         );
-        let times = log.matches("it shares no memory on its host").count();
-        assert_eq!(times, 1, "rank {rank}: {log}");
+        let count = log.matches("it shares no memory on its host").count();
+        assert_eq!(count, 1, "rank {rank}: {log}");
     }
 }

@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_millis(200);
 /// The time-out of the late rank; it may have to wait for connections that the others do not open any more.
 const LATE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the ranks do in a case.
+/// The operation that the ranks call in a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Call {
     AllReduce,
@@ -30,11 +30,11 @@ enum Call {
     BroadcastToLate,
     ReduceToLate,
     ReduceFromLate,
-    /// The late rank sends a small message, which needs no answer, to one that has waited for it.
+    /// The late rank sends a small message, which needs no answer, to a rank that has waited for the message.
     SendLate,
     /// The late rank receives a small message, which was sent before its sender gave up.
     ReceiveLate,
-    /// As [`Self::ReceiveLate`], but it receives from any rank.
+    /// Like [`Self::ReceiveLate`], but the late rank receives from any rank.
     ReceiveAnyLate,
 }
 
@@ -59,11 +59,11 @@ struct Case {
 }
 
 fn cases(ranks: u32) -> Vec<Case> {
-    let mut all = Vec::new();
+    let mut every_case = Vec::new();
     for call in CALLS {
         for late in [0, ranks - 1] {
             for is_used in [true, false] {
-                all.push(Case {
+                every_case.push(Case {
                     call,
                     late,
                     is_used,
@@ -71,21 +71,21 @@ fn cases(ranks: u32) -> Vec<Case> {
             }
         }
     }
-    all
+    every_case
 }
 
-fn all_reduce(group: &mut Group, time: Duration) -> Result<()> {
+fn all_reduce(group: &mut Group, timeout: Duration) -> Result<()> {
     let mut data = [1f32; 8];
     let mut op = Op::AllReduce {
         buffer: Buffer::from_mut(&mut data),
         op: ReduceOp::Sum.into(),
     };
-    group.run_within(time, &mut op).map(drop)
+    group.run_within(timeout, &mut op).map(drop)
 }
 
-fn message(group: &mut Group, time: Duration, sends: bool, peer: Option<u32>) -> Result<()> {
+fn message(group: &mut Group, timeout: Duration, is_send: bool, peer: Option<u32>) -> Result<()> {
     let mut data = [7i32; 4];
-    let mut op = match sends {
+    let mut op = match is_send {
         true => Op::Send {
             buffer: Buffer::from_slice(&data),
             peer: peer.unwrap(),
@@ -97,12 +97,12 @@ fn message(group: &mut Group, time: Duration, sends: bool, peer: Option<u32>) ->
             tag: 3,
         },
     };
-    group.run_within(time, &mut op).map(drop)
+    group.run_within(timeout, &mut op).map(drop)
 }
 
 /// Runs one rank's part of a case, and returns its outcome.
 fn run(case: Case, group: &mut Group, rank: u32, ranks: u32) -> Result<()> {
-    let time = match rank == case.late {
+    let timeout = match rank == case.late {
         true => LATE_TIMEOUT,
         false => TIMEOUT,
     };
@@ -114,30 +114,30 @@ fn run(case: Case, group: &mut Group, rank: u32, ranks: u32) -> Result<()> {
     };
     let buffer = Buffer::from_mut(&mut data);
     match case.call {
-        Call::AllReduce => all_reduce(group, time),
-        Call::Barrier => group.run_within(time, &mut Op::Barrier).map(drop),
+        Call::AllReduce => all_reduce(group, timeout),
+        Call::Barrier => group.run_within(timeout, &mut Op::Barrier).map(drop),
         Call::BroadcastFromLate | Call::BroadcastToLate => {
             let mut op = Op::Broadcast { buffer, root };
-            group.run_within(time, &mut op).map(drop)
+            group.run_within(timeout, &mut op).map(drop)
         }
         Call::ReduceToLate | Call::ReduceFromLate => {
             let op = ReduceOp::Sum.into();
             let mut op = Op::Reduce { buffer, op, root };
-            group.run_within(time, &mut op).map(drop)
+            group.run_within(timeout, &mut op).map(drop)
         }
-        Call::SendLate if rank == case.late => message(group, time, true, Some(other)),
-        Call::SendLate if rank == other => message(group, time, false, Some(case.late)),
-        Call::ReceiveLate if rank == case.late => message(group, time, false, Some(other)),
-        Call::ReceiveAnyLate if rank == case.late => message(group, time, false, None),
+        Call::SendLate if rank == case.late => message(group, timeout, true, Some(other)),
+        Call::SendLate if rank == other => message(group, timeout, false, Some(case.late)),
+        Call::ReceiveLate if rank == case.late => message(group, timeout, false, Some(other)),
+        Call::ReceiveAnyLate if rank == case.late => message(group, timeout, false, None),
         Call::ReceiveLate | Call::ReceiveAnyLate if rank == other => {
             // The send completes here without the late rank; the operation after it does not.
-            let sent = message(group, time, true, Some(case.late));
+            let sent = message(group, timeout, true, Some(case.late));
             if case.is_used || rank > case.late {
                 sent.unwrap();
             }
-            all_reduce(group, time)
+            all_reduce(group, timeout)
         }
-        Call::SendLate | Call::ReceiveLate | Call::ReceiveAnyLate => all_reduce(group, time),
+        Call::SendLate | Call::ReceiveLate | Call::ReceiveAnyLate => all_reduce(group, timeout),
     }
 }
 
@@ -198,8 +198,8 @@ fn check_that_latecomers_are_refused(transport: &str, ranks: u32) {
             .stdout(Stdio::null());
         command.spawn().unwrap()
     };
-    let mut all = job::Ranks((0..ranks).map(start).collect());
-    for child in &mut all.0 {
+    let mut processes = job::Ranks((0..ranks).map(start).collect());
+    for child in &mut processes.0 {
         assert!(child.wait().unwrap().success());
     }
     let store = job::store(folder.path());

@@ -20,10 +20,10 @@ const UNREACHED: Duration = Duration::from_secs(100);
 const SCENARIO: &str = "OUTCOMES_SCENARIO";
 const FOLDER: &str = "OUTCOMES_FOLDER";
 
-fn wait_until(what: &str, mut is_there: impl FnMut() -> bool) {
-    let until = Instant::now() + WAIT_LIMIT;
-    while !is_there() {
-        assert!(Instant::now() < until, "waited in vain for {what}");
+fn wait_until(event: &str, mut has_happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WAIT_LIMIT;
+    while !has_happened() {
+        assert!(Instant::now() < deadline, "waited in vain for {event}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -96,7 +96,7 @@ struct Ranks(Vec<Child>);
 impl Drop for Ranks {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Most have ended by themselves.
+            // Most processes have ended by themselves.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -133,7 +133,7 @@ fn run_scenario(scenario: &str, transport: &str) -> Vec<(String, Vec<Failure>)> 
     for child in &mut ranks.0 {
         wait_until("a rank to end", || child.try_wait().unwrap().is_some());
     }
-    let of_rank = |rank: u32| {
+    let outcome_of = |rank: u32| {
         let ring = folder
             .path()
             .join("rings")
@@ -145,13 +145,13 @@ fn run_scenario(scenario: &str, transport: &str) -> Vec<(String, Vec<Failure>)> 
         assert_eq!(ring.closed_ns != 0, result.is_ok(), "rank {rank}");
         (result.unwrap_or_default(), ring.failures)
     };
-    (0..RANKS).map(of_rank).collect()
+    (0..RANKS).map(outcome_of).collect()
 }
 
 /// The first recorded failure of a rank, which ended the group's operation there.
-fn first_failure(of: &(String, Vec<Failure>)) -> &Failure {
-    let failure = of.1.first();
-    let failure = failure.unwrap_or_else(|| panic!("no failure is recorded: {}", of.0));
+fn first_failure((result, failures): &(String, Vec<Failure>)) -> &Failure {
+    let failure = failures.first();
+    let failure = failure.unwrap_or_else(|| panic!("no failure is recorded: {result}"));
     assert!(
         failure.time_ns > 0 && failure.group == Some(0),
         "{failure:?}"

@@ -24,7 +24,7 @@ fn world() -> World {
 /// The fewest allocations of this thread in one of several runs: queues grow in some of them.
 fn fewest(mut run: impl FnMut()) -> AllocationInfo {
     let runs = (0..20).map(|_| measure(&mut run));
-    runs.min_by_key(|it| (it.count_total, it.bytes_total))
+    runs.min_by_key(|allocations| (allocations.count_total, allocations.bytes_total))
         .unwrap()
 }
 
@@ -53,7 +53,7 @@ fn a_step_allocates_no_more_than_its_operations() {
         "the counter must see that an operation allocates"
     );
     for wire in [Wire::Own, Wire::F16] {
-        let names = (0..PARAMETERS).map(|at| Parameter::new(at.to_string(), &[LEN as u64]));
+        let names = (0..PARAMETERS).map(|index| Parameter::new(index.to_string(), &[LEN as u64]));
         let options = ReducerOptions {
             buckets,
             wire,

@@ -1,6 +1,6 @@
-//! A process that is stopped inside a collective and resumed after the others have timed out: the collective that they
-//! have given up fails there too, although all that it needs may have come; one that they have completed completes
-//! there too. Both transports are tested.
+//! A process is stopped inside a collective and resumed after the others have timed out. A collective that the others
+//! have given up fails in this process too, even if all data that it needs has come. A collective that the others have
+//! completed completes there too. Both transports are tested.
 //!
 //! Ranks are processes: this program starts itself once for each rank. A job goes through all cases, each in a group
 //! of its own.
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// The time-out of the ranks that run, while they wait for the stopped one.
 const TIMEOUT: Duration = Duration::from_millis(200);
-/// After this many sleeps a thread is inside the collective's wait: the store's client sleeps less often before it.
+/// After this many sleeps a thread is inside the collective's wait: the store's client sleeps less often before that.
 const SLEEPS: u64 = 20;
 
 /// The collectives, all of them too small for a channel to be full.
@@ -39,7 +39,7 @@ fn cases(ranks: u32) -> impl Iterator<Item = Case> {
     COLLECTIVES.into_iter().flat_map(case)
 }
 
-fn run(collective: &str, group: &mut Group, ranks: u32, time: Duration) -> Result<()> {
+fn run(collective: &str, group: &mut Group, ranks: u32, timeout: Duration) -> Result<()> {
     let mut data = [1f32; 8];
     let mut gathered = vec![0f32; 8 * ranks as usize];
     let mut op = match collective {
@@ -53,7 +53,7 @@ fn run(collective: &str, group: &mut Group, ranks: u32, time: Duration) -> Resul
             output: Buffer::from_mut(&mut gathered),
         },
     };
-    group.run_within(time, &mut op).map(drop)
+    group.run_within(timeout, &mut op).map(drop)
 }
 
 fn text(outcome: Result<()>) -> String {
@@ -125,9 +125,12 @@ fn sleeps(pid: Pid, thread: &str) -> u64 {
 fn stop_and_resume(store: &dyn Store, number: usize, case: Case, ranks: u32, pid: Pid) {
     let thread = store.get(&format!("enters/{number}"), DEADLINE).unwrap();
     let thread = String::from_utf8(thread).unwrap();
-    let (first, until) = (sleeps(pid, &thread), Instant::now() + DEADLINE);
+    let (first, deadline) = (sleeps(pid, &thread), Instant::now() + DEADLINE);
     while sleeps(pid, &thread) < first + SLEEPS {
-        assert!(Instant::now() < until, "{case:?}: the rank does not wait");
+        assert!(
+            Instant::now() < deadline,
+            "{case:?}: the rank does not wait"
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
     kill_process(pid, Signal::STOP).unwrap();
@@ -151,11 +154,11 @@ fn check_agreement_with_a_stopped_rank(transport: &str, ranks: u32) {
             .stdout(Stdio::null());
         command.spawn().unwrap()
     };
-    let mut all = job::Ranks((0..ranks).map(start).collect());
+    let mut processes = job::Ranks((0..ranks).map(start).collect());
     let store = job::store(folder.path());
     let mut wrong = String::new();
     for (number, case) in cases(ranks).enumerate() {
-        let pid = Pid::from_child(&all.0[case.stopped as usize]);
+        let pid = Pid::from_child(&processes.0[case.stopped as usize]);
         stop_and_resume(&*store, number, case, ranks, pid);
         let outcomes: Vec<Vec<String>> = (0..ranks)
             .map(|rank| {
@@ -167,19 +170,20 @@ fn check_agreement_with_a_stopped_rank(transport: &str, ranks: u32) {
         for operation in 0..2 {
             let completed = |rank: u32| outcomes[rank as usize][operation] == "ok";
             let others = (0..ranks).filter(|&rank| rank != case.stopped);
-            let all_others = others.clone().all(completed);
+            let all_others_completed = others.clone().all(completed);
             let is_wrong = match completed(case.stopped) {
-                true => !all_others,
-                false => all_others,
+                true => !all_others_completed,
+                false => all_others_completed,
             };
             // Over shared memory, the others agree among themselves as well.
-            let is_split = transport == "shm" && !all_others && others.clone().any(completed);
+            let is_split =
+                transport == "shm" && !all_others_completed && others.clone().any(completed);
             if is_wrong || is_split {
                 wrong.push_str(&format!("{case:?}, operation {operation}: {outcomes:#?}\n"));
             }
         }
     }
-    for child in &mut all.0 {
+    for child in &mut processes.0 {
         assert!(child.wait().unwrap().success());
     }
     assert!(wrong.is_empty(), "{transport}, {ranks} ranks:\n{wrong}");

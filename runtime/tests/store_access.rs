@@ -311,21 +311,22 @@ fn identity(ca: &Ca, name: &str) -> Tls {
     Tls::from_files(&ca.issue(folder.path(), name)).unwrap()
 }
 
-/// Passes one connection on to `server`, and returns the port to connect to and, at the end, what the client sent.
+/// Starts a proxy for one connection to `server`. Returns the proxy's port, and a thread that returns what the client
+/// sent.
 fn listen_in(server: &TcpStoreServer) -> (u16, std::thread::JoinHandle<Vec<u8>>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let to = server.local_addr();
+    let address = server.local_addr();
     let overheard = std::thread::spawn(move || {
         let (mut client, _) = listener.accept().unwrap();
-        let mut server = TcpStream::connect(to).unwrap();
+        let mut server = TcpStream::connect(address).unwrap();
         let (mut replies, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
         let copy = std::thread::spawn(move || std::io::copy(&mut replies, &mut back));
         let mut received = Vec::new();
         let mut piece = [0; 4096];
-        while let Ok(some @ 1..) = client.read(&mut piece) {
-            received.extend_from_slice(&piece[..some]);
-            server.write_all(&piece[..some]).unwrap();
+        while let Ok(len @ 1..) = client.read(&mut piece) {
+            received.extend_from_slice(&piece[..len]);
+            server.write_all(&piece[..len]).unwrap();
         }
         server.shutdown(std::net::Shutdown::Write).unwrap();
         // The copy of the replies ends with the connection.
@@ -344,7 +345,9 @@ fn with_tls_values_of_any_size_arrive_and_cannot_be_read_on_the_way() {
         let server = server(&access, StoreLimits::default());
         let store = connect(&server, &access).unwrap();
         for size in [0, 1, 16_384, 16_385, 1 << 20, 8 << 20] {
-            let value: Vec<u8> = (0..size).map(|at: usize| (at * 7 / 3) as u8).collect();
+            let value: Vec<u8> = (0..size)
+                .map(|index: usize| (index * 7 / 3) as u8)
+                .collect();
             store.set("k", &value).unwrap();
             assert!(store.get("k", LONG).unwrap() == value, "{size} bytes");
         }
@@ -467,7 +470,7 @@ fn clients_that_stop_in_the_handshake_of_tls_are_dropped_and_others_are_served()
     // Nothing, the beginning of a TLS record, and the beginning of one with a client's first message of the handshake.
     let starts: [&[u8]; 3] = [&[], &[0x16, 3, 1], &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC]];
     let stalled: Vec<_> = (0..48)
-        .map(|at| connect_raw(&server, starts[at % 3]))
+        .map(|index| connect_raw(&server, starts[index % 3]))
         .collect();
     let store = connect(&server, &access).unwrap();
     store.set("k", b"v").unwrap();

@@ -20,25 +20,25 @@ fn on_every_store(check: impl Fn(&dyn Store, &dyn Store)) {
 
     let beneath = Arc::new(HashStore::new());
     beneath.set("other", b"outside the prefix").unwrap();
-    let one = PrefixStore::new("dp", beneath.clone());
-    let two = PrefixStore::new("dp", beneath as Arc<dyn Store>);
-    check(&one, &two);
+    let first = PrefixStore::new("dp", beneath.clone());
+    let second = PrefixStore::new("dp", beneath as Arc<dyn Store>);
+    check(&first, &second);
 
-    let one = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
-    let two = TcpStore::connect("127.0.0.1", one.port(), LONG).unwrap();
-    check(&one, &two);
+    let first = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
+    let second = TcpStore::connect("127.0.0.1", first.port(), LONG).unwrap();
+    check(&first, &second);
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
-    let one = FileStore::open(&path, Some(2)).unwrap();
-    let two = FileStore::open(&path, Some(2)).unwrap();
-    check(&one, &two);
-    drop(one);
+    let first = FileStore::open(&path, Some(2)).unwrap();
+    let second = FileStore::open(&path, Some(2)).unwrap();
+    check(&first, &second);
+    drop(first);
     assert!(
         path.exists(),
         "the file is gone though one of its two users is still there"
     );
-    drop(two);
+    drop(second);
     assert!(!path.exists(), "the last user has not removed the file");
 }
 
@@ -56,93 +56,94 @@ fn timed_out<T: std::fmt::Debug>(result: Result<T>) -> String {
 
 #[test]
 fn a_value_set_through_one_handle_is_read_through_the_other() {
-    on_every_store(|one, two| {
-        one.set("k", b"first").unwrap();
-        assert_eq!(two.get("k", LONG).unwrap(), b"first");
-        two.set("k", b"").unwrap();
-        assert_eq!(one.get("k", LONG).unwrap(), b"");
-        one.append("k", b"ab").unwrap();
-        two.append("k", b"c").unwrap();
-        two.append("new", b"\0\xff").unwrap();
+    on_every_store(|first, second| {
+        first.set("k", b"first").unwrap();
+        assert_eq!(second.get("k", LONG).unwrap(), b"first");
+        second.set("k", b"").unwrap();
+        assert_eq!(first.get("k", LONG).unwrap(), b"");
+        first.append("k", b"ab").unwrap();
+        second.append("k", b"c").unwrap();
+        second.append("new", b"\0\xff").unwrap();
         assert_eq!(
-            one.multi_get(&["k", "new"], LONG).unwrap(),
+            first.multi_get(&["k", "new"], LONG).unwrap(),
             [b"abc".to_vec(), b"\0\xff".to_vec()]
         );
-        one.multi_set(&[("x", b"1"), ("y", b"2"), ("x", b"3")])
+        first
+            .multi_set(&[("x", b"1"), ("y", b"2"), ("x", b"3")])
             .unwrap();
-        assert_eq!(two.multi_get(&["x", "y"], LONG).unwrap(), [b"3", b"2"]);
-        assert!(two.multi_get(&[], LONG).unwrap().is_empty());
+        assert_eq!(second.multi_get(&["x", "y"], LONG).unwrap(), [b"3", b"2"]);
+        assert!(second.multi_get(&[], LONG).unwrap().is_empty());
     });
 }
 
 #[test]
 fn keys_are_counted_listed_and_removed() {
-    on_every_store(|one, two| {
-        one.set("a", b"1").unwrap();
-        two.set("b/c", b"2").unwrap();
-        let mut keys = one.list_keys().unwrap();
+    on_every_store(|first, second| {
+        first.set("a", b"1").unwrap();
+        second.set("b/c", b"2").unwrap();
+        let mut keys = first.list_keys().unwrap();
         keys.sort();
         assert_eq!(keys, ["a", "b/c"]);
-        assert_eq!(two.num_keys().unwrap(), 2);
-        assert!(one.check(&["a", "b/c"]).unwrap());
-        assert!(two.delete("a").unwrap());
-        assert!(!one.delete("a").unwrap());
-        assert!(!one.check(&["a", "b/c"]).unwrap());
-        assert!(one.check(&[]).unwrap());
-        assert_eq!(one.num_keys().unwrap(), 1);
+        assert_eq!(second.num_keys().unwrap(), 2);
+        assert!(first.check(&["a", "b/c"]).unwrap());
+        assert!(second.delete("a").unwrap());
+        assert!(!first.delete("a").unwrap());
+        assert!(!first.check(&["a", "b/c"]).unwrap());
+        assert!(first.check(&[]).unwrap());
+        assert_eq!(first.num_keys().unwrap(), 1);
     });
 }
 
 #[test]
 fn counters_are_stored_as_decimal_text() {
-    on_every_store(|one, two| {
-        assert_eq!(one.add("n", 5).unwrap(), 5);
-        assert_eq!(two.add("n", -7).unwrap(), -2);
-        assert_eq!(one.get("n", LONG).unwrap(), b"-2");
-        one.set("n", b"many").unwrap();
-        let error = two.add("n", 1).expect_err("not a number");
+    on_every_store(|first, second| {
+        assert_eq!(first.add("n", 5).unwrap(), 5);
+        assert_eq!(second.add("n", -7).unwrap(), -2);
+        assert_eq!(first.get("n", LONG).unwrap(), b"-2");
+        first.set("n", b"many").unwrap();
+        let error = second.add("n", 1).expect_err("not a number");
         assert_eq!(error.kind(), ErrorKind::Store);
     });
 }
 
 #[test]
 fn compare_set_returns_the_stored_value_or_for_a_missing_key_the_expected_one() {
-    on_every_store(|one, two| {
-        assert_eq!(one.compare_set("k", b"x", b"new").unwrap(), b"x");
-        assert!(!two.check(&["k"]).unwrap());
-        assert_eq!(one.compare_set("k", b"", b"first").unwrap(), b"first");
-        assert_eq!(two.compare_set("k", b"other", b"new").unwrap(), b"first");
-        assert_eq!(two.compare_set("k", b"first", b"new").unwrap(), b"new");
-        assert_eq!(one.get("k", LONG).unwrap(), b"new");
+    on_every_store(|first, second| {
+        assert_eq!(first.compare_set("k", b"x", b"new").unwrap(), b"x");
+        assert!(!second.check(&["k"]).unwrap());
+        assert_eq!(first.compare_set("k", b"", b"first").unwrap(), b"first");
+        assert_eq!(second.compare_set("k", b"other", b"new").unwrap(), b"first");
+        assert_eq!(second.compare_set("k", b"first", b"new").unwrap(), b"new");
+        assert_eq!(first.get("k", LONG).unwrap(), b"new");
     });
 }
 
 #[test]
 fn time_out_of_a_wait_names_the_missing_keys() {
-    on_every_store(|one, _| {
-        one.set("here", b"").unwrap();
-        let text = timed_out(one.wait(&["here", "late"], SHORT));
+    on_every_store(|first, _| {
+        first.set("here", b"").unwrap();
+        let text = timed_out(first.wait(&["here", "late"], SHORT));
         assert!(
             text.contains("late\"") && !text.contains("here\""),
             "{text}"
         );
         assert!(text.contains("20 ms"), "{text}");
-        timed_out(one.get("late", SHORT));
-        timed_out(one.multi_get(&["here", "late"], Duration::ZERO));
-        one.wait(&["here"], Duration::ZERO).unwrap();
+        timed_out(first.get("late", SHORT));
+        timed_out(first.multi_get(&["here", "late"], Duration::ZERO));
+        first.wait(&["here"], Duration::ZERO).unwrap();
     });
 }
 
 #[test]
 fn waiting_calls_do_not_block_other_threads_and_end_when_the_keys_are_set() {
-    on_every_store(|one, _| {
+    on_every_store(|first, _| {
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| one.wait(&["a", "b"], LONG));
-            let getting = scope.spawn(|| one.get("b", LONG));
+            let waiting = scope.spawn(|| first.wait(&["a", "b"], LONG));
+            let getting = scope.spawn(|| first.get("b", LONG));
             // The calls of this thread must succeed whether or not the other two wait already.
-            one.set("a", b"1").unwrap();
-            assert_eq!(one.add("count", 1).unwrap(), 1);
-            one.set("b", b"2").unwrap();
+            first.set("a", b"1").unwrap();
+            assert_eq!(first.add("count", 1).unwrap(), 1);
+            first.set("b", b"2").unwrap();
             waiting.join().unwrap().unwrap();
             assert_eq!(getting.join().unwrap().unwrap(), b"2");
         });
@@ -151,15 +152,15 @@ fn waiting_calls_do_not_block_other_threads_and_end_when_the_keys_are_set() {
 
 #[test]
 fn barrier_blocks_until_all_ranks_have_arrived() {
-    on_every_store(|one, two| {
-        let text = timed_out(one.barrier("early", 2, SHORT));
+    on_every_store(|first, second| {
+        let text = timed_out(first.barrier("early", 2, SHORT));
         assert!(
             text.contains("1 of 2 ranks") || text.contains("not all 2 ranks"),
             "{text}"
         );
         let (passed, all_passed) = mpsc::channel();
         thread::scope(|scope| {
-            for store in [one, two, one] {
+            for store in [first, second, first] {
                 let passed = passed.clone();
                 scope.spawn(move || passed.send(store.barrier("b", 4, LONG)));
             }
@@ -167,7 +168,7 @@ fn barrier_blocks_until_all_ranks_have_arrived() {
                 all_passed.recv_timeout(SHORT).is_err(),
                 "a rank has passed before the fourth came"
             );
-            two.barrier("b", 4, LONG).unwrap();
+            second.barrier("b", 4, LONG).unwrap();
             for _ in 0..3 {
                 all_passed.recv_timeout(LONG).unwrap().unwrap();
             }
@@ -177,9 +178,9 @@ fn barrier_blocks_until_all_ranks_have_arrived() {
 
 #[test]
 fn concurrent_adds_lose_nothing() {
-    on_every_store(|one, two| {
+    on_every_store(|first, second| {
         thread::scope(|scope| {
-            for store in [one, two] {
+            for store in [first, second] {
                 for _ in 0..2 {
                     scope.spawn(move || {
                         (0..50).for_each(|_| {
@@ -189,7 +190,7 @@ fn concurrent_adds_lose_nothing() {
                 }
             }
         });
-        assert_eq!(one.get("n", LONG).unwrap(), b"200");
+        assert_eq!(first.get("n", LONG).unwrap(), b"200");
     });
 }
 
@@ -220,7 +221,10 @@ fn each_value_of_a_queue_is_popped_once() {
             for value in [b"0", b"1", b"2", b"3"] {
                 store.queue_push("q", value).unwrap();
             }
-            let mut taken: Vec<_> = takers.into_iter().map(|t| t.join().unwrap()).collect();
+            let mut taken: Vec<_> = takers
+                .into_iter()
+                .map(|taker| taker.join().unwrap())
+                .collect();
             taken.sort();
             assert_eq!(taken, [b"0", b"1", b"2", b"3"]);
         });
@@ -273,8 +277,8 @@ fn three_ranks(body: impl Fn(&StoreCollectives, u32) + Sync) {
             for (rank, store) in (0..).zip(stores) {
                 let body = &body;
                 scope.spawn(move || {
-                    let all = StoreCollectives::new(store, "control", rank, 3).unwrap();
-                    body(&all, rank);
+                    let collectives = StoreCollectives::new(store, "control", rank, 3).unwrap();
+                    body(&collectives, rank);
                 });
             }
         });
@@ -294,25 +298,25 @@ fn three_ranks(body: impl Fn(&StoreCollectives, u32) + Sync) {
 
 #[test]
 fn control_collectives_carry_the_values_of_all_ranks() {
-    three_ranks(|all, rank| {
-        for nth in 0..3u8 {
-            all.barrier(LONG).unwrap();
-            let sum = all.all_sum(i64::from(rank) - 5, LONG).unwrap();
+    three_ranks(|collectives, rank| {
+        for round in 0..3u8 {
+            collectives.barrier(LONG).unwrap();
+            let sum = collectives.all_sum(i64::from(rank) - 5, LONG).unwrap();
             assert_eq!(sum, -12);
-            let sent = [rank as u8, nth];
-            let expected = [vec![0, nth], vec![1, nth], vec![2, nth]];
-            assert_eq!(all.all_gather(&sent, LONG).unwrap(), expected);
+            let sent = [rank as u8, round];
+            let expected = [vec![0, round], vec![1, round], vec![2, round]];
+            assert_eq!(collectives.all_gather(&sent, LONG).unwrap(), expected);
             let value = (rank == 1).then_some(&sent[..]);
-            assert_eq!(all.broadcast(value, 1, LONG).unwrap(), [1, nth]);
-            let gathered = all.gather(&sent, 2, LONG).unwrap();
+            assert_eq!(collectives.broadcast(value, 1, LONG).unwrap(), [1, round]);
+            let gathered = collectives.gather(&sent, 2, LONG).unwrap();
             assert_eq!(gathered, (rank == 2).then_some(expected.to_vec()));
             let parts: [&[u8]; 3] = [b"a", b"", &sent];
-            let part = all
+            let part = collectives
                 .scatter((rank == 0).then_some(&parts[..]), 0, LONG)
                 .unwrap();
             assert_eq!(
                 part,
-                [b"a".to_vec(), Vec::new(), vec![0, nth]][rank as usize]
+                [b"a".to_vec(), Vec::new(), vec![0, round]][rank as usize]
             );
         }
     });
@@ -321,45 +325,45 @@ fn control_collectives_carry_the_values_of_all_ranks() {
 #[test]
 fn control_collectives_leave_only_the_keys_of_the_last_ones() {
     let store = Arc::new(HashStore::new());
-    let alone = StoreCollectives::new(store.clone(), "control", 0, 1).unwrap();
-    let mut most = 0;
+    let collectives = StoreCollectives::new(store.clone(), "control", 0, 1).unwrap();
+    let mut most_keys = 0;
     for _ in 0..20 {
-        alone.all_gather(b"value", LONG).unwrap();
-        alone.broadcast(Some(b"value"), 0, LONG).unwrap();
-        alone.all_sum(1, LONG).unwrap();
-        most = most.max(store.num_keys().unwrap());
+        collectives.all_gather(b"value", LONG).unwrap();
+        collectives.broadcast(Some(b"value"), 0, LONG).unwrap();
+        collectives.all_sum(1, LONG).unwrap();
+        most_keys = most_keys.max(store.num_keys().unwrap());
     }
-    assert!(most <= 6, "{most}");
+    assert!(most_keys <= 6, "{most_keys}");
 }
 
 #[test]
 fn control_collectives_name_the_ranks_that_do_not_come() {
-    three_ranks(|all, rank| {
+    three_ranks(|collectives, rank| {
         if rank == 1 {
             return;
         }
         let errors = [
-            all.barrier(SHORT).unwrap_err(),
-            all.all_gather(b"", SHORT).unwrap_err(),
-            all.broadcast(None, 1, SHORT).unwrap_err(),
+            collectives.barrier(SHORT).unwrap_err(),
+            collectives.all_gather(b"", SHORT).unwrap_err(),
+            collectives.broadcast(None, 1, SHORT).unwrap_err(),
         ];
         for error in errors {
             assert_eq!(error.kind(), ErrorKind::Timeout);
-            // The other rank may come later than this one waits.
+            // The other rank may come after this rank's time-out.
             assert!(error.ranks().contains(&1), "{error}");
             assert!(!error.ranks().contains(&rank), "{error}");
         }
-        let refused = all.broadcast(Some(b"x"), 1, SHORT).unwrap_err();
+        let refused = collectives.broadcast(Some(b"x"), 1, SHORT).unwrap_err();
         assert!(
             refused.to_string().contains("only rank 1, the root"),
             "{refused}"
         );
-        let refused = all.scatter(Some(&[]), rank, SHORT).unwrap_err();
+        let refused = collectives.scatter(Some(&[]), rank, SHORT).unwrap_err();
         assert!(
             refused.to_string().contains("0 values to scatter"),
             "{refused}"
         );
-        let refused = all.gather(b"", 3, SHORT).unwrap_err();
+        let refused = collectives.gather(b"", 3, SHORT).unwrap_err();
         assert!(
             refused.to_string().contains("not one of 3 ranks"),
             "{refused}"

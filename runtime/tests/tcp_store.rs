@@ -20,11 +20,11 @@ const SHORT: Duration = Duration::from_millis(100);
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut candidates = (0..16).map(|_| {
-        let nth = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
-        10_000 + ((std::process::id() * 16 + nth) % 20_000) as u16
+        let offset = NEXT.fetch_add(1, Ordering::Relaxed) % 16;
+        10_000 + ((std::process::id() * 16 + offset) % 20_000) as u16
     });
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    candidates.find(free).unwrap()
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    candidates.find(is_free).unwrap()
 }
 
 #[track_caller]
@@ -71,14 +71,14 @@ fn server_of_another_protocol_is_reported_at_once() {
 
 #[test]
 fn connect_error_distinguishes_a_silent_server_from_one_that_closes() {
-    let (keep, kept) = mpsc::channel();
-    let silent = serve_connections(move |socket| keep.send(socket).unwrap());
+    let (sender, open_sockets) = mpsc::channel();
+    let silent = serve_connections(move |socket| sender.send(socket).unwrap());
     let text = error_text(
         TcpStore::connect("127.0.0.1", silent, SHORT),
         ErrorKind::Rendezvous,
     );
     assert!(text.contains("does not answer"), "{text}");
-    drop(kept);
+    drop(open_sockets);
 
     let closing = serve_connections(|mut socket| {
         let _ = socket.read(&mut [0; 16]);
@@ -92,12 +92,12 @@ fn connect_error_distinguishes_a_silent_server_from_one_that_closes() {
 
 #[test]
 fn a_last_attempt_that_times_out_does_not_hide_the_error_of_an_earlier_one() {
-    let (keep, kept) = mpsc::channel();
-    let closed_one = AtomicBool::new(false);
+    let (sender, open_sockets) = mpsc::channel();
+    let has_closed_one = AtomicBool::new(false);
     let port = serve_connections(move |mut socket| {
-        if closed_one.swap(true, Ordering::Relaxed) {
+        if has_closed_one.swap(true, Ordering::Relaxed) {
             // The deadline passes during the second attempt.
-            keep.send(socket).unwrap();
+            sender.send(socket).unwrap();
         } else {
             let _ = socket.read(&mut [0; 16]);
         }
@@ -107,25 +107,25 @@ fn a_last_attempt_that_times_out_does_not_hide_the_error_of_an_earlier_one() {
         ErrorKind::Rendezvous,
     );
     assert!(text.contains("closes the connection"), "{text}");
-    drop(kept);
+    drop(open_sockets);
 }
 
 #[test]
 fn add_within_ends_at_its_own_deadline_when_the_server_stops_answering() {
-    let (keep, kept) = mpsc::channel();
+    let (sender, open_sockets) = mpsc::channel();
     let port = serve_connections(move |mut socket| {
         // Answers the first message as a store does, by returning the client's nonce, and then sends nothing.
         let mut hello = [0; 10];
         socket.read_exact(&mut hello).unwrap();
         socket.write_all(&hello[6..]).unwrap();
-        keep.send(socket).unwrap();
+        sender.send(socket).unwrap();
     });
     // With the store's own time-out of an hour this test would hang: only the deadline of `add_within` can end the
     // call.
     let store = TcpStore::connect("127.0.0.1", port, Duration::from_secs(3600)).unwrap();
     let text = error_text(store.add_within("n", 1, SHORT), ErrorKind::Timeout);
     assert!(text.contains("did not answer add of 1 to \"n\""), "{text}");
-    drop(kept);
+    drop(open_sockets);
 
     let host = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
     let store = TcpStore::connect("127.0.0.1", host.port(), LONG).unwrap();
@@ -177,7 +177,7 @@ fn dropping_the_server_fails_pending_and_later_calls() {
 }
 
 #[test]
-fn what_the_server_would_refuse_is_not_sent() {
+fn requests_that_the_server_would_refuse_are_not_sent() {
     let store = TcpStore::host("127.0.0.1", 0, LONG).unwrap();
     let long_key = "k".repeat(8192);
     let text = error_text(store.set(&long_key, b""), ErrorKind::InvalidArgument);
@@ -311,13 +311,14 @@ fn counting_proxy(server: u16) -> (u16, Arc<AtomicU32>) {
         }
         // All that the client sends before the server answers is one round trip, in however many reads it arrives.
         let was_answered = Arc::new(AtomicBool::new(true));
-        let (mut from, mut to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+        let (mut replies, mut back_to_client) =
+            (server.try_clone().unwrap(), client.try_clone().unwrap());
         let answer_flag = was_answered.clone();
-        let back = thread::spawn(move || {
+        let reply_thread = thread::spawn(move || {
             let mut bytes = [0; 4096];
-            while let Ok(count @ 1..) = from.read(&mut bytes) {
+            while let Ok(count @ 1..) = replies.read(&mut bytes) {
                 answer_flag.store(true, Ordering::SeqCst);
-                if to.write_all(&bytes[..count]).is_err() {
+                if back_to_client.write_all(&bytes[..count]).is_err() {
                     break;
                 }
             }
@@ -331,7 +332,7 @@ fn counting_proxy(server: u16) -> (u16, Arc<AtomicU32>) {
             server.write_all(&bytes[..count]).unwrap();
         }
         drop(server.shutdown(std::net::Shutdown::Both));
-        back.join().unwrap();
+        reply_thread.join().unwrap();
     });
     (port, round_trips)
 }

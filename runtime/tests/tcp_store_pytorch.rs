@@ -1,4 +1,4 @@
-//! The stores of rcomm and of PyTorch together: each client with the other's server, and both on one file.
+//! The stores of rcomm and of PyTorch together: each client with the other's server, and both libraries on one file.
 //!
 //! Needs `RCOMM_TEST_PYTHON`, a Python that has torch; without it, prints that it skips.
 
@@ -184,7 +184,7 @@ store.set("done", "")
 "#;
 
 #[test]
-fn file_stores_of_both_share_one_file() {
+fn file_stores_of_rcomm_and_pytorch_share_one_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = FileStore::open(&path, Some(2)).unwrap();

@@ -61,19 +61,19 @@ impl Raw {
         let mut byte = [0];
         match self.0.read(&mut byte) {
             Ok(0) => {}
-            Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
             other => panic!("the connection is open: {other:?} {byte:?}"),
         }
     }
 }
 
 /// A string as the protocol sends it: its length, then its bytes.
-fn s(string: &[u8]) -> Vec<u8> {
+fn text(string: &[u8]) -> Vec<u8> {
     [&(string.len() as u64).to_le_bytes()[..], string].concat()
 }
 
 /// A number as the protocol sends it.
-fn n(number: i64) -> Vec<u8> {
+fn int(number: i64) -> Vec<u8> {
     number.to_le_bytes().to_vec()
 }
 
@@ -82,16 +82,16 @@ fn op(code: u8, fields: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn set(key: &[u8], value: &[u8]) -> Vec<u8> {
-    op(0x01, &[s(key), s(value)])
+    op(0x01, &[text(key), text(value)])
 }
 
 fn get(key: &[u8]) -> Vec<u8> {
-    op(0x03, &[s(key)])
+    op(0x03, &[text(key)])
 }
 
 fn keyed(code: u8, keys: &[&[u8]]) -> Vec<u8> {
-    let strings: Vec<u8> = keys.iter().flat_map(|key| s(key)).collect();
-    op(code, &[n(keys.len() as i64), strings])
+    let strings: Vec<u8> = keys.iter().flat_map(|key| text(key)).collect();
+    op(code, &[int(keys.len() as i64), strings])
 }
 
 fn wait(keys: &[&[u8]]) -> Vec<u8> {
@@ -99,11 +99,11 @@ fn wait(keys: &[&[u8]]) -> Vec<u8> {
 }
 
 fn push(key: &[u8], value: &[u8]) -> Vec<u8> {
-    op(0x0E, &[s(key), s(value)])
+    op(0x0E, &[text(key), text(value)])
 }
 
 fn barrier(key: &[u8], world: i64) -> Vec<u8> {
-    op(0x12, &[s(key), n(world)])
+    op(0x12, &[text(key), int(world)])
 }
 
 /// Requests with every opcode, each with the expected reply.
@@ -114,56 +114,59 @@ fn conversation() -> Vec<(Vec<u8>, Vec<u8>)> {
             op(0x0D, &[b"\x01\x02\x03\x04".to_vec()]),
             b"\x01\x02\x03\x04".to_vec(),
         ),
-        (op(0x07, &[]), n(0)),
+        (op(0x07, &[]), int(0)),
         (set(b"/a", b"one"), none()),
-        (get(b"/a"), s(b"one")),
-        (get(b"/missing"), s(b"")),
-        (op(0x04, &[s(b"/n"), n(-2)]), n(-2)),
-        (op(0x04, &[s(b"/n"), n(12)]), n(10)),
-        (get(b"/n"), s(b"10")),
+        (get(b"/a"), text(b"one")),
+        (get(b"/missing"), text(b"")),
+        (op(0x04, &[text(b"/n"), int(-2)]), int(-2)),
+        (op(0x04, &[text(b"/n"), int(12)]), int(10)),
+        (get(b"/n"), text(b"10")),
         (keyed(0x05, &[b"/a", b"/n"]), vec![0]),
         (keyed(0x05, &[b"/a", b"/x"]), vec![1]),
         (keyed(0x05, &[]), vec![0]),
         (wait(&[b"/a", b"/n"]), vec![0]),
         (wait(&[]), vec![0]),
-        (op(0x09, &[s(b"/a"), s(b" two")]), none()),
-        (op(0x09, &[s(b"/new"), s(b"x")]), none()),
+        (op(0x09, &[text(b"/a"), text(b" two")]), none()),
+        (op(0x09, &[text(b"/new"), text(b"x")]), none()),
         (
             keyed(0x0A, &[b"/a", b"/x", b"/new"]),
-            [s(b"one two"), s(b""), s(b"x")].concat(),
+            [text(b"one two"), text(b""), text(b"x")].concat(),
         ),
         (keyed(0x0A, &[]), none()),
         (
-            op(0x0B, &[n(2), s(b"/m"), s(b"1"), s(b""), s(b"2")]),
+            op(
+                0x0B,
+                &[int(2), text(b"/m"), text(b"1"), text(b""), text(b"2")],
+            ),
             none(),
         ),
-        (get(b""), s(b"2")),
-        (op(0x02, &[s(b"/c"), s(b"x"), s(b"y")]), s(b"x")),
+        (get(b""), text(b"2")),
+        (op(0x02, &[text(b"/c"), text(b"x"), text(b"y")]), text(b"x")),
         (keyed(0x05, &[b"/c"]), vec![1]),
-        (op(0x02, &[s(b"/c"), s(b""), s(b"y")]), s(b"y")),
-        (op(0x02, &[s(b"/c"), s(b"y"), s(b"z")]), s(b"z")),
-        (op(0x02, &[s(b"/c"), s(b"y"), s(b"w")]), s(b"z")),
-        (op(0x08, &[s(b"/c")]), n(1)),
-        (op(0x08, &[s(b"/c")]), n(0)),
+        (op(0x02, &[text(b"/c"), text(b""), text(b"y")]), text(b"y")),
+        (op(0x02, &[text(b"/c"), text(b"y"), text(b"z")]), text(b"z")),
+        (op(0x02, &[text(b"/c"), text(b"y"), text(b"w")]), text(b"z")),
+        (op(0x08, &[text(b"/c")]), int(1)),
+        (op(0x08, &[text(b"/c")]), int(0)),
         (op(0x0C, &[]), vec![1]),
-        (op(0x10, &[s(b"/q")]), n(0)),
-        (op(0x0F, &[s(b"/q")]), n(0)),
+        (op(0x10, &[text(b"/q")]), int(0)),
+        (op(0x0F, &[text(b"/q")]), int(0)),
         (push(b"/q", b"first"), none()),
         (push(b"/q", b""), none()),
-        (op(0x10, &[s(b"/q")]), n(2)),
+        (op(0x10, &[text(b"/q")]), int(2)),
         (keyed(0x05, &[b"/q"]), vec![0]),
-        (op(0x0F, &[s(b"/q")]), [n(2), s(b"first")].concat()),
-        (op(0x0F, &[s(b"/q")]), [n(1), s(b"")].concat()),
+        (op(0x0F, &[text(b"/q")]), [int(2), text(b"first")].concat()),
+        (op(0x0F, &[text(b"/q")]), [int(1), text(b"")].concat()),
         (keyed(0x05, &[b"/q"]), vec![1]),
-        (op(0x07, &[]), n(5)),
+        (op(0x07, &[]), int(5)),
         (barrier(b"/b", 1), vec![0]),
-        (get(b"/b"), s(b"1")),
-        (op(0x08, &[s(b"/b")]), n(1)),
-        (op(0x08, &[s(b"/a")]), n(1)),
-        (op(0x08, &[s(b"/n")]), n(1)),
-        (op(0x08, &[s(b"/m")]), n(1)),
-        (op(0x08, &[s(b"")]), n(1)),
-        (op(0x11, &[]), [n(1), s(b"/new")].concat()),
+        (get(b"/b"), text(b"1")),
+        (op(0x08, &[text(b"/b")]), int(1)),
+        (op(0x08, &[text(b"/a")]), int(1)),
+        (op(0x08, &[text(b"/n")]), int(1)),
+        (op(0x08, &[text(b"/m")]), int(1)),
+        (op(0x08, &[text(b"")]), int(1)),
+        (op(0x11, &[]), [int(1), text(b"/new")].concat()),
     ]
 }
 
@@ -179,8 +182,14 @@ fn every_opcode_gets_its_reply() {
 
 #[test]
 fn requests_may_arrive_byte_by_byte_or_all_at_once() {
-    let stream: Vec<u8> = conversation().into_iter().flat_map(|(q, _)| q).collect();
-    let replies: Vec<u8> = conversation().into_iter().flat_map(|(_, r)| r).collect();
+    let stream: Vec<u8> = conversation()
+        .into_iter()
+        .flat_map(|(request, _)| request)
+        .collect();
+    let replies: Vec<u8> = conversation()
+        .into_iter()
+        .flat_map(|(_, reply)| reply)
+        .collect();
     for piece in [1, 7, 64, stream.len()] {
         let server = server();
         let mut raw = Raw(dial(&server));
@@ -197,13 +206,13 @@ fn pipelined_requests_are_answered_in_order() {
     let server = server();
     let mut raw = Raw::new(&server);
     let requests: Vec<u8> = (0..10_000)
-        .flat_map(|_| op(0x04, &[s(b"/n"), n(1)]))
+        .flat_map(|_| op(0x04, &[text(b"/n"), int(1)]))
         .collect();
     let mut sender = raw.0.try_clone().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| sender.write_all(&requests).unwrap());
         for count in 1..=10_000 {
-            raw.expect(&n(count));
+            raw.expect(&int(count));
         }
     });
 }
@@ -234,15 +243,15 @@ fn a_request_at_a_limit_is_served_and_one_above_ends_the_connection() {
     let key = vec![b'k'; MAX_KEY];
     let value = vec![b'v'; MAX_VALUE];
     raw.send(&set(&key, &value));
-    raw.ask(&get(&key), &s(&value));
+    raw.ask(&get(&key), &text(&value));
 
     let count = |code: u8, count: u64| [vec![code], count.to_le_bytes().to_vec()].concat();
     let length =
         |code: u8, length: usize| [vec![code], (length as u64).to_le_bytes().to_vec()].concat();
     let refused = [
         length(0x01, MAX_KEY + 1),
-        [length(0x01, 1), b"k".to_vec(), n(MAX_VALUE as i64 + 1)].concat(),
-        [length(0x0E, 1), b"k".to_vec(), n(-1)].concat(),
+        [length(0x01, 1), b"k".to_vec(), int(MAX_VALUE as i64 + 1)].concat(),
+        [length(0x0E, 1), b"k".to_vec(), int(-1)].concat(),
         count(0x05, 131_073),
         count(0x06, u64::MAX),
         count(0x0A, 131_073),
@@ -258,48 +267,48 @@ fn a_request_at_a_limit_is_served_and_one_above_ends_the_connection() {
     }
     // The largest allowed number of keys is accepted.
     let mut raw = Raw::new(&server);
-    let all = vec![&b""[..]; 131_072];
-    raw.ask(&keyed(0x05, &all), &[1]);
+    let keys = vec![&b""[..]; 131_072];
+    raw.ask(&keyed(0x05, &keys), &[1]);
 }
 
 #[test]
 fn large_value_in_small_pieces_is_stored() {
     let server = server();
     let mut raw = Raw::new(&server);
-    let value: Vec<u8> = (0..MAX_VALUE).map(|i| (i / 7) as u8).collect();
+    let value: Vec<u8> = (0..MAX_VALUE).map(|index| (index / 7) as u8).collect();
     for bytes in set(b"/large", &value).chunks(1500) {
         raw.send(bytes);
     }
-    raw.ask(&get(b"/large"), &s(&value));
+    raw.ask(&get(b"/large"), &text(&value));
 }
 
 #[test]
 fn add_to_a_value_that_is_no_number_or_overflows_is_refused() {
     let server = server();
-    for bad in [&b"abc"[..], b"", b"9223372036854775807"] {
+    for value in [&b"abc"[..], b"", b"9223372036854775807"] {
         let mut raw = Raw::new(&server);
-        raw.send(&set(b"/t", bad));
-        raw.send(&op(0x04, &[s(b"/t"), n(1)]));
+        raw.send(&set(b"/t", value));
+        raw.send(&op(0x04, &[text(b"/t"), int(1)]));
         raw.expect_closed();
         let mut raw = Raw::new(&server);
-        raw.ask(&get(b"/t"), &s(bad));
+        raw.ask(&get(b"/t"), &text(value));
     }
 }
 
 #[test]
 fn wait_ends_when_the_last_key_is_set() {
     let server = server();
-    let (mut one, mut two) = (Raw::new(&server), Raw::new(&server));
-    one.send(&wait(&[b"/a", b"/b", b"/a"]));
-    one.expect_nothing();
-    two.send(&set(b"/a", b""));
-    two.expect_nothing();
-    one.expect_nothing();
+    let (mut waiter, mut setter) = (Raw::new(&server), Raw::new(&server));
+    waiter.send(&wait(&[b"/a", b"/b", b"/a"]));
+    waiter.expect_nothing();
+    setter.send(&set(b"/a", b""));
+    setter.expect_nothing();
+    waiter.expect_nothing();
     // A key that was deleted after it was set still counts as set for this wait.
-    two.ask(&op(0x08, &[s(b"/a")]), &n(1));
-    two.ask(&op(0x04, &[s(b"/b"), n(1)]), &n(1));
-    one.expect(&[0]);
-    one.expect_nothing();
+    setter.ask(&op(0x08, &[text(b"/a")]), &int(1));
+    setter.ask(&op(0x04, &[text(b"/b"), int(1)]), &int(1));
+    waiter.expect(&[0]);
+    waiter.expect_nothing();
 }
 
 #[test]
@@ -308,15 +317,20 @@ fn every_request_that_makes_a_key_wakes_its_waiters() {
     type MakeRequest = fn(&[u8]) -> Vec<u8>;
     let requests: [MakeRequest; 7] = [
         |key| set(key, b""),
-        |key| op(0x02, &[s(key), s(b""), s(b"v")]),
-        |key| op(0x04, &[s(key), n(1)]),
-        |key| op(0x09, &[s(key), s(b"")]),
-        |key| op(0x0B, &[n(2), s(b"/j"), s(b""), s(key), s(b"")]),
+        |key| op(0x02, &[text(key), text(b""), text(b"v")]),
+        |key| op(0x04, &[text(key), int(1)]),
+        |key| op(0x09, &[text(key), text(b"")]),
+        |key| {
+            op(
+                0x0B,
+                &[int(2), text(b"/j"), text(b""), text(key), text(b"")],
+            )
+        },
         |key| push(key, b""),
         |key| barrier(key, 2),
     ];
-    for (i, request) in requests.into_iter().enumerate() {
-        let key = format!("/k{i}").into_bytes();
+    for (index, request) in requests.into_iter().enumerate() {
+        let key = format!("/k{index}").into_bytes();
         let mut waiter = Raw::new(&server);
         waiter.send(&wait(&[&key]));
         waiter.expect_nothing();
@@ -329,37 +343,37 @@ fn every_request_that_makes_a_key_wakes_its_waiters() {
 fn connection_can_set_the_key_that_it_waits_for() {
     let server = server();
     let mut raw = Raw::new(&server);
-    let all = [wait(&[b"/k"]), set(b"/k", b"v"), b"\x0Dpost".to_vec()].concat();
-    raw.ask(&all, b"\0post");
+    let requests = [wait(&[b"/k"]), set(b"/k", b"v"), b"\x0Dpost".to_vec()].concat();
+    raw.ask(&requests, b"\0post");
 }
 
 #[test]
 fn request_after_a_wait_is_answered_before_it() {
     let server = server();
     let mut raw = Raw::new(&server);
-    raw.ask(&[wait(&[b"/k"]), get(b"/k")].concat(), &s(b""));
+    raw.ask(&[wait(&[b"/k"]), get(b"/k")].concat(), &text(b""));
     Raw::new(&server).send(&set(b"/k", b"v"));
     raw.expect(&[0]);
-    raw.ask(&get(b"/k"), &s(b"v"));
+    raw.ask(&get(b"/k"), &text(b"v"));
 }
 
 #[test]
 fn cancelled_wait_is_answered_once() {
     let server = server();
-    let (mut one, mut two) = (Raw::new(&server), Raw::new(&server));
+    let (mut waiter, mut other) = (Raw::new(&server), Raw::new(&server));
     for request in [wait(&[b"/a", b"/b"]), barrier(b"/bar", 3)] {
-        one.send(&request);
-        one.ask(&[0x0C], &[1]);
+        waiter.send(&request);
+        waiter.ask(&[0x0C], &[1]);
     }
-    two.send(&set(b"/a", b""));
-    two.send(&set(b"/b", b""));
-    two.expect_nothing();
-    one.expect_nothing();
+    other.send(&set(b"/a", b""));
+    other.send(&set(b"/b", b""));
+    other.expect_nothing();
+    waiter.expect_nothing();
     // The cancelled arrival still counts, as PyTorch counts it.
-    two.send(&barrier(b"/bar", 3));
-    two.expect_nothing();
-    one.ask(&barrier(b"/bar", 3), &[0]);
-    two.expect(&[0]);
+    other.send(&barrier(b"/bar", 3));
+    other.expect_nothing();
+    waiter.ask(&barrier(b"/bar", 3), &[0]);
+    other.expect(&[0]);
 }
 
 #[test]
@@ -407,7 +421,7 @@ fn each_push_wakes_one_waiter_and_a_key_wakes_all() {
     other.send(&set(b"/q", b""));
     waiters[1].expect(&[0]);
     waiters[2].expect(&[0]);
-    other.ask(&op(0x07, &[]), &n(1));
+    other.ask(&op(0x07, &[]), &int(1));
 }
 
 #[test]
@@ -437,7 +451,7 @@ fn client_that_does_not_read_does_not_block_others_and_is_served_later() {
     let mut other = Raw::new(&server);
     other.expect_nothing();
     for _ in 0..300 {
-        slow.expect(&s(&value));
+        slow.expect(&text(&value));
     }
     slow.expect(b"last");
 }
@@ -455,10 +469,10 @@ fn server_that_stops_closes_its_connections() {
 #[test]
 fn server_on_all_addresses_serves_ipv4_and_ipv6_clients() {
     let server = TcpStoreServer::bind_any(0, &StoreAccess::Open, StoreLimits::default()).unwrap();
-    let four = TcpStore::connect("127.0.0.1", server.port(), LONG).unwrap();
-    four.set("k", b"v").unwrap();
+    let ipv4_client = TcpStore::connect("127.0.0.1", server.port(), LONG).unwrap();
+    ipv4_client.set("k", b"v").unwrap();
     match TcpStore::connect("::1", server.port(), Duration::from_secs(1)) {
-        Ok(six) => assert_eq!(six.get("k", LONG).unwrap(), b"v"),
+        Ok(ipv6_client) => assert_eq!(ipv6_client.get("k", LONG).unwrap(), b"v"),
         Err(error) => {
             let _ = writeln!(
                 std::io::stderr(),
@@ -503,7 +517,7 @@ fn arbitrary_bytes_do_not_stop_the_server() {
             let conversation = conversation();
             picks
                 .into_iter()
-                .flat_map(|i| conversation[i].0.clone())
+                .flat_map(|index| conversation[index].0.clone())
                 .collect()
         }),
     ];

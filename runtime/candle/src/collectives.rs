@@ -30,7 +30,7 @@ pub trait TensorGroup {
     /// Sends a tensor to `peer`.
     fn send_tensor(&self, tensor: &Tensor, peer: u32, tag: u32) -> Result<()>;
 
-    /// Fills `tensor` with the one that `peer` sends, of the same length and type.
+    /// Fills `tensor` with the tensor that `peer` sends, which has the same length and type.
     fn recv_tensor(&self, tensor: &Tensor, peer: u32, tag: u32) -> Result<()>;
 }
 
@@ -66,8 +66,8 @@ impl TensorGroup for ProcessGroup {
     #[track_caller]
     fn reduce_scatter_tensor(&self, tensor: &Tensor, op: impl Into<Reduction>) -> Result<Tensor> {
         let op = op.into();
-        let rest = tensor.dims().get(1..).unwrap_or_default().to_vec();
-        let part = zeros_like(tensor, rest)?;
+        let part_dims = tensor.dims().get(1..).unwrap_or_default().to_vec();
+        let part = zeros_like(tensor, part_dims)?;
         read(tensor, |input| {
             write(&part, |output| {
                 self.execute(Op::ReduceScatterSingle { input, output, op })

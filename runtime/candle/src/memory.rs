@@ -11,8 +11,8 @@ use std::ops::Range;
 /// Other readers may run until `body` returns; writers block until then.
 ///
 /// # Errors
-/// `Unsupported` if the tensor is not in host memory, or its element type is not supported; `InvalidArgument` if it is
-/// not contiguous. Otherwise that of `body`.
+/// `Unsupported` if the tensor is not in host memory, or its element type is not supported; `InvalidArgument` if the
+/// tensor is not contiguous. Otherwise the error of `body`.
 pub fn read<R>(tensor: &Tensor, body: impl FnOnce(Buffer<'_>) -> Result<R>) -> Result<R> {
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else {
@@ -124,7 +124,11 @@ pub fn copy_of(tensor: &Tensor) -> Result<Buffer<'static>> {
 /// `Unsupported` if the element type is not supported, or the buffer does not own its memory.
 pub fn tensor_of(buffer: Buffer<'static>) -> Result<Tensor> {
     fn make<T: rcomm::Element + candle_core::WithDType>(buffer: Buffer<'static>) -> Result<Tensor> {
-        let dims: Vec<usize> = buffer.shape().iter().map(|&n| n as usize).collect();
+        let dims: Vec<usize> = buffer
+            .shape()
+            .iter()
+            .map(|&extent| extent as usize)
+            .collect();
         let vec: Vec<T> = buffer
             .into_vec()
             .map_err(|buffer| unsupported(format!("{buffer:?} does not own its memory")))?;
@@ -161,7 +165,7 @@ fn range_of(layout: &Layout) -> Result<Range<usize>> {
 }
 
 fn shaped<'a>(buffer: Buffer<'a>, layout: &Layout) -> Result<Buffer<'a>> {
-    let dims: Vec<u64> = layout.dims().iter().map(|&n| n as u64).collect();
+    let dims: Vec<u64> = layout.dims().iter().map(|&extent| extent as u64).collect();
     buffer.with_shape(&dims)
 }
 

@@ -34,8 +34,8 @@ pub fn read<T: Element, S: Data<Elem = T>, D: Dimension, R>(
     body(Buffer::from_slice(elements).with_shape(&shape_of(array))?)
 }
 
-/// Lends the elements of an array for reading and writing, in its shape and in the order of their indices. Those of
-/// an array that is not in standard layout stay as they are if `body` fails.
+/// Lends the elements of an array for reading and writing, in its shape and in the order of their indices. The elements
+/// of an array that is not in standard layout stay as they are if `body` fails.
 ///
 /// # Errors
 /// Those of `body`.
@@ -82,7 +82,11 @@ pub fn buffer_of<T: Element, D: Dimension>(array: Array<T, D>) -> Result<Buffer<
 /// # Errors
 /// `InvalidArgument` if the buffer has elements of another type than `T`, or does not own its memory.
 pub fn array_of<T: Element>(buffer: Buffer<'static>) -> Result<ArrayD<T>> {
-    let shape: Vec<usize> = buffer.shape().iter().map(|&n| n as usize).collect();
+    let shape: Vec<usize> = buffer
+        .shape()
+        .iter()
+        .map(|&extent| extent as usize)
+        .collect();
     let elements = buffer.into_vec().map_err(|buffer| {
         let message = format!(
             "{buffer:?} does not have elements of type {}, or does not own its memory",
@@ -139,7 +143,7 @@ pub trait ArrayGroup {
         tag: u32,
     ) -> Result<()>;
 
-    /// Fills `array` with the one that `peer` sends, of the same number and type of elements.
+    /// Fills `array` with the array that `peer` sends, which has the same number and type of elements.
     fn recv_array<T: Element, S: DataMut<Elem = T>, D: Dimension>(
         &self,
         array: &mut ArrayBase<S, D>,
@@ -194,9 +198,9 @@ impl ArrayGroup for ProcessGroup {
         op: impl Into<Reduction>,
     ) -> Result<Array<T, D::Smaller>> {
         let op = op.into();
-        let rest = array.shape().get(1..).unwrap_or_default();
-        let mut dims = D::Smaller::zeros(rest.len());
-        dims.slice_mut().copy_from_slice(rest);
+        let part_shape = array.shape().get(1..).unwrap_or_default();
+        let mut dims = D::Smaller::zeros(part_shape.len());
+        dims.slice_mut().copy_from_slice(part_shape);
         let mut part = Array::default(dims);
         read(array, |input| {
             write(&mut part, |output| {
@@ -231,7 +235,7 @@ impl ArrayGroup for ProcessGroup {
 }
 
 fn shape_of<S: ndarray::RawData, D: Dimension>(array: &ArrayBase<S, D>) -> Vec<u64> {
-    array.shape().iter().map(|&n| n as u64).collect()
+    array.shape().iter().map(|&extent| extent as u64).collect()
 }
 
 fn not_standard() -> Error {

@@ -27,9 +27,9 @@ fn arrays_whose_strides_differ_between_ranks_are_combined_by_index() {
         let own_image = || match rank {
             0 => image(0),
             _ => {
-                let last = image(1).permuted_axes([0, 2, 3, 1]);
-                let last = last.as_standard_layout().into_owned();
-                last.permuted_axes([0, 3, 1, 2])
+                let channels_last = image(1).permuted_axes([0, 2, 3, 1]);
+                let channels_last = channels_last.as_standard_layout().into_owned();
+                channels_last.permuted_axes([0, 3, 1, 2])
             }
         };
         assert_eq!(own_image(), image(rank));
@@ -93,9 +93,9 @@ fn arrays_without_dimensions_or_elements_are_taken() {
             .all_gather_array(&ndarray::arr0(group.rank()))
             .unwrap();
         assert_eq!(gathered, array![0, 1]);
-        let mut none = Array3::<f16>::default((3, 0, 2));
-        group.all_reduce_array(&mut none, ReduceOp::Sum).unwrap();
-        let gathered = group.all_gather_array(&none).unwrap();
+        let mut empty = Array3::<f16>::default((3, 0, 2));
+        group.all_reduce_array(&mut empty, ReduceOp::Sum).unwrap();
+        let gathered = group.all_gather_array(&empty).unwrap();
         assert_eq!(gathered.shape(), [2, 3, 0, 2]);
         world.shutdown().unwrap();
     });
@@ -116,9 +116,9 @@ fn a_wrong_length_is_an_error_of_both_ranks_and_leaves_a_strided_array_as_it_was
 #[test]
 fn arrays_become_buffers_and_buffers_become_arrays() {
     let sliced = {
-        let mut all = Array1::from_iter(0..10u32);
-        all.slice_collapse(s![3..7]);
-        all
+        let mut numbers = Array1::from_iter(0..10u32);
+        numbers.slice_collapse(s![3..7]);
+        numbers
     };
     let buffer = buffer_of(sliced).unwrap();
     assert_eq!((buffer.dtype(), buffer.shape()), (DType::U32, &[4][..]));

@@ -1,6 +1,9 @@
 //! A small job over the CPU backend alone, for tests. Ranks are processes: the running program starts itself once for
 //! each rank.
-#![allow(dead_code, reason = "each test that includes it uses a part of it")]
+#![allow(
+    dead_code,
+    reason = "each test that includes this module uses a part of it"
+)]
 
 use rcomm::backend::cpu::CpuFactory;
 use rcomm::backend::{BackendFactory, Call, Done, GroupContext, Observer, WorldContext};
@@ -22,7 +25,7 @@ pub(crate) struct Ranks(pub(crate) Vec<Child>);
 impl Drop for Ranks {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Most have ended by themselves.
+            // Most processes have ended by themselves.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,9 +1,10 @@
-/* One rank of gloo as a C++ program uses it, measured by the program in collectives/.
+/* One rank of gloo, as a C++ program uses gloo, measured by the program in collectives/.
  *
  * gloo HOST PORT NAME, with RANK, WORLD_SIZE and GLOO_STORE (a folder that all ranks see) in the
- * environment. Speaks as mpi.c does. A NAME with "busy" has pairs of sockets that are polled by the caller's
- * thread, which gloo calls synchronous mode with busy polling; without, gloo's own thread serves them. A
- * NAME with "ring" reduces around a ring in chunks; without, by recursive halving and doubling. */
+ * environment. Speaks the protocol that mpi.c describes. With "busy" in NAME, the caller's thread polls the
+ * pairs of sockets, which gloo calls synchronous mode with busy polling; otherwise gloo's own thread serves
+ * them. With "ring" in NAME, a reduction goes around a ring in chunks; otherwise it works by recursive halving
+ * and doubling. */
 #include <arpa/inet.h>
 #include <gloo/allreduce_halving_doubling.h>
 #include <gloo/allreduce_ring_chunked.h>
@@ -27,8 +28,8 @@
 
 namespace {
 
-constexpr size_t kMostBytes = size_t{64} << 20;
-constexpr int kMostTimes = 20000;
+constexpr size_t kMaxBytes = size_t{64} << 20;
+constexpr int kMaxTimes = 20000;
 
 using Clock = std::chrono::steady_clock;
 
@@ -37,17 +38,17 @@ int number(const char* name) {
   return text ? std::atoi(text) : -1;
 }
 
-std::shared_ptr<gloo::Context> join(gloo::rendezvous::Store& store, int rank, int ranks, bool busy) {
+std::shared_ptr<gloo::Context> join(gloo::rendezvous::Store& store, int rank, int ranks, bool is_busy) {
   auto device = gloo::transport::tcp::CreateDevice("127.0.0.1");
   auto context = std::make_shared<gloo::rendezvous::Context>(rank, ranks);
   context->connectFullMesh(store, device);
-  for (int peer = 0; busy && peer < ranks; peer++) {
+  for (int peer = 0; is_busy && peer < ranks; peer++) {
     if (peer != rank) context->getPair(peer)->setSync(true, true);
   }
   return context;
 }
 
-/* A sender needs the receiver's buffers: no rank goes on before all have created theirs. */
+/* A sender needs the receiver's buffers: no rank continues before all have created their buffers. */
 void wait_for_all(gloo::rendezvous::Store& store, int rank, int ranks) {
   std::vector<std::string> keys;
   for (int peer = 0; peer < ranks; peer++) keys.push_back("ready" + std::to_string(peer));
@@ -69,22 +70,22 @@ int main(int argc, char** argv) {
     sched_setaffinity(0, sizeof set, &set);
   }
   const std::string self = argv[3];
-  const bool busy = self.find("busy") != std::string::npos;
-  const bool ring = self.find("ring") != std::string::npos;
+  const bool is_busy = self.find("busy") != std::string::npos;
+  const bool is_ring = self.find("ring") != std::string::npos;
 
   gloo::rendezvous::FileStore store(folder);
-  auto context = join(store, rank, ranks, busy);
+  auto context = join(store, rank, ranks, is_busy);
   gloo::BarrierAllToAll barrier(context);
   wait_for_all(store, rank, ranks);
 
-  std::vector<float> data(kMostBytes / sizeof(float));
+  std::vector<float> data(kMaxBytes / sizeof(float));
   std::map<size_t, std::unique_ptr<gloo::Algorithm>> reductions;
   auto reduction = [&](size_t bytes) -> gloo::Algorithm& {
     auto& known = reductions[bytes];
     if (!known) {
       const std::vector<float*> buffers{data.data()};
       const int count = std::max<size_t>(1, bytes / sizeof(float));
-      if (ring) {
+      if (is_ring) {
         known = std::make_unique<gloo::AllreduceRingChunked<float>>(context, buffers, count);
       } else {
         known = std::make_unique<gloo::AllreduceHalvingDoubling<float>>(context, buffers, count);
@@ -98,21 +99,21 @@ int main(int argc, char** argv) {
   address.sin_family = AF_INET;
   address.sin_port = htons(std::atoi(argv[2]));
   inet_pton(AF_INET, argv[1], &address.sin_addr);
-  const int control = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+  const int control = socket(AF_INET, SOCK_STREAM, 0), enabled = 1;
   if (connect(control, reinterpret_cast<sockaddr*>(&address), sizeof address)) return 2;
-  setsockopt(control, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  setsockopt(control, IPPROTO_TCP, TCP_NODELAY, &enabled, sizeof enabled);
   FILE* lines = fdopen(control, "r");
   dprintf(control, "%s %d\n", argv[3], rank);
 
   std::vector<double> times;
-  times.reserve(kMostTimes);
+  times.reserve(kMaxTimes);
   char line[128], name[32];
   size_t bytes;
   int count;
   while (fgets(line, sizeof line, lines)) {
     const bool is_order = sscanf(line, "%31s %zu %d", name, &bytes, &count) == 3;
     const std::string operation = name;
-    if (!is_order || bytes > kMostBytes || count < 1 || count > kMostTimes ||
+    if (!is_order || bytes > kMaxBytes || count < 1 || count > kMaxTimes ||
         (operation != "all_reduce" && operation != "barrier")) {
       dprintf(control, "unsupported\n");
       continue;
@@ -121,12 +122,12 @@ int main(int argc, char** argv) {
     for (int i = 0; i < count / 8; i++) algorithm.run();
     barrier.run();
     times.clear();
-    auto then = Clock::now();
+    auto last = Clock::now();
     for (int i = 0; i < count; i++) {
       algorithm.run();
       const auto now = Clock::now();
-      times.push_back(std::chrono::duration<double, std::micro>(now - then).count());
-      then = now;
+      times.push_back(std::chrono::duration<double, std::micro>(now - last).count());
+      last = now;
     }
     std::sort(times.begin(), times.end());
     dprintf(control, "%.4f %.4f %.4f\n", times[count / 2], times[count * 99 / 100], times[0]);

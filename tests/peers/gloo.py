@@ -1,7 +1,7 @@
 """One rank of torch.distributed over gloo, measured by the program in collectives/.
 
-gloo.py HOST PORT NAME, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. Its protocol with
-that program is the one in mpi.c.
+gloo.py HOST PORT NAME, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. Speaks the protocol
+that mpi.c describes.
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 import torch
 import torch.distributed as dist
 
-MOST = 16 << 20
+MAX_COUNT = 16 << 20
 
 rank = int(os.environ["RANK"])
 ranks = int(os.environ["WORLD_SIZE"])
@@ -20,8 +20,8 @@ if os.environ.get("PEER_CORE"):
     os.sched_setaffinity(0, {int(os.environ["PEER_CORE"])})
 torch.set_num_threads(1)
 dist.init_process_group("gloo", rank=rank, world_size=ranks)
-source = torch.zeros(MOST)
-target = torch.zeros(MOST)
+source = torch.zeros(MAX_COUNT)
+target = torch.zeros(MAX_COUNT)
 
 
 def operation(name, size):
@@ -42,18 +42,18 @@ def operation(name, size):
         whole, own = source[: part * ranks], target[:part]
         return lambda: dist.reduce_scatter_tensor(own, whole)
     if name == "all_to_all":
-        one, other = source[: part * ranks], target[: part * ranks]
-        return lambda: dist.all_to_all_single(other, one)
+        sent, received = source[: part * ranks], target[: part * ranks]
+        return lambda: dist.all_to_all_single(received, sent)
     if name == "send_recv":
-        one, other = source[:count], target[:count]
+        sent, received = source[:count], target[:count]
 
         def ping():
-            dist.send(one, 1)
-            dist.recv(other, 1)
+            dist.send(sent, 1)
+            dist.recv(received, 1)
 
         def pong():
-            dist.recv(other, 0)
-            dist.send(one, 0)
+            dist.recv(received, 0)
+            dist.send(sent, 0)
 
         return {0: ping, 1: pong}.get(rank, lambda: None)
     return None
@@ -73,12 +73,12 @@ for line in control.makefile():
         call()
     dist.barrier()
     times = []
-    then = time.perf_counter()
+    last = time.perf_counter()
     for _ in range(count):
         call()
         now = time.perf_counter()
-        times.append((now - then) * 1e6)
-        then = now
+        times.append((now - last) * 1e6)
+        last = now
     times.sort()
     answer = f"{times[count // 2]:.4f} {times[count * 99 // 100]:.4f} {times[0]:.4f}\n"
     control.sendall(answer.encode())

@@ -1,10 +1,10 @@
-//! How long ranks take to find each other, and to create a group, compared with PyTorch's gloo backend.
+//! Measures how long ranks take to find each other, and to create a group, beside PyTorch's gloo backend.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-startup [-- --ranks 2,8,32]`, with `RCOMM_TEST_PYTHON`
-//! naming a Python that has torch; without it, only ours is measured and the program prints that. Every rank
-//! is a process. Once all ranks are up and have loaded what they need, they get a start signal. The program prints
-//! the time from that until the last rank has its world, and the time to create a group of all ranks, on the
-//! slowest rank (the median of 20 groups per job). Jobs of rcomm and of PyTorch alternate.
+//! naming a Python that has torch; without it, only rcomm is measured and the program prints that. Every rank is a
+//! process. Once all ranks are up and have loaded their libraries, they get a start signal. The program prints the time
+//! from the signal until the last rank has its world, and the time to create a group of all ranks, on the slowest rank
+//! (the median of 20 groups per job). Jobs of rcomm and of PyTorch alternate.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -61,22 +61,22 @@ fn now() -> f64 {
     now.map_or(0.0, |now| now.as_secs_f64())
 }
 
-/// What a rank of ours does.
+/// Runs a rank of rcomm.
 fn rank() -> Result<()> {
     let mut line = String::new();
     println!("up");
     std::io::stdin().read_line(&mut line)?;
     let world = World::init(Config::from_environment()?)?;
     println!("{}", now());
-    let all: Vec<u32> = (0..world.size()).collect();
-    let (mut times, mut kept) = (Vec::new(), Vec::new());
-    for at in 0..GROUPS {
+    let ranks: Vec<u32> = (0..world.size()).collect();
+    let (mut times, mut groups) = (Vec::new(), Vec::new());
+    for index in 0..GROUPS {
         world.group().barrier()?;
-        let options = GroupOptions::named(format!("group {at}"));
-        let then = Instant::now();
-        let group = world.new_group(&all, &options)?;
-        times.push(then.elapsed().as_secs_f64().to_string());
-        kept.push(group);
+        let options = GroupOptions::named(format!("group {index}"));
+        let start = Instant::now();
+        let group = world.new_group(&ranks, &options)?;
+        times.push(start.elapsed().as_secs_f64().to_string());
+        groups.push(group);
     }
     println!("{}", times.join(" "));
     std::io::stdin().read_line(&mut line)?;

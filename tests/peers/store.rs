@@ -1,12 +1,12 @@
-//! Our store server compared with PyTorch's: operations per second, the time of a barrier and of a
+//! Compares rcomm's store server with PyTorch's: operations per second, the time of a barrier and of a
 //! connection, and the memory of an idle connection.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-store [-- --rounds 9]`, with `RCOMM_TEST_PYTHON` naming
-//! a Python that has torch. Both servers are processes of their own; one load, written here, drives them
-//! by turns, so that a machine that speeds up or slows down does so for both. The load has one core and
-//! the servers another, unless `--anywhere`: left to the system, the two sides of a connection often end
-//! up on one core, and then the core limits both. The program prints the medians over the rounds, and
-//! the median, min and max of the ratio within a round (above 1: ours is better). Without torch, ours is
+//! a Python that has torch. Both servers are processes of their own. This program is the client of both, by
+//! turns, so that a machine that speeds up or slows down does so for both. The clients have one core and
+//! the servers another, unless `--anywhere` is given: the system often puts the two sides of a connection
+//! on one core, and then the core limits both. The program prints the medians over the rounds, and the
+//! median, min and max of the ratio within a round (above 1: rcomm is better). Without torch, rcomm is
 //! measured alone and the program prints that.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
@@ -47,7 +47,7 @@ enum Serve {
     Serve,
 }
 
-/// If PyTorch's server does not answer for this long, its rows say `stalled`.
+/// A row of PyTorch's server says `stalled` if the server does not answer for this long.
 const READ_TIMEOUT: Duration = Duration::from_secs(4);
 
 const PYTORCH: &str = "
@@ -186,27 +186,27 @@ fn throughput(
     }
     let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut flows = Vec::new();
-    for i in 0..connections {
+    for index in 0..connections {
         let mut socket = server.dial()?;
-        socket.write_all(&Operation::Set.request(i))?;
+        socket.write_all(&Operation::Set.request(index))?;
         socket.read_exact(&mut [0; 4])?;
-        let data = epoll::EventData::new_u64(i as u64);
+        let data = epoll::EventData::new_u64(index as u64);
         epoll::add(&poller, &socket, data, epoll::EventFlags::IN)?;
         flows.push(Flow {
             socket,
-            requests: operation.request(i).repeat(depth),
+            requests: operation.request(index).repeat(depth),
             replies: 0,
         });
     }
     let batch = operation.reply() * depth;
     let mut buffer = vec![0; 64 << 10];
     let mut events = Vec::with_capacity(256);
-    let started = Instant::now();
+    let start = Instant::now();
     let mut done = 0;
     for flow in &mut flows {
         flow.socket.write_all(&flow.requests)?;
     }
-    while started.elapsed() < time {
+    while start.elapsed() < time {
         events.clear();
         match epoll::wait(&poller, rustix::buffer::spare_capacity(&mut events), None) {
             Ok(_) => {}
@@ -226,7 +226,7 @@ fn throughput(
             }
         }
     }
-    let rate = done as f64 / started.elapsed().as_secs_f64();
+    let rate = done as f64 / start.elapsed().as_secs_f64();
     // Closing a connection that has unread replies resets it: read them first.
     for flow in &mut flows {
         while flow.replies < batch {
@@ -245,12 +245,12 @@ fn closed_loop(server: &Server, request: &[u8], reply: usize) -> Result<f64> {
     socket.write_all(&Operation::Set.request(0))?;
     socket.read_exact(&mut [0; 4])?;
     let mut answer = vec![0; reply];
-    let started = Instant::now();
+    let start = Instant::now();
     for _ in 0..TIMES {
         socket.write_all(request)?;
         socket.read_exact(&mut answer)?;
     }
-    Ok(TIMES as f64 / started.elapsed().as_secs_f64())
+    Ok(TIMES as f64 / start.elapsed().as_secs_f64())
 }
 
 /// `get` calls per second of our client.
@@ -258,11 +258,11 @@ fn client_gets(server: &Server) -> Result<f64> {
     const TIMES: usize = 3000;
     let store = TcpStore::connect("127.0.0.1", server.port, Duration::from_secs(10))?;
     store.set("k", b"0123456789abcdef")?;
-    let started = Instant::now();
+    let start = Instant::now();
     for _ in 0..TIMES {
         store.get("k", Duration::from_secs(10))?;
     }
-    Ok(TIMES as f64 / started.elapsed().as_secs_f64())
+    Ok(TIMES as f64 / start.elapsed().as_secs_f64())
 }
 
 /// The clock that measures a barrier.
@@ -302,7 +302,7 @@ impl Clock {
 fn barriers(server: &Server, clients: usize, name: &mut u32, clock: Clock) -> Result<f64> {
     const TIMES: usize = 5;
     let mut sockets: Vec<TcpStream> = (0..clients).map(|_| server.dial()).collect::<Result<_>>()?;
-    let started = clock.now(server)?;
+    let start = clock.now(server)?;
     for _ in 0..TIMES {
         *name += 1;
         let request = [
@@ -318,12 +318,12 @@ fn barriers(server: &Server, clients: usize, name: &mut u32, clock: Clock) -> Re
             socket.read_exact(&mut [0])?;
         }
     }
-    Ok(TIMES as f64 / (clock.now(server)? - started))
+    Ok(TIMES as f64 / (clock.now(server)? - start))
 }
 
 /// Connections per second that were made, validated and answered.
 fn connects(server: &Server, clients: usize) -> Result<f64> {
-    let started = Instant::now();
+    let start = Instant::now();
     let mut sockets = Vec::with_capacity(clients);
     for _ in 0..clients {
         let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port))?;
@@ -335,11 +335,11 @@ fn connects(server: &Server, clients: usize) -> Result<f64> {
     for socket in &mut sockets {
         socket.read_exact(&mut [0; 4])?;
     }
-    Ok(clients as f64 / started.elapsed().as_secs_f64())
+    Ok(clients as f64 / start.elapsed().as_secs_f64())
 }
 
 /// Connections per byte: `clients` connections that are idle after one request, by the growth of a new server's memory.
-/// It is not bytes per connection because higher must be better in every row.
+/// The result is not in bytes per connection because higher must be better in every row.
 fn idle_memory(server: &Server, clients: usize) -> Result<f64> {
     let server = server.another()?;
     let resident = || -> Result<f64> {
@@ -354,7 +354,7 @@ fn idle_memory(server: &Server, clients: usize) -> Result<f64> {
             .parse()?;
         Ok(kib * 1024.0)
     };
-    // The first connection allocates what all share.
+    // The first connection allocates memory that all share.
     drop(server.dial()?);
     let before = resident()?;
     let sockets: Vec<TcpStream> = (0..clients).map(|_| server.dial()).collect::<Result<_>>()?;
@@ -441,15 +441,15 @@ fn rows(time: Duration) -> Vec<Row> {
         unit: Unit::Micros,
         measure: Box::new(client_gets),
     });
-    for (at, (clock, whose)) in (0..).zip([
+    for (index, (clock, measured)) in (0..).zip([
         (Clock::Wall, ""),
         (Clock::Server, ", the server's processor"),
         (Clock::Clients, ", the clients' processor"),
     ]) {
         // A name can be used for one barrier only.
-        let mut name = at * 1_000_000;
+        let mut name = index * 1_000_000;
         rows.push(Row {
-            name: format!("native barrier of 1024{whose}"),
+            name: format!("native barrier of 1024{measured}"),
             unit: Unit::MillisFor(1.0),
             measure: Box::new(move |server| barriers(server, 1024, &mut name, clock)),
         });
@@ -485,8 +485,8 @@ fn main() -> Result<()> {
         bail!("--rounds is 0: there is nothing to take a median of");
     }
     raise_descriptor_limit();
-    let pinned = !arguments.anywhere && std::thread::available_parallelism()?.get() > 1;
-    if pinned {
+    let is_pinned = !arguments.anywhere && std::thread::available_parallelism()?.get() > 1;
+    if is_pinned {
         pin_to(1)?;
     }
     let ours = Server::ours()?;
@@ -497,7 +497,7 @@ fn main() -> Result<()> {
             None
         }
     };
-    if pinned {
+    if is_pinned {
         pin_to(0)?;
     }
     println!(
@@ -507,32 +507,32 @@ fn main() -> Result<()> {
     let mut rows = rows(Duration::from_secs_f64(arguments.seconds));
     rows.retain(|row| row.name.contains(&arguments.only));
     for mut row in rows {
-        let (mut mine, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-        let mut stalled = false;
+        let (mut our_rates, mut their_rates, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        let mut has_stalled = false;
         for _ in 0..arguments.rounds {
             let rate = (row.measure)(&ours).with_context(|| row.name.clone())?;
-            mine.push(rate);
-            if let (Some(peer), false) = (&peer, stalled) {
+            our_rates.push(rate);
+            if let (Some(peer), false) = (&peer, has_stalled) {
                 match (row.measure)(peer) {
-                    Ok(other) => {
-                        theirs.push(other);
-                        ratios.push(rate / other);
+                    Ok(their_rate) => {
+                        their_rates.push(their_rate);
+                        ratios.push(rate / their_rate);
                     }
                     // PyTorch's server looks up the name of every client; without a resolver that takes seconds.
-                    Err(error) if is_timeout(&error) => stalled = true,
+                    Err(error) if is_timeout(&error) => has_stalled = true,
                     Err(error) => return Err(error.context(row.name)),
                 }
             }
         }
         let show = |rate| row.unit.show(rate);
-        print!("{:<48} {:>12}", row.name, show(median(&mut mine)));
-        if stalled {
+        print!("{:<48} {:>12}", row.name, show(median(&mut our_rates)));
+        if has_stalled {
             print!(" {:>12}   no answer within {READ_TIMEOUT:?}", "stalled");
         } else if peer.is_some() {
             let ratio = median(&mut ratios);
             print!(
                 " {:>12}   {ratio:.2} ({:.2}, {:.2})",
-                show(median(&mut theirs)),
+                show(median(&mut their_rates)),
                 ratios[0],
                 ratios[ratios.len() - 1]
             );

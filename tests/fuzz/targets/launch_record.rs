@@ -1,7 +1,7 @@
-//! Any bytes as the file in which a launcher notes how its ranks ended. `readers` says what must hold.
+//! Reads any bytes as the file in which a launcher notes how its ranks ended. `readers` says what must hold.
 #![no_main]
 
-#[allow(dead_code, reason = "each target is one of the readers")]
+#[allow(dead_code, reason = "each target calls one of the readers")]
 mod readers;
 
 use libfuzzer_sys::fuzz_target;

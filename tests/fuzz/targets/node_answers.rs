@@ -1,7 +1,7 @@
-//! Any bytes as the answers of an `rcomm-web` to a collector. `readers` says what must hold.
+//! Gives a collector any bytes as the answers of an `rcomm-web`. `readers` says what must hold.
 #![no_main]
 
-#[allow(dead_code, reason = "each target is one of the readers")]
+#[allow(dead_code, reason = "each target calls one of the readers")]
 mod readers;
 
 use libfuzzer_sys::fuzz_target;

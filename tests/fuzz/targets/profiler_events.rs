@@ -8,11 +8,11 @@ mod library;
 #[path = "../../../runtime/profiler/tests/host/orders.rs"]
 mod orders;
 
-use library::{Comm, Plugin};
 use libfuzzer_sys::fuzz_target;
+use library::{Comm, Plugin};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// Communicators that this target makes have smaller numbers: a plug-in records 4,096 in the life of a process.
+/// The communicators that this target makes have smaller numbers: a plug-in records 4,096 in the life of a process.
 const COMMUNICATORS: u64 = 4_000;
 
 /// Each version with its first communicators, whose numbers are below 100, and the number of the newest communicator.
@@ -21,7 +21,9 @@ static STATE: LazyLock<Mutex<(Vec<(Plugin, Vec<Comm>)>, u64)>> = LazyLock::new(|
     let versions = [6, 5, 4, 3].map(|version| {
         let plugin = Plugin::open(version).expect("the plug-in has this version");
         let comm = |number| plugin.init(None, number, 0, 4).expect("a communicator");
-        let comms = (0..4).map(|at| comm(u64::from(version) * 10 + at)).collect();
+        let comms = (0..4)
+            .map(|index| comm(u64::from(version) * 10 + index))
+            .collect();
         (plugin, comms)
     });
     Mutex::new((versions.into(), 100))
@@ -40,14 +42,14 @@ fuzz_target!(
             return;
         };
         let mut state = STATE.lock().unwrap_or_else(PoisonError::into_inner);
-        let (versions, made) = &mut *state;
+        let (versions, newest) = &mut *state;
         let (plugin, comms) = &mut versions[usize::from(first) % 4];
         let mut bytes = rest.iter().copied();
-        let fresh = || {
-            *made += 1;
-            let is_left = *made < COMMUNICATORS;
-            is_left.then(|| plugin.init(None, *made, 0, 4).expect("a communicator"))
+        let new_communicator = || {
+            *newest += 1;
+            let has_room = *newest < COMMUNICATORS;
+            has_room.then(|| plugin.init(None, *newest, 0, 4).expect("a communicator"))
         };
-        orders::play(plugin, comms, || bytes.next(), fresh);
+        orders::play(plugin, comms, || bytes.next(), new_communicator);
     }
 );

@@ -1,15 +1,15 @@
-//! Our collectives compared with those of MPI libraries and of gloo.
+//! Compares rcomm's collectives with those of MPI libraries and of gloo.
 //!
 //! `cargo run --release -p rcomm-tests --bin peers-collectives -- --ranks 2`, with `RCOMM_TEST_PYTHON`
 //! naming a Python that has torch. It builds and starts the peers that are asked for and installed: ours over shared
 //! memory or TCP, Open MPI, MPICH, gloo through torch, and gloo through a C++ program (`gloo.cc`), where gloo can
 //! poll in place of sleeping. A peer that is missing is named and left out.
 //!
-//! All peers stay up, asleep on a socket. In each round the program wakes one after the other for a few milliseconds
-//! of one operation at one size, with a probe of the machine before and after: the round trip of a cache line
-//! between two cores. A virtual machine under load may be moved to other cores, which changes all measured times: a
-//! round in which the probe changed is not counted. The program prints the medians over the rounds, and the
-//! median, min and max of the ratio to the first peer within a round (above 1: the first peer is faster).
+//! All peers stay up, asleep on a socket. In each round the program wakes one peer after the other for a few
+//! milliseconds of one operation at one size, with a probe of the machine before and after: the round trip of a cache
+//! line between two cores. A virtual machine under load may be moved to other cores, which changes all measured times:
+//! a round in which the probe changed is not counted. The program prints the medians over the rounds, and the median,
+//! min and max of the ratio to the first peer within a round (above 1: the first peer is faster).
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -78,7 +78,7 @@ const MAX_PROBE_RATIO: f64 = 1.4;
 #[derive(Clone, Copy)]
 struct Sample {
     times: Times,
-    /// Round trips of a cache line before and after, in nanoseconds.
+    /// Round trips of a cache line before and after the measurement, in nanoseconds.
     probes: [f64; 2],
 }
 
@@ -104,7 +104,7 @@ fn main() -> Result<()> {
     for name in &arguments.peers {
         match Peer::start(name, arguments.ranks)? {
             Ok(peer) => peers.push(peer),
-            Err(why) => eprintln!("skipped: {name}: {why}"),
+            Err(reason) => eprintln!("skipped: {name}: {reason}"),
         }
     }
     ensure!(
@@ -132,17 +132,17 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Warms the peer up, and returns how often the operation then fits into `millis` milliseconds: the first runs touch
-/// every page, and ranks that share cores take some milliseconds to fall into step. `None` if the peer does not
-/// have the operation.
+/// Warms the peer up, and returns how often the operation then fits into `millis` milliseconds. The first runs are
+/// slower: they touch every page, and ranks that share cores take some milliseconds to run in step. `None` if the peer
+/// does not have the operation.
 fn warm_up(peer: &mut Peer, operation: &str, bytes: usize, millis: u64) -> Result<Option<usize>> {
     let mut count = 2;
     loop {
-        let begun = Instant::now();
+        let start = Instant::now();
         let Some(times) = peer.run(operation, bytes, count)? else {
             return Ok(None);
         };
-        if begun.elapsed() >= Duration::from_millis(4 * millis) || count == MAX_COUNT {
+        if start.elapsed() >= Duration::from_millis(4 * millis) || count == MAX_COUNT {
             return Ok(Some(times_within(millis, times.p50)));
         }
         count = (4 * count).min(MAX_COUNT);
@@ -199,7 +199,10 @@ fn measure(
         counted.len(),
         rounds.len()
     );
-    let p50 = |round: &BTreeMap<String, Sample>, name: &str| round.get(name).map(|s| s.times.p50);
+    let p50 = |round: &BTreeMap<String, Sample>, name: &str| {
+        let sample = round.get(name);
+        sample.map(|sample| sample.times.p50)
+    };
     let first = peers[0].name().to_owned();
     for peer in &*peers {
         let name = peer.name();

@@ -1,4 +1,4 @@
-//! A peer to be measured: a job of ranks that wait for orders.
+//! [`Peer`]: a job of ranks that wait for orders, which is measured.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// How long a job may take to start, and a rank to answer.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Percentiles of an operation's times, in microseconds: of each percentile, the largest among the ranks.
+/// Percentiles of an operation's times, in microseconds. Each is the largest among the ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) p50: f64,
@@ -51,7 +51,7 @@ fn mpi_of(name: &str) -> Option<(&'static str, &'static str)> {
             ("mpicc", "mpirun"),
         ],
     };
-    let is_it = |starter: &str| {
+    let is_this_mpi = |starter: &str| {
         let version = output_of(Command::new(starter).arg("--version")).unwrap_or_default();
         match name {
             "openmpi" => version.contains("Open MPI"),
@@ -59,7 +59,7 @@ fn mpi_of(name: &str) -> Option<(&'static str, &'static str)> {
         }
     };
     candidates.into_iter().find(|(compiler, starter)| {
-        is_it(starter) && output_of(Command::new(compiler).arg("--version")).is_some()
+        is_this_mpi(starter) && output_of(Command::new(compiler).arg("--version")).is_some()
     })
 }
 
@@ -81,10 +81,10 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Result<Self> {
-        let at = format!("rcomm-peer-{name}-{}.store", std::process::id());
-        let at = std::env::temp_dir().join(at);
-        std::fs::create_dir(&at).with_context(|| format!("cannot make {}", at.display()))?;
-        Ok(Self(at))
+        let path = format!("rcomm-peer-{name}-{}.store", std::process::id());
+        let path = std::env::temp_dir().join(path);
+        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Self(path))
     }
 }
 
@@ -94,17 +94,17 @@ impl Drop for Folder {
     }
 }
 
-/// Builds a peer's program; the error names what failed.
+/// Builds a peer's program; the error names the step that failed.
 fn build(name: &str, compiler: &str, source: &str, libraries: &[&str]) -> Result<Program, String> {
-    let at = std::env::temp_dir().join(format!("rcomm-peer-{name}-{}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("rcomm-peer-{name}-{}", std::process::id()));
     let built = Command::new(compiler)
         .args(["-O3", "-march=native", "-o"])
-        .args([&at, &sources().join(source)])
+        .args([&path, &sources().join(source)])
         .args(libraries)
         .stderr(Stdio::null())
         .status();
     match built {
-        Ok(status) if status.success() => Ok(Program(at)),
+        Ok(status) if status.success() => Ok(Program(path)),
         Ok(_) => Err(format!("{compiler} fails on {source}")),
         Err(error) => Err(format!("cannot start {compiler}: {error}")),
     }
@@ -119,7 +119,7 @@ impl Peer {
         // Unbound ranks that outnumber the cores are spread unevenly by the system, and stay so.
         let core_of = |rank: u32| (rank as usize % cores).to_string();
         let mut commands = Vec::new();
-        let mut kept = None;
+        let mut kept_files = None;
         match name {
             ours if ours.starts_with("rcomm") => {
                 let program = match ours.split_once('=') {
@@ -141,16 +141,16 @@ impl Peer {
                 };
                 let program = match build(name, compiler, "mpi.c", &[]) {
                     Ok(program) => program,
-                    Err(why) => return Ok(Err(why)),
+                    Err(reason) => return Ok(Err(reason)),
                 };
                 let mut command = Command::new(starter);
                 command.args(["-n", &ranks.to_string()]);
-                let crowded = cores < ranks as usize;
+                let is_crowded = cores < ranks as usize;
                 if name == "openmpi" {
                     // Open MPI refuses to run as the superuser unless both variables are set.
                     command.env("OMPI_ALLOW_RUN_AS_ROOT", "1");
                     command.env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-                    if crowded {
+                    if is_crowded {
                         command.args(["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]);
                         command.args(["--map-by", "core", "--bind-to", "core:overload-allowed"]);
                     } else {
@@ -183,7 +183,7 @@ impl Peer {
             gloo if GLOO.contains(&gloo) => {
                 let program = match build(name, "c++", "gloo.cc", &["-lgloo", "-lpthread"]) {
                     Ok(program) => program,
-                    Err(why) => return Ok(Err(format!("{why}: is libgloo-dev installed?"))),
+                    Err(reason) => return Ok(Err(format!("{reason}: is libgloo-dev installed?"))),
                 };
                 let folder = Folder::new(name)?;
                 for rank in 0..ranks {
@@ -192,7 +192,7 @@ impl Peer {
                     command.env("GLOO_STORE", &folder.0);
                     commands.push((rank, command));
                 }
-                kept = Some((program, folder));
+                kept_files = Some((program, folder));
             }
             other => bail!(
                 "{other:?} is none of rcomm, rcomm-registered, rcomm-tcp, openmpi, mpich, gloo, {}",
@@ -223,7 +223,7 @@ impl Peer {
         let mut peer = Self::spawn(name, commands.collect())?;
         peer.accept_ranks(&listener, ranks)?;
         // All ranks have loaded the program and completed their rendezvous, so the files are no longer needed.
-        drop(kept);
+        drop(kept_files);
         Ok(Ok(peer))
     }
 
@@ -244,7 +244,7 @@ impl Peer {
     /// Waits until every rank has connected.
     fn accept_ranks(&mut self, listener: &TcpListener, ranks: u32) -> Result<()> {
         let mut connected: Vec<Option<BufReader<TcpStream>>> = (0..ranks).map(|_| None).collect();
-        let end = Instant::now() + TIME_LIMIT;
+        let deadline = Instant::now() + TIME_LIMIT;
         listener.set_nonblocking(true)?;
         while connected.iter().any(Option::is_none) {
             let stream = match listener.accept() {
@@ -259,7 +259,7 @@ impl Peer {
                         }
                     }
                     ensure!(
-                        Instant::now() < end,
+                        Instant::now() < deadline,
                         "{} has not started within {TIME_LIMIT:?}",
                         self.name
                     );
@@ -290,8 +290,8 @@ impl Peer {
         &self.name
     }
 
-    /// Runs an operation `count` times and returns its times, for `send_recv` those of one message; `None` if this peer
-    /// does not have the operation.
+    /// Runs an operation `count` times and returns its times, for `send_recv` the times of one message; `None` if this
+    /// peer does not have the operation.
     pub(crate) fn run(
         &mut self,
         operation: &str,
@@ -303,35 +303,36 @@ impl Peer {
             rank.get_mut().write_all(order.as_bytes())?;
         }
         let mut slowest: Option<Times> = None;
-        let active = if operation.ends_with("send_recv") {
+        let active_ranks = if operation.ends_with("send_recv") {
             2
         } else {
             self.ranks.len()
         };
-        for (at, rank) in self.ranks.iter_mut().enumerate() {
+        for (index, rank) in self.ranks.iter_mut().enumerate() {
             let mut line = String::new();
-            rank.read_line(&mut line)
-                .with_context(|| format!("rank {at} of {} did not answer {order:?}", self.name))?;
+            rank.read_line(&mut line).with_context(|| {
+                format!("rank {index} of {} did not answer {order:?}", self.name)
+            })?;
             let mut numbers = line.split_whitespace().map(str::parse::<f64>);
             let (Some(Ok(p50)), Some(Ok(p99))) = (numbers.next(), numbers.next()) else {
                 ensure!(
                     line == "unsupported\n",
-                    "rank {at} of {} answered {line:?}",
+                    "rank {index} of {} answered {line:?}",
                     self.name
                 );
                 continue;
             };
             // A rank measures the round trip, which is two messages.
-            let halves = if operation.ends_with("send_recv") {
+            let messages = if operation.ends_with("send_recv") {
                 2.0
             } else {
                 1.0
             };
-            if at < active {
+            if index < active_ranks {
                 let so_far = slowest.unwrap_or(Times { p50: 0.0, p99: 0.0 });
                 slowest = Some(Times {
-                    p50: so_far.p50.max(p50 / halves),
-                    p99: so_far.p99.max(p99 / halves),
+                    p50: so_far.p50.max(p50 / messages),
+                    p99: so_far.p99.max(p99 / messages),
                 });
             }
         }

@@ -1,17 +1,18 @@
-//! How far apart two cores are at this moment: the round trip of a cache line between them.
+//! Measures how far apart two cores are at this moment: the round trip of a cache line between them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
+/// Round trips in one probe; the first quarter is not timed.
 const TRIPS: u32 = 4000;
 
 /// A counter on cache lines of its own.
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// Nanoseconds of a round trip between the first two cores, as the mean of 3000.
+/// Nanoseconds of a round trip between the first two cores: the mean of 3000.
 pub(crate) fn round_trip() -> f64 {
-    let (to, fro) = (Line(AtomicU32::new(0)), Line(AtomicU32::new(0)));
+    let (there, back) = (Line(AtomicU32::new(0)), Line(AtomicU32::new(0)));
     let wait = |line: &Line, trip| {
         while line.0.load(Ordering::Acquire) != trip {
             std::hint::spin_loop();
@@ -21,23 +22,23 @@ pub(crate) fn round_trip() -> f64 {
         scope.spawn(|| {
             pin_to(1);
             for trip in 1..=TRIPS {
-                wait(&to, trip);
-                fro.0.store(trip, Ordering::Release);
+                wait(&there, trip);
+                back.0.store(trip, Ordering::Release);
             }
         });
-        let start = scope.spawn(|| {
+        let timing = scope.spawn(|| {
             pin_to(0);
-            let mut then = Instant::now();
+            let mut start = Instant::now();
             for trip in 1..=TRIPS {
                 if trip == TRIPS / 4 {
-                    then = Instant::now();
+                    start = Instant::now();
                 }
-                to.0.store(trip, Ordering::Release);
-                wait(&fro, trip);
+                there.0.store(trip, Ordering::Release);
+                wait(&back, trip);
             }
-            then.elapsed()
+            start.elapsed()
         });
-        let time = start.join().unwrap_or_default();
+        let time = timing.join().unwrap_or_default();
         time.as_secs_f64() * 1e9 / f64::from(TRIPS - TRIPS / 4)
     })
 }

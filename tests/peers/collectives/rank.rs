@@ -1,4 +1,4 @@
-//! One of our ranks; it speaks the protocol that `mpi.c` describes.
+//! A rank of rcomm, which speaks the protocol that `mpi.c` describes.
 
 use crate::{MAX_COUNT, probe};
 use anyhow::{Context, Result};
@@ -9,10 +9,10 @@ use std::time::Instant;
 
 const MAX_BYTES: usize = 64 << 20;
 
-/// A peer whose name begins like this uses buffers that the group allocated.
+/// A peer whose name begins with this uses buffers that the group allocated.
 pub(crate) const REGISTERED: &str = "rcomm-registered";
 
-/// Before the name of an operation: each rank writes to every cache line of its buffers before it runs the operation.
+/// The prefix of an operation before which each rank writes to every cache line of its buffers.
 const FRESH: &str = "fresh_";
 
 /// Runs the operations that the measuring program asks for, until it closes the connection.
@@ -33,9 +33,9 @@ pub(crate) fn serve(port: u16, name: &str) -> Result<()> {
         false => Ok(Buffer::from_vec(vec![0.0_f32; len])),
     };
     let (mut input, mut output) = (memory()?, memory()?);
-    let why = "the buffer is not of f32 in host memory";
-    let output = output.as_mut_slice::<f32>().context(why)?;
-    let input = input.as_mut_slice::<f32>().context(why)?;
+    let message = "the buffer is not of f32 in host memory";
+    let output = output.as_mut_slice::<f32>().context(message)?;
+    let input = input.as_mut_slice::<f32>().context(message)?;
     // Zeroed memory has no pages before it is written.
     output.fill(0.0);
     input.fill(0.0);
@@ -53,18 +53,18 @@ pub(crate) fn serve(port: u16, name: &str) -> Result<()> {
                 }
                 world.group().barrier()?;
                 times.clear();
-                let mut then = Instant::now();
+                let mut last = Instant::now();
                 for _ in 0..count {
                     if is_fresh {
                         write_lines(input, bytes);
                         write_lines(output, bytes);
                         world.group().barrier()?;
-                        then = Instant::now();
+                        last = Instant::now();
                     }
                     call(world.group(), operation, bytes, input, output)?;
                     let now = Instant::now();
-                    times.push((now - then).as_secs_f64() * 1e6);
-                    then = now;
+                    times.push((now - last).as_secs_f64() * 1e6);
+                    last = now;
                 }
                 times.sort_by(f64::total_cmp);
                 let (p50, p99) = (times[count / 2], times[count * 99 / 100]);

@@ -31,26 +31,26 @@ pub(crate) fn read_dump(bytes: &[u8]) {
     };
     check_indices(&dump);
     for written in [dump.to_json(), dump.to_pickle()] {
-        let (again, problems) = Dump::read(&written).expect("what we write is readable");
+        let (reread, problems) = Dump::read(&written).expect("what we write is readable");
         assert!(problems.is_empty(), "{problems:?}");
-        check_indices(&again);
-        assert_eq!(again.entries.len(), dump.entries.len());
+        check_indices(&reread);
+        assert_eq!(reread.entries.len(), dump.entries.len());
         // A group that entries name with and without a description may become one.
-        assert!(again.groups.len() <= dump.groups.len());
-        for (one, other) in dump.entries.iter().zip(&again.entries) {
-            assert_eq!(one.record_id, other.record_id);
-            assert_eq!(one.state, other.state);
-            assert_eq!(one.peer, other.peer);
+        assert!(reread.groups.len() <= dump.groups.len());
+        for (entry, reread_entry) in dump.entries.iter().zip(&reread.entries) {
+            assert_eq!(entry.record_id, reread_entry.record_id);
+            assert_eq!(entry.state, reread_entry.state);
+            assert_eq!(entry.peer, reread_entry.peer);
             assert_eq!(
-                dump.signatures[one.signature as usize],
-                again.signatures[other.signature as usize]
+                dump.signatures[entry.signature as usize],
+                reread.signatures[reread_entry.signature as usize]
             );
         }
     }
 }
 
-/// Loads a file of any kind: an archive, a compressed file, or what another reader here reads. The loader knows the
-/// kind by the content. Every file is read or reported as a problem.
+/// Loads a file of any kind: an archive, a compressed file, or a file of another reader of this module. The loader
+/// recognizes the kind by the content. Every file is read or reported as a problem.
 pub(crate) fn read_file(bytes: &[u8]) {
     let path = format!("/dev/shm/rcomm-fuzz-{}_rank_0", std::process::id());
     fs::write(&path, bytes).expect("memory is writable");
@@ -147,6 +147,7 @@ pub(crate) fn read_ras(bytes: &[u8]) {
     let _ = RasReport::parse(bytes);
 }
 
+/// The dumps in a summary, each with its path; those before the first error.
 fn records(file: &[u8]) -> Vec<(String, Dump)> {
     let mut records = Vec::new();
     let _ = read(file, |piece| {
@@ -159,9 +160,9 @@ fn records(file: &[u8]) -> Vec<(String, Dump)> {
 
 /// Reads a summary. What was read can be written and read again.
 pub(crate) fn read_summary(bytes: &[u8]) {
-    // The input as a whole file: this reaches the header and the decompression.
+    // Reading the input as a whole file reaches the header and the decompression.
     let _ = records(bytes);
-    // The input as the compressed content: arbitrary bytes alone never pass the checksum.
+    // The input is also read as the compressed content, since arbitrary bytes never pass the checksum.
     let mut file = b"rcommsum\x01\x00".to_vec();
     let mut packer = GzEncoder::new(&mut file, Compression::none());
     packer.write_all(bytes).expect("memory is writable");
@@ -178,13 +179,13 @@ pub(crate) fn read_summary(bytes: &[u8]) {
         };
         writer.add(&loaded).expect("what was read can be written");
     }
-    let again = writer
+    let rewritten = writer
         .finish(&Loaded::default())
         .expect("memory is writable");
-    assert_eq!(records(&again).len(), read.len());
+    assert_eq!(records(&rewritten).len(), read.len());
 }
 
-/// A launcher's record, in the folder of a job of two ranks that is over: every report on the job can be made.
+/// Reads a launcher's record, in the folder of a job of two ranks that is over: every report on the job can be made.
 pub(crate) fn launch_record(bytes: &[u8]) {
     let folder = PathBuf::from(format!("/dev/shm/rcomm-fuzz-{}-job", std::process::id()));
     fs::create_dir_all(&folder).expect("memory is writable");
@@ -214,7 +215,7 @@ pub(crate) fn launch_record(bytes: &[u8]) {
     }
 }
 
-/// Answers of another `rcomm-web`, one after the other, each ended by a zero: what is kept of them has valid indices.
+/// Takes answers of another `rcomm-web`, between which is a zero byte: the dumps that are kept have valid indices.
 pub(crate) fn node_answers(bytes: &[u8]) {
     let mut follower = RecordsFollower::default();
     for answer in bytes.split(|&byte| byte == 0) {
@@ -229,7 +230,7 @@ pub(crate) fn node_answers(bytes: &[u8]) {
     }
 }
 
-/// A filter: the text of a parsed filter parses to a filter that answers alike. Bytes that are no text are no filter.
+/// Parses a filter: the text of a parsed filter parses to a filter with the same answers. Skips bytes that are no text.
 pub(crate) fn parse_filter(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
@@ -237,7 +238,7 @@ pub(crate) fn parse_filter(bytes: &[u8]) {
     let _ = parse_duration_ms(text);
     match Filter::parse(text) {
         Ok(filter) => {
-            let again = Filter::parse(filter.text()).expect("what was read can be read again");
+            let reparsed = Filter::parse(filter.text()).expect("what was read can be read again");
             let subject = Subject {
                 ranks: &[0, 7],
                 op: Some("all_reduce"),
@@ -248,7 +249,7 @@ pub(crate) fn parse_filter(bytes: &[u8]) {
                 text,
                 ..Subject::default()
             };
-            assert_eq!(filter.matches(&subject), again.matches(&subject));
+            assert_eq!(filter.matches(&subject), reparsed.matches(&subject));
         }
         Err(error) => assert!(error.column >= 1, "{error}"),
     }

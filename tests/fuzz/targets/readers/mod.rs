@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 /// The longest time that a reader may need for one client.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The longest wait for bytes of a reader, which may itself wait for more input.
+/// The longest wait for a reader's answer: the reader may itself wait for more input.
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// The name of a reader, and the function that gives it bytes.
@@ -52,7 +52,7 @@ pub(crate) const READERS: [Reader; 18] = [
     ("node_answers", files::node_answers),
 ];
 
-/// The reader of logs of NCCL's Inspector, which a job leaves in a folder of the user's choice.
+/// Reads a log of NCCL's Inspector, which a job leaves in a folder of the user's choice.
 pub(crate) fn read_inspector(bytes: &[u8]) {
     let _ = inspector::is_log(bytes);
     let mut reader = inspector::Reader::default();
@@ -80,21 +80,24 @@ fn send_tcp(port: u16, bytes: &[u8]) {
     });
 }
 
-/// The store's server, which every host of its network can reach if it listens on other than loopback addresses.
+/// Sends bytes to the store's server. Every host of the network can do so if the server does not listen on loopback
+/// addresses only.
 pub(crate) fn store_server(bytes: &[u8]) {
     static SERVER: OnceLock<TcpStoreServer> = OnceLock::new();
     let server = SERVER.get_or_init(|| {
         TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).expect("a free port")
     });
     send_tcp(server.port(), bytes);
-    let good = TcpStore::connect("127.0.0.1", server.port(), PATIENCE);
-    let good = good.expect("the server still takes clients");
-    good.set("fuzz", b"open").expect("the server still stores");
-    assert_eq!(good.get("fuzz", PATIENCE).expect("a value"), b"open");
+    let client = TcpStore::connect("127.0.0.1", server.port(), PATIENCE);
+    let client = client.expect("the server still takes clients");
+    client
+        .set("fuzz", b"open")
+        .expect("the server still stores");
+    assert_eq!(client.get("fuzz", PATIENCE).expect("a value"), b"open");
 }
 
-/// Serves `bytes` as the answer to every request, while `ask` runs with the port.
-fn answer_with(bytes: &[u8], ask: impl FnOnce(u16)) {
+/// Serves `bytes` as the answer to every request, while `act` runs with the port.
+fn answer_with(bytes: &[u8], act: impl FnOnce(u16)) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
     let port = listener.local_addr().expect("an address").port();
     let has_ended = AtomicBool::new(false);
@@ -111,16 +114,16 @@ fn answer_with(bytes: &[u8], ask: impl FnOnce(u16)) {
                 }
             }
         });
-        let began = Instant::now();
-        ask(port);
-        assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
+        let start = Instant::now();
+        act(port);
+        assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
         has_ended.store(true, Ordering::Relaxed);
-        // Wakes the thread.
+        // The connection wakes the thread, which then ends.
         drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)));
     });
 }
 
-/// The store's client, connected to a server that is not a store.
+/// Connects the store's client to a server that is not a store and answers with `bytes`.
 pub(crate) fn store_client(bytes: &[u8]) {
     answer_with(bytes, |port| {
         if let Ok(store) = TcpStore::connect("127.0.0.1", port, 4 * GLANCE) {
@@ -132,7 +135,7 @@ pub(crate) fn store_client(bytes: &[u8]) {
     });
 }
 
-/// A rank's endpoint, which every process of the same user can reach.
+/// Sends bytes to a rank's endpoint, which every process of the same user can reach.
 pub(crate) fn endpoint_server(bytes: &[u8]) {
     static ENDPOINT: OnceLock<(Endpoint, tempfile::TempDir)> = OnceLock::new();
     let (endpoint, _) = ENDPOINT.get_or_init(|| {
@@ -147,23 +150,23 @@ pub(crate) fn endpoint_server(bytes: &[u8]) {
         )
     });
     let EndpointAddress::Unix(path) = endpoint.address() else {
-        unreachable!("it was started on a unix socket");
+        unreachable!("the endpoint was started on a unix socket");
     };
     let stream = std::os::unix::net::UnixStream::connect(path).expect("the server listens");
     stream.set_read_timeout(Some(GLANCE)).expect("a time-out");
     send(stream, bytes, |stream| {
         let _ = stream.shutdown(Shutdown::Write);
     });
-    let good = EndpointClient::new(endpoint.address().clone(), None);
-    let status = good.status(Instant::now() + PATIENCE);
+    let client = EndpointClient::new(endpoint.address().clone(), None);
+    let status = client.status(Instant::now() + PATIENCE);
     assert_eq!(
         status.expect("the endpoint still answers").identity.job,
         "fuzz"
     );
 }
 
-/// The client of endpoints, connected to a server that is not an endpoint. The answer is `bytes` after a head with
-/// their length; if the first byte is odd, it is the bytes after that one, without a head.
+/// Connects the client of endpoints to a server that is not an endpoint. The server answers with a head and `bytes`; if
+/// the first byte is odd, with the other bytes only.
 pub(crate) fn endpoint_client(bytes: &[u8]) {
     let mut answer = format!(
         "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nrcomm-change: 7\r\nrcomm-entries: 16\r\n\r\n",
@@ -171,20 +174,20 @@ pub(crate) fn endpoint_client(bytes: &[u8]) {
     )
     .into_bytes();
     match bytes.split_first() {
-        Some((first, rest)) if first % 2 == 1 => answer = rest.to_vec(),
+        Some((first, answer_bytes)) if first % 2 == 1 => answer = answer_bytes.to_vec(),
         _ => answer.extend(bytes),
     }
     answer_with(&answer, |port| {
         let address = EndpointAddress::Tcp((Ipv4Addr::LOCALHOST, port).into());
         let client = EndpointClient::new(address, None);
-        let soon = || Instant::now() + 4 * GLANCE;
-        let _ = client.status(soon());
-        let _ = client.peers(soon());
-        let _ = client.dump(None, soon());
+        let deadline = || Instant::now() + 4 * GLANCE;
+        let _ = client.status(deadline());
+        let _ = client.peers(deadline());
+        let _ = client.dump(None, deadline());
     });
 }
 
-/// The reader of PyTorch's worker servers, connected to a server of another kind.
+/// Connects the reader of PyTorch's worker servers to a server of another kind, which answers with `bytes`.
 pub(crate) fn worker_servers(bytes: &[u8]) {
     let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", bytes.len());
     let answer = [head.as_bytes(), bytes].concat();
@@ -195,8 +198,8 @@ pub(crate) fn worker_servers(bytes: &[u8]) {
     });
 }
 
-/// The web server. The first byte says what the others are: a request, the path of a request with the token, or an
-/// upload.
+/// Sends bytes to the web server. The first byte selects what the others are: a request, the path of a request with the
+/// token, or an upload.
 pub(crate) fn web_server(bytes: &[u8]) {
     static PAGE: OnceLock<(Page, tempfile::TempDir)> = OnceLock::new();
     let (page, _) = PAGE.get_or_init(|| {
@@ -212,14 +215,14 @@ pub(crate) fn web_server(bytes: &[u8]) {
         page.address(),
         page.token()
     );
-    let (kind, rest) = bytes
+    let (kind, content) = bytes
         .split_first()
-        .map_or((0, bytes), |(kind, rest)| (kind % 3, rest));
+        .map_or((0, bytes), |(kind, content)| (kind % 3, content));
     let request = match kind {
-        0 => rest.to_vec(),
+        0 => content.to_vec(),
         1 => [
             b"GET /api/v1/".as_slice(),
-            rest,
+            content,
             b" HTTP/1.1\r\n",
             authorized.as_bytes(),
             b"\r\n",
@@ -228,7 +231,7 @@ pub(crate) fn web_server(bytes: &[u8]) {
         _ => {
             let begin = "--fuzz\r\nContent-Disposition: form-data; name=\"files\"; \
                          filename=\"rank_0\"\r\n\r\n";
-            let body = [begin.as_bytes(), rest, b"\r\n--fuzz--\r\n"].concat();
+            let body = [begin.as_bytes(), content, b"\r\n--fuzz--\r\n"].concat();
             let head = format!(
                 "POST /api/v1/uploads HTTP/1.1\r\n{authorized}Content-Type: multipart/form-data; \
                  boundary=fuzz\r\nContent-Length: {}\r\n\r\n",
@@ -238,16 +241,16 @@ pub(crate) fn web_server(bytes: &[u8]) {
         }
     };
     send_tcp(page.address().port(), &request);
-    let mut good = TcpStream::connect(page.address()).expect("the server listens");
-    good.set_read_timeout(Some(PATIENCE)).expect("a time-out");
-    let ask = format!("GET /api/v1 HTTP/1.1\r\n{authorized}\r\n");
-    good.write_all(ask.as_bytes()).expect("room to send");
+    let mut client = TcpStream::connect(page.address()).expect("the server listens");
+    client.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    let check = format!("GET /api/v1 HTTP/1.1\r\n{authorized}\r\n");
+    client.write_all(check.as_bytes()).expect("room to send");
     let mut answer = String::new();
-    good.read_to_string(&mut answer).expect("an answer");
+    client.read_to_string(&mut answer).expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
-/// The file of `RCOMM_TUNING_FILE`.
+/// Parses the content of a file that `RCOMM_TUNING_FILE` may name.
 pub(crate) fn tuning_table(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(table) = text.parse::<Tuning>() {
@@ -262,9 +265,9 @@ pub(crate) fn tuning_table(bytes: &[u8]) {
 fn worlds<const RANKS: usize>(change: impl Fn(&mut Config)) -> [World; RANKS] {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let starts: [_; RANKS] = std::array::from_fn(|rank| {
-        let place = Rendezvous::explicit(rank as u32, RANKS as u32, "127.0.0.1", 1);
+        let rendezvous = Rendezvous::explicit(rank as u32, RANKS as u32, "127.0.0.1", 1);
         let mut config = Config {
-            rendezvous: Some(place.expect("a rank of the job")),
+            rendezvous: Some(rendezvous.expect("a rank of the job")),
             timeout: PATIENCE,
             init_timeout: PATIENCE,
             ring_dir: RingDir::Memory,
@@ -278,7 +281,7 @@ fn worlds<const RANKS: usize>(change: impl Fn(&mut Config)) -> [World; RANKS] {
     starts.map(|start| start.join().expect("a world"))
 }
 
-/// The values that another rank sends as objects: their length, and their bytes.
+/// Receives an object whose length and bytes another rank sends.
 pub(crate) fn objects(bytes: &[u8]) {
     const TAG: u32 = 7;
     static RANKS: OnceLock<Mutex<[World; 2]>> = OnceLock::new();
@@ -288,7 +291,7 @@ pub(crate) fn objects(bytes: &[u8]) {
     // A receiver refuses a length that is too great before it receives the value, so no value is sent then.
     let claim = bytes.first_chunk().map(|claim| u64::from_le_bytes(*claim));
     let claim = claim.filter(|&claim| claim > MAX_OBJECT_BYTES as u64);
-    let good = "open".to_owned();
+    let sent_after = "open".to_owned();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let send = |len: u64| sender.send(&[len], 1, TAG).expect("a receiver");
@@ -297,7 +300,7 @@ pub(crate) fn objects(bytes: &[u8]) {
             }
             send(bytes.len() as u64);
             sender.send(bytes, 1, TAG).expect("a receiver");
-            sender.send_object(&good, 1, TAG).expect("a receiver");
+            sender.send_object(&sent_after, 1, TAG).expect("a receiver");
         });
         if claim.is_some() {
             let refused = receiver.recv_object::<serde_json::Value>(0, TAG);
@@ -306,18 +309,18 @@ pub(crate) fn objects(bytes: &[u8]) {
         let received = receiver.recv_object::<serde_json::Value>(0, TAG);
         let expected = serde_json::from_slice::<serde_json::Value>(bytes);
         assert_eq!(received.ok(), expected.ok());
-        let after = receiver.recv_object::<String>(0, TAG);
-        assert_eq!(after.expect("the group still works"), good);
+        let received_after = receiver.recv_object::<String>(0, TAG);
+        assert_eq!(received_after.expect("the group still works"), sent_after);
     });
 }
 
 fn dumps_in(directory: &Path) -> Vec<PathBuf> {
-    // The directory is made with the first dump.
+    // The directory may not exist yet: the first dump makes it.
     let files = fs::read_dir(directory).into_iter().flatten().flatten();
     files.map(|file| file.path()).collect()
 }
 
-/// The FIFO that asks for dumps, to which every process of the same user can write.
+/// Writes bytes to the FIFO that asks for dumps, to which every process of the same user can write.
 pub(crate) fn dump_pipe(bytes: &[u8]) {
     static RANK: OnceLock<Mutex<(World, tempfile::TempDir)>> = OnceLock::new();
     let rank = RANK.get_or_init(|| {

@@ -29,8 +29,8 @@ pub fn query_sql(input: &[u8]) {
     let Ok(sql) = std::str::from_utf8(input) else {
         return;
     };
-    // A function that reads or makes a table (`read_csv`) is for the user's own files: no test opens a file that chance
-    // names.
+    // A function that reads or makes a table (`read_csv`) is for the user's own files: no test may open a file with a
+    // random name.
     if sql.len() > MAX_QUERY || sql.to_ascii_lowercase().contains("read_") {
         return;
     }

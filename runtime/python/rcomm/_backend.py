@@ -241,8 +241,8 @@ class Group(dist.ProcessGroup):
             return None
         members = [self._group.ranks[rank] for rank in ranks]
         name = str(group_name)
-        group = self._rcomm_world.new_group(members, name, timeout or self._group.timeout)
-        part = Group(group, dist.PrefixStore(f"{name}/", self.get_group_store()), self._rcomm_world, False)
+        made = self._rcomm_world.new_group(members, name, timeout or self._group.timeout)
+        part = Group(made, dist.PrefixStore(f"{name}/", self.get_group_store()), self._rcomm_world, False)
         part._set_group_name(name)
         part._set_group_desc(group_desc or f"{self.group_desc}:split")
         return part
@@ -338,18 +338,18 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
     global _default
     ranks = list(opts.global_ranks_in_group)
     if not ranks:
-        _default = own_world = _join(opts)
-        group, owns_world = own_world.group(), True
+        _default = made = _join(opts)
+        group, owns = made.group(), True
     elif world() is not None:
-        own_world, owns_world = world(), False
+        made, owns = world(), False
         # PyTorch renumbers the ranks of a default group that was shrunk.
-        members = own_world.group().ranks
-        group = own_world.new_group([members[rank] for rank in ranks], str(opts.group_id), opts.timeout)
+        members = made.group().ranks
+        group = made.new_group([members[rank] for rank in ranks], str(opts.group_id), opts.timeout)
     else:
         # The default group is of another backend: this group is a world of its own.
-        own_world = _join(opts, ".".join(map(str, ranks[:8])))
-        group, owns_world = own_world.group(), True
-    outer = Group(group, opts.store, own_world, owns_world)
+        made = _join(opts, ".".join(map(str, ranks[:8])))
+        group, owns = made.group(), True
+    outer = Group(group, opts.store, made, owns)
     if _is_one_of_several(getattr(opts, "process_group", None)):
         # PyTorch's own group has a backend for each device.
         outer._inner._outer = outer
@@ -390,7 +390,8 @@ def _join(opts: Any, suffix: str = "") -> _native.World:
         "library_code": _library_folders(),
     }
     if size == 1:
-        joined = _native.World(rank, size, job=_name_job(ranks), **options)
+        made = _native.World(rank, size, job=_name_job(suffix), **options)
+        identity = secrets.token_hex(8)
     else:
         # How many worlds this rank has joined through this store; the same number on all ranks.
         times = store.add(f"rcomm/times/{rank}", 1)
@@ -478,15 +479,15 @@ def register() -> None:
 def _end() -> None:
     """Ends the worlds that the program did not destroy, when the interpreter ends."""
     error = getattr(sys, "last_value", None)
-    for open_world in list(_worlds):
+    for made in list(_worlds):
         if error is None:
             with contextlib.suppress(Exception):
-                open_world.shutdown(timedelta(seconds=1))
+                made.shutdown(timedelta(seconds=1))
             continue
         lines = str(error).strip().splitlines()
         reason = ": ".join([f"raised {type(error).__name__}", *lines[:1]])
-        open_world.phase(reason)
-        open_world.abandon(reason)
+        made.phase(reason)
+        made.abandon(reason)
 
 
 atexit.register(_end)

@@ -25,12 +25,12 @@ const MIN_READS: usize = if cfg!(debug_assertions) {
     2_000_000
 };
 
-/// The operation that is number `n`.
-fn with_operation<T>(group: GroupHandle, n: u64, then: impl FnOnce(&Operation<'_>) -> T) -> T {
+/// The operation that is number `number`.
+fn with_operation<T>(group: GroupHandle, number: u64, then: impl FnOnce(&Operation<'_>) -> T) -> T {
     // More shapes than fit in the table: some are stored in the lap ring.
-    let shape = [n % 50, 3];
+    let shape = [number % 50, 3];
     let tensor = [Tensor {
-        dtype: DType::ALL[n as usize % DType::ALL.len()],
+        dtype: DType::ALL[number as usize % DType::ALL.len()],
         shape: &shape,
     }];
     let key = SignatureKey {
@@ -39,17 +39,17 @@ fn with_operation<T>(group: GroupHandle, n: u64, then: impl FnOnce(&Operation<'_
         inputs: &tensor,
         outputs: &[],
     };
-    let splits = [n, n + 1, n + 2];
+    let splits = [number, number + 1, number + 2];
     then(&Operation {
-        collective_seq_id: n,
-        p2p_seq_id: n * 3,
-        op_id: n * 5,
-        is_p2p: n.is_multiple_of(2),
-        peer: Peer::Rank((n % 1_000) as u32),
-        root: Some((n % 1_001) as u32),
-        reduce_op: ReduceOp::from_code((n % 9) as u8),
-        input_splits: &splits[..(n % 4) as usize],
-        timeout: Duration::from_millis(n % 100_000),
+        collective_seq_id: number,
+        p2p_seq_id: number * 3,
+        op_id: number * 5,
+        is_p2p: number.is_multiple_of(2),
+        peer: Peer::Rank((number % 1_000) as u32),
+        root: Some((number % 1_001) as u32),
+        reduce_op: ReduceOp::from_code((number % 9) as u8),
+        input_splits: &splits[..(number % 4) as usize],
+        timeout: Duration::from_millis(number % 100_000),
         ..Operation::new(group, OpType::AllToAll, SignatureRef::Key(&key))
     })
 }
@@ -65,27 +65,27 @@ fn world() -> ProcessGroupInfo {
 
 /// Panics unless all fields of this entry are those of one operation.
 fn check(dump: &Dump, entry: &Entry) {
-    let n = entry.collective_seq_id;
-    assert_eq!(entry.p2p_seq_id, n * 3, "{entry:?}");
-    assert_eq!(entry.op_id, n * 5, "{entry:?}");
-    assert_eq!(entry.is_p2p, n.is_multiple_of(2), "{entry:?}");
-    assert_eq!(entry.peer, Peer::Rank((n % 1_000) as u32), "{entry:?}");
-    assert_eq!(entry.root, Some((n % 1_001) as u32), "{entry:?}");
+    let number = entry.collective_seq_id;
+    assert_eq!(entry.p2p_seq_id, number * 3, "{entry:?}");
+    assert_eq!(entry.op_id, number * 5, "{entry:?}");
+    assert_eq!(entry.is_p2p, number.is_multiple_of(2), "{entry:?}");
+    assert_eq!(entry.peer, Peer::Rank((number % 1_000) as u32), "{entry:?}");
+    assert_eq!(entry.root, Some((number % 1_001) as u32), "{entry:?}");
     assert_eq!(
         entry.reduce_op,
-        ReduceOp::from_code((n % 9) as u8),
+        ReduceOp::from_code((number % 9) as u8),
         "{entry:?}"
     );
-    assert_eq!(entry.timeout_ms, n % 100_000, "{entry:?}");
+    assert_eq!(entry.timeout_ms, number % 100_000, "{entry:?}");
     let signature = &dump.signatures[entry.signature as usize];
     // Sizes without types mean that the record's own data was overwritten before it was read.
     if !signature.input_dtypes.is_empty() {
-        assert_eq!(signature.input_sizes, [[n % 50, 3]], "{entry:?}");
-        let dtype = DType::ALL[n as usize % DType::ALL.len()];
+        assert_eq!(signature.input_sizes, [[number % 50, 3]], "{entry:?}");
+        let dtype = DType::ALL[number as usize % DType::ALL.len()];
         assert_eq!(signature.input_dtypes, [dtype.name()], "{entry:?}");
     }
-    let splits = [n, n + 1, n + 2];
-    let written = &splits[..(n % 4) as usize];
+    let splits = [number, number + 1, number + 2];
+    let written = &splits[..(number % 4) as usize];
     let read = &signature.input_splits[..];
     assert!(read.is_empty() || read == written, "{entry:?}: {read:?}");
     let created = entry.time_created_ns;
@@ -128,14 +128,15 @@ fn writer() {
         for writer in 0..WRITERS {
             let recorder = &recorder;
             scope.spawn(move || {
-                for n in (1 + writer..).step_by(WRITERS as usize) {
-                    let time = |after: u64| Timestamp::from_ns(base + n * 100 + after);
-                    let ticket =
-                        with_operation(group, n, |operation| recorder.begin_at(operation, time(0)));
+                for number in (1 + writer..).step_by(WRITERS as usize) {
+                    let time = |after: u64| Timestamp::from_ns(base + number * 100 + after);
+                    let ticket = with_operation(group, number, |operation| {
+                        recorder.begin_at(operation, time(0))
+                    });
                     recorder.started_at(ticket, time(7));
                     recorder.completed_at(ticket, time(11), Some(Duration::from_nanos(4)));
                     recorder.retired(ticket);
-                    recorder.step(n.cast_signed());
+                    recorder.step(number.cast_signed());
                 }
             });
         }

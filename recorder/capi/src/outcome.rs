@@ -22,12 +22,12 @@ thread_local! {
 /// `rcomm_recorder_last_error`.
 pub(crate) fn call(run: impl FnOnce() -> Result<(), String>) -> i32 {
     let result = catch_unwind(AssertUnwindSafe(run));
-    let why = match result {
+    let reason = match result {
         Ok(Ok(())) => return RCOMM_RECORDER_OK,
-        Ok(Err(why)) => why,
+        Ok(Err(reason)) => reason,
         Err(_) => "the recorder panicked: please report it".to_owned(),
     };
-    let text = CString::new(why.replace('\0', " ")).unwrap_or_default();
+    let text = CString::new(reason.replace('\0', " ")).unwrap_or_default();
     // The thread-local text may already be dropped in a thread that is ending.
     let _ = LAST_ERROR.try_with(|last| last.replace(text));
     RCOMM_RECORDER_FAILED

@@ -40,7 +40,7 @@ impl ProcessGroupInfo {
 
     /// Returns the group rank of a global rank; `None` if it is not a member.
     pub fn group_rank_of(&self, rank: Rank) -> Option<u32> {
-        let index = self.ranks.iter().position(|&r| r == rank)?;
+        let index = self.ranks.iter().position(|&member| member == rank)?;
         u32::try_from(index).ok()
     }
 

@@ -172,10 +172,10 @@ pub enum Bus {
 impl Bus {
     /// Ratio of bus bandwidth to algorithm bandwidth in a group of `ranks` (at least 1); `None` if it is not defined.
     pub fn factor(self, ranks: usize) -> Option<f64> {
-        let n = ranks as f64;
+        let rank_count = ranks as f64;
         match self {
-            Self::ReduceAndCopy => Some(2.0 * (n - 1.0) / n),
-            Self::OthersShare => Some((n - 1.0) / n),
+            Self::ReduceAndCopy => Some(2.0 * (rank_count - 1.0) / rank_count),
+            Self::OthersShare => Some((rank_count - 1.0) / rank_count),
             Self::Whole => Some(1.0),
             Self::Unmeasured => None,
         }

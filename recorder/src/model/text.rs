@@ -87,12 +87,12 @@ pub fn time_of_day(wall_ns: i64) -> String {
 }
 
 /// Bytes for people: `512 B`, `64 KiB`, `1.5 GiB`.
-pub fn bytes(n: u64) -> String {
+pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
-    if n < 1024 {
-        return format!("{n} B");
+    if count < 1024 {
+        return format!("{count} B");
     }
-    let mut value = n as f64 / 1024.0;
+    let mut value = count as f64 / 1024.0;
     let mut unit = 0;
     while value >= 1023.95 && unit + 1 < UNITS.len() {
         value /= 1024.0;
@@ -107,8 +107,8 @@ pub fn bytes(n: u64) -> String {
 }
 
 /// A size in bytes for a narrow column: `512`, `64K`, `1.5M`.
-pub fn narrow_bytes(n: u64) -> String {
-    let mut value = n as f64;
+pub fn narrow_bytes(count: u64) -> String {
+    let mut value = count as f64;
     let mut unit = "";
     for next in ["K", "M", "G", "T"] {
         if value < 1024.0 {

@@ -63,12 +63,12 @@ pub(super) async fn run(
 ) -> Response {
     let handler = served.program_handlers.lock().get(&name).cloned();
     let Some(handler) = handler else {
-        let why = "there is no such handler: GET /handlers lists them\n";
-        return (StatusCode::NOT_FOUND, why).into_response();
+        let reason = "there is no such handler: GET /handlers lists them\n";
+        return (StatusCode::NOT_FOUND, reason).into_response();
     };
     match tokio::task::spawn_blocking(move || handler(&parameters)).await {
         Ok(Ok(text)) => text.into_response(),
-        Ok(Err(why)) => (StatusCode::BAD_REQUEST, why).into_response(),
+        Ok(Err(reason)) => (StatusCode::BAD_REQUEST, reason).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

@@ -152,7 +152,7 @@ impl LaunchRecord {
         let mut file = fs::File::from(file).take(limit + 1);
         file.read_to_end(&mut bytes).map_err(io)?;
         let record = Self::parse(&bytes, limit)
-            .map_err(|why| io(io::Error::new(io::ErrorKind::InvalidData, why)))?;
+            .map_err(|problem| io(io::Error::new(io::ErrorKind::InvalidData, problem)))?;
         Ok((record, bytes.len() as u64))
     }
 
@@ -379,8 +379,8 @@ mod tests {
         let other = String::from_utf8(valid)
             .unwrap()
             .replace("launch/1", "launch/2");
-        let why = LaunchRecord::parse(other.as_bytes(), MAX_BYTES).unwrap_err();
-        assert!(why.contains("rcomm.launch/2"), "{why}");
+        let problem = LaunchRecord::parse(other.as_bytes(), MAX_BYTES).unwrap_err();
+        assert!(problem.contains("rcomm.launch/2"), "{problem}");
         let long = vec![b' '; MAX_BYTES as usize + 1];
         assert!(LaunchRecord::parse(&long, MAX_BYTES).is_err());
     }

@@ -156,8 +156,8 @@ fn read(path: &Path) -> Result<Option<Secret>> {
     let metadata = file.metadata().map_err(failed)?;
     let is_own_file = metadata.is_file() && metadata.uid() == rustix::process::geteuid().as_raw();
     if !is_own_file || metadata.mode() & 0o077 != 0 || metadata.len() != 32 {
-        let why = "it is not a file of 32 bytes that only this user may read: remove it";
-        return Err(failed(io::Error::new(ErrorKind::PermissionDenied, why)));
+        let problem = "it is not a file of 32 bytes that only this user may read: remove it";
+        return Err(failed(io::Error::new(ErrorKind::PermissionDenied, problem)));
     }
     let mut bytes = [0; 32];
     file.read_exact(&mut bytes).map_err(failed)?;

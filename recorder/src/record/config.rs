@@ -163,7 +163,7 @@ impl RecorderConfig {
 
     /// Returns an error that names the first invalid value.
     pub(crate) fn check(&self) -> Result<()> {
-        let refuse = |why: String| Err(Error::InvalidConfig(why));
+        let refuse = |reason: String| Err(Error::InvalidConfig(reason));
         if self.rank >= self.world_size {
             return refuse(format!(
                 "rank {} is not less than the world size {}",

@@ -252,7 +252,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         self.ranks_left -= size;
         let ranks = runs.flat_map(|(run, count)| {
             let (first, step) = halves(run);
-            (0..count as u32).map(move |i| first.wrapping_add(step.wrapping_mul(i)))
+            (0..count as u32).map(move |nth| first.wrapping_add(step.wrapping_mul(nth)))
         });
         ranks.collect()
     }

@@ -282,8 +282,8 @@ impl<const N: usize> SlotRing<N> {
                 // The slot's words are read after its stamp.
                 memory.fence_acquire();
                 let mut words = [before; N];
-                for (i, word) in words.iter_mut().enumerate().skip(1) {
-                    *word = memory.load(start.saturating_add(i));
+                for (index, word) in words.iter_mut().enumerate().skip(1) {
+                    *word = memory.load(start.saturating_add(index));
                 }
                 // If a word is from a later writer, the second read of the stamp sees that writer's claim.
                 memory.fence_acquire();

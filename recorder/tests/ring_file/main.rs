@@ -362,10 +362,10 @@ fn groups_keep_thousands_of_members_in_any_order() {
     let mut config = config(directory.path(), 0, 0);
     config.world_size = 16_384;
     let recorder = FlightRecorder::create(&config).unwrap();
-    let strided: Vec<u32> = (0..2_048).map(|i| i * 8).collect();
+    let strided: Vec<u32> = (0..2_048).map(|index| index * 8).collect();
     // Squares have no regular steps, so this list is stored as many short runs.
     let scrambled: Vec<u32> = (0..16_384_u32)
-        .map(|i| i.wrapping_mul(i) % 16_384)
+        .map(|index| index.wrapping_mul(index) % 16_384)
         .collect();
     for (id, ranks) in [&strided, &scrambled].into_iter().enumerate() {
         let info = ProcessGroupInfo {

@@ -143,11 +143,11 @@ mod tests {
         assert_eq!(runs.intern(&[]), (1, true));
         assert_eq!(runs.intern(&[1, 2]), (0, false));
         assert_eq!(runs.intern(&[]), (1, false));
-        for i in 0..10_000 {
-            assert_eq!(runs.intern(&[i, 7]), (2 + i as u32, true));
+        for value in 0..10_000 {
+            assert_eq!(runs.intern(&[value, 7]), (2 + value as u32, true));
         }
-        for i in 0..10_000 {
-            assert_eq!(runs.intern(&[i, 7]), (2 + i as u32, false));
+        for value in 0..10_000 {
+            assert_eq!(runs.intern(&[value, 7]), (2 + value as u32, false));
         }
         assert_eq!(runs.get(0), [1, 2]);
         assert!(runs.get(1).is_empty());
@@ -157,9 +157,9 @@ mod tests {
     fn runs_that_share_a_cache_slot_are_distinguished() {
         let mut runs = Recurring::default();
         for _ in 0..2 {
-            for i in 0..1000_u64 {
-                let (id, _) = runs.intern(&[i, 7]);
-                assert_eq!(id, i as u32);
+            for value in 0..1000_u64 {
+                let (id, _) = runs.intern(&[value, 7]);
+                assert_eq!(id, value as u32);
             }
         }
         assert_eq!(runs.intern(&[7, 0]), (1000, true));

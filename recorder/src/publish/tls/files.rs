@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// Maximum number of bytes that are read from a file; the rest is ignored.
 const MAX_FILE: u64 = 1 << 20;
 
-fn invalid(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::Tls(format!("the TLS file {} {why}", path.display()))
+fn invalid(path: &Path, reason: impl std::fmt::Display) -> Error {
+    Error::Tls(format!("the TLS file {} {reason}", path.display()))
 }
 
 fn read(path: &Path, file: io::Result<File>) -> Result<Vec<u8>> {
@@ -45,10 +45,10 @@ pub(super) fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
         let allowed = if metadata.uid() == 0 { 0o740 } else { 0o700 };
         let mode = metadata.mode() & 0o777;
         if mode & !allowed != 0 {
-            let why = format!(
+            let reason = format!(
                 "holds a private key and has mode {mode:03o}, so others than its owner can use it: chmod 600 it"
             );
-            return Err(invalid(path, why));
+            return Err(invalid(path, reason));
         }
     }
     let bytes = read(path, file)?;

@@ -58,16 +58,16 @@ impl fmt::Display for TlsError {
             Self::Failed(error) => error,
         };
         match error {
-            Rustls::InvalidCertificate(why) => match why {
-                why if is_foreign(why) => write!(
+            Rustls::InvalidCertificate(invalid) => match invalid {
+                invalid if is_foreign(invalid) => write!(
                     f,
                     "its TLS certificate is not from the CA of this process: {SAME}"
                 ),
-                why if is_expired(why) => f.write_str("its TLS certificate has expired: renew it"),
-                why if is_early(why) => f.write_str(
+                invalid if is_expired(invalid) => f.write_str("its TLS certificate has expired: renew it"),
+                invalid if is_early(invalid) => f.write_str(
                     "its TLS certificate is not valid yet: compare the clocks of both hosts",
                 ),
-                why => write!(f, "its TLS certificate is not accepted: {why}"),
+                invalid => write!(f, "its TLS certificate is not accepted: {invalid}"),
             },
             Rustls::NoCertificatesPresented => f.write_str("it has no TLS certificate"),
             Rustls::AlertReceived(alert) => match alert {
@@ -118,11 +118,13 @@ fn is_early(error: &CertificateError) -> bool {
 /// What is wrong with the certificate of this process, which its own CA does not accept.
 pub(super) fn of_own_certificate(error: &Rustls, ca: &Path) -> String {
     match error {
-        Rustls::InvalidCertificate(why) if is_foreign(why) => {
+        Rustls::InvalidCertificate(invalid) if is_foreign(invalid) => {
             format!("is not signed by the CA in {}", ca.display())
         }
-        Rustls::InvalidCertificate(why) if is_expired(why) => "has expired: renew it".to_owned(),
-        Rustls::InvalidCertificate(why) if is_early(why) => {
+        Rustls::InvalidCertificate(invalid) if is_expired(invalid) => {
+            "has expired: renew it".to_owned()
+        }
+        Rustls::InvalidCertificate(invalid) if is_early(invalid) => {
             "is not valid yet: is the clock of this host right?".to_owned()
         }
         error => format!("is not a certificate that others accept: {error}"),

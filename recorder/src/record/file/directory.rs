@@ -496,10 +496,10 @@ pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
     if is_own_directory && stat.mode() & 0o022 == 0 {
         return Ok(());
     }
-    let why = "it is not a directory that only this user may write to";
+    let problem = "it is not a directory that only this user may write to";
     Err(Error::io(
         format!("use {shown} for rings"),
-        io::Error::new(ErrorKind::PermissionDenied, why),
+        io::Error::new(ErrorKind::PermissionDenied, problem),
     ))
 }
 

@@ -147,7 +147,7 @@ impl Links {
     /// Finds the row of this key, or gives it a free one.
     #[inline(never)]
     fn search(&self, key: u64, first: usize, mask: usize) -> Option<usize> {
-        let rows = (0..PROBES.min(self.keys.len())).map(|i| (first + i) & mask);
+        let rows = (0..PROBES.min(self.keys.len())).map(|probe| (first + probe) & mask);
         let mut free = None;
         for row in rows.clone() {
             match self.keys[row].load(Ordering::Relaxed) {
@@ -185,7 +185,7 @@ impl Links {
         mask: usize,
         mut reuse: impl FnMut(usize) -> bool,
     ) -> Option<usize> {
-        let mut rows = (0..PROBES.min(self.keys.len())).map(|i| (first + i) & mask);
+        let mut rows = (0..PROBES.min(self.keys.len())).map(|probe| (first + probe) & mask);
         rows.find(|&row| {
             let seen = self.keys[row].load(Ordering::Relaxed);
             // The key is taken away before `reuse` looks: a thread that begins a transfer on the row looks for the key

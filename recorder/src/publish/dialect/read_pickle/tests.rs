@@ -49,11 +49,11 @@ fn entries_read_in_place_are_those_that_the_machine_reads() {
         let name = path.display();
         check_both_ways(&bytes, &name.to_string());
         // The positions of the truncations and changes differ from file to file.
-        for n in 0..8 {
-            let index = (file * 7919 + n * 104_729) % bytes.len();
+        for round in 0..8 {
+            let index = (file * 7919 + round * 104_729) % bytes.len();
             check_both_ways(&bytes[..index], &format!("{name} cut at {index}"));
             let mut changed = bytes.clone();
-            changed[index] = changed[index].wrapping_add(1 + n as u8);
+            changed[index] = changed[index].wrapping_add(1 + round as u8);
             // Entries that were read in place are in the dump already, even if the machine then loses the list.
             let in_place = outcome_of(&changed, EntryReading::InPlace);
             let stacked = outcome_of(&changed, EntryReading::Stacked);

@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn copies_of_any_length_and_alignment_equal_their_originals_and_write_nothing_else() {
-        let from: Vec<u8> = (0..5000_u32).map(|at| (at * 7 % 251) as u8).collect();
+        let from: Vec<u8> = (0..5000_u32).map(|index| (index * 7 % 251) as u8).collect();
         for level in levels() {
             for stores in [Stores::Cached, Stores::Streaming] {
                 for (start, len) in [(0, 0), (1, 63), (3, 1000), (17, 1024), (0, 4096), (5, 4500)] {

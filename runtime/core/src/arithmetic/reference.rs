@@ -24,8 +24,8 @@ fn fold_float(op: ReduceOp, values: &[f64], round: impl Fn(f64) -> f64) -> f64 {
 /// Rounding each step from `f64` to `f32` gives what `f32` arithmetic gives: the wide format has more
 /// than twice the digits.
 fn fold_f32(op: ReduceOp, values: &[f32]) -> f32 {
-    let wide: Vec<f64> = values.iter().map(|&v| f64::from(v)).collect();
-    fold_float(op, &wide, |v| f64::from(v as f32)) as f32
+    let wide: Vec<f64> = values.iter().map(|&value| f64::from(value)).collect();
+    fold_float(op, &wide, |value| f64::from(value as f32)) as f32
 }
 
 fn fold_integer(op: ReduceOp, values: &[i128], bits: u32, is_signed: bool) -> i128 {
@@ -79,7 +79,7 @@ fn fp8_values(dtype: DType) -> Vec<(f64, u8)> {
 
 fn decode_fp8(dtype: DType, code: u8) -> f32 {
     let values = fp8_values(dtype);
-    let magnitude = match values.iter().find(|v| v.1 == code & 0x7f) {
+    let magnitude = match values.iter().find(|(_, known)| *known == code & 0x7f) {
         Some((value, _)) => *value as f32,
         None if dtype == DType::F8E5M2 && code & 0x7f == 0x7c => f32::INFINITY,
         None => f32::NAN,
@@ -123,34 +123,45 @@ pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) ->
         ($t:ty) => {{
             let values: Vec<i128> = elements
                 .iter()
-                .map(|e| i128::from(<$t>::from_le_bytes((*e).try_into().unwrap())))
+                .map(|element| i128::from(<$t>::from_le_bytes((*element).try_into().unwrap())))
                 .collect();
             let result = fold_integer(op, &values, <$t>::BITS, <$t>::MIN != 0);
             (result as $t).to_le_bytes().to_vec()
         }};
     }
-    let f32_at = |e: &[u8]| f32::from_le_bytes(e.try_into().unwrap());
-    let f64_at = |e: &[u8]| f64::from_le_bytes(e.try_into().unwrap());
+    let f32_at = |element: &[u8]| f32::from_le_bytes(element.try_into().unwrap());
+    let f64_at = |element: &[u8]| f64::from_le_bytes(element.try_into().unwrap());
     let fold_as_f32 = |decode: &dyn Fn(&[u8]) -> f32| {
-        fold_f32(op, &elements.iter().map(|e| decode(e)).collect::<Vec<_>>())
+        fold_f32(
+            op,
+            &elements
+                .iter()
+                .map(|element| decode(element))
+                .collect::<Vec<_>>(),
+        )
     };
-    let u16_at = |e: &[u8]| u16::from_le_bytes(e.try_into().unwrap());
+    let u16_at = |element: &[u8]| u16::from_le_bytes(element.try_into().unwrap());
     match dtype {
         DType::F32 => fold_as_f32(&f32_at).to_le_bytes().to_vec(),
         DType::F64 => {
-            let values: Vec<f64> = elements.iter().map(|e| f64_at(e)).collect();
-            fold_float(op, &values, |v| v).to_le_bytes().to_vec()
+            let values: Vec<f64> = elements.iter().map(|element| f64_at(element)).collect();
+            fold_float(op, &values, |value| value)
+                .to_le_bytes()
+                .to_vec()
         }
         DType::F16 => {
-            let result = fold_as_f32(&|e| f16::from_bits(u16_at(e)).to_f32());
+            let result = fold_as_f32(&|element| f16::from_bits(u16_at(element)).to_f32());
             f16::from_f32(result).to_le_bytes().to_vec()
         }
         DType::Bf16 => {
-            let result = fold_as_f32(&|e| bf16::from_bits(u16_at(e)).to_f32());
+            let result = fold_as_f32(&|element| bf16::from_bits(u16_at(element)).to_f32());
             bf16::from_f32(result).to_le_bytes().to_vec()
         }
         DType::F8E4M3 | DType::F8E5M2 => {
-            vec![encode_fp8(dtype, fold_as_f32(&|e| decode_fp8(dtype, e[0])))]
+            vec![encode_fp8(
+                dtype,
+                fold_as_f32(&|element| decode_fp8(dtype, element[0])),
+            )]
         }
         DType::I8 => integer!(i8),
         DType::U8 => integer!(u8),
@@ -161,9 +172,9 @@ pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) ->
         DType::I64 => integer!(i64),
         DType::U64 => integer!(u64),
         DType::Bool => {
-            let all = elements.iter().all(|e| e[0] != 0);
-            let any = elements.iter().any(|e| e[0] != 0);
-            let odd = elements.iter().filter(|e| e[0] != 0).count() % 2 == 1;
+            let all = elements.iter().all(|element| element[0] != 0);
+            let any = elements.iter().any(|element| element[0] != 0);
+            let odd = elements.iter().filter(|element| element[0] != 0).count() % 2 == 1;
             vec![u8::from(match op {
                 ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd => all,
                 ReduceOp::BitXor => odd,
@@ -181,7 +192,7 @@ pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) ->
                 let parts = |from: usize| {
                     let parts: Vec<&[u8]> = elements
                         .iter()
-                        .map(|e| &e[from..from + part_size])
+                        .map(|element| &element[from..from + part_size])
                         .collect();
                     combine_element(op, part, &parts)
                 };
@@ -194,11 +205,11 @@ pub(super) fn combine_element(op: ReduceOp, dtype: DType, elements: &[&[u8]]) ->
                     v
                 }
             };
-            let number = |e: &[u8]| {
+            let number = |element: &[u8]| {
                 if part_size == 4 {
-                    f64::from(f32_at(e))
+                    f64::from(f32_at(element))
                 } else {
-                    f64_at(e)
+                    f64_at(element)
                 }
             };
             let mut result = (

@@ -73,20 +73,21 @@ fn every_operation_on_every_type_equals_the_scalar_reference() {
                 (40, 70),
             ] {
                 let data: Vec<Vec<u8>> = (0..inputs)
-                    .map(|i| random_bytes(1 + i as u64 * 77 + count as u64, count * size))
+                    .map(|input| random_bytes(1 + input as u64 * 77 + count as u64, count * size))
                     .collect();
                 let slices: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
                 let expected: Vec<u8> = (0..count)
                     .flat_map(|index| {
                         let element: Vec<&[u8]> = slices
                             .iter()
-                            .map(|s| &s[index * size..(index + 1) * size])
+                            .map(|slice| &slice[index * size..(index + 1) * size])
                             .collect();
                         reference::combine_element(op, dtype, &element)
                     })
                     .collect();
                 for level in levels() {
-                    let pointers: Vec<*const u8> = slices.iter().map(|s| s.as_ptr()).collect();
+                    let pointers: Vec<*const u8> =
+                        slices.iter().map(|slice| slice.as_ptr()).collect();
                     let mut out = vec![0xa5; count * size];
                     let mut second_out = vec![0x5a; count * size];
                     let outputs = [second_out.as_mut_ptr()];
@@ -158,12 +159,12 @@ fn combine_in_place_uses_its_own_input_at_its_position_in_the_order() {
         let values = [[1e8f32; 70], [1.0; 70], [-1e8; 70]];
         let bytes: Vec<Vec<u8>> = values
             .iter()
-            .map(|v| v.iter().flat_map(|f| f.to_le_bytes()).collect())
+            .map(|value| value.iter().flat_map(|f| f.to_le_bytes()).collect())
             .collect();
         let mut out = bytes[own_index].clone();
         let others: Vec<&[u8]> = (0..3)
-            .filter(|&i| i != own_index)
-            .map(|i| bytes[i].as_slice())
+            .filter(|&index| index != own_index)
+            .map(|index| bytes[index].as_slice())
             .collect();
         combine_in_place(
             ReduceOp::Sum,
@@ -181,7 +182,9 @@ fn combine_in_place_uses_its_own_input_at_its_position_in_the_order() {
 #[test]
 fn combine_everywhere_writes_the_result_of_combine_to_every_buffer() {
     for ranks in [1, 2, 3, 9, 40] {
-        let data: Vec<Vec<u8>> = (0..ranks).map(|i| random_bytes(i + 5, 4 * 333)).collect();
+        let data: Vec<Vec<u8>> = (0..ranks)
+            .map(|rank| random_bytes(rank + 5, 4 * 333))
+            .collect();
         let inputs: Vec<&[u8]> = data.iter().map(Vec::as_slice).collect();
         let mut expected = vec![0; 4 * 333];
         combine(ReduceOp::Sum, DType::I32, &inputs, &mut expected, None);
@@ -232,7 +235,7 @@ fn every_16_bit_float_keeps_its_bits_through_f32_and_a_nan_becomes_quiet() {
 fn scaling_uses_the_factor_for_floats_and_its_whole_part_for_integers() {
     let mut halves: Vec<u8> = [1.5f32, -2.0]
         .iter()
-        .flat_map(|&v| half::f16::from_f32(v).to_le_bytes())
+        .flat_map(|&value| half::f16::from_f32(value).to_le_bytes())
         .collect();
     scale(DType::F16, &mut halves, 0.5);
     let scaled: Vec<f32> = halves
@@ -241,13 +244,16 @@ fn scaling_uses_the_factor_for_floats_and_its_whole_part_for_integers() {
         .collect();
     assert_eq!(scaled, [0.75, -1.0]);
 
-    let mut integers: Vec<u8> = [3i32, -4].iter().flat_map(|v| v.to_le_bytes()).collect();
+    let mut integers: Vec<u8> = [3i32, -4]
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
     scale(DType::I32, &mut integers, 2.9);
     assert_eq!(
         integers,
         [6i32, -8]
             .iter()
-            .flat_map(|v| v.to_le_bytes())
+            .flat_map(|value| value.to_le_bytes())
             .collect::<Vec<_>>()
     );
 }

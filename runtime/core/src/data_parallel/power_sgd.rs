@@ -284,7 +284,9 @@ mod tests {
 
     #[test]
     fn columns_become_orthonormal() {
-        let mut matrix: Vec<f32> = (0..12).map(|at| ((at * 7) % 5) as f32 - 1.0).collect();
+        let mut matrix: Vec<f32> = (0..12)
+            .map(|index| ((index * 7) % 5) as f32 - 1.0)
+            .collect();
         orthonormalize(&mut matrix, 2);
         let dot = |a: usize, b: usize| -> f32 { matrix.chunks(2).map(|row| row[a] * row[b]).sum() };
         assert!(dot(0, 1).abs() < 1e-5);

@@ -257,9 +257,9 @@ fn gather_and_add<T: Element>(
         }
         counts.push(count as usize);
     }
-    let mut indices: Vec<Vec<i64>> = counts.iter().map(|&n| vec![0; n * dims]).collect();
+    let mut indices: Vec<Vec<i64>> = counts.iter().map(|&count| vec![0; count * dims]).collect();
     all_gather_v(share, &tensor.indices, &mut indices)?;
-    let zeros = |&n: &usize| vec![T::default(); n * block];
+    let zeros = |&count: &usize| vec![T::default(); count * block];
     let mut values: Vec<Vec<T>> = counts.iter().map(zeros).collect();
     all_gather_v(share, &tensor.values, &mut values)?;
 

@@ -83,10 +83,10 @@ impl Store for HashStore {
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
         self.change(|table| table.add(key.as_bytes(), delta))
-            .map_err(|why| {
+            .map_err(|reason| {
                 Error::new(
                     ErrorKind::Store,
-                    format!("cannot add {delta} to {key:?}: {why}"),
+                    format!("cannot add {delta} to {key:?}: {reason}"),
                 )
             })
     }

@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn timeout_names_the_first_keys_and_counts_the_rest() {
-        let keys: Vec<String> = (0..10).map(|i| format!("k{i}")).collect();
+        let keys: Vec<String> = (0..10).map(|index| format!("k{index}")).collect();
         let error = timed_out(keys.iter().map(String::as_str), Duration::from_millis(50));
         assert_eq!(
             error.to_string(),

@@ -269,8 +269,8 @@ fn without_comment(line: &str) -> &str {
 }
 
 fn parse_choice(line: &str, fields: &[&str]) -> Result<Choice> {
-    let refuse = |why: String| {
-        let message = format!("the line {line:?} of the tuning table: {why}");
+    let refuse = |reason: String| {
+        let message = format!("the line {line:?} of the tuning table: {reason}");
         Error::new(ErrorKind::InvalidArgument, message)
     };
     let &[pattern, topology, ranks, bytes, algorithm] = fields else {

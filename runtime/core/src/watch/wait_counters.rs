@@ -156,7 +156,7 @@ impl WaitCounters {
     /// # Errors
     /// `InvalidArgument` if the name is malformed or reserved, or would be one more than [`MAX_NAMES`].
     pub(crate) fn named(&self, name: &str) -> Result<WaitCounter> {
-        let refused = |why: String| Err(Error::new(ErrorKind::InvalidArgument, why));
+        let refused = |reason: String| Err(Error::new(ErrorKind::InvalidArgument, reason));
         if !is_wait_name(name) {
             return refused(format!(
                 "the name {name:?} of a wait must have 1 to 64 lower-case letters, digits, \"-\", \"_\" and \".\""

@@ -461,14 +461,14 @@ fn entries_within(recorder: &RecorderConfig, mib: u32) -> Result<u32> {
     clippy::print_stderr,
     reason = "users must learn where the record is, even without a log"
 )]
-fn report_place(rank: Rank, recorder: &FlightRecorder, why: &str) {
+fn report_place(rank: Rank, recorder: &FlightRecorder, reason: &str) {
     let place = match recorder.storage() {
         Storage::File(path) => path.display().to_string(),
         Storage::Memory { .. } => "its own memory, which ends with the process".to_owned(),
     };
     let entries = recorder.entries();
     eprintln!(
-        "rcomm: rank {rank} records its last {entries} operations in {place}, because it {why}"
+        "rcomm: rank {rank} records its last {entries} operations in {place}, because it {reason}"
     );
 }
 

@@ -311,7 +311,7 @@ mod tests {
             lens.push(last);
             let buffers = lens
                 .iter()
-                .map(|&n| Buffer::from_vec(vec![0u8; n]))
+                .map(|&len| Buffer::from_vec(vec![0u8; len]))
                 .collect();
             let op = ReduceOp::Sum.into();
             Statement::of(

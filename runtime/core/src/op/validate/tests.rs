@@ -84,11 +84,11 @@ fn a_factor_in_memory_is_one_element_of_the_type_on_the_same_device() {
 fn the_full_check_accepts_all_that_the_cheap_check_accepts() {
     let sizes = [0, 1, 2, 4];
     let mut accepted = 0;
-    for (one, other) in sizes
+    for (size, other) in sizes
         .into_iter()
-        .flat_map(|one| sizes.map(|other| (one, other)))
+        .flat_map(|size| sizes.map(|other| (size, other)))
     {
-        let (input, ints) = (vec![0f32; one], vec![0i32; one]);
+        let (input, ints) = (vec![0f32; size], vec![0i32; size]);
         let numbers = vec![0f32; other];
         let mut outputs = [(); 6].map(|()| numbers.clone());
         let [first, second, third, fourth, fifth, sixth] = &mut outputs;
@@ -108,7 +108,7 @@ fn the_full_check_accepts_all_that_the_cheap_check_accepts() {
             Op::Barrier,
             reduce(lent(), ReduceOp::Sum),
             reduce(Buffer::from_mut(first), ReduceOp::Sum),
-            reduce(floats(one), ReduceOp::BitOr),
+            reduce(floats(size), ReduceOp::BitOr),
             gather(lent(), Buffer::from_mut(second)),
             gather(Buffer::from_slice(&ints), Buffer::from_mut(third)),
             gather(lent(), Buffer::from_slice(&numbers)),
@@ -125,7 +125,7 @@ fn the_full_check_accepts_all_that_the_cheap_check_accepts() {
             },
             Op::Recv {
                 buffer: Buffer::from_mut(sixth),
-                peer: Some(one as u32),
+                peer: Some(size as u32),
                 tag,
             },
         ];

@@ -255,11 +255,11 @@ impl FailureBroadcast {
             |progress: &IncidentProgress| !progress.raise_ended || progress.answers.is_some();
         let mut progress = incident.wait(left_until(until), has_ended);
         progress.answers.take().unwrap_or_else(|| {
-            let why = match progress.raise_ended {
+            let reason = match progress.raise_ended {
                 true => "the answers of the other ranks did not arrive in time",
                 false => "the status of the other ranks is not known: the store has not answered",
             };
-            StatusReplies::text(why.to_owned())
+            StatusReplies::text(reason.to_owned())
         })
     }
 

@@ -246,10 +246,13 @@ impl Responder {
     /// which must show what was pending.
     fn abort_groups(&self, cause: Option<&str>) {
         let error = match cause.and_then(|cause| cause.split_once(": ")) {
-            Some((who, why)) => {
-                let message = format!("cancelled: {who} failed: {why}");
+            Some((failed_rank, reason)) => {
+                let message = format!("cancelled: {failed_rank} failed: {reason}");
                 let error = Error::new(ErrorKind::Aborted, message);
-                match who.strip_prefix("rank ").and_then(|rank| rank.parse().ok()) {
+                match failed_rank
+                    .strip_prefix("rank ")
+                    .and_then(|rank| rank.parse().ok())
+                {
                     Some(rank) => error.with_rank(rank),
                     None => error,
                 }

@@ -155,9 +155,9 @@ impl Quota {
 
     /// A connection whose deadline has passed, and why. It stays overdue until it is refused or forgotten.
     pub(super) fn overdue(&self, now: Instant) -> Option<(ConnectionId, Overdue)> {
-        let first = |set: &BTreeSet<(Instant, ConnectionId)>, why| {
+        let first = |set: &BTreeSet<(Instant, ConnectionId)>, missed| {
             let (_, id) = set.first().filter(|(at, _)| *at <= now)?;
-            Some((*id, why))
+            Some((*id, missed))
         };
         first(&self.proofs, Overdue::Proof).or_else(|| first(&self.requests, Overdue::Request))
     }

@@ -286,9 +286,9 @@ fn check_operations_between_hosts(group: &ProcessGroup) {
         assert_eq!(gathered, expected);
 
         let mut part = vec![0; count];
-        let whole = input(rank, count * size);
+        let all_parts = input(rank, count * size);
         group
-            .reduce_scatter_single(&whole, &mut part, ReduceOp::Sum)
+            .reduce_scatter_single(&all_parts, &mut part, ReduceOp::Sum)
             .unwrap();
         let sum = |index: usize| {
             (0..size)
@@ -303,7 +303,7 @@ fn check_operations_between_hosts(group: &ProcessGroup) {
         let from = if rank == 1 { root } else { rank };
         assert_eq!(data, input(from, count));
         let mut swapped = vec![0; count * size];
-        group.all_to_all_single(&whole, &mut swapped).unwrap();
+        group.all_to_all_single(&all_parts, &mut swapped).unwrap();
         for (from, part) in swapped.chunks_exact(count).enumerate() {
             assert_eq!(part[0], (from * 1000 + rank * count) as u64);
         }

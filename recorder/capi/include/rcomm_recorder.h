@@ -51,7 +51,7 @@
 // Every rank ends with all inputs in one tensor.
 #define RCOMM_RECORDER_ALL_GATHER_SINGLE 9
 
-// As `all_gather`, inputs of different sizes.
+// Like `all_gather`, with inputs of different sizes.
 #define RCOMM_RECORDER_ALL_GATHER_V 10
 
 // Several tensors gathered as one operation.
@@ -60,10 +60,10 @@
 // Rank i ends with the reduction of all ranks' i-th inputs.
 #define RCOMM_RECORDER_REDUCE_SCATTER 12
 
-// As `reduce_scatter`, from one tensor.
+// Like `reduce_scatter`, from one tensor.
 #define RCOMM_RECORDER_REDUCE_SCATTER_SINGLE 13
 
-// As `reduce_scatter`, parts of different sizes.
+// Like `reduce_scatter`, with parts of different sizes.
 #define RCOMM_RECORDER_REDUCE_SCATTER_V 14
 
 // Several tensors reduced and scattered as one operation.
@@ -72,22 +72,22 @@
 // Every rank sends its i-th tensor to rank i.
 #define RCOMM_RECORDER_ALL_TO_ALL 16
 
-// As `all_to_all`, within one tensor of even parts.
+// Like `all_to_all`, within one tensor of even parts.
 #define RCOMM_RECORDER_ALL_TO_ALL_SINGLE 17
 
-// As `all_to_all`, within one tensor of parts of any size.
+// Like `all_to_all`, within one tensor of parts of any size.
 #define RCOMM_RECORDER_ALL_TO_ALL_V_SINGLE 18
 
 // The root ends with a list of all inputs.
 #define RCOMM_RECORDER_GATHER 19
 
-// As `gather`, inputs of different sizes.
+// Like `gather`, with inputs of different sizes.
 #define RCOMM_RECORDER_GATHER_V 20
 
 // Rank i ends with the root's i-th tensor.
 #define RCOMM_RECORDER_SCATTER 21
 
-// As `scatter`, parts of different sizes.
+// Like `scatter`, with parts of different sizes.
 #define RCOMM_RECORDER_SCATTER_V 22
 
 // A message to one rank.

@@ -265,34 +265,34 @@ operations! {
     AllGather = 8, "all_gather":                               AllGather     List     Equal   All      OthersShare;
     /// Every rank ends with all inputs in one tensor.
     AllGatherSingle = 9, "all_gather_single":                  AllGather     Single   Equal   All      OthersShare;
-    /// As `all_gather`, inputs of different sizes.
+    /// Like `all_gather`, with inputs of different sizes.
     AllGatherV = 10, "all_gather_v":                           AllGather     List     PerRank All      OthersShare;
     /// Several tensors gathered as one operation.
     AllGatherCoalesced = 11, "all_gather_coalesced":           AllGather     Several  Equal   All      OthersShare,
         torch "all_gather_into_tensor_coalesced";
     /// Rank i ends with the reduction of all ranks' i-th inputs.
     ReduceScatter = 12, "reduce_scatter":                      ReduceScatter List     Equal   All      OthersShare;
-    /// As `reduce_scatter`, from one tensor.
+    /// Like `reduce_scatter`, from one tensor.
     ReduceScatterSingle = 13, "reduce_scatter_single":         ReduceScatter Single   Equal   All      OthersShare;
-    /// As `reduce_scatter`, parts of different sizes.
+    /// Like `reduce_scatter`, with parts of different sizes.
     ReduceScatterV = 14, "reduce_scatter_v":                   ReduceScatter List     PerRank All      OthersShare;
     /// Several tensors reduced and scattered as one operation.
     ReduceScatterCoalesced = 15, "reduce_scatter_coalesced":   ReduceScatter Several  Equal   All      OthersShare,
         torch "reduce_scatter_tensor_coalesced";
     /// Every rank sends its i-th tensor to rank i.
     AllToAll = 16, "all_to_all":                               AllToAll      List     PerPair All      OthersShare;
-    /// As `all_to_all`, within one tensor of even parts.
+    /// Like `all_to_all`, within one tensor of even parts.
     AllToAllSingle = 17, "all_to_all_single":                  AllToAll      Single   Equal   All      OthersShare;
-    /// As `all_to_all`, within one tensor of parts of any size.
+    /// Like `all_to_all`, within one tensor of parts of any size.
     AllToAllVSingle = 18, "all_to_all_v_single":               AllToAll      Single   PerPair Sources  OthersShare;
     /// The root ends with a list of all inputs.
     Gather = 19, "gather":                                     Gather        List     Equal   Sources  OthersShare;
-    /// As `gather`, inputs of different sizes.
+    /// Like `gather`, with inputs of different sizes.
     GatherV = 20, "gather_v":                                  Gather        List     PerRank Sources  OthersShare,
         torch "gather";
     /// Rank i ends with the root's i-th tensor.
     Scatter = 21, "scatter":                                   Scatter       List     Equal   Sources  OthersShare;
-    /// As `scatter`, parts of different sizes.
+    /// Like `scatter`, with parts of different sizes.
     ScatterV = 22, "scatter_v":                                Scatter       List     PerRank Sources  OthersShare,
         torch "scatter";
     /// A message to one rank.

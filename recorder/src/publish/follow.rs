@@ -34,8 +34,8 @@ impl EndpointFollower {
     /// deadline at most.
     ///
     /// # Errors
-    /// As [`EndpointClient::dump`]. The record is then unchanged, and the next call requests all changes since the last
-    /// answer.
+    /// Those of [`EndpointClient::dump`]. The record is then unchanged, and the next call requests all changes since
+    /// the last answer.
     pub fn poll(&mut self, deadline: Instant) -> Result<Vec<ReadProblem>> {
         let answer = self.client.dump(self.change, deadline)?;
         let DumpAnswer {

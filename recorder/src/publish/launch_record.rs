@@ -144,7 +144,7 @@ impl LaunchRecord {
         Self::read_within(path, MAX_BYTES).map(|(record, _)| record)
     }
 
-    /// As [`read`](Self::read), with this limit; also returns the file's size.
+    /// Like [`read`](Self::read), with this limit; also returns the file's size.
     fn read_within(path: &Path, limit: u64) -> Result<(Self, u64)> {
         let io = |error| Error::io(format!("read {}", path.display()), error);
         let file: OwnedFd = directory::open(path).map_err(io)?;

@@ -108,7 +108,7 @@ impl Places {
         }))
     }
 
-    /// As [`try_enter`](Self::try_enter), but waits for a place.
+    /// Like [`try_enter`](Self::try_enter), but waits for a place.
     pub async fn enter(self: &Arc<Self>, host: Option<IpAddr>) -> Arc<Place> {
         loop {
             // A place that is freed after the try still ends the wait.

@@ -63,10 +63,10 @@ impl RingReader {
         Self::of_file(file, path)
     }
 
-    /// As [`attach`](Self::attach), to a file that is open for reading and may have no name; `path` is for messages.
+    /// Like [`attach`](Self::attach), to a file that is open for reading and may have no name; `path` is for messages.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach).
+    /// Those of [`attach`](Self::attach).
     pub fn of_file(file: impl Into<OwnedFd>, path: PathBuf) -> Result<Self> {
         let file = file.into();
         let not_a_ring = |why: String| Error::NotARing {
@@ -215,7 +215,7 @@ impl RingReader {
         self.view.is_whole()
     }
 
-    /// As [`snapshot`](Self::snapshot), for a file that others may truncate.
+    /// Like [`snapshot`](Self::snapshot), for a file that others may truncate.
     ///
     /// # Errors
     /// If the file was truncated since it was attached.

@@ -60,7 +60,7 @@ impl Secret {
         Self::in_folder(&usual).or_else(|error| Self::in_folder(&other).map_err(|_| error))
     }
 
-    /// As [`of_user`](Self::of_user), in this folder, which is created if it is missing.
+    /// Like [`of_user`](Self::of_user), in this folder, which is created if it is missing.
     fn in_folder(folder: &Path) -> Result<Self> {
         directory::ensure_private(folder)?;
         let path = folder.join(FILE);

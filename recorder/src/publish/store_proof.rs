@@ -65,7 +65,7 @@ impl StoreCaller {
     /// A client whose key is the [`store_key`](Secret::store_key) of this secret, tied to this TLS connection.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     #[cfg(feature = "tls")]
     pub fn over_tls(secret: &Secret, tls: &super::tls::TlsSession) -> Result<Self> {
         Ok(Self {

@@ -40,7 +40,7 @@ pub(crate) fn dump(memory: &impl Read, layout: &RingLayout, dump_time_ns: i64) -
     )
 }
 
-/// As [`dump`], with only the entries of these slots.
+/// Like [`dump`], with only the entries of these slots.
 pub(crate) fn dump_of(
     memory: &impl Read,
     layout: &RingLayout,

@@ -153,7 +153,7 @@ impl Tls {
     /// The identity whose files the environment names; `None` if it names none.
     ///
     /// # Errors
-    /// As [`from_files`](Self::from_files).
+    /// Those of [`from_files`](Self::from_files).
     pub fn from_environment() -> Result<Option<Self>> {
         let files = TlsFiles::from_lookup(|name| std::env::var(name).ok());
         files.map(|files| Self::from_files(&files)).transpose()

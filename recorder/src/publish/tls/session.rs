@@ -150,7 +150,7 @@ impl TlsSession {
     /// be set.
     ///
     /// # Errors
-    /// As [`handshake`](Self::handshake) and [`read`](Self::read).
+    /// Those of [`handshake`](Self::handshake) and [`read`](Self::read).
     pub fn serve(&mut self, socket: impl AsFd, into: &mut [u8]) -> io::Result<usize> {
         let socket = socket.as_fd();
         if let Handshake::Waits(_) = self.handshake(socket)? {
@@ -179,10 +179,10 @@ impl TlsSession {
         self.write_both(socket, &[], from)
     }
 
-    /// As [`write`](Self::write) of `head` and then `rest`, in one record if they fit.
+    /// Like [`write`](Self::write) of `head` and then `rest`, in one record if they fit.
     ///
     /// # Errors
-    /// As [`write`](Self::write).
+    /// Those of [`write`](Self::write).
     pub fn write_both(&mut self, socket: impl AsFd, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         let socket = socket.as_fd();
         if head.len() + rest.len() == 0 {

@@ -37,7 +37,7 @@ impl TlsStream {
     /// Reads what has arrived, or waits for it; 0 at the end of the stream.
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// Those of [`call`](Self::call).
     pub fn read(&mut self, into: &mut [u8], deadline: Instant) -> io::Result<usize> {
         loop {
             match self.session.read(&self.socket, into) {
@@ -52,7 +52,7 @@ impl TlsStream {
     /// Writes all of `bytes`.
     ///
     /// # Errors
-    /// As [`call`](Self::call).
+    /// Those of [`call`](Self::call).
     pub fn write_all(&mut self, mut bytes: &[u8], deadline: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.session.write(&self.socket, bytes) {

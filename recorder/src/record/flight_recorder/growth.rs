@@ -45,7 +45,7 @@ impl FlightRecorder {
         self.slots.write(&self.map, id, fill)
     }
 
-    /// As [`reserve_to`](Self::reserve_to), but makes no system call if the word is already reserved.
+    /// Like [`reserve_to`](Self::reserve_to), but makes no system call if the word is already reserved.
     pub(super) fn ensure_reserved(&self, end: usize) -> bool {
         end <= self.map.words().len() || self.reserve_to(end)
     }

@@ -91,7 +91,7 @@ impl AdaptiveCopy {
     const TIMED_INTERVAL: u32 = 6;
     /// How many pieces are copied through the caches, while that is slow, between two that are streamed for comparison.
     const TRIED_INTERVAL: u32 = 60;
-    /// As [`TRIED_INTERVAL`](Self::TRIED_INTERVAL), until enough streamed copies were timed to know their pace.
+    /// Like [`TRIED_INTERVAL`](Self::TRIED_INTERVAL), until enough streamed copies were timed to know their pace.
     const FIRST_TRIED_INTERVAL: u32 = 12;
     /// A copy through the caches that takes longer than this, in nanoseconds for a byte, is slow. Cores that share a
     /// cache copy faster, unless the bytes have left the caches.
@@ -288,7 +288,7 @@ unsafe fn avx512<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: us
 }
 
 /// # Safety
-/// As [`avx512`].
+/// See [`avx512`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2<const STREAMING: bool>(to: *mut u8, from: *const u8, blocks: usize) {

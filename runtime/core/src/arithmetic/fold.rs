@@ -127,7 +127,7 @@ combine_floats!(f32 f64);
 /// Combines the sources by `C`, a block of `N` elements at a time.
 ///
 /// # Safety
-/// As [`run`], and the processor has `I`.
+/// The conditions of [`run`] hold, and the processor has `I`.
 #[inline(always)]
 unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &FoldJob<'_>) {
     let terms = job.terms;
@@ -178,7 +178,7 @@ unsafe fn fold<F: Format, C: Combine<F::Acc>, I: Isa, const N: usize>(job: &Fold
 /// Calls [`fold`] with the types for `op` and `dtype`.
 ///
 /// # Safety
-/// As [`run`], and the processor has `I`.
+/// The conditions of [`run`] hold, and the processor has `I`.
 #[inline(always)]
 unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
     macro_rules! arithmetic {
@@ -261,7 +261,7 @@ unsafe fn pick<I: Isa>(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
 }
 
 /// # Safety
-/// As [`run`], and the processor has AVX-512 F, BW, DQ and VL, which imply AVX2 and F16C.
+/// The conditions of [`run`] hold, and the processor has AVX-512 F, BW, DQ and VL, which imply AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
 unsafe fn run_avx512(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
@@ -271,7 +271,7 @@ unsafe fn run_avx512(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
 }
 
 /// # Safety
-/// As [`run`], and the processor has AVX2 and F16C.
+/// The conditions of [`run`] hold, and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn run_avx2(op: ReduceOp, dtype: DType, job: &FoldJob<'_>) {
@@ -353,7 +353,7 @@ pub(super) enum Conversion {
 /// Converts between the narrow format `F` and `f32`, a block of `N` elements at a time.
 ///
 /// # Safety
-/// As [`convert`], and the processor has `I`.
+/// The conditions of [`convert`] hold, and the processor has `I`.
 #[inline(always)]
 unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
     conversion: Conversion,
@@ -400,7 +400,7 @@ unsafe fn convert_all<F: Format<Acc = f32>, I: Isa, const N: usize>(
 /// Calls [`convert_all`] with the format of `dtype`.
 ///
 /// # Safety
-/// As [`convert`], and the processor has `I`.
+/// The conditions of [`convert`] hold, and the processor has `I`.
 #[inline(always)]
 unsafe fn pick_convert<I: Isa>(
     conversion: Conversion,
@@ -423,7 +423,7 @@ unsafe fn pick_convert<I: Isa>(
 }
 
 /// # Safety
-/// As [`convert`], and the processor has AVX-512 F, BW, DQ and VL, which imply AVX2 and F16C.
+/// The conditions of [`convert`] hold, and the processor has AVX-512 F, BW, DQ and VL, which imply AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c")]
 unsafe fn convert_avx512(
@@ -439,7 +439,7 @@ unsafe fn convert_avx512(
 }
 
 /// # Safety
-/// As [`convert`], and the processor has AVX2 and F16C.
+/// The conditions of [`convert`] hold, and the processor has AVX2 and F16C.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn convert_avx2(

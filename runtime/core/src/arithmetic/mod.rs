@@ -151,7 +151,7 @@ fn combine_by_loops(
     }
 }
 
-/// As [`combine`], with `out` itself as one more input, at position `own_index` in the order of inputs: from 0 to the
+/// Like [`combine`], with `out` itself as one more input, at position `own_index` in the order of inputs: from 0 to the
 /// number of `others`.
 #[inline]
 pub fn combine_in_place(

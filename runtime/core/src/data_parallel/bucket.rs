@@ -32,8 +32,8 @@ pub fn assign_buckets(sizes: &[usize], limits: BucketSizes) -> Vec<Vec<usize>> {
     assign(&order, sizes, &|_| false, limits)
 }
 
-/// As [`assign_buckets`], but takes the parameters in the order `order`. A parameter for which `is_alone` returns true
-/// has a bucket of its own.
+/// Like [`assign_buckets`], but takes the parameters in the order `order`. A parameter for which `is_alone` returns
+/// true has a bucket of its own.
 fn assign(
     order: &[usize],
     sizes: &[usize],

@@ -31,14 +31,14 @@ impl<T: Gradient> Reducer<T> {
         self.complete(true)
     }
 
-    /// As [`finish_in_place`](Self::finish_in_place), and returns a copy of each parameter's average; `None` for a
+    /// Like [`finish_in_place`](Self::finish_in_place), and returns a copy of each parameter's average; `None` for a
     /// parameter that no rank has used (with [`UnusedParameters::Find`] only), and for a sparse one.
     ///
     /// # Blocking
-    /// As [`finish_in_place`](Self::finish_in_place).
+    /// See [`finish_in_place`](Self::finish_in_place).
     ///
     /// # Errors
-    /// As [`finish_in_place`](Self::finish_in_place).
+    /// Those of [`finish_in_place`](Self::finish_in_place).
     pub fn finish(&mut self) -> Result<Vec<Option<Vec<T>>>> {
         self.finish_in_place()?;
         let parameters = 0..self.parameters.len();

@@ -170,7 +170,7 @@ impl<T: Gradient> Reducer<T> {
     /// that took part in all steps.
     ///
     /// # Errors
-    /// As [`broadcast_parameters`](Self::broadcast_parameters).
+    /// Those of [`broadcast_parameters`](Self::broadcast_parameters).
     pub fn broadcast_parameters_from(&self, values: &mut [Vec<T>], root: u32) -> Result<()> {
         self.check_lens(values)?;
         self.group.coalesce(|block| {
@@ -271,12 +271,12 @@ impl<T: Gradient> Reducer<T> {
         self.mark_ready(parameter)
     }
 
-    /// As [`ready`](Self::ready), for a parameter of [`ReducerOptions::sparse`]: rows of its gradient, the others being
-    /// zero.
+    /// Like [`ready`](Self::ready), for a parameter of [`ReducerOptions::sparse`]: rows of its gradient, the others
+    /// being zero.
     ///
     /// # Errors
-    /// As [`ready`](Self::ready), and `InvalidArgument` if the parameter is not sparse, or if the shape is not the
-    /// parameter's with one sparse dimension.
+    /// Those of [`ready`](Self::ready), and `InvalidArgument` if the parameter is not sparse, or if the shape is not
+    /// the parameter's with one sparse dimension.
     pub fn ready_sparse(&mut self, parameter: usize, gradient: SparseTensor<T>) -> Result<()> {
         self.check_open(parameter)?;
         let declared = &self.parameters[parameter];
@@ -314,7 +314,7 @@ impl<T: Gradient> Reducer<T> {
         self.memory[place.bucket].get(place.start..place.start + place.len)
     }
 
-    /// As [`average`](Self::average), to change it: to clip it, say.
+    /// Like [`average`](Self::average), to change it: to clip it, say.
     pub fn average_mut(&mut self, parameter: usize) -> Option<&mut [T]> {
         if !self.has_average(parameter) || self.is_sparse[parameter] {
             return None;
@@ -323,7 +323,7 @@ impl<T: Gradient> Reducer<T> {
         self.memory[place.bucket].get_mut(place.start..place.start + place.len)
     }
 
-    /// As [`average`](Self::average), of a sparse parameter. Its indices are in ascending order.
+    /// Like [`average`](Self::average), of a sparse parameter. Its indices are in ascending order.
     pub fn sparse_average(&self, parameter: usize) -> Option<&SparseTensor<T>> {
         if !self.has_average(parameter) {
             return None;
@@ -342,10 +342,10 @@ impl<T: Gradient> Reducer<T> {
     /// joined: these call [`new`](Self::new) at the same time.
     ///
     /// # Blocking
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn regroup(&mut self, group: &ProcessGroup) -> Result<()> {
         check_parameters(group, &self.parameters, &self.is_sparse)?;
         self.group = group.clone();

@@ -101,7 +101,7 @@ impl ProcessGroup {
         }
     }
 
-    /// As [`coalesce`](Self::coalesce), but returns at once; the [`Work`] returns the operations in their order, with
+    /// Like [`coalesce`](Self::coalesce), but returns at once; the [`Work`] returns the operations in their order, with
     /// their buffers.
     #[track_caller]
     pub fn coalesce_async(

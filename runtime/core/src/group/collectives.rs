@@ -66,7 +66,7 @@ macro_rules! on_one_buffer {
             Ok(())
         }
 
-        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), but returns at once; the vector comes back with the [`Work`].")]
+        #[doc = concat!("Like [`", stringify!($name), "`](Self::", stringify!($name), "), but returns at once; the vector comes back with the [`Work`].")]
         #[track_caller]
         pub fn $name_async<T: Element>(&self, buffer: Vec<T>, $($field: $type),*) -> Result<Work<Vec<T>>> {
             let buffer = Buffer::from_vec(buffer);
@@ -116,7 +116,7 @@ macro_rules! in_out {
             Ok(())
         }
 
-        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), but returns at once; the vectors come back with the [`Work`].")]
+        #[doc = concat!("Like [`", stringify!($name), "`](Self::", stringify!($name), "), but returns at once; the vectors come back with the [`Work`].")]
         #[track_caller]
         pub fn $name_async<T: Element>(
             &self,
@@ -167,7 +167,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`all_reduce_coalesced`](Self::all_reduce_coalesced), but returns at once; the vectors come back with the
+    /// Like [`all_reduce_coalesced`](Self::all_reduce_coalesced), but returns at once; the vectors come back with the
     /// [`Work`].
     #[track_caller]
     pub fn all_reduce_coalesced_async<T: Element>(
@@ -194,7 +194,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`barrier`](Self::barrier), but returns at once.
+    /// Like [`barrier`](Self::barrier), but returns at once.
     #[track_caller]
     pub fn barrier_async(&self) -> Result<Work<()>> {
         self.submit(Op::Barrier, |_, _| Ok(()))
@@ -217,7 +217,7 @@ impl ProcessGroup {
     }
 
     in_out! {
-        /// As [`all_gather_single`](Self::all_gather_single) for each pair, as one operation.
+        /// Like [`all_gather_single`](Self::all_gather_single) for each pair, as one operation.
         all_gather_coalesced, all_gather_coalesced_async,
         AllGatherCoalesced { inputs: list, outputs: list }
     }
@@ -229,19 +229,19 @@ impl ProcessGroup {
     }
 
     in_out! {
-        /// As [`reduce_scatter`](Self::reduce_scatter), with the parts one after the other in `input`.
+        /// Like [`reduce_scatter`](Self::reduce_scatter), with the parts one after the other in `input`.
         reduce_scatter_single, reduce_scatter_single_async,
         ReduceScatterSingle { input: one, output: one, op: impl Into<Reduction> }
     }
 
     in_out! {
-        /// As [`reduce_scatter`](Self::reduce_scatter); the lengths may differ from rank to rank.
+        /// Like [`reduce_scatter`](Self::reduce_scatter); the lengths may differ from rank to rank.
         reduce_scatter_v, reduce_scatter_v_async,
         ReduceScatterV { inputs: list, output: one, op: impl Into<Reduction> }
     }
 
     in_out! {
-        /// As [`reduce_scatter_single`](Self::reduce_scatter_single) for each pair, as one operation.
+        /// Like [`reduce_scatter_single`](Self::reduce_scatter_single) for each pair, as one operation.
         reduce_scatter_coalesced, reduce_scatter_coalesced_async,
         ReduceScatterCoalesced { inputs: list, outputs: list, op: impl Into<Reduction> }
     }
@@ -252,14 +252,14 @@ impl ProcessGroup {
     }
 
     in_out! {
-        /// As [`all_to_all`](Self::all_to_all), with equal parts, which lie one after the other in `input` and in
+        /// Like [`all_to_all`](Self::all_to_all), with equal parts, which lie one after the other in `input` and in
         /// `output`.
         all_to_all_single, all_to_all_single_async,
         AllToAllSingle { input: one, output: one }
     }
 
     in_out! {
-        /// As [`all_to_all`](Self::all_to_all), with the parts one after the other in `input` and in `output`:
+        /// Like [`all_to_all`](Self::all_to_all), with the parts one after the other in `input` and in `output`:
         /// `input_splits[r]` elements go to rank r, `output_splits[r]` come from it.
         all_to_all_v_single, all_to_all_v_single_async,
         AllToAllVSingle { input: one, output: one, input_splits: &[usize], output_splits: &[usize] }
@@ -271,7 +271,7 @@ impl ProcessGroup {
     }
 
     in_out! {
-        /// As [`gather`](Self::gather); the lengths may differ from rank to rank.
+        /// Like [`gather`](Self::gather); the lengths may differ from rank to rank.
         gather_v, gather_v_async, GatherV { input: one, outputs: list, root: u32 }
     }
 
@@ -281,7 +281,7 @@ impl ProcessGroup {
     }
 
     in_out! {
-        /// As [`scatter`](Self::scatter); the lengths may differ from rank to rank.
+        /// Like [`scatter`](Self::scatter); the lengths may differ from rank to rank.
         scatter_v, scatter_v_async, ScatterV { inputs: list, output: one, root: u32 }
     }
 

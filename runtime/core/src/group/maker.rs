@@ -15,7 +15,7 @@ pub(crate) trait GroupMaker: Send + Sync {
     /// Makes a group of these ranks of the world.
     ///
     /// # Errors
-    /// As [`World::new_group`](crate::World::new_group).
+    /// Those of [`World::new_group`](crate::World::new_group).
     fn new_group(
         self: Arc<Self>,
         ranks: &[Rank],

@@ -49,7 +49,7 @@ impl ProcessGroup {
         self.run_recorded(&MONITORED_BARRIER, site, |share| monitored.call(share))
     }
 
-    /// As [`monitored_barrier`](Self::monitored_barrier), but returns at once. Some ranks may call the blocking form
+    /// Like [`monitored_barrier`](Self::monitored_barrier), but returns at once. Some ranks may call the blocking form
     /// and others this one.
     ///
     /// This rank arrives once its earlier asynchronous operations on objects, sparse tensors and windows, and its

@@ -27,7 +27,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`send`](Self::send), but returns at once; the vector comes back with the [`Work`].
+    /// Like [`send`](Self::send), but returns at once; the vector comes back with the [`Work`].
     #[track_caller]
     pub fn send_async<T: Element>(
         &self,
@@ -51,7 +51,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`recv`](Self::recv), but returns at once; the vector comes back with the [`Work`].
+    /// Like [`recv`](Self::recv), but returns at once; the vector comes back with the [`Work`].
     #[track_caller]
     pub fn recv_async<T: Element>(
         &self,
@@ -67,7 +67,7 @@ impl ProcessGroup {
     /// Receives the next message from any rank under this tag; returns the sender's rank in the group.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// Those of [`recv`](Self::recv).
     #[track_caller]
     pub fn recv_any<T: Element>(&self, buffer: &mut [T], tag: u32) -> Result<u32> {
         let buffer = Buffer::from_mut(buffer);
@@ -75,7 +75,7 @@ impl ProcessGroup {
         source_of(self.run(Op::Recv { buffer, peer, tag })?)
     }
 
-    /// As [`recv_any`](Self::recv_any), but returns at once; the vector and the sender come with the [`Work`].
+    /// Like [`recv_any`](Self::recv_any), but returns at once; the vector and the sender come with the [`Work`].
     #[track_caller]
     pub fn recv_any_async<T: Element>(
         &self,

@@ -166,7 +166,7 @@ impl ProcessGroup {
         )
     }
 
-    /// As [`all_reduce_sparse`](Self::all_reduce_sparse), but returns at once. Some ranks may call the blocking form
+    /// Like [`all_reduce_sparse`](Self::all_reduce_sparse), but returns at once. Some ranks may call the blocking form
     /// and others this one.
     #[track_caller]
     pub fn all_reduce_sparse_async<T: Element>(

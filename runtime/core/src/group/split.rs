@@ -13,7 +13,7 @@ impl ProcessGroup {
     /// As an `all_gather` of this group; then as [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
-    /// As [`World::new_group`](crate::World::new_group) and `all_gather`.
+    /// Those of [`World::new_group`](crate::World::new_group) and `all_gather`.
     #[track_caller]
     pub fn split(
         &self,
@@ -47,7 +47,7 @@ impl ProcessGroup {
     /// group. All members call this with the same size.
     ///
     /// # Blocking
-    /// As [`World::new_group`](crate::World::new_group).
+    /// See [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
     /// `InvalidArgument` if `size` does not divide the size of this group; otherwise as
@@ -70,7 +70,7 @@ impl ProcessGroup {
     /// All members call this with the same lists; a member in no list gets `None`.
     ///
     /// # Blocking
-    /// As [`World::new_group`](crate::World::new_group).
+    /// See [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
     /// `InvalidArgument`, on all callers, if a rank is listed twice or is not a member, or if a list is

@@ -196,7 +196,7 @@ macro_rules! operations {
                 }
             }
 
-            /// As [`outputs`](Self::outputs), to write to.
+            /// Like [`outputs`](Self::outputs), to write to.
             #[inline]
             pub fn outputs_mut(&mut self) -> &mut [Buffer<'a>] {
                 self.sides().outputs
@@ -298,7 +298,7 @@ operations! {
             /// How to combine.
             op: Reduction as reduction,
         },
-        /// As `AllReduce` for each of several buffers, of any types, as one operation.
+        /// Like `AllReduce` for each of several buffers, of any types, as one operation.
         AllReduceCoalesced {
             /// Inputs, then results: any number, which is the same on all ranks.
             buffers: Vec<Buffer<'a>> as both,
@@ -344,7 +344,7 @@ operations! {
             /// The parts of all ranks: `outputs[r]` has the length of rank r's input.
             outputs: Vec<Buffer<'a>> as output,
         },
-        /// As `AllGatherSingle` for each pair of an input and an output, as one operation.
+        /// Like `AllGatherSingle` for each pair of an input and an output, as one operation.
         AllGatherCoalesced {
             /// This rank's parts: any number, which is the same on all ranks.
             inputs: Vec<Buffer<'a>> as input,
@@ -360,7 +360,7 @@ operations! {
             /// How to combine.
             op: Reduction as reduction,
         },
-        /// As `ReduceScatter`, with the parts one after the other in `input`.
+        /// Like `ReduceScatter`, with the parts one after the other in `input`.
         ReduceScatterSingle {
             /// All parts: group size times as long as `output`.
             input: Buffer<'a> as input,
@@ -369,7 +369,7 @@ operations! {
             /// How to combine.
             op: Reduction as reduction,
         },
-        /// As `ReduceScatter`; `inputs[r]` has the length of rank r's output.
+        /// Like `ReduceScatter`; `inputs[r]` has the length of rank r's output.
         ReduceScatterV {
             /// One part for each rank.
             inputs: Vec<Buffer<'a>> as input,
@@ -378,7 +378,7 @@ operations! {
             /// How to combine.
             op: Reduction as reduction,
         },
-        /// As `ReduceScatterSingle` for each pair of an input and an output, as one operation.
+        /// Like `ReduceScatterSingle` for each pair of an input and an output, as one operation.
         ReduceScatterCoalesced {
             /// All parts, as in `ReduceScatterSingle`: any number of buffers, which is the same on all ranks.
             inputs: Vec<Buffer<'a>> as input,
@@ -394,14 +394,14 @@ operations! {
             /// The part from each rank.
             outputs: Vec<Buffer<'a>> as output,
         },
-        /// As `AllToAll` with equal parts, which lie one after the other in `input` and in `output`.
+        /// Like `AllToAll` with equal parts, which lie one after the other in `input` and in `output`.
         AllToAllSingle {
             /// The parts for all ranks, in order of rank.
             input: Buffer<'a> as input,
             /// The parts from all ranks, in order of rank; as long as `input`.
             output: Buffer<'a> as output,
         },
-        /// As `AllToAll`; the parts lie one after the other in `input` and in `output`.
+        /// Like `AllToAll`; the parts lie one after the other in `input` and in `output`.
         AllToAllVSingle {
             /// The parts for all ranks, in order of rank.
             input: Buffer<'a> as input,
@@ -421,7 +421,7 @@ operations! {
             /// The rank that gets the parts.
             root: u32 as root,
         },
-        /// As `Gather`; sizes may differ from rank to rank.
+        /// Like `Gather`; sizes may differ from rank to rank.
         GatherV {
             /// This rank's part.
             input: Buffer<'a> as input,
@@ -439,7 +439,7 @@ operations! {
             /// The rank whose parts are sent.
             root: u32 as root,
         },
-        /// As `Scatter`; sizes may differ from rank to rank.
+        /// Like `Scatter`; sizes may differ from rank to rank.
         ScatterV {
             /// One part for each rank; empty on other ranks than the root.
             inputs: Vec<Buffer<'a>> as input,

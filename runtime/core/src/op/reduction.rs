@@ -27,10 +27,10 @@ impl Reduction {
         }
     }
 
-    /// As [`premul_sum`](Self::premul_sum), with the number in `scale` as the factor, which is read when the operation
-    /// runs. `scale` holds one element of the type of the operation's elements, in the host's memory or on the device
-    /// of the operation's buffers. On the device, earlier work may compute it, and the host does not wait for that
-    /// (`ncclScalarDevice`).
+    /// Like [`premul_sum`](Self::premul_sum), with the number in `scale` as the factor, which is read when the
+    /// operation runs. `scale` holds one element of the type of the operation's elements, in the host's memory or on
+    /// the device of the operation's buffers. On the device, earlier work may compute it, and the host does not wait
+    /// for that (`ncclScalarDevice`).
     ///
     /// Operations on other types, on another device, or on memory that overlaps what they write are refused.
     pub fn premul_sum_by(scale: Buffer<'static>) -> Self {

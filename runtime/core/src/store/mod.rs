@@ -30,21 +30,21 @@ use std::time::{Duration, Instant};
 /// A request that never waits for another rank: several go to the store in one [`Store::batch`].
 #[derive(Clone, Copy, Debug)]
 pub enum BatchRequest<'a> {
-    /// As [`Store::set`].
+    /// Like [`Store::set`].
     Set {
         /// The key to set.
         key: &'a str,
         /// The new value.
         value: &'a [u8],
     },
-    /// As [`Store::add`].
+    /// Like [`Store::add`].
     Add {
         /// The counter.
         key: &'a str,
         /// The number to add.
         delta: i64,
     },
-    /// As [`Store::compare_set`].
+    /// Like [`Store::compare_set`].
     CompareSet {
         /// The key to compare and set.
         key: &'a str,
@@ -110,7 +110,7 @@ pub trait Store: Send + Sync {
     /// The counter is stored as decimal text, as in PyTorch.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
-    /// As [`add`](Self::add), for callers that may not be delayed: where the store may stop answering,
+    /// Like [`add`](Self::add), for callers that may not be delayed: where the store may stop answering,
     /// this waits for at most `timeout`. The number may have been added even if this fails.
     fn add_within(&self, key: &str, delta: i64, timeout: Duration) -> Result<i64> {
         let _ = timeout;

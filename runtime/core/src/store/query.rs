@@ -54,7 +54,7 @@ impl<T: Send + 'static> StoreQuery<T> {
         }
     }
 
-    /// As [`ask_within`](Self::ask_within), for a caller that cannot go on without the reply.
+    /// Like [`ask_within`](Self::ask_within), for a caller that cannot go on without the reply.
     ///
     /// # Errors
     /// Those of the request; `Timeout` if there is no reply within `limit`; `Io` if no thread can be started.

@@ -362,7 +362,7 @@ impl Meeting {
     /// Holds the rendezvous: waits in the store for the other ranks, and agrees with them on secret and settings.
     ///
     /// # Errors
-    /// As [`rendezvous`]; `Io` if the user's secret cannot be used or none can be generated.
+    /// Those of [`rendezvous`]; `Io` if the user's secret cannot be used or none can be generated.
     pub(super) fn hold(
         place: Rendezvous,
         config: Arc<Config>,
@@ -399,7 +399,7 @@ impl Meeting {
 /// that serves the store then until the others have read why there is no world, as [`Refused::keep_store`].
 ///
 /// # Errors
-/// As [`rendezvous`]; `Timeout` names the rank that serves the store, if the store does not answer.
+/// Those of [`rendezvous`]; `Timeout` names the rank that serves the store, if the store does not answer.
 fn meet(
     store: &Arc<dyn Store>,
     place: &Rendezvous,

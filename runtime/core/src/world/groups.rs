@@ -35,10 +35,10 @@ impl<B> World<B> {
     /// call then makes a new one.
     ///
     /// # Blocking
-    /// As [`new_group`](Self::new_group).
+    /// See [`new_group`](Self::new_group).
     ///
     /// # Errors
-    /// As [`new_group`](Self::new_group).
+    /// Those of [`new_group`](Self::new_group).
     pub fn shared_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
         let find = || {
             let mut shared = self
@@ -98,7 +98,7 @@ impl<B> World<B> {
     /// ([`ProcessGroup::set_timing`]).
     ///
     /// # Errors
-    /// As [`ProcessGroup::set_timing`]; the groups that were made before the one that refuses are then changed.
+    /// Those of [`ProcessGroup::set_timing`]; the groups that were made before the one that refuses are then changed.
     pub fn set_timing(&self, timing: Timing) -> Result<()> {
         let groups = self.groups();
         groups.iter().try_for_each(|group| group.set_timing(timing))
@@ -191,7 +191,7 @@ impl<B> World<B> {
 }
 
 impl WorldShared {
-    /// As [`World::groups`].
+    /// Like [`World::groups`].
     pub(super) fn groups(&self) -> Vec<ProcessGroup> {
         let made = self.registry.lock();
         let mut made = made.unwrap_or_else(PoisonError::into_inner);

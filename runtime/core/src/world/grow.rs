@@ -45,14 +45,14 @@ impl<B: BackendSet> World<B> {
         self.grow_with(lost, size, builder)
     }
 
-    /// As [`grow`](Self::grow), with the configuration, backends and dump writer of `builder`. The world's own store is
-    /// used, and its own place in the job.
+    /// Like [`grow`](Self::grow), with the configuration, backends and dump writer of `builder`. The world's own store
+    /// is used, and its own place in the job.
     ///
     /// # Blocking
-    /// As [`grow`](Self::grow).
+    /// See [`grow`](Self::grow).
     ///
     /// # Errors
-    /// As [`grow`](Self::grow).
+    /// Those of [`grow`](Self::grow).
     pub fn grow_with(&mut self, lost: &[Rank], size: u32, builder: WorldBuilder<B>) -> Result<()> {
         let round = self.next_round(lost, size)?;
         let (shared, attempt) = (self.shared.clone(), round.attempt);

@@ -97,7 +97,7 @@ impl JobSecret {
     /// the served store requires no proof.
     ///
     /// # Errors
-    /// As [`store_access`](Self::store_access) and [`Rendezvous::connect_store`].
+    /// Those of [`store_access`](Self::store_access) and [`Rendezvous::connect_store`].
     pub(crate) fn connect_store(
         &self,
         config: &Config,

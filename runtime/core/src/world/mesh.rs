@@ -30,7 +30,7 @@ impl<B> World<B> {
     /// neighboring ranks. Makes a group along each. All ranks call this with the same dimensions.
     ///
     /// # Blocking
-    /// As [`new_group`](Self::new_group).
+    /// See [`new_group`](Self::new_group).
     ///
     /// # Errors
     /// `InvalidArgument` if a name is empty or used twice, or if the product of the sizes is not the number of ranks;
@@ -84,7 +84,7 @@ impl<B> World<B> {
     /// gradients). Its members call this.
     ///
     /// # Blocking
-    /// As [`new_group`](Self::new_group).
+    /// See [`new_group`](Self::new_group).
     ///
     /// # Errors
     /// `InvalidArgument` if the mesh has no such dimension; otherwise as [`new_group`](Self::new_group).

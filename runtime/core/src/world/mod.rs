@@ -137,10 +137,10 @@ impl<B: BackendSet> World<B> {
     /// Joins the job that the configuration, or the launcher's environment, describes.
     ///
     /// # Blocking
-    /// As [`WorldBuilder::init`].
+    /// See [`WorldBuilder::init`].
     ///
     /// # Errors
-    /// As [`WorldBuilder::init`].
+    /// Those of [`WorldBuilder::init`].
     pub fn init(config: Config) -> Result<Self> {
         Self::builder(config).init()
     }
@@ -154,7 +154,7 @@ impl<B: BackendSet> World<B> {
     /// For `timeout` at most. Later calls to the store that do not wait for other ranks have the same limit.
     ///
     /// # Errors
-    /// As [`Rendezvous::connect_store`]. `Io` if a secret can neither be read nor generated,
+    /// Those of [`Rendezvous::connect_store`]. `Io` if a secret can neither be read nor generated,
     /// `InvalidArgument` if [`Config::store`] requires a proof and there is no secret, or if a file of
     /// [`Config::tls`] cannot be used.
     pub fn connect_store(config: &Config, timeout: Duration) -> Result<TcpStore> {
@@ -260,7 +260,7 @@ impl<B> World<B> {
     /// Until all remaining ranks have called this, or the time-out of [`group`](Self::group) has passed.
     ///
     /// # Errors
-    /// As [`ProcessGroup::shrink`]. [`group`](Self::group) is then the old one, groups with a lost member
+    /// Those of [`ProcessGroup::shrink`]. [`group`](Self::group) is then the old one, groups with a lost member
     /// stay aborted, and the call may be repeated.
     pub fn shrink(&mut self, excluding: &[Rank]) -> Result<()> {
         self.shared.abort_groups_with(excluding);
@@ -310,18 +310,19 @@ impl<B> World<B> {
         self.shutdown_within(timeout)
     }
 
-    /// As [`shutdown`](Self::shutdown), with `timeout` in place of the world's time-out: for programs in
+    /// Like [`shutdown`](Self::shutdown), with `timeout` in place of the world's time-out: for programs in
     /// which not every rank shuts down at the same time. If this rank serves the store, ranks that shut down
     /// later no longer find it.
     ///
     /// # Errors
-    /// As [`shutdown`](Self::shutdown).
+    /// Those of [`shutdown`](Self::shutdown).
     pub fn shutdown_within(self, timeout: Duration) -> Result<()> {
         self.end(timeout, Others::MustCome)
     }
 
-    /// As [`shutdown_within`](Self::shutdown_within), for programs whose ranks end whenever they like: ranks that have
-    /// not shut down are no error. Only the rank that serves the store waits for them, since they still need the store.
+    /// Like [`shutdown_within`](Self::shutdown_within), for programs whose ranks end whenever they like: ranks that
+    /// have not shut down are no error. Only the rank that serves the store waits for them, since they still need the
+    /// store.
     ///
     /// # Blocking
     /// Until pending operations have ended; on the rank that serves the store then until all ranks have shut down. Each

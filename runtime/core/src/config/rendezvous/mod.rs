@@ -180,7 +180,7 @@ impl Rendezvous {
     /// `timeout` is for all three steps together, and for every later call that does not wait for ranks.
     ///
     /// # Errors
-    /// As [`connect_store`](Self::connect_store), [`check_in`](Self::check_in) and
+    /// Those of [`connect_store`](Self::connect_store), [`check_in`](Self::check_in) and
     /// [`TcpStore::wait_for_workers`].
     pub fn open_store(&self, access: &StoreAccess, timeout: Duration) -> Result<TcpStore> {
         let started = Instant::now();
@@ -197,7 +197,7 @@ impl Rendezvous {
     /// the job, it listens on all addresses and logs that.
     ///
     /// # Errors
-    /// As [`TcpStore::host_with`] and [`TcpStore::connect_with`].
+    /// Those of [`TcpStore::host_with`] and [`TcpStore::connect_with`].
     pub fn connect_store(&self, access: &StoreAccess, timeout: Duration) -> Result<TcpStore> {
         let (addr, port) = (self.master_addr.as_str(), self.master_port);
         if self.uses_agent_store || self.rank != 0 {

@@ -40,7 +40,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`broadcast_object`](Self::broadcast_object), but returns at once; the root's value comes with the
+    /// Like [`broadcast_object`](Self::broadcast_object), but returns at once; the root's value comes with the
     /// [`Work`].
     #[track_caller]
     pub fn broadcast_object_async<T>(&self, object: T, root: u32) -> Result<Work<T>>
@@ -66,7 +66,7 @@ impl ProcessGroup {
     /// Returns the objects of all ranks, by rank.
     ///
     /// # Errors
-    /// As [`broadcast_object`](Self::broadcast_object), for the value of any rank.
+    /// Those of [`broadcast_object`](Self::broadcast_object), for the value of any rank.
     #[track_caller]
     pub fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>>
     where
@@ -79,7 +79,7 @@ impl ProcessGroup {
         })
     }
 
-    /// As [`all_gather_object`](Self::all_gather_object), but returns at once.
+    /// Like [`all_gather_object`](Self::all_gather_object), but returns at once.
     #[track_caller]
     pub fn all_gather_object_async<T>(&self, object: &T) -> Result<Work<Vec<T>>>
     where
@@ -95,7 +95,7 @@ impl ProcessGroup {
     /// Returns the objects of all ranks on the root, by rank; `None` elsewhere.
     ///
     /// # Errors
-    /// As [`broadcast_object`](Self::broadcast_object), for the value of any rank.
+    /// Those of [`broadcast_object`](Self::broadcast_object), for the value of any rank.
     #[track_caller]
     pub fn gather_object<T>(&self, object: &T, root: u32) -> Result<Option<Vec<T>>>
     where
@@ -109,7 +109,7 @@ impl ProcessGroup {
         })
     }
 
-    /// As [`gather_object`](Self::gather_object), but returns at once.
+    /// Like [`gather_object`](Self::gather_object), but returns at once.
     #[track_caller]
     pub fn gather_object_async<T>(&self, object: &T, root: u32) -> Result<Work<Option<Vec<T>>>>
     where
@@ -141,7 +141,7 @@ impl ProcessGroup {
         })
     }
 
-    /// As [`scatter_object`](Self::scatter_object), but returns at once.
+    /// Like [`scatter_object`](Self::scatter_object), but returns at once.
     #[track_caller]
     pub fn scatter_object_async<T>(&self, objects: &[T], root: u32) -> Result<Work<T>>
     where
@@ -162,7 +162,7 @@ impl ProcessGroup {
         }
     }
 
-    /// As `membership`, but checks that `root` is a rank of the group.
+    /// Like `membership`, but checks that `root` is a rank of the group.
     fn membership_with(&self, root: u32) -> Result<Membership> {
         let buffer = Buffer::from_vec(vec![0u8]);
         Op::Broadcast { buffer, root }

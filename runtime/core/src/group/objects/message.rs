@@ -26,7 +26,7 @@ impl ProcessGroup {
         self.send_object_async(object, peer, tag)?.wait()
     }
 
-    /// As [`send_object`](Self::send_object), but returns at once.
+    /// Like [`send_object`](Self::send_object), but returns at once.
     #[track_caller]
     pub fn send_object_async<T: Serialize>(
         &self,
@@ -64,7 +64,7 @@ impl ProcessGroup {
         self.read(&work.wait()?, peer)
     }
 
-    /// As [`recv_object`](Self::recv_object), but returns at once; the value comes with the [`Work`].
+    /// Like [`recv_object`](Self::recv_object), but returns at once; the value comes with the [`Work`].
     ///
     /// Any number of receives may be under way; they get the values in the order of the calls. Until they
     /// have ended, nothing else may be received from this peer under this tag, since an object is two

@@ -321,7 +321,7 @@ impl ProcessGroup {
         Ok(Work::with_result(in_flight, || Some(())))
     }
 
-    /// As [`run_recorded`](Self::run_recorded), but returns at once: `body` runs on the group's thread
+    /// Like [`run_recorded`](Self::run_recorded), but returns at once: `body` runs on the group's thread
     /// `rcomm/worker/<group>`, after the operations that were queued there before it.
     pub(crate) fn run_on_worker<R: Send + 'static>(
         &self,

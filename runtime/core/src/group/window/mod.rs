@@ -92,10 +92,10 @@ impl ProcessGroup {
         self.allocate_of(T::DTYPE, len)
     }
 
-    /// As [`allocate`](Self::allocate), for an element type that is chosen at run time.
+    /// Like [`allocate`](Self::allocate), for an element type that is chosen at run time.
     ///
     /// # Errors
-    /// As [`allocate`](Self::allocate); `InvalidArgument` for [`DType::Other`], which has no size.
+    /// Those of [`allocate`](Self::allocate); `InvalidArgument` for [`DType::Other`], which has no size.
     pub fn allocate_of(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         let with_group = |error: Error| error.in_group(self.desc());
         if dtype.size().is_none() {
@@ -127,7 +127,7 @@ impl ProcessGroup {
         self.new_window_async(memory)?.wait()
     }
 
-    /// As [`new_window`](Self::new_window), but returns at once; the window comes with the [`Work`]. Some ranks may
+    /// Like [`new_window`](Self::new_window), but returns at once; the window comes with the [`Work`]. Some ranks may
     /// call the blocking form and others this one: windows are made in the order of the calls.
     #[track_caller]
     pub fn new_window_async(&self, memory: Buffer<'static>) -> Result<Work<Window>> {
@@ -196,7 +196,7 @@ impl Window {
         self.put_buffer(peer, offset, &Buffer::from_slice(from))
     }
 
-    /// As [`put`](Self::put), from memory of any kind.
+    /// Like [`put`](Self::put), from memory of any kind.
     #[track_caller]
     pub fn put_buffer(&self, peer: u32, offset: usize, from: &Buffer<'_>) -> Result<()> {
         let offset = self.offset_in_bytes(OpType::Put, from, offset)?;
@@ -207,7 +207,7 @@ impl Window {
             })
     }
 
-    /// As [`put`](Self::put), but returns at once; the vector comes back with the [`Work`].
+    /// Like [`put`](Self::put), but returns at once; the vector comes back with the [`Work`].
     ///
     /// One rank's asynchronous puts, gets and signals happen in the order of its calls.
     #[track_caller]
@@ -221,7 +221,7 @@ impl Window {
         Ok(work.and_then(vec_of))
     }
 
-    /// As [`put_async`](Self::put_async), from memory of any kind.
+    /// Like [`put_async`](Self::put_async), from memory of any kind.
     #[track_caller]
     pub fn put_buffer_async(
         &self,
@@ -247,7 +247,7 @@ impl Window {
         self.get_buffer(peer, offset, &mut Buffer::from_mut(into))
     }
 
-    /// As [`get`](Self::get), into memory of any kind.
+    /// Like [`get`](Self::get), into memory of any kind.
     #[track_caller]
     pub fn get_buffer(&self, peer: u32, offset: usize, into: &mut Buffer<'_>) -> Result<()> {
         let offset = self.offset_in_bytes(OpType::Get, into, offset)?;
@@ -259,7 +259,7 @@ impl Window {
             })
     }
 
-    /// As [`get`](Self::get), but returns at once; the vector comes back, filled, with the [`Work`].
+    /// Like [`get`](Self::get), but returns at once; the vector comes back, filled, with the [`Work`].
     #[track_caller]
     pub fn get_async<T: Element>(
         &self,
@@ -271,7 +271,7 @@ impl Window {
         Ok(work.and_then(vec_of))
     }
 
-    /// As [`get_async`](Self::get_async), into memory of any kind.
+    /// Like [`get_async`](Self::get_async), into memory of any kind.
     #[track_caller]
     pub fn get_buffer_async(
         &self,
@@ -301,8 +301,8 @@ impl Window {
             })
     }
 
-    /// As [`signal`](Self::signal), but returns at once. The signal arrives after everything that was put before, also
-    /// by [`put_async`](Self::put_async).
+    /// Like [`signal`](Self::signal), but returns at once. The signal arrives after everything that was put before,
+    /// also by [`put_async`](Self::put_async).
     #[track_caller]
     pub fn signal_async(&self, peer: u32) -> Result<Work<()>> {
         let op_record = op_record(OpType::Signal, peer, None);
@@ -327,7 +327,7 @@ impl Window {
             })
     }
 
-    /// As [`wait_signal`](Self::wait_signal), but returns at once. It waits for no other call of this rank, so it may
+    /// Like [`wait_signal`](Self::wait_signal), but returns at once. It waits for no other call of this rank, so it may
     /// be issued before the call that causes the peer to signal.
     #[track_caller]
     pub fn wait_signal_async(&self, peer: u32) -> Result<Work<()>> {

@@ -250,10 +250,10 @@ impl<'a> Buffer<'a> {
         unsafe { self.bytes_to_fill() }
     }
 
-    /// As [`as_bytes_mut`](Self::as_bytes_mut), but also for a loan of `bool`s. For backends.
+    /// Like [`as_bytes_mut`](Self::as_bytes_mut), but also for a loan of `bool`s. For backends.
     ///
     /// # Errors
-    /// As [`as_bytes_mut`](Self::as_bytes_mut), except that a loan of `bool`s is accepted.
+    /// Those of [`as_bytes_mut`](Self::as_bytes_mut), except that a loan of `bool`s is accepted.
     ///
     /// # Safety
     /// After other bytes than 0 and 1 were written to a loan of `bool`s, the buffer is dropped, or
@@ -274,7 +274,7 @@ impl<'a> Buffer<'a> {
     /// memory are normalized: every byte that is not 0 becomes 1.
     ///
     /// # Errors
-    /// As [`bytes_to_fill`](Self::bytes_to_fill), and those of `write`.
+    /// Those of [`bytes_to_fill`](Self::bytes_to_fill), and those of `write`.
     pub fn fill(&mut self, write: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
         struct NormalizeOnDrop<'b, 'a>(&'b mut Buffer<'a>);
         impl Drop for NormalizeOnDrop<'_, '_> {

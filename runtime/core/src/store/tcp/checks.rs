@@ -23,7 +23,7 @@ pub(super) fn name_of(key: &str) -> Result<Vec<u8>> {
     Ok(name)
 }
 
-/// As [`name_of`] for each of several keys. Checks their number, too.
+/// Like [`name_of`] for each of several keys. Checks their number, too.
 pub(super) fn names_of(keys: &[&str]) -> Result<Vec<Vec<u8>>> {
     checked_number(keys.len())?;
     keys.iter().map(|key| name_of(key)).collect()

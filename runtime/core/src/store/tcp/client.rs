@@ -333,7 +333,7 @@ impl Connection {
         Ok(&self.inbox[start..self.used])
     }
 
-    /// As [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may come instead. No
+    /// Like [`read_bytes`](Self::read_bytes), at the beginning of a reply, where a refusal may come instead. No
     /// reply begins with the bytes of a refusal, except one of the 2^64 values of a number.
     fn read_reply(&mut self, length: usize, deadline: Instant) -> Result<&[u8], Broken> {
         let compared = length.min(STORE_REFUSAL.len());

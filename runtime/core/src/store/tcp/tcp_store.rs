@@ -54,10 +54,10 @@ impl TcpStore {
         Self::connect_with(host, port, timeout, &StoreAccess::Open)
     }
 
-    /// As [`connect`](Self::connect), with a proof of the secret if `access` has one.
+    /// Like [`connect`](Self::connect), with a proof of the secret if `access` has one.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect). [`ErrorKind::Unauthorized`] if the store has another secret, or none.
+    /// Those of [`connect`](Self::connect). [`ErrorKind::Unauthorized`] if the store has another secret, or none.
     pub fn connect_with(
         host: impl Into<String>,
         port: u16,
@@ -72,15 +72,15 @@ impl TcpStore {
     /// Listens on the addresses of `host` and no other; `port` 0 lets the kernel choose.
     ///
     /// # Errors
-    /// As [`TcpStoreServer::bind`] and [`connect`](Self::connect).
+    /// Those of [`TcpStoreServer::bind`] and [`connect`](Self::connect).
     pub fn host(host: impl Into<String>, port: u16, timeout: Duration) -> Result<Self> {
         Self::host_with(host, port, timeout, &StoreAccess::Open)
     }
 
-    /// As [`host`](Self::host), for the clients of `access`.
+    /// Like [`host`](Self::host), for the clients of `access`.
     ///
     /// # Errors
-    /// As [`host`](Self::host).
+    /// Those of [`host`](Self::host).
     pub fn host_with(
         host: impl Into<String>,
         port: u16,
@@ -98,7 +98,7 @@ impl TcpStore {
     /// with.
     ///
     /// # Errors
-    /// As [`connect_with`](Self::connect_with).
+    /// Those of [`connect_with`](Self::connect_with).
     pub fn attach(server: TcpStoreServer, timeout: Duration, access: &StoreAccess) -> Result<Self> {
         let address = server.local_addr();
         let host = address.ip().to_string();

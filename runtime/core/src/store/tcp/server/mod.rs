@@ -58,10 +58,10 @@ impl TcpStoreServer {
         Self::bind_with(addresses, port, &StoreAccess::Open, StoreLimits::default())
     }
 
-    /// As [`bind`](Self::bind), for the clients of `access`, within these limits.
+    /// Like [`bind`](Self::bind), for the clients of `access`, within these limits.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// Those of [`bind`](Self::bind).
     pub fn bind_with(
         addresses: &[IpAddr],
         port: u16,
@@ -97,10 +97,10 @@ impl TcpStoreServer {
         Self::start(listeners, bound, access, limits)
     }
 
-    /// As [`bind_with`](Self::bind_with), on all addresses of this host, IPv6 and IPv4.
+    /// Like [`bind_with`](Self::bind_with), on all addresses of this host, IPv6 and IPv4.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// Those of [`bind`](Self::bind).
     pub fn bind_any(port: u16, access: &StoreAccess, limits: StoreLimits) -> Result<Self> {
         let unspecified: SocketAddr = (Ipv6Addr::UNSPECIFIED, port).into();
         match listen_on(unspecified) {

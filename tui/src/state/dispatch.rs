@@ -33,11 +33,11 @@ impl State {
         }
         self.message = None;
         let name = key_name(key)?;
-        let pending = self.pending.take();
+        let pending = self.pending_key.take();
         match self.options.keymap.press(pending.as_deref(), &name) {
             Pressed::Action(action) => self.dispatch(action),
             Pressed::Pending(first) => {
-                self.pending = Some(first);
+                self.pending_key = Some(first);
                 None
             }
             Pressed::Nothing => None,
@@ -174,7 +174,7 @@ impl State {
             Action::Expand => self.expand(),
             Action::Filter => self.open_input(Purpose::Filter),
             Action::Command => self.open_input(Purpose::Command),
-            Action::Export => self.begin("export "),
+            Action::Export => self.begin_command("export "),
             Action::NextMatch => self.next_problem(1),
             Action::PreviousMatch => self.next_problem(-1),
             Action::HistoryBack => self.nav.back(),
@@ -404,22 +404,24 @@ impl State {
     }
 
     /// Starts the input of a command with this text.
-    fn begin(&mut self, text: &str) {
+    fn begin_command(&mut self, text: &str) {
         self.input = Some(Input::new(Purpose::Command, text, self.filter.clone()));
     }
 
     fn next_problem(&mut self, direction: isize) {
         let selection = self.selection();
         let found = self.page.table(selection.pane).and_then(|table| {
-            let n = table.rows.len();
-            let step = |k: usize| match direction {
-                1 => (selection.row + k) % n,
-                _ => (selection.row + n - k % n) % n,
+            let count = table.rows.len();
+            let row_after = |distance: usize| match direction {
+                1 => (selection.row + distance) % count,
+                _ => (selection.row + count - distance % count) % count,
             };
-            (1..=n).map(step).find(|&at| table.rows[at].problem)
+            (1..=count)
+                .map(row_after)
+                .find(|&row| table.rows[row].problem)
         });
         match found {
-            Some(at) => self.selection_mut().row = at,
+            Some(row) => self.selection_mut().row = row,
             None => self.show_message("no row here shows a problem", Tone::Dim),
         }
     }
@@ -532,22 +534,25 @@ impl State {
         }
     }
 
-    /// The command to look further, if what is selected is about a rank at fault.
+    /// The command that looks further at a rank at fault, if the selected row is about such a rank.
     fn command_to_look_further(&self) -> Option<String> {
         let snapshot = self.history.shown().filter(|_| !self.options.dumps)?;
         let rank = match self.target()? {
             Target::Rank(rank) if self.index.roots.contains(&rank) => rank,
             Target::Finding(id) => {
                 let mut findings = snapshot.report.findings.iter();
-                *findings.find(|it| it.id == id)?.culprit_ranks.first()?
+                *findings
+                    .find(|finding| finding.id == id)?
+                    .culprit_ranks
+                    .first()?
             }
             _ => return None,
         };
         command_for(snapshot.rank(rank)?, self.options.surroundings)
     }
 
-    /// The command to put on the clipboard: of a rank at fault the command to look further, else the selected line,
-    /// else the first line of the screen.
+    /// Puts text on the clipboard: the command that looks further at the selected rank at fault; without one, the
+    /// selected line; without a line, the first line of the screen.
     fn copy(&mut self) -> Option<Command> {
         let selection = self.selection();
         let is_text = matches!(

@@ -45,13 +45,13 @@ impl RankState {
         })
     }
 
-    /// Its character and tone.
+    /// The character and the tone of the state.
     pub fn mark(self) -> Mark {
         let (glyph, tone, _) = self.row();
         Mark::new(glyph, tone)
     }
 
-    /// Its name.
+    /// The name of the state.
     pub fn word(self) -> &'static str {
         self.row().2
     }
@@ -73,7 +73,7 @@ pub enum GroupState {
 }
 
 impl GroupState {
-    /// Mark in front of its row.
+    /// The mark in front of the row of a group in this state.
     pub fn mark(self) -> Mark {
         match self {
             Self::Bad => Mark::new('!', Tone::Bad),
@@ -83,7 +83,7 @@ impl GroupState {
         }
     }
 
-    /// Its name.
+    /// The name of the state.
     pub fn word(self) -> &'static str {
         match self {
             Self::Bad => "stuck",
@@ -98,7 +98,7 @@ impl GroupState {
 /// The ranks of one host, ascending.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
-    /// Its name; empty if the records have none.
+    /// Host name; empty if the records have none.
     pub name: Arc<str>,
     /// Indices into the snapshot's ranks.
     pub ranks: Vec<usize>,
@@ -224,11 +224,12 @@ impl FrameIndex {
             .filter(|f| f.severity == Severity::Error && f.caused_by.is_none())
             .filter_map(|f| f.group.as_ref())
             .collect();
-        // Those that ranks are in come before those that have failed.
-        let by_state = |it: &&(usize, &InstanceReport)| it.1.state == InstanceState::Failed;
+        // Operations that ranks are in come before operations that have failed.
+        let has_failed =
+            |(_, instance): &&(usize, &InstanceReport)| instance.state == InstanceState::Failed;
         let instances: Vec<(usize, &InstanceReport)> =
             report.in_flight.iter().enumerate().collect();
-        let (failed, pending): (Vec<_>, Vec<_>) = instances.iter().partition(by_state);
+        let (failed, pending): (Vec<_>, Vec<_>) = instances.iter().partition(has_failed);
         for &(at, instance) in pending.into_iter().chain(failed) {
             if !self.oldest.contains_key(&instance.group) {
                 self.oldest.insert(instance.group.clone(), at);
@@ -238,7 +239,7 @@ impl FrameIndex {
             let oldest = self.oldest(snapshot, &group.group);
             let state = if accused.contains(&group.group) {
                 GroupState::Bad
-            } else if oldest.is_some_and(|it| it.state == InstanceState::Failed) {
+            } else if oldest.is_some_and(|oldest| oldest.state == InstanceState::Failed) {
                 GroupState::Failed
             } else if hangs && oldest.is_some_and(is_blocked) {
                 GroupState::Waiting
@@ -262,7 +263,8 @@ impl FrameIndex {
         self.groups.get(group).copied().unwrap_or(GroupState::Idle)
     }
 
-    /// The pending operation of a group that the report lists first, which is the oldest; `None` if none is pending.
+    /// The oldest pending operation of a group, which the report lists first. If none is pending, the first operation
+    /// that has failed; `None` if there is neither.
     pub fn oldest<'a>(
         &self,
         snapshot: &'a Snapshot,
@@ -301,8 +303,8 @@ pub(super) fn is_blocked(instance: &InstanceReport) -> bool {
     instance.overdue && instance.state != InstanceState::Running
 }
 
-/// Age in ms, at the time of the snapshot, of the operation that a finding is about. If it is unknown or not pending,
-/// the largest age of a blocked operation; `None` if there is none.
+/// Age in ms, at the time of the snapshot, of the operation that a finding is about. If that age is unknown or the
+/// operation is not pending, the largest age of a blocked operation; `None` if no operation is blocked.
 pub fn since_ms(snapshot: &Snapshot, finding: &Finding) -> Option<f64> {
     let report = &snapshot.report;
     let its_instance = report.in_flight.iter().find(|instance| {

@@ -50,9 +50,9 @@ pub struct Options {
     pub askable: bool,
     /// Whether ranks can be asked for their call stacks.
     pub stacks_askable: bool,
-    /// Whether facts on the processes of ranks can be read: those whose rings on this node are watched.
+    /// Whether facts on the processes of ranks can be read: only where the rings on this node are watched.
     pub surroundings: bool,
-    /// Whether the sources never change, as dumps and recordings.
+    /// Whether the sources never change: dumps and recordings.
     pub still: bool,
     /// Whether dumps are replayed: a snapshot then bears the time at which they were read.
     pub dumps: bool,
@@ -129,14 +129,15 @@ pub struct State {
     pub changed: bool,
     index: FrameIndex,
     selections: HashMap<Discriminant<Screen>, Selection>,
-    pending: Option<String>,
+    /// The first key of a binding of two keys, once it was pressed.
+    pending_key: Option<String>,
     /// When facts on processes were requested last, and of which ranks; `None` before the first time.
-    asked: Option<(Duration, Vec<Rank>)>,
+    requested: Option<(Duration, Vec<Rank>)>,
     /// Whether facts on processes are being read.
-    asking: bool,
+    reading_surroundings: bool,
 }
 
-/// Time between two reads of facts on processes: `nvidia-smi` may take a second of a processor.
+/// Time between two reads of facts on processes: `nvidia-smi` may use a second of processor time.
 const LOOK_AROUND: Duration = Duration::from_secs(10);
 
 /// Applies an event; returns a command for the event loop.
@@ -170,7 +171,7 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
             if before.is_some_and(|before| before.job != snapshot.job) {
                 // The ranks of another job are other processes.
                 state.surroundings.clear();
-                state.asked = None;
+                state.requested = None;
             }
             state.trends.observe(before.map(Arc::as_ref), &snapshot);
             state.history.push(snapshot);
@@ -188,7 +189,7 @@ pub fn update(state: &mut State, event: Event) -> Option<Command> {
             state.rebuild();
         }
         Event::Surroundings(surroundings) => {
-            state.asking = false;
+            state.reading_surroundings = false;
             state.surroundings = surroundings;
             state.rebuild();
         }
@@ -227,8 +228,8 @@ impl State {
             confirm: None,
             stacks: None,
             surroundings: vec![],
-            asked: None,
-            asking: false,
+            requested: None,
+            reading_surroundings: false,
             jobs: Arc::from([]),
             history: History::new(options.history),
             trends: Trends::default(),
@@ -246,14 +247,14 @@ impl State {
             changed: true,
             index: FrameIndex::default(),
             selections: HashMap::new(),
-            pending: None,
+            pending_key: None,
             options,
         };
         state.rebuild();
         state
     }
 
-    /// The displayed frame; `None` before the first.
+    /// The displayed snapshot; `None` before the first.
     pub fn snapshot(&self) -> Option<&Arc<Snapshot>> {
         self.history.shown()
     }
@@ -319,7 +320,7 @@ impl State {
         });
     }
 
-    /// Updates the index and the page after the displayed frame changed. If the user follows the suspect, opens the
+    /// Updates the index and the page after the displayed snapshot changed. If the user follows the suspect, opens the
     /// screen of the first root cause.
     fn show(&mut self) {
         if let Some(snapshot) = self.history.shown() {
@@ -378,7 +379,11 @@ impl State {
     pub fn newest_event_ns(&self) -> Option<i64> {
         let dumps = self.history.shown()?.dumps();
         let entries = dumps.flat_map(|(_, dump)| &dump.entries);
-        let times = entries.map(|it| it.time_discovered_completed_ns.max(it.time_created_ns));
+        let times = entries.map(|entry| {
+            entry
+                .time_discovered_completed_ns
+                .max(entry.time_created_ns)
+        });
         times.max().filter(|&ns| ns > 0)
     }
 
@@ -420,7 +425,7 @@ impl State {
             layout: &self.options.layout,
             row: self.selection().row,
             stacks: self.stacks.as_ref(),
-            // The facts read last are not those of an earlier frame.
+            // The facts read last are not those of an earlier snapshot.
             surroundings: match self.history.is_paused() {
                 true => &[],
                 false => &self.surroundings,
@@ -434,22 +439,26 @@ impl State {
         }
     }
 
-    /// The command to read facts on the ranks at fault and the rank on display, if it is time for it.
+    /// The command to read facts on the ranks at fault and the rank on display; `None` if the last read is recent
+    /// enough or has not ended, or if there is nothing to read.
     pub fn due_surroundings(&mut self) -> Option<Command> {
         let mut ranks = self.index.roots.clone();
         if let Screen::Rank(rank) = self.screen() {
             ranks.insert(0, *rank);
         }
         let elapsed = self.now.elapsed;
-        let is_due = self.asked.as_ref().is_none_or(|(then, of)| {
-            // Ranks that are at fault or were opened since are read at once.
-            *of != ranks || elapsed.saturating_sub(*then) >= LOOK_AROUND
-        });
-        if !self.options.surroundings || ranks.is_empty() || self.asking || !is_due {
+        let is_due = self
+            .requested
+            .as_ref()
+            .is_none_or(|(requested_at, requested_ranks)| {
+                // Ranks that are at fault or were opened since are read at once.
+                *requested_ranks != ranks || elapsed.saturating_sub(*requested_at) >= LOOK_AROUND
+            });
+        if !self.options.surroundings || ranks.is_empty() || self.reading_surroundings || !is_due {
             return None;
         }
-        self.asked = Some((elapsed, ranks.clone()));
-        self.asking = true;
+        self.requested = Some((elapsed, ranks.clone()));
+        self.reading_surroundings = true;
         Some(Command::LookAround(ranks))
     }
 

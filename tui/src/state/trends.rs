@@ -4,7 +4,7 @@ use rcomm_analyzer::Snapshot;
 use std::collections::VecDeque;
 
 /// Maximum number of snapshots whose figures are kept: more than a terminal has columns.
-const KEPT: usize = 512;
+const MAX_SAMPLES: usize = 512;
 
 /// The figures of one snapshot.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,7 +31,7 @@ pub struct Trends {
 /// One figure over time.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Trend {
-    /// Its name and unit.
+    /// Name and unit.
     pub(crate) name: &'static str,
     /// One value per snapshot, oldest first; `None` if unknown.
     pub(crate) values: Vec<Option<f64>>,
@@ -66,26 +66,27 @@ impl Trends {
             sample.steps_per_s = (now >= then).then(|| (now - then) as f64 / seconds);
         }
         self.samples.push_back(sample);
-        if self.samples.len() > KEPT {
+        if self.samples.len() > MAX_SAMPLES {
             self.samples.pop_front();
         }
     }
 
     /// The figures up to this time, wall clock, ns since the epoch.
     pub(crate) fn until(&self, wall_ns: i64) -> [Trend; 4] {
-        let all = |value: fn(&Sample) -> Option<f64>| {
-            let known = self.samples.iter().filter(|it| it.wall_ns <= wall_ns);
-            known.map(value).collect()
+        let values = |value: fn(&Sample) -> Option<f64>| {
+            let earlier = self.samples.iter();
+            let earlier = earlier.filter(|sample| sample.wall_ns <= wall_ns);
+            earlier.map(value).collect()
         };
         let trend = |name, value| Trend {
             name,
-            values: all(value),
+            values: values(value),
         };
         [
-            trend("steps/s", |it| it.steps_per_s),
-            trend("bus GB/s", |it| it.busbw_gbs),
-            trend("late ms", |it| it.late_ms),
-            trend("oldest s", |it| it.oldest_ms.map(|ms| ms / 1e3)),
+            trend("steps/s", |sample| sample.steps_per_s),
+            trend("bus GB/s", |sample| sample.busbw_gbs),
+            trend("late ms", |sample| sample.late_ms),
+            trend("oldest s", |sample| sample.oldest_ms.map(|ms| ms / 1e3)),
         ]
     }
 }
@@ -96,7 +97,7 @@ mod tests {
     use rcomm_analyzer::{RankReport, Report};
     use std::sync::Arc;
 
-    fn at(second: i64, step: i64) -> Snapshot {
+    fn snapshot_at(second: i64, step: i64) -> Snapshot {
         let mut snapshot = Snapshot::empty(Default::default());
         snapshot.at.wall_ns = second * 1_000_000_000;
         let mut report = Report::clone(&snapshot.report);
@@ -122,7 +123,7 @@ mod tests {
     fn steps_are_counted_between_snapshots_and_not_across_a_restart() {
         let mut trends = Trends::default();
         for (second, step) in [(0, 10), (1, 14), (3, 20), (4, 2)] {
-            trends.observe(None, &at(second, step));
+            trends.observe(None, &snapshot_at(second, step));
         }
         let [steps, ..] = trends.until(i64::MAX);
         assert_eq!(steps.values, [None, Some(4.0), Some(3.0), None]);
@@ -134,12 +135,12 @@ mod tests {
     fn the_figures_of_another_job_begin_empty_and_their_number_is_limited() {
         let mut trends = Trends::default();
         for second in 0..2_000 {
-            trends.observe(None, &at(second, second));
+            trends.observe(None, &snapshot_at(second, second));
         }
-        assert_eq!(trends.until(i64::MAX)[0].values.len(), KEPT);
-        let mut other = at(3_000, 1);
+        assert_eq!(trends.until(i64::MAX)[0].values.len(), MAX_SAMPLES);
+        let mut other = snapshot_at(3_000, 1);
         other.job = "another".into();
-        trends.observe(Some(&at(2_000, 1)), &other);
+        trends.observe(Some(&snapshot_at(2_000, 1)), &other);
         assert_eq!(trends.until(i64::MAX)[0].values.len(), 1);
     }
 }

@@ -63,7 +63,7 @@ fn ctrl_z_gives_the_terminal_back_and_fg_takes_it_again() {
 /// A source that panics at its tenth poll, late enough for its screen to be seen on a slow machine.
 struct PanickingSource {
     inner: SimulatedSource,
-    looks: u32,
+    polls: u32,
 }
 
 impl Source for PanickingSource {
@@ -72,8 +72,8 @@ impl Source for PanickingSource {
     }
 
     fn poll(&mut self, deadline: Instant) -> Result<Poll, SourceError> {
-        self.looks += 1;
-        assert!(self.looks < 10, "this source breaks at its tenth look");
+        self.polls += 1;
+        assert!(self.polls < 10, "this source breaks at its tenth poll");
         self.inner.poll(deadline)
     }
 }
@@ -86,7 +86,7 @@ fn healthy(anchor: Anchor) -> SimulatedSource {
 }
 
 /// Runs the view with this source, drawn by `draw`, until it ends; returns the error with which it ended.
-fn show(
+fn run_view(
     anchor: Anchor,
     source: Box<dyn Source>,
     draw: impl FnMut(&State, &mut Frame<'_>),
@@ -125,13 +125,13 @@ fn show(
 
 /// Runs the program with a source that panics while its screen is shown.
 #[test]
-#[ignore = "what a test below runs on a terminal"]
+#[ignore = "a test below runs it on a terminal"]
 fn a_program_that_panics() {
     let anchor = Anchor::now();
     let inner = healthy(anchor);
-    let ended = show(
+    let ended = run_view(
         anchor,
-        Box::new(PanickingSource { inner, looks: 0 }),
+        Box::new(PanickingSource { inner, polls: 0 }),
         view::draw,
     );
     println!(
@@ -142,7 +142,7 @@ fn a_program_that_panics() {
 
 /// Runs the program with a drawing function that panics at the third frame.
 #[test]
-#[ignore = "what a test below runs on a terminal"]
+#[ignore = "a test below runs it on a terminal"]
 fn a_program_that_panics_while_it_draws() {
     let anchor = Anchor::now();
     let mut frames = 0;
@@ -151,7 +151,7 @@ fn a_program_that_panics_while_it_draws() {
         assert!(frames < 3, "the third frame cannot be drawn");
         view::draw(state, frame);
     };
-    let ended = show(anchor, Box::new(healthy(anchor)), draw);
+    let ended = run_view(anchor, Box::new(healthy(anchor)), draw);
     println!("it went on: {ended:?}");
 }
 
@@ -191,7 +191,7 @@ fn a_panic_restores_the_terminal_before_it_is_reported_and_ends_the_program() {
         !screen.alternate_screen()
             && screen
                 .contents()
-                .contains("this source breaks at its tenth look")
+                .contains("this source breaks at its tenth poll")
     });
     session.wait_text("it ended with");
     assert_eq!(session.end(), 0);

@@ -13,7 +13,8 @@ use std::process::Command;
 use std::time::Duration;
 
 const RANKS: u32 = 4;
-/// Environment variable with the behavior of the culprit, or with `trains`, the behavior of all ranks.
+/// Environment variable with the behavior of the culprit: `stops` or `is late`. With `trains`, it is the behavior of
+/// all ranks.
 const BEHAVIOR: &str = "RCOMM_TOP_TEST_CULPRIT";
 
 /// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, on request. In a job that `trains`,
@@ -25,15 +26,15 @@ pub(crate) fn run_as_a_rank() {
     if behavior == "trains" {
         train(&world);
     }
-    let culprit = world.rank() == CULPRIT;
+    let is_culprit = world.rank() == CULPRIT;
     for step in 0.. {
         world.step(step);
         world.phase("load data");
         match behavior.as_str() {
-            "stops" if culprit && step == 5 => loop {
+            "stops" if is_culprit && step == 5 => loop {
                 std::thread::sleep(Duration::from_secs(1));
             },
-            "is late" if culprit => std::thread::sleep(Duration::from_millis(30)),
+            "is late" if is_culprit => std::thread::sleep(Duration::from_millis(30)),
             _ => std::thread::sleep(Duration::from_millis(5)),
         }
         world.phase("train");
@@ -70,9 +71,9 @@ fn train(world: &World) {
     }
 }
 
-/// Starts a job whose culprit behaves like this, with further environment variables; returns it with the address of its
+/// Starts a job with this value of [`BEHAVIOR`] and further environment variables; returns it with the address of its
 /// store.
-fn start(culprit: &str, variables: &[(&str, &str)]) -> (Job, String) {
+fn start(behavior: &str, variables: &[(&str, &str)]) -> (Job, String) {
     let program = std::env::current_exe().expect("the path of this test is known");
     let port = free_port().to_string();
     let job = Job::start_as(
@@ -82,7 +83,7 @@ fn start(culprit: &str, variables: &[(&str, &str)]) -> (Job, String) {
         |_, command| {
             command
                 .args(["--exact", "--ignored", "--nocapture"])
-                .env(BEHAVIOR, culprit)
+                .env(BEHAVIOR, behavior)
                 .env("MASTER_PORT", &port)
                 .env("RCOMM_TIMEOUT_MS", "600000")
                 .envs(variables.iter().copied());
@@ -91,9 +92,10 @@ fn start(culprit: &str, variables: &[(&str, &str)]) -> (Job, String) {
     (job, format!("127.0.0.1:{port}"))
 }
 
-/// A job that runs until it is dropped, once all ranks have endpoints, and the address of its store.
-fn job(culprit: &str) -> (Job, String) {
-    let (job, store) = start(culprit, &[]);
+/// Starts a job that runs until it is dropped, and waits until all its ranks have endpoints; returns it with the
+/// address of its store.
+fn job(behavior: &str) -> (Job, String) {
+    let (job, store) = start(behavior, &[]);
     wait_until("the endpoints of all ranks", || {
         let rings = job.folder().join("rings");
         let jobs = std::fs::read_dir(rings).ok()?.flatten();
@@ -347,10 +349,10 @@ fn the_steps_of_reducers_are_shown_live_and_counted() {
     session.press("0");
     session.wait("a row for each rank with its slowest bucket", |screen| {
         let text = screen.contents();
-        let of = |rank: u32| format!("  {rank} ");
+        let row_start = |rank: u32| format!("  {rank} ");
         let rows = || text.lines().filter(|line| line.contains(" of 3: "));
         text.contains("0:reducer")
-            && (0..RANKS).all(|rank| rows().any(|line| line.starts_with(&of(rank))))
+            && (0..RANKS).all(|rank| rows().any(|line| line.starts_with(&row_start(rank))))
     });
     session.press("q");
     session.end();

@@ -41,8 +41,8 @@ fn the_late_rank_is_named_filtered_opened_and_the_terminal_restored() {
     assert_eq!(session.end(), 0);
 }
 
-/// The answer comes after the question, but may be later than the program waits: a machine with too much work then
-/// shows the dark theme, and no character of the answer as a key press.
+/// On a busy machine, the terminal's answer may come later than the program waits for it. The program then shows the
+/// dark theme and takes no character of the answer as a key press, so the test tries again.
 #[test]
 fn a_light_background_gives_the_light_theme() {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");

@@ -95,7 +95,7 @@ fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
     session.end();
 }
 
-/// As `rcomm-fr analyze` does: files that were written while nothing in them was overdue show no hang.
+/// A replay judges like `rcomm-fr analyze`: files that were written while nothing in them was overdue show no hang.
 #[test]
 fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
     const ISSUED_NS: u64 = 1_795_239_695_873_462_017;
@@ -104,7 +104,7 @@ fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
         env!("CARGO_MANIFEST_DIR"),
         "/../tests/fixtures/dumps/never-join-w4/pickle"
     );
-    let written = |after: Duration| {
+    let write_dumps = |after: Duration| {
         for rank in 0..4 {
             let name = format!("rank_{rank}");
             let path = directory.path().join(&name);
@@ -121,11 +121,11 @@ fn a_replay_judges_by_the_times_of_the_files_where_the_records_have_none() {
     };
     let folder = directory.path().to_str().expect("the path is UTF-8");
     let look = || run(&["replay", "--once", folder], directory.path());
-    written(Duration::from_millis(300));
+    write_dumps(Duration::from_millis(300));
     let (status, young, _) = look();
     assert_eq!(status, Some(2), "{young}");
     assert!(young.contains("INCONCLUSIVE"), "{young}");
-    written(Duration::from_secs(60));
+    write_dumps(Duration::from_secs(60));
     let (status, old, _) = look();
     assert_eq!(status, Some(1), "{old}");
     let words: Vec<&str> = old.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! A program on a pseudo-terminal, whose output is interpreted as a terminal does.
+//! Runs a program on a pseudo-terminal, and interprets its output as a terminal does.
 
 use portable_pty::{Child, CommandBuilder, PtySize, native_pty_system};
 use std::io::{Read, Write};
@@ -151,18 +151,18 @@ impl Session {
         self.screen.screen().contents()
     }
 
-    /// Waits until the screen is as wanted; fails with the screen at the time limit.
-    pub(crate) fn wait(&mut self, what: &str, wanted: impl Fn(&vt100::Screen) -> bool) {
+    /// Waits until `wanted` holds for the screen; fails at the time limit with the screen and the words `expected`.
+    pub(crate) fn wait(&mut self, expected: &str, wanted: impl Fn(&vt100::Screen) -> bool) {
         let deadline = Instant::now() + WAIT_LIMIT;
         while !wanted(self.screen.screen()) {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.bytes.recv_timeout(left) {
                 Ok(bytes) => self.screen.process(&bytes),
-                Err(RecvTimeoutError::Timeout) => panic!("no {what}:\n{}", self.contents()),
+                Err(RecvTimeoutError::Timeout) => panic!("no {expected}:\n{}", self.contents()),
                 Err(RecvTimeoutError::Disconnected) => {
                     assert!(
                         wanted(self.screen.screen()),
-                        "ended without {what}:\n{}",
+                        "ended without {expected}:\n{}",
                         self.contents()
                     );
                     return;
@@ -171,7 +171,7 @@ impl Session {
         }
     }
 
-    /// Waits until the program has written these bytes, which may be no text.
+    /// Waits until the program has written these bytes, which need not be text.
     pub(crate) fn wait_bytes(&mut self, wanted: &[u8]) {
         let deadline = Instant::now() + WAIT_LIMIT;
         let mut written = Vec::new();
@@ -204,10 +204,11 @@ impl Session {
 
     /// Waits until the process is stopped: a SIGCONT that comes before the stop has no effect.
     pub(crate) fn wait_stopped(&self) {
-        let pid = self.child.process_id().expect("it runs");
+        let pid = self.child.process_id().expect("the program runs");
         let deadline = Instant::now() + WAIT_LIMIT;
         loop {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+            let stat =
+                std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the program runs");
             // The state follows the name in brackets.
             let state = stat.rsplit(')').next().unwrap_or("").trim_start();
             if state.starts_with('T') {
@@ -273,7 +274,7 @@ impl Session {
     }
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
-        let pid = self.child.process_id().expect("it runs");
+        let pid = self.child.process_id().expect("the program runs");
         let pid = rustix::process::Pid::from_raw(pid as i32).expect("the process id is valid");
         rustix::process::kill_process(pid, signal).expect("the process is a child of this one");
     }

@@ -28,19 +28,19 @@ dist.all_reduce(numbers)
 
 fn python() -> Option<String> {
     let python = std::env::var("RCOMM_TEST_PYTHON").ok();
-    let has = python.filter(|python| {
+    let usable = python.filter(|python| {
         let probe = Command::new(python)
             .args(["-c", "import torch.distributed.debug"])
             .output();
         probe.is_ok_and(|out| out.status.success())
     });
-    if has.is_none() {
+    if usable.is_none() {
         let _ = writeln!(
             std::io::stderr(),
             "skipped: RCOMM_TEST_PYTHON names no Python with torch.distributed.debug"
         );
     }
-    has
+    usable
 }
 
 #[test]

@@ -69,15 +69,15 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         }
     }
     // Causes first, then waiting groups by waiting time, then the rest in the report's order.
-    folds.sort_by(|(a, left), (b, right)| {
+    folds.sort_by(|(left_state, left), (right_state, right)| {
         let order = |state: GroupState| state.min(GroupState::Busy);
-        let waits = |reports: &[&GroupReport]| match order(*a) {
+        let waited_ms = |reports: &[&GroupReport]| match order(*left_state) {
             GroupState::Busy => 0.0,
-            _ => oldest(reports).unwrap_or(0.0),
+            _ => oldest_ms(reports).unwrap_or(0.0),
         };
-        order(*a)
-            .cmp(&order(*b))
-            .then(waits(right).total_cmp(&waits(left)))
+        order(*left_state)
+            .cmp(&order(*right_state))
+            .then(waited_ms(right).total_cmp(&waited_ms(left)))
     });
     Table {
         columns: vec![
@@ -103,7 +103,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
     }
 }
 
-fn oldest(reports: &[&GroupReport]) -> Option<f64> {
+fn oldest_ms(reports: &[&GroupReport]) -> Option<f64> {
     reports.iter().filter_map(|r| r.oldest_ms).reduce(f64::max)
 }
 
@@ -112,7 +112,8 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// One row; `messages` counts the pending messages of each group, which its report does not count.
+/// The row of groups that share one; `messages` counts the pending messages of each group, which its report does not
+/// count.
 fn row(
     model: &ViewModel<'_>,
     state: GroupState,
@@ -139,7 +140,7 @@ fn row(
     let p50 = median(reports.iter().filter_map(|r| r.lag_p50_ms).collect());
     let p99 = reports.iter().filter_map(|r| r.lag_p99_ms).reduce(f64::max);
     let bandwidth = median(reports.iter().filter_map(|r| r.busbw_gbs).collect());
-    let waited = model.age(oldest(reports));
+    let waited = model.age(oldest_ms(reports));
     let many = if reports.len() > 1 {
         format!("x{}", reports.len())
     } else {

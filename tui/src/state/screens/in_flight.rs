@@ -18,8 +18,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
 
 /// The title of the table.
 pub(super) fn title(model: &ViewModel<'_>) -> &'static str {
-    let mut all = model.snapshot.report.in_flight.iter();
-    match all.any(|it| it.state == InstanceState::Failed) {
+    let mut instances = model.snapshot.report.in_flight.iter();
+    match instances.any(|instance| instance.state == InstanceState::Failed) {
         true => "in flight or failed",
         false => "in flight",
     }
@@ -120,7 +120,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
         _ => (Mark::NONE, Tone::Plain),
     };
     let missing = match fold {
-        [one] => absent(one),
+        [one] => error_and_missing(one),
         [first, others @ ..]
             if let Some(error) = &first.error
                 && others.iter().all(|other| other.error == first.error) =>
@@ -158,9 +158,9 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     }
 }
 
-/// The error of an operation that has failed, and the ranks that have not joined: `517 never issued`, or `517 not yet` while the operation is not overdue. Ranks
-/// whose progress is unknown are listed as not known.
-fn absent(instance: &InstanceReport) -> String {
+/// The error of an operation that has failed, and the ranks that have not joined: `517 never issued`, or `517 not yet`
+/// while the operation is not overdue. Ranks whose progress is unknown are listed as not known.
+fn error_and_missing(instance: &InstanceReport) -> String {
     let mut parts = Vec::new();
     if !instance.missing.is_empty() {
         let so_far = match instance.overdue {

@@ -16,11 +16,12 @@ use std::collections::BTreeSet;
 
 /// Width of the column of one sequence number.
 const COLUMN_WIDTH: u16 = 4;
-/// Width of the other columns together, roughly.
-const REST: u16 = 46;
+/// Approximate width of all other columns together.
+const OTHER_COLUMNS_WIDTH: u16 = 46;
 
 pub(super) fn page(model: &ViewModel<'_>, group: &GroupRef) -> Page {
-    let columns = usize::from((model.size.0.saturating_sub(REST) / COLUMN_WIDTH).clamp(4, 40));
+    let columns =
+        usize::from((model.size.0.saturating_sub(OTHER_COLUMNS_WIDTH) / COLUMN_WIDTH).clamp(4, 40));
     let rows = match model.fold {
         Fold::Alike => Rows::Folded,
         Fold::Nothing => Rows::Each,
@@ -184,7 +185,8 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
     }
 }
 
-/// The newest call of ranks that share a row: where they are in different groups, how many groups these are.
+/// The newest call of ranks that share a row. If they make the same call in different groups, the number of groups
+/// takes the place of the group; if their calls differ, only the number of calls is shown.
 fn last_calls(model: &ViewModel<'_>, ranks: &[Rank]) -> String {
     let reports = ranks
         .iter()

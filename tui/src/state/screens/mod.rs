@@ -49,9 +49,9 @@ pub enum Fold {
 
 /// The inputs of a page: a snapshot with the current filter and fold settings.
 pub struct ViewModel<'a> {
-    /// The displayed frame.
+    /// The displayed snapshot.
     pub snapshot: &'a Snapshot,
-    /// Its index.
+    /// The index of the snapshot.
     pub index: &'a FrameIndex,
     /// The filter.
     pub filter: &'a Filter,
@@ -83,9 +83,9 @@ pub struct ViewModel<'a> {
     pub stacks: Option<&'a (Arc<TakenStacks>, Moment)>,
     /// Facts on the processes, hosts and GPUs of the ranks at fault and of the rank on display, as read last.
     pub surroundings: &'a [Surroundings],
-    /// Whether dumps are replayed, whose processes are likely to have ended.
+    /// Whether dumps are replayed. The processes that wrote them are likely to have ended.
     pub is_replay: bool,
-    /// Whether the rings of this node are read, and with them facts on its processes.
+    /// Whether the rings of this node are read, and therefore facts on its processes too.
     pub reads_this_node: bool,
     /// The jobs of this node, those in trouble first.
     pub jobs: &'a [NodeJob],
@@ -124,12 +124,12 @@ impl ViewModel<'_> {
     }
 
     /// Text shown in place of a table that has no rows.
-    fn none_left(&self, what: &str) -> String {
+    fn none_left(&self, noun: &str) -> String {
         match (self.filter.is_empty(), self.problems_only) {
-            (true, true) => format!("no {what} with a problem; [z] shows all"),
-            (true, false) => format!("no {what}"),
-            (false, true) => format!("no {what} with a problem passes the filter"),
-            (false, false) => format!("no {what} passes the filter"),
+            (true, true) => format!("no {noun} with a problem; [z] shows all"),
+            (true, false) => format!("no {noun}"),
+            (false, true) => format!("no {noun} with a problem passes the filter"),
+            (false, false) => format!("no {noun} passes the filter"),
         }
     }
 

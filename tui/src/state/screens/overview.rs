@@ -53,7 +53,7 @@ pub enum OverviewPane {
 impl OverviewPane {
     /// The default panes on a terminal of this size; `blocked` says whether there are root causes. Below [`ROOMY`]
     /// rows, only the most important ones; from [`ROOMY`] rows and [`WIDE`] columns on, also the timeline.
-    fn usual((columns, rows): (u16, u16), blocked: bool) -> &'static [Self] {
+    fn default_panes((columns, rows): (u16, u16), blocked: bool) -> &'static [Self] {
         use OverviewPane::{Groups, InFlight, Look, Ranks, Timeline, Trends, Warnings, Why};
         match (rows >= ROOMY, blocked) {
             (true, true) if columns >= WIDE => &[
@@ -72,7 +72,7 @@ impl OverviewPane {
     /// The panes shown, from top to bottom: those that the user chose, or the default ones.
     pub(in crate::state) fn shown(chosen: &[Self], size: (u16, u16), blocked: bool) -> &[Self] {
         if chosen.is_empty() {
-            Self::usual(size, blocked)
+            Self::default_panes(size, blocked)
         } else {
             chosen
         }
@@ -99,7 +99,7 @@ impl OverviewPane {
             }
             Self::Ranks => return strip_pane(model),
             Self::Trends => ("trends".into(), Body::Text(trends(model, 1))),
-            Self::Why => ("why".into(), Body::Table(why::whole(model))),
+            Self::Why => ("why".into(), Body::Table(why::table_of_hang(model))),
             Self::Timeline => ("timeline".into(), timeline::of_first(model, LANES)),
             Self::Look => {
                 let root = model.index.roots.first();
@@ -249,9 +249,9 @@ fn headline(model: &ViewModel<'_>) -> Line {
     line
 }
 
-/// The age and the beginning of a finding: `00:01:42 since 14:03:27Z  ` or, if the age is counted to the time of the
-/// records' files, `since 14:03:27Z, 5 s before the files were written  `. Without the age if it is unknown or below
-/// one second; `None` if the beginning is unknown, even if an age is known.
+/// The age and the beginning of a finding: `for 102 s, since 14:03:27 UTC  ` or, if the age is counted to the time of
+/// the records' files, `since 14:03:27 UTC, 5.0 s before the files were written  `. Without the age if it is unknown or
+/// below one second; `None` if the beginning is unknown, even if an age is known.
 fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
     let age_ms = match finding.since {
         Some(since) => since.age_ms,
@@ -379,8 +379,8 @@ fn trends(model: &ViewModel<'_>, height: usize) -> Vec<Line> {
     trends.iter().flat_map(lines).collect()
 }
 
-/// `why: 517 <- dp_5 #9133 (15 wait) <- tp_64..71 (56 wait), pp_3 #7 (1 waits)`: the ranks right of an arrow wait for
-/// those left of it. `None` if there are no root causes or no ranks wait.
+/// `why: 517 <- dp_5 #9133 (15 ranks wait) <- tp_64..71 (56 ranks wait), pp_3 #7 (1 rank waits)`: the ranks right of an
+/// arrow wait for those left of it. `None` if there are no root causes or no ranks wait.
 fn why_line(model: &ViewModel<'_>) -> Option<Line> {
     let roots = &model.index.roots;
     if roots.is_empty() {
@@ -419,7 +419,7 @@ fn by_host(model: &ViewModel<'_>) -> bool {
     hosts.len() > 1 && model.snapshot.ranks.len() > 256
 }
 
-/// What the glyphs of the ranks mean.
+/// The meanings of the glyphs that stand for ranks.
 fn legend() -> String {
     let mut legend = String::new();
     for (_, glyph, _, word) in RankState::ALL {

@@ -1,5 +1,5 @@
-//! One rank: identity, health, the ranks it waits for and those that wait for it, what to look at further, its
-//! operations in flight and its last ones, and the stack of its newest call.
+//! One rank: identity, health, the ranks it waits for and the ranks that wait for it, what to look at further, its
+//! operations in flight, its newest operations, and the stack of its newest call.
 
 use super::timeline::end_of;
 use super::{ViewModel, in_flight, look_further, overview};
@@ -15,7 +15,7 @@ use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
 
 /// Maximum number of listed operations of each dump.
-const LAST: usize = 20;
+const MAX_LISTED: usize = 20;
 
 pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
     let Some(view) = model.snapshot.rank(rank) else {
@@ -185,11 +185,11 @@ pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
     })
 }
 
-/// The newest operations. Where no backend measured how long they ran, the time from the issue to the end is shown.
+/// The newest operations. If no backend measured how long they ran, the time from the issue to the end is shown.
 fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
     let newest = || {
         view.dumps.iter().flat_map(|dump| {
-            let entries = dump.entries.iter().rev().take(LAST);
+            let entries = dump.entries.iter().rev().take(MAX_LISTED);
             entries.map(move |entry| (dump, entry))
         })
     };

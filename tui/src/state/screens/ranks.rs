@@ -107,7 +107,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     }
 }
 
-/// The heat map alone, for the first screen, whose title has the legend.
+/// The heat map without its legend, for the first screen, where the title of the pane has the legend.
 pub(super) fn heat_map(model: &ViewModel<'_>) -> Body {
     Body::Grid(Grid {
         legend: vec![],
@@ -131,8 +131,8 @@ fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
 
 fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
     let is_listed = |host: &&Host| {
-        let bad = |&at: &usize| model.index.states[at] != RankState::Ok;
-        !model.problems_only || host.ranks.iter().any(bad)
+        let has_problem = |&at: &usize| model.index.states[at] != RankState::Ok;
+        !model.problems_only || host.ranks.iter().any(has_problem)
     };
     let hosts: Vec<&Host> = model.index.hosts.iter().filter(is_listed).collect();
     let named = hosts.iter().any(|host| !host.name.is_empty()) && model.index.hosts.len() > 1;
@@ -245,7 +245,7 @@ fn legend(model: &ViewModel<'_>) -> Line {
 }
 
 /// Describes what the conspicuous ranks (by state, or of the two highest shades) have in common: a host, a local rank
-/// on several hosts, or nothing. A single one is named. `None` if no rank or every rank is conspicuous.
+/// on several hosts, or nothing. A single rank is named. `None` if no rank or every rank is conspicuous.
 fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
     let ranks = &model.snapshot.ranks;
     let stands_out = |at: usize| {

@@ -167,10 +167,10 @@ fn last_event(view: &RankView) -> Option<i64> {
         .max()
 }
 
-/// Tones of the kinds of groups; further kinds have the last.
+/// Tones of the kinds of groups; further kinds have the last tone.
 const TONES: [Tone; 3] = [Tone::Good, Tone::Accent, Tone::Title];
 
-/// A group's kind: its label without the number at its end, so that all of `dp_0` to `dp_7` have one.
+/// A group's kind: its label without the number at the end, so that `dp_0` to `dp_7` are of one kind.
 fn kind(label: &str) -> &str {
     let stem = label.trim_end_matches(|c: char| c.is_ascii_digit() || "_/-".contains(c));
     if stem.is_empty() { label } else { stem }
@@ -202,7 +202,7 @@ fn operations(view: &RankView) -> Vec<(&Dump, &Entry)> {
 }
 
 /// The time of issue of the last operation that the rank issued before this time or, if `forward`, of the first after
-/// it; `None` if there is none. Without a time, that of the rank's newest operation.
+/// it; `None` if there is none. Without a time, the time of issue of the rank's newest operation.
 pub(in crate::state) fn neighbor(
     snapshot: &Snapshot,
     rank: Rank,
@@ -218,7 +218,7 @@ pub(in crate::state) fn neighbor(
     }
 }
 
-/// Describes what the rank does at the time of the cursor or, without a cursor, its newest operation.
+/// Describes what the rank did at the time of the cursor; without a cursor, describes its newest operation.
 fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     let operations = operations(view);
     let at_ns = model.scale.cursor_ns.unwrap_or(i64::MAX);

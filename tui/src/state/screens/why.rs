@@ -49,8 +49,9 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
             plain(count_waiting(model, &chain, roots.len())),
         ]);
     }
-    // The roots are those of the finding that is asked for, else those of the whole hang.
-    let finding = asked_for(model, target).or(model.index.head.map(|at| &report.findings[at]));
+    // The roots are those of the requested finding or, without one, those of the whole hang.
+    let finding =
+        requested_finding(model, target).or(model.index.head.map(|at| &report.findings[at]));
     if let Some(finding) = finding.filter(|_| from.is_none()) {
         head.push(vec![plain(model.sentence(finding))]);
     }
@@ -59,7 +60,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
 }
 
 /// The roots of the whole hang, and the ranks that wait because of them.
-pub(super) fn whole(model: &ViewModel<'_>) -> Table {
+pub(super) fn table_of_hang(model: &ViewModel<'_>) -> Table {
     let roots = &model.index.roots;
     let chain = causes::chain(&model.snapshot.report, roots);
     Table {
@@ -68,8 +69,8 @@ pub(super) fn whole(model: &ViewModel<'_>) -> Table {
     }
 }
 
-/// At most this many root causes have a row of their own.
-const MOST_ROOTS: usize = 8;
+/// Maximum number of root causes that have a row of their own.
+const MAX_ROOT_ROWS: usize = 8;
 
 /// Rows for the root causes, then for the ranks that wait because of them.
 fn tree<'a>(
@@ -77,8 +78,11 @@ fn tree<'a>(
     roots: &'a [Rank],
     chain: &'a [Link],
 ) -> impl Iterator<Item = Row> + 'a {
-    let causes = roots.iter().take(MOST_ROOTS).map(|&rank| root(model, rank));
-    let more = roots.get(MOST_ROOTS..).filter(|more| !more.is_empty());
+    let causes = roots
+        .iter()
+        .take(MAX_ROOT_ROWS)
+        .map(|&rank| root(model, rank));
+    let more = roots.get(MAX_ROOT_ROWS..).filter(|more| !more.is_empty());
     let more = more.into_iter().map(further_roots);
     causes
         .chain(more)
@@ -121,8 +125,8 @@ fn a_waiting_rank(model: &ViewModel<'_>, groups: &[&rcomm_analyzer::GroupRef]) -
         .map(|wait| wait.rank)
 }
 
-/// The finding that is asked for, if it names culprits.
-fn asked_for<'a>(model: &ViewModel<'a>, target: Option<&Target>) -> Option<&'a Finding> {
+/// The finding that the user asked about, if it names culprits.
+fn requested_finding<'a>(model: &ViewModel<'a>, target: Option<&Target>) -> Option<&'a Finding> {
     let Some(Target::Finding(id)) = target else {
         return None;
     };
@@ -132,7 +136,7 @@ fn asked_for<'a>(model: &ViewModel<'a>, target: Option<&Target>) -> Option<&'a F
 }
 
 fn roots(model: &ViewModel<'_>, target: Option<&Target>) -> Vec<Rank> {
-    asked_for(model, target).map_or_else(
+    requested_finding(model, target).map_or_else(
         || model.index.roots.clone(),
         |finding| finding.culprit_ranks.clone(),
     )
@@ -189,7 +193,7 @@ fn mark_of(verb: &str) -> Mark {
     }
 }
 
-/// The row of the root causes that have none of their own.
+/// The row of the root causes that have no row of their own.
 fn further_roots(ranks: &[Rank]) -> Row {
     row(
         Mark::new('!', Tone::Bad),

@@ -1,6 +1,6 @@
 // The page: draws the snapshots of one event stream into plain elements.
 
-import { address, age, ask, at } from "./format.js";
+import { address, age, ask, byId } from "./format.js";
 import { drawGraph } from "./graph.js";
 import { prepareHistory, remember, repaintHistory, showing, step } from "./history.js";
 import { listJobs } from "./jobs.js";
@@ -53,7 +53,7 @@ function draw(asked = false) {
 /** Draws a section, unless the pointer is inside it: what the user is about to click must not move. The
  * verdict is always drawn. @param {string} id @param {() => void} drawPart */
 function unlessHeld(id, drawPart) {
-  const section = at(id).closest("section");
+  const section = byId(id).closest("section");
   const held = !forced && section.matches(":hover");
   section.classList.toggle("held", held);
   if (!held) drawPart();
@@ -65,7 +65,7 @@ let forced = false;
 /** @param {Picture} picture */
 function drawNow({ status, report, focus }) {
   const began = performance.now();
-  at("job").textContent = upload ? "uploaded dumps" : status.job;
+  byId("job").textContent = upload ? "uploaded dumps" : status.job;
   unlessHeld("findings", () => drawFindings(report, passes));
   unlessHeld("flight", () => drawInFlight(report, passes, state.problemsOnly));
   unlessHeld("groups", () => drawGroups(report, passes, state.problemsOnly, openGroup));
@@ -75,7 +75,7 @@ function drawNow({ status, report, focus }) {
   unlessHeld("ranks", () => drawRanks(report, status, passes, openRank));
   unlessHeld("graph", () => drawGraph(report));
   if (!state.group) unlessHeld("matrix", () => drawMatrix(focus, namer(report)));
-  if (state.rank != null) at("rank-facts").replaceChildren(describe(report, state.rank));
+  if (state.rank != null) byId("rank-facts").replaceChildren(describe(report, state.rank));
   showAge();
   document.body.dataset.number = status.number;
   document.body.dataset.drawMs = (performance.now() - began).toFixed(1);
@@ -83,7 +83,7 @@ function drawNow({ status, report, focus }) {
 
 /** Shows the age of the snapshot and the state of the connection. */
 function showAge() {
-  const line = at("age");
+  const line = byId("age");
   if (!state.shown) return;
   const { judged_at_ns: judged } = state.shown.status;
   const past = state.shown !== state.live && !upload;
@@ -92,10 +92,10 @@ function showAge() {
   // A job that has ended is not judged again, so its last snapshot does not become stale.
   const over = state.shown.report.end != null;
   const stale = !upload && (past || state.paused || !state.connected || (passed > STALE_MS && !over));
-  at("light").className = upload || over ? "" : stale ? "stale" : "live";
+  byId("light").className = upload || over ? "" : stale ? "stale" : "live";
   const later = past || upload ? 0 : passed;
   drawVerdict(state.shown.report, later);
-  at("since").textContent = since(state.shown.report, later);
+  byId("since").textContent = since(state.shown.report, later);
   for (const cell of document.querySelectorAll("[data-age]")) {
     if (cell.dataset.age !== "" && !past && !upload && !over) cell.textContent = age(Number(cell.dataset.age) + passed);
   }
@@ -103,7 +103,7 @@ function showAge() {
     : past ? `history: ${new Date(judged / 1e6).toLocaleTimeString()}, ${old} ago`
     : state.paused ? `paused, ${old} old` : !state.connected ? `connection lost; data ${old} old` : over ? "over" : stale ? `stale: no update for ${old}` : `live, updated ${old} ago`;
   line.classList.toggle("stale", stale);
-  at("live").hidden = upload != null || !(past || state.paused);
+  byId("live").hidden = upload != null || !(past || state.paused);
 }
 
 /** Time without a snapshot after which the page is marked as stale. */
@@ -117,11 +117,11 @@ async function copyVerdict() {
   const text = asText(state.shown.report, upload ? "" : state.shown.status.job);
   try {
     await navigator.clipboard.writeText(text);
-    at("copied").textContent = "copied";
+    byId("copied").textContent = "copied";
   } catch {
-    at("copied").textContent = "the browser did not allow copying: select the text";
+    byId("copied").textContent = "the browser did not allow copying: select the text";
   }
-  setTimeout(() => { at("copied").textContent = ""; }, 3000);
+  setTimeout(() => { byId("copied").textContent = ""; }, 3000);
 }
 
 // The displayed snapshot ---------------------------------------------------------------------------
@@ -160,7 +160,7 @@ async function go(number) {
     const picture = await ask("picture", { at: number });
     if (state.paused) show(picture);
   } catch (error) {
-    at("note").textContent = error.message;
+    byId("note").textContent = error.message;
   }
 }
 
@@ -175,7 +175,7 @@ function pause() {
 let selecting = 0;
 async function select() {
   const turn = (selecting += 1);
-  const error = at("filter-error");
+  const error = byId("filter-error");
   if (!state.filter) { state.selected = null; error.textContent = ""; draw(true); return; }
   const number = state.shown?.status.number;
   const newest = state.shown === state.live;
@@ -193,7 +193,7 @@ async function select() {
 
 function filter(text) {
   state.filter = text.trim();
-  at("filter").value = text;
+  byId("filter").value = text;
   select();
   refreshTimeline({ filter: state.filter });
 }
@@ -203,9 +203,9 @@ function filter(text) {
 /** @param {number} rank */
 function openRank(rank) {
   state.rank = rank;
-  at("rank-title").textContent = `Rank ${rank}`;
-  if (state.shown) at("rank-facts").replaceChildren(describe(state.shown.report, rank));
-  if (!at("rank").open) at("rank").showModal();
+  byId("rank-title").textContent = `Rank ${rank}`;
+  if (state.shown) byId("rank-facts").replaceChildren(describe(state.shown.report, rank));
+  if (!byId("rank").open) byId("rank").showModal();
 }
 
 /** Shows the matrix of a group, until another group or a past snapshot is shown. @param {object} group */
@@ -215,9 +215,9 @@ async function openGroup(group) {
   try {
     const focus = await ask("matrix", { group: group.name, rank: group.ranks[0], columns: 32, upload });
     drawMatrix(focus, namer(state.shown.report));
-    if (!again) at("matrix-title").scrollIntoView({ block: "nearest" });
+    if (!again) byId("matrix-title").scrollIntoView({ block: "nearest" });
   } catch (error) {
-    at("note").textContent = error.message;
+    byId("note").textContent = error.message;
   }
 }
 
@@ -234,9 +234,9 @@ function theme() {
 // Keys ---------------------------------------------------------------------------------------------
 
 const KEYS = {
-  "/": () => at("filter").focus(), "?": () => at("help").showModal(), " ": pause, ",": () => step(-1), ".": () => step(1),
+  "/": () => byId("filter").focus(), "?": () => byId("help").showModal(), " ": pause, ",": () => step(-1), ".": () => step(1),
   "<": () => step(-10), ">": () => step(10), L: () => go(null), t: theme, y: copyVerdict,
-  z: () => { state.problemsOnly = !state.problemsOnly; at("problems-only").setAttribute("aria-pressed", state.problemsOnly); draw(true); },
+  z: () => { state.problemsOnly = !state.problemsOnly; byId("problems-only").setAttribute("aria-pressed", state.problemsOnly); draw(true); },
   p: () => { location.href = address("perfetto", { upload }); },
 };
 
@@ -285,23 +285,23 @@ if (storedTheme === "dark" || storedTheme === "light") document.documentElement.
 prepareUpload();
 prepareTimeline();
 let typing;
-at("filter").addEventListener("input", (event) => { clearTimeout(typing); typing = setTimeout(() => filter(event.target.value), 150); });
-at("metric").addEventListener("change", (event) => { chooseMetric(event.target.value); draw(true); });
-at("problems-only").addEventListener("click", KEYS.z);
-at("live").addEventListener("click", () => go(null));
-at("theme").addEventListener("click", theme);
-at("copy-verdict").addEventListener("click", copyVerdict);
+byId("filter").addEventListener("input", (event) => { clearTimeout(typing); typing = setTimeout(() => filter(event.target.value), 150); });
+byId("metric").addEventListener("change", (event) => { chooseMetric(event.target.value); draw(true); });
+byId("problems-only").addEventListener("click", KEYS.z);
+byId("live").addEventListener("click", () => go(null));
+byId("theme").addEventListener("click", theme);
+byId("copy-verdict").addEventListener("click", copyVerdict);
 // A section that was not drawn anew while the pointer was inside is drawn when the pointer leaves.
 for (const section of document.querySelectorAll("section")) section.addEventListener("pointerleave", () => { if (section.classList.contains("held")) draw(); });
-at("show-help").addEventListener("click", KEYS["?"]);
-at("rank").addEventListener("close", () => { state.rank = null; });
-at("rank-filter").addEventListener("click", () => { const rank = state.rank; at("rank").close(); filter(`rank:${rank}`); });
+byId("show-help").addEventListener("click", KEYS["?"]);
+byId("rank").addEventListener("close", () => { state.rank = null; });
+byId("rank-filter").addEventListener("click", () => { const rank = state.rank; byId("rank").close(); filter(`rank:${rank}`); });
 for (const dialog of document.querySelectorAll("dialog")) {
   dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
 }
-at("open-perfetto").addEventListener("click", () => openInPerfetto(upload));
-at("download-perfetto").href = address("perfetto", { upload });
-ask("filter-keys").then((keys) => at("filter-keys").append(...keys.flatMap(({ key, takes }) => {
+byId("open-perfetto").addEventListener("click", () => openInPerfetto(upload));
+byId("download-perfetto").href = address("perfetto", { upload });
+ask("filter-keys").then((keys) => byId("filter-keys").append(...keys.flatMap(({ key, takes }) => {
   const [name, meaning] = [document.createElement("dt"), document.createElement("dd")];
   name.textContent = key;
   meaning.textContent = takes;
@@ -312,7 +312,7 @@ if (upload) {
   document.body.classList.add("upload");
   refreshTimeline({ upload });
   ask("picture", { upload }).then((picture) => { state.live = picture; show(picture); }, (error) => {
-    at("verdict-text").textContent = error.message;
+    byId("verdict-text").textContent = error.message;
   });
 } else {
   prepareHistory(go);

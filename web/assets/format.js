@@ -19,12 +19,12 @@ export function draw(name, attributes = {}, ...children) {
   return element;
 }
 
-/** @param {string} id */
-export const at = (id) => document.getElementById(id);
+/** The element with this id. @param {string} id */
+export const byId = (id) => document.getElementById(id);
 
 /** Resolves a color of the style sheet for a canvas, since it depends on the theme. */
 export function color(name) {
-  const probe = at("probe");
+  const probe = byId("probe");
   probe.style.color = `var(${name})`;
   return getComputedStyle(probe).color;
 }
@@ -43,10 +43,10 @@ export function rankSet(ranks, most = 6) {
   return words.join(",") + (rest > 0 ? `,+${rest}` : "");
 }
 
-/** @param {number[]} ranks */
+/** Formats ranks with the noun: `rank 3`, `ranks 0-2`. @param {number[]} ranks */
 export const ranksInWords = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"} ${rankSet(ranks)}`;
 
-/** A time as reports give it: `4.2 s`, `2 min 5 s`, `1 h 30 min`. @param {?number} ms */
+/** Formats a duration as reports do: `4.2 s`, `2 min 5 s`, `1 h 30 min`; empty if it is unknown. @param {?number} ms */
 export function age(ms) {
   if (ms == null || Number.isNaN(ms)) return "";
   if (ms < 1) return `${ms.toFixed(2)} ms`;
@@ -59,15 +59,15 @@ export function age(ms) {
   return rest > 0 ? `${minutes} min ${rest} s` : `${minutes} min`;
 }
 
-/** @param {number} n */
-export function size(n) {
+/** Formats a number of bytes: `512 B`, `1.5 MiB`. @param {number} bytes */
+export function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
-  while (n >= 1024 && unit < units.length - 1) { n /= 1024; unit += 1; }
-  return `${n < 10 && unit > 0 ? n.toFixed(1) : n.toFixed(0)} ${units[unit]}`;
+  while (bytes >= 1024 && unit < units.length - 1) { bytes /= 1024; unit += 1; }
+  return `${bytes < 10 && unit > 0 ? bytes.toFixed(1) : bytes.toFixed(0)} ${units[unit]}`;
 }
 
-/** Name of a group without regard to others, as in the report's sentences. @param {{name: string, desc: string}} group */
+/** Name of a group as in the report's sentences; several groups may have the same one. @param {{name: string, desc: string}} group */
 export function label({ name, desc }) {
   if (!desc || desc === "undefined" || name.startsWith(desc)) return name;
   const [described] = desc.split(" (");
@@ -85,10 +85,10 @@ export function labels(labels) {
   return parts[0][1] + rankSet(numbers, 3).replaceAll("-", "..");
 }
 
-/** @param {number} share */
+/** Formats a share from 0 to 1 as a percentage. @param {number} share */
 export const percent = (share) => `${(share * 100).toFixed(share < 0.1 ? 1 : 0)} %`;
 
-/** Shows a table in `element`; numbers are right-aligned, and cells may be elements. Only cells that differ
+/** Shows a table in `element`; numbers are right-aligned, and cells may be elements. Only cells whose content has changed
  * are touched: the scroll position is kept, and an unchanged table causes no layout.
  * @param {HTMLElement} element @param {string[]} heads @param {(string|number|Node)[][]} rows
  * @param {string} empty text for a table without rows @param {number} [more] number of omitted rows */
@@ -127,11 +127,12 @@ export const job = location.pathname.startsWith("/reports/") ? null : new URLSea
 /** Returns the address of an API path, with the shown job and `query` as its query string.
  * @param {string} path @param {object} [query] */
 export function address(path, query = {}) {
-  const asked = Object.entries({ job, ...query }).filter(([, value]) => value != null && value !== "");
-  return `/api/v1/${path}${asked.length ? `?${new URLSearchParams(asked)}` : ""}`;
+  const parameters = Object.entries({ job, ...query }).filter(([, value]) => value != null && value !== "");
+  return `/api/v1/${path}${parameters.length ? `?${new URLSearchParams(parameters)}` : ""}`;
 }
 
-/** Requests a path from the server. @param {string} path @param {object} [query] */
+/** Requests an API path from the server; returns the answer, parsed. Throws the server's error.
+ * @param {string} path @param {object} [query] */
 export async function ask(path, query = {}) {
   const answer = await fetch(address(path, query));
   const body = await answer.json();

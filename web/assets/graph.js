@@ -1,7 +1,7 @@
 // The wait-for graph: each column waits for the one to its left; root causes are leftmost. Ranks
 // that wait in the same operation share a box.
 
-import { at, draw, make, rankSet, ranksInWords } from "./format.js";
+import { byId, draw, make, rankSet, ranksInWords } from "./format.js";
 import { namer } from "./tables.js";
 
 // Three columns fit beside another pane in a window of 1,440 pixels.
@@ -23,21 +23,21 @@ export function boxes(report) {
   const roots = new Set(all.flatMap((box) => [...box.on]).filter((rank) => !waiters.has(rank)));
   const blamed = new Set(report.findings.filter((f) => f.severity === "error" && f.caused_by == null).flatMap((f) => f.culprit_ranks));
   for (const box of all) if (box.ranks.some((rank) => blamed.has(rank))) box.kind = "root";
-  const last = (rank) => report.ranks.find((it) => it.rank === rank)?.last_call ?? "no record";
+  const lastCall = (number) => report.ranks.find((rank) => rank.rank === number)?.last_call ?? "no record";
   if (roots.size > 0) {
     const ranks = [...roots].sort((a, b) => a - b);
-    all.unshift({ ranks, on: new Set(), kind: "root", title: "not waiting", text: ranks.length === 1 ? `last: ${last(ranks[0])}` : "waited for" });
+    all.unshift({ ranks, on: new Set(), kind: "root", title: "not waiting", text: ranks.length === 1 ? `last: ${lastCall(ranks[0])}` : "waited for" });
   }
   for (const box of all) box.ranks.sort((a, b) => a - b);
   const failed = new Set(report.ranks.filter((rank) => rank.failure != null && rank.pending === 0).map((rank) => rank.rank));
   for (const box of all) if (box.kind === "waits" && box.ranks.every((rank) => failed.has(rank))) box.title += " failed";
-  const home = new Map();
-  all.forEach((box, i) => box.ranks.forEach((rank) => home.set(rank, [...(home.get(rank) ?? []), i])));
-  for (const box of all) box.before = [...new Set([...box.on].flatMap((rank) => home.get(rank) ?? []))];
+  const boxesOfRank = new Map();
+  all.forEach((box, i) => box.ranks.forEach((rank) => boxesOfRank.set(rank, [...(boxesOfRank.get(rank) ?? []), i])));
+  for (const box of all) box.before = [...new Set([...box.on].flatMap((rank) => boxesOfRank.get(rank) ?? []))];
   return all;
 }
 
-/** Columns by distance from a box that does not wait, or, in a cycle, from the first box. */
+/** The column of each box: its distance from a box that does not wait or, in a cycle, from the first box. */
 function columns(all) {
   const column = all.map((box) => (box.before.length === 0 ? 0 : -1));
   if (!column.includes(0) && all.length > 0) column[0] = 0;
@@ -56,11 +56,11 @@ function columns(all) {
 
 const cut = (text, most = 32) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
-/** @param {object} report */
+/** Draws the graph of a report, or says that no rank is blocked. @param {object} report */
 export function drawGraph(report) {
   const all = boxes(report);
   if (all.length === 0) {
-    at("graph").replaceChildren(make("p", { class: "empty" }, "No blocked ranks."));
+    byId("graph").replaceChildren(make("p", { class: "empty" }, "No blocked ranks."));
     return;
   }
   const column = columns(all);
@@ -71,8 +71,8 @@ export function drawGraph(report) {
     return { x: 6 + column[i] * (WIDTH + GAP_X), y: 6 + row * (HEIGHT + GAP_Y), shown: row < MAX_IN_COLUMN };
   });
   const rows = Math.min(MAX_IN_COLUMN + 1, Math.max(...height.filter(Boolean)));
-  const w = height.length * (WIDTH + GAP_X) - GAP_X + 12, h = rows * (HEIGHT + GAP_Y) + 10;
-  const svg = draw("svg", { width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: "img", "aria-label": "wait-for graph" },
+  const totalWidth = height.length * (WIDTH + GAP_X) - GAP_X + 12, totalHeight = rows * (HEIGHT + GAP_Y) + 10;
+  const svg = draw("svg", { width: totalWidth, height: totalHeight, viewBox: `0 0 ${totalWidth} ${totalHeight}`, role: "img", "aria-label": "wait-for graph" },
     draw("defs", {}, draw("marker", { id: "tip", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
       draw("path", { d: "M0 0 L8 4 L0 8 z", class: "tip" }))));
   all.forEach((box, i) => {
@@ -96,8 +96,8 @@ export function drawGraph(report) {
   });
   height.forEach((count, c) => {
     if (count > MAX_IN_COLUMN) {
-      svg.append(draw("text", { x: 6 + c * (WIDTH + GAP_X), y: h - HEIGHT / 2 }, `and ${count - MAX_IN_COLUMN} more boxes`));
+      svg.append(draw("text", { x: 6 + c * (WIDTH + GAP_X), y: totalHeight - HEIGHT / 2 }, `and ${count - MAX_IN_COLUMN} more boxes`));
     }
   });
-  at("graph").replaceChildren(make("div", { class: "scroll", tabindex: "0" }, svg));
+  byId("graph").replaceChildren(make("div", { class: "scroll", tabindex: "0" }, svg));
 }

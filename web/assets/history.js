@@ -1,13 +1,13 @@
 // The history: a plot over time, and a slider to go back.
 
 import uPlot from "./vendor/uPlot.esm.min.js";
-import { age, ask, at, color } from "./format.js";
+import { age, ask, byId, color } from "./format.js";
 
 /** Maximum number of points in the browser; the server has its own limit. */
 const MAX_POINTS = 7200;
 const HEIGHT = 150;
-/** Room for the labels of the axis of ages, up to `16 h 40 min`. Were it to grow with the labels, the plot would move, and
-    uPlot leaves labels cut that change while it looks for the width. */
+/** Width of the labels of the axis of ages, up to `16 h 40 min`. It is fixed: if it grew with the labels, the plot would
+    move, and uPlot would cut off labels that change while it determines the width. */
 const AGES_WIDTH = 84;
 
 /** @type {object[]} */
@@ -21,7 +21,7 @@ function build() {
   plot?.destroy();
   const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, font: "11px system-ui" };
   plot = new uPlot({
-    width: Math.max(200, at("history-plot").clientWidth), height: HEIGHT, legend: { show: false },
+    width: Math.max(200, byId("history-plot").clientWidth), height: HEIGHT, legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false } },
     scales: { x: { time: true }, s: { range: (_, __, most) => [0, Math.max(1, most)] }, n: { range: (_, __, most) => [0, Math.max(1, most)] } },
     axes: [{ ...axis, size: 26, space: 90, incrs: [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200], values: (_, ticks) => ticks.map((s) => new Date(s * 1e3).toLocaleTimeString([], { hour12: false })) }, { ...axis, scale: "s", size: AGES_WIDTH, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : age(v * 1e3))) },
@@ -29,27 +29,27 @@ function build() {
     series: [{}, { scale: "s", stroke: color("--bad"), width: 2, label: "oldest pending" },
       { scale: "n", stroke: color("--busy"), width: 1, dash: [4, 3], label: "in flight" }],
     hooks: { draw: [mark] },
-  }, columns(), at("history-plot"));
+  }, columns(), byId("history-plot"));
   plot.over.addEventListener("click", () => {
     const index = plot.cursor.idx;
     if (index != null) go(points[index].number);
   });
 }
 
-/** Marks the displayed snapshot with a line. */
-function mark(it) {
-  const point = points.find((one) => one.number === shown);
+/** Marks the displayed snapshot with a line. @param {uPlot} chart */
+function mark(chart) {
+  const point = points.find((p) => p.number === shown);
   if (!point) return;
-  const x = it.valToPos(point.at_ns / 1e9, "x", true);
-  it.ctx.fillStyle = color("--text");
-  it.ctx.fillRect(x - 1, it.bbox.top, 2, it.bbox.height);
+  const x = chart.valToPos(point.at_ns / 1e9, "x", true);
+  chart.ctx.fillStyle = color("--text");
+  chart.ctx.fillRect(x - 1, chart.bbox.top, 2, chart.bbox.height);
 }
 
 const columns = () => [points.map((p) => p.at_ns / 1e9), points.map((p) => p.oldest_ms / 1e3), points.map((p) => p.in_flight)];
 
 function paint() {
   plot?.setData(columns());
-  const slider = at("history-slider");
+  const slider = byId("history-slider");
   slider.max = String(Math.max(0, points.length - 1));
   const index = shown == null ? points.length - 1 : points.findIndex((p) => p.number === shown);
   slider.value = String(Math.max(0, index));
@@ -61,11 +61,11 @@ function paint() {
 export async function prepareHistory(goTo) {
   go = goTo;
   build();
-  at("history-slider").addEventListener("input", (event) => {
+  byId("history-slider").addEventListener("input", (event) => {
     const point = points[Number(event.target.value)];
     if (point) go(point === points.at(-1) ? null : point.number);
   });
-  new ResizeObserver(() => plot?.setSize({ width: Math.max(200, at("history-plot").clientWidth), height: HEIGHT })).observe(at("history-plot"));
+  new ResizeObserver(() => plot?.setSize({ width: Math.max(200, byId("history-plot").clientWidth), height: HEIGHT })).observe(byId("history-plot"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", build);
   const past = await ask("history");
   const newer = points.filter((p) => p.number > (past.points.at(-1)?.number ?? 0));
@@ -85,7 +85,7 @@ export function remember(status, report) {
   paint();
 }
 
-/** Marks the snapshot with this number, or for null the newest. @param {?number} number */
+/** Marks the snapshot with this number; for null, the newest one. @param {?number} number */
 export function showing(number) { shown = number; paint(); }
 
 /** Goes `by` snapshots forward or, if negative, back. @param {number} by */

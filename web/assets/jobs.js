@@ -1,6 +1,6 @@
 // The jobs of the node: their list, and a line below the verdict about those that the page does not show.
 
-import { age, ask, at, fillTable, job as named, make } from "./format.js";
+import { age, ask, byId, fillTable, job as named, make } from "./format.js";
 
 /** Interval between two requests for the list, while the page is visible. */
 const ROUND_MS = 5000;
@@ -24,10 +24,10 @@ function others(jobs) {
 
 /** @param {object[]} jobs */
 function drawJobs(jobs) {
-  at("jobs").hidden = at("jobs-link").hidden = jobs.length === 0;
+  byId("jobs").hidden = byId("jobs-link").hidden = jobs.length === 0;
   const line = others(jobs);
-  if (at("others").textContent !== line) at("others").replaceChildren(make("a", { href: "#jobs" }, line));
-  fillTable(at("jobs-table"), ["job", "verdict", "alive", "started", "first line"], jobs.map((job) => {
+  if (byId("others").textContent !== line) byId("others").replaceChildren(make("a", { href: "#jobs" }, line));
+  fillTable(byId("jobs-table"), ["job", "verdict", "alive", "started", "first line"], jobs.map((job) => {
     const name = job === shownJob(jobs) ? make("b", {}, job.name)
       : make("a", { href: job.shown ? "/" : `/?job=${encodeURIComponent(job.name)}` }, job.name);
     const verdict = job.verdict ?? (job.alive === 0 ? "gone" : "not judged");

@@ -1,6 +1,6 @@
 // One group's rank × sequence matrix; members with equal cells share a row.
 
-import { at, make, rankSet } from "./format.js";
+import { byId, make, rankSet } from "./format.js";
 
 const CELLS = {
   completed: ["C", "completed"], started: ["S", "started"], queued: ["Q", "queued"], never_issued: ["–", "never issued"],
@@ -14,10 +14,10 @@ export function drawMatrix(focus, name) {
   const form = JSON.stringify(focus);
   if (form === drawn) return;
   drawn = form;
-  at("matrix-title").textContent = focus ? `Group ${name(focus.group)}: ${focus.group.ranks.length} ranks` : "Group";
+  byId("matrix-title").textContent = focus ? `Group ${name(focus.group)}: ${focus.group.ranks.length} ranks` : "Group";
   if (!focus || focus.seqs.length === 0) {
     const none = focus ? "No collective on this group was recorded." : "No group was recorded.";
-    at("matrix").replaceChildren(make("p", { class: "empty" }, none));
+    byId("matrix").replaceChildren(make("p", { class: "empty" }, none));
     return;
   }
   const seen = new Set();
@@ -31,7 +31,7 @@ export function drawMatrix(focus, name) {
       return make("td", { class: `cell ${cell}`, title: `#${focus.seqs[i]} ${focus.ops[i]}: ${words} on ${rankSet(row.ranks)}` }, glyph);
     })));
   const legend = Object.entries(CELLS).filter(([name]) => seen.has(name)).map(([, [glyph, words]]) => `${glyph} ${words}`).join("   ");
-  at("matrix").replaceChildren(
+  byId("matrix").replaceChildren(
     // The style sheet keeps the newest columns visible.
     make("div", { class: "scroll newest", tabindex: "0" }, make("table", { class: "matrix" }, make("thead", {}, head), make("tbody", {}, ...rows))),
     make("p", { class: "empty" }, `${legend}   newest on the right; point at a number for its operation`));

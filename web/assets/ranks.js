@@ -1,16 +1,16 @@
 // The heat map: one cell per rank, one row per host. A cell has a glyph and a word, never color alone.
 
-import { age, at, make, percent, rankSet } from "./format.js";
+import { age, byId, make, percent, rankSet } from "./format.js";
 
 const STATES = {
   root: ["!", "at fault"], unread: ["?", "no record"], silent: ["?", "silent"],
   waits: ["w", "waits"], failed: ["x", "failed"], late: ["~", "late"], busy: ["r", "pending"], ok: ["·", "ok"],
 };
 const METRICS = {
-  lag: { of: (r) => r.lag_p50_ms, steps: [0.2, 1, 4], words: (v) => age(v), title: "median lag" },
-  share: { of: (r) => r.lag_share, steps: [0.01, 0.03, 0.1], words: percent, title: "time lost to it" },
-  pending: { of: (r) => r.pending, steps: [1, 2, 4], words: String, title: "pending" },
-  lost: { of: (r) => r.lost, steps: [1, 1000, 100000], words: String, title: "records lost" },
+  lag: { valueOf: (r) => r.lag_p50_ms, steps: [0.2, 1, 4], format: (v) => age(v), title: "median lag" },
+  share: { valueOf: (r) => r.lag_share, steps: [0.01, 0.03, 0.1], format: percent, title: "time lost to it" },
+  pending: { valueOf: (r) => r.pending, steps: [1, 2, 4], format: String, title: "pending" },
+  lost: { valueOf: (r) => r.lost, steps: [1, 1000, 100000], format: String, title: "records lost" },
 };
 const GLYPHS = [".", "o", "O", "@"];
 /** With more ranks than this, cells are small, and hosts whose ranks are all fine or only wait are folded into one line. */
@@ -26,7 +26,7 @@ let unfolded = false;
 let layout = "";
 let metric = "state";
 
-/** @param {object} report @param {object} status */
+/** Returns a function from a rank's report to the rank's state, a key of `STATES`. @param {object} report @param {object} status */
 function states(report, status) {
   const roots = new Set(report.findings.filter((f) => f.caused_by == null && f.severity === "error").flatMap((f) => f.culprit_ranks));
   const late = new Set(report.findings.filter((f) => f.code === "W220").flatMap((f) => f.culprit_ranks));
@@ -42,11 +42,11 @@ function states(report, status) {
 function look(rank, state) {
   const words = STATES[state][1];
   if (metric === "state") return [state, STATES[state][0], words];
-  const { of, steps, words: spell, title } = METRICS[metric];
-  const value = of(rank);
+  const { valueOf, steps, format, title } = METRICS[metric];
+  const value = valueOf(rank);
   if (value == null) return ["unread", "?", `${title} unknown`];
   const step = steps.filter((bound) => value >= bound).length;
-  return [`heat${step}`, GLYPHS[step], `${title} ${spell(value)}`];
+  return [`heat${step}`, GLYPHS[step], `${title} ${format(value)}`];
 }
 
 /** Rows of ranks, by host, in the order in which hosts first appear. */
@@ -65,8 +65,8 @@ function arrange(ranks, choose) {
       return cell;
     }))) }));
   rows[0]?.row.querySelector("button")?.setAttribute("tabindex", "0");
-  at("ranks").classList.toggle("many", ranks.length > MANY);
-  at("ranks").replaceChildren(...rows.map(({ row }) => row));
+  byId("ranks").classList.toggle("many", ranks.length > MANY);
+  byId("ranks").replaceChildren(...rows.map(({ row }) => row));
 }
 
 /** Puts hosts in trouble first and, of many ranks, hides the others behind one line. @param {boolean} many */
@@ -77,17 +77,19 @@ function fold(many) {
     if (row.classList.contains("trouble") !== inTrouble) row.classList.toggle("trouble", inTrouble);
     if (!inTrouble) { hosts += 1; ranks += members.length; }
   }
-  const button = at("ranks-fold");
+  const button = byId("ranks-fold");
   button.hidden = !many || hosts === 0;
-  at("ranks").classList.toggle("folded", many && !unfolded);
-  // Not "without trouble": their ranks may wait.
+  byId("ranks").classList.toggle("folded", many && !unfolded);
+  // The text does not call these hosts healthy, since their ranks may wait.
   const what = `${hosts} more ${hosts === 1 ? "host" : "hosts"} (${ranks} ranks)`;
   const text = unfolded ? `Fold ${what}` : `Show ${what}`;
   if (button.textContent !== text) button.textContent = text;
   button.onclick = () => { unfolded = !unfolded; fold(many); };
 }
 
-/** @param {object} report @param {object} status @param {(rank: number) => void} choose */
+/** Draws the heat map; `choose` is called for a clicked rank.
+ * @param {object} report @param {object} status @param {(table: string, index: number) => boolean} passes the filter
+ * @param {(rank: number) => void} choose */
 export function drawRanks(report, status, passes, choose) {
   const shape = report.ranks.map((rank) => `${rank.rank}@${rank.host}`).join();
   if (shape !== layout) { arrange(report.ranks, choose); layout = shape; }
@@ -95,10 +97,10 @@ export function drawRanks(report, status, passes, choose) {
   const counts = {}, atFault = [];
   report.ranks.forEach((rank, index) => {
     const cell = cells.get(rank.rank);
-    const of = state(rank);
-    counts[of] = (counts[of] ?? 0) + 1;
-    if (of === "root") atFault.push(rank.rank);
-    const [kind, glyph, words] = look(rank, of);
+    const rankState = state(rank);
+    counts[rankState] = (counts[rankState] ?? 0) + 1;
+    if (rankState === "root") atFault.push(rank.rank);
+    const [kind, glyph, words] = look(rank, rankState);
     const shown = passes("ranks", index) ? kind : `${kind} dim`;
     // Only changed cells are written to the document, since every write costs layout.
     if (cell.className !== shown) cell.className = shown;
@@ -107,12 +109,12 @@ export function drawRanks(report, status, passes, choose) {
     if (cell.title !== title) { cell.title = title; cell.setAttribute("aria-label", title); }
   });
   fold(report.ranks.length > MANY);
-  at("ranks-legend").textContent = metric === "state"
+  byId("ranks-legend").textContent = metric === "state"
     ? Object.entries(STATES).filter(([name]) => counts[name]).map(([name, [glyph, words]]) => `${glyph} ${words} ${counts[name]}${name === "root" ? ` (${rankSet(atFault)})` : ""}`).join("   ")
-    : `${METRICS[metric].title}: ${GLYPHS.map((g, i) => `${g} ${i === 0 ? "<" : "≥"} ${METRICS[metric].words(METRICS[metric].steps[Math.max(0, i - 1)])}`).join("   ")}   ? unknown`;
+    : `${METRICS[metric].title}: ${GLYPHS.map((g, i) => `${g} ${i === 0 ? "<" : "≥"} ${METRICS[metric].format(METRICS[metric].steps[Math.max(0, i - 1)])}`).join("   ")}   ? unknown`;
 }
 
-/** Moves within the map by arrow keys. @param {KeyboardEvent} event */
+/** Moves the focus within the map by arrow keys. @param {KeyboardEvent} event */
 export function walk(event) {
   // A folded row cannot have the focus.
   const order = [...cells.values()].filter((cell) => cell.offsetParent);
@@ -126,12 +128,12 @@ export function walk(event) {
   event.preventDefault();
 }
 
-/** @param {string} name */
+/** Sets the metric of the heat map, `state` or a key of `METRICS`; shown from the next drawing on. @param {string} name */
 export function chooseMetric(name) { metric = name; }
 
 /** Details of one rank. @param {object} report @param {number} number */
 export function describe(report, number) {
-  const rank = report.ranks.find((it) => it.rank === number);
+  const rank = report.ranks.find((candidate) => candidate.rank === number);
   if (!rank) return make("p", { class: "empty" }, `Rank ${number} is not in this snapshot.`);
   const waits = report.waits.filter((wait) => wait.rank === number);
   const awaited = report.waits.filter((wait) => wait.on.includes(number));

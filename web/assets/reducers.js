@@ -1,6 +1,6 @@
 // Reducers: the times of the newest step of each rank's data-parallel training.
 
-import { ask, at, fillTable, percent, size } from "./format.js";
+import { ask, byId, fillTable, percent, size } from "./format.js";
 
 /** Maximum number of rows: the longest steps of a large job. */
 const MAX_ROWS = 200;
@@ -18,14 +18,14 @@ function slowest({ buckets, bucket_count: count }) {
 
 /** Requests the newest steps. @param {{upload: ?string, past: boolean}} query */
 export async function refreshReducers({ upload, past }) {
-  if (past) { at("reducers-section").hidden = true; return; }
+  if (past) { byId("reducers-section").hidden = true; return; }
   if (asking) return;
   asking = true;
   try {
     const { reducers } = await ask("reducers", { upload });
-    at("reducers-section").hidden = reducers.length === 0;
+    byId("reducers-section").hidden = reducers.length === 0;
     const shown = reducers.length > MAX_ROWS ? [...reducers].sort((a, b) => b.step_ms - a.step_ms).slice(0, MAX_ROWS) : reducers;
-    fillTable(at("reducers"),
+    fillTable(byId("reducers"),
       ["rank", "host", "group", "number", "step ms", "forward", "backward", "communication", "exposed", "share exposed", "slowest bucket"],
       shown.map((row) => [row.rank, row.host, row.group, row.step, millis(row.step_ms), millis(row.forward_ms), millis(row.backward_ms),
         millis(row.communication_ms), millis(row.exposed_ms), row.step_ms > 0 ? percent(row.exposed_ms / row.step_ms) : "", slowest(row)]),

@@ -1,17 +1,19 @@
 // Tables: operations in flight, groups, stragglers, sources, stacks.
 
-import { age, at, fillTable, label, labels, make, percent, rankSet, ranksInWords, size } from "./format.js";
+import { age, byId, fillTable, label, labels, make, percent, rankSet, ranksInWords, size } from "./format.js";
 
 /** Maximum number of rows of a table; the filter finds the others. */
 const MAX_ROWS = 200;
 
-/** @param {object[]} rows @param {string} section @param {(section: string, index: number) => boolean} passes */
+/** The rows that pass the filter: those to show, and the number of others.
+ * @param {object[]} rows @param {string} section @param {(section: string, index: number) => boolean} passes */
 function passing(rows, section, passes) {
-  const all = rows.map((row, index) => [row, index]).filter(([, index]) => passes(section, index)).map(([row]) => row);
-  return { shown: all.slice(0, MAX_ROWS), more: all.length - MAX_ROWS };
+  const matching = rows.map((row, index) => [row, index]).filter(([, index]) => passes(section, index)).map(([row]) => row);
+  return { shown: matching.slice(0, MAX_ROWS), more: matching.length - MAX_ROWS };
 }
 
-/** Names groups; a group that shares its label with one of other ranks gets its ranks appended.
+/** Returns a function that names groups. If groups of different ranks share a label, the name has the ranks too; if groups
+ * of the same ranks do, it has the group's own name.
  * @param {object} report */
 export function namer(report) {
   const first = new Map();
@@ -30,11 +32,11 @@ export function namer(report) {
   };
 }
 
-/** Whether equal operations of groups of one kind have a row each. */
+/** Whether equal operations of groups with the same description have a row each. */
 let unfolded = false;
 
-/** Operations of groups of one kind that differ in the group only, as one list each. @param {object[]} rows */
-function alike(rows) {
+/** Lists of operations that differ only in the group, where the groups have the same description. @param {object[]} rows */
+function foldEqual(rows) {
   const folds = new Map();
   for (const [index, row] of rows.entries()) {
     const { desc } = row.group;
@@ -45,18 +47,18 @@ function alike(rows) {
   return [...folds.values()];
 }
 
-/** @param {object} report */
+/** Draws the table of operations in flight. @param {object} report */
 export function drawInFlight(report, passes, problemsOnly) {
   const name = namer(report);
   const isProblem = (i) => i.overdue && i.state !== "running";
   const wanted = report.in_flight.filter((row, index) => passes("in_flight", index) && (!problemsOnly || isProblem(row)));
-  const folds = alike(wanted);
+  const folds = foldEqual(wanted);
   const shown = folds.slice(0, MAX_ROWS);
-  const button = at("flight-fold");
+  const button = byId("flight-fold");
   button.hidden = !unfolded && folds.length === wanted.length;
   button.textContent = unfolded ? "Fold equal rows" : `Show all ${wanted.length}`;
   button.onclick = () => { unfolded = !unfolded; drawInFlight(report, passes, problemsOnly); };
-  fillTable(at("flight"),
+  fillTable(byId("flight"),
     ["age", "group", "seq", "operation", "bytes", "joined", "state", "missing"],
     shown.map((fold) => {
       const [i] = fold;
@@ -68,7 +70,7 @@ export function drawInFlight(report, passes, problemsOnly) {
     }), report.in_flight.length === 0 ? "Nothing is pending." : "No pending operation matches the filter.", folds.length - shown.length);
 }
 
-/** @param {object} report @param {(group: object) => void} open */
+/** Draws the table of groups; `open` is called for a clicked group. @param {object} report @param {(group: object) => void} open */
 export function drawGroups(report, passes, problemsOnly, open) {
   const name = namer(report);
   // Groups may share a name: their first ranks distinguish them.
@@ -76,10 +78,10 @@ export function drawGroups(report, passes, problemsOnly, open) {
   const overdue = new Set(report.in_flight.filter((i) => i.overdue).map((i) => key(i.group)));
   const { shown, more } = passing(report.groups, "groups", (section, index) =>
     passes(section, index) && (!problemsOnly || overdue.has(key(report.groups[index].group))));
-  // Those in trouble first; tp_2 comes before tp_10.
+  // Groups in trouble come first; tp_2 comes before tp_10.
   shown.sort((a, b) => overdue.has(key(b.group)) - overdue.has(key(a.group))
     || name(a.group).localeCompare(name(b.group), "en", { numeric: true }));
-  fillTable(at("groups"),
+  fillTable(byId("groups"),
     ["group", "ranks", "read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "bus GB/s", "backend"],
     shown.map((g) => [
       make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, name(g.group)),
@@ -88,12 +90,12 @@ export function drawGroups(report, passes, problemsOnly, open) {
     ]), "No group matches the filter.", more);
 }
 
-/** @param {object} report */
+/** Draws the table of the twelve ranks with the largest shares of lost time. @param {object} report */
 export function drawStragglers(report, passes) {
   const { shown } = passing(report.ranks, "ranks", (section, index) =>
     passes(section, index) && report.ranks[index].lag_share != null);
   shown.sort((a, b) => b.lag_share - a.lag_share);
-  fillTable(at("stragglers"),
+  fillTable(byId("stragglers"),
     ["rank", "host", "lag p50", "share of the job's time", "meter"],
     shown.slice(0, 12).map((r) => [r.rank, r.host, age(r.lag_p50_ms), percent(r.lag_share),
       make("meter", { min: 0, max: 1, low: 0.02, high: 0.05, optimum: 0, value: r.lag_share,
@@ -102,16 +104,16 @@ export function drawStragglers(report, passes) {
       : "No share is known: too few collectives were measured on all their members.");
 }
 
-/** @param {object} status */
+/** Draws the table of sources, and names the silent ranks. @param {object} status */
 export function drawSources(status) {
-  fillTable(at("sources"), ["source", "ranks", "last answer", "error"],
+  fillTable(byId("sources"), ["source", "ranks", "last answer", "error"],
     status.sources.map((s) => [s.name, `${s.answered}/${s.known}`,
       s.silent_for_ms == null ? "never" : `${age(s.silent_for_ms)} before the update`, s.error ?? ""]), "No source.");
   const silent = status.silent_ranks;
-  at("silent").textContent = silent.length > 0 ? `${silent.length} silent: ${rankSet(silent)}` : "";
+  byId("silent").textContent = silent.length > 0 ? `${silent.length} silent: ${rankSet(silent)}` : "";
 }
 
-/** @param {object} node @param {number} depth */
+/** The element of a frame of the merged call stacks, with the frames that it called. @param {object} node @param {number} depth */
 function frame(node, depth) {
   const text = [make("span", {}, `${node.name} `), make("span", { class: "faint" }, `${node.filename}:${node.line} `),
     make("span", { class: "ranks" }, ranksInWords(node.ranks))];
@@ -120,14 +122,14 @@ function frame(node, depth) {
     ...node.children.map((child) => frame(child, depth + 1)));
 }
 
-/** @type {?object} the displayed stacks; the same object as long as they are unchanged */
+/** The displayed stacks: the same object as long as they are unchanged. @type {?object} */
 let stacks = null;
 
-/** @param {object} report */
+/** Draws the recorded call stacks, merged over the ranks. @param {object} report */
 export function drawStacks(report) {
   if (report.stacks === stacks) return;
   stacks = report.stacks;
-  at("stacks").replaceChildren(...(report.stacks.length > 0
+  byId("stacks").replaceChildren(...(report.stacks.length > 0
     ? report.stacks.map((node) => frame(node, 0))
     : [make("p", { class: "empty" }, "No stacks were recorded.")]));
 }

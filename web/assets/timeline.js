@@ -1,30 +1,31 @@
 // The newest operations of each rank on a canvas. Only visible lanes are drawn, so that a thousand
 // ranks scroll as easily as ten.
 
-import { address, age, ask, at, color, make } from "./format.js";
+import { address, age, ask, byId, color, make } from "./format.js";
 
 const LEFT = 92, TOP = 22;
 /** Bounds of the height of a lane, px. Between them, the lanes share the height of the pane. */
-const LEAST_LANE = 18, MOST_LANE = 44;
-let LANE = LEAST_LANE;
+const MIN_LANE_HEIGHT = 18, MAX_LANE_HEIGHT = 44;
+let laneHeight = MIN_LANE_HEIGHT;
 // Okabe and Ito's colors, one for each operation and kind of group; they also differ by the text in and under them.
 const COLORS = ["#0072b2", "#009e73", "#e69f00", "#cc79a7", "#56b4e9", "#d55e00", "#b3a100"];
 /** The color of text on each of COLORS, with a contrast of at least 4.5. */
 const INKS = ["#ffffff", "#000000", "#000000", "#000000", "#000000", "#000000", "#000000"];
 
-/** @type {?object} */
+/** The server's answer that is on display. @type {?object} */
 let drawn = null;
 let view = { from: 0, to: 1 };
 let wanted = { seconds: 10, filter: "", upload: null };
-let asking = false;
-let again = false;
+let requesting = false;
+/** Whether another request is to follow the one that has not been answered yet. */
+let requestAgain = false;
 /** Whether the user has zoomed or moved the view: new answers do not replace it until all is shown again. */
-let chosen = false;
+let userChoseView = false;
 
-const canvas = () => at("timeline-canvas");
+const canvas = () => byId("timeline-canvas");
 
-/** The range that the records cover: those of a fast job may not reach back as far as was requested. */
-function whole() {
+/** The range that the records cover: the records of a fast job may not reach back as far as was requested. */
+function recordedRange() {
   const length = Math.max(1, drawn?.length ?? 1);
   const starts = (drawn?.lanes ?? []).flatMap((lane) => (lane.slices.length > 0 ? [lane.slices[0].start] : []));
   const first = Math.max(0, Math.min(length, ...starts));
@@ -36,52 +37,53 @@ export async function refresh(query = {}) {
   Object.assign(wanted, query);
   if (wanted.past) {
     drawn = null;
-    at("timeline-note").textContent = "Only reports are kept for the past; operations are shown live and for uploads.";
+    byId("timeline-note").textContent = "Only reports are kept for the past; operations are shown live and for uploads.";
     paint();
     return;
   }
   // The view that the user looks at is replaced only after its settings change.
-  if (Object.keys(query).some((key) => key !== "past")) chosen = false;
-  else if (drawn && (chosen || at("timeline").matches(":hover"))) return;
-  const place = at("timeline").getBoundingClientRect();
+  if (Object.keys(query).some((key) => key !== "past")) userChoseView = false;
+  else if (drawn && (userChoseView || byId("timeline").matches(":hover"))) return;
+  const place = byId("timeline").getBoundingClientRect();
   if (place.top > innerHeight + 400 || place.bottom < -400) return;
-  if (asking) { again = true; return; }
-  asking = true;
+  if (requesting) { requestAgain = true; return; }
+  requesting = true;
   try {
     drawn = await ask("timeline", { seconds: wanted.seconds, filter: wanted.filter, upload: wanted.upload });
-    view = whole();
+    view = recordedRange();
     kinds = [];
     kindsKnown = [];
     for (const lane of drawn.lanes) for (const slice of lane.slices) if (kinds.length < COLORS.length) kindOf(slice);
     drawLegend();
-    at("timeline-note").textContent = drawn.omitted > 0 ? `${drawn.omitted} older operations not shown: narrow the filter` : "";
+    byId("timeline-note").textContent = drawn.omitted > 0 ? `${drawn.omitted} older operations not shown: narrow the filter` : "";
     paint();
   } catch (error) {
-    at("timeline-note").textContent = error.message;
+    byId("timeline-note").textContent = error.message;
   } finally {
-    asking = false;
-    if (again) { again = false; setTimeout(refresh, 500); }
+    requesting = false;
+    if (requestAgain) { requestAgain = false; setTimeout(refresh, 500); }
   }
 }
 
+/** The horizontal position of a time, px. @param {number} us @param {number} width of the canvas, px */
 const x = (us, width) => LEFT + ((us - view.from) / (view.to - view.from)) * (width - LEFT - 8);
 
 /** Draws the visible lanes. */
 export function paint() {
-  const pane = at("timeline-pane");
+  const pane = byId("timeline-pane");
   const lanes = drawn?.lanes ?? [];
-  LANE = Math.max(LEAST_LANE, Math.min(MOST_LANE, Math.floor((pane.clientHeight - TOP - 4) / Math.max(1, lanes.length))));
-  at("timeline-space").style.height = `${lanes.length * LANE + TOP}px`;
+  laneHeight = Math.max(MIN_LANE_HEIGHT, Math.min(MAX_LANE_HEIGHT, Math.floor((pane.clientHeight - TOP - 4) / Math.max(1, lanes.length))));
+  byId("timeline-space").style.height = `${lanes.length * laneHeight + TOP}px`;
   const ratio = devicePixelRatio || 1;
   const width = pane.clientWidth, height = pane.clientHeight;
-  const it = canvas();
-  if (it.width !== Math.round(width * ratio) || it.height !== Math.round(height * ratio)) {
-    it.width = Math.round(width * ratio);
-    it.height = Math.round(height * ratio);
-    it.style.width = `${width}px`;
-    it.style.height = `${height}px`;
+  const element = canvas();
+  if (element.width !== Math.round(width * ratio) || element.height !== Math.round(height * ratio)) {
+    element.width = Math.round(width * ratio);
+    element.height = Math.round(height * ratio);
+    element.style.width = `${width}px`;
+    element.style.height = `${height}px`;
   }
-  const context = it.getContext("2d");
+  const context = element.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
   context.font = "11px system-ui, sans-serif";
@@ -99,40 +101,40 @@ export function paint() {
     context.fillStyle = faint;
     context.fillText(`-${age((drawn.length - us) / 1e3)}`, px + 3, 9);
   }
-  const first = Math.max(0, Math.floor((pane.scrollTop - TOP) / LANE));
-  const last = Math.min(lanes.length, Math.ceil((pane.scrollTop + height) / LANE));
+  const first = Math.max(0, Math.floor((pane.scrollTop - TOP) / laneHeight));
+  const last = Math.min(lanes.length, Math.ceil((pane.scrollTop + height) / laneHeight));
   for (let i = first; i < last; i += 1) {
     const lane = lanes[i];
-    const y = TOP + i * LANE - pane.scrollTop;
-    if (y < TOP - LANE) continue;
+    const y = TOP + i * laneHeight - pane.scrollTop;
+    if (y < TOP - laneHeight) continue;
     context.fillStyle = text;
-    context.fillText(`${lane.rank} ${lane.host}`, 6, y + LANE / 2, LEFT - 10);
+    context.fillText(`${lane.rank} ${lane.host}`, 6, y + laneHeight / 2, LEFT - 10);
     const dense = new Dense(lane, width);
     dense.draw(context, y);
     for (const slice of lane.slices) {
       if (dense.holds(slice)) continue;
       const end = slice.length == null ? drawn.length : slice.start + slice.length;
       if (end < view.from || slice.start > view.to) continue;
-      const a = Math.max(LEFT, x(slice.start, width)), b = Math.min(width - 8, x(end, width));
-      const wide = Math.max(1, b - a);
+      const left = Math.max(LEFT, x(slice.start, width)), right = Math.min(width - 8, x(end, width));
+      const wide = Math.max(1, right - left);
       context.fillStyle = COLORS[kindOf(slice) % COLORS.length];
       if (slice.length == null) {
         // A pending operation is an outline with a bar at its open end.
         context.globalAlpha = 0.25;
-        context.fillRect(a, y + 2, wide, LANE - 4);
+        context.fillRect(left, y + 2, wide, laneHeight - 4);
         context.globalAlpha = 1;
         context.strokeStyle = bad;
         context.lineWidth = 1.5;
-        context.strokeRect(a + 0.5, y + 2.5, Math.max(1, wide - 1), LANE - 5);
+        context.strokeRect(left + 0.5, y + 2.5, Math.max(1, wide - 1), laneHeight - 5);
       } else {
-        context.fillRect(a, y + 3, wide, LANE - 6);
+        context.fillRect(left, y + 3, wide, laneHeight - 6);
       }
       const call = `${drawn.ops[slice.op]} #${slice.seq}`;
       const names = slice.length == null ? [`${call} ${drawn.groups[slice.group]} pending`, `${call} pending`] : [`${call} ${drawn.groups[slice.group]}`, call];
-      const name = wide > 40 ? names.find((it) => context.measureText(it).width <= wide - 8) : undefined;
+      const name = wide > 40 ? names.find((text) => context.measureText(text).width <= wide - 8) : undefined;
       if (name) {
         context.fillStyle = slice.length == null ? text : INKS[kindOf(slice) % INKS.length];
-        context.fillText(name, a + 4, y + LANE / 2 + 0.5);
+        context.fillText(name, left + 4, y + laneHeight / 2 + 0.5);
       }
     }
   }
@@ -143,10 +145,11 @@ let kinds = [];
 /** The index in `kinds`, by operation and group; filled when it is first needed. @type {number[]} */
 let kindsKnown = [];
 
-/** The index of an operation's kind: its name, and its group's without the number at its end. @param {object} slice */
+/** The index of an operation's kind: the name of the operation with the name of its group, less the number at the end of
+ * the latter. @param {object} slice */
 const kindOf = (slice) => (kindsKnown[slice.op * drawn.groups.length + slice.group] ??= findKind(slice));
 
-/** @param {object} slice */
+/** Finds the index of an operation's kind, and adds a kind that is new. @param {object} slice */
 function findKind(slice) {
   const group = (drawn.groups[slice.group] ?? "").replace(/ of [\d,+-]+$/, "");
   const name = `${drawn.ops[slice.op]} on ${group.replace(/[\d_/-]+$/, "") || group}`;
@@ -161,13 +164,15 @@ function drawLegend() {
     key.style.background = COLORS[index];
     return make("span", { class: "kind" }, key, name);
   });
-  at("timeline-kinds").replaceChildren(...shown);
+  byId("timeline-kinds").replaceChildren(...shown);
 }
 
 /** Operations of a lane that are narrower than this many pixels are drawn together: as bars whose height is the share of
- * each pixel's time that the rank spent in them. Drawn alone, each would take a pixel, and all together a solid bar. */
+ * each pixel's time that the rank spent in them. Drawn one by one, each would take a whole pixel, and all of them would
+ * look like one long operation. */
 const NARROW = 2;
 
+/** The narrow operations of one lane, by pixel. */
 class Dense {
   /** @param {object} lane @param {number} width */
   constructor(lane, width) {
@@ -177,14 +182,14 @@ class Dense {
     for (const slice of lane.slices) if (this.holds(slice) && slice.start <= view.to && slice.start + slice.length >= view.from) this.add(slice, width);
   }
 
-  /** @param {object} slice */
+  /** Whether an operation is narrow. @param {object} slice */
   holds(slice) { return slice.length != null && slice.length < NARROW * this.perPixel; }
 
   /** Adds an operation to the pixels that it covers. @param {object} slice @param {number} width */
   add(slice, width) {
-    const a = x(slice.start, width), b = x(slice.start + slice.length, width);
-    for (let px = Math.floor(a); px <= Math.floor(b); px += 1) {
-      const covered = Math.min(b, px + 1) - Math.max(a, px);
+    const left = x(slice.start, width), right = x(slice.start + slice.length, width);
+    for (let px = Math.floor(left); px <= Math.floor(right); px += 1) {
+      const covered = Math.min(right, px + 1) - Math.max(left, px);
       const column = this.columns.get(px) ?? { share: 0, kind: 0, longest: -1 };
       column.share += covered;
       if (slice.length > column.longest) { column.longest = slice.length; column.kind = kindOf(slice); }
@@ -192,63 +197,63 @@ class Dense {
     }
   }
 
-  /** @param {CanvasRenderingContext2D} context @param {number} y */
+  /** Draws the bars. @param {CanvasRenderingContext2D} context @param {number} y the top of the lane */
   draw(context, y) {
     for (const [px, { share, kind }] of this.columns) {
       if (px < LEFT) continue;
-      // The least that can be seen, so that no operation disappears.
-      const high = Math.max(2, Math.min(1, share) * (LANE - 6));
+      // At least two pixels, so that no operation disappears.
+      const high = Math.max(2, Math.min(1, share) * (laneHeight - 6));
       context.fillStyle = COLORS[kind % COLORS.length];
-      context.fillRect(px, y + LANE - 3 - high, 1, high);
+      context.fillRect(px, y + laneHeight - 3 - high, 1, high);
     }
   }
 }
 
 /** Describes several operations under the pointer together. @param {object} lane @param {object[]} slices */
-function together(lane, slices) {
-  const from = Math.min(...slices.map((it) => it.start)), to = Math.max(...slices.map((it) => it.start + it.length));
-  const inside = slices.reduce((sum, it) => sum + it.length, 0) / Math.max(1, to - from);
-  const names = [...new Set(slices.map((it) => drawn.ops[it.op]))].slice(0, 3).join(", ");
+function describeTogether(lane, slices) {
+  const from = Math.min(...slices.map((slice) => slice.start)), to = Math.max(...slices.map((slice) => slice.start + slice.length));
+  const inside = slices.reduce((sum, slice) => sum + slice.length, 0) / Math.max(1, to - from);
+  const names = [...new Set(slices.map((slice) => drawn.ops[slice.op]))].slice(0, 3).join(", ");
   return `rank ${lane.rank}: ${slices.length} operations (${names}) within ${age((to - from) / 1e3)}, ${Math.round(Math.min(1, inside) * 100)} % of it inside them; zoom in to see each`;
 }
 
 /** Describes the state of an operation. @param {object} slice */
-function fate(slice) {
+function describeState(slice) {
   // An operation of a CUDA graph runs when the graph is launched; launches are not recorded.
   if (slice.graph_id != null) return `in graph ${slice.graph_id}`;
   return slice.length == null ? `pending for ${age((drawn.length - slice.start) / 1e3)}` : `${slice.state} after ${age(slice.length / 1e3)}`;
 }
 
 /** Describes the operation under the pointer. @param {PointerEvent} event */
-function point(event) {
+function showTip(event) {
   if (!drawn) return;
   const box = canvas().getBoundingClientRect();
-  const lane = drawn.lanes[Math.floor((event.clientY - box.top + at("timeline-pane").scrollTop - TOP) / LANE)];
+  const lane = drawn.lanes[Math.floor((event.clientY - box.top + byId("timeline-pane").scrollTop - TOP) / laneHeight)];
   const us = view.from + ((event.clientX - box.left - LEFT) / (box.width - LEFT - 8)) * (view.to - view.from);
   const perPixel = (view.to - view.from) / (box.width - LEFT - 8);
-  const end = (it) => (it.length == null ? drawn.length : it.start + it.length);
-  const near = lane?.slices.filter((it) => it.start <= us + NARROW * perPixel && us - NARROW * perPixel <= end(it)) ?? [];
-  const narrow = near.filter((it) => it.length != null && it.length < NARROW * perPixel);
-  const slice = near.findLast((it) => it.start <= us && us <= end(it)) ?? narrow.at(-1);
-  const tip = at("timeline-tip");
+  const end = (slice) => (slice.length == null ? drawn.length : slice.start + slice.length);
+  const near = lane?.slices.filter((slice) => slice.start <= us + NARROW * perPixel && us - NARROW * perPixel <= end(slice)) ?? [];
+  const narrow = near.filter((slice) => slice.length != null && slice.length < NARROW * perPixel);
+  const slice = near.findLast((slice) => slice.start <= us && us <= end(slice)) ?? narrow.at(-1);
+  const tip = byId("timeline-tip");
   tip.hidden = !slice;
   if (!slice) return;
-  tip.textContent = narrow.length > 1 && narrow.length === near.length ? together(lane, narrow) : `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${fate(slice)}`;
+  tip.textContent = narrow.length > 1 && narrow.length === near.length ? describeTogether(lane, narrow) : `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${describeState(slice)}`;
   tip.style.left = `${Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8)}px`;
   tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
 }
 
-/** The time under the pointer, us. @param {PointerEvent} event */
+/** The time under the pointer, µs. @param {PointerEvent} event */
 function timeAt(event) {
   const box = canvas().getBoundingClientRect();
   const share = Math.max(0, Math.min(1, (event.clientX - box.left - LEFT) / (box.width - LEFT - 8)));
   return view.from + share * (view.to - view.from);
 }
 
-/** Draws the range from where the pointer went down, and shows it alone when the pointer goes up. */
+/** Marks the range over which the pointer is dragged, and zooms to it when the pointer goes up. */
 function prepareDrag(pane) {
   let began = null;
-  const range = at("timeline-range");
+  const range = byId("timeline-range");
   pane.addEventListener("pointerdown", (event) => {
     if (!drawn || event.button !== 0 || event.offsetX > pane.clientWidth) return;
     began = { us: timeAt(event), x: event.clientX };
@@ -268,7 +273,7 @@ function prepareDrag(pane) {
     began = null;
     range.hidden = true;
     if (!far || to - from < 1) return;
-    chosen = true;
+    userChoseView = true;
     view = { from, to };
     paint();
   });
@@ -277,39 +282,40 @@ function prepareDrag(pane) {
 
 /** Shows the whole timeline, and lets new answers replace it again. */
 function showAll() {
-  chosen = false;
-  view = whole();
+  userChoseView = false;
+  view = recordedRange();
   paint();
 }
 
-/** @param {number} factor @param {number} [center] the point that does not move, 0..1 */
+/** Multiplies the length of the range. @param {number} factor @param {number} [center] the point that does not move, 0..1 */
 function zoom(factor, center = 0.5) {
   const span = view.to - view.from;
   const next = Math.min(drawn?.length ?? span, Math.max(10, span * factor));
   const from = Math.max(0, view.from + (span - next) * center);
   view = { from, to: from + next };
-  chosen = next < (drawn?.length ?? next);
+  userChoseView = next < (drawn?.length ?? next);
   paint();
 }
 
-/** @param {number} share */
+/** Moves the range by a share of its length; earlier if negative. @param {number} share */
 function pan(share) {
   const span = view.to - view.from;
   const from = Math.max(0, Math.min((drawn?.length ?? span) - span, view.from + span * share));
   view = { from, to: from + span };
-  chosen = true;
+  userChoseView = true;
   paint();
 }
 
+/** Sets up the handlers of the timeline; called once. */
 export function prepareTimeline() {
-  const pane = at("timeline-pane");
+  const pane = byId("timeline-pane");
   let queued = false;
-  const soon = () => { if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; paint(); }); } };
-  pane.addEventListener("scroll", soon, { passive: true });
-  new ResizeObserver(soon).observe(pane);
-  new IntersectionObserver((seen) => { if (seen.some((it) => it.isIntersecting)) refresh(); }).observe(at("timeline"));
-  pane.addEventListener("pointermove", point);
-  pane.addEventListener("pointerleave", () => { at("timeline-tip").hidden = true; });
+  const paintSoon = () => { if (!queued) { queued = true; requestAnimationFrame(() => { queued = false; paint(); }); } };
+  pane.addEventListener("scroll", paintSoon, { passive: true });
+  new ResizeObserver(paintSoon).observe(pane);
+  new IntersectionObserver((seen) => { if (seen.some((entry) => entry.isIntersecting)) refresh(); }).observe(byId("timeline"));
+  pane.addEventListener("pointermove", showTip);
+  pane.addEventListener("pointerleave", () => { byId("timeline-tip").hidden = true; });
   prepareDrag(pane);
   pane.addEventListener("wheel", (event) => {
     if (!event.ctrlKey) return;
@@ -322,16 +328,16 @@ export function prepareTimeline() {
     const act = { "+": nearer, w: nearer, "-": farther, s: farther, ArrowLeft: earlier, a: earlier, ArrowRight: later, d: later, 0: showAll }[event.key];
     if (act) { act(); event.preventDefault(); event.stopPropagation(); }
   });
-  at("timeline-seconds").addEventListener("change", (event) => refresh({ seconds: Number(event.target.value) }));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
+  byId("timeline-seconds").addEventListener("change", (event) => refresh({ seconds: Number(event.target.value) }));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintSoon);
 }
 
-/** Passes the trace to Perfetto's page, which requests it by a message. Unlike the download, this needs access
- * to the internet. */
+/** Opens Perfetto's page, and sends it the trace once it answers. Unlike the download, this needs access to the internet.
+ * @param {?string} upload */
 export async function openInPerfetto(upload) {
   const origin = "https://ui.perfetto.dev";
   const page = open(origin);
-  if (!page) { at("timeline-note").textContent = "The browser blocked the window: download the trace instead."; return; }
+  if (!page) { byId("timeline-note").textContent = "The browser blocked the window: download the trace instead."; return; }
   const answer = await fetch(address("perfetto", { upload }));
   const buffer = await answer.arrayBuffer();
   const ping = setInterval(() => page.postMessage("PING", origin), 100);

@@ -1,6 +1,6 @@
 // Uploads dumps that are dropped onto the page or chosen; the server returns the address of the report.
 
-import { at } from "./format.js";
+import { byId } from "./format.js";
 
 /** Every file below an entry, with its path. */
 async function files(entry, path = "") {
@@ -20,7 +20,7 @@ async function files(entry, path = "") {
 
 /** Uploads files, each with its path, and opens the address of their report. @param {[File, string][]} all */
 async function send(all) {
-  const note = at("note");
+  const note = byId("note");
   if (all.length === 0) { note.textContent = "There was no file to upload."; return; }
   note.textContent = `Sending ${all.length} files…`;
   const form = new FormData();
@@ -55,6 +55,6 @@ export function prepareUpload() {
     await send(found);
   });
   for (const id of ["choose-files", "choose-folder"]) {
-    at(id).addEventListener("change", (event) => send([...event.target.files].map((file) => [file, file.webkitRelativePath || file.name])));
+    byId(id).addEventListener("change", (event) => send([...event.target.files].map((file) => [file, file.webkitRelativePath || file.name])));
   }
 }

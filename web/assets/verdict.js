@@ -1,16 +1,16 @@
 // The top of the page: the verdict in one sentence, then every finding with its evidence.
 
-import { age, ask, at, make } from "./format.js";
+import { age, ask, byId, make } from "./format.js";
 import { namer } from "./tables.js";
 
 /** The finding that the verdict's sentence describes. @param {object} report */
 const headline = (report) => report.end && ["ended", "cancelled", "inconclusive"].includes(report.verdict)
   ? undefined : report.findings.find((finding) => finding.severity !== "note");
 
-/** @param {number} n how many operations are in flight while none of them is overdue */
-const pending = (n) => n === 1 ? "1 operation is pending and not overdue" : `${n} operations are pending, none of them overdue`;
+/** Says how many operations are pending while none of them is overdue. @param {number} count */
+const pending = (count) => count === 1 ? "1 operation is pending and not overdue" : `${count} operations are pending, none of them overdue`;
 
-/** @param {object} report */
+/** The sentence after the verdict's word. @param {object} report */
 export function sentence(report) {
   const first = headline(report);
   if (first) return first.sentence;
@@ -25,7 +25,7 @@ export function sentence(report) {
   return calm[report.verdict] ?? report.verdict;
 }
 
-/** The verdict's sentence as it reads later, if nothing but the time has changed. @param {object} report @param {number} laterMs */
+/** The verdict's sentence with its age as of `laterMs` after the report. @param {object} report @param {number} laterMs */
 function sentenceAfter(report, laterMs) {
   const text = sentence(report), then = headline(report)?.age_ms;
   if (then == null || report.end) return text;
@@ -36,24 +36,25 @@ function sentenceAfter(report, laterMs) {
 /** What was last announced to screen readers. */
 let announced = "";
 
-/** @param {object} report @param {number} laterMs time since the report arrived, if it is a living job's */
+/** Draws the verdict, and announces a new one to screen readers.
+ * @param {object} report @param {number} laterMs time since the report arrived; 0 unless the job is observed live */
 export function drawVerdict(report, laterMs) {
   const text = sentenceAfter(report, laterMs);
-  const line = at("verdict-text").querySelector(".sentence");
+  const line = byId("verdict-text").querySelector(".sentence");
   const word = line?.querySelector(".word");
   if (word?.textContent === report.verdict) { if (line.lastChild.data !== text) line.lastChild.data = text; } else {
-    at("verdict-text").replaceChildren(make("p", { class: "sentence" }, make("span", { class: `word ${report.verdict}` }, report.verdict), text));
+    byId("verdict-text").replaceChildren(make("p", { class: "sentence" }, make("span", { class: `word ${report.verdict}` }, report.verdict), text));
     document.title = `${report.verdict}: rcomm`;
   }
   // Durations are left out: a longer wait alone is not announced again.
   const news = `${report.verdict}: ${sentence(report).replace(/[0-9.]+ (ms|s|min|h)\b/g, "")}`;
-  if (news !== announced) { announced = news; at("verdict-said").textContent = `${report.verdict}: ${sentence(report)}`; }
+  if (news !== announced) { announced = news; byId("verdict-said").textContent = `${report.verdict}: ${sentence(report)}`; }
 }
 
+/** The time of day in UTC: `14:03:27`. @param {number} ns since the epoch */
 const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
 
-/** Since when ranks wait: the duration in the report, plus the time that has passed since it arrived, if it is a living
- * job's.
+/** For how long and since when ranks wait. The duration goes up to `laterMs` after the report, unless it has an end.
  * @param {object} report @param {?number} laterMs */
 export function since(report, laterMs) {
   const began = headline(report)?.since;
@@ -72,14 +73,14 @@ export function asText(report, job) {
   const began = since(report, 0);
   if (began) lines.push(began);
   if (first?.next) lines.push(`next: ${first.next}`);
-  for (const finding of report.findings.filter((it) => it !== first && it.severity !== "note").slice(0, 20)) {
+  for (const finding of report.findings.filter((other) => other !== first && other.severity !== "note").slice(0, 20)) {
     lines.push(`${finding.code} ${finding.name}: ${finding.sentence}`);
   }
   return `${lines.join("\n")}\n`;
 }
 
 /** A section that explains a code; its text is requested when it is first opened. @param {string} code */
-function explained(code) {
+function explanation(code) {
   const text = make("div", {}, make("p", {}, "…"));
   const details = make("details", { class: "explain" }, make("summary", {}, `What ${code} means`), text);
   details.addEventListener("toggle", async () => {
@@ -87,7 +88,7 @@ function explained(code) {
     details.dataset.filled = "true";
     try {
       const { meaning, causes, actions } = await ask("explain", { code });
-      const list = (name, items) => [make("p", { class: "note" }, name), make("ul", {}, ...items.map((it) => make("li", {}, it)))];
+      const list = (name, items) => [make("p", { class: "note" }, name), make("ul", {}, ...items.map((item) => make("li", {}, item)))];
       text.replaceChildren(make("p", {}, meaning), ...list("Usual causes", causes), ...list("What to do", actions));
     } catch (error) {
       delete details.dataset.filled;
@@ -97,7 +98,7 @@ function explained(code) {
   return details;
 }
 
-/** @param {object} finding @param {boolean} isHeadline whether the headline already shows its sentence
+/** The element of a finding. @param {object} finding @param {boolean} isHeadline whether the headline already shows its sentence
  * @param {(group: object) => string} name names groups */
 function article(finding, isHeadline, name) {
   const kind = finding.caused_by == null ? "" : " consequence";
@@ -117,14 +118,15 @@ function article(finding, isHeadline, name) {
       make("ul", {}, ...facts.map((text) => make("li", {}, text))),
       ...(programs.length > 0 ? [make("pre", {}, programs.join("\n"))] : [])));
   }
-  element.append(explained(finding.code));
+  element.append(explanation(finding.code));
   return element;
 }
 
-/** @param {object} report @param {(section: string, index: number) => boolean} passes */
+/** Draws the findings that pass the filter, and the problems of the input.
+ * @param {object} report @param {(section: string, index: number) => boolean} passes */
 export function drawFindings(report, passes) {
   const shown = report.findings.filter((_, index) => passes("findings", index)).slice(0, 50);
-  const before = new Map([...document.querySelectorAll("#findings details")].map((it) => [it.dataset.key, it]));
+  const before = new Map([...document.querySelectorAll("#findings details")].map((details) => [details.dataset.key, details]));
   const name = namer(report);
   const articles = shown.map((finding) => {
     const element = article(finding, finding === headline(report), name);
@@ -138,9 +140,9 @@ export function drawFindings(report, passes) {
     }
     return element;
   });
-  at("findings").replaceChildren(...(articles.length > 0 ? articles : [make("p", { class: "empty" }, "No findings.")]));
-  const problems = report.problems.slice(0, 100).map((it) => make("li", {}, `${it.code} ${it.path}: ${it.sentence}`));
-  at("problems").replaceChildren(...(problems.length > 0
+  byId("findings").replaceChildren(...(articles.length > 0 ? articles : [make("p", { class: "empty" }, "No findings.")]));
+  const problems = report.problems.slice(0, 100).map((problem) => make("li", {}, `${problem.code} ${problem.path}: ${problem.sentence}`));
+  byId("problems").replaceChildren(...(problems.length > 0
     ? [make("details", {}, make("summary", {}, `Problems with the input (${report.problems.length})`), make("ul", {}, ...problems))]
     : []));
 }

@@ -8,10 +8,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn deploy() -> PathBuf {
+fn deploy_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy")
 }
 
+/// Whether a program exists and succeeds with these arguments.
 fn runs(program: &Path, args: &[&str]) -> bool {
     let output = Command::new(program).args(args).output();
     output.is_ok_and(|output| output.status.success())
@@ -32,7 +33,7 @@ fn systemd_accepts_the_unit_without_warnings() {
         return skip("systemd-analyze is not installed");
     }
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
-    let unit = std::fs::read_to_string(deploy().join("systemd/rcomm-web.service"));
+    let unit = std::fs::read_to_string(deploy_folder().join("systemd/rcomm-web.service"));
     // The program and the files that the unit names need not exist where this test runs.
     let unit = unit
         .expect("the path is readable")
@@ -58,7 +59,8 @@ fn deployed_commands_use_options_that_exist() {
         "kubernetes/rcomm-web.yml",
         "docker-compose.yml",
     ] {
-        let text = std::fs::read_to_string(deploy().join(file)).expect("the path is readable");
+        let text =
+            std::fs::read_to_string(deploy_folder().join(file)).expect("the path is readable");
         let lines = text.lines().filter(|line| {
             line.contains("ExecStart")
                 || line.trim().starts_with("- --listen")
@@ -101,7 +103,7 @@ fn kubernetes_schemas_accept_the_manifests() {
     if !is_installed {
         return skip("kubernetes-validate is not installed, and pip cannot install it");
     }
-    let text = std::fs::read_to_string(deploy().join("kubernetes/rcomm-web.yml"));
+    let text = std::fs::read_to_string(deploy_folder().join("kubernetes/rcomm-web.yml"));
     let text = text.expect("the path is readable");
     let parts: Vec<&str> = text.split("\n---\n").collect();
     assert_eq!(parts.len(), 3);
@@ -125,7 +127,7 @@ fn the_monitor_is_valid_for_prometheus_operator() {
     let Some(modules) = installed_by_npm("prometheus-operator", &packages) else {
         return;
     };
-    let text = std::fs::read_to_string(deploy().join("kubernetes/rcomm-web.yml"));
+    let text = std::fs::read_to_string(deploy_folder().join("kubernetes/rcomm-web.yml"));
     let text = text.expect("the path is readable");
     let monitor = text
         .split("\n---\n")
@@ -174,7 +176,7 @@ fn the_schema_of_grafana_accepts_the_dashboards() {
         assert_eq!(errors, "");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    let dashboards = deploy().join("grafana/dashboards");
+    let dashboards = deploy_folder().join("grafana/dashboards");
     assert_eq!(validate(&dashboards), "valid\n");
     // The check itself finds an unknown value, a misspelled field, and a type of panel without a schema.
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
@@ -194,14 +196,14 @@ fn the_schema_of_grafana_accepts_the_dashboards() {
             .expect("the path is writable");
     }
     let found = validate(folder.path());
-    for (file, what) in [
+    for (file, mistake) in [
         ("0.json", "valu"),
         ("1.json", "gridpos"),
         ("2.json", "tabel"),
     ] {
         let is_found = found
             .lines()
-            .any(|line| line.starts_with(file) && line.contains(what));
+            .any(|line| line.starts_with(file) && line.contains(mistake));
         assert!(is_found, "{file}: {found}");
     }
 }

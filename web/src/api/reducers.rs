@@ -23,7 +23,7 @@ struct Row {
     host: String,
     group: String,
     step: u64,
-    /// When it ended, wall clock, ns since the epoch; as text, since it exceeds JavaScript's exact integers.
+    /// When the step ended, wall clock, ns since the epoch; as text, since it exceeds JavaScript's exact integers.
     ended_ns: String,
     step_ms: f64,
     forward_ms: f64,
@@ -51,9 +51,9 @@ struct Bucket {
 
 pub(crate) async fn reducers(
     State(app): State<AppState>,
-    Query(which): Query<SnapshotSelector>,
+    Query(selector): Query<SnapshotSelector>,
 ) -> Result<Json<Reducers>, Refusal> {
-    let snapshot = which.snapshot(&app).await?;
+    let snapshot = selector.snapshot(&app).await?;
     let names = GroupNames::of(&snapshot.report);
     Ok(Json(Reducers {
         reducers: snapshot
@@ -88,14 +88,14 @@ fn row(view: &ReducerView<'_>, names: &GroupNames) -> Row {
     }
 }
 
-fn bucket(it: &ReducerBucket) -> Bucket {
+fn bucket(recorded: &ReducerBucket) -> Bucket {
     Bucket {
-        index: it.index,
-        parameters: it.parameters,
-        bytes: it.bytes,
-        ready_ms: ms(it.ready_ns),
-        sent_ms: ms(it.sent_ns),
-        communication_ms: ms(it.communication_ns),
-        exposed_ms: ms(it.exposed_ns),
+        index: recorded.index,
+        parameters: recorded.parameters,
+        bytes: recorded.bytes,
+        ready_ms: ms(recorded.ready_ns),
+        sent_ms: ms(recorded.sent_ns),
+        communication_ms: ms(recorded.communication_ns),
+        exposed_ms: ms(recorded.exposed_ns),
     }
 }

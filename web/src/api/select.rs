@@ -29,16 +29,15 @@ pub(crate) struct Selected {
 
 pub(crate) async fn select(
     State(app): State<AppState>,
-    Query(wanted): Query<SelectQuery>,
+    Query(query): Query<SelectQuery>,
 ) -> Result<Json<Selected>, Refusal> {
-    let filter =
-        Filter::parse(&wanted.filter).map_err(|error| Refusal::Query(error.to_string()))?;
-    let which = SnapshotSelector {
-        at: wanted.at,
-        upload: wanted.upload,
-        job: wanted.job,
+    let filter = Filter::parse(&query.filter).map_err(|error| Refusal::Query(error.to_string()))?;
+    let selector = SnapshotSelector {
+        at: query.at,
+        upload: query.upload,
+        job: query.job,
     };
-    Ok(Json(selected(&*which.report(&app).await?, &filter)))
+    Ok(Json(selected(&*selector.report(&app).await?, &filter)))
 }
 
 /// A key of the filter language and the values it takes.
@@ -70,7 +69,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
     };
     // The filter takes NaN for an unknown value, and `None` for rows that have no such value.
     let unknown = |ms: Option<f64>| Some(ms.unwrap_or(f64::NAN));
-    let pending = |rank: Rank| report.waits.iter().any(|wait| wait.rank == rank);
+    let is_waiting = |rank: Rank| report.waits.iter().any(|wait| wait.rank == rank);
     Selected {
         findings: matching_indices(&report.findings, |row| {
             filter.matches(&Subject {
@@ -101,7 +100,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
             let state = match row {
                 _ if !row.read => "silent",
                 _ if report.failure(row.rank).is_some() => "failed",
-                _ if pending(row.rank) => "waiting",
+                _ if is_waiting(row.rank) => "waiting",
                 _ if row.pending > 0 => "running",
                 _ => "ok",
             };

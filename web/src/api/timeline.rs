@@ -71,22 +71,21 @@ pub(crate) struct Timeline {
 
 pub(crate) async fn timeline(
     State(app): State<AppState>,
-    Query(wanted): Query<TimelineQuery>,
+    Query(query): Query<TimelineQuery>,
 ) -> Result<Json<Timeline>, Refusal> {
-    let filter =
-        Filter::parse(&wanted.filter).map_err(|error| Refusal::Query(error.to_string()))?;
-    let seconds = wanted.seconds.unwrap_or(10.0);
+    let filter = Filter::parse(&query.filter).map_err(|error| Refusal::Query(error.to_string()))?;
+    let seconds = query.seconds.unwrap_or(10.0);
     if !(0.001..=1e6).contains(&seconds) {
         return Err(Refusal::Query(format!(
             "`seconds` is {seconds}, expected 0.001 to 1000000"
         )));
     }
-    let which = SnapshotSelector {
-        at: wanted.at,
-        upload: wanted.upload,
-        job: wanted.job,
+    let selector = SnapshotSelector {
+        at: query.at,
+        upload: query.upload,
+        job: query.job,
     };
-    let snapshot = which.snapshot(&app).await?;
+    let snapshot = selector.snapshot(&app).await?;
     Ok(Json(build_timeline(
         &snapshot,
         &filter,
@@ -94,8 +93,10 @@ pub(crate) async fn timeline(
     )))
 }
 
+/// The index of `value` in `list`, to which it is added if it is new.
 fn index_in<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
-    list.iter().position(|it| *it == value).unwrap_or_else(|| {
+    let known = list.iter().position(|other| *other == value);
+    known.unwrap_or_else(|| {
         list.push(value);
         list.len() - 1
     })
@@ -104,12 +105,16 @@ fn index_in<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
 fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
     let ends = snapshot.dumps().flat_map(|(_, dump)| {
         let newest = dump.entries.iter().rev().take(64);
-        newest.map(|e| e.time_created_ns.max(e.time_discovered_completed_ns))
+        newest.map(|entry| {
+            entry
+                .time_created_ns
+                .max(entry.time_discovered_completed_ns)
+        })
     });
     let Some(end) = ends.max() else {
         return Timeline::default();
     };
-    let settled = |entry: &Entry| entry.state >= EntryState::Completed || entry.retired;
+    let is_settled = |entry: &Entry| entry.state >= EntryState::Completed || entry.retired;
     let now = snapshot
         .dumps()
         .map(|(_, dump)| dump.identity.dump_time_ns)
@@ -118,7 +123,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
         .report
         .in_flight
         .iter()
-        .any(|it| it.overdue && it.age_ms.is_some());
+        .any(|instance| instance.overdue && instance.age_ms.is_some());
     // While the job hangs, the timeline grows to the present, and its last operations stay in view.
     let last = if hangs {
         now.unwrap_or(end).max(end)
@@ -150,19 +155,19 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
             let last_event_ns = entry
                 .time_discovered_completed_ns
                 .max(entry.time_created_ns);
-            if last_event_ns < origin && settled(entry) {
+            if last_event_ns < origin && is_settled(entry) {
                 continue;
             }
             let Some(group) = groups.get(entry.group as usize) else {
                 continue;
             };
-            let about = [rank];
-            let host_here = |rank: Rank| host_of(rank);
+            let ranks = [rank];
+            let host_of_rank = |rank: Rank| host_of(rank);
             let subject = Subject {
-                ranks: &about,
+                ranks: &ranks,
                 group: Some(group),
                 op: Some(entry.op.name()),
-                host_of: Some(&host_here),
+                host_of: Some(&host_of_rank),
                 seq: Some(entry.collective_seq_id),
                 ..Subject::default()
             };
@@ -228,14 +233,14 @@ mod tests {
     #[test]
     fn pending_operations_have_no_length() {
         let timeline = timeline_of("group:dp_5", 16);
-        let open = |lane: &&Lane| lane.slices.iter().any(|slice| slice.length.is_none());
-        let open: Vec<_> = timeline
+        let is_pending = |lane: &&Lane| lane.slices.iter().any(|slice| slice.length.is_none());
+        let pending: Vec<_> = timeline
             .lanes
             .iter()
-            .filter(open)
+            .filter(is_pending)
             .map(|lane| lane.rank)
             .collect();
-        assert_eq!(open, [5]);
+        assert_eq!(pending, [5]);
         assert_eq!(timeline.groups, ["dp_5"]);
         // The timeline ends at the present, 8 s after the fault, and not at the last event.
         assert!(timeline.length > 7_000_000, "{}", timeline.length);
@@ -245,7 +250,7 @@ mod tests {
     fn only_operations_of_a_graph_carry_its_id() {
         let mut snapshot = snapshot(4);
         let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[2].dumps[0]);
-        let newest = dump.entries.last_mut().expect("it has operations");
+        let newest = dump.entries.last_mut().expect("the rank has operations");
         newest.graph_id = Some(7);
         let timeline = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
         let json = serde_json::to_value(&timeline).expect("the timeline can be written as JSON");

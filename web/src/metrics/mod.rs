@@ -97,7 +97,8 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
     }
     w.family(&list::INFLIGHT_COLLECTIVES);
     for (state, name) in STATES {
-        let count = report.in_flight.iter().filter(|it| it.state == state);
+        let instances = report.in_flight.iter();
+        let count = instances.filter(|instance| instance.state == state);
         let labels = [("state", name)];
         w.sample(
             list::INFLIGHT_COLLECTIVES.name,
@@ -105,7 +106,7 @@ fn job(w: &mut Writer, snapshot: &Snapshot) {
             count.count() as f64,
         );
     }
-    let oldest = report.pending().filter_map(|it| it.age_ms);
+    let oldest = report.pending().filter_map(|instance| instance.age_ms);
     w.gauge(
         &list::OLDEST_INFLIGHT_SECONDS,
         oldest.fold(0.0, f64::max) / 1e3,
@@ -140,12 +141,12 @@ fn recorders(w: &mut Writer, snapshot: &Snapshot, counters: &Counters) {
             oldest.max(0) as f64 / 1e9,
         );
     }
-    for (metric, liveness) in [
+    for (metric, counted) in [
         (&list::PROCESSES_ALIVE, Liveness::Alive),
         (&list::PROCESSES_DEAD, Liveness::Dead),
     ] {
         let views = snapshot.ranks.iter();
-        let count = views.filter(|view| view.liveness == liveness).count();
+        let count = views.filter(|view| view.liveness == counted).count();
         w.gauge(metric, count as f64);
     }
 }
@@ -205,7 +206,7 @@ fn ranks(w: &mut Writer, snapshot: &Snapshot) {
         .iter()
         .filter_map(|rank| Some((rank.lag_share?, rank)))
         .collect();
-    late.sort_by(|a, b| b.0.total_cmp(&a.0));
+    late.sort_by(|(share, _), (other, _)| other.total_cmp(share));
     late.truncate(MAX_RANKS);
     w.family(&list::RANK_STRAGGLER_TIME_RATIO);
     for (share, rank) in &late {
@@ -311,7 +312,7 @@ mod tests {
     }
 
     /// The metric names in a text; a name may contain a `*`.
-    fn named(text: &str) -> impl Iterator<Item = &str> {
+    fn metric_names(text: &str) -> impl Iterator<Item = &str> {
         text.match_indices("rcomm_").filter_map(|(at, _)| {
             let rest = &text[at..];
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '*');
@@ -322,7 +323,7 @@ mod tests {
     }
 
     /// The names of a metric's samples.
-    fn samples(metric: &list::Metric) -> Vec<String> {
+    fn sample_names(metric: &list::Metric) -> Vec<String> {
         let suffixes: &[&str] = match metric.kind {
             Kind::Gauge => &[""],
             Kind::Counter => &["_total"],
@@ -340,21 +341,17 @@ mod tests {
             let folder = std::fs::read_dir(web.join(folder)).expect("the folder is readable");
             files.extend(folder.map(|file| file.expect("the folder is readable").path()));
         }
-        let known: Vec<String> = list::ALL.iter().flat_map(samples).collect();
+        let known: Vec<String> = list::ALL.iter().flat_map(sample_names).collect();
         let mut seen = 0;
         for file in files {
             let text = std::fs::read_to_string(&file).expect("the file is a text");
-            for name in named(&text) {
+            for name in metric_names(&text) {
                 let (before, after) = name.split_once('*').unwrap_or((name, ""));
-                let fits = |it: &&String| match name.contains('*') {
-                    true => it.starts_with(before) && it.ends_with(after),
-                    false => *it == name,
+                let matches = |sample: &String| match name.contains('*') {
+                    true => sample.starts_with(before) && sample.ends_with(after),
+                    false => sample == name,
                 };
-                assert!(
-                    known.iter().any(|it| fits(&it)),
-                    "{name} in {}",
-                    file.display()
-                );
+                assert!(known.iter().any(matches), "{name} in {}", file.display());
                 seen += 1;
             }
         }

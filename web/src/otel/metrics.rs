@@ -1,4 +1,4 @@
-//! Counters, histograms and gauges as OTLP metrics, cumulative since start-up.
+//! Counters, histograms and gauges as OTLP metrics. Counters and histograms are cumulative since this program's start.
 
 use super::settings::Settings;
 use super::value::{attribute, resource, scope, text, unix};
@@ -30,7 +30,7 @@ pub(super) fn request(
         traces: settings.traces.is_some(),
     };
     let report = &snapshot.report;
-    let ages = report.pending().filter_map(|it| it.age_ms);
+    let ages = report.pending().filter_map(|instance| instance.age_ms);
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
     let metrics = [
         context.sum(&list::COLLECTIVES, |series| series.completed),
@@ -192,14 +192,14 @@ impl Context<'_> {
     fn histogram(
         &self,
         listed: &list::Metric,
-        of: impl Fn(&Series) -> &Histogram,
+        select: impl Fn(&Series) -> &Histogram,
     ) -> Option<Metric> {
         let points = self
             .counters
             .series()
             .iter()
             .filter_map(|((desc, op), series)| {
-                let histogram = of(series);
+                let histogram = select(series);
                 let count = histogram.counts.iter().sum();
                 (count > 0).then(|| HistogramDataPoint {
                     attributes: Self::labels(desc, op),

@@ -1,8 +1,8 @@
 //! The JSON sent to a page: the report, its age, and deltas between two reports.
 //!
-//! Each is serialized once for all clients. A delta names the snapshot that it applies to; a client with any other
-//! snapshot gets a full one. In a delta, `set` holds whole sections of the report by name, and `rows` the changed
-//! rows of `groups` and `ranks` by index.
+//! A snapshot and a delta are serialized once for all clients. A delta names the snapshot that it applies to; a client
+//! with any other snapshot gets a full one. In a delta, `set` holds whole sections of the report by name, and `rows`
+//! the changed rows of `groups` and `ranks` by index.
 
 use rcomm_analyzer::matrix::{Matrix, Rows, matrix};
 use rcomm_analyzer::{GroupRef, Report, Severity, Snapshot, Verdict};
@@ -43,19 +43,19 @@ pub(crate) struct SourceState {
     pub(crate) answered: usize,
     /// Ranks known to the source.
     pub(crate) known: usize,
-    /// Milliseconds since its last answer; `None` if it never answered.
+    /// Milliseconds since the last answer of the source; `None` if it never answered.
     pub(crate) silent_for_ms: Option<f64>,
     /// Error of the last round, if it failed.
     pub(crate) error: Option<String>,
 }
 
-/// The matrix of the group that matters most: that of the first finding with a group, else the largest group with a
-/// recorded collective, else the largest.
+/// The matrix of the group that matters most: the group of the first finding that names one, else the largest group
+/// with a recorded collective, else the largest group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Focus {
     /// The group.
     pub(crate) group: GroupRef,
-    /// Its newest collectives; members with equal cells share a row.
+    /// The group's newest collectives; members with equal cells share a row.
     #[serde(flatten)]
     pub(crate) matrix: Matrix,
 }
@@ -108,8 +108,8 @@ fn focus_of(snapshot: &Snapshot) -> Option<Focus> {
     let accused = report.findings.iter().find_map(|f| f.group.as_ref());
     let mut groups = report.groups.iter();
     let used = groups.find(|group| group.last_seq.is_some());
-    let any = || used.or(report.groups.first()).map(|group| &group.group);
-    let group = accused.or_else(any)?;
+    let largest = || used.or(report.groups.first()).map(|group| &group.group);
+    let group = accused.or_else(largest)?;
     Some(Focus {
         group: group.clone(),
         matrix: matrix(snapshot.dumps(), group, COLUMNS, Rows::Folded),
@@ -140,9 +140,11 @@ impl Point {
         let report = &snapshot.report;
         let count = |severity| {
             let findings = report.findings.iter();
-            findings.filter(|it| it.severity == severity).count()
+            findings
+                .filter(|finding| finding.severity == severity)
+                .count()
         };
-        let ages = report.pending().filter_map(|it| it.age_ms);
+        let ages = report.pending().filter_map(|instance| instance.age_ms);
         Self {
             number: snapshot.number,
             at_ns: snapshot.at.wall_ns,

@@ -16,7 +16,7 @@ use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Options for groups that are meant to fail: no dump may land in the working directory.
+/// Configuration for groups that are meant to fail: their dumps must not land in the working directory.
 fn failing(config: &mut Config) {
     config.dump_dir = std::env::temp_dir().join("rcomm-tests-groups");
     config.status_wait = Duration::from_millis(200);
@@ -341,7 +341,7 @@ fn extend_timeout_applies_until_the_next_operation_has_ended() {
             .snapshot()
             .entries
             .iter()
-            .map(|it| it.timeout_ms)
+            .map(|entry| entry.timeout_ms)
             .collect();
         assert_eq!(limits, [40_000, 8_000, 9_000]);
         world.shutdown().unwrap();
@@ -426,7 +426,7 @@ fn groups_may_be_made_in_another_order_on_each_rank() {
             group.unwrap()
         };
         // Many groups exist at once, created in this order on one rank and in reverse on the others.
-        let mut names: Vec<String> = (0..40).map(|at| format!("group {at}")).collect();
+        let mut names: Vec<String> = (0..40).map(|number| format!("group {number}")).collect();
         if world.rank() > 0 {
             names.reverse();
         }

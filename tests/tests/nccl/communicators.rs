@@ -1,4 +1,5 @@
-//! What a program asks of communicators besides operations.
+//! What a program asks of communicators besides operations: memory, the order of launches, estimates, tags, algorithms.
+//! Also which communicators are refused.
 
 use super::groups::lines;
 use super::libraries::without;
@@ -50,18 +51,18 @@ fn launches_that_are_ordered_cannot_wait_for_each_other_on_a_device_that_holds_o
         })
     };
     // Both jobs run at once, since one waits most of the time.
-    let (mut without, mut ordered) = (begin("library", "5000"), begin("implicit", "60000"));
+    let (mut unordered, mut ordered) = (begin("library", "5000"), begin("implicit", "60000"));
     let mut lost = 0;
     for rank in 0..RANKS {
         let ended = ordered.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
         assert!(ended.stderr.contains("both are done"), "{ended:?}");
-        let ended = without.wait(rank);
+        let ended = unordered.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
         lost += lines(&ended.stderr, "lost:").len();
     }
     // A rank that gives up frees its device, and another may get through then.
-    assert!(lost > 0, "launches without an order waited for no other");
+    assert!(lost > 0, "no launch without an order has waited for another");
 }
 
 #[test]
@@ -112,7 +113,7 @@ fn the_time_of_a_collective_is_estimated_and_nothing_runs() {
 fn an_estimate_is_refused_where_the_library_or_the_communicator_has_none() {
     let (_folder, old) = without(&["ncclGroupSimulateEnd"]);
     let cases: [(&str, &str, &str); 3] = [
-        // A simulated end of a group of calls launches the operation there.
+        // On communicators that do not block, a simulated end of a group of calls launches the operation.
         ("", "0", "only on communicators that block"),
         (
             "no_estimate=1",
@@ -137,7 +138,7 @@ fn an_estimate_is_refused_where_the_library_or_the_communicator_has_none() {
             let ended = job.wait(rank);
             let refused = lines(&ended.stderr, "refused:");
             assert!(
-                !refused.is_empty() && refused.iter().all(|it| it.contains(sentence)),
+                !refused.is_empty() && refused.iter().all(|refusal| refusal.contains(sentence)),
                 "{sentence}: {ended:?}"
             );
             // After a time-out the world cannot be shut down.
@@ -314,7 +315,7 @@ fn segments_of_a_pool_are_registered_with_its_groups_until_they_are_freed() {
         });
         for output in outputs {
             assert!(output.contains("the pool is empty"), "{output}");
-            for (what, sentence) in [
+            for (refused, sentence) in [
                 (
                     "a group that is not registered",
                     "is not registered with this group",
@@ -326,8 +327,8 @@ fn segments_of_a_pool_are_registered_with_its_groups_until_they_are_freed() {
                     "another pool is installed for cuda:",
                 ),
             ] {
-                let refused = lines(&output, &format!("refused {what}:"));
-                assert!(refused[0].contains(sentence), "{output}");
+                let reasons = lines(&output, &format!("refused {refused}:"));
+                assert!(reasons[0].contains(sentence), "{output}");
             }
         }
     }

@@ -59,7 +59,8 @@ fn an_abort_stops_an_operation_of_another_group_that_hangs_and_is_in_its_way() {
     let libraries = [rcomm_tests::simulator::path(), old];
     let mut jobs = Vec::new();
     for scenario in ["other_group_hung", "other_world_hung"] {
-        for (library, blocking) in libraries.iter().flat_map(|it| [(it, "0"), (it, "1")]) {
+        let modes = |library| [(library, "0"), (library, "1")];
+        for (library, blocking) in libraries.iter().flat_map(modes) {
             // All jobs wait most of the time, so they run at once.
             let job = start(scenario, |_, command| {
                 over(library, command);
@@ -83,18 +84,18 @@ fn an_abort_stops_an_operation_of_another_group_that_hangs_and_is_in_its_way() {
             );
             let other = lines(output, "other:");
             let cause = "NCCL waits for all kernels of the device";
-            let mut named_here = other.iter().filter(|it| it.contains(cause));
+            let mut causes = other.iter().filter(|line| line.contains(cause));
             if scenario == "other_world_hung" {
                 // Both worlds have a group of this name.
                 let label = "the communicators of group default_pg of job ";
                 assert!(
-                    named_here
+                    causes
                         .clone()
-                        .all(|it| it.contains(label) && it.contains("-second")),
+                        .all(|line| line.contains(label) && line.contains("-second")),
                     "{output}"
                 );
             }
-            named += usize::from(named_here.next().is_some());
+            named += usize::from(causes.next().is_some());
         }
         // A rank may also learn from the library that another rank has aborted.
         assert!(named > 0, "{scenario}: no rank names the cause");
@@ -218,7 +219,7 @@ fn a_graph_that_still_holds_operations_does_not_delay_an_abort() {
 }
 
 #[test]
-fn ranks_that_wait_for_a_missing_one_abort_under_a_graph_in_time() {
+fn ranks_that_wait_for_a_missing_rank_abort_in_time_although_a_graph_exists() {
     for blocking in ["0", "1"] {
         let mut job = start("graph_absent", |_, command| {
             command
@@ -235,7 +236,7 @@ fn ranks_that_wait_for_a_missing_one_abort_under_a_graph_in_time() {
 
 #[test]
 fn aborts_that_never_return_are_waited_for_together() {
-    // With a revoke, what never returns is the end of what was revoked.
+    // Where the library can revoke a communicator, the call that never returns is the one that frees it afterwards.
     let (_folder, old) = without(&["ncclCommRevoke"]);
     for library in [rcomm_tests::simulator::path(), old] {
         end_in_time("three_stuck", |_, command| {

@@ -146,10 +146,10 @@ fn streams_wait_for_operations_and_operations_for_streams() {
 fn operations_are_captured_into_graphs() {
     let (job, outputs) = run("graph", |_, _| {});
     for (path, dump) in job.dumps() {
-        // The first capture of the process, without what was refused in it; the one whose memory it keeps;
-        // and the one that is not joined.
+        // The first capture of the process, without the refused operations; the capture whose memory the graph keeps; and
+        // the capture that is not joined.
         let in_graph = |graph: Option<u64>| -> Vec<u64> {
-            let entries = dump.entries.iter().filter(|it| it.graph_id == graph);
+            let entries = dump.entries.iter().filter(|entry| entry.graph_id == graph);
             entries.map(|entry| entry.collective_seq_id).collect()
         };
         assert_eq!(in_graph(Some(1)), [2, 3, 5, 6], "{}", path.display());
@@ -180,14 +180,14 @@ fn operations_are_captured_into_graphs() {
 
 #[test]
 fn two_ranks_on_one_device_are_named_on_all_unless_that_is_allowed() {
-    let on_one = |rank: u32, command: &mut Command| {
+    let share_device = |rank: u32, command: &mut Command| {
         let device = if rank == CULPRIT { 0 } else { rank };
         command
             .env("RCOMM_CUDA_DEVICE", device.to_string())
             // Each rank stays until all have reported their status.
             .env("RCOMM_STATUS_WAIT_MS", "20000");
     };
-    for (rank, ended) in fail(start("train", on_one), 0..RANKS).1 {
+    for (rank, ended) in fail(start("train", share_device), 0..RANKS).1 {
         let error = ended.stderr;
         assert!(
             error.contains("rank 0 (cuda:0) and rank 2 (cuda:0) use the same device"),
@@ -195,7 +195,7 @@ fn two_ranks_on_one_device_are_named_on_all_unless_that_is_allowed() {
         );
     }
     let (_job, outputs) = run("train", |rank, command| {
-        on_one(rank, command);
+        share_device(rank, command);
         command.env("NCCL_MULTI_RANK_GPU_ENABLE", "1");
     });
     for output in outputs {
@@ -246,16 +246,16 @@ fn the_monitors_report_is_part_of_the_dumps_of_the_first_and_the_last_rank() {
         // All answers are sent at once: a dump waits a second for all of them together.
         let answers = "SERVER PROTOCOL 2\nOK\nOK\n{\"nccl_version\": \"2.30.7\"}";
         lines.get_mut().write_all(answers.as_bytes()).unwrap();
-        let mut asked = String::new();
+        let mut line = String::new();
         for question in [
             "CLIENT PROTOCOL 2",
             "TIMEOUT 5",
             "SET FORMAT json",
             "VERBOSE STATUS",
         ] {
-            asked.clear();
-            lines.read_line(&mut asked).unwrap();
-            assert_eq!(asked.trim_end(), question);
+            line.clear();
+            lines.read_line(&mut line).unwrap();
+            assert_eq!(line.trim_end(), question);
         }
     };
     // The first rank and the last one ask.

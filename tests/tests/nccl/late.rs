@@ -1,4 +1,5 @@
-//! Memory that the program drops before the device, or the library, has used it.
+//! Memory that the program drops before the device, or the library, has used it; and ranks that come late to an operation
+//! or an abort.
 
 use super::groups::lines;
 use super::{RANKS, fail, run, start};
@@ -72,7 +73,7 @@ fn a_rank_that_comes_when_the_others_have_given_up_gets_an_error_and_no_wrong_da
 }
 
 #[test]
-fn an_operation_that_ends_since_another_rank_aborts_its_group_does_not_succeed() {
+fn an_operation_that_ends_because_another_rank_aborts_its_group_does_not_succeed() {
     for blocking in ["0", "1"] {
         let mut job = start("aborted_elsewhere", |_, command| {
             command
@@ -82,11 +83,10 @@ fn an_operation_that_ends_since_another_rank_aborts_its_group_does_not_succeed()
         for rank in 0..RANKS {
             let ended = job.wait(rank);
             assert!(ended.status.success(), "rank {rank}: {ended:?}");
-            let named = |error: &&str| error.contains("on purpose");
             let lost = lines(&ended.stderr, "lost:");
-            let count = lost.iter().filter(|it| named(it)).count();
+            let caused = lost.iter().filter(|error| error.contains("on purpose"));
             assert_eq!(
-                count,
+                caused.count(),
                 usize::from(rank != CULPRIT),
                 "rank {rank}: {ended:?}"
             );

@@ -5,17 +5,18 @@ use rcomm_tests::process::CULPRIT;
 use rcomm_tests::simulator;
 use std::path::PathBuf;
 
-/// A copy of the simulator without these functions: the loader finds other names in their place.
+/// A copy of the simulator that lacks these functions, since their names are changed in the file. Returns the folder,
+/// which is removed with the value, and the path of the copy.
 pub(crate) fn without(symbols: &[&str]) -> (tempfile::TempDir, PathBuf) {
     let mut bytes = std::fs::read(simulator::path()).unwrap();
     for symbol in symbols {
         let name = [b"\0", symbol.as_bytes(), b"\0"].concat();
         let offsets: Vec<usize> = (0..bytes.len() - name.len())
-            .filter(|&at| bytes[at..].starts_with(&name))
+            .filter(|&offset| bytes[offset..].starts_with(&name))
             .collect();
         assert!(!offsets.is_empty(), "{symbol} is not exported");
-        for at in offsets {
-            bytes[at + name.len() - 2] = b'_';
+        for offset in offsets {
+            bytes[offset + name.len() - 2] = b'_';
         }
     }
     let folder = tempfile::tempdir().unwrap();

@@ -27,6 +27,7 @@ fn start(scenario: &str, change: impl Fn(u32, &mut Command)) -> Job {
     start_of(RANKS, scenario, change)
 }
 
+/// Works as [`start`], with this number of ranks.
 fn start_of(ranks: u32, scenario: &str, change: impl Fn(u32, &mut Command)) -> Job {
     let simulator = simulator::path();
     let program = env!("CARGO_BIN_EXE_device_rank");
@@ -39,7 +40,7 @@ fn start_of(ranks: u32, scenario: &str, change: impl Fn(u32, &mut Command)) -> J
     })
 }
 
-/// Makes a rank use this file for both libraries, since they share the devices.
+/// Makes a rank load this file both as NCCL and as the CUDA driver, since the two share the simulated devices.
 fn over(library: &Path, command: &mut Command) {
     command
         .env("RCOMM_NCCL_LIB", library)
@@ -57,10 +58,10 @@ fn run(scenario: &str, change: impl Fn(u32, &mut Command)) -> (Job, Vec<String>)
     let ended: Vec<Ended> = (0..RANKS).map(|rank| job.wait(rank)).collect();
     // All ranks are printed: the first rank that fails is seldom the one that the others lost.
     assert!(
-        ended.iter().all(|it| it.status.success()),
+        ended.iter().all(|ended| ended.status.success()),
         "{scenario}: {ended:#?}"
     );
-    (job, ended.into_iter().map(|it| it.stderr).collect())
+    (job, ended.into_iter().map(|ended| ended.stderr).collect())
 }
 
 #[test]
@@ -94,11 +95,11 @@ fn fail(mut job: Job, ranks: impl Iterator<Item = u32>) -> (Job, Vec<(u32, Ended
     (job, ended)
 }
 
-/// Facts of a dump's communicators, by name.
+/// The values of this fact, in the order of a dump's communicators.
 fn facts(dump: &Dump, name: &str) -> Vec<String> {
     let facts = dump.nccl_comm_state.iter().flat_map(|(_, facts)| facts);
     facts
-        .filter(|(it, _)| it == name)
+        .filter(|(fact, _)| fact == name)
         .map(|(_, value)| value.clone())
         .collect()
 }

@@ -11,6 +11,7 @@ use rcomm_tests::simulator;
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+/// Makes a rank's NCCL load the plug-in.
 fn profiled(command: &mut Command) {
     command
         .env("NCCL_PROFILER_PLUGIN", simulator::profiler_path())
@@ -21,7 +22,7 @@ fn profiled(command: &mut Command) {
 fn rings(job: &Job) -> Vec<Dump> {
     let listed = list_rings(&job.folder().join("rings")).unwrap();
     let read = |path| RingReader::attach(path).unwrap().snapshot();
-    listed.into_iter().map(|it| read(it.path)).collect()
+    listed.into_iter().map(|ring| read(ring.path)).collect()
 }
 
 #[test]
@@ -38,8 +39,9 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
     let mut stopped = 0;
     for dump in of(Recorder::NcclProfiler) {
         let rank = dump.identity.rank.unwrap();
-        let done = |it: &&rcomm_recorder::model::Entry| it.state == EntryState::Completed;
-        let completed = dump.entries.iter().filter(done).count();
+        let is_completed =
+            |entry: &&rcomm_recorder::model::Entry| entry.state == EntryState::Completed;
+        let completed = dump.entries.iter().filter(is_completed).count();
         assert!(completed >= 3, "rank {rank}: {completed}");
         // The abort has ended what hung; on a rank that was not the first to abort, as if it were done.
         let last = dump.entries.last().unwrap();
@@ -53,7 +55,7 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
         );
     }
     assert!(stopped > 0, "no rank was the first to abort");
-    // NCCL's own number of the communicator, which the program's dumps have too.
+    // NCCL's hash of the communicator, which the program's dumps have too.
     let hash = of(Recorder::NcclProfiler).next().unwrap().communicators()[0].hash;
     for (path, dump) in job.dumps() {
         let ids = dump.nccl_comm_state.iter().map(|(id, _)| id.clone());
@@ -85,7 +87,7 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
     let named = |report: &rcomm_analyzer::Report| -> Vec<(Code, Vec<u32>)> {
         let findings = report.findings.iter();
         findings
-            .map(|it| (it.code, it.culprit_ranks.clone()))
+            .map(|finding| (finding.code, finding.culprit_ranks.clone()))
             .collect()
     };
     assert_eq!(named(&report), named(&expected));
@@ -138,15 +140,15 @@ fn a_hang_in_a_replayed_graph_is_shown_by_the_plug_in_while_it_lasts() {
     assert_eq!(first.code, Code::E101, "{first:?}");
     assert_eq!(first.culprit_ranks, [CULPRIT], "{first:?}");
     assert!(first.sentence.contains("graph replays"), "{first:?}");
-    let pending = |dump: &Dump, state: &[EntryState]| {
+    let has_pending = |dump: &Dump| {
+        let pending = [EntryState::Scheduled, EntryState::Started];
         let mut entries = dump.entries.iter();
-        entries.any(|it| state.contains(&it.state))
+        entries.any(|entry| pending.contains(&entry.state))
     };
-    let open = [EntryState::Scheduled, EntryState::Started];
     for dump in rings(&job) {
         let rank = dump.identity.rank;
         let is_shown = dump.recorder == Recorder::NcclProfiler && rank != Some(CULPRIT);
-        assert_eq!(pending(&dump, &open), is_shown, "rank {rank:?}");
+        assert_eq!(has_pending(&dump), is_shown, "rank {rank:?}");
     }
 }
 

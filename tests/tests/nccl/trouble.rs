@@ -75,7 +75,7 @@ fn a_first_operation_that_never_connects_ends_at_its_deadline() {
     let dumps = job.dumps();
     let culprit = dumps
         .iter()
-        .find(|(_, it)| it.identity.rank == Some(CULPRIT));
+        .find(|(_, dump)| dump.identity.rank == Some(CULPRIT));
     let (_, dump) = culprit.expect("the dump of the rank that hangs");
     // The dump was made during the call.
     assert_eq!(facts(dump, "stage"), ["inside a call"]);
@@ -112,7 +112,7 @@ fn a_call_that_blocks_forever_is_dumped_and_ends_the_process_if_that_is_wanted()
 
 #[test]
 fn an_abort_returns_although_the_library_never_does() {
-    // One library can stop what is pending and hangs as it frees the communicator, one hangs at once.
+    // The first library stops pending operations, and hangs when it frees the communicator; the second hangs at once.
     let (_folder, old) = without(&["ncclCommRevoke"]);
     for library in [simulator::path(), old] {
         let job = start("train", |rank, command| {
@@ -301,7 +301,7 @@ fn a_driver_call_that_does_not_return_is_reported_by_the_monitor() {
 
 #[test]
 fn the_modes_of_error_handling_end_the_process_or_do_not() {
-    for (theirs, ours, dies) in [
+    for (torch_mode, rcomm_mode, dies) in [
         ("0", "none", false),
         ("1", "tear_down", true),
         ("2", "clean_up_only", false),
@@ -309,9 +309,9 @@ fn the_modes_of_error_handling_end_the_process_or_do_not() {
     ] {
         let job = start("train", |rank, command| {
             if rank % 2 == 0 {
-                command.env("TORCH_NCCL_ASYNC_ERROR_HANDLING", theirs);
+                command.env("TORCH_NCCL_ASYNC_ERROR_HANDLING", torch_mode);
             } else {
-                command.env("RCOMM_NCCL_ERROR_HANDLING", ours);
+                command.env("RCOMM_NCCL_ERROR_HANDLING", rcomm_mode);
                 command.env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2");
             }
             on_culprit("hang_after=4")(rank, command);
@@ -323,13 +323,13 @@ fn the_modes_of_error_handling_end_the_process_or_do_not() {
             assert_eq!(
                 signal == Some(SIGABRT),
                 dies,
-                "{ours}, rank {rank}: {ended:?}"
+                "{rcomm_mode}, rank {rank}: {ended:?}"
             );
             assert!(
                 ended.stderr.contains("all_reduce #4"),
-                "{ours}, rank {rank}: {ended:?}"
+                "{rcomm_mode}, rank {rank}: {ended:?}"
             );
         }
-        assert_eq!(job.dumps().len(), RANKS as usize, "{ours}");
+        assert_eq!(job.dumps().len(), RANKS as usize, "{rcomm_mode}");
     }
 }

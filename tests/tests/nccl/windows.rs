@@ -87,15 +87,15 @@ fn a_window_of_a_library_without_one_sided_operations_refuses_them_by_name() {
         command.env("RCOMM_SIM", "no_reach=1");
     });
     for output in outputs {
-        for (what, sentence) in [
+        for (operation, sentence) in [
             ("put:", "needs ncclPutSignal (NCCL 2.29)"),
             ("signal:", "needs ncclPutSignal (NCCL 2.29)"),
             ("wait:", "needs ncclWaitSignal (NCCL 2.29)"),
             ("get:", "this device does not reach the memory of rank"),
         ] {
             assert!(
-                lines(&output, what)[0].contains(sentence),
-                "{what} {output}"
+                lines(&output, operation)[0].contains(sentence),
+                "{operation} {output}"
             );
         }
     }

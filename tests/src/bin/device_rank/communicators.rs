@@ -1,6 +1,6 @@
 //! What a program asks of communicators besides operations: to release their memory for some time, to pass numbers to
-//! profiler plug-ins, to use certain algorithms only, to take one communicator for both directions of a pair. Also
-//! their end after an error.
+//! profiler plug-ins, to use certain algorithms only, to use one communicator for both directions of a pair, and to
+//! estimate how long a collective takes. Also how communicators end after an error.
 
 use super::ends::{counter, end_in_time, wait_until};
 use super::stuck::Gate;
@@ -39,12 +39,12 @@ fn exchange(world: &World, gpu: &Gpu, to: u32, from: u32) -> Result<()> {
     };
     // The lower rank of a pair sends first, so that one communicator for both directions suffices.
     let sends_first = world.rank() < to;
-    let [one, other] = if sends_first {
+    let [first, second] = if sends_first {
         [send, receive]
     } else {
         [receive, send]
     };
-    let works = [group.execute_async(one)?, group.execute_async(other)?];
+    let works = [group.execute_async(first)?, group.execute_async(second)?];
     works
         .into_iter()
         .try_for_each(|work| work.wait().map(drop))?;
@@ -70,7 +70,9 @@ pub(super) fn suspension(world: &World, gpu: &Gpu) -> Result<()> {
         backend.suspend(LIMIT)?;
         assert!(work.is_completed());
         assert!(backend.comm_memory()?.is_released);
-        let again = backend.suspend(LIMIT).expect_err("it is suspended");
+        let again = backend
+            .suspend(LIMIT)
+            .expect_err("the backend is suspended");
         let refused = count(group, gpu).expect_err("the group is suspended");
         eprintln!("refused: {refused}; {again}");
         backend.resume(LIMIT)?;
@@ -78,8 +80,9 @@ pub(super) fn suspension(world: &World, gpu: &Gpu) -> Result<()> {
         assert_eq!(count(group, gpu)?, size);
         exchange(world, gpu, peer, peer)?;
     }
-    let idle = backend.resume(LIMIT).expect_err("it is not suspended");
-    eprintln!("refused: {idle}");
+    let refused = backend.resume(LIMIT);
+    let refused = refused.expect_err("the backend is not suspended");
+    eprintln!("refused: {refused}");
     Ok(())
 }
 
@@ -172,7 +175,7 @@ pub(super) fn estimates(world: &World, gpu: &Gpu) -> Result<()> {
     let (before, size) = (launched(), group.size() as usize);
     let ones = gpu.buffer(&[1f32; 1 << 10])?;
     let large = gpu.buffer(&[1f32; 1 << 16])?;
-    let all = gpu.buffer(&vec![1f32; size << 10])?;
+    let of_all_ranks = gpu.buffer(&vec![1f32; size << 10])?;
     let reduction = || Reduction::from(ReduceOp::Sum);
     let collectives = [
         all_reduce(&ones)?,
@@ -188,10 +191,10 @@ pub(super) fn estimates(world: &World, gpu: &Gpu) -> Result<()> {
         },
         Op::AllGatherSingle {
             input: ones.buffer()?,
-            output: all.buffer()?,
+            output: of_all_ranks.buffer()?,
         },
         Op::ReduceScatterSingle {
-            input: all.buffer()?,
+            input: of_all_ranks.buffer()?,
             output: ones.buffer()?,
             op: reduction(),
         },
@@ -208,7 +211,7 @@ pub(super) fn estimates(world: &World, gpu: &Gpu) -> Result<()> {
     );
     let empty = DeviceBuffer::zeroed(&gpu.stream, DType::F32, 0)?;
     assert_eq!(group.estimate(&all_reduce(&empty)?)?, Duration::ZERO);
-    // What NCCL makes of messages or of several calls, and what the group itself refuses.
+    // NCCL estimates neither messages nor several calls at once, and the last operation has an invalid root.
     let peer = world.rank() ^ 1;
     let exchanged = gpu.buffer(&vec![1f32; size << 10])?;
     let buffer = || ones.buffer();
@@ -219,7 +222,7 @@ pub(super) fn estimates(world: &World, gpu: &Gpu) -> Result<()> {
             tag: 0,
         },
         Op::AllToAllSingle {
-            input: all.buffer()?,
+            input: of_all_ranks.buffer()?,
             output: exchanged.buffer()?,
         },
         Op::Coalesced(vec![all_reduce(&ones)?, all_reduce(&large)?]),
@@ -229,22 +232,24 @@ pub(super) fn estimates(world: &World, gpu: &Gpu) -> Result<()> {
         },
     ];
     for op in &refused {
-        let error = group.estimate(op).expect_err("it has no estimate");
+        let error = group
+            .estimate(op)
+            .expect_err("the operation has no estimate");
         eprintln!("refused: {error}");
     }
     assert_eq!(launched(), before, "an operation was launched");
-    assert!(ones.to_vec::<f32>()?.iter().all(|it| *it == 1.0));
+    assert!(ones.to_vec::<f32>()?.iter().all(|number| *number == 1.0));
     assert_eq!(count(group, gpu)?, world.size() as f32);
     exchange(world, gpu, peer, peer)
 }
 
-/// Prints why there is no estimate of a collective's time, for which the library or the communicator may be the reason.
+/// Prints why there is no estimate of a collective's time: because of the library, or because of the communicator.
 pub(super) fn no_estimates(world: &World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     let ones = gpu.buffer(&[1f32; 1 << 10])?;
     let op = all_reduce(&ones)?;
     let group = world.group().within(Duration::from_secs(2));
-    let error = group.estimate(&op).expect_err("it has no estimate");
+    let error = group.estimate(&op).expect_err("there is no estimate");
     eprintln!("refused: {error}");
     if error.kind() == ErrorKind::Unsupported {
         assert_eq!(count(world.group(), gpu)?, world.size() as f32);
@@ -319,12 +324,12 @@ pub(super) fn print_keys(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Makes communicators by births, splits and for messages, and windows; prints what they leave in the store.
+/// Makes communicators by splits and for messages, and windows; prints the keys that they leave in the store.
 pub(super) fn store_keys(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let peer = world.rank() ^ 1;
-    for nth in 0..3 {
-        let part = group.split(Some(nth), 0, &GroupOptions::named("part"))?;
+    for color in 0..3 {
+        let part = group.split(Some(color), 0, &GroupOptions::named("part"))?;
         let part = part.expect("all ranks have the same color");
         exchange(world, gpu, peer, peer)?;
         let (window, _) = window::open(&part, 64)?;

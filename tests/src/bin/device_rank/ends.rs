@@ -1,6 +1,5 @@
-//! Communicators that are in use when they end, or when the program calls again: by graphs that hold operations, by
-//! kernels that hang, by launches during which memory is registered. Also how many events a burst of operations keeps,
-//! and how many calls of the driver an operation makes.
+//! How communicators end, and what a program can still do, while graphs hold their operations or their kernels hang.
+//! Also how many events a burst of operations keeps, and how many calls of the driver an operation makes.
 
 use super::graph::Graphs;
 use super::stuck::Gate;
@@ -34,10 +33,10 @@ pub(super) fn graph_at_shutdown(world: World, gpu: &Gpu) -> Result<()> {
     let numbers = gpu.buffer(&[1i64; 100])?;
     capture(&world, gpu, &numbers)?;
     print_communicators(&world)?;
-    let begun = Instant::now();
+    let start = Instant::now();
     let error = world.shutdown().expect_err("a graph holds an operation");
     eprintln!("shutdown: {error}");
-    let took = begun.elapsed();
+    let took = start.elapsed();
     assert!(took < Duration::from_secs(30), "{took:?}");
     Ok(())
 }
@@ -139,7 +138,7 @@ pub(super) fn two_absent(world: World, gpu: &Gpu) -> Result<()> {
 }
 
 /// The time-out of the group that is aborted while another group, whose time-out is much longer, hangs.
-const SHORT: Duration = Duration::from_secs(3);
+const SHORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// One rank stays away from an operation of the world's group, and from one of a group with a shorter time-out. When
 /// that group has ended, so has the operation of the world's group, which was in its way.
@@ -151,7 +150,7 @@ pub(super) fn other_group_hung(world: World, gpu: &Gpu) -> Result<()> {
 /// A group of all ranks with a shorter time-out than the world's group.
 fn second_group(world: &World) -> Result<ProcessGroup> {
     let options = GroupOptions {
-        timeout: Some(SHORT),
+        timeout: Some(SHORT_TIMEOUT),
         ..GroupOptions::named("second")
     };
     let second = world.group().split(Some(0), 0, &options)?;
@@ -162,7 +161,7 @@ fn second_group(world: &World) -> Result<ProcessGroup> {
 pub(super) fn other_world_hung(world: World, gpu: &Gpu) -> Result<()> {
     let mut config = Config::from_environment()?;
     config.backend = "cpu:cpu,cuda:nccl".to_owned();
-    config.timeout = SHORT;
+    config.timeout = SHORT_TIMEOUT;
     let mut place = config.rendezvous()?;
     place.job.push_str("-second");
     config.rendezvous = Some(place);
@@ -206,7 +205,8 @@ pub(super) fn other_graph_hung(world: World, gpu: &Gpu) -> Result<()> {
     wait_until("the search for what is in the way", || {
         in_the_way().is_some()
     });
-    eprintln!("in the way: {}", in_the_way().expect("it was seen").1);
+    let (_, graphs_in_the_way) = in_the_way().expect("the fact was seen before");
+    eprintln!("in the way: {graphs_in_the_way}");
     // An abort ends the graph's kernels on the other ranks too, and then nothing is in their way.
     let others = (0..world.size()).filter(|&rank| rank != CULPRIT);
     stay_for(&world, "seen", others);
@@ -382,11 +382,12 @@ fn groups_in_use(world: &World, gpu: &Gpu, names: &[&str]) -> Result<Vec<Process
     names.iter().map(make).collect()
 }
 
-/// Prints whether what ends in `end` takes no longer than one end that never returns, which is left after ten seconds.
+/// Prints whether several ends, which `end` begins, take hardly longer than one: an end that never returns is left
+/// behind after ten seconds.
 fn end_together(end: impl FnOnce()) {
-    let begun = Instant::now();
+    let start = Instant::now();
     end();
-    let took = begun.elapsed();
+    let took = start.elapsed();
     match took < Duration::from_secs(18) {
         true => eprintln!("ended in time"),
         false => eprintln!("left behind after {took:?}"),
@@ -405,18 +406,20 @@ pub(super) fn three_stuck(world: World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Three groups are dropped, not aborted, and the library never returns from the end of any.
+/// Three groups are dropped, not aborted, and the library never returns from the end of any communicator.
 pub(super) fn three_dropped(world: World, gpu: &Gpu) -> Result<()> {
     let groups = groups_in_use(&world, gpu, &["second", "third", "fourth"])?;
     let backends = groups
         .iter()
         .map(|group| group.backend(DeviceKind::Cuda).map(Arc::downgrade));
-    let backends: Vec<_> = backends.map(|it| it.expect("CUDA")).collect();
+    let backends: Vec<_> = backends
+        .map(|backend| backend.expect("the CUDA backend is configured"))
+        .collect();
     end_together(|| {
         drop(groups);
         // The watchdog may hold an operation of a group for a moment.
         wait_until("the end of the groups", || {
-            backends.iter().all(|it| it.strong_count() == 0)
+            backends.iter().all(|backend| backend.strong_count() == 0)
         });
     });
     world.shutdown()
@@ -438,8 +441,8 @@ pub(super) fn while_hung(world: &World, gpu: &Gpu) -> Result<()> {
         facts.any(|(name, value)| name == "launched" && value == "2")
     });
     drop(gpu.buffer(&[1f32; 100])?);
-    // The library's memory is filled with zeros on a stream that does not wait for the kernel that hangs, so it can be
-    // freed before that ends.
+    // The library's memory is filled with zeros on a stream that does not wait for the kernel that hangs, so the memory
+    // can be freed before the kernel ends.
     let memory = counter(world, "live_memory");
     wait_until("the freeing of memory while a kernel hangs", || {
         let before = memory();
@@ -472,9 +475,9 @@ pub(super) fn refused_first(world: &World, gpu: &Gpu) -> Result<()> {
 /// Drops the world, and prints whether the clean-up that the abort began has finished in time: the world waits at most
 /// ten seconds for it.
 pub(super) fn end_in_time(world: World) {
-    let begun = Instant::now();
+    let start = Instant::now();
     drop(world);
-    let took = begun.elapsed();
+    let took = start.elapsed();
     match took < Duration::from_secs(9) {
         true => eprintln!("ended in time"),
         false => eprintln!("left behind after {took:?}"),
@@ -501,25 +504,26 @@ pub(super) fn counter(world: &World, name: &'static str) -> impl Fn() -> u64 + u
     }
 }
 
-pub(super) fn wait_until(what: &str, condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(120);
+/// Waits for a condition; fails after two minutes, and names the `event` that did not happen.
+pub(super) fn wait_until(event: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !condition() {
-        assert!(Instant::now() < end, "{what} did not happen in time");
+        assert!(Instant::now() < deadline, "{event} did not happen in time");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
 /// Many operations are pending at once: only some of the events that they used are kept.
 pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
-    const MANY: usize = 5_000;
+    const OPERATIONS: usize = 5_000;
     // Two pools of events, of ends of operations and of waits between streams, keep 4,096 each; the rest is slack for
     // events that other code holds.
-    const KEPT: u64 = 2 * 4_096 + 64;
+    const MAX_KEPT: u64 = 2 * 4_096 + 64;
     let events = counter(world, "live_events");
     let numbers = gpu.buffer(&[1i64; 8])?;
     count(world.group(), gpu)?;
     let gate = Gate::shut(world, gpu)?;
-    let issued = (0..MANY).map(|_| world.group().execute_async(all_reduce(&numbers)?));
+    let issued = (0..OPERATIONS).map(|_| world.group().execute_async(all_reduce(&numbers)?));
     let works = issued.collect::<Result<Vec<_>>>()?;
     let peak = events();
     gate.open();
@@ -527,13 +531,13 @@ pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
         .into_iter()
         .try_for_each(|work| work.wait().map(drop))?;
     eprintln!("events: {peak} at once");
-    wait_until("the end of events that a burst left", || events() <= KEPT);
+    wait_until("the destruction of most events", || events() <= MAX_KEPT);
     Ok(())
 }
 
 /// Prints how many calls of the driver operations make, as the simulator counts them.
 pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
-    const MANY: u64 = 100;
+    const OPERATIONS: u64 = 100;
     let calls = counter(world, "driver_calls");
     let group = world.group();
     let backend = group
@@ -549,7 +553,9 @@ pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
     ];
     for (name, make) in kinds {
         let round = || -> Result<u64> {
-            let buffers = (0..MANY).map(|_| make()).collect::<Result<Vec<_>>>()?;
+            let buffers = (0..OPERATIONS)
+                .map(|_| make())
+                .collect::<Result<Vec<_>>>()?;
             let mut works = Vec::new();
             let before = calls();
             for buffer in buffers {
@@ -567,7 +573,7 @@ pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
         for _ in 0..20 {
             least = least.min(round()?);
         }
-        eprintln!("calls on {name}: {least} for {MANY} operations");
+        eprintln!("calls on {name}: {least} for {OPERATIONS} operations");
     }
     Ok(())
 }

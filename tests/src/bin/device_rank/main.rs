@@ -1,5 +1,5 @@
-//! One rank of a test job on device memory: over NCCL and a GPU, or what the environment names in their
-//! place. `device_rank SCENARIO`; it prints its results on standard error.
+//! One rank of a test job on device memory, over NCCL and a GPU or over the simulator, if the environment names its
+//! library. `device_rank SCENARIO` prints its results on standard error.
 #![allow(clippy::print_stderr)]
 
 mod communicators;
@@ -138,7 +138,7 @@ impl Gpu {
 }
 
 /// Makes the context of a stream current on this thread for good, as every program that calls the driver itself does:
-/// some of its functions take no stream and no context.
+/// some functions of the driver take no stream and no context.
 fn make_current(world: &World, stream: &CudaStream) -> Result<()> {
     type GetContext = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
     type SetCurrent = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -147,8 +147,8 @@ fn make_current(world: &World, stream: &CudaStream) -> Result<()> {
     let driver = unsafe { Library::new(path.unwrap_or_else(|| "libcuda.so.1".into())) };
     let driver = driver.expect("the CUDA driver can be loaded");
     let mut context = std::ptr::null_mut();
-    // SAFETY: these are the functions' types in cuda.h; the stream is live, its context is written to a local, and stays
-    // as long as the device, which the world keeps.
+    // SAFETY: these are the functions' types in cuda.h; the stream is live, its context is written to a local, and
+    // stays as long as the device, which the world keeps.
     let statuses = unsafe {
         let get: Symbol<'_, GetContext> = driver.get(b"cuStreamGetCtx").expect("cuStreamGetCtx");
         let set: Symbol<'_, SetCurrent> = driver.get(b"cuCtxSetCurrent").expect("cuCtxSetCurrent");
@@ -165,7 +165,7 @@ fn all_reduce(buffer: &DeviceBuffer) -> Result<Op<'static>> {
     })
 }
 
-/// The sum of ones over a group.
+/// Counts the ranks of a group by an all-reduce: returns the sum of a one from each rank.
 fn count(group: &ProcessGroup, gpu: &Gpu) -> Result<f32> {
     let ones = gpu.buffer(&[1.0f32; 256])?;
     group.execute_async(all_reduce(&ones)?)?.wait()?;
@@ -185,10 +185,11 @@ fn print_communicators(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// Prints the version of NCCL, and the sum of ones in every step.
 fn train(world: &World, gpu: &Gpu) -> Result<()> {
     let backend = world.group().backend(DeviceKind::Cuda);
     let states = backend.map_or_else(Vec::new, |backend| backend.comm_state());
-    let mut facts = states.iter().flat_map(|it| &it.facts);
+    let mut facts = states.iter().flat_map(|state| &state.facts);
     if let Some((_, version)) = facts.find(|(name, _)| name == "nccl_version") {
         eprintln!("NCCL {version}");
     }
@@ -200,6 +201,7 @@ fn train(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// Splits groups off groups, and uses each.
 fn split(world: &World, gpu: &Gpu) -> Result<()> {
     let (rank, group) = (world.rank(), world.group());
     // Even ranks in reverse order, odd ones as they are; the last rank is in neither.
@@ -230,10 +232,10 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
     print_communicators(world)
 }
 
-/// Publishes that this rank has reached `what`, and keeps its connections open until these ranks have published the
-/// same, for at most a minute.
-fn stay_for(world: &World, what: &str, ranks: impl Iterator<Item = u32>) {
-    let key = |rank: u32| format!("test/{what}/{rank}");
+/// Publishes that this rank has reached `event`, and keeps its connections open until these ranks have reached it too,
+/// for at most a minute.
+fn stay_for(world: &World, event: &str, ranks: impl Iterator<Item = u32>) {
+    let key = |rank: u32| format!("test/{event}/{rank}");
     let keys: Vec<String> = ranks.map(key).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let store = world.store();
@@ -253,8 +255,7 @@ fn linger(world: &World, gpu: &Gpu) -> Result<()> {
     trained
 }
 
-/// The culprit does not take part in a split; the others get an error that names it, and shut down
-/// nevertheless.
+/// The culprit does not take part in a split. The others get an error that names it, and shut down nevertheless.
 fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     if world.rank() == CULPRIT {
@@ -275,6 +276,7 @@ fn late_split(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
+/// The culprit kills itself between two steps; the others shrink the world and go on without it.
 fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {
     for step in 0..STEPS {
         if step == STEP_OF_FAULT {
@@ -317,7 +319,7 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
         let expected = size.pow(u32::try_from(round).expect("a small number"));
         assert_eq!(numbers.to_vec::<i64>()?, vec![expected; 1000]);
     }
-    // A factor that an operation before computes on the device: 1 / 2^n, the product of all ranks' halves.
+    // A factor that an earlier operation computes on the device: 1 / 2^n, the product of all ranks' halves.
     let scale = gpu.buffer(&[0.5f32])?;
     let product = group.execute_async(Op::AllReduce {
         buffer: scale.buffer()?,
@@ -345,12 +347,17 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
     assert_eq!(sums.to_vec::<f32>()?, vec![expected; 100]);
     let double = scaled(gpu.buffer(&[2.0f64])?.buffer()?)?;
     let refused = group.execute_async(double).map(drop);
-    eprintln!("refused: {}", refused.expect_err("it is of another type"));
+    eprintln!(
+        "refused: {}",
+        refused.expect_err("the factor has another type")
+    );
     let host = group.execute_async(Op::AllReduce {
         buffer: rcomm::Buffer::from_vec(vec![1.0f32; 4]),
         op: ReduceOp::Sum.into(),
     })?;
-    let refused = host.wait_stream(&other).expect_err("it runs on no stream");
+    let refused = host
+        .wait_stream(&other)
+        .expect_err("the operation runs on no stream");
     eprintln!("refused: {refused}");
     host.wait()?;
     Ok(())
@@ -360,8 +367,8 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
 fn nan(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let mut numbers = vec![1.0f64; 1_000_000];
-    let fine = gpu.buffer(&numbers)?;
-    group.execute_async(all_reduce(&fine)?)?.wait()?;
+    let without_nan = gpu.buffer(&numbers)?;
+    group.execute_async(all_reduce(&without_nan)?)?.wait()?;
     if world.rank() == CULPRIT {
         numbers[999_999] = f64::NAN;
     }
@@ -376,57 +383,58 @@ fn no_registration(world: &World, gpu: &Gpu) -> Result<()> {
     let backend = group
         .backend(DeviceKind::Cuda)
         .expect("the CUDA backend is configured");
-    let of_program = gpu.buffer(&[1.0f32; 512])?;
-    let refused = backend.register(&of_program.buffer()?).map(|_| ());
+    let program_memory = gpu.buffer(&[1.0f32; 512])?;
+    let refused = backend.register(&program_memory.buffer()?).map(|_| ());
     let refused = refused.expect_err("the library has no call for it");
     eprintln!("refused: {refused}");
     assert_eq!(count(group, gpu)?, world.size() as f32);
     Ok(())
 }
 
+/// Registers and deregisters memory of the program and of the library, and prints what is refused.
 fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let backend = group
         .backend(DeviceKind::Cuda)
         .expect("the CUDA backend is configured");
-    let refused = |what: &str, result: Result<()>| {
-        let error = result.expect_err(what);
-        eprintln!("refused {what}: {error}");
+    let expect_refusal = |of: &str, result: Result<()>| {
+        let error = result.expect_err(of);
+        eprintln!("refused {of}: {error}");
     };
-    let of_program = gpu.buffer(&[1.0f32; 512])?;
-    let registration = backend.register(&of_program.buffer()?)?;
+    let program_memory = gpu.buffer(&[1.0f32; 512])?;
+    let registration = backend.register(&program_memory.buffer()?)?;
     assert_eq!(count(group, gpu)?, world.size() as f32);
     let again = registration.clone();
     backend.deregister(registration)?;
-    refused("what was undone", backend.deregister(again));
+    expect_refusal("what was undone", backend.deregister(again));
     // The library counts how often memory is registered, and so does rcomm.
     let twice = [
-        backend.register(&of_program.buffer()?)?,
-        backend.register(&of_program.buffer()?)?,
+        backend.register(&program_memory.buffer()?)?,
+        backend.register(&program_memory.buffer()?)?,
     ];
     let [first, second] = twice;
     assert_eq!(first.id, second.id);
     backend.deregister(first)?;
     // Still registered once: the memory stays, though this program holds no handle to it any more.
-    drop((second, of_program));
+    drop((second, program_memory));
     assert_eq!(count(group, gpu)?, world.size() as f32);
     let host = rcomm::Buffer::from_vec(vec![1.0f32; 4]);
-    refused("host memory", backend.register(&host).map(|_| ()));
-    let of_library = backend.allocate(rcomm::DType::F32, 512)?;
-    let registration = backend.register(&of_library)?;
+    expect_refusal("host memory", backend.register(&host).map(|_| ()));
+    let library_memory = backend.allocate(rcomm::DType::F32, 512)?;
+    let registration = backend.register(&library_memory)?;
     backend.deregister(registration)?;
-    let next = (gpu.device.ordinal() + 1) % 8;
-    let mut elsewhere = NcclOptions::of(world.config())?;
-    elsewhere.device = Some(next);
-    let device = elsewhere.open_device(0)?;
-    let stream = CudaStream::new(&device, Priority::Normal)?;
-    let there = DeviceBuffer::copy_of(&stream, &[1.0f32; 4])?;
+    let other_ordinal = (gpu.device.ordinal() + 1) % 8;
+    let mut options = NcclOptions::of(world.config())?;
+    options.device = Some(other_ordinal);
+    let other_device = options.open_device(0)?;
+    let stream = CudaStream::new(&other_device, Priority::Normal)?;
+    let other_memory = DeviceBuffer::copy_of(&stream, &[1.0f32; 4])?;
     let op = Op::AllReduce {
-        buffer: there.buffer()?,
+        buffer: other_memory.buffer()?,
         op: ReduceOp::Sum.into(),
     };
     let brief = group.within(Duration::from_millis(100));
-    refused(
+    expect_refusal(
         "memory of another device",
         brief.execute_async(op).map(|_| ()),
     );
@@ -436,7 +444,7 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     // what is tested.
     let foreign =
         unsafe { DeviceBuffer::foreign(&gpu.stream, 4096, rcomm::DType::F32, 4, Arc::new(())) };
-    refused("an address of nothing", foreign.map(|_| ()));
+    expect_refusal("an address of nothing", foreign.map(|_| ()));
     assert_eq!(count(group, gpu)?, world.size() as f32);
     Ok(())
 }

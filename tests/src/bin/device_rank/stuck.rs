@@ -14,7 +14,8 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// Makes what is enqueued on the rank's stream from now on wait until the gate is opened. A context is current.
+    /// Shuts the rank's stream: what is enqueued on it from now on waits until the gate is opened. This thread must
+    /// have a current context.
     pub(super) fn shut(world: &World, gpu: &Gpu) -> Result<Self> {
         type Allocate = unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> c_int;
         type Wait = unsafe extern "C" fn(*mut c_void, u64, c_uint, c_uint) -> c_int;
@@ -53,18 +54,20 @@ impl Gate {
         Ok(Self { word })
     }
 
+    /// Lets the stream go on.
     pub(super) fn open(&self) {
         self.word.store(1, Ordering::Release);
     }
 }
 
+/// An operation waits behind a shut gate until its deadline.
 pub(super) fn stuck(world: World, gpu: &Gpu) -> Result<()> {
     let numbers = gpu.buffer(&[1.0f32; 1 << 20])?;
     let gate = Gate::shut(&world, gpu)?;
-    let begun = Instant::now();
+    let start = Instant::now();
     let error = world.group().execute_async(all_reduce(&numbers)?)?.wait();
     let error = error.map(|_| ()).expect_err("the stream is blocked");
-    let waited = begun.elapsed();
+    let waited = start.elapsed();
     eprintln!("stuck: {error}");
     assert!(error.to_string().contains("dump: "), "{error}");
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");

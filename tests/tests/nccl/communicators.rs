@@ -62,7 +62,10 @@ fn launches_that_are_ordered_cannot_wait_for_each_other_on_a_device_that_holds_o
         lost += lines(&ended.stderr, "lost:").len();
     }
     // A rank that gives up frees its device, and another may get through then.
-    assert!(lost > 0, "no launch without an order has waited for another");
+    assert!(
+        lost > 0,
+        "no launch without an order has waited for another"
+    );
 }
 
 #[test]

@@ -146,8 +146,8 @@ fn streams_wait_for_operations_and_operations_for_streams() {
 fn operations_are_captured_into_graphs() {
     let (job, outputs) = run("graph", |_, _| {});
     for (path, dump) in job.dumps() {
-        // The first capture of the process, without the refused operations; the capture whose memory the graph keeps; and
-        // the capture that is not joined.
+        // The first capture of the process, without the refused operations; the capture whose memory the graph keeps;
+        // and the capture that is not joined.
         let in_graph = |graph: Option<u64>| -> Vec<u64> {
             let entries = dump.entries.iter().filter(|entry| entry.graph_id == graph);
             entries.map(|entry| entry.collective_seq_id).collect()

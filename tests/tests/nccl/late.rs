@@ -1,5 +1,5 @@
-//! Memory that the program drops before the device, or the library, has used it; and ranks that come late to an operation
-//! or an abort.
+//! Memory that the program drops before the device, or the library, has used it; and ranks that come late to an
+//! operation or an abort.
 
 use super::groups::lines;
 use super::{RANKS, fail, run, start};

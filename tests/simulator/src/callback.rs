@@ -9,18 +9,19 @@ use std::ffi::c_void;
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 thread_local! {
+    /// Whether the driver is calling a function of the program on this thread.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `function` with the address `at`.
+/// Calls `function` with `address`.
 ///
 /// # Safety
 /// The function may be called with this address now.
-pub(crate) unsafe fn call(function: HostFunction, at: usize) {
+pub(crate) unsafe fn call(function: HostFunction, address: usize) {
     let before = INSIDE.replace(true);
     // SAFETY: the caller guarantees that `function` may be called with this address now; the address was exposed
     // (`expose_provenance`).
-    unsafe { function(std::ptr::with_exposed_provenance_mut(at)) };
+    unsafe { function(std::ptr::with_exposed_provenance_mut(address)) };
     INSIDE.set(before);
 }
 

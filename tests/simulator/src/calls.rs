@@ -1,10 +1,11 @@
-//! Counters for tests: the driver calls of each thread, which show the host cost of an operation whatever the load of
-//! the machine; and the process's live events, live allocations of the library, destroys after an error, and joins. The
-//! functions exported here are not part of CUDA.
+//! Counters for tests. The driver calls of each thread show the host cost of an operation whatever the load of the
+//! machine. The process's live events, live allocations of the library, destroys after an error, and joins are counted
+//! too. The functions exported here are not part of CUDA.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Events that were created and not destroyed.
 pub(crate) static LIVE_EVENTS: AtomicU64 = AtomicU64::new(0);
 /// Allocations of `ncclMemAlloc` that were not freed.
 pub(crate) static LIVE_MEMORY: AtomicU64 = AtomicU64::new(0);
@@ -14,6 +15,7 @@ pub(crate) static BAD_DESTROYS: AtomicU64 = AtomicU64::new(0);
 pub(crate) static JOINED: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
+    /// Driver calls of this thread.
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 

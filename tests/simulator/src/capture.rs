@@ -39,6 +39,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
+    /// Adds work of this stream to the capture.
     pub(crate) fn push(&mut self, stream: usize, work: Work) {
         let mut state = lock(&self.capture.state);
         state.work.push(work);

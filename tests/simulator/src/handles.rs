@@ -27,6 +27,7 @@ impl<T> Handles<T> {
         }
     }
 
+    /// Makes a handle of a value.
     pub(crate) fn insert(&self, value: Arc<T>) -> *mut c_void {
         callback::check();
         let mut table = lock(&self.table);
@@ -61,20 +62,23 @@ impl<T> Handles<T> {
     /// Returns the values for which `predicate` holds; their handles are not live afterwards.
     pub(crate) fn take(&self, predicate: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut table = lock(&self.table);
-        let taken = table.live.extract_if(.., |_, it| predicate(it));
-        taken.map(|(_, it)| it).collect()
+        let taken = table.live.extract_if(.., |_, value| predicate(value));
+        taken.map(|(_, value)| value).collect()
     }
 
     /// Returns the handle of the first value for which `predicate` holds.
     pub(crate) fn find(&self, predicate: impl Fn(&T) -> bool) -> Option<*mut c_void> {
         let table = lock(&self.table);
-        let (handle, _) = table.live.iter().find(|(_, it)| predicate(it))?;
+        let (handle, _) = table.live.iter().find(|(_, value)| predicate(value))?;
         Some(std::ptr::without_provenance_mut(*handle))
     }
 
     /// Whether `predicate` holds for one of the live values.
     pub(crate) fn any(&self, mut predicate: impl FnMut(&T) -> bool) -> bool {
-        lock(&self.table).live.values().any(|it| predicate(it))
+        lock(&self.table)
+            .live
+            .values()
+            .any(|value| predicate(value))
     }
 
     fn refuse(&self, handle: *mut c_void) -> ! {
@@ -82,9 +86,9 @@ impl<T> Handles<T> {
     }
 }
 
-/// Ends a process after a call that would corrupt the real libraries.
+/// Ends the process after a call that would corrupt the state of the real libraries.
 #[allow(clippy::print_stderr, reason = "the error of the program")]
-pub(crate) fn end_process(why: &str) -> ! {
-    eprintln!("simulator: {why}");
+pub(crate) fn end_process(reason: &str) -> ! {
+    eprintln!("simulator: {reason}");
     std::process::abort()
 }

@@ -5,10 +5,11 @@
 //! disagree on the kind, type, root or length of a collective are never answered: this is undefined in NCCL's
 //! documentation, and a hang in practice.
 //!
-//! A kernel that is stopped by an abort or a revoke still posts its steps to its peers, whose kernels then end as if they
-//! were done, with wrong data, also those that come later (seen on an H100 with NCCL 2.30.7: of four ranks on one device,
-//! one of which never came, a rank had a success a moment after the rank before it in the ring had aborted). Here all
-//! peers of a stopped kernel end so. Kernels that hang because `RCOMM_SIM` has it wait for no peer, and are not ended.
+//! A kernel that is stopped by an abort or a revoke still posts its steps to its peers. Their kernels then end as if
+//! they were done, with wrong data, even kernels that are launched later. This was seen on an H100 with NCCL 2.30.7: of
+//! four ranks on one device, one never came, and an operation succeeded on a rank a moment after the rank before it in
+//! the ring had aborted. Here the kernels of all peers end so. Kernels that hang because `RCOMM_SIM` asks for it wait
+//! for no peer, and are not ended.
 
 use crate::number::{self, Reduction};
 use crate::stream::lock;
@@ -50,20 +51,20 @@ struct Communicator {
     /// By the number of the split, shrink or exchange: what each rank contributed.
     derivations: HashMap<u64, Contributions>,
     failed: bool,
-    /// The error text on the first rank that closed its connection without a destroy while no operation needed it.
+    /// The error text about the first rank that closed its connection without a destroy while no operation needed it.
     gone: Option<String>,
 }
 
 struct Member {
     writer: Writer,
-    /// The id of its request to join.
+    /// The id of the member's request to join.
     join: u64,
     device: i32,
 }
 
 #[derive(Default)]
 struct State {
-    /// By key; 0 is that of the unique id itself.
+    /// By key; the communicator made from the unique id itself has key 0.
     communicators: HashMap<u64, Communicator>,
     last_key: u64,
 }
@@ -105,6 +106,7 @@ fn send_reply(writer: &Writer, id: u64, status: i32, payload: Vec<u8>) {
     .send(&mut lock(writer));
 }
 
+/// Handles the requests of one rank until its connection ends.
 fn serve(mut stream: UnixStream, state: &Mutex<State>) {
     let Ok(writer) = stream
         .try_clone()
@@ -186,6 +188,7 @@ impl State {
         }
     }
 
+    /// Handles a request of a rank that has joined.
     fn handle(&mut self, key: u64, rank: usize, request: Request, payload: Vec<u8>) {
         let Some(communicator) = self.communicators.get_mut(&key) else {
             return;
@@ -236,15 +239,15 @@ impl State {
 impl Communicator {
     /// Whether an unfinished operation needs this rank.
     fn needs(&self, rank: usize) -> bool {
-        let waits = |ends: &Ends| ends.0 == rank || ends.1 == rank;
+        let is_end = |ends: &Ends| ends.0 == rank || ends.1 == rank;
         let receives = self
             .receives
             .iter()
-            .any(|(ends, it)| waits(ends) && !it.is_empty());
+            .any(|(ends, receives)| is_end(ends) && !receives.is_empty());
         let sends = self
             .sends
             .iter()
-            .any(|(ends, it)| waits(ends) && !it.is_empty());
+            .any(|(ends, sends)| is_end(ends) && !sends.is_empty());
         receives || sends || !self.collectives.is_empty() || !self.derivations.is_empty()
     }
 
@@ -267,6 +270,7 @@ impl Communicator {
         }
     }
 
+    /// Sends a rank the result of a request, unless the rank has left.
     fn answer(&self, rank: usize, id: u64, payload: Vec<u8>) {
         if let Some(member) = self.members.get(&rank) {
             send_reply(&member.writer, id, SUCCESS, payload);
@@ -330,7 +334,8 @@ impl Communicator {
         for (request, payload) in contributions.values() {
             if request.kind == RequestKind::Shrink {
                 let ranks = payload.chunks_exact(4);
-                let ranks = ranks.map(|it| i32::from_le_bytes(it.try_into().expect("four bytes")));
+                let ranks =
+                    ranks.map(|bytes| i32::from_le_bytes(bytes.try_into().expect("four bytes")));
                 excluded = ranks
                     .filter_map(|rank| usize::try_from(rank).ok())
                     .collect();
@@ -349,12 +354,12 @@ impl Communicator {
 
     /// Sends all ranks the payloads of all ranks, in order of rank.
     fn exchange(&self, all: &Contributions) {
-        let together: Vec<u8> = all
+        let payloads: Vec<u8> = all
             .values()
             .flat_map(|(_, payload)| payload.clone())
             .collect();
         for (rank, (request, _)) in all {
-            self.answer(*rank, request.id, together.clone());
+            self.answer(*rank, request.id, payloads.clone());
         }
     }
 
@@ -389,9 +394,9 @@ impl Communicator {
         if !self.members.contains_key(&rank) {
             return;
         }
-        let begun = self.collectives.iter();
-        let begun = begun.filter(|(_, contributions)| contributions.contains_key(&rank));
-        let stopped: Vec<u64> = begun.map(|(seq, _)| *seq).collect();
+        let joined = self.collectives.iter();
+        let joined = joined.filter(|(_, contributions)| contributions.contains_key(&rank));
+        let stopped: Vec<u64> = joined.map(|(seq, _)| *seq).collect();
         for seq in stopped {
             self.broken.insert(seq);
             for (peer, (request, _)) in self.collectives.remove(&seq).unwrap_or_default() {
@@ -443,7 +448,7 @@ impl Communicator {
             .map(|(_, payload)| payload.as_slice())
             .collect();
         let reduced = || {
-            let with: Vec<(&[u8], Reduction)> = all
+            let inputs: Vec<(&[u8], Reduction)> = all
                 .values()
                 .map(|(request, payload)| {
                     (
@@ -455,7 +460,7 @@ impl Communicator {
                     )
                 })
                 .collect();
-            number::reduce(first.data_type, &with)
+            number::reduce(first.data_type, &inputs)
         };
         let root = usize::try_from(first.rank).unwrap_or(0);
         let part = |whole: &[u8], number: usize| {

@@ -2,8 +2,8 @@
 //!
 //! `ncclAvg` divides the sum by the number of ranks (NCCL multiplies inputs of floating-point types by the reciprocal
 //! instead, `hostToDevRedOp`, enqueue.cc); a user reduction multiplies each rank's input by its factor first
-//! (`ncclRedOpCreatePreMulSum`). NCCL promises no order and no rounding. Here floats of 8 and 16 bits are combined in 32
-//! bits and rounded once, so that tests can compare exactly.
+//! (`ncclRedOpCreatePreMulSum`). NCCL promises no order and no rounding. Here floats of 8 and 16 bits are combined in
+//! 32 bits and rounded once, so that tests can compare exactly.
 
 use std::ffi::CStr;
 
@@ -149,23 +149,23 @@ pub(crate) fn reduce(data_type: i32, inputs: &[(&[u8], Reduction)]) -> Vec<u8> {
 
 fn reduce_as<T: Number>(inputs: &[(&[u8], Reduction)]) -> Vec<u8> {
     let mut out = vec![0; inputs[0].0.len()];
-    for (at, slot) in out.chunks_exact_mut(T::BYTES).enumerate() {
-        let one = |(bytes, reduction): &(&[u8], Reduction)| {
-            let value = T::read(&bytes[at * T::BYTES..(at + 1) * T::BYTES]);
+    for (index, slot) in out.chunks_exact_mut(T::BYTES).enumerate() {
+        let scaled = |(bytes, reduction): &(&[u8], Reduction)| {
+            let value = T::read(&bytes[index * T::BYTES..(index + 1) * T::BYTES]);
             if reduction.factor == 1.0 {
                 value
             } else {
                 T::scale(value, reduction.factor)
             }
         };
-        let mut all = one(&inputs[0]);
+        let mut result = scaled(&inputs[0]);
         for input in &inputs[1..] {
-            all = T::combine(all, one(input), input.1.op);
+            result = T::combine(result, scaled(input), input.1.op);
         }
         if inputs[0].1.op == 4 {
-            all = T::divide(all, inputs.len());
+            result = T::divide(result, inputs.len());
         }
-        T::write(all, slot);
+        T::write(result, slot);
     }
     out
 }

@@ -1,9 +1,9 @@
-//! Streams and events: a queue of work with a thread, and flags that work sets.
+//! Streams and events. A stream is a queue of work with a thread; an event is a flag that work sets.
 //!
 //! Follows the CUDA programming guide ("Streams", "Events"): work on one stream runs in order of
 //! enqueueing; an event is complete when everything enqueued before its last record is; a wait on an event
-//! holds up only what is enqueued on that stream afterwards, and refers to the record that was newest when
-//! it was called. What capturing changes is in `capture`.
+//! holds up only what is enqueued on that stream afterwards, and refers to the record that was newest at the call of
+//! the wait. What capturing changes is in `capture`.
 
 use crate::capture::{Capture, Member, Seen};
 use std::collections::VecDeque;
@@ -30,9 +30,9 @@ struct Queue {
 /// One stream.
 #[derive(Default)]
 pub struct Stream {
-    /// The device of its context, from 1; 0 for the default stream, which is every context's.
+    /// The device of the stream's context, from 1; 0 for the default stream, which belongs to every context.
     pub(crate) device: i32,
-    /// The priority that it was made with.
+    /// The priority with which the stream was made.
     pub(crate) priority: c_int,
     queue: Mutex<Queue>,
     changed: Condvar,
@@ -50,7 +50,7 @@ impl Stream {
         // The thread ends when the stream is destroyed and its queue is empty.
         drop(
             thread
-                .spawn(move || worker.work())
+                .spawn(move || worker.run_queue())
                 .expect("a thread can be started"),
         );
         stream
@@ -61,7 +61,8 @@ impl Stream {
         std::ptr::from_ref(self).addr()
     }
 
-    fn work(&self) {
+    /// Runs the work in order, until the stream is closed and its queue is empty.
+    fn run_queue(&self) {
         let mut queue = lock(&self.queue);
         loop {
             if let Some(work) = queue.work.pop_front() {
@@ -199,12 +200,12 @@ impl Event {
         }));
     }
 
-    /// The capture that its newest record belongs to, with what the stream had seen by then.
+    /// The capture that the event's newest record belongs to, with what the stream had seen by then.
     pub(crate) fn captured(&self) -> Option<(Arc<Capture>, Seen)> {
         lock(&self.marks).captured.clone()
     }
 
-    /// Whether it was ever recorded outside a capture.
+    /// Whether the event was ever recorded outside a capture.
     pub(crate) fn was_recorded(&self) -> bool {
         lock(&self.marks).recorded > 0
     }
@@ -228,13 +229,13 @@ impl Event {
         self.wait_for(number);
     }
 
-    /// Whether its newest record is complete; true for an event that was never recorded (`cuEventQuery`).
+    /// Whether the event's newest record is complete; true for an event that was never recorded (`cuEventQuery`).
     pub(crate) fn is_complete(&self) -> bool {
         let marks = lock(&self.marks);
         marks.completed >= marks.recorded
     }
 
-    /// When a record of it last completed; `None` if none has.
+    /// When a record of the event last completed; `None` if none has.
     pub(crate) fn at(&self) -> Option<Instant> {
         lock(&self.marks).at
     }

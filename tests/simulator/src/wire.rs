@@ -76,7 +76,7 @@ pub(crate) struct Request {
 }
 
 /// Bytes of a request's head.
-const REQUEST: usize = 1 + 8 + 8 + 4 + 4 + 4 + 8 + 8 + 8;
+const HEAD: usize = 1 + 8 + 8 + 4 + 4 + 4 + 8 + 8 + 8;
 
 impl Request {
     pub(crate) fn new(kind: RequestKind, id: u64, seq: u64) -> Self {
@@ -93,7 +93,7 @@ impl Request {
     }
 
     pub(crate) fn send(&self, to: &mut UnixStream, payload: &[u8]) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(REQUEST + payload.len());
+        let mut bytes = Vec::with_capacity(HEAD + payload.len());
         bytes.push(self.kind as u8);
         bytes.extend(self.id.to_le_bytes());
         bytes.extend(self.seq.to_le_bytes());
@@ -108,7 +108,7 @@ impl Request {
     }
 
     pub(crate) fn receive(from: &mut UnixStream) -> io::Result<(Self, Vec<u8>)> {
-        let mut head = [0; REQUEST];
+        let mut head = [0; HEAD];
         from.read_exact(&mut head)?;
         let kind = RequestKind::ALL
             .get(usize::from(head[0]))

@@ -18,8 +18,9 @@ pub(crate) struct Graph {
     objects: Mutex<Vec<Arc<UserObject>>>,
 }
 
-/// `CUuserObject`: its references are those of the caller's handle and of graphs.
+/// `CUuserObject`. The caller's handle and graphs hold references to it.
 struct UserObject {
+    /// The argument of the destructor.
     at: usize,
     destroy: HostFunction,
 }
@@ -50,9 +51,9 @@ impl Drop for UserObject {
     /// "The destructor is called when the last reference goes" (`cuUserObjectCreate`), but by a thread of the driver,
     /// some time after the call that destroyed the graph (seen on an H100 with CUDA 13.0 and NCCL 2.30.7).
     fn drop(&mut self) {
-        const LATER: Duration = Duration::from_millis(300);
+        const DELAY: Duration = Duration::from_millis(300);
         // The thread receives as long as the process exists.
-        let _ = releases().send((Instant::now() + LATER, self.destroy, self.at));
+        let _ = releases().send((Instant::now() + DELAY, self.destroy, self.at));
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 static STREAMS: Handles<Stream> = Handles::new("stream");
 
-/// All streams that were created, which the default one is not, including destroyed ones whose work has not ended.
+/// All streams that were created, including destroyed ones whose work has not ended, without the default stream.
 static CREATED: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
 
 /// The stream behind a handle; null is the default stream.
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
     let stream = Stream::new(current(), priority.clamp(-5, 0));
     {
         let mut created = lock(&CREATED);
-        created.retain(|it| it.strong_count() > 0);
+        created.retain(|stream| stream.strong_count() > 0);
         created.push(Arc::downgrade(&stream));
     }
     // SAFETY: `out` is null, which `put` refuses, or the caller lets a handle be written there.
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn cuCtxSynchronize() -> c_int {
 /// destroyed, whose work still runs to its end.
 pub(crate) fn synchronize(device: c_int) {
     let streams: Vec<Arc<Stream>> = lock(&CREATED).iter().filter_map(Weak::upgrade).collect();
-    let of_device = streams.iter().filter(|it| it.device == device);
+    let of_device = streams.iter().filter(|stream| stream.device == device);
     of_device.for_each(|stream| stream.synchronize());
     stream_of(std::ptr::null_mut()).synchronize();
 }
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn cuStreamWaitEvent(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamGetCtx(handle: *mut c_void, context: *mut *mut c_void) -> c_int {
     crate::calls::note();
-    // The default stream is that of the context that is current.
+    // The default stream belongs to the current context.
     let device = match handle.is_null() {
         true if current() == 0 => return INVALID_CONTEXT,
         true => current(),
@@ -264,7 +264,8 @@ mod tests {
         // A capture that is not global forbids nothing to the tests beside this one.
         assert!(Capture::begin(&stream, 1));
         assert_eq!(stream.capture_status(), 1);
-        stream.capture().expect("it is captured").invalidate();
+        let capture = stream.capture().expect("the stream is being captured");
+        capture.invalidate();
         assert_eq!(stream.capture_status(), 2);
         assert!(Capture::end(&stream).is_err());
         assert_eq!(stream.capture_status(), 0);

@@ -48,7 +48,7 @@ pub(super) enum WaitsFor {
     Bootstrap,
 }
 
-/// Work of a call in the background, which is counted until this value is dropped.
+/// Work of a call in the background; the communicator counts it until this value is dropped.
 pub(super) struct Job(Arc<Comm>);
 
 impl Drop for Job {
@@ -57,7 +57,7 @@ impl Drop for Job {
     }
 }
 
-/// An operation that a graph holds.
+/// An operation that a graph holds; the communicator counts it until this value is dropped.
 pub(super) struct Captured(Arc<Comm>);
 
 impl Captured {
@@ -85,12 +85,12 @@ pub(super) struct Comm {
     pub(super) rank: c_int,
     pub(super) size: c_int,
     pub(super) device: c_int,
-    /// Whether its calls block, from its configuration ("blocking", nccl.h); children inherit it.
+    /// Whether calls on it block, from its configuration ("blocking", nccl.h). Communicators split off it inherit this.
     pub(super) is_blocking: bool,
     pub(super) name: Name,
     /// `commHash`.
     pub(super) hash: u64,
-    /// The context that the profiler plug-in has given to it when it joined.
+    /// The context that the profiler plug-in gave to the communicator when all ranks had joined.
     profiled: OnceLock<profiler::Context>,
     writer: Mutex<Option<UnixStream>>,
     replies: Mutex<Replies>,
@@ -347,18 +347,19 @@ impl Comm {
         lock(&self.in_use).extend(ranges);
     }
 
+    /// Notes that a kernel no longer uses this memory.
     pub(super) fn give_back(&self, ranges: &[(u64, u64)]) {
         let mut in_use = lock(&self.in_use);
         for range in ranges {
-            if let Some(at) = in_use.iter().position(|it| it == range) {
-                in_use.swap_remove(at);
+            if let Some(index) = in_use.iter().position(|used| used == range) {
+                in_use.swap_remove(index);
             }
         }
     }
 
     /// Whether a kernel outside graphs uses some of this memory.
     pub(super) fn uses(&self, begin: u64, end: u64) -> bool {
-        let overlaps = |it: &(u64, u64)| it.0 < end && begin < it.1;
+        let overlaps = |(used_begin, used_end): &(u64, u64)| *used_begin < end && begin < *used_end;
         lock(&self.in_use).iter().any(overlaps)
     }
 

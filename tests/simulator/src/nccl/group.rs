@@ -29,15 +29,18 @@ use std::time::Duration;
 #[derive(Clone)]
 pub(super) struct Item {
     pub(super) request: Request,
+    /// Address and bytes of the input; `None` without an input.
     pub(super) input: Option<(usize, usize)>,
     pub(super) factor: Factor,
+    /// Address of the output; 0 without an output.
     pub(super) output: usize,
     /// The parts that its call has reported to the profiler plug-in.
     pub(super) parts: Vec<Part>,
 }
 
 impl Item {
-    /// The memory that it uses: its input, and the first byte of its output, whose length only the hub knows.
+    /// The memory that the operation uses: its input, and the first byte of its output, whose length only the hub
+    /// knows.
     fn memory(&self) -> impl Iterator<Item = (u64, u64)> {
         let input = self.input.map(|(at, length)| (at, at + length));
         let output = (self.output != 0).then_some((self.output, self.output + 1));
@@ -97,7 +100,7 @@ fn carry_out(comm: &Comm, items: &[Item], outcome: Outcome) -> bool {
     if comm.stopped.load(Ordering::Acquire) {
         return false;
     }
-    let mut asked = Vec::with_capacity(items.len());
+    let mut requests = Vec::with_capacity(items.len());
     for item in items {
         let mut request = item.request;
         request.factor = item.factor.read();
@@ -109,9 +112,9 @@ fn carry_out(comm: &Comm, items: &[Item], outcome: Outcome) -> bool {
             .input
             .map_or_else(Vec::new, |(at, length)| read(at, length));
         comm.ask(&request, &payload);
-        asked.push((request.id, item.output));
+        requests.push((request.id, item.output));
     }
-    for (id, output) in asked {
+    for (id, output) in requests {
         match comm.answer(id, WaitsFor::Device) {
             Ok(bytes) => write(output, &bytes),
             Err(_) => return false,
@@ -127,6 +130,7 @@ struct Kernel {
     items: Vec<Item>,
 }
 
+/// One operation, to be launched on a stream.
 pub(super) struct Launch {
     pub(super) comm: Arc<Comm>,
     pub(super) stream: Arc<Stream>,
@@ -178,22 +182,22 @@ pub(super) fn note_refused(status: c_int) {
     });
 }
 
-/// Launches now, or when the thread's group ends.
-pub(super) fn enqueue(mut launch_one: Launch) -> c_int {
+/// Launches an operation now, or when the thread's group ends.
+pub(super) fn enqueue(mut operation: Launch) -> c_int {
     if !trouble::next_call_is_accepted() {
         let status = fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
         note_refused(status);
-        return launch_one.comm.refuse(status);
+        return operation.comm.refuse(status);
     }
-    let Launch { comm, stream, item } = &mut launch_one;
+    let Launch { comm, stream, item } = &mut operation;
     if let Some(profiled) = comm.profiled() {
         item.parts = profiled.call(comm, &item.request, stream.capture().is_some());
     }
     if is_in_group() {
-        GROUP.with_borrow_mut(|group| group.launches.push(launch_one));
+        GROUP.with_borrow_mut(|group| group.launches.push(operation));
         return SUCCESS;
     }
-    let status = launch(vec![launch_one]);
+    let status = launch(vec![operation]);
     profiler::group_ends();
     status
 }
@@ -202,10 +206,10 @@ fn launch(launches: Vec<Launch>) -> c_int {
     // One kernel for each communicator and stream, in order of first use.
     let mut kernels: Vec<Kernel> = Vec::new();
     for Launch { comm, stream, item } in launches {
-        let same = |kernel: &&mut Kernel| {
+        let takes_item = |kernel: &&mut Kernel| {
             Arc::ptr_eq(&kernel.comm, &comm) && Arc::ptr_eq(&kernel.stream, &stream)
         };
-        match kernels.iter_mut().find(same) {
+        match kernels.iter_mut().find(takes_item) {
             Some(kernel) => kernel.items.push(item),
             None => kernels.push(Kernel {
                 comm,
@@ -358,9 +362,9 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(info: *mut SimInfo) -> c_int {
     // SAFETY: the caller's pointer is null or to a structure that no other code uses during this call.
     let info = unsafe { info.as_mut() };
     let simulated = GROUP.with_borrow_mut(|group| {
-        let runs = |launch: &Launch| !launch.comm.is_blocking || launch.comm.size == 1;
+        let is_launched = |launch: &Launch| !launch.comm.is_blocking || launch.comm.size == 1;
         let is_simulated = group.depth == 1 && group.error == SUCCESS && group.jobs.is_empty();
-        if !is_simulated || group.launches.iter().any(runs) {
+        if !is_simulated || group.launches.iter().any(is_launched) {
             return None;
         }
         group.depth = 0;
@@ -392,7 +396,8 @@ pub unsafe extern "C" fn ncclGroupEnd() -> c_int {
     end_group()
 }
 
-/// Tests take single names out of copies of this library, so exported functions do not call each other.
+/// Ends the thread's group. Exported functions do not call each other, since tests take single names out of copies of
+/// this library.
 fn end_group() -> c_int {
     let ended = GROUP.with_borrow_mut(|group| match group.depth {
         0 => None,
@@ -414,17 +419,17 @@ fn end_group() -> c_int {
         return group.error;
     }
     // All jobs run at once (`asyncJobLaunch`, group.cc).
-    let done = std::thread::scope(|scope| {
+    let statuses = std::thread::scope(|scope| {
         let jobs: Vec<_> = group.jobs.into_iter().map(|job| scope.spawn(job)).collect();
-        let done = jobs
+        let statuses = jobs
             .into_iter()
             .map(|job| job.join().unwrap_or(INTERNAL_ERROR));
-        done.collect::<Vec<c_int>>()
+        statuses.collect::<Vec<c_int>>()
     });
     let launched = launch(group.launches);
     if !is_in_group() {
         profiler::group_ends();
     }
-    let bad = done.into_iter().find(|&status| status != SUCCESS);
+    let bad = statuses.into_iter().find(|&status| status != SUCCESS);
     bad.unwrap_or(launched)
 }

@@ -24,7 +24,7 @@ const PAGE: u64 = 4096;
 
 /// Whether some of these bytes are registered with a live communicator.
 pub(crate) fn is_registered(at: u64, size: u64) -> bool {
-    REGISTERED.any(|it| at < it.end && it.begin < at + size)
+    REGISTERED.any(|range| at < range.end && range.begin < at + size)
 }
 
 /// The number of ranges that are registered with live communicators, for tests.
@@ -41,7 +41,7 @@ pub extern "C" fn rcomm_simulator_registered() -> u64 {
 /// Ends the registrations of a communicator that is freed (`ncclRegCleanup`, register/register.cc:141).
 pub(super) fn forget_registrations(comm: &Comm) {
     let address = std::ptr::from_ref(comm).addr();
-    drop(REGISTERED.take(|it| it.comm == address));
+    drop(REGISTERED.take(|range| range.comm == address));
 }
 
 /// `ncclMemAlloc`, allocator.cc:17.
@@ -97,11 +97,12 @@ pub unsafe extern "C" fn ncclCommRegister(
     }
     let comm_at = Arc::as_ptr(&comm).addr();
     let (begin, end) = (at / PAGE * PAGE, (at + size).next_multiple_of(PAGE));
-    let known = REGISTERED.find(|it| it.comm == comm_at && it.begin <= begin && end <= it.end);
-    let handle = match known {
+    let covers =
+        |range: &Registered| range.comm == comm_at && range.begin <= begin && end <= range.end;
+    let handle = match REGISTERED.find(covers) {
         Some(handle) => {
-            if let Some(it) = REGISTERED.get(handle) {
-                it.references.fetch_add(1, Ordering::AcqRel);
+            if let Some(range) = REGISTERED.get(handle) {
+                range.references.fetch_add(1, Ordering::AcqRel);
             }
             handle
         }
@@ -126,11 +127,11 @@ pub unsafe extern "C" fn ncclCommDeregister(comm: *mut c_void, handle: *mut c_vo
         return no_comm();
     };
     comm.check_alone("ncclCommDeregister");
-    let Some(it) = REGISTERED.get(handle) else {
+    let Some(range) = REGISTERED.get(handle) else {
         return fail(INVALID_ARGUMENT, "handle argument is NULL");
     };
-    if it.references.fetch_sub(1, Ordering::AcqRel) == 1 {
-        if comm.uses(it.begin, it.end) {
+    if range.references.fetch_sub(1, Ordering::AcqRel) == 1 {
+        if comm.uses(range.begin, range.end) {
             end_process("ncclCommDeregister of memory that an operation uses");
         }
         drop(REGISTERED.remove(handle));

@@ -1,8 +1,8 @@
 //! The kernels of several communicators on one device: how many it can hold at once (`kernels_at_once` of `RCOMM_SIM`),
 //! and in which order they start.
 //!
-//! A kernel that has started waits for its peers and does not make room for another one. Without an order the kernel
-//! that is first reached by its stream starts next. With `NCCL_LAUNCH_ORDER_IMPLICIT=1` a kernel starts after the one
+//! A kernel that has started waits for its peers and does not make room for another one. Without an order, the kernel
+//! that its stream reaches first starts next. With `NCCL_LAUNCH_ORDER_IMPLICIT=1` a kernel starts after the one
 //! that was launched before it on the device has started, whatever their communicators (`ncclLaunchPrepare` and
 //! `ncclLaunchFinish`, enqueue.cc:1683 and 1924, with launch completion events). Kernels of graphs are not ordered
 //! here.
@@ -42,7 +42,7 @@ fn is_ordered() -> bool {
 pub(super) struct Place {
     device: c_int,
     has_started: Arc<AtomicBool>,
-    /// Whether the kernel before it has started; `None` without an order, and for the first one.
+    /// Whether the kernel before this one has started; `None` without an order, and for the first kernel.
     former: Option<Arc<AtomicBool>>,
 }
 

@@ -44,8 +44,8 @@ union Facts {
     coll: Coll,
     p2p: P2p,
     kernel_ch: KernelCh,
-    /// As long as the longest member of the header's union.
-    whole: [u64; 11],
+    /// As many bytes as the longest member of the header's union has.
+    words: [u64; 11],
 }
 
 #[repr(C)]
@@ -291,7 +291,7 @@ impl Context {
             return parts;
         }
         if GROUP.get().0 == 0 {
-            let mut facts = Facts { whole: [0; 11] };
+            let mut facts = Facts { words: [0; 11] };
             facts.group_api = GroupApi {
                 graph_captured: is_captured,
                 depth: 1,
@@ -299,7 +299,7 @@ impl Context {
             GROUP.set(self.start(GROUP_API, Event::default(), facts));
         }
         for part in &mut parts {
-            let mut facts = Facts { whole: [0; 11] };
+            let mut facts = Facts { words: [0; 11] };
             let kind = match part.peer {
                 Some(_) => {
                     facts.p2p_api = P2pApi {
@@ -343,7 +343,7 @@ impl Context {
     }
 
     fn task(&self, part: &Part) -> Event {
-        let mut facts = Facts { whole: [0; 11] };
+        let mut facts = Facts { words: [0; 11] };
         let kind = match part.peer {
             Some(peer) => {
                 facts.p2p = P2p {
@@ -386,15 +386,15 @@ impl Context {
         if mask() & KERNEL_CH == 0 {
             return Vec::new();
         }
-        let begun = tasks.iter().map(|&task| {
-            let mut facts = Facts { whole: [0; 11] };
+        let channels = tasks.iter().map(|&task| {
+            let mut facts = Facts { words: [0; 11] };
             facts.kernel_ch = KernelCh {
                 channel: 0,
                 timer: device_clock(),
             };
             self.start(KERNEL_CH, task, facts)
         });
-        begun.collect()
+        channels.collect()
     }
 }
 
@@ -451,6 +451,7 @@ fn device_clock() -> u64 {
     u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX) + 1
 }
 
+/// The collective or the messages that NCCL makes of a request; empty if it has nothing to launch.
 fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
     let (size, datatype) = name_of_type(request.data_type);
     // A communicator of one rank has no task, but a copy on the stream (`taskAppend`, enqueue.cc:3039).
@@ -467,21 +468,21 @@ fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
         root: request.rank,
         called: Event::default(),
     };
-    let whole = |func, count| vec![part(func, count, None)];
+    let collective = |func, count| vec![part(func, count, None)];
     let is_root = comm.rank == request.rank;
-    let one = all / ranks;
+    let per_rank = all / ranks;
     let send = |count, to| part(c"Send", count, Some(to));
     let receive = |count, from| part(c"Recv", count, Some(from));
     let parts = match request.kind {
-        RequestKind::AllReduce => whole(c"AllReduce", all),
-        RequestKind::Reduce => whole(c"Reduce", all),
-        RequestKind::Broadcast => whole(c"Broadcast", all),
-        RequestKind::AllGather => whole(c"AllGather", all),
-        RequestKind::ReduceScatter => whole(c"ReduceScatter", one),
+        RequestKind::AllReduce => collective(c"AllReduce", all),
+        RequestKind::Reduce => collective(c"Reduce", all),
+        RequestKind::Broadcast => collective(c"Broadcast", all),
+        RequestKind::AllGather => collective(c"AllGather", all),
+        RequestKind::ReduceScatter => collective(c"ReduceScatter", per_rank),
         RequestKind::Send => vec![send(all, request.rank)],
         RequestKind::Recv => vec![receive(all, request.rank)],
         RequestKind::AllToAll => (0..comm.size)
-            .flat_map(|peer| [send(one, peer), receive(one, peer)])
+            .flat_map(|peer| [send(per_rank, peer), receive(per_rank, peer)])
             .collect(),
         RequestKind::Gather => {
             let mut parts = vec![send(all, request.rank)];
@@ -494,8 +495,8 @@ fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
         }
         RequestKind::Scatter => {
             let to = (0..comm.size).filter(|_| is_root);
-            let mut parts: Vec<Part> = to.map(|peer| send(one, peer)).collect();
-            parts.push(receive(one, request.rank));
+            let mut parts: Vec<Part> = to.map(|peer| send(per_rank, peer)).collect();
+            parts.push(receive(per_rank, request.rank));
             parts
         }
         RequestKind::Join

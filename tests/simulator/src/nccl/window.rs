@@ -302,22 +302,22 @@ fn enqueue(
         return SUCCESS;
     }
     comm.state.store(IN_PROGRESS, Ordering::Release);
-    let it = Arc::clone(comm);
+    let owned = Arc::clone(comm);
     let job = comm.begin_job();
     run_or_spawn(comm.is_blocking, move || {
         if let Some(delay) = delay {
             std::thread::sleep(delay);
         }
-        let status = match connected.map_or_else(|| connect(&it), Ok) {
+        let status = match connected.map_or_else(|| connect(&owned), Ok) {
             Ok(signals) => {
                 let work = make(&signals);
-                *lock(&it.signals) = Some(signals);
-                launch(&it, &stream, work);
+                *lock(&owned.signals) = Some(signals);
+                launch(&owned, &stream, work);
                 SUCCESS
             }
             Err(status) => status,
         };
-        let status = it.set_state(status);
+        let status = owned.set_state(status);
         drop(job);
         status
     })
@@ -391,13 +391,13 @@ pub unsafe extern "C" fn ncclPutSignal(
     };
     let bytes = count * size_of_type(data_type).unwrap_or(0);
     let source = from.addr() as u64;
-    let is_source = |it: &Window| {
-        it.is_symmetric
-            && it.comm == handle.addr()
-            && source >= it.at
-            && source + bytes as u64 <= it.at + it.size
+    let holds_source = |window: &Window| {
+        window.is_symmetric
+            && window.comm == handle.addr()
+            && source >= window.at
+            && source + bytes as u64 <= window.at + window.size
     };
-    if !WINDOWS.any(is_source) {
+    if !WINDOWS.any(holds_source) {
         let text = "ncclPutSignal: srcWinHost is not in a valid symmetric window";
         return fail(INVALID_ARGUMENT, text);
     }
@@ -408,12 +408,12 @@ pub unsafe extern "C" fn ncclPutSignal(
     }
     let this_rank = usize::try_from(comm.rank).unwrap_or(0);
     let peer = usize::try_from(peer).unwrap_or(0);
-    let it = Arc::clone(&comm);
+    let owned = Arc::clone(&comm);
     let delay = trouble::setting("put_delay_ms").map(Duration::from_millis);
     enqueue(&comm, (cuda::stream_of(stream), delay), move |signals| {
         let signals = Arc::clone(signals);
         Arc::new(move || {
-            if it.stopped.load(Ordering::Acquire) {
+            if owned.stopped.load(Ordering::Acquire) {
                 return;
             }
             // The target stays mapped until this has run.
@@ -494,15 +494,16 @@ pub unsafe extern "C" fn ncclWaitSignal(
     // SAFETY: `wanted` is not null (checked) and holds `length` descriptors, which the caller leaves as they
     // are during this call, which copies them.
     let wanted = unsafe { std::slice::from_raw_parts(wanted, length) }.to_vec();
-    for (nth, it) in wanted.iter().enumerate() {
-        let is_rank = it.peer >= 0 && it.peer < comm.size;
-        if it.count <= 0 || (it.signal, it.context) != (0, 0) || !is_rank {
-            let text = format!("ncclWaitSignal: descriptor {nth} is invalid");
+    for (index, descriptor) in wanted.iter().enumerate() {
+        let is_rank = descriptor.peer >= 0 && descriptor.peer < comm.size;
+        let is_supported = (descriptor.signal, descriptor.context) == (0, 0);
+        if descriptor.count <= 0 || !is_supported || !is_rank {
+            let text = format!("ncclWaitSignal: descriptor {index} is invalid");
             return fail(INVALID_ARGUMENT, &text);
         }
     }
     let this_rank = usize::try_from(comm.rank).unwrap_or(0);
-    let it = Arc::clone(&comm);
+    let owned = Arc::clone(&comm);
     enqueue(&comm, (cuda::stream_of(stream), None), move |signals| {
         let mut expected = lock(&signals.expected);
         let targets: Vec<(usize, u64)> = wanted
@@ -518,7 +519,7 @@ pub unsafe extern "C" fn ncclWaitSignal(
         Arc::new(move || {
             for &(peer, until) in &targets {
                 while signals.counter(this_rank, peer).load(Ordering::Acquire) < until {
-                    if it.stopped.load(Ordering::Acquire) {
+                    if owned.stopped.load(Ordering::Acquire) {
                         return;
                     }
                     std::thread::sleep(Duration::from_micros(50));

@@ -70,7 +70,7 @@ enum Action {
     },
 }
 
-/// What runs once per repetition; it keeps what was prepared for it.
+/// One repetition of a path; the closure owns what was prepared for it.
 type Repeat = Box<dyn FnMut() -> anyhow::Result<()>>;
 
 struct HotPath {
@@ -161,13 +161,13 @@ fn run(name: &str, repetitions: u64) -> anyhow::Result<()> {
 
 /// Instructions of one repetition.
 fn count(path: &HotPath) -> anyhow::Result<u64> {
-    let once = collected(path.name, path.repetitions)?;
-    let twice = collected(path.name, 2 * path.repetitions)?;
+    let once = instructions_of_process(path.name, path.repetitions)?;
+    let twice = instructions_of_process(path.name, 2 * path.repetitions)?;
     Ok(twice.saturating_sub(once) / path.repetitions)
 }
 
 /// Instructions of a process that runs the path this many times.
-fn collected(name: &str, repetitions: u64) -> anyhow::Result<u64> {
+fn instructions_of_process(name: &str, repetitions: u64) -> anyhow::Result<u64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg(std::env::current_exe()?)

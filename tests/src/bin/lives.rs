@@ -63,22 +63,22 @@ fn run(options: &Options) -> Result<bool> {
         }
         return Ok(true);
     }
-    let named =
-        |row: &&Row| options.rows.is_empty() || options.rows.iter().any(|it| it == row.name);
+    let is_named =
+        |row: &&Row| options.rows.is_empty() || options.rows.iter().any(|name| name == row.name);
     if let Some(unknown) = options
         .rows
         .iter()
-        .find(|it| !ROWS.iter().any(|row| row.name == *it))
+        .find(|name| !ROWS.iter().any(|row| row.name == *name))
     {
         bail!("no row is called {unknown:?}; `lives --list` names them");
     }
     let all = Transport::ALL.into_iter();
     let transports: Vec<Transport> = all
-        .filter(|it| {
+        .filter(|transport| {
             options
                 .transport
                 .as_ref()
-                .is_none_or(|name| name == it.name())
+                .is_none_or(|name| name == transport.name())
         })
         .collect();
     if transports.is_empty() {
@@ -86,9 +86,9 @@ fn run(options: &Options) -> Result<bool> {
     }
     let program = std::env::current_exe()?;
     let mut jobs: Vec<(&'static Row, Transport)> = Vec::new();
-    for row in ROWS.iter().filter(named) {
+    for row in ROWS.iter().filter(is_named) {
         match row.skipped() {
-            Some(why) => println!("{:<16} skipped: {why}", row.name),
+            Some(reason) => println!("{:<16} skipped: {reason}", row.name),
             None => jobs.extend(transports.iter().map(|&transport| (row, transport))),
         }
     }
@@ -147,7 +147,7 @@ struct Tally {
 impl Tally {
     fn add(&mut self, row: &Row, transport: Transport, cells: Vec<Cell>) {
         self.jobs += 1;
-        let index = ROWS.iter().position(|one| one.name == row.name);
+        let index = ROWS.iter().position(|known| known.name == row.name);
         for cell in cells {
             print(row, transport, &cell);
             let key = (
@@ -200,7 +200,7 @@ impl Tally {
                 "| {row} | {transport} | {source} | {runs} | {right} | {wrong} | {first} | {after} | {last} |"
             );
         }
-        let sum = |of: fn(&Line) -> usize| self.lines.values().map(of).sum::<usize>();
+        let sum = |number: fn(&Line) -> usize| self.lines.values().map(number).sum::<usize>();
         println!(
             "\n{} jobs, {} judgments; wrong: {} last answers, {} on the way",
             self.jobs,
@@ -212,8 +212,8 @@ impl Tally {
 }
 
 /// Lists the answers, such as `STUCK E101 [2]`, each with its number of runs if not all runs gave it.
-fn answers(of: &BTreeMap<String, usize>, runs: usize) -> String {
-    let each = of.iter().map(|(answer, times)| match *times == runs {
+fn answers(counts: &BTreeMap<String, usize>, runs: usize) -> String {
+    let each = counts.iter().map(|(answer, times)| match *times == runs {
         true => answer.clone(),
         false => format!("{answer} ({times})"),
     });

@@ -179,22 +179,22 @@ fn hold_worlds() -> Result<(), String> {
     let mut settled = None;
     for round in 0..ROUNDS {
         // Each world has its own keys in the one store, since several worlds live at the same time.
-        let make = |at: u64| {
-            let store = PrefixStore::new(format!("{round}/{at}"), store.clone());
+        let make = |number: u64| {
+            let store = PrefixStore::new(format!("{round}/{number}"), store.clone());
             World::builder(config.clone()).store(Arc::new(store)).init()
         };
         let worlds: Result<Vec<World>, _> = (0..AT_ONCE).map(make).collect();
         let worlds = worlds.map_err(text)?;
-        for (world, at) in worlds.iter().zip(0..) {
-            let mut sums = [at; 1_000];
+        for (world, number) in worlds.iter().zip(0..) {
+            let mut sums = [number; 1_000];
             world
                 .group()
                 .all_reduce(&mut sums, ReduceOp::Sum)
                 .map_err(text)?;
             assert_eq!(
                 sums,
-                [at * u64::from(world.size()); 1_000],
-                "a sum of world {at} is wrong"
+                [number * u64::from(world.size()); 1_000],
+                "a sum of world {number} is wrong"
             );
         }
         for world in worlds {
@@ -254,7 +254,7 @@ struct Resources {
 
 impl Resources {
     /// Counts the resources once the threads of the worlds have ended, after half a minute at the latest: a thread that
-    /// waits for the store's answer ends only when that comes.
+    /// waits for an answer of the store ends only when the answer comes.
     fn at_rest() -> Self {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
@@ -319,6 +319,7 @@ fn run_monitored_barrier() -> Result<(), String> {
     world.shutdown().map_err(text)
 }
 
+/// Trains in two groups until the culprit's fault, or for three steps more.
 fn train(fault: Fault, step_of_fault: i64, pause: Duration) -> rcomm::Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();

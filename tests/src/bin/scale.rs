@@ -178,8 +178,8 @@ fn write_on(
     }
 }
 
-/// One rank's record after the other goes into the summary of its host. Each summary is read at once, as an analysis
-/// reads those of a fleet.
+/// Puts the record of each rank into the summary of its host. Each summary is read at once, as an analysis reads the
+/// summaries of a fleet.
 fn summaries(args: &SimulatedArgs) -> anyhow::Result<()> {
     let simulation = stuck(args);
     let now = simulation.fault_ns() + 60_000_000_000;
@@ -364,7 +364,7 @@ fn measure(args: &MeasureArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The medians of several runs, each on its own.
+/// The median of each number over several runs.
 fn median(runs: Vec<Cost>) -> Cost {
     fn middle<T: Ord + Copy>(values: impl Iterator<Item = T>, least: T) -> T {
         let mut values: Vec<T> = values.collect();

@@ -184,9 +184,9 @@ impl Bench {
         self.stream.synchronize()?;
         self.world.group().barrier()?;
         self.events.start(&self.stream);
-        let begun = Instant::now();
+        let start = Instant::now();
         make(calls)?;
-        let host = begun.elapsed();
+        let host = start.elapsed();
         self.events.stop(&self.stream);
         self.stream.synchronize()?;
         Ok(Cost {
@@ -212,15 +212,15 @@ impl Bench {
             gemm.launch(&self.stream);
             Ok(())
         })?;
-        for (name, way) in [
-            ("raw NCCL, no record", Way::Raw),
-            ("ProcessGroup", Way::Ours),
+        for (name, call_path) in [
+            ("raw NCCL, no record", CallPath::Raw),
+            ("ProcessGroup", CallPath::Ours),
         ] {
-            let comm = self.time(|| self.communicate(way, &buffer, &other))?;
+            let comm = self.time(|| self.communicate(call_path, &buffer, &other))?;
             let both = self.time(|| {
                 // The product is enqueued first, and the all-reduce must not wait for it.
                 gemm.launch(&self.stream);
-                self.communicate(way, &buffer, &other)
+                self.communicate(call_path, &buffer, &other)
             })?;
             self.say(&format!(
                 "overlap, {name}, timing {timing:?}: product {alone:.3} ms, all_reduce {comm:.3} ms, \
@@ -233,14 +233,19 @@ impl Bench {
 
     /// Enqueues an all-reduce of a buffer of the stream `other`, and makes the bench's stream wait for it. A raw call
     /// runs on `other`, the group's on the group's own stream.
-    fn communicate(&self, way: Way, buffer: &DeviceBuffer, other: &Arc<CudaStream>) -> Result<()> {
-        match way {
-            Way::Raw => {
+    fn communicate(
+        &self,
+        call_path: CallPath,
+        buffer: &DeviceBuffer,
+        other: &Arc<CudaStream>,
+    ) -> Result<()> {
+        match call_path {
+            CallPath::Raw => {
                 self.raw.all_reduce(buffer, other);
                 self.events.join(other, &self.stream);
                 Ok(())
             }
-            Way::Ours => self.issue(buffer, 1),
+            CallPath::Ours => self.issue(buffer, 1),
         }
     }
 
@@ -260,15 +265,15 @@ impl Bench {
     }
 }
 
-/// How a call is made.
+/// By which path a call reaches NCCL: directly, or through rcomm.
 #[derive(Clone, Copy)]
-enum Way {
+enum CallPath {
     Raw,
     Ours,
 }
 
 fn best(costs: &[Cost]) -> Cost {
-    let least = |of: fn(&Cost) -> f64| costs.iter().map(of).fold(f64::INFINITY, f64::min);
+    let least = |number: fn(&Cost) -> f64| costs.iter().map(number).fold(f64::INFINITY, f64::min);
     Cost {
         device_us: least(|cost| cost.device_us),
         host_ns: least(|cost| cost.host_ns),

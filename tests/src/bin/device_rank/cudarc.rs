@@ -7,10 +7,11 @@ use rcomm::{Result, World};
 use std::sync::Arc;
 
 /// Returns the value of a call of cudarc; panics with its error, which is not an error of rcomm.
-fn expect_cudarc<T>(what: &str, result: std::result::Result<T, DriverError>) -> T {
-    result.unwrap_or_else(|error| panic!("cudarc: {what}: {error:?}"))
+fn expect_cudarc<T>(call: &str, result: std::result::Result<T, DriverError>) -> T {
+    result.unwrap_or_else(|error| panic!("cudarc: {call}: {error:?}"))
 }
 
+/// Reduces a whole slice of cudarc and a part of it, and prints that a slice of another device is refused.
 pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     const LEN: usize = 1000;
     let group = world.group();
@@ -36,8 +37,8 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     let part = unsafe { DeviceBuffer::from_cudarc_view(&gpu.device, &view, slice.clone())? };
     group.execute_async(all_reduce(&part)?)?.wait()?;
     let size = group.size() as f32;
-    let expected = |at: usize| {
-        if (100..200).contains(&at) {
+    let expected = |index: usize| {
+        if (100..200).contains(&index) {
             sum * size
         } else {
             sum
@@ -54,11 +55,13 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     let count = expect_cudarc("a count", CudaContext::device_count());
     if count > 1 {
         let next = (ordinal + 1) % usize::try_from(count).unwrap_or(1);
-        let elsewhere = expect_cudarc("a context", CudaContext::new(next));
-        let stream = expect_cudarc("a stream", elsewhere.new_stream());
-        let there = Arc::new(expect_cudarc("a slice", stream.clone_htod(&[1.0f32])));
-        let refused = DeviceBuffer::from_cudarc(&gpu.device, &there);
-        let error = refused.map(|_| ()).expect_err("it is on another device");
+        let other_context = expect_cudarc("a context", CudaContext::new(next));
+        let stream = expect_cudarc("a stream", other_context.new_stream());
+        let other_slice = Arc::new(expect_cudarc("a slice", stream.clone_htod(&[1.0f32])));
+        let refused = DeviceBuffer::from_cudarc(&gpu.device, &other_slice);
+        let error = refused
+            .map(|_| ())
+            .expect_err("the slice is on another device");
         eprintln!("refused: {error}");
     }
     Ok(())

@@ -30,6 +30,7 @@ impl Graphs {
         Self { driver }
     }
 
+    /// Begins a capture of the stream.
     pub(super) fn begin(&self, stream: Handle) {
         const GLOBAL: c_int = 0;
         // SAFETY: this is the function's type in cuda.h, and the callers pass a stream that they hold.
@@ -83,6 +84,7 @@ impl Graphs {
         assert_eq!(status, 0, "cuGraphExecDestroy");
     }
 
+    /// Launches the graph on the stream.
     pub(super) fn launch(&self, executable: Handle, stream: Handle) {
         // SAFETY: this is the function's type in cuda.h. The callers have the graph from `end` and hold the
         // stream; what the graph uses lives in them or is kept by the graph.
@@ -95,6 +97,7 @@ impl Graphs {
     }
 }
 
+/// Captures operations, launches the graph several times, and prints what a capture refuses.
 pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     let (group, graphs) = (world.group(), Graphs::of(world));
     let stream = gpu.stream.as_raw();
@@ -124,7 +127,9 @@ pub(super) fn capture(world: &World, gpu: &Gpu) -> Result<()> {
     let refused = blocking.expect_err("a capture cannot be waited for");
     eprintln!("refused: {refused}");
     let zeroed = DeviceBuffer::zeroed(&gpu.stream, DType::I64, 100);
-    let refused = zeroed.map(|_| ()).expect_err("the graph would fill it");
+    let refused = zeroed
+        .map(|_| ())
+        .expect_err("the graph would fill the memory");
     eprintln!("refused: {refused}");
     // Each gather has separate memory for the parts of its list.
     for list in &lists {
@@ -180,7 +185,7 @@ fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
     let stream = gpu.stream.as_raw();
     let owner = Arc::new(gpu.buffer(&[1i32; 64])?);
     let (at, dtype, len) = (owner.address(), owner.dtype(), owner.len());
-    let watched = Arc::downgrade(&owner);
+    let weak_owner = Arc::downgrade(&owner);
     // SAFETY: `len` elements at `at` are all of the memory of `owner`, which the buffer keeps.
     let buffer = unsafe { DeviceBuffer::foreign(&gpu.stream, at, dtype, len, owner)? };
     graphs.begin(stream);
@@ -193,26 +198,30 @@ fn keep_memory(world: &World, gpu: &Gpu, graphs: &Graphs) -> Result<()> {
         graphs.launch(executable, stream);
     }
     gpu.stream.synchronize()?;
-    assert!(watched.upgrade().is_some(), "the graph's memory was freed");
+    assert!(
+        weak_owner.upgrade().is_some(),
+        "the graph's memory was freed"
+    );
     graphs.destroy(executable);
-    // The next use of the device frees it, once the watchdog has seen that the operation was issued. The
-    // ranks leave the loop together.
-    let begun = Instant::now();
+    // The next use of the device frees the memory, once the watchdog has seen that the operation was issued. The ranks
+    // leave the loop together.
+    let start = Instant::now();
     loop {
-        let left = gpu.buffer(&[i32::from(watched.upgrade().is_some())])?;
+        let left = gpu.buffer(&[i32::from(weak_owner.upgrade().is_some())])?;
         group.execute_async(all_reduce(&left)?)?.wait()?;
         if left.to_vec::<i32>()? == [0] {
             break;
         }
         assert!(
-            begun.elapsed() < Duration::from_secs(30),
+            start.elapsed() < Duration::from_secs(30),
             "memory of the destroyed graph is still held"
         );
     }
     Ok(())
 }
 
-/// A rank does not launch a graph that the others launch, so that its operation hangs on these until they are killed.
+/// The culprit does not launch a graph that the others launch. The operation in it hangs on the others until they are
+/// killed.
 pub(super) fn replay_hung(world: &World, gpu: &Gpu) -> Result<()> {
     count(world.group(), gpu)?;
     let numbers = gpu.buffer(&[1i64; 100])?;

@@ -35,7 +35,7 @@ pub(super) fn zeros(world: &World, gpu: &Gpu) -> Result<()> {
 }
 
 /// Device memory, with a weak reference to its owner.
-fn watched(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuffer>)> {
+fn with_weak_owner(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuffer>)> {
     let owner = Arc::new(gpu.buffer(elements)?);
     let (at, weak) = (owner.address(), Arc::downgrade(&owner));
     // SAFETY: the elements at `at` are all of the memory of `owner`.
@@ -44,19 +44,19 @@ fn watched(gpu: &Gpu, elements: &[u32]) -> Result<(DeviceBuffer, Weak<DeviceBuff
     Ok((memory, weak))
 }
 
-/// Waits until the library's state of the group's communicator satisfies `is_it`.
-fn wait_for_state(group: &ProcessGroup, is_it: impl Fn(&str) -> bool) {
+/// Waits until the library's state of the group's communicator satisfies `is_wanted`.
+fn wait_for_state(group: &ProcessGroup, is_wanted: impl Fn(&str) -> bool) {
     let backend = group
         .backend(DeviceKind::Cuda)
         .expect("the CUDA backend is configured");
-    let begun = Instant::now();
+    let start = Instant::now();
     let is_reached = || {
         let facts = &backend.comm_state()[0].facts;
         let mut states = facts.iter().filter(|(name, _)| name == "async_state");
-        states.any(|(_, state)| is_it(state))
+        states.any(|(_, state)| is_wanted(state))
     };
     while !is_reached() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "no such state");
+        assert!(start.elapsed() < Duration::from_secs(60), "no such state");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -90,10 +90,10 @@ fn wait_for_device(world: &World, gpu: &Gpu) {
     assert_eq!(statuses, [0; 4]);
 }
 
-/// Waits until the library has finished its calls, and then the device its work.
+/// Waits until the library has finished its calls, and then until the device has finished its work.
 fn catch_up(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
-    // The state need not become "ready", since the other ranks may have left.
+    // The state may never become "ready", since the other ranks may have left.
     wait_for_state(group, |state| {
         state != "in progress" && state != "inside a call"
     });
@@ -105,7 +105,7 @@ fn catch_up(world: &World, gpu: &Gpu) -> Result<()> {
 /// library cannot be canceled.
 pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
-    let (numbers, owner) = watched(gpu, &[1; 256])?;
+    let (numbers, owner) = with_weak_owner(gpu, &[1; 256])?;
     let op = all_reduce(&numbers)?;
     drop(numbers);
     let work = std::thread::scope(|scope| {
@@ -114,7 +114,7 @@ pub(super) fn launch(world: &World, gpu: &Gpu) -> Result<()> {
         group.abort("it takes too long");
         issuing.join().expect("the issuing thread does not panic")
     })?;
-    // Waits only for what is on the device by now: the operation may still be launched later.
+    // This waits only for the work that is on the device by now: the operation may still be launched later.
     wait_for_device(world, gpu);
     let error = work
         .wait()
@@ -135,7 +135,7 @@ pub(super) fn refused_group(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let input = gpu.buffer(&[1u32; 256])?;
     // The buffer that the first call, the broadcast of rank 0, would write.
-    let (first, owner) = watched(gpu, &[0; 256])?;
+    let (first, owner) = with_weak_owner(gpu, &[0; 256])?;
     let mut outputs = vec![first.buffer()?];
     drop(first);
     for _ in 1..group.size() {
@@ -145,10 +145,10 @@ pub(super) fn refused_group(world: &World, gpu: &Gpu) -> Result<()> {
     let work = group.execute_async(Op::AllGather { input, outputs })?;
     let error = work.wait().map(|_| ()).expect_err("a call was refused");
     eprintln!("refused: {error}");
-    let begun = Instant::now();
+    let start = Instant::now();
     while owner.upgrade().is_some() {
         assert!(
-            begun.elapsed() < Duration::from_secs(60),
+            start.elapsed() < Duration::from_secs(60),
             "a buffer is still held"
         );
         std::thread::sleep(Duration::from_millis(1));
@@ -196,7 +196,7 @@ pub(super) fn put(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let (window, _) = window::open(group, 64)?;
     let next = (group.rank() + 1) % group.size();
-    let (source, owner) = watched(gpu, &[7; 64])?;
+    let (source, owner) = with_weak_owner(gpu, &[7; 64])?;
     group.set_timeout(Duration::from_secs(2));
     if group.rank() == CULPRIT {
         let error = window.put_buffer(next, 0, &source.buffer()?);

@@ -11,6 +11,7 @@ struct List {
 }
 
 impl List {
+    /// A list whose part for a rank consists of `value(rank)`.
     fn new(
         gpu: &Gpu,
         group: &ProcessGroup,
@@ -50,6 +51,7 @@ impl List {
     }
 }
 
+/// Gathers to each rank and scatters from each, with lists in one allocation and in several.
 pub(super) fn gather_and_scatter(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let this_rank = i32::try_from(group.rank()).expect("a small number");

@@ -17,9 +17,9 @@ pub(super) fn pool(world: &World, gpu: &Gpu) -> Result<()> {
     let size = world.size() as f32;
     let (group, world_backend) = (world.group(), backend(world));
     let (live, registered) = (counter(world, "live_memory"), counter(world, "registered"));
-    let refused = |what: &str, result: Result<()>| {
-        let error = result.expect_err(what);
-        eprintln!("refused {what}: {error}");
+    let expect_refusal = |of: &str, result: Result<()>| {
+        let error = result.expect_err(of);
+        eprintln!("refused {of}: {error}");
     };
     assert_eq!(count(group, gpu)?, size);
     let before = live();
@@ -67,14 +67,14 @@ pub(super) fn pool(world: &World, gpu: &Gpu) -> Result<()> {
     assert_eq!((live() - before, registered()), (1, 2));
     pool.deregister_from(&other)?;
     assert_eq!(registered(), 1);
-    refused(
+    expect_refusal(
         "a group that is not registered",
         pool.deregister_from(&other),
     );
-    refused("a segment that is gone", pool.free(second.addr() as u64));
-    refused("no bytes", pool.allocate(0).map(drop));
+    expect_refusal("a segment that is gone", pool.free(second.addr() as u64));
+    expect_refusal("no bytes", pool.allocate(0).map(drop));
     let another = MemoryPool::new(&NcclOptions::of(world.config())?, &gpu.device)?;
-    refused("a second pool of the device", another.install().map(drop));
+    expect_refusal("a second pool of the device", another.install().map(drop));
     assert!(allocate(0).is_null());
 
     // A group that ends takes its registrations with it.

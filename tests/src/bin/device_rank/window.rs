@@ -20,9 +20,10 @@ pub(super) fn open(group: &ProcessGroup, len: usize) -> Result<(Window, u64)> {
     Ok((group.new_window(memory)?, at))
 }
 
+/// Numbers that differ between ranks, rounds and places.
 fn numbers(rank: u32, round: u32, len: usize) -> Vec<u32> {
     (0..len as u32)
-        .map(|at| at ^ (rank + 1) << 8 ^ round << 20)
+        .map(|index| index ^ (rank + 1) << 8 ^ round << 20)
         .collect()
 }
 
@@ -32,6 +33,7 @@ fn pass_on(window: &Window, next: u32, previous: u32) -> Result<()> {
     window.wait_signal(previous)
 }
 
+/// Asserts that the beginning of a rank's part of the window has these numbers.
 fn check(window: &Window, peer: u32, expected: &[u32]) -> Result<()> {
     let mut got = vec![0; expected.len()];
     window.get(peer, 0, &mut got)?;
@@ -44,6 +46,7 @@ fn check(window: &Window, peer: u32, expected: &[u32]) -> Result<()> {
     Ok(())
 }
 
+/// Puts, gets and signals between neighbors, and prints which accesses are refused.
 pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let (this_rank, size) = (group.rank(), group.size());
@@ -77,7 +80,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     let theirs = numbers((previous + size - 1) % size, 4, LEN);
     assert!(got == theirs[..half]);
     group.barrier()?;
-    // Signals are counted, those of one window apart from another's, while collectives run.
+    // Signals are counted for each window, also while collectives run.
     let (other, _) = open(group, 8)?;
     let early = other.wait_signal_async(previous)?;
     window.signal(next)?;
@@ -162,19 +165,19 @@ pub(super) fn refusals(world: &World, gpu: &Gpu) -> Result<()> {
         Err(error) => eprintln!("no window: {error}"),
         Ok((window, _)) => {
             let next = (group.rank() + 1) % group.size();
-            let mut one = [0u32];
-            for (what, result) in [
+            let mut word = [0u32];
+            for (call, result) in [
                 ("put", window.put(next, 0, &[1u32])),
                 ("signal", window.signal(next)),
                 ("wait", window.wait_signal(next)),
                 (
                     "get",
-                    window.get_buffer(next, 0, &mut Buffer::from_mut(&mut one)),
+                    window.get_buffer(next, 0, &mut Buffer::from_mut(&mut word)),
                 ),
             ] {
                 match result {
-                    Ok(()) => eprintln!("{what}: done"),
-                    Err(error) => eprintln!("{what}: {error}"),
+                    Ok(()) => eprintln!("{call}: done"),
+                    Err(error) => eprintln!("{call}: {error}"),
                 }
             }
             window.close()?;

@@ -3,7 +3,7 @@
 use crate::around;
 use crate::job::{Job, SLACK, TIME_LIMIT, TIMEOUT};
 use crate::processes::{DutyCycle, POLL_INTERVAL, send, signal_of, wait_until_stopped_or_gone};
-use crate::rank::{Event, What, go_file, group_file, now_ms};
+use crate::rank::{Event, EventKind, go_file, group_file, now_ms};
 use crate::scenario::{Act, Cut, Damage, Fault, Hit};
 use crate::stranger;
 use anyhow::{Context, ensure};
@@ -76,7 +76,7 @@ impl Job<'_> {
             Fault::InShutdown(hit) => {
                 let is_held = |events: &[Event]| {
                     let mut events = events.iter();
-                    events.any(|event| event.rank == culprit && event.what == What::Held)
+                    events.any(|event| event.rank == culprit && event.kind == EventKind::Held)
                 };
                 ensure!(
                     self.wait(TIME_LIMIT, is_held),
@@ -99,7 +99,7 @@ impl Job<'_> {
             Fault::DiskStalls => {
                 let stalled = around::Stalled::begin(&self.dump_folder())?;
                 self.wait(TIMEOUT + 3 * SLACK, |events| {
-                    let failed = |event: &&Event| matches!(event.what, What::Failed { .. });
+                    let failed = |event: &&Event| matches!(event.kind, EventKind::Failed { .. });
                     events.iter().filter(failed).count() + 1 >= self.scenario.ranks as usize
                 });
                 stalled.end()?;
@@ -162,6 +162,7 @@ impl Job<'_> {
         Ok(now)
     }
 
+    /// Does this to the rank's process, or to the network of its host.
     fn hit(&self, rank: u32, hit: Hit) -> anyhow::Result<()> {
         let cut = match hit {
             Hit::Process(act) => return send(self.pid_of(rank)?, signal_of(act)),

@@ -16,13 +16,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Where the header of a ring has the wall clock's time of its anchor, in bytes: word 11 (docs/FORMAT.md).
+/// The offset of the anchor's wall-clock time in a ring's header, in bytes: word 11 (docs/FORMAT.md).
 const ANCHOR_WALL: u64 = 11 * 8;
-/// The most half requests that an observer holds.
+/// Maximum number of incomplete requests that an observer keeps open.
 const HALF_REQUESTS: usize = 64;
 
-/// Reads all rings of a folder and asks their endpoints for dumps, again and again, and leaves half a request open at
-/// each endpoint.
+/// Reads all rings of a folder and asks their endpoints for dumps, again and again; each time, leaves an incomplete
+/// request open at each endpoint.
 pub(crate) fn observe(folder: &Path) -> ! {
     let mut held = Vec::new();
     loop {
@@ -45,8 +45,8 @@ pub(crate) fn observe(folder: &Path) -> ! {
     }
 }
 
-/// Serves an endpoint once, before descriptors are counted. Where another crate uses tokio's signals, a program keeps
-/// two descriptors from its first endpoint on, and they are no leak of a world.
+/// Serves an endpoint once, before descriptors are counted. If another crate uses tokio's signals, a program keeps two
+/// descriptors from its first endpoint on, which are no leak of a world.
 pub(crate) fn serve_once(folder: &Path) -> anyhow::Result<()> {
     let mut config = RecorderConfig::new("once", 0, 1);
     (config.placement, config.entries) = (Placement::Memory, 16);
@@ -62,7 +62,8 @@ pub(crate) fn serve_once(folder: &Path) -> anyhow::Result<()> {
 pub(crate) fn is_connecting(ring: &Path) -> bool {
     let status = RingReader::attach(ring).map(|ring| ring.snapshot().status);
     status.is_ok_and(|status| {
-        status.is_some_and(|it| ["connect", "wait for all ranks"].contains(&it.phase.as_str()))
+        let connects = |phase: &str| ["connect", "wait for all ranks"].contains(&phase);
+        status.is_some_and(|status| connects(status.phase.as_str()))
     })
 }
 
@@ -116,6 +117,7 @@ pub(crate) struct Stalled {
 }
 
 impl Stalled {
+    /// Stalls the file system that is mounted here.
     pub(crate) fn begin(at: &Path) -> anyhow::Result<Self> {
         let mut thaw = Command::new("sh");
         thaw.args(["-c", "sleep 60; exec fsfreeze -u \"$0\""])
@@ -169,9 +171,11 @@ fn run(command: &mut Command) -> anyhow::Result<()> {
 pub(crate) fn overwrite(ring: &Path) -> anyhow::Result<()> {
     let file = std::fs::File::options().write(true).open(ring)?;
     let length = file.metadata()?.len();
-    let noise: Vec<u8> = (0..4096_u32).map(|at| (at * 97 % 251) as u8).collect();
-    for at in (64 << 10..length.saturating_sub(4096)).step_by(4096 * 3) {
-        file.write_all_at(&noise, at)?;
+    let noise: Vec<u8> = (0..4096_u32)
+        .map(|index| (index * 97 % 251) as u8)
+        .collect();
+    for offset in (64 << 10..length.saturating_sub(4096)).step_by(4096 * 3) {
+        file.write_all_at(&noise, offset)?;
     }
     Ok(())
 }

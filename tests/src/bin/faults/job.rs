@@ -4,7 +4,7 @@ use crate::around;
 use crate::certificates::Ca;
 use crate::network::Hosts;
 use crate::processes::{DutyCycle, POLL_INTERVAL, is_alive, launcher, send};
-use crate::rank::{Event, What, events_folder, stop_file};
+use crate::rank::{Event, EventKind, events_folder, stop_file};
 use crate::scenario::{Act, At, Fault, Scenario, Shm, Start};
 use anyhow::Context;
 use rcomm_recorder::publish::{TlsFiles, remove_stale_rings};
@@ -186,7 +186,7 @@ impl<'a> Job<'a> {
             let _ = orphan.wait();
         }
         let events = self.events();
-        let ended = events.iter().filter(|event| event.what == What::Ended);
+        let ended = events.iter().filter(|event| event.kind == EventKind::Ended);
         Ok(ended.count() == self.scenario.ranks as usize)
     }
 
@@ -357,7 +357,7 @@ impl<'a> Job<'a> {
     /// Waits until every rank has logged `Ready`. Returns false at the time limit, or if all processes ended before.
     pub(crate) fn wait_until_ready(&mut self) -> bool {
         self.wait(TIME_LIMIT, |events| {
-            let ready = events.iter().filter(|event| event.what == What::Ready);
+            let ready = events.iter().filter(|event| event.kind == EventKind::Ready);
             ready.count() >= self.scenario.ranks as usize
         })
     }
@@ -366,11 +366,11 @@ impl<'a> Job<'a> {
     pub(crate) fn wait(&mut self, limit: Duration, condition: impl Fn(&[Event]) -> bool) -> bool {
         let until = Instant::now() + limit;
         loop {
-            let over = self.has_ended() || Instant::now() >= until;
+            let is_over = self.has_ended() || Instant::now() >= until;
             if condition(&self.events()) {
                 return true;
             }
-            if over {
+            if is_over {
                 return false;
             }
             std::thread::sleep(POLL_INTERVAL);
@@ -409,7 +409,7 @@ impl<'a> Job<'a> {
                 .filter(|rank| !without.contains(rank))
                 .all(|rank| {
                     let mut of_rank = events.iter().filter(|event| event.rank == rank);
-                    of_rank.any(|event| matches!(event.what, What::Left { .. }))
+                    of_rank.any(|event| matches!(event.kind, EventKind::Left { .. }))
                 })
         })
     }

@@ -1,7 +1,7 @@
 //! Compares the results of a row with the expected ones.
 
 use crate::job::{INIT_TIMEOUT, Job, TIMEOUT};
-use crate::rank::{Event, What};
+use crate::rank::{Event, EventKind};
 use crate::scenario::{At, Expect, Fault, Scenario};
 use rcomm_analyzer::load::{LoadOptions, load_all};
 use rcomm_analyzer::{Code, Policy, Severity, analyze};
@@ -14,10 +14,10 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) name: String,
-    /// Why it could not be tried here.
+    /// Why the row could not be tried on this system; `None` if it was tried.
     pub(crate) skipped: Option<String>,
-    /// Of the ranks that had to get an error: when the last one did, in seconds after the fault, how many
-    /// did, and how many had to.
+    /// When the last of the ranks that had to get an error got it, in seconds after the fault; how many of them got
+    /// one, and how many had to.
     pub(crate) got_error: Option<(f64, usize, usize)>,
     /// Whether the last of these errors came in time.
     pub(crate) in_time: Option<bool>,
@@ -39,11 +39,12 @@ pub(crate) struct Row {
 
 impl Row {
     pub(crate) fn is_right(&self) -> bool {
-        let full = |counts: &Option<(usize, usize)>| counts.is_none_or(|(right, all)| right == all);
+        let is_full =
+            |counts: &Option<(usize, usize)>| counts.is_none_or(|(right, all)| right == all);
         self.in_time != Some(false)
             && self.got_error.is_none_or(|(_, got, all)| got == all)
-            && full(&self.named)
-            && full(&self.records)
+            && is_full(&self.named)
+            && is_full(&self.records)
             && self.verdict.as_ref().is_none_or(|(_, right)| *right)
             && self.leaks.is_empty()
             && self.restart != Some(false)
@@ -70,13 +71,13 @@ impl Row {
         // The start may take `INIT_TIMEOUT`, and so may the group that ranks make after the store is lost.
         let is_start = matches!(scenario.expect, Expect::Refused(_) | Expect::StoreLost);
         let limit = if is_start { INIT_TIMEOUT } else { TIMEOUT } + slack;
-        let (mut latest, mut got, mut named, mut blaming) = (0, 0, 0, 0);
+        let (mut latest, mut got, mut named, mut must_name) = (0, 0, 0, 0);
         for &rank in &expected_ranks {
-            let has_failed = |event: &&Event| matches!(event.what, What::Failed { .. });
+            let has_failed = |event: &&Event| matches!(event.kind, EventKind::Failed { .. });
             let mut of_rank = events.iter().filter(|event| event.rank == rank);
             let first = of_rank.find(has_failed);
             let Some(Event {
-                what: What::Failed { ranks, text, .. },
+                kind: EventKind::Failed { ranks, text, .. },
                 at_ms,
                 ..
             }) = first
@@ -102,14 +103,14 @@ impl Row {
             if scenario.expect == Expect::CutOff && scenario.culprits.contains(&rank) {
                 continue;
             }
-            blaming += 1;
+            must_name += 1;
             named += usize::from(match scenario.expect {
                 Expect::Refused(words) => text.contains(words),
                 Expect::StoreLost => ranks.is_empty() && text.contains("the store"),
                 // A rank may name one that it waited for, but must not call one gone that both can reach.
                 Expect::Apart => {
                     let listed = listed(text);
-                    !ranks.is_empty() && listed.iter().all(|it| scenario.culprits.contains(it))
+                    !ranks.is_empty() && listed.iter().all(|rank| scenario.culprits.contains(rank))
                 }
                 _ => names(scenario.culprits, ranks, text),
             });
@@ -119,7 +120,7 @@ impl Row {
         });
         self.got_error = Some((latest as f64 / 1000.0, got, expected_ranks.len()));
         self.in_time = Some(Duration::from_millis(latest) <= limit);
-        self.named = Some((named, expected.count().max(blaming)));
+        self.named = Some((named, expected.count().max(must_name)));
     }
 
     /// Checks which ranks have a record, and whether the analysis of the records names the culprits: none in a job
@@ -204,29 +205,30 @@ impl Row {
     /// Checks for leaked resources and wrong results.
     pub(crate) fn judge_leaks_and_results(&mut self, events: &[Event]) {
         for event in events {
-            match &event.what {
-                What::Left { fds, threads } if *fds > 0 || *threads > 0 => {
+            match &event.kind {
+                EventKind::Left { fds, threads } if *fds > 0 || *threads > 0 => {
                     self.leaks.push(format!(
                         "rank {}: {fds} descriptors, {threads} threads",
                         event.rank
                     ));
                 }
-                What::Wrong(what) => self
+                EventKind::Wrong(operation) => self
                     .wrong
-                    .push(format!("rank {}: a wrong {what}", event.rank)),
+                    .push(format!("rank {}: a wrong {operation}", event.rank)),
                 _ => {}
             }
         }
     }
 
+    /// Keeps the errors of the ranks for printing.
     pub(crate) fn keep_errors(&mut self, events: &[Event]) {
         for event in events {
-            if let What::Failed {
+            if let EventKind::Failed {
                 call,
                 kind,
                 ranks,
                 text,
-            } = &event.what
+            } = &event.kind
             {
                 self.errors.push(format!(
                     "rank {}, {call}, {kind} {ranks:?}: {text}",
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lists_of_a_text_are_its_lists_of_ranks_only() {
+    fn ranks_are_read_from_the_lists_of_an_errors_text() {
         let text = "3.0 s after its issue; arrived: rank 0; gone: ranks 1, 3; no answer: rank 2 (3 of 4 members";
         assert_eq!(listed(text), [1, 2, 3].into());
         assert_eq!(listed("missing ranks 5, 12: 3 s"), [5, 12].into());

@@ -2,7 +2,7 @@
 
 use crate::job::{Job, SLACK};
 use crate::processes::{POLL_INTERVAL, of_folder};
-use crate::rank::What;
+use crate::rank::EventKind;
 use crate::scenario::{Act, Fault, Start};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ impl Job<'_> {
         if self.scenario.start != Start::Launcher || loses_launcher {
             let events = self.events();
             let culprits = self.scenario.culprits;
-            let of_culprits = events.iter().filter(|it| culprits.contains(&it.rank));
+            let of_culprits = events.iter().filter(|event| culprits.contains(&event.rank));
             expected.extend(of_culprits.map(|event| event.pid));
         }
         if loses_launcher {
@@ -36,8 +36,8 @@ impl Job<'_> {
         }
     }
 
-    /// What is left after all processes of the job have ended, and it has started again and ended cleanly: processes,
-    /// sockets, temporary files, and files in `/dev/shm`; and whether its port is in use.
+    /// What is left after all processes of the job have ended, and it has started again and ended cleanly:
+    /// processes, sockets, temporary files, and files in `/dev/shm`; and whether its port is in use.
     pub(crate) fn rest(&self) -> Vec<String> {
         let mut left: Vec<String> = of_folder(&self.folder)
             .into_iter()
@@ -74,7 +74,7 @@ impl Job<'_> {
     /// How many ranks have ended cleanly.
     pub(crate) fn ended(&self) -> usize {
         let events = self.events();
-        let ended = events.iter().filter(|event| event.what == What::Ended);
+        let ended = events.iter().filter(|event| event.kind == EventKind::Ended);
         ended.count()
     }
 }

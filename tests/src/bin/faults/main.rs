@@ -35,7 +35,7 @@ mod stranger;
 
 use crate::job::Job;
 use crate::judge::Row;
-use crate::rank::{RankArgs, What};
+use crate::rank::{EventKind, RankArgs};
 use crate::rows::SCENARIOS;
 use crate::scenario::{At, Cut, Expect, Fault, Scenario, Start};
 use crate::stranger::StrangerArgs;
@@ -89,7 +89,7 @@ enum Action {
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
+    let all_right = match Cli::parse().command {
         Action::List => {
             for row in SCENARIOS {
                 println!(
@@ -100,11 +100,11 @@ fn main() -> ExitCode {
             Ok(true)
         }
         Action::One { names, verbose } => {
-            let is_asked = |row: &&Scenario| names.iter().any(|name| row.name == name);
-            let begins = |row: &&Scenario| names.iter().any(|name| row.name.starts_with(name));
-            let exact: Vec<_> = SCENARIOS.iter().filter(is_asked).collect();
+            let is_named = |row: &&Scenario| names.iter().any(|name| row.name == name);
+            let begins_so = |row: &&Scenario| names.iter().any(|name| row.name.starts_with(name));
+            let exact: Vec<_> = SCENARIOS.iter().filter(is_named).collect();
             match exact.is_empty() {
-                true => table(SCENARIOS.iter().filter(begins), verbose, job::SLACK),
+                true => table(SCENARIOS.iter().filter(begins_so), verbose, job::SLACK),
                 false => table(exact.into_iter(), verbose, job::SLACK),
             }
         }
@@ -118,7 +118,7 @@ fn main() -> ExitCode {
         Action::Stranger(args) => stranger::run(&args).map(|()| true),
         Action::Inside { name } => inside(&name).map(|()| true),
     };
-    match done {
+    match all_right {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -143,9 +143,9 @@ fn table<'a>(
     for scenario in rows {
         let began = Instant::now();
         let row = attempt(scenario, slack);
-        if let Some(why) = &row.skipped {
+        if let Some(reason) = &row.skipped {
             skipped += 1;
-            println!("| {:28} | skipped: {why} |", row.name);
+            println!("| {:28} | skipped: {reason} |", row.name);
             continue;
         }
         tried += 1;
@@ -216,14 +216,16 @@ fn attempt(scenario: &Scenario, slack: Duration) -> Row {
     })
 }
 
-fn skip(scenario: &Scenario, why: impl std::fmt::Display) -> Row {
+/// A row that cannot be tried on this system.
+fn skip(scenario: &Scenario, reason: impl std::fmt::Display) -> Row {
     Row {
         name: scenario.name.to_owned(),
-        skipped: Some(why.to_string()),
+        skipped: Some(reason.to_string()),
         ..Row::default()
     }
 }
 
+/// Tries one row in a process of its own, in its own mount namespace.
 fn in_mount_namespace(scenario: &Scenario) -> anyhow::Result<Row> {
     let probe = Command::new("unshare").args(["-m", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
@@ -326,7 +328,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     if matches!(scenario.expect, Expect::Refused(_)) && !matches!(scenario.fault, Fault::InInit(_))
     {
         fault_ms = began;
-    } else if let Some(fault) = events.iter().rfind(|event| event.what == What::Fault) {
+    } else if let Some(fault) = events.iter().rfind(|event| event.kind == EventKind::Fault) {
         fault_ms = fault.at_ms;
     } else if matches!(
         scenario.fault,
@@ -367,7 +369,7 @@ fn judge_health(row: &mut Row, scenario: &Scenario, job: &Job<'_>) {
     let (ended, all) = (job.ended(), scenario.ranks as usize);
     let mut blames = Vec::new();
     for event in &events {
-        if let What::Failed { ranks, text, .. } = &event.what {
+        if let EventKind::Failed { ranks, text, .. } = &event.kind {
             let of_intruder = matches!(scenario.fault, Fault::Duplicate | Fault::Foreign)
                 && scenario.culprits.contains(&event.rank);
             if !of_intruder {

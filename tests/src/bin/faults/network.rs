@@ -17,6 +17,7 @@ const UNUSED_ADDRESS: &str = "02:00:00:00:00:99";
 const BRIDGE_END: &str = "relay0";
 const RELAY_END: &str = "relay1";
 
+/// Several hosts in one network. They are removed when the value is dropped.
 pub(crate) struct Hosts {
     names: Vec<String>,
     switch: String,
@@ -90,7 +91,7 @@ impl Hosts {
                 run("ip", &close)?;
                 let left = connections(name, &other)?;
                 ensure!(
-                    !before.is_empty() && before.iter().all(|it| !left.contains(it)),
+                    !before.is_empty() && before.iter().all(|pair| !left.contains(pair)),
                     "this kernel closes no connection for `ss -K`"
                 );
                 Ok(())
@@ -147,6 +148,7 @@ impl Hosts {
         self.relay.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ends all cuts of a host.
     fn heal(&self, host: usize) -> anyhow::Result<()> {
         for other in (0..self.names.len()).filter(|&other| other != host) {
             for (at, to) in [(host, other), (other, host)] {
@@ -181,6 +183,7 @@ impl Hosts {
         Ok(())
     }
 
+    /// Cuts a host off from all others, for packets to it (`inward`) or from it (`outward`).
     fn sever(&self, host: usize, inward: bool, outward: bool) -> anyhow::Result<()> {
         for other in (0..self.names.len()).filter(|&other| other != host) {
             self.sever_from(host, other, inward, outward)?;
@@ -188,6 +191,7 @@ impl Hosts {
         Ok(())
     }
 
+    /// Cuts a host off from one other.
     fn sever_from(
         &self,
         host: usize,

@@ -73,13 +73,14 @@ pub(crate) struct DutyCycle {
 }
 
 impl DutyCycle {
+    /// Stops the process nine tenths of the time.
     pub(crate) fn of(pid: u32) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
-        let asked = Arc::clone(&is_over);
-        let turn = move || {
+        let must_end = Arc::clone(&is_over);
+        let stop_and_continue = move || {
             // The process may have ended.
             let mut sent = send(pid, Signal::STOP);
-            while sent.is_ok() && !asked.load(Ordering::Relaxed) {
+            while sent.is_ok() && !must_end.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(90));
                 sent = send(pid, Signal::CONT);
                 std::thread::sleep(Duration::from_millis(10));
@@ -89,7 +90,7 @@ impl DutyCycle {
         };
         Self {
             is_over,
-            thread: Some(std::thread::spawn(turn)),
+            thread: Some(std::thread::spawn(stop_and_continue)),
         }
     }
 }

@@ -45,21 +45,22 @@ pub(crate) struct RankArgs {
 /// An event that a rank logs, as one line of JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Event {
-    pub(crate) what: What,
+    pub(crate) kind: EventKind,
     pub(crate) rank: u32,
     pub(crate) pid: u32,
     pub(crate) at_ms: u64,
 }
 
+/// What an event reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum What {
-    /// It was started.
+pub(crate) enum EventKind {
+    /// The rank was started.
     Began,
-    /// It has completed several steps.
+    /// The rank has completed several steps.
     Ready,
-    /// It applies its fault to itself.
+    /// The rank applies its fault to itself.
     Fault,
-    /// It waits for the driver before it shuts down.
+    /// The rank waits for the driver before it shuts down.
     Held,
     /// A call failed.
     Failed {
@@ -70,10 +71,10 @@ pub(crate) enum What {
     },
     /// A result was wrong.
     Wrong(String),
-    /// It has shut down cleanly.
+    /// The rank has shut down cleanly.
     Ended,
-    /// It has dropped its world. The numbers are how many more descriptors and threads it has than before it
-    /// made the world.
+    /// The rank has dropped its world. The numbers are how many more descriptors and threads it has than before it made
+    /// the world.
     Left { fds: i64, threads: i64 },
 }
 
@@ -118,9 +119,9 @@ struct Log {
 }
 
 impl Log {
-    fn write(&self, what: What) {
+    fn write(&self, kind: EventKind) {
         let event = Event {
-            what,
+            kind,
             rank: self.rank,
             pid: std::process::id(),
             at_ms: now_ms(),
@@ -138,7 +139,7 @@ impl Log {
     }
 
     fn failed(&self, call: &str, error: &rcomm::Error) {
-        self.write(What::Failed {
+        self.write(EventKind::Failed {
             call: call.to_owned(),
             kind: format!("{:?}", error.kind()),
             ranks: error.ranks().to_vec(),
@@ -160,7 +161,7 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     };
     let is_culprit = args.ranks.contains(&rank);
     let act = args.act.filter(|_| is_culprit);
-    log.write(What::Began);
+    log.write(EventKind::Began);
     crate::around::serve_once(&args.folder)?;
     if let Some(limit) = args.descriptors.filter(|_| is_culprit) {
         let limit = Rlimit {
@@ -171,7 +172,7 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     }
     let act_at = |at: At| {
         if let Some(act) = act.filter(|_| args.at == at) {
-            log.write(What::Fault);
+            log.write(EventKind::Fault);
             act_on_oneself(act);
         }
     };
@@ -193,7 +194,7 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
         Ok(()) => {
             act_at(At::End);
             if args.held_before_shutdown && is_culprit {
-                log.write(What::Held);
+                log.write(EventKind::Held);
                 wait_for_driver(&args.folder);
             }
             let ended = world.shutdown();
@@ -209,7 +210,7 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
         }
     };
     if ended.is_ok() {
-        log.write(What::Ended);
+        log.write(EventKind::Ended);
     }
     leave(&log, &before);
     Ok(ended?)
@@ -223,9 +224,9 @@ fn work(world: &World, args: &RankArgs, log: &Log, act_at: &impl Fn(At)) -> rcom
     let pair = world.new_group(&pair, &GroupOptions::named("pair"))?;
     let total: u32 = (1..=size).sum();
     let extras = Extras::new(args.call, world.group())?;
-    let check = |what: &str, is_right: bool| {
+    let check = |operation: &str, is_right: bool| {
         if !is_right {
-            log.write(What::Wrong(what.to_owned()));
+            log.write(EventKind::Wrong(operation.to_owned()));
         }
     };
     for step in 0.. {
@@ -258,12 +259,12 @@ fn work(world: &World, args: &RankArgs, log: &Log, act_at: &impl Fn(At)) -> rcom
         }];
         world.group().broadcast(&mut order, 0)?;
         if step == STEP_OF_FAULT / 2 {
-            log.write(What::Ready);
+            log.write(EventKind::Ready);
         }
         match order {
             [STOP] => break,
             [MAKE_GROUP] => {
-                log.write(What::Fault);
+                log.write(EventKind::Fault);
                 let all: Vec<u32> = (0..size).collect();
                 world.new_group(&all, &GroupOptions::named("another"))?;
             }
@@ -316,5 +317,5 @@ fn act_on_oneself(act: Act) {
 fn leave(log: &Log, before: &Usage) {
     // A thread that waits for a store that does not answer ends with the store's own time-out.
     let Usage { fds, threads } = before.left(crate::job::INIT_TIMEOUT + crate::job::SLACK);
-    log.write(What::Left { fds, threads });
+    log.write(EventKind::Left { fds, threads });
 }

@@ -1,11 +1,12 @@
-//! A program that passes packets between two network interfaces, each of them late: for kernels without netem.
+//! A program that passes packets between two network interfaces, each packet late: for kernels without netem.
 
 use anyhow::{Context, ensure};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// Takes `off NAME` (the interface NAME completes packets itself: checksums, and no packets larger than the link takes)
-/// or the names of two interfaces, between which it passes packets 40 ms late each, in order.
+/// With the arguments `off NAME`, turns the offloads of an interface off: its packets then have their checksums and are
+/// no larger than the link takes. With the names of two interfaces, passes packets between them, each 40 ms late, in
+/// order.
 const SCRIPT: &str = r#"
 import array, collections, fcntl, select, socket, struct, sys, time
 DELAY, SIOCETHTOOL = 0.04, 0x8946
@@ -39,7 +40,7 @@ while True:
             pass  # As a packet that is lost.
 "#;
 
-/// Ends when it is dropped.
+/// A relay that runs until this value is dropped.
 pub(crate) struct Relay(Child);
 
 impl Relay {
@@ -65,13 +66,13 @@ impl Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The program may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Has the host of this namespace send only packets that are complete: a relay cannot pass on others.
+/// Makes the host of this namespace send only complete packets: a relay cannot pass on others.
 pub(crate) fn complete_packets(namespace: &str) -> anyhow::Result<()> {
     let done = python(namespace, &["off", "eth0"]).output();
     let done = done.context("cannot run ip")?;

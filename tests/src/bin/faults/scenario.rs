@@ -94,12 +94,14 @@ impl At {
 }
 
 macro_rules! by_name {
-    ($of:ty) => {
-        impl FromStr for $of {
+    ($type:ty) => {
+        impl FromStr for $type {
             type Err = String;
 
             fn from_str(name: &str) -> Result<Self, String> {
-                let found = Self::ALL.into_iter().find(|it| format!("{it:?}") == name);
+                let found = Self::ALL
+                    .into_iter()
+                    .find(|value| format!("{value:?}") == name);
                 found.ok_or_else(|| format!("{name:?} is none of {:?}", Self::ALL))
             }
         }
@@ -242,8 +244,8 @@ pub(crate) enum Expect {
     Named,
     /// The same for the ranks on the larger side of a cut, with E152; the rank that was cut off gets an error as well.
     CutOff,
-    /// Two ranks cannot reach each other: every rank gets an error in time that names ranks and calls no third one gone,
-    /// and the verdict has E152 and no culprits besides the two.
+    /// Two ranks cannot reach each other: every rank gets an error in time that names ranks and calls no third one
+    /// gone, and the verdict has E152 and no culprits besides the two.
     Apart,
     /// The job runs on, with right results, to its end.
     Healthy,
@@ -265,7 +267,7 @@ pub(crate) struct Scenario {
     pub(crate) fault: Fault,
     pub(crate) culprits: &'static [u32],
     pub(crate) expect: Expect,
-    /// Whether it is one of the short list.
+    /// Whether the row is in the short list.
     pub(crate) short: bool,
     /// Whether store, data connections and endpoints use TLS.
     pub(crate) tls: bool,

@@ -67,7 +67,7 @@ pub(crate) fn probe() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has another user try everything in [`run`] on the job.
+/// Makes another user try everything in [`run`] on the job.
 ///
 /// # Errors
 /// If any of it worked; the error lists that. Also if the other user's process fails.
@@ -170,9 +170,9 @@ pub(crate) fn run(args: &StrangerArgs) -> anyhow::Result<()> {
         held_sockets.push(socket);
     }
     let mut worked = Vec::new();
-    let mut note = |what: String, did: bool| {
-        if did {
-            worked.push(what);
+    let mut note = |act: String, succeeded: bool| {
+        if succeeded {
+            worked.push(act);
         }
     };
     try_files(args, &mut note);
@@ -205,11 +205,11 @@ fn try_files(args: &StrangerArgs, note: &mut impl FnMut(String, bool)) {
         let connected = UnixStream::connect(&socket).is_ok();
         note(format!("connect to {}", socket.display()), connected);
         for write in [false, true] {
-            let what = format!("open {}, write: {write}", ring.display());
-            note(what, opens(&ring, write));
+            let act = format!("open {}, write: {write}", ring.display());
+            note(act, opens(&ring, write));
         }
-        let what = format!("remove {}", ring.display());
-        note(what, fs::remove_file(&ring).is_ok());
+        let act = format!("remove {}", ring.display());
+        note(act, fs::remove_file(&ring).is_ok());
     }
     note("read the secret".to_owned(), opens(&args.secret, false));
 }
@@ -242,7 +242,8 @@ fn try_store(args: &StrangerArgs, note: &mut impl FnMut(String, bool)) {
     note("raise the alarm".to_owned(), alarm.is_ok());
 }
 
-/// Whether a rank that this user starts becomes one of the job. One that does not end in time counts as joined.
+/// Whether a rank that this user starts becomes a rank of the job. A process that does not end in time counts as
+/// joined.
 fn joins(args: &StrangerArgs) -> anyhow::Result<bool> {
     let mut command = Command::new(std::env::current_exe()?);
     let size = args.pids.len().to_string();

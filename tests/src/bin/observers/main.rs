@@ -142,7 +142,7 @@ fn print(
     rows: &[&Row],
     kinds: &[Kind],
     all: &[Rounds],
-    of: impl Fn(&Measured) -> f64,
+    number: impl Fn(&Measured) -> f64,
 ) {
     println!("\n{title}");
     let names: Vec<String> = kinds[2..]
@@ -157,7 +157,7 @@ fn print(
         names.join(" ")
     );
     for (at, row) in rows.iter().enumerate() {
-        let values = |kind: usize| all[kind][at].iter().map(&of);
+        let values = |kind: usize| all[kind][at].iter().map(&number);
         let base: Vec<f64> = values(0)
             .zip(values(1))
             .map(|(first, second)| f64::midpoint(first, second))
@@ -240,8 +240,8 @@ impl Job {
             match &mut sum {
                 None => sum = Some(measured),
                 Some(sum) => {
-                    for (sum, one) in sum.iter_mut().zip(measured) {
-                        sum.processor_ns += one.processor_ns;
+                    for (sum, of_rank) in sum.iter_mut().zip(measured) {
+                        sum.processor_ns += of_rank.processor_ns;
                     }
                 }
             }
@@ -265,7 +265,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         for (rank, _) in &mut self.ranks {
-            // It may have ended already.
+            // The process may have ended already.
             let _ = rank.kill();
             let _ = rank.wait();
         }

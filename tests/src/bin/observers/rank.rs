@@ -34,7 +34,7 @@ const fn all_reduce(name: &'static str, bytes: usize, batches: usize, per_batch:
 }
 
 /// The longest measurement of one row, in ns. Five batches are measured even if they take longer.
-const MOST_NS: f64 = 1e9;
+const MAX_NS: f64 = 1e9;
 /// Every row takes about a tenth of a second on a quiet machine.
 const ROWS: [Row; 8] = [
     Row {
@@ -114,7 +114,7 @@ fn measure(
     let mut longest = [batch()?];
     // All ranks must run the same number of batches.
     group.all_reduce(&mut longest, ReduceOp::Max)?;
-    let count = (MOST_NS / longest[0].max(1.0)) as usize;
+    let count = (MAX_NS / longest[0].max(1.0)) as usize;
     let count = count.clamp(5, row.batches);
     group.barrier()?;
     let began = processor_ns();

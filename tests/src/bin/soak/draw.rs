@@ -7,6 +7,7 @@ use std::fmt;
 pub(crate) struct Draw(u64);
 
 impl Draw {
+    /// A sequence of random numbers that depends on all parts of the seed.
     pub(crate) fn of(parts: &[u64]) -> Self {
         let mut draw = Self(0);
         for &part in parts {
@@ -31,8 +32,9 @@ impl Draw {
         self.next() % limit
     }
 
-    pub(crate) fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
+    /// One of these values, of which there is at least one.
+    pub(crate) fn one_of<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.below(values.len() as u64) as usize]
     }
 }
 
@@ -44,7 +46,7 @@ pub(crate) enum Act {
     Exit,
 }
 
-/// A fault: which rank, in which step, what.
+/// A fault: the rank, the step in which it happens, and what the rank does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     pub(crate) rank: u32,
@@ -83,7 +85,7 @@ pub(crate) struct Plan {
     pub(crate) steps: u64,
     pub(crate) fault: Option<Fault>,
     pub(crate) late: Option<Late>,
-    /// With this, `rcomm-run` starts the ranks.
+    /// If there is one, `rcomm-run` starts the ranks, and ends so.
     pub(crate) launcher: Option<LauncherFault>,
 }
 

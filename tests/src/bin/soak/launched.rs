@@ -1,4 +1,4 @@
-//! Rounds whose ranks `rcomm-run` starts, and in which it is killed or asked to end: no rank may be left.
+//! Rounds whose ranks `rcomm-run` starts. `rcomm-run` is killed or asked to end, and no rank may be left.
 
 use crate::draw::Plan;
 use crate::{ENDING, Limits};
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The name of the file that each rank has locked as long as its process is there.
+/// The name of the file that each rank keeps locked until its process ends.
 pub(crate) const ALIVE: &str = "alive";
 /// How long a launcher lets its ranks end by themselves, in seconds.
 const GRACE: u64 = 1;
@@ -78,7 +78,7 @@ struct Launcher(Child);
 
 impl Drop for Launcher {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The launcher may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

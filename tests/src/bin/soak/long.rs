@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// The longest time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(60);
-/// With fewer samples of a rank, what it uses is not judged.
+/// With fewer samples, the resources of a rank are not judged.
 const FEWEST_SAMPLES: usize = 16;
 /// How many more descriptors and threads are no growth: a connection or a thread may be ending at the time of a sample.
 const ENDING_NOW: u64 = 1;
@@ -65,7 +65,7 @@ pub(crate) fn soak(args: &Soak) -> anyhow::Result<bool> {
 /// What a rank used, as text.
 ///
 /// # Errors
-/// A wrong result, an error, a leak, or what it used more of in the end than in the beginning.
+/// A wrong result, an error, a leak, or a resource of which the rank used more at the end than at the beginning.
 fn judge(report: &RankReport) -> anyhow::Result<String> {
     ensure!(report.wrong.is_empty(), "{:?}", report.wrong);
     ensure!(report.error.is_none(), "{:?}", report.error);
@@ -85,9 +85,9 @@ fn judge(report: &RankReport) -> anyhow::Result<String> {
     };
     let mut texts = vec![format!("{} samples", samples.len())];
     let (share, least) = MEMORY_NOISE;
-    let memory = |it: &Sample| it.memory_kib;
-    let fds = |it: &Sample| it.fds.unsigned_abs();
-    let threads = |it: &Sample| it.threads.unsigned_abs();
+    let memory = |sample: &Sample| sample.memory_kib;
+    let fds = |sample: &Sample| sample.fds.unsigned_abs();
+    let threads = |sample: &Sample| sample.threads.unsigned_abs();
     let uses: [(&str, Number); 3] = [
         ("KiB of memory", memory),
         ("descriptors", fds),
@@ -110,13 +110,13 @@ fn judge(report: &RankReport) -> anyhow::Result<String> {
     Ok(texts.join(", "))
 }
 
-fn median(samples: &[Sample], of: impl Fn(&Sample) -> u64) -> u64 {
-    let mut all: Vec<u64> = samples.iter().map(of).collect();
-    all.sort_unstable();
-    all[all.len() / 2]
+fn median(samples: &[Sample], number: impl Fn(&Sample) -> u64) -> u64 {
+    let mut numbers: Vec<u64> = samples.iter().map(number).collect();
+    numbers.sort_unstable();
+    numbers[numbers.len() / 2]
 }
 
-/// Works as the rank that the environment names: rounds until the time is over, then prints what came of them.
+/// Works as the rank that the environment names: makes rounds until the time is over, then prints its report.
 ///
 /// # Errors
 /// As [`rank::run`].
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_reached_in_the_first_quarter_is_no_growth() {
+    fn growth_within_the_first_quarter_is_allowed() {
         let uses = judge(&report(|round| 20_000 + 1_000 * round.min(10), |_| 9));
         assert_eq!(
             uses.unwrap_or_default(),

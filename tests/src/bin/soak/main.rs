@@ -10,8 +10,8 @@
 //! rank may hold more descriptors or threads than before. The seed and the number of the round decide all random
 //! choices, and a round that was wrong is printed as the command that repeats it.
 //!
-//! With `--long`, one job lives through all rounds and makes and destroys their groups. Memory, threads and descriptors of
-//! each rank must be the same at its end as after its first quarter.
+//! With `--long`, one job lives through all rounds and makes and destroys their groups. Memory, threads and descriptors
+//! of each rank must be the same at its end as after its first quarter.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -208,7 +208,7 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
     }
     let mut ranks = Ranks::start(plan, limits, "rank", &[])?;
     let reports = ranks.wait(plan, ENDING)?;
-    // The first rank's error may follow from another's: all are needed to see the cause.
+    // The error of one rank may follow from that of another: all errors are needed to see the cause.
     let errors: Vec<String> = reports
         .iter()
         .filter_map(|(rank, report)| {
@@ -248,7 +248,7 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
     Ok(())
 }
 
-/// The processes of a job, which end with it.
+/// The processes of a job. They are killed when the value is dropped.
 struct Ranks {
     processes: Vec<Child>,
     /// Where the job leaves its files.
@@ -291,8 +291,8 @@ impl Ranks {
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null());
             // A late rank is started last.
-            let at = ranks.processes.len().min(rank as usize);
-            ranks.processes.insert(at, command.spawn()?);
+            let index = ranks.processes.len().min(rank as usize);
+            ranks.processes.insert(index, command.spawn()?);
         }
         Ok(ranks)
     }
@@ -327,7 +327,7 @@ impl Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         for child in &mut self.processes {
-            // It may have ended already.
+            // The process may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -41,13 +41,13 @@ pub(crate) const ENDING: Duration = Duration::from_secs(70);
 /// The numbers of elements per rank.
 const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
 
-/// The file that each rank of a round with a launcher has locked as long as it is there.
+/// The file that each rank of a round with a launcher keeps locked until its process ends.
 fn alive_file() -> anyhow::Result<PathBuf> {
     let rings = std::env::var_os("RCOMM_RING_DIR").context("RCOMM_RING_DIR is not set")?;
     Ok(Path::new(&rings).with_file_name(launched::ALIVE))
 }
 
-/// Works through the plan as the rank that the environment names, and prints what came of it.
+/// Works through the plan as the rank that the environment names, and prints its report.
 ///
 /// # Errors
 /// If the environment names no rank, or the rank's world cannot be made or shut down.
@@ -56,7 +56,7 @@ fn alive_file() -> anyhow::Result<PathBuf> {
     reason = "the report goes to the program that started this one"
 )]
 pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
-    // Held until this process has ended, however it does.
+    // The lock is held until this process has ended, in whatever way.
     let alive = match plan.launcher {
         Some(_) => Some(File::options().append(true).open(alive_file()?)?),
         None => None,
@@ -156,6 +156,7 @@ impl Inputs<'_> {
         (self.step + 1) * 1_000_003 + u64::from(rank) * 7_919 + index as u64 * 31
     }
 
+    /// The first elements of a member's input.
     fn of(&self, rank: u32, count: usize) -> Vec<u64> {
         (0..count).map(|index| self.value(rank, index)).collect()
     }
@@ -235,7 +236,7 @@ fn end_launcher(end: LauncherEnd) {
         LauncherEnd::Interrupt => Signal::INT,
     };
     if let Some(launcher) = getppid() {
-        // It may have ended already: then so does this process.
+        // The launcher may have ended already, and then this process ends too.
         let _ = kill_process(launcher, signal);
     }
 }

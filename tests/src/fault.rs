@@ -1,11 +1,11 @@
-//! Faults of one rank of a job, by name.
+//! The faults that a test can inject into one rank of a job.
 
 use std::str::FromStr;
 
-/// The culprit's fault.
+/// What the culprit does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: the job is healthy.
+    /// Works as the other ranks do: the job is healthy.
     None,
     /// Does not come back from loading data.
     StopJoining,
@@ -30,7 +30,7 @@ impl Fault {
         Self::Leave,
     ];
 
-    /// Its name on a command line.
+    /// The fault's name on a command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",

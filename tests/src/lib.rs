@@ -1,6 +1,6 @@
-//! Worlds of ranks for the tests of this crate: on threads ([`world`]) and as processes that can
-//! die ([`process`]), with faults by name ([`fault`]); and jobs that exist only as records
-//! ([`generator`]). How jobs live and end is a matrix of jobs of real processes ([`lives`]).
+//! What the tests of this crate share: ranks that are threads ([`world`]), ranks that are processes and can be killed
+//! ([`process`]), the faults of a rank ([`fault`]), jobs that exist only as records ([`generator`]), and the matrix of
+//! how jobs of real processes live and end ([`lives`]).
 #![forbid(unsafe_code)]
 
 pub mod fault;

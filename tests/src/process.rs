@@ -16,7 +16,7 @@ pub const CULPRIT: u32 = 2;
 /// The longest time that a test waits for something: long, for machines under load.
 pub const TIME_LIMIT: Duration = Duration::from_secs(240);
 
-/// A job of several processes. Dropping it ends those that still run.
+/// A job of several processes. Dropping it kills the processes that still run.
 pub struct Job {
     ranks: Vec<Child>,
     program: String,
@@ -29,14 +29,15 @@ pub struct Job {
 /// How one rank ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Its exit status.
+    /// The exit status of its process.
     pub status: ExitStatus,
-    /// What it wrote to its standard error.
+    /// The standard error of its process.
     pub stderr: String,
 }
 
 impl Job {
-    /// Starts `program` once for each rank. `change` may add to a rank's command.
+    /// Starts `program` once for each rank, with the fault's name as its argument. `change` may add to a rank's
+    /// command.
     ///
     /// # Panics
     /// If a process cannot be started.
@@ -49,7 +50,7 @@ impl Job {
         Self::start_as(program, ranks, fault.name(), change)
     }
 
-    /// Works as [`start`](Self::start), with any first argument.
+    /// Works as [`start`](Self::start), with any argument.
     ///
     /// # Panics
     /// If a process cannot be started.
@@ -80,7 +81,7 @@ impl Job {
     /// `change` may add to its command.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the process cannot be started.
     pub fn join(&mut self, rank: u32, ranks: u32, change: impl Fn(&mut Command)) {
         let mut command = self.command(rank, ranks);
         command.env("RCOMM_JOIN", "1");
@@ -113,7 +114,7 @@ impl Job {
         command
     }
 
-    /// Where the job leaves its files.
+    /// The folder of the job's dumps and rings.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -126,7 +127,7 @@ impl Job {
     /// Waits for the end of a rank.
     ///
     /// # Panics
-    /// If it has not ended within [`TIME_LIMIT`].
+    /// If the rank has not ended within [`TIME_LIMIT`].
     pub fn wait(&mut self, rank: u32) -> Ended {
         let child = &mut self.ranks[rank as usize];
         let status = wait_until(&format!("rank {rank} to end"), || {
@@ -149,7 +150,7 @@ impl Job {
     /// The ring of a rank, read from outside.
     ///
     /// # Panics
-    /// If it is not there or cannot be read.
+    /// If the ring file is missing or cannot be read.
     pub fn ring(&self, rank: u32) -> RingReader {
         let path = self.ring_path(rank);
         RingReader::attach(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -158,7 +159,7 @@ impl Job {
     /// Every dump file that was written, with its path.
     ///
     /// # Panics
-    /// If one cannot be read.
+    /// If a dump file cannot be read.
     pub fn dumps(&self) -> Vec<(PathBuf, Dump)> {
         let mut dumps = Vec::new();
         for run in list(&self.folder.path().join("dumps")) {
@@ -224,7 +225,7 @@ impl Drop for Job {
     }
 }
 
-/// The entries of a directory; none if it is not there.
+/// The paths of a directory's entries; none if the directory cannot be read.
 fn list(directory: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(directory) else {
         return Vec::new();
@@ -232,10 +233,11 @@ fn list(directory: &Path) -> Vec<PathBuf> {
     entries.flatten().map(|entry| entry.path()).collect()
 }
 
-/// The ports of jobs that live. A job may listen on its port only some time after it was started.
+/// The ports of the jobs that exist. They are noted here because a job listens on its port only some time after its
+/// start.
 static PORTS_OF_JOBS: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
-/// A port that no other job of this process gets while this value lives.
+/// A port that no other job of this process gets until this value is dropped.
 struct JobPort(u16);
 
 impl JobPort {
@@ -257,11 +259,11 @@ fn ports_of_jobs() -> MutexGuard<'static, BTreeSet<u16>> {
     PORTS_OF_JOBS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A port on which no process listens, and that no living job of this process has: one of thirty-two that are derived
-/// from the process id, below the ephemeral port range.
+/// A port on which no process listens and that no job of this process has. It is one of 32 candidates, which depend on
+/// the process id and are below the ephemeral port range.
 ///
 /// # Panics
-/// If none of them is free.
+/// If no candidate is free.
 pub fn free_port() -> u16 {
     free_port_besides(&ports_of_jobs())
 }
@@ -278,11 +280,11 @@ fn free_port_besides(taken: &BTreeSet<u16>) -> u16 {
     candidates.find(is_free).expect("a port is free")
 }
 
-/// Waits for `look` to find something.
+/// Calls `look` until it returns a value, and returns that value.
 ///
 /// # Panics
-/// If nothing was found within [`TIME_LIMIT`]; the message names what was waited for.
-pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// If there is no value within [`TIME_LIMIT`]; the message names `awaited`.
+pub fn wait_until<T>(awaited: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + TIME_LIMIT;
     loop {
         if let Some(found) = look() {
@@ -290,7 +292,7 @@ pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         }
         assert!(
             Instant::now() < deadline,
-            "waited {TIME_LIMIT:?} for {what}"
+            "waited {TIME_LIMIT:?} for {awaited}"
         );
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -303,7 +305,7 @@ mod tests {
     #[test]
     fn a_job_that_does_not_listen_yet_keeps_its_port() {
         let first = JobPort::take();
-        // More than there are candidates.
+        // More ports than there are candidates.
         for _ in 0..100 {
             assert_ne!(JobPort::take().0, first.0);
             assert_ne!(free_port(), first.0);

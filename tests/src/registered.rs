@@ -1,5 +1,5 @@
-//! The CPU backend on memory that its groups allocated: buffers are copied there and back, so that a test of
-//! any backend can be a test of ranks that work in each other's buffers.
+//! The CPU backend on memory that its groups allocated. It copies buffers there and back, so that tests that are
+//! written for any backend also test ranks that work in each other's buffers.
 
 use rcomm::backend::cpu::CpuFactory;
 use rcomm::backend::{
@@ -17,7 +17,7 @@ pub struct RegisteredFactory {
 }
 
 impl RegisteredFactory {
-    /// Its name in configurations.
+    /// The backend's name in configurations.
     pub const NAME: &'static str = "registered";
 
     /// Works as [`CpuFactory::open`].
@@ -29,10 +29,10 @@ impl RegisteredFactory {
         Ok(Self { inner })
     }
 
-    /// Makes ranks that share memory work in each other's buffers for all sizes.
+    /// Adds lines that make ranks that share memory work in each other's buffers, whatever the size.
     ///
     /// # Errors
-    /// None: the lines are valid.
+    /// None, since the added lines are valid.
     pub fn tune(tuning: &mut Tuning) -> Result<()> {
         let direct = Pattern::ALL.iter().filter(|&&pattern| {
             Algorithm::of(pattern, Topology::Memory).contains(&Algorithm::Direct)
@@ -87,8 +87,8 @@ impl Backend for Registered {
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Pending>> {
         let inner = self.inner.issue(self.twin(&op)?, call, observer)?;
-        let given = Mutex::new(Some(op));
-        Ok(Arc::new(TwinPending { inner, given }))
+        let original = Mutex::new(Some(op));
+        Ok(Arc::new(TwinPending { inner, original }))
     }
 
     fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
@@ -130,7 +130,8 @@ impl Backend for Registered {
 /// An operation in progress on copies of its buffers, in memory of the group.
 struct TwinPending {
     inner: Arc<dyn Pending>,
-    given: Mutex<Option<Op<'static>>>,
+    /// The caller's operation, until its outputs are filled.
+    original: Mutex<Option<Op<'static>>>,
 }
 
 impl Pending for TwinPending {
@@ -144,8 +145,8 @@ impl Pending for TwinPending {
 
     fn reclaim(&self) -> Option<Op<'static>> {
         let filled = self.inner.reclaim()?;
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut op = given.take()?;
+        let mut original = self.original.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut op = original.take()?;
         op.copy_outputs_from(&filled).ok()?;
         Some(op)
     }

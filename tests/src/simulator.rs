@@ -3,26 +3,26 @@
 
 use std::path::PathBuf;
 
-/// The simulator, as cargo has built it in the directory of this program.
+/// The path of the simulator that cargo has built in the directory of this program.
 ///
 /// # Panics
-/// If it is not there.
+/// If cargo has not built it.
 pub fn path() -> PathBuf {
     library("librcomm_simulator.so")
 }
 
-/// The plug-in, as cargo has built it with the tests of this package.
+/// The path of the plug-in that cargo has built with the tests of this package.
 ///
 /// # Panics
-/// If it is not there.
+/// If cargo has not built it.
 pub fn profiler_path() -> PathBuf {
     library("librcomm_nccl_profiler.so")
 }
 
 fn library(file: &str) -> PathBuf {
     let program = std::env::current_exe().expect("this program has a path");
-    let near = program.ancestors().skip(1).take(2);
-    let candidates = near.flat_map(|folder| [folder.join("deps").join(file), folder.join(file)]);
+    let folders = program.ancestors().skip(1).take(2);
+    let candidates = folders.flat_map(|folder| [folder.join("deps").join(file), folder.join(file)]);
     let candidates: Vec<PathBuf> = candidates.collect();
     let found = candidates.iter().find(|path| path.exists());
     found

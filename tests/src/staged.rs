@@ -1,5 +1,5 @@
-//! The NCCL backend for host memory: buffers are copied to the device and back, so that a test of any backend
-//! can be a test of this one.
+//! The NCCL backend for host memory. It copies buffers to the device and back, so that tests that are written for any
+//! backend also test the NCCL backend.
 
 use rcomm::backend::nccl::{
     CudaStream, DeviceBuffer, NcclBackend, NcclFactory, NcclOptions, Priority,
@@ -19,7 +19,7 @@ pub struct StagedFactory {
 }
 
 impl StagedFactory {
-    /// Its name in configurations.
+    /// The backend's name in configurations.
     pub const NAME: &'static str = "staged";
 
     /// Loads the libraries that the options name.
@@ -115,7 +115,7 @@ impl Backend for Staged {
     }
 }
 
-/// An observer for callers that wait by themselves.
+/// An observer that does nothing, for a caller that waits for its operation.
 struct NoObserver;
 
 impl Observer for NoObserver {

@@ -1,8 +1,8 @@
-//! Counts what a process holds, so that tests find what a world leaves behind.
+//! Counts the descriptors, threads and memory of a process, so that tests find what a world leaves behind.
 
 use std::time::{Duration, Instant};
 
-/// Numbers of descriptors and threads.
+/// The numbers of descriptors and threads of a process, or the differences between two such counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Open descriptors.
@@ -12,7 +12,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Counts those of this process; 0 of what the system does not list.
+    /// The numbers of this process; 0 for a number that the system does not tell.
     pub fn now() -> Self {
         let count = |path: &str| {
             let entries = std::fs::read_dir(path).map(|entries| entries.count());
@@ -24,8 +24,8 @@ impl Usage {
         }
     }
 
-    /// How many more this process holds now than when `self` was counted. Waits, for `limit` at most, until it holds no
-    /// more: threads may be ending.
+    /// How many more descriptors and threads this process has now than when `self` was counted. Waits up to `limit` for
+    /// both differences to vanish, because threads may still be ending.
     pub fn left(&self, limit: Duration) -> Self {
         let until = Instant::now() + limit;
         loop {
@@ -39,12 +39,12 @@ impl Usage {
     }
 }
 
-/// The most memory that this process has used, in KiB; 0 if the system does not say.
+/// The most memory that this process has used, in KiB; 0 if the system does not tell.
 pub fn peak_memory_kib() -> u64 {
     memory_kib("VmHWM:")
 }
 
-/// The memory that this process uses now (its resident set), in KiB; 0 if the system does not say.
+/// The memory that this process uses now (its resident set), in KiB; 0 if the system does not tell.
 pub fn resident_memory_kib() -> u64 {
     memory_kib("VmRSS:")
 }

@@ -11,7 +11,7 @@ use rcomm::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Which backend carries the groups of a test.
+/// The backend of the groups of a test.
 #[derive(Clone)]
 pub enum Carrier {
     /// The CPU backend.
@@ -33,7 +33,7 @@ impl Carrier {
     }
 }
 
-/// Options that suit a test: short time-outs, the ring in memory.
+/// A configuration for a test, with short time-outs and the ring in memory.
 pub fn config(rank: Rank, world_size: u32) -> Config {
     let rendezvous = Rendezvous::explicit(rank, world_size, "127.0.0.1", 1);
     Config {
@@ -47,7 +47,7 @@ pub fn config(rank: Rank, world_size: u32) -> Config {
     }
 }
 
-/// A world over `store`, carried by `carrier`.
+/// The builder of a world that meets in `store` and works on the backend of `carrier`.
 pub fn builder(config: Config, store: Arc<dyn Store>, carrier: &Carrier) -> WorldBuilder {
     let backend = carrier.name().to_owned();
     let mut config = config;
@@ -67,8 +67,8 @@ pub fn builder(config: Config, store: Arc<dyn Store>, carrier: &Carrier) -> Worl
     }
 }
 
-/// A world whose host memory is carried by NCCL, real or simulated, depending on the configuration's
-/// libraries.
+/// The builder of a world that sends host memory over NCCL: the real one or the simulator, as the configuration's
+/// libraries say.
 pub fn over_nccl(config: Config) -> WorldBuilder {
     let backend = StagedFactory::NAME.to_owned();
     let builder = World::builder(Config { backend, ..config });
@@ -77,10 +77,11 @@ pub fn over_nccl(config: Config) -> WorldBuilder {
     })
 }
 
-/// Runs `body` once for each rank, each on a separate thread, and returns the results by rank.
+/// Runs `body` for each rank on a separate thread, and returns the results by rank. `change` may alter a rank's
+/// configuration.
 ///
 /// # Panics
-/// If a rank's world cannot be made, or a rank panics: with that rank's message.
+/// If a rank's world cannot be made. If a rank panics, this function panics with that rank's message.
 pub fn on_threads<R: Send>(
     world_size: u32,
     carrier: &Carrier,

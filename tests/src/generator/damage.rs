@@ -1,27 +1,27 @@
-//! Damage to the records after the job: lost, cut, left over from another run, of other versions, or written
-//! without completed operations.
+//! Damages the records of a job: records are lost, cut, left over from another run, of other versions, or written
+//! without the completed operations.
 
 use super::{Job, Random};
 use rcomm_recorder::model::{EntryState, Rank};
 use rcomm_recorder::publish::{FormatVersion, Recorder};
 
-/// One kind of damage.
+/// A kind of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Damage {
     /// The records of a rank that is not at fault are lost.
     Missing,
     /// The file of a rank that is not at fault ends too early.
     Cut,
-    /// Instead of a record of a rank that is not at fault there is one of an earlier run, by the same recorder.
+    /// The record of a rank that is not at fault is one that the same recorder left in an earlier run.
     Stale,
     /// Half of the records are of an older version, which holds less.
     MixedVersions,
-    /// All records were written without the operations that had completed.
+    /// All records lack the operations that had completed.
     OnlyActive,
 }
 
 impl Damage {
-    /// All kinds.
+    /// All kinds of damage.
     pub const ALL: &'static [Self] = &[
         Self::Missing,
         Self::Cut,
@@ -32,7 +32,8 @@ impl Damage {
 }
 
 impl Job {
-    /// Damages the records; `false` if those of this job cannot be damaged in this way, and are as they were.
+    /// Damages the records. Returns `false` if this job's records cannot be damaged in this way; they are unchanged
+    /// then.
     pub fn apply(&mut self, damage: Damage, random: &mut Random) -> bool {
         let guilty = self.culprits();
         let innocent = |rank: Option<Rank>| rank.is_some_and(|rank| !guilty.contains(&rank));
@@ -51,13 +52,13 @@ impl Job {
             }
             Damage::Cut => {
                 let dump = &mut self.dumps[at];
-                let all = dump.entries.len();
-                if all < 4 {
+                let count = dump.entries.len();
+                if count < 4 {
                     return false;
                 }
                 dump.entries
-                    .truncate(random.between(all as u64 / 4, all as u64 * 3 / 4) as usize);
-                // In a file as PyTorch writes JSON, the status of the groups follows the entries and is lost with them.
+                    .truncate(random.between(count as u64 / 4, count as u64 * 3 / 4) as usize);
+                // In PyTorch's JSON files, the status of the groups follows the entries, so that it is lost too.
                 for group in &mut dump.groups {
                     group.status = None;
                 }
@@ -88,8 +89,8 @@ impl Job {
         true
     }
 
-    /// Replaces a record with that of the same rank and recorder in an earlier, healthy run of another program; `false`
-    /// if the rank left none there.
+    /// Replaces a record with that of the same rank and recorder in an earlier, healthy run of another program. Returns
+    /// `false` if the rank left none in that run.
     fn replace_with_stale(&mut self, at: usize) -> bool {
         const EARLIER_NS: i64 = 3_600_000_000_000;
         let mut spec = self.spec.clone();
@@ -105,17 +106,17 @@ impl Job {
             return false;
         };
         // A time of 0 is not known.
-        let earlier = |time: &mut i64| *time -= if *time > 0 { EARLIER_NS } else { 0 };
+        let set_back = |time: &mut i64| *time -= if *time > 0 { EARLIER_NS } else { 0 };
         for entry in &mut stale.entries {
-            earlier(&mut entry.time_created_ns);
-            earlier(&mut entry.time_discovered_started_ns);
-            earlier(&mut entry.time_discovered_completed_ns);
+            set_back(&mut entry.time_created_ns);
+            set_back(&mut entry.time_discovered_started_ns);
+            set_back(&mut entry.time_discovered_completed_ns);
         }
         if let Some(status) = &mut stale.status {
-            earlier(&mut status.heartbeat_ns);
-            earlier(&mut status.phase_since_ns);
+            set_back(&mut status.heartbeat_ns);
+            set_back(&mut status.phase_since_ns);
         }
-        earlier(&mut stale.identity.dump_time_ns);
+        set_back(&mut stale.identity.dump_time_ns);
         self.dumps[at] = stale;
         true
     }
@@ -126,7 +127,8 @@ mod tests {
     use super::*;
     use crate::generator::Spec;
 
-    /// Three jobs, before and after the damage; `prepare` changes what a job is made from, and says whether it fits.
+    /// Three jobs, each before and after the damage. `prepare` changes the parameters of a job, and returns whether the
+    /// job is of use.
     fn damaged(damage: Damage, prepare: impl Fn(&mut Spec) -> bool) -> Vec<(Job, Job)> {
         let jobs = (0..100).filter_map(|seed| {
             let mut spec = Spec::random(seed, 8);
@@ -148,8 +150,8 @@ mod tests {
         assert_eq!(jobs.len(), 3);
         for dump in jobs.iter().flat_map(|(_, after)| &after.dumps) {
             let Some(status) = &dump.status else { continue };
-            let since = dump.identity.dump_time_ns - status.heartbeat_ns;
-            assert!((0..60_000_000_000).contains(&since), "{since}");
+            let age_ns = dump.identity.dump_time_ns - status.heartbeat_ns;
+            assert!((0..60_000_000_000).contains(&age_ns), "{age_ns}");
         }
     }
 

@@ -13,7 +13,7 @@ pub(super) struct Issued {
     pub(super) is_p2p: bool,
 }
 
-/// The outcome of an operation; times in ns since the start.
+/// The outcome of an operation, with times in ns since the start of the job.
 #[derive(Clone, Copy)]
 pub(super) struct Outcome {
     pub(super) state: EntryState,
@@ -33,6 +33,7 @@ impl Outcome {
 }
 
 impl Writer<'_> {
+    /// Appends the entry of an operation to the record.
     pub(super) fn entry(&mut self, issued: Issued, outcome: Outcome) {
         let Issued {
             group,
@@ -47,11 +48,11 @@ impl Writer<'_> {
         } = outcome;
         let recorder = self.dump.recorder;
         let counts = self.seq[&group];
-        let starts =
+        let records_starts =
             self.spec.recording.starts && matches!(recorder, Recorder::Nccl | Recorder::Rcomm);
         let state = match (recorder, state) {
             (Recorder::NativeGloo, _) => EntryState::Scheduled,
-            (Recorder::Nccl | Recorder::Rcomm, EntryState::Started) if starts => {
+            (Recorder::Nccl | Recorder::Rcomm, EntryState::Started) if records_starts => {
                 EntryState::Started
             }
             (_, EntryState::Started) => EntryState::Scheduled,
@@ -63,22 +64,22 @@ impl Writer<'_> {
         let started = match recorder {
             Recorder::NativeGloo => 0,
             Recorder::Hook | Recorder::Torchcomms => completed,
-            _ if starts && state != EntryState::Scheduled => self.clock.wall(arrived),
+            _ if records_starts && state != EntryState::Scheduled => self.clock.wall(arrived),
             _ => 0,
         };
-        let timed = starts || recorder == Recorder::Hook;
+        let records_duration = records_starts || recorder == Recorder::Hook;
         let is_collective = !is_p2p;
         let reduce_op = call.reduce_op.filter(|_| recorder == Recorder::Rcomm);
         let root = call.root.filter(|_| recorder == Recorder::Rcomm);
-        let torchcomms = recorder == Recorder::Torchcomms;
+        let is_torchcomms = recorder == Recorder::Torchcomms;
         let entry = Entry {
             record_id: self.operations + u64::from(recorder == Recorder::Rcomm),
-            collective_seq_id: if torchcomms {
+            collective_seq_id: if is_torchcomms {
                 self.operations
             } else {
                 counts[0]
             },
-            p2p_seq_id: if torchcomms || (is_collective && recorder == Recorder::Nccl) {
+            p2p_seq_id: if is_torchcomms || (is_collective && recorder == Recorder::Nccl) {
                 0
             } else {
                 counts[1]
@@ -90,15 +91,15 @@ impl Writer<'_> {
             op: call.op,
             state,
             retired,
-            is_p2p: is_p2p && !torchcomms,
-            peer: if torchcomms { Peer::None } else { peer },
+            is_p2p: is_p2p && !is_torchcomms,
+            peer: if is_torchcomms { Peer::None } else { peer },
             root,
             reduce_op,
             time_created_ns: self.clock.wall(arrived),
             time_discovered_started_ns: started,
             time_discovered_completed_ns: completed,
             duration_ms: ended
-                .filter(|_| timed)
+                .filter(|_| records_duration)
                 .map(|ended| (ended - arrived) as f32 / 1e6),
             graph_id: None,
             timeout_ms: 600_000,
@@ -108,7 +109,8 @@ impl Writer<'_> {
         self.dump.entries.push(entry);
     }
 
-    /// When the host records that an operation has ended: NCCL's watchdog polls at intervals.
+    /// The wall-clock time at which the host records that an operation has ended, in ns: with NCCL, the watchdog
+    /// notices it later.
     fn noticed(&mut self, ended: i64) -> i64 {
         let late_ms = match self.dump.recorder {
             Recorder::Nccl => self.spec.recording.notice_ms,
@@ -144,13 +146,17 @@ impl Writer<'_> {
             (Recorder::Hook, OpType::Recv) => (vec![], call.output.clone()),
             _ => (call.input.clone(), call.output.clone()),
         };
-        let none = [Vec::new(), Vec::new()];
-        let recorded = self.spec.recording.splits
+        let no_splits = [Vec::new(), Vec::new()];
+        let records_splits = self.spec.recording.splits
             && !matches!(
                 self.dump.recorder,
                 Recorder::NativeGloo | Recorder::Torchcomms
             );
-        let splits = if recorded { &call.splits } else { &none };
+        let splits = if records_splits {
+            &call.splits
+        } else {
+            &no_splits
+        };
         let signature = Signature {
             backend: backend.into(),
             op_name: call.name.into(),

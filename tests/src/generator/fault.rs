@@ -1,4 +1,4 @@
-//! Faults, and the truth about a job that has them.
+//! Injects faults into the programs of a job, and states who is at fault.
 
 use super::mesh::Mesh;
 use super::program::{Act, Call, Message, Program, collective};
@@ -8,14 +8,14 @@ use rcomm_recorder::model::{OpType, Rank};
 /// A fault as it was injected.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// Its kind.
+    /// The kind of the fault.
     pub kind: Kind,
     /// The rank into whose program it was injected.
     pub rank: Rank,
-    /// Index of the act of the rank's program at which it was injected.
+    /// Index of the act of the rank's program at which the fault was injected.
     pub at: usize,
-    /// The ranks at fault, ascending: several if both ends of a message or all ranks of a host are; none if no
-    /// rank can be blamed.
+    /// The ranks at fault, ascending. There are several if both ends of a message or all ranks of a host are at fault,
+    /// and none if no rank can be blamed.
     pub culprits: Vec<Rank>,
     /// Index of the group with the first wrong operation.
     pub group: usize,
@@ -23,7 +23,8 @@ pub struct Fault {
     pub decidable: bool,
 }
 
-/// Injects a fault into the programs; `None` if none of 64 random places is fit for it.
+/// Injects a fault into the programs, at a rank and in a group without one of the `taken` faults; `None` if none of 64
+/// random places is fit for the fault.
 pub(super) fn inject(
     kind: Kind,
     spec: &Spec,
@@ -55,6 +56,7 @@ pub(super) fn inject(
     None
 }
 
+/// Injects a fault at one act of a rank's program; `None` if it does not fit there.
 fn try_at(
     kind: Kind,
     spec: &Spec,
@@ -139,24 +141,25 @@ fn try_at(
                 return None;
             }
             program.acts.truncate(at);
-            // Gloo's recorder names no members of groups: a rank without a record shows only by the other
-            // groups of the kind, and only if no other rank is at fault.
-            let lost = kind == Kind::Crash && recorder == Recorder::NativeGloo;
-            let shown = group == 0 || mesh.siblings(group) > 1;
-            fault(!lost || (shown && spec.faults.len() == 1))
+            // Gloo's recorder names no members of groups. There, a rank without a record shows only by the other groups
+            // with the same role, and only if no other rank is at fault.
+            let lacks_members = kind == Kind::Crash && recorder == Recorder::NativeGloo;
+            let is_shown = group == 0 || mesh.siblings(group) > 1;
+            fault(!lacks_members || (is_shown && spec.faults.len() == 1))
         }
         Kind::Skip => {
             let call = single(&program.acts[at])?;
-            // A rank that leaves out the group's last call looks as if it had not joined: no later call shows the gap.
+            // A rank that leaves out the group's last call looks as if it had not joined, since no later call shows the
+            // gap.
             let next = program.acts[at + 1..].iter().find_map(|act| match act {
-                Act::Collective { group: g, .. } if *g == group => single(act),
+                Act::Collective { group: of_act, .. } if *of_act == group => single(act),
                 _ => None,
             })?;
             // If the group's next call is equal, only calls of other groups between them show that one is
             // missing.
             let roles = mesh.roles(rank);
-            let between = group == 0 && roles.pp.is_some() && roles.dp.is_some();
-            if (next == call && !between) || call.op == OpType::Gather {
+            let others_between = group == 0 && roles.pp.is_some() && roles.dp.is_some();
+            if (next == call && !others_between) || call.op == OpType::Gather {
                 return None;
             }
             program.acts.remove(at);
@@ -184,11 +187,11 @@ fn try_at(
             fault(shows_culprit)
         }
         Kind::Swap => {
-            let (a, b) = (
+            let (call, next) = (
                 single(&program.acts[at])?,
                 single(program.acts.get(at + 1)?)?,
             );
-            if program.acts[at + 1].group() != group || a.op == b.op {
+            if program.acts[at + 1].group() != group || call.op == next.op {
                 return None;
             }
             program.acts.swap(at, at + 1);
@@ -199,21 +202,21 @@ fn try_at(
                 return None;
             };
             let from_any = messages.iter().any(|message| message.from_any);
-            // Without another message or a collective after it the rank just ends.
+            // Without another act after the message, the rank just ends.
             if at + 1 >= program.acts.len() {
                 return None;
             }
             program.acts.remove(at);
-            // torchcomms names no peers. The two halves of a message do not show which rank left out one that a
-            // receiver takes from any source, or whether the receiver took too few.
+            // torchcomms names no peers. If a receiver takes messages from any source, the records do not show which
+            // rank left one out, or whether the receiver took too few.
             fault(mesh.siblings(group) > 2 && recorder != Recorder::Torchcomms && !from_any)
         }
         Kind::MessageSize => {
             let Act::Batch { messages, .. } = &mut program.acts[at] else {
                 return None;
             };
-            let which = (random.draw() % messages.len() as u64) as usize;
-            let Message { peer, elements, .. } = &mut messages[which];
+            let nth = (random.draw() % messages.len() as u64) as usize;
+            let Message { peer, elements, .. } = &mut messages[nth];
             *elements += 1;
             let peer = mesh.groups[group].ranks[*peer as usize];
             Some(Fault {
@@ -227,7 +230,7 @@ fn try_at(
         }
         Kind::Members => {
             let records_members = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
-            // A job whose default group has other members would be another job.
+            // With other members of its default group, the job would be another job.
             if !records_members || members < 3 || group == 0 {
                 return None;
             }
@@ -262,11 +265,11 @@ fn try_at(
         }
         Kind::Detour => {
             let next = program.acts.get(at + 1)?;
-            let (a, b) = (single(&program.acts[at])?, single(next)?);
+            let (call, next_call) = (single(&program.acts[at])?, single(next)?);
             let other = next.group();
             // In a group of two, only groups with the same role show which member deviates.
             let shows_culprit = mesh.siblings(group) > 2 || mesh.siblings(other) > 2;
-            if other == group || !waits_for_all(&a) || !waits_for_all(&b) {
+            if other == group || !waits_for_all(&call) || !waits_for_all(&next_call) {
                 return None;
             }
             program.acts.swap(at, at + 1);
@@ -287,17 +290,17 @@ fn try_at(
             let before = program.acts[..at]
                 .iter()
                 .filter(|act| single(act).as_ref() == Some(&call));
-            let known = before.filter(|act| act.group() == group).count() > 0;
+            let root_known = before.filter(|act| act.group() == group).count() > 0;
             program.acts[at] = Act::Collective {
                 group,
                 calls: vec![wrong],
             };
-            let recorded = recorder == Recorder::Rcomm;
-            let seen = recorded || spec.recording.window == super::Window::Whole;
-            fault(if recorded {
-                shows_culprit || known
+            let records_roots = recorder == Recorder::Rcomm;
+            let is_whole = spec.recording.window == super::Window::Whole;
+            fault(if records_roots {
+                shows_culprit || root_known
             } else {
-                known && seen
+                root_known && is_whole
             })
         }
         Kind::Splits | Kind::Sum => {
@@ -308,11 +311,11 @@ fn try_at(
             {
                 return None;
             }
-            let more = call.splits[0].len() as u64;
+            let added = call.splits[0].len() as u64;
             for part in &mut call.splits[0] {
                 *part += 1;
             }
-            call.input[0] += more;
+            call.input[0] += added;
             call.fits = false;
             program.acts[at] = Act::Collective {
                 group,
@@ -353,8 +356,8 @@ fn try_at(
             if !is_comparable || exchanges.len() < 16 {
                 return None;
             }
-            let at_group = exchanges[0].group();
-            if mesh.groups[at_group].ranks.len() < 3 {
+            let exchange_group = exchanges[0].group();
+            if mesh.groups[exchange_group].ranks.len() < 3 {
                 return None;
             }
             for act in exchanges {
@@ -367,12 +370,12 @@ fn try_at(
                 rank,
                 at,
                 culprits: vec![rank],
-                group: at_group,
+                group: exchange_group,
                 decidable: true,
             })
         }
         Kind::Tiny => {
-            // The same row in every program, over the world.
+            // Every program gets the same row of operations of the world.
             let rows = 600;
             for program in programs.iter_mut() {
                 let row = (0..rows).map(|_| Act::Collective {
@@ -393,29 +396,34 @@ fn try_at(
         }
         Kind::NearTimeout => {
             program.late = vec![(at, 500_000)];
-            let waited_for = single(&program.acts[at]).is_some_and(|call| waits_for_all(&call));
+            let others_wait = single(&program.acts[at]).is_some_and(|call| waits_for_all(&call));
             Some(Fault {
                 kind,
                 rank,
                 at,
                 culprits: Vec::new(),
                 group,
-                decidable: waited_for && spec.recording.window == super::Window::Whole,
+                decidable: others_wait && spec.recording.window == super::Window::Whole,
             })
         }
-        // Stages of a pipeline are at one point of the program at different times, and a rank that collects
-        // has more acts than the others: the same act of both is not the same point.
+        // The stages of a pipeline reach a point of the program at different times, and a rank that collects messages
+        // has more acts than the others. In both cases, acts with the same index are not at the same point.
         Kind::Clocks if spec.pp > 1 || spec.mix.collects => None,
         Kind::Clocks => two_crashes(mesh, programs, rank, at),
         Kind::Slow => {
             program.late = late_steps(program)?;
-            // In a bare pipeline, or ring, each rank waits for the previous one, late or not.
+            // In a pipeline or a ring without other operations, each rank waits for the previous one, late or not.
             let synchronizes = spec.tp > 1 || spec.pp == 1;
-            // A rank is not seen to be late if completions are noticed as late as the rank is.
-            let noticed = recorder != Recorder::Nccl
+            // If completions are noticed as late as the rank is, the records do not show that it is late.
+            let is_noticed = recorder != Recorder::Nccl
                 || spec.recording.starts
                 || spec.recording.notice_ms == 0;
-            fault(synchronizes && noticed && (spec.dp > 1 || !spec.mix.rings) && !spec.mix.collects)
+            fault(
+                synchronizes
+                    && is_noticed
+                    && (spec.dp > 1 || !spec.mix.rings)
+                    && !spec.mix.collects,
+            )
         }
         Kind::Turns => {
             for nth in 0..spec.steps as usize {
@@ -458,22 +466,20 @@ fn try_at(
     }
 }
 
-/// The acts with which each step but the first begins, each with a lateness of 200 ms; `None` if there are fewer than
-/// three.
+/// The first acts of all steps but the first, each with a lateness of 200 ms; `None` if there are fewer than three.
 fn late_steps(program: &Program) -> Option<Vec<(usize, u64)>> {
     let late: Vec<(usize, u64)> = step_begins(program).map(|at| (at, 200)).collect();
     (late.len() >= 3).then_some(late)
 }
 
-/// The acts with which each step but the first begins: those after the norm over the world (line 95 of the
-/// program).
+/// The first acts of all steps but the first: those after the norm over the world (line 95 of the program).
 pub(super) fn step_begins(program: &Program) -> impl Iterator<Item = usize> {
-    let norm = |act: &Act| matches!(act, Act::Collective { calls, .. } if calls.len() == 1 && calls[0].line == 95);
-    (1..program.acts.len()).filter(move |&at| norm(&program.acts[at - 1]))
+    let is_norm = |act: &Act| matches!(act, Act::Collective { calls, .. } if calls.len() == 1 && calls[0].line == 95);
+    (1..program.acts.len()).filter(move |&at| is_norm(&program.acts[at - 1]))
 }
 
-/// Two ranks of different groups of one kind stop at the same point of the program, where no member of either
-/// group takes part in the other's wait.
+/// Stops two ranks of different groups with the same role at the same point of the program. The groups share no rank,
+/// so that neither group's wait concerns the other.
 fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> Option<Fault> {
     let act = &programs[rank as usize].acts[at];
     let group = act.group();
@@ -482,12 +488,13 @@ fn two_crashes(mesh: &Mesh, programs: &mut [Program], rank: Rank, at: usize) -> 
     }
     let (desc, members) = (mesh.groups[group].desc, &mesh.groups[group].ranks);
     let is_disjoint = |other: &usize| {
-        let one = &mesh.groups[*other];
-        *other != group && one.desc == desc && !one.ranks.iter().any(|r| members.contains(r))
+        let candidate = &mesh.groups[*other];
+        let shares_rank = candidate.ranks.iter().any(|rank| members.contains(rank));
+        *other != group && candidate.desc == desc && !shares_rank
     };
     let elsewhere = (0..mesh.groups.len()).find(is_disjoint)?;
     let other = mesh.groups[elsewhere].ranks[mesh.member(group, rank)? as usize];
-    // Consecutive ranks may be all of a host, which is then reported as gone, whatever the clocks show.
+    // Consecutive ranks may be all ranks of a host, which is then reported as gone, whatever the clocks show.
     if rank.abs_diff(other) == 1 {
         return None;
     }
@@ -513,7 +520,7 @@ pub(super) fn waits_for_all(call: &Call) -> bool {
     !matches!(call.op, OpType::Broadcast | OpType::Gather)
 }
 
-/// The call with another operation, type or size; `None` if the call has none that could be wrong.
+/// The call with another operation, type or size; `None` if the call has no such argument that could be wrong.
 fn with_wrong_argument(kind: Kind, call: &Call) -> Option<Call> {
     let mut wrong = call.clone();
     match kind {

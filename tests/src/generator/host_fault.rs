@@ -1,4 +1,4 @@
-//! Hosts that fail with all their ranks.
+//! Faults of hosts that fail with all their ranks.
 
 use super::fault::Fault;
 use super::program::Program;
@@ -6,8 +6,8 @@ use super::{Kind, Random, Spec};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 
-/// Stops all ranks of the rank's host, and with [`Kind::HostsDown`] of another one, around the same point of
-/// their programs. `None` if too little of the job is left, or no other host was drawn.
+/// Stops all ranks of the rank's host, and for [`Kind::HostsDown`] those of another host too, around the same point of
+/// their programs. `None` if too little of the job is left, or if the same host was drawn twice.
 pub(super) fn inject(
     kind: Kind,
     spec: &Spec,
@@ -25,7 +25,7 @@ pub(super) fn inject(
         }
         culprits.extend(spec.recording.ranks_of_host(other, world));
     }
-    // On a host with one rank it would be the fault of a rank; at least two of the remaining ranks must wait.
+    // A host with one rank would be the fault of that rank, and at least two of the remaining ranks must wait.
     if culprits.len() < 2 || culprits.len() + 2 > world as usize {
         return None;
     }
@@ -41,7 +41,7 @@ pub(super) fn inject(
         at,
         culprits,
         group: 0,
-        // Gloo's recorder names no members, and with a host a whole kind of group may be gone.
+        // Gloo's recorder names no members, and all groups of one role may be gone with the host.
         decidable: spec.recording.recorder != Recorder::NativeGloo,
     })
 }

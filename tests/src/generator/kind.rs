@@ -41,7 +41,7 @@ pub enum Kind {
     HostsDown,
     /// A rank passes other members to the creation of a group, so that no collective of the group completes.
     Members,
-    /// A collective that all ranks enter and none finishes.
+    /// All ranks enter a collective and none finishes it.
     Fabric,
     /// A rank is late in every step.
     Slow,
@@ -55,9 +55,9 @@ pub enum Kind {
     Root,
     /// A rank sends other split sizes in an exchange than its peers expect.
     Splits,
-    /// The same as [`Kind::Splits`], but only the sums of the splits are recorded.
+    /// The fault of [`Kind::Splits`], in a job that records only the sums of the splits.
     Sum,
-    /// A rank's process is gone (only in records that outlive it).
+    /// A rank's process is gone (only in records that outlive the process).
     Dead,
     /// An operation fails on one rank while all ranks are in it (only in records that show failures).
     Fails,
@@ -65,8 +65,8 @@ pub enum Kind {
     Stalled,
     /// A rank's ring holds less than a step of a program that names its steps.
     ShortRing,
-    /// A rank stops, and the others' programs run so far ahead of their devices that the operations in progress
-    /// have left their rings.
+    /// A rank stops, and the other hosts issue so far ahead of their devices that the operations in progress have left
+    /// the rings.
     Overrun,
     /// A rank's recorder lost records because writers collided.
     Dropped,
@@ -79,13 +79,13 @@ pub enum Kind {
     /// A rank issues two operations of one group, which agree in all but their places in the source, in
     /// the other order.
     Threads,
-    /// A rank issues two operations of groups that share ranks in the other order, neither waiting for
-    /// the other.
+    /// A rank issues two operations of groups that share ranks in the other order; neither operation waits for the
+    /// other.
     Inverted,
     /// Both ends of an exchange post their send before their receive; the sends are buffered.
     BufferedSends,
-    /// Two ranks leave no record, and completions are noticed too late to tell from the clocks which of
-    /// them was missed first.
+    /// Two ranks leave no record, and completions are noticed so late that the clocks do not tell which of the two was
+    /// missed first.
     Clocks,
 }
 
@@ -111,7 +111,7 @@ impl Kind {
         Self::Fails,
     ];
 
-    /// Kinds that concern the halves of messages.
+    /// Kinds in which the halves of messages do not match.
     pub const MESSAGES: &'static [Self] = &[
         Self::SendLeftOut,
         Self::ReceiveLeftOut,
@@ -121,7 +121,7 @@ impl Kind {
         Self::AllSendFirst,
     ];
 
-    /// Kinds that take all ranks of a host.
+    /// Kinds that stop all ranks of a host.
     pub const HOSTS: &'static [Self] = &[Self::HostDown, Self::HostsDown];
 
     /// Kinds that are reported by a warning, or that do not stop the job.
@@ -140,14 +140,14 @@ impl Kind {
         Self::BufferedSends,
     ];
 
-    /// The codes of findings that report the fault, with those that the same dumps support equally well.
+    /// The codes of findings that report the fault, with the codes that the same dumps support equally well.
     pub fn codes(self) -> &'static [Code] {
         use Code::*;
         match self {
             Self::Stuck => &[E101, E120],
             Self::Crash => &[E102],
-            // A call left out or added between two uneven exchanges shows only by splits, or by sums of splits, that
-            // are not those of the peers.
+            // Between two uneven exchanges, a call that is left out or added shows only by splits, or sums of splits,
+            // that differ from the peers' ones.
             Self::Skip | Self::Extra => &[E103, E104, E110, E111, E112, E113, E114, E101, E130],
             Self::Op => &[E110, E103, E104],
             Self::Dtype => &[E111],

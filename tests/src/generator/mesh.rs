@@ -1,10 +1,9 @@
-//! The groups of a job: the world, and lines through a mesh of tensor, pipeline, data and expert
-//! parallelism.
+//! The groups of a job: the world, and the groups of tensor, pipeline, data and expert parallelism in a mesh of ranks.
 
 use super::Spec;
 use rcomm_recorder::model::Rank;
 
-/// One group.
+/// A process group.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) name: String,
@@ -12,7 +11,7 @@ pub(super) struct Group {
     pub(super) ranks: Vec<Rank>,
 }
 
-/// All groups, and those of each rank.
+/// The groups of a job, and the groups of each rank.
 #[derive(Clone, Debug)]
 pub(super) struct Mesh {
     pub(super) groups: Vec<Group>,
@@ -21,16 +20,16 @@ pub(super) struct Mesh {
     by_rank: Vec<Roles>,
 }
 
-/// A rank's groups by their role.
+/// The indices of a rank's groups, by their role.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Roles {
     pub(super) tp: Option<usize>,
     pub(super) dp: Option<usize>,
     pub(super) pp: Option<usize>,
     pub(super) ep: Option<usize>,
-    /// Each member holds another part of the parameters.
+    /// The group whose members each hold another part of the parameters.
     pub(super) shard: Option<usize>,
-    /// Members hold the same part of the parameters.
+    /// The group whose members hold the same part of the parameters.
     pub(super) replicate: Option<usize>,
     /// A short-lived group.
     pub(super) brief: Option<usize>,
@@ -52,7 +51,7 @@ impl Mesh {
         let rank = |d: u32, p: u32, t: u32| (p * spec.dp + d) * spec.tp + t;
         // Some frameworks give every group of one kind the same name. In the records of Gloo's recorder, which name no
         // members, such groups would be one group.
-        let reused = spec.seed.is_multiple_of(5)
+        let reuses_names = spec.seed.is_multiple_of(5)
             && spec.recording.recorder != rcomm_recorder::publish::Recorder::NativeGloo;
         let (tp, pp, dp, ep) = (spec.tp, spec.pp, spec.dp, spec.ep);
         if tp > 1 {
@@ -60,9 +59,9 @@ impl Mesh {
                 for d in 0..dp {
                     mesh.add(
                         "tp",
-                        reused,
+                        reuses_names,
                         (0..tp).map(|t| rank(d, p, t)).collect(),
-                        |r| &mut r.tp,
+                        |roles| &mut roles.tp,
                     );
                 }
             }
@@ -72,9 +71,9 @@ impl Mesh {
                 for t in 0..tp {
                     mesh.add(
                         "dp",
-                        reused,
+                        reuses_names,
                         (0..dp).map(|d| rank(d, p, t)).collect(),
-                        |r| &mut r.dp,
+                        |roles| &mut roles.dp,
                     );
                 }
             }
@@ -84,9 +83,9 @@ impl Mesh {
                 for t in 0..tp {
                     mesh.add(
                         "pp",
-                        reused,
+                        reuses_names,
                         (0..pp).map(|p| rank(d, p, t)).collect(),
-                        |r| &mut r.pp,
+                        |roles| &mut roles.pp,
                     );
                 }
             }
@@ -96,41 +95,49 @@ impl Mesh {
                 for t in 0..tp {
                     for first in (0..dp).step_by(ep as usize) {
                         let ranks = (first..first + ep).map(|d| rank(d, p, t)).collect();
-                        mesh.add("ep", reused, ranks, |r| &mut r.ep);
+                        mesh.add("ep", reuses_names, ranks, |roles| &mut roles.ep);
                     }
                 }
             }
         }
         if spec.mix.sharded && dp > 1 {
-            mesh.add_shards(spec, reused, rank);
+            mesh.add_shards(spec, reuses_names, rank);
         }
         if spec.seed.is_multiple_of(3) && world >= 4 {
             for half in 0..2 {
-                let ranks = (0..world).filter(|r| r % 2 == half).collect();
-                mesh.add("brief", false, ranks, |r| &mut r.brief);
+                let ranks = (0..world).filter(|rank| rank % 2 == half).collect();
+                mesh.add("brief", false, ranks, |roles| &mut roles.brief);
             }
         }
         mesh
     }
 
-    /// Adds the groups over which the parameters are sharded: all replicas, or, in some jobs with enough
-    /// replicas, each half of them.
-    fn add_shards(&mut self, spec: &Spec, reused: bool, rank: impl Fn(u32, u32, u32) -> Rank) {
-        let wide = if spec.dp >= 4 && spec.dp.is_multiple_of(2) && spec.seed.is_multiple_of(2) {
+    /// Adds the groups over which the parameters are sharded. A group has all replicas, or half of them in some jobs
+    /// with enough replicas.
+    fn add_shards(
+        &mut self,
+        spec: &Spec,
+        reuses_names: bool,
+        rank: impl Fn(u32, u32, u32) -> Rank,
+    ) {
+        let shard_size = if spec.dp >= 4 && spec.dp.is_multiple_of(2) && spec.seed.is_multiple_of(2)
+        {
             spec.dp / 2
         } else {
             spec.dp
         };
         for p in 0..spec.pp {
             for t in 0..spec.tp {
-                for first in (0..spec.dp).step_by(wide as usize) {
-                    let ranks = (first..first + wide).map(|d| rank(d, p, t)).collect();
-                    self.add("shard", reused, ranks, |r| &mut r.shard);
+                for first in (0..spec.dp).step_by(shard_size as usize) {
+                    let ranks = (first..first + shard_size).map(|d| rank(d, p, t)).collect();
+                    self.add("shard", reuses_names, ranks, |roles| &mut roles.shard);
                 }
-                for first in (0..wide).filter(|_| wide < spec.dp) {
-                    let ranks = (first..spec.dp).step_by(wide as usize);
+                for first in (0..shard_size).filter(|_| shard_size < spec.dp) {
+                    let ranks = (first..spec.dp).step_by(shard_size as usize);
                     let ranks = ranks.map(|d| rank(d, p, t)).collect();
-                    self.add("replicate", reused, ranks, |r| &mut r.replicate);
+                    self.add("replicate", reuses_names, ranks, |roles| {
+                        &mut roles.replicate
+                    });
                 }
             }
         }
@@ -139,12 +146,12 @@ impl Mesh {
     fn add(
         &mut self,
         desc: &'static str,
-        reused: bool,
+        reuses_names: bool,
         ranks: Vec<Rank>,
         role: impl Fn(&mut Roles) -> &mut Option<usize>,
     ) {
         let at = self.groups.len();
-        let name = if reused {
+        let name = if reuses_names {
             desc.to_owned()
         } else {
             at.to_string()
@@ -164,16 +171,16 @@ impl Mesh {
         rank / (self.tp * self.dp)
     }
 
-    /// The rank within a group; `None` if the rank is not a member.
+    /// The rank's number within a group; `None` if the rank is not a member.
     pub(super) fn member(&self, group: usize, rank: Rank) -> Option<u32> {
         self.groups[group]
             .ranks
             .iter()
-            .position(|&r| r == rank)
-            .map(|at| at as u32)
+            .position(|&member| member == rank)
+            .map(|member| member as u32)
     }
 
-    /// How many groups have the same role, this one included.
+    /// The number of groups with the role of this group, which is included.
     pub(super) fn siblings(&self, group: usize) -> usize {
         self.groups
             .iter()

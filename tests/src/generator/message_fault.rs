@@ -1,4 +1,4 @@
-//! Halves of messages that are left out, or posted in the wrong order.
+//! Faults of messages: halves that are left out, or posted in the wrong order.
 
 use super::fault::Fault;
 use super::mesh::Mesh;
@@ -8,6 +8,7 @@ use super::{Kind, Random, Spec};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 
+/// Injects a fault of messages at an act of a rank's program; `None` if it does not fit there.
 pub(super) fn inject(
     kind: Kind,
     spec: &Spec,
@@ -35,33 +36,37 @@ pub(super) fn inject(
             culprits.clear();
         }
     }
-    // Two ends of one pair contradict each other: only others of their kind show which end deviates.
-    let compared = mesh.siblings(group) > 2 || (members > 2 && mesh.groups[group].desc == "tp");
+    // The two ends of a message contradict each other. Only other pairs with the same role show which end deviates.
+    let is_comparable =
+        mesh.siblings(group) > 2 || (members > 2 && mesh.groups[group].desc == "tp");
     Some(Fault {
         kind,
         rank,
         at,
         // torchcomms names no peers.
-        decidable: (compared || culprits.is_empty())
+        decidable: (is_comparable || culprits.is_empty())
             && spec.recording.recorder != Recorder::Torchcomms,
         culprits,
         group,
     })
 }
 
+/// Removes the batch at `at`; `None` unless it is a single send, or a single receive, with an act after it.
 fn leave_out(program: &mut Program, at: usize, sends: bool) -> Option<()> {
     let Act::Batch { messages, .. } = &program.acts[at] else {
         return None;
     };
-    let one = |message: &Message| message.sends == sends && !message.from_any;
-    // Without operations after it the rank only ends early.
-    if !matches!(messages.as_slice(), [message] if one(message)) || at + 1 >= program.acts.len() {
+    let is_wanted = |message: &Message| message.sends == sends && !message.from_any;
+    let is_single = matches!(messages.as_slice(), [message] if is_wanted(message));
+    // Without an act after the message, the rank only ends early.
+    if !is_single || at + 1 >= program.acts.len() {
         return None;
     }
     program.acts.remove(at);
     Some(())
 }
 
+/// Removes a random message of a batch; `None` unless the batch has several.
 fn leave_one_out(act: &mut Act, random: &mut Random) -> Option<()> {
     let Act::Batch { messages, .. } = act else {
         return None;
@@ -69,24 +74,25 @@ fn leave_one_out(act: &mut Act, random: &mut Random) -> Option<()> {
     if messages.len() < 2 {
         return None;
     }
-    let which = (random.draw() % messages.len() as u64) as usize;
-    messages.remove(which);
+    let nth = (random.draw() % messages.len() as u64) as usize;
+    messages.remove(nth);
     Some(())
 }
 
+/// `Some` if the act is the first message of a rank in an exchange in order.
 pub(super) fn first_in_order(act: &Act) -> Option<()> {
     let is_first = matches!(act, Act::Batch { line, .. } if *line == IN_ORDER[0]);
     is_first.then_some(())
 }
 
-/// Puts the send of an exchange before its receive; `None` if no exchange with its receive first begins here.
+/// Puts the send of an exchange before its receive; `None` if no exchange that receives first begins at `at`.
 fn send_first(acts: &mut [Act], at: usize) -> Option<()> {
     receives_first(acts, at)?;
     acts.swap(at, at + 1);
     Some(())
 }
 
-/// `Some` if an exchange begins here in which the receive comes first.
+/// `Some` if an exchange that receives first begins at `at`.
 pub(super) fn receives_first(acts: &[Act], at: usize) -> Option<()> {
     first_in_order(&acts[at])?;
     let receives = |act: &Act| {

@@ -1,7 +1,7 @@
-//! Labeled jobs: programs on meshes of ranks, injected faults, a simulator that decides which ranks block,
-//! and the records that each kind of recorder would have left.
+//! Generates jobs with known faults: it writes programs for a mesh of ranks, injects faults, simulates which ranks
+//! block, and writes the records that each kind of recorder would have left.
 //!
-//! Everything follows from one seed. The truth comes from the injected faults, never from the analysis.
+//! Everything follows from one seed. The ranks at fault are known from the injected faults, never from the analysis.
 
 mod damage;
 mod entry;
@@ -36,7 +36,7 @@ use rcomm_recorder::publish::{Dump, Recorder};
 /// The parameters of a job.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Everything random follows from it.
+    /// The seed of all random numbers.
     pub seed: u64,
     /// Tensor-parallel size.
     pub tp: u32,
@@ -44,7 +44,7 @@ pub struct Spec {
     pub pp: u32,
     /// Data-parallel replicas.
     pub dp: u32,
-    /// Expert-parallel size, a divisor of `dp`; 1 = none.
+    /// Expert-parallel size, a divisor of `dp`; 1 without expert parallelism.
     pub ep: u32,
     /// Steps of the training program.
     pub steps: u32,
@@ -61,12 +61,12 @@ pub struct Spec {
 /// Additional parts of a program.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mix {
-    /// Parameters are sharded over the data-parallel replicas, and over half of them where there are
-    /// enough: gathered before each layer, reduced after it.
+    /// Parameters are sharded over the data-parallel replicas, or over half of them in some jobs with enough replicas.
+    /// They are gathered before each layer, and their gradients are reduced after it.
     pub sharded: bool,
-    /// Tensor-parallel groups pass blocks around a ring, a send and a receive in each batch.
+    /// Tensor-parallel groups pass blocks around a ring, with a send and a receive in each batch.
     pub rings: bool,
-    /// The first rank takes a message from each other rank, in whatever order they arrive.
+    /// The first rank receives a message from each other rank, in whatever order they arrive.
     pub collects: bool,
     /// Data-parallel replicas gather parts of different lengths.
     pub ragged: bool,
@@ -74,14 +74,14 @@ pub struct Mix {
     pub exchange: Exchange,
 }
 
-/// A job with its truth.
+/// A job with its records, and with the ranks that are at fault.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What it was made from.
+    /// The parameters of the job.
     pub spec: Spec,
     /// The faults as they were injected.
     pub faults: Vec<Fault>,
-    /// The records, by rank: of each rank that left any, one for each of its recorders.
+    /// The records, ordered by rank: one for each recorder of each rank that left records.
     pub dumps: Vec<Dump>,
     /// Ranks that were still waiting at the end.
     pub blocked: Vec<Rank>,
@@ -92,18 +92,19 @@ pub struct Job {
 }
 
 impl Spec {
-    /// A random job of at most this many ranks, without faults; a large one if the limit is 1,024 or more.
-    pub fn random(seed: u64, most_ranks: u32) -> Self {
+    /// The parameters of a random job without faults. It has at most `max_ranks` ranks; from 1,024 on, it has nearly as
+    /// many.
+    pub fn random(seed: u64, max_ranks: u32) -> Self {
         let mut random = Random::new(seed);
         let (tp, pp, dp) = loop {
-            if most_ranks >= 1024 {
+            if max_ranks >= 1024 {
                 let pp = *random.pick(&[1, 2, 4]);
-                break (8, pp, most_ranks / (8 * pp));
+                break (8, pp, max_ranks / (8 * pp));
             }
             let tp = *random.pick(&[1, 2, 2, 4, 4, 8]);
             let pp = *random.pick(&[1, 1, 2, 2, 4]);
             let dp = *random.pick(&[1, 2, 2, 3, 4, 8]);
-            if (2..=most_ranks).contains(&(tp * pp * dp)) {
+            if (2..=max_ranks).contains(&(tp * pp * dp)) {
                 break (tp, pp, dp);
             }
         };
@@ -123,7 +124,8 @@ impl Spec {
             Recorder::NativeGloo,
             Recorder::Torchcomms,
         ]);
-        // Gloo records no messages, torchcomms no peers: a pipeline of theirs shows too little.
+        // Gloo's recorder records no messages, and that of torchcomms no peers. Their records of a pipeline show too
+        // little.
         let pp = match recorder {
             Recorder::NativeGloo => 1,
             Recorder::Torchcomms => pp.min(2),
@@ -137,19 +139,19 @@ impl Spec {
             Recorder::Torchcomms => Window::Whole,
             _ => window,
         };
-        // No real ring is so small that what was issued ahead pushes out what is running.
+        // No real ring is so small that operations that were issued ahead push out the running ones.
         let ahead: &[usize] = if window == Window::Whole {
             &[0, 3, 12, 40]
         } else {
             &[0, 3, 8]
         };
-        // Drawn from other generators, so that these parts do not change what the first one gives for a seed.
+        // These parts draw from other generators, so that they do not change what the first one gives for a seed.
         let mut second = Random::new(seed ^ 0xbe51_de00);
-        let peers = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
+        let records_peers = !matches!(recorder, Recorder::NativeGloo | Recorder::Torchcomms);
         let mix = Mix {
             sharded: second.chance(0.25),
-            rings: peers && second.chance(0.2),
-            collects: peers && tp * pp * dp <= 16 && second.chance(0.2),
+            rings: records_peers && second.chance(0.2),
+            collects: records_peers && tp * pp * dp <= 16 && second.chance(0.2),
             ragged: Random::new(seed ^ 0x0a99_ed00).chance(0.2),
             exchange: Exchange::None,
         };
@@ -221,7 +223,7 @@ impl Spec {
 }
 
 impl Job {
-    /// The report on the records, in which truncated files are treated as such.
+    /// The analyzer's report on the records; it is told which files were cut short.
     pub fn judge(&self, policy: &Policy) -> Report {
         let mut analysis = Analysis::new(policy.clone());
         for dump in &self.dumps {
@@ -233,7 +235,7 @@ impl Job {
         analysis.finish()
     }
 
-    /// The ranks at fault, ascending.
+    /// The ranks at fault of all faults, ascending.
     pub fn culprits(&self) -> Vec<Rank> {
         let mut culprits: Vec<Rank> = self
             .faults

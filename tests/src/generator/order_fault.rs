@@ -1,7 +1,7 @@
-//! Operations in an order that does no harm yet.
+//! Faults of order that do no harm yet.
 //!
 //! In the simulation, no operation of a rank ends while another operation of that rank waits. The programs therefore
-//! run in the harmless order, and the records show the other order as that of issue.
+//! run in the harmless order, and the records show that the rank issued the operations in the other order.
 
 use super::fault::{Fault, step_begins, waits_for_all};
 use super::mesh::Mesh;
@@ -11,15 +11,15 @@ use super::simulate::Times;
 use super::{Kind, Random};
 use rcomm_recorder::model::{OpType, Rank};
 
-/// All ranks issue two equal operations in each step, from two places; one rank crosses them in one step.
+/// Makes all ranks issue two equal operations in each step, from two lines. The rank at fault swaps them in one step.
 pub(super) fn in_threads(
     programs: &mut [Program],
     rank: Rank,
     random: &mut Random,
 ) -> Option<Fault> {
     let steps: Vec<usize> = step_begins(&programs[rank as usize]).collect();
-    // A step before and a step after it show that all ranks issue both from the same lines.
-    let crossed = random.between(1, (steps.len() as u64).checked_sub(2)?.max(1)) as usize;
+    // A step before and a step after the swapped one show that all ranks issue both operations from the same lines.
+    let swapped = random.between(1, (steps.len() as u64).checked_sub(2)?.max(1)) as usize;
     if steps.len() < 3 {
         return None;
     }
@@ -29,7 +29,7 @@ pub(super) fn in_threads(
         let begins: Vec<usize> = step_begins(program).collect();
         for (nth, &at) in begins.iter().enumerate().rev() {
             let mut lines = [220, 221];
-            if other == rank as usize && nth == crossed {
+            if other == rank as usize && nth == swapped {
                 lines.reverse();
                 found = Some(at + 2 * nth);
             }
@@ -57,8 +57,8 @@ pub(super) fn in_threads(
     })
 }
 
-/// The fault of a rank that issues the operations at `at` and `at + 1` in the other order; `None` unless they
-/// are collectives of two groups that have another rank in common.
+/// The fault of a rank that issues the operations at `at` and `at + 1` in the other order; `None` unless they are
+/// collectives of two groups that share another rank.
 pub(super) fn invert(mesh: &Mesh, programs: &[Program], rank: Rank, at: usize) -> Option<Fault> {
     let acts = &programs[rank as usize].acts;
     let single = |act: &Act| -> Option<Call> {
@@ -68,12 +68,12 @@ pub(super) fn invert(mesh: &Mesh, programs: &[Program], rank: Rank, at: usize) -
         }
     };
     let (act, next) = (&acts[at], acts.get(at + 1)?);
-    let waits = waits_for_all(&single(act)?) && waits_for_all(&single(next)?);
-    let [one, other] = [act, next].map(Act::group);
-    let members = &mesh.groups[one].ranks;
+    let both_wait = waits_for_all(&single(act)?) && waits_for_all(&single(next)?);
+    let [group, other] = [act, next].map(Act::group);
+    let members = &mesh.groups[group].ranks;
     let common = members.iter().filter(|&&member| mesh.has(other, member));
     let common = common.count();
-    if !waits || one == other || common < 2 {
+    if !both_wait || group == other || common < 2 {
         return None;
     }
     Some(Fault {
@@ -81,13 +81,12 @@ pub(super) fn invert(mesh: &Mesh, programs: &[Program], rank: Rank, at: usize) -
         rank,
         at,
         culprits: if common > 2 { vec![rank] } else { Vec::new() },
-        group: one,
+        group,
         decidable: true,
     })
 }
 
-/// The fault of a job in which both sides of all exchanges send first; `None` unless an exchange begins at
-/// `at`.
+/// The fault of a job in which both ends of all exchanges send first; `None` unless an exchange begins at `at`.
 pub(super) fn buffer_sends(programs: &[Program], rank: Rank, at: usize) -> Option<Fault> {
     first_in_order(&programs[rank as usize].acts[at])?;
     Some(Fault {
@@ -100,7 +99,7 @@ pub(super) fn buffer_sends(programs: &[Program], rank: Rank, at: usize) -> Optio
     })
 }
 
-/// A rank's acts in the order in which it issued them, with the times at which each ended.
+/// A rank's acts in the order in which it issued them, with the times of each.
 pub(super) fn as_issued(
     faults: &[Fault],
     rank: Rank,
@@ -109,14 +108,14 @@ pub(super) fn as_issued(
 ) -> (Program, Vec<Times>) {
     let (mut program, mut times) = (program.clone(), times.to_vec());
     for fault in faults {
-        let crossed: Vec<usize> = match fault.kind {
+        let swapped: Vec<usize> = match fault.kind {
             Kind::Inverted if fault.rank == rank => vec![fault.at],
             Kind::BufferedSends => (0..program.acts.len())
                 .filter(|&at| receives_first(&program.acts, at).is_some())
                 .collect(),
             _ => Vec::new(),
         };
-        for at in crossed {
+        for at in swapped {
             program.acts.swap(at, at + 1);
             if at + 1 < times.len() {
                 let (first, second) = (times[at], times[at + 1]);

@@ -1,5 +1,5 @@
-//! Gives a short job a long past: one healthy step is repeated, so that rings are as full as those of a job that has
-//! run for days.
+//! Gives a short job a long past: it repeats a healthy step, so that rings are as full as those of a job that has run
+//! for days.
 
 use rcomm_recorder::model::{Entry, Frame, OpType};
 use rcomm_recorder::publish::Dump;
@@ -10,18 +10,18 @@ use std::ops::Range;
 pub struct Past {
     /// How often the second step is repeated.
     repeats: u64,
-    /// Operations that a ring holds: the newest stay.
+    /// The number of operations that a ring holds; the newest stay.
     entries: usize,
-    /// Frames that every stack has at least.
+    /// The smallest number of frames of a stack.
     frames: usize,
-    /// The time from one repetition to the next, ns: the same on all ranks, so that they stay in step.
+    /// The time from one repetition to the next, in ns. It is the same on all ranks, so that they stay in step.
     period_ns: i64,
 }
 
 impl Past {
-    /// A past that fills rings of this many `entries` on every rank, and stacks of this many `frames`.
+    /// A past that fills rings of `entries` operations on every rank, and stacks of `frames` frames.
     ///
-    /// If a fault has already reached the second step, nothing is repeated.
+    /// Nothing is repeated if the second step is not complete on every rank.
     pub fn of(dumps: &[Dump], entries: usize, frames: usize) -> Self {
         let steps: Option<Vec<_>> = dumps
             .iter()
@@ -70,24 +70,28 @@ impl Past {
             }
             entry.op_id += operations * times;
             entry.time_created_ns += ns;
-            for seen in [
+            for time in [
                 &mut entry.time_discovered_started_ns,
                 &mut entry.time_discovered_completed_ns,
             ] {
-                if *seen > 0 {
-                    *seen += ns;
+                if *time > 0 {
+                    *time += ns;
                 }
             }
             entry
         };
         let mut entries = dump.entries[..step.end].to_vec();
         for times in 1..=self.repeats {
-            entries.extend(dump.entries[step.clone()].iter().map(|e| later(e, times)));
+            entries.extend(
+                dump.entries[step.clone()]
+                    .iter()
+                    .map(|entry| later(entry, times)),
+            );
         }
         entries.extend(
             dump.entries[step.end..]
                 .iter()
-                .map(|e| later(e, self.repeats)),
+                .map(|entry| later(entry, self.repeats)),
         );
         dump.entries = entries;
         for (group, [collectives, ..]) in dump.groups.iter_mut().zip(&growth) {
@@ -106,7 +110,7 @@ impl Past {
         }
     }
 
-    /// Adds frames of calls through layers of a model, as in real stacks.
+    /// Adds the frames of calls through the layers of a model, as real stacks have them.
     fn deepen(&self, dump: &mut Dump) {
         for (at, stack) in dump.stacks.iter_mut().enumerate() {
             while stack.len() < self.frames {
@@ -122,11 +126,11 @@ impl Past {
     }
 }
 
-/// The entries from the end of the first step to the end of the second: a step ends with the norm
-/// over the world, which is every rank's first group.
+/// The entries of the second step. A step ends with the norm over the world, which is every rank's first group.
 fn second_step(dump: &Dump) -> Option<Range<usize>> {
-    let norm = |entry: &Entry| entry.group == 0 && entry.op == OpType::AllReduce;
-    let mut ends = dump.entries.iter().enumerate().filter(|(_, e)| norm(e));
+    let is_norm = |entry: &Entry| entry.group == 0 && entry.op == OpType::AllReduce;
+    let entries = dump.entries.iter().enumerate();
+    let mut ends = entries.filter(|(_, entry)| is_norm(entry));
     let (first, _) = ends.next()?;
     let (second, _) = ends.next()?;
     Some(first + 1..second + 1)
@@ -135,12 +139,13 @@ fn second_step(dump: &Dump) -> Option<Range<usize>> {
 /// Returns by how much a step raises a group's counters of collectives, messages and operations.
 fn growth(dump: &Dump, group: usize, step: &Range<usize>) -> [u64; 3] {
     let newest = |entries: &[Entry]| {
-        let of_group = entries.iter().filter(|e| e.group as usize == group);
-        of_group.fold([0; 3], |[a, b, c]: [u64; 3], e| {
+        let of_group = entries.iter().filter(|entry| entry.group as usize == group);
+        of_group.fold([0; 3], |newest: [u64; 3], entry| {
+            let [collectives, messages, operations] = newest;
             [
-                a.max(e.collective_seq_id),
-                b.max(e.p2p_seq_id),
-                c.max(e.op_id),
+                collectives.max(entry.collective_seq_id),
+                messages.max(entry.p2p_seq_id),
+                operations.max(entry.op_id),
             ]
         })
     };
@@ -165,13 +170,14 @@ mod tests {
             spec.faults = vec![Kind::Stuck];
             let job = spec.make();
             let past = Past::of(&job.dumps, 2000, 10);
-            let long: Vec<Dump> = job.dumps.iter().map(|d| past.lengthen(d.clone())).collect();
+            let dumps = job.dumps.iter();
+            let long: Vec<Dump> = dumps.map(|dump| past.lengthen(dump.clone())).collect();
             assert!(long.iter().all(|dump| dump.entries.len() <= 2000));
             let report = analyze(&long, &Policy::default());
-            let Some(root) = report.findings.first() else {
+            let Some(first) = report.findings.first() else {
                 continue;
             };
-            assert_eq!(root.culprit_ranks, job.culprits(), "seed {seed}");
+            assert_eq!(first.culprit_ranks, job.culprits(), "seed {seed}");
             assert!(long.iter().any(|dump| dump.entries.len() == 2000));
             diagnosed += 1;
         }

@@ -14,7 +14,7 @@ pub(super) struct Call {
     pub(super) reduce_op: Option<ReduceOp>,
     /// The elements that an exchange sends to each member and receives from each; otherwise empty.
     pub(super) splits: [Vec<u64>; 2],
-    /// Whether its data has the sizes that its peers expect.
+    /// Whether the call's data has the sizes that its peers expect.
     pub(super) fits: bool,
     /// The line of the program that makes the call.
     pub(super) line: u32,
@@ -23,14 +23,14 @@ pub(super) struct Call {
 /// How adjacent pipeline stages exchange messages in both directions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exchange {
-    /// They do not.
+    /// They exchange no messages in both directions.
     #[default]
     None,
-    /// One batch for each adjacent stage: the messages to it and from it.
+    /// Each adjacent stage has one batch, with the messages to it and from it.
     Paired,
-    /// One batch for both adjacent stages together.
+    /// Both adjacent stages together have one batch.
     Joint,
-    /// Each message on its own: the earlier stage sends first, the later one receives first.
+    /// Each message is on its own. The earlier stage sends first, and the later one receives first.
     InOrder,
 }
 
@@ -38,10 +38,10 @@ pub enum Exchange {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Message {
     pub(super) sends: bool,
-    /// The other end, as a rank of the group; without meaning if the receive takes from any rank.
+    /// The other end's number within the group; without meaning for a receive from any rank.
     pub(super) peer: u32,
     pub(super) elements: u64,
-    /// The receiver takes from the first rank that sends. Such a message is alone in its batch.
+    /// Whether the receiver takes a message from whichever rank sends first. Such a message is alone in its batch.
     pub(super) from_any: bool,
 }
 
@@ -75,6 +75,7 @@ pub(super) struct Program {
     pub(super) late: Vec<(usize, u64)>,
 }
 
+/// A call without root, splits and reduction.
 pub(super) fn collective(
     op: OpType,
     name: &'static str,

@@ -1,6 +1,6 @@
-//! Random numbers that are the same everywhere: splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
+//! Random numbers that are the same on all machines: splitmix64 (Steele, Lea, Flood, OOPSLA 2014).
 
-/// The state of a generator.
+/// A generator of random numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -13,10 +13,10 @@ impl Random {
     /// The next number.
     pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
     }
 
     /// A number from `low` to `high`, both included.
@@ -29,9 +29,9 @@ impl Random {
         ((self.draw() >> 11) as f64 / (1u64 << 53) as f64) < probability
     }
 
-    /// One of these items, which must not be empty.
-    pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
-        &of[(self.draw() % of.len() as u64) as usize]
+    /// One of the items. There must be at least one.
+    pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
+        &items[(self.draw() % items.len() as u64) as usize]
     }
 
     /// Puts the items in a random order.

@@ -14,10 +14,10 @@ use rcomm_recorder::model::{
 use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder, RingReader};
 use std::collections::HashMap;
 
-/// How much of its past a ring holds.
+/// How much of the job's past a ring holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// All of it.
+    /// The whole past.
     Whole,
     /// The newest part, the same number of operations on every rank.
     Last,
@@ -25,7 +25,7 @@ pub enum Window {
     Unequal,
     /// The newest part, of several steps, a different number of operations on every rank.
     Long,
-    /// So little that the operations that the host issued ahead of its device may fill it.
+    /// So little that the operations that the host issued ahead of its device may fill the ring.
     Short,
 }
 
@@ -34,16 +34,16 @@ pub enum Window {
 pub struct Recording {
     /// The recorder.
     pub recorder: Recorder,
-    /// Start times and durations are recorded (NCCL: not by default).
+    /// Whether start times and durations are recorded; by default, NCCL's recorder does not record them.
     pub starts: bool,
-    /// Messages are issued in batches, with closing markers where the recorder writes them.
+    /// Whether messages are issued in batches, with closing markers where the recorder writes them.
     pub batched: bool,
-    /// Acts that the host issues beyond the first unfinished one.
+    /// The number of acts that the host issues beyond the first unfinished one.
     pub run_ahead: usize,
-    /// Another recorder of the same process, which records another backend: all operations of the
+    /// A second recorder of the same process, which records another backend. That backend has all operations of the
     /// data-parallel groups, and the broadcast of the parameters at the start.
     pub second_recorder: Option<Recorder>,
-    /// How much is kept.
+    /// How much of the job's past the records hold.
     pub window: Window,
     /// Number of ranks on each host.
     pub per_host: u32,
@@ -51,19 +51,20 @@ pub struct Recording {
     pub clock_spread_ms: u64,
     /// The drift of the hosts' clocks, in parts per million.
     pub drift_ppm: i64,
-    /// Call stacks are recorded.
+    /// Whether call stacks are recorded.
     pub frames: bool,
-    /// Split sizes of exchanges are recorded.
+    /// Whether the split sizes of exchanges are recorded.
     pub splits: bool,
-    /// NCCL's watchdog notices completions up to this much later, in ms.
+    /// The longest time from a completion until NCCL's watchdog notices it, in ms.
     pub notice_ms: u64,
-    /// The records are taken after this share of the job's time, 0..1; `None` = 20 s after its end.
+    /// The share of the job's time after which the records are taken, 0..1; `None` for 20 s after the job's end.
     pub taken_at: Option<f64>,
 }
 
 /// When the job starts, in ns since 1970: an arbitrary time in 2026.
 const START_NS: i64 = 1_790_000_000_000_000_000;
 
+/// The records that the ranks leave, ordered by rank.
 pub(super) fn dumps(
     spec: &Spec,
     mesh: &Mesh,
@@ -72,7 +73,7 @@ pub(super) fn dumps(
     faults: &[Fault],
     random: &mut Random,
 ) -> Vec<Dump> {
-    let crashed = |rank: Rank| {
+    let leaves_no_record = |rank: Rank| {
         faults
             .iter()
             .filter(|fault| {
@@ -94,12 +95,16 @@ pub(super) fn dumps(
             }
         })
         .collect();
-    let common = random.between(24, LONGEST_RING as u64) as usize;
-    // A real ring is never so short that it looks like a dump of the active operations only.
-    let overrun = faults.iter().any(|fault| fault.kind == Kind::Overrun);
-    let common = if overrun { common.max(64) } else { common };
-    let moments = run.times.iter().flatten();
-    let end = moments
+    let ring_size = random.between(24, LONGEST_RING as u64) as usize;
+    // No real ring is so short that it looks like a dump of the active operations only.
+    let is_overrun = faults.iter().any(|fault| fault.kind == Kind::Overrun);
+    let ring_size = if is_overrun {
+        ring_size.max(64)
+    } else {
+        ring_size
+    };
+    let times = run.times.iter().flatten();
+    let end = times
         .map(|times| times.ended.unwrap_or(times.arrived))
         .max()
         .unwrap_or(0);
@@ -107,13 +112,13 @@ pub(super) fn dumps(
         Some(share) => (end as f64 * share) as i64,
         None => end + 20_000_000_000,
     };
-    let ranks = (0..spec.world()).filter(|&rank| !crashed(rank));
+    let ranks = (0..spec.world()).filter(|&rank| !leaves_no_record(rank));
     let mut dumps = Vec::new();
     for rank in ranks {
         for share in spec.recording.shares() {
             let keep = match spec.recording.window {
                 Window::Whole => usize::MAX,
-                Window::Last => common,
+                Window::Last => ring_size,
                 Window::Unequal => random.between(24, 200) as usize,
                 Window::Long => random.between(200, 400) as usize,
                 Window::Short => random.between(64, 110) as usize,
@@ -128,12 +133,12 @@ pub(super) fn dumps(
                 .iter()
                 .find(|fault| fault.kind == Kind::Fails && fault.rank == rank)
                 .map(|fault| fault.at);
-            let me = rank as usize;
+            let index = rank as usize;
             let (program, times) =
-                order_fault::as_issued(faults, rank, &programs[me], &run.times[me]);
+                order_fault::as_issued(faults, rank, &programs[index], &run.times[index]);
             let mut dump = writer.write(&program, &times, keep);
             for fault in faults.iter().filter(|fault| fault.rank == rank) {
-                show_outside(fault.kind, spec.steps, &mut dump);
+                show_in_record(fault.kind, spec.steps, &mut dump);
                 if fault.kind == Kind::Members {
                     leave_one_out(&mesh.groups[fault.group].name, rank, &mut dump);
                 }
@@ -147,7 +152,7 @@ pub(super) fn dumps(
 /// The part of a program that one recorder records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Share {
-    /// All of it.
+    /// The whole program.
     All,
     /// The operations of the device's backend, where the process has a host backend as well.
     Device,
@@ -156,7 +161,7 @@ pub(super) enum Share {
 }
 
 impl Recording {
-    /// Which host a rank runs on.
+    /// The number of a rank's host.
     pub(super) fn host_of(&self, rank: Rank) -> u32 {
         rank / self.per_host
     }
@@ -177,11 +182,11 @@ impl Recording {
 
 impl Share {
     fn holds(self, mesh: &Mesh, act: &Act) -> bool {
-        // The call is identified by its place in the program: a wrong operation at that place goes to the
+        // The broadcast of the parameters is recognised by its line, because a wrong operation at that line goes to the
         // same backend.
-        let parameters = |call: &Call| call.line == super::script::PARAMETERS;
+        let is_broadcast = |call: &Call| call.line == super::script::PARAMETERS;
         let by_host = match act {
-            Act::Collective { group: 0, calls } => calls.iter().any(parameters),
+            Act::Collective { group: 0, calls } => calls.iter().any(is_broadcast),
             act => matches!(mesh.groups[act.group()].desc, "dp" | "shard" | "replicate"),
         };
         match self {
@@ -195,7 +200,7 @@ impl Share {
 /// The largest number of operations that a ring with [`Window::Last`] holds.
 pub(super) const LONGEST_RING: usize = 96;
 
-/// Removes another rank from the group of this name in the record of `rank`.
+/// Removes a rank other than `rank` from the groups of this name in the record of `rank`.
 fn leave_one_out(name: &str, rank: Rank, dump: &mut Dump) {
     for group in dump
         .groups
@@ -210,8 +215,8 @@ fn leave_one_out(name: &str, rank: Rank, dump: &mut Dump) {
     }
 }
 
-/// Adds the effects of a fault on a record other than on its operations.
-fn show_outside(kind: Kind, steps: u32, dump: &mut Dump) {
+/// Adds the effects that a fault has on the record itself, not on its operations.
+fn show_in_record(kind: Kind, steps: u32, dump: &mut Dump) {
     match kind {
         Kind::Dead => dump.identity.reason = RingReader::OWNER_IS_DEAD.into(),
         Kind::Stalled => {
@@ -229,39 +234,44 @@ fn show_outside(kind: Kind, steps: u32, dump: &mut Dump) {
     }
 }
 
+/// The clock of a host.
 #[derive(Clone, Copy)]
 pub(super) struct Clock {
+    /// The error of the clock at the start of the job, in ns.
     offset: i64,
+    /// The drift of the clock, in parts per million.
     ppm: i64,
 }
 
 impl Clock {
+    /// What the clock shows this long after the start of the job, in ns since 1970.
     pub(super) fn wall(self, ns: i64) -> i64 {
         START_NS + self.offset + ns + ns / 1_000_000 * self.ppm
     }
 }
 
+/// Writes the record of one recorder of a rank.
 pub(super) struct Writer<'a> {
     pub(super) spec: &'a Spec,
     mesh: &'a Mesh,
     rank: Rank,
     pub(super) clock: Clock,
     pub(super) dump: Dump,
-    /// The record's number of each group.
+    /// The number of each group in the record.
     pub(super) local: HashMap<usize, u32>,
-    /// Number of collectives, messages and operations of each group so far.
+    /// The numbers of collectives, messages and operations that each group has had so far.
     pub(super) seq: HashMap<usize, [u64; 3]>,
     pub(super) signatures: HashMap<Signature, u32>,
     pub(super) stacks: HashMap<u32, u32>,
-    /// Number of all operations so far.
+    /// The number of operations of all groups so far.
     pub(super) operations: u64,
     /// Draws how late the watchdog notices completions.
     pub(super) notice: Random,
-    /// When the record is taken, ns since the start.
+    /// When the record is taken, in ns since the start of the job.
     pub(super) taken: i64,
-    /// The messages of the batch that is being written whose other half was posted, a bit each.
+    /// A bit for each message of the batch that is being written; it is set if the message's other half was posted.
     matched: u32,
-    /// The act that failed by itself.
+    /// The index of the act that failed on this rank.
     failed_at: Option<usize>,
     share: Share,
 }
@@ -300,7 +310,7 @@ impl<'a> Writer<'a> {
     }
 
     fn write(mut self, program: &Program, times: &[Times], keep: usize) -> Dump {
-        // Events after the record was taken are not in it.
+        // The record does not hold what happened after it was taken.
         let taken = self.taken;
         let times: Vec<Times> = times
             .iter()
@@ -330,22 +340,22 @@ impl<'a> Writer<'a> {
                 ..RankStatus::default()
             });
         }
-        let native = self.dump.recorder == Recorder::NativeGloo;
+        let is_gloo = self.dump.recorder == Recorder::NativeGloo;
         for at in 0..self.mesh.groups.len() {
             let group = &self.mesh.groups[at];
             if self.mesh.has(at, self.rank) {
                 self.local.insert(at, self.dump.groups.len() as u32);
-                let torchcomms = self.dump.recorder == Recorder::Torchcomms;
+                let is_torchcomms = self.dump.recorder == Recorder::Torchcomms;
                 self.dump.groups.push(DumpGroup {
                     info: ProcessGroupInfo {
                         id: self.dump.groups.len() as u32,
                         name: group.name.clone(),
-                        desc: if torchcomms {
+                        desc: if is_torchcomms {
                             "nccl".into()
                         } else {
                             group.desc.into()
                         },
-                        ranks: if native && at != 0 {
+                        ranks: if is_gloo && at != 0 {
                             [].into()
                         } else {
                             group.ranks.as_slice().into()
@@ -357,11 +367,11 @@ impl<'a> Writer<'a> {
             }
         }
         let ahead = self.spec.recording.run_ahead;
-        let last = times.iter().filter(|times| times.ended.is_some()).count();
-        let issued = if times.len() > last {
-            (last + 1 + ahead).min(program.acts.len())
+        let ended = times.iter().filter(|times| times.ended.is_some()).count();
+        let issued = if times.len() > ended {
+            (ended + 1 + ahead).min(program.acts.len())
         } else {
-            last
+            ended
         };
         for (at, act) in program.acts[..issued].iter().enumerate() {
             if !self.share.holds(self.mesh, act) {
@@ -377,15 +387,15 @@ impl<'a> Writer<'a> {
                 self.act(act, failed);
                 continue;
             }
-            let seen = times.get(at);
-            let arrived = seen.map_or_else(
+            let reached = times.get(at);
+            let arrived = reached.map_or_else(
                 || {
                     times.last().map_or(0, |last| last.arrived)
                         + (at - times.len() + 1) as i64 * 50_000
                 },
                 |times| times.arrived,
             );
-            let state = match seen {
+            let state = match reached {
                 Some(times) if times.ended.is_some() => EntryState::Completed,
                 Some(_) => EntryState::Started,
                 None => EntryState::Scheduled,
@@ -393,14 +403,14 @@ impl<'a> Writer<'a> {
             let outcome = Outcome {
                 state,
                 arrived,
-                ended: seen.and_then(|times| times.ended),
+                ended: reached.and_then(|times| times.ended),
             };
-            self.matched = seen.map_or(0, |times| times.matched);
+            self.matched = reached.map_or(0, |times| times.matched);
             self.act(act, outcome);
         }
         if keep < self.dump.entries.len() {
-            let drop = self.dump.entries.len() - keep;
-            self.dump.entries.drain(..drop);
+            let excess = self.dump.entries.len() - keep;
+            self.dump.entries.drain(..excess);
         }
         if self.dump.recorder == Recorder::Nccl {
             self.add_status();
@@ -408,19 +418,20 @@ impl<'a> Writer<'a> {
         self.dump
     }
 
+    /// Records the operations of an act.
     fn act(&mut self, act: &Act, outcome: Outcome) {
         let group = act.group();
         let counts = self.seq.entry(group).or_insert([0; 3]);
         match act {
             Act::Collective { calls, .. } => {
                 counts[0] += 1;
-                // The other recorders record each operation on its own.
-                let blocks = matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
+                // The other recorders number each operation of a block on its own.
+                let knows_blocks = matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
                 // In NCCL's records, only the closing marker of a coalesced block has a state.
-                let marked = calls.len() > 1 && self.dump.recorder == Recorder::Nccl;
+                let has_marker = calls.len() > 1 && self.dump.recorder == Recorder::Nccl;
                 for (nth, call) in calls.iter().enumerate() {
                     let counts = self.seq.entry(group).or_insert([0; 3]);
-                    counts[0] += u64::from(nth > 0 && !blocks);
+                    counts[0] += u64::from(nth > 0 && !knows_blocks);
                     counts[2] += 1;
                     let issued = Issued {
                         group,
@@ -428,9 +439,16 @@ impl<'a> Writer<'a> {
                         peer: Peer::None,
                         is_p2p: false,
                     };
-                    self.entry(issued, if marked { outcome.hidden() } else { outcome });
+                    self.entry(
+                        issued,
+                        if has_marker {
+                            outcome.hidden()
+                        } else {
+                            outcome
+                        },
+                    );
                 }
-                if marked {
+                if has_marker {
                     self.entry(marker(group, calls[0].line, false), outcome);
                 }
             }
@@ -439,14 +457,14 @@ impl<'a> Writer<'a> {
                     counts[2] += messages.len() as u64;
                     return;
                 }
-                let batched = self.spec.recording.batched || messages.len() > 1;
-                let markers =
-                    batched && matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
-                let hidden = markers && self.dump.recorder == Recorder::Nccl;
-                counts[1] += u64::from(markers);
+                let is_batched = self.spec.recording.batched || messages.len() > 1;
+                let has_marker =
+                    is_batched && matches!(self.dump.recorder, Recorder::Nccl | Recorder::Rcomm);
+                let is_hidden = has_marker && self.dump.recorder == Recorder::Nccl;
+                counts[1] += u64::from(has_marker);
                 for (nth, message) in messages.iter().enumerate() {
                     let counts = self.seq.entry(group).or_insert([0; 3]);
-                    counts[1] += u64::from(!markers);
+                    counts[1] += u64::from(!has_marker);
                     counts[2] += 1;
                     let (op, name) = if message.sends {
                         (OpType::Send, "send")
@@ -468,15 +486,15 @@ impl<'a> Writer<'a> {
                         },
                         is_p2p: true,
                     };
-                    // Outside of NCCL's blocks each message ends on its own.
-                    let matched = self.matched & 1 << nth != 0;
+                    // Outside of NCCL's blocks, each message ends on its own.
+                    let is_matched = self.matched & 1 << nth != 0;
                     let outcome = match outcome {
-                        _ if hidden => outcome.hidden(),
+                        _ if is_hidden => outcome.hidden(),
                         Outcome {
                             ended: None,
                             arrived,
                             ..
-                        } if matched => Outcome {
+                        } if is_matched => Outcome {
                             state: EntryState::Completed,
                             arrived,
                             ended: Some(arrived + 200_000),
@@ -485,13 +503,14 @@ impl<'a> Writer<'a> {
                     };
                     self.entry(issued, outcome);
                 }
-                if markers {
+                if has_marker {
                     self.entry(marker(group, *line, true), outcome);
                 }
             }
         }
     }
 
+    /// Adds the status of each group, as NCCL's recorder writes it.
     fn add_status(&mut self) {
         for (&group, counts) in &self.seq {
             let local = self.local[&group] as usize;
@@ -518,6 +537,7 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// The marker that closes a block of collectives or a batch of messages.
 fn marker(group: usize, line: u32, is_p2p: bool) -> Issued {
     Issued {
         group,

@@ -1,6 +1,6 @@
-//! The program of each rank: steps of pipeline messages, tensor-parallel collectives and rings, expert
-//! exchange, sharded parameters, gradients, messages that one rank receives from any rank, and a norm over the
-//! world.
+//! Writes the program of each rank. Its steps consist of pipeline messages, tensor-parallel collectives and rings,
+//! exchanges between experts, collectives of sharded parameters and of gradients, messages that one rank receives from
+//! any rank, and a norm over the world.
 
 use super::mesh::{Mesh, Roles};
 use super::program::{Act, Call, Exchange, Message, Program, collective};
@@ -26,7 +26,7 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
         hidden: 512 * shared.between(1, 4),
         acts: Vec::new(),
     };
-    // Parameters from the first rank.
+    // The first rank broadcasts the parameters.
     let hidden = script.hidden;
     script.issue(
         0,
@@ -66,12 +66,14 @@ pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
     }
 }
 
+/// A pass through the layers of the model.
 #[derive(Clone, Copy, PartialEq)]
 enum Pass {
     Forward,
     Backward,
 }
 
+/// The program of one rank while it is being written.
 struct Script<'a> {
     spec: &'a Spec,
     mesh: &'a Mesh,
@@ -94,19 +96,21 @@ impl Script<'_> {
         self.mesh.groups[group].ranks.len() as u64
     }
 
-    /// All micro-batches, through all layers of this stage.
+    /// Sends all micro-batches through all layers of this stage.
     fn pass(&mut self, step: u32, pass: Pass) {
-        let (line, away) = match pass {
+        let (line, direction) = match pass {
             Pass::Forward => (20, 1i64),
             Pass::Backward => (60, -1),
         };
         let (stage, stages) = (self.mesh.stage(self.rank), self.spec.pp);
-        let neighbor = |by: i64| {
-            let at = i64::from(stage) + by;
-            (0..i64::from(stages)).contains(&at).then_some(at as u32)
+        let neighbor = |distance: i64| {
+            let other = i64::from(stage) + distance;
+            (0..i64::from(stages))
+                .contains(&other)
+                .then_some(other as u32)
         };
         for micro_batch in 0..self.spec.micro_batches {
-            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbor(-away)) {
+            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbor(-direction)) {
                 self.acts.push(message(pp, false, peer, self.hidden, line));
             }
             for layer in 0..self.layers {
@@ -118,7 +122,7 @@ impl Script<'_> {
                 }
                 self.reduce(pass, layer);
             }
-            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbor(away)) {
+            if let (Some(pp), Some(peer)) = (self.roles.pp, neighbor(direction)) {
                 self.acts
                     .push(message(pp, true, peer, self.hidden, line + 5));
             }
@@ -161,10 +165,10 @@ impl Script<'_> {
         }
     }
 
-    /// A ring over the group: in each hop every rank sends to the next rank and receives from the previous
-    /// one, in one batch.
+    /// Passes blocks around a ring over the group. In each hop, every rank sends to the next rank and receives from the
+    /// previous one, in one batch.
     fn pass_around(&mut self, group: usize, line: u32) {
-        let (Some(me), members) = (
+        let (Some(this_member), members) = (
             self.mesh.member(group, self.rank),
             self.members(group) as u32,
         ) else {
@@ -178,8 +182,8 @@ impl Script<'_> {
                 from_any: false,
             };
             let messages = vec![
-                half(true, (me + 1) % members),
-                half(false, (me + members - 1) % members),
+                half(true, (this_member + 1) % members),
+                half(false, (this_member + members - 1) % members),
             ];
             self.acts.push(Act::Batch {
                 group,
@@ -189,7 +193,7 @@ impl Script<'_> {
         }
     }
 
-    /// The messages to and from the previous and the next stage.
+    /// Exchanges messages with the previous and the next stage.
     fn exchange_with_neighbors(&mut self) {
         let Some(group) = self.roles.pp else { return };
         let stage = self.mesh.stage(self.rank);
@@ -207,8 +211,8 @@ impl Script<'_> {
             messages,
             line,
         };
-        let sides = [before, after].into_iter().flatten();
-        let pairs = sides.map(|peer| [half(peer > stage, peer), half(peer < stage, peer)]);
+        let neighbors = [before, after].into_iter().flatten();
+        let pairs = neighbors.map(|peer| [half(peer > stage, peer), half(peer < stage, peer)]);
         match self.spec.mix.exchange {
             Exchange::None => {}
             Exchange::Paired => {
@@ -226,7 +230,7 @@ impl Script<'_> {
         }
     }
 
-    /// Sharded parameters: those of a layer are gathered while the previous layer still computes.
+    /// Gathers the sharded parameters of the next layer before this one computes; before the first, those of both.
     fn fetch(&mut self, pass: Pass, layer: u64) {
         let Some(group) = self.roles.shard else {
             return;
@@ -253,7 +257,7 @@ impl Script<'_> {
         }
     }
 
-    /// Sharded gradients of a layer.
+    /// Reduces the sharded gradients of a layer.
     fn reduce(&mut self, pass: Pass, layer: u64) {
         let (Some(group), Pass::Backward) = (self.roles.shard, pass) else {
             return;
@@ -269,19 +273,19 @@ impl Script<'_> {
         self.issue(group, call);
     }
 
-    /// Parts of different lengths, gathered by all.
+    /// Gathers parts of different lengths.
     fn gather_parts(&mut self) {
         let (Some(group), true) = (self.roles.dp, self.spec.mix.ragged) else {
             return;
         };
         let part = |member: u64| 32 * (member + 1);
         let this_member = self.mesh.member(group, self.rank).map_or(0, u64::from);
-        let all = (0..self.members(group)).map(part).sum();
+        let total = (0..self.members(group)).map(part).sum();
         let call = collective(
             OpType::AllGatherV,
             "all_gather_v",
             &[part(this_member)],
-            &[all],
+            &[total],
             85,
         );
         self.issue(group, call);
@@ -331,7 +335,7 @@ impl Script<'_> {
         );
     }
 
-    /// Operations on short-lived groups.
+    /// Gathers on a short-lived group, with a barrier after it, as when a job saves a checkpoint.
     fn save(&mut self) {
         let Some(group) = self.roles.brief else {
             return;
@@ -350,18 +354,18 @@ impl Script<'_> {
         self.issue(group, collective(OpType::Barrier, "barrier", &[], &[], 91));
     }
 
-    /// The first rank receives a message from each other rank, in any order.
+    /// Sends a message from each other rank to the first rank, which receives them in any order.
     fn collect(&mut self) {
         if !self.spec.mix.collects {
             return;
         }
-        let takes = self.rank == 0;
-        let messages = if takes { self.spec.world() - 1 } else { 1 };
+        let receives = self.rank == 0;
+        let messages = if receives { self.spec.world() - 1 } else { 1 };
         for _ in 0..messages {
             self.acts.push(Act::Batch {
                 group: 0,
                 messages: vec![Message {
-                    sends: !takes,
+                    sends: !receives,
                     peer: 0,
                     elements: 4,
                     from_any: true,
@@ -371,7 +375,7 @@ impl Script<'_> {
         }
     }
 
-    /// An uneven exchange: both ends of each pair have the same number of elements.
+    /// The call of an uneven exchange between experts. The two ranks of each pair agree on the numbers of elements.
     fn exchange(&self, group: usize, step: u32, micro_batch: u32, line: u32) -> Call {
         let part = |from: Rank, to: Rank| {
             let key =
@@ -380,20 +384,21 @@ impl Script<'_> {
         };
         let members = &self.mesh.groups[group].ranks;
         let sent: Vec<u64> = members.iter().map(|&to| part(self.rank, to)).collect();
-        let taken: Vec<u64> = members.iter().map(|&from| part(from, self.rank)).collect();
+        let received: Vec<u64> = members.iter().map(|&from| part(from, self.rank)).collect();
         Call {
-            splits: [sent.clone(), taken.clone()],
+            splits: [sent.clone(), received.clone()],
             ..collective(
                 OpType::AllToAllSingle,
                 "all_to_all_single",
                 &[sent.iter().sum()],
-                &[taken.iter().sum()],
+                &[received.iter().sum()],
                 line,
             )
         }
     }
 }
 
+/// A batch of one message.
 fn message(group: usize, sends: bool, peer: u32, elements: u64, line: u32) -> Act {
     Act::Batch {
         group,

@@ -1,5 +1,5 @@
-//! Simulates programs: which rank completes which act, and when. Each rank does one act after the other; a
-//! collective ends when all members are in it and agree, a message when both halves are posted and agree.
+//! Simulates programs, to find which rank completes which act, and when. Each rank does one act after the other. A
+//! collective ends when all members are in it and agree; a message ends when both halves are posted and agree.
 
 use super::Kind;
 use super::Random;
@@ -9,19 +9,19 @@ use super::program::{Act, Call, Program};
 use rcomm_recorder::model::{OpType, Rank};
 use std::collections::{HashMap, VecDeque};
 
-/// When one act was issued and ended, ns since the start; no end = it never did.
+/// When an act was issued and ended, in ns since the start of the job. An act that never ended has no end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub(super) arrived: i64,
     pub(super) ended: Option<i64>,
-    /// Of a batch that did not end: the messages whose other half was posted, a bit each.
+    /// A bit for each message of a batch; it is set if the message's other half was posted.
     pub(super) matched: u32,
 }
 
-/// The result of the programs.
+/// The result of the simulation.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
-    /// By rank: the acts that it reached.
+    /// The times of the acts that each rank reached, by rank.
     pub(super) times: Vec<Vec<Times>>,
 }
 
@@ -36,11 +36,11 @@ impl Run {
     }
 }
 
-/// The receive and the send of a message: for each, which rank posted it, when, and with how many elements.
+/// The receive and the send of a message, each with the rank that posted it, the time, and the number of elements.
 type Halves = [Option<(Rank, i64, u64)>; 2];
 
-/// Messages that a receiver takes in any order: the ranks with a posted half that is not matched, by group and
-/// receiver.
+/// The ranks whose posted half of a message is not matched yet, by group and receiver, for messages that a receiver
+/// takes in any order.
 #[derive(Default)]
 struct FromAny {
     sends: HashMap<(usize, u32), VecDeque<Rank>>,
@@ -48,7 +48,7 @@ struct FromAny {
 }
 
 impl FromAny {
-    /// Posts one half; returns the rank that posted the other, if it was there.
+    /// Posts a half of a message. Returns the rank that had posted the other half, if there is one.
     fn post(&mut self, group: usize, receiver: u32, rank: Rank, sends: bool) -> Option<Rank> {
         let (same_side, others) = if sends {
             (&mut self.sends, &mut self.receives)
@@ -65,19 +65,21 @@ impl FromAny {
 }
 
 /// Whether the calls of two members of a group agree.
-fn agree(a: &[Call], b: &[Call]) -> bool {
-    a.len() == b.len()
-        && a.iter().zip(b).all(|(a, b)| {
-            let same = a.op == b.op && a.dtype == b.dtype && a.fits && b.fits;
-            same && match a.op {
-                OpType::AllToAllSingle => true,
-                OpType::AllGatherV => a.output == b.output,
-                OpType::Gather => a.input == b.input && a.root == b.root,
-                _ => a.input == b.input && a.output == b.output,
-            }
+fn agree(calls: &[Call], others: &[Call]) -> bool {
+    calls.len() == others.len()
+        && calls.iter().zip(others).all(|(a, b)| {
+            let is_same_kind = a.op == b.op && a.dtype == b.dtype && a.fits && b.fits;
+            is_same_kind
+                && match a.op {
+                    OpType::AllToAllSingle => true,
+                    OpType::AllGatherV => a.output == b.output,
+                    OpType::Gather => a.input == b.input && a.root == b.root,
+                    _ => a.input == b.input && a.output == b.output,
+                }
         })
 }
 
+/// Runs all programs until no rank can go on.
 pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &mut Random) -> Run {
     let world = programs.len();
     let mut clock = vec![0i64; world];
@@ -99,52 +101,52 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
         })
         .collect();
     while let Some(rank) = queue.pop_front() {
-        let me = rank as usize;
-        let at = times[me]
+        let index = rank as usize;
+        let at = times[index]
             .iter()
             .filter(|times| times.ended.is_some())
             .count();
-        let Some(act) = programs[me].acts.get(at) else {
+        let Some(act) = programs[index].acts.get(at) else {
             continue;
         };
-        let fresh = times[me].len() == at;
-        if fresh {
-            let late = programs[me]
+        let is_new = times[index].len() == at;
+        if is_new {
+            let late = programs[index]
                 .late
                 .iter()
-                .find(|(when, _)| *when == at)
+                .find(|(late_act, _)| *late_act == at)
                 .map_or(0, |(_, ms)| *ms);
-            clock[me] += 200_000 + (random.draw() % 60_000) as i64 + late as i64 * 1_000_000;
-            times[me].push(Times {
-                arrived: clock[me],
+            clock[index] += 200_000 + (random.draw() % 60_000) as i64 + late as i64 * 1_000_000;
+            times[index].push(Times {
+                arrived: clock[index],
                 ended: None,
                 matched: 0,
             });
         }
         match act {
             Act::Collective { group, calls } => {
-                let number = *seq[me].entry(*group).or_insert(0);
-                let here = inside.entry((*group, number)).or_default();
-                if fresh {
-                    here.push(rank);
+                let number = *seq[index].entry(*group).or_insert(0);
+                let arrived = inside.entry((*group, number)).or_default();
+                if is_new {
+                    arrived.push(rank);
                 }
-                if here.len() < mesh.groups[*group].ranks.len()
+                if arrived.len() < mesh.groups[*group].ranks.len()
                     || broken.contains(&(*group, number))
                 {
                     continue;
                 }
-                let all_agree = here.iter().all(|&other| {
+                let all_agree = arrived.iter().all(|&other| {
                     let other = &programs[other as usize].acts[times[other as usize].len() - 1];
                     matches!(other, Act::Collective { calls: others, .. } if agree(calls, others))
                 });
                 if !all_agree {
                     continue;
                 }
-                let newest = here
+                let arrivals = arrived
                     .iter()
                     .map(|&rank| times[rank as usize][times[rank as usize].len() - 1].arrived);
-                let end = newest.max().unwrap_or(0) + 300_000;
-                for other in here.clone() {
+                let end = arrivals.max().unwrap_or(0) + 300_000;
+                for other in arrived.clone() {
                     let other = other as usize;
                     clock[other] = end + (random.draw() % 20_000) as i64;
                     if let Some(last) = times[other].last_mut() {
@@ -164,33 +166,33 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     && message.from_any
                 {
                     let receiver = if message.sends { message.peer } else { member };
-                    let matched = fresh
+                    let matched = is_new
                         .then(|| from_any.post(*group, receiver, rank, message.sends))
                         .flatten();
                     if let Some(other) = matched {
                         let other = other as usize;
-                        let there = times[other][times[other].len() - 1].arrived;
-                        for one in [me, other] {
-                            clock[one] = clock[me].max(there) + 200_000;
-                            if let Some(last) = times[one].last_mut() {
-                                last.ended = Some(clock[one]);
+                        let other_arrived = times[other][times[other].len() - 1].arrived;
+                        for end in [index, other] {
+                            clock[end] = clock[index].max(other_arrived) + 200_000;
+                            if let Some(last) = times[end].last_mut() {
+                                last.ended = Some(clock[end]);
                             }
-                            queue.push_back(one as Rank);
+                            queue.push_back(end as Rank);
                         }
                     }
                     continue;
                 }
-                let mut complete = true;
-                let mut end = clock[me];
+                let mut is_complete = true;
+                let mut end = clock[index];
                 let mut wake = Vec::new();
-                for (at_batch, message) in messages.iter().enumerate() {
+                for (nth_of_batch, message) in messages.iter().enumerate() {
                     let ends = if message.sends {
                         (member, message.peer)
                     } else {
                         (message.peer, member)
                     };
                     let key = (*group, ends.0, ends.1, message.sends);
-                    let nth = if fresh {
+                    let nth = if is_new {
                         let nth = counted.entry(key).or_insert(0);
                         *nth += 1;
                         *nth - 1
@@ -199,23 +201,23 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
                     };
                     let halves = posted.entry((*group, ends.0, ends.1, nth)).or_default();
                     halves[usize::from(message.sends)] =
-                        Some((rank, times[me][at].arrived, message.elements));
+                        Some((rank, times[index][at].arrived, message.elements));
                     match halves {
                         [Some(a), Some(b)] if a.2 == b.2 => {
                             end = end.max(a.1).max(b.1);
-                            times[me][at].matched |= 1 << at_batch;
+                            times[index][at].matched |= 1 << nth_of_batch;
                             wake.push(mesh.groups[*group].ranks[message.peer as usize]);
                         }
-                        _ => complete = false,
+                        _ => is_complete = false,
                     }
                 }
-                if complete {
-                    clock[me] = end + 200_000;
-                    times[me][at].ended = Some(clock[me]);
+                if is_complete {
+                    clock[index] = end + 200_000;
+                    times[index][at].ended = Some(clock[index]);
                     queue.push_back(rank);
                 }
-                // The half posted here may be the last one for which another batch has waited.
-                if complete || fresh {
+                // The half that this act posts may be the last one for which another batch has waited.
+                if is_complete || is_new {
                     queue.extend(wake.into_iter().filter(|&other| {
                         times[other as usize]
                             .last()
@@ -228,7 +230,7 @@ pub(super) fn run(mesh: &Mesh, programs: &[Program], faults: &[Fault], random: &
     Run { times }
 }
 
-/// The number in its group, from 0, of the collective at which a fault was injected.
+/// The number of the collective at which a fault was injected, among those of its group, from 0.
 fn number_of(program: &Program, fault: &Fault) -> u32 {
     let before = program.acts[..fault.at].iter();
     before

@@ -26,8 +26,8 @@ pub(super) enum Intervention {
     KillInside,
     /// SIGKILL to every rank, one after the other, before any can notice another's end.
     KillAll,
-    /// SIGSTOP to the culprit, while it is inside an operation; SIGTERM to the launcher once the view says
-    /// that the job is stuck.
+    /// SIGSTOP to the culprit, while it is inside an operation, and SIGTERM to the launcher once the view says that the
+    /// job is stuck.
     StopInside,
     /// SIGTERM to the launcher once the view says that the job is stuck.
     TerminateStuck,
@@ -47,25 +47,25 @@ pub(super) enum Intervention {
 pub(super) const GROUP: &str = "RCOMM_LIVES_GROUP";
 const JOB: &str = "life";
 
-/// Deaths of all ranks within this time are one event.
+/// If all ranks end within this time, the analyzer takes their ends as one event.
 const TOGETHER: Duration = Duration::from_millis(900);
 
 /// The memory limit of the control group, in bytes: several times what the ranks of these jobs use.
-const MEMORY: u64 = 384 << 20;
+const MEMORY_LIMIT: u64 = 384 << 20;
 
 /// A control group with little memory, removed when dropped.
 pub(super) struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// Makes a group, of whichever version of control groups this host has.
+    /// Makes a group with the version of control groups that this host has.
     ///
     /// # Errors
     /// The reason why no group can be made here.
     pub(super) fn make() -> Result<Self, String> {
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let number = GROUPS_MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("rcomm-lives-{}-{number}", std::process::id());
         let mount = Path::new("/sys/fs/cgroup");
-        let limit = MEMORY.to_string();
+        let limit = MEMORY_LIMIT.to_string();
         let (parent, limits) = if mount.join("cgroup.controllers").exists() {
             (
                 mount.to_owned(),
@@ -97,7 +97,7 @@ impl MemoryGroup {
 }
 
 impl MemoryGroup {
-    /// How many processes of the group the kernel has killed because memory ran out; 0 if it does not say.
+    /// How many processes of the group the kernel has killed because memory ran out; 0 if it does not tell.
     fn killed(&self) -> u64 {
         let count = |file: &str| {
             let text = std::fs::read_to_string(self.0.join(file)).ok()?;
@@ -110,11 +110,12 @@ impl MemoryGroup {
     }
 }
 
-static MADE: AtomicU32 = AtomicU32::new(0);
+/// The number of groups that this process has made, part of their names.
+static GROUPS_MADE: AtomicU32 = AtomicU32::new(0);
 
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
-        // Its processes have ended, so at most an empty group is left.
+        // The processes of the group have ended; if it cannot be removed, an empty group is left.
         let _ = std::fs::remove_dir(&self.0);
     }
 }
@@ -136,12 +137,12 @@ pub(super) struct Job {
     folder: tempfile::TempDir,
     /// How long it took to kill all ranks one after the other, if that was done.
     killing: Option<Duration>,
-    // Dropped after the job has ended.
+    /// Dropped after the job has ended.
     group: Option<MemoryGroup>,
 }
 
 impl Job {
-    /// Starts the job of a row; `program` is the one that calls [`super::part_of_a_job`].
+    /// Starts the job of a row. `program` is a program that calls [`super::part_of_a_job`].
     pub(super) fn start(program: &Path, row: &Row, transport: Transport) -> Result<Self> {
         let folder = tempfile::tempdir().context("no temporary directory")?;
         let log = std::fs::File::create(folder.path().join("log"))?;
@@ -151,7 +152,8 @@ impl Job {
         };
         let mut command = Command::new(program);
         command.args(["launch", "-n", &RANKS.to_string(), "--job-id", JOB]);
-        // Long enough for the time-outs of the other ranks, however busy the host; a stopped rank is killed soon.
+        // After the first failure, the other ranks get 15 s: their time-outs pass even on a busy host. A stopped rank
+        // is killed after 2 s.
         command.args(["--linger", "15", "--grace", "2", "--"]);
         command.arg(program).args(["rank", row.act.name()]);
         command.arg(folder.path());
@@ -176,11 +178,12 @@ impl Job {
         })
     }
 
+    /// The directory that holds a directory of rings for each job.
     pub(super) fn rings(&self) -> PathBuf {
         self.folder.path().join("rings")
     }
 
-    /// The rings of the job itself, and what the launcher wrote next to them.
+    /// The directory of this job's rings and of the launcher's record.
     pub(super) fn job_rings(&self) -> PathBuf {
         self.rings().join(JOB)
     }
@@ -189,15 +192,15 @@ impl Job {
         self.folder.path().join("dumps")
     }
 
-    /// Whether what happened is what its row describes. The kernel may kill a second rank before the memory of the
-    /// first is free: then two ranks are to blame. On a busy host the deaths of all ranks may be so far apart that some
-    /// of them did go first.
+    /// Whether the job went as its row describes. It did not if the kernel killed a second rank before the memory of
+    /// the first was free, nor if the ranks were killed so far apart, on a busy host, that one noticed the end of
+    /// another.
     pub(super) fn matches_its_row(&self) -> bool {
-        let one_was_killed = self.group.as_ref().is_none_or(|group| group.killed() <= 1);
-        one_was_killed && self.killing.is_none_or(|took| took <= TOGETHER)
+        let at_most_one_killed = self.group.as_ref().is_none_or(|group| group.killed() <= 1);
+        at_most_one_killed && self.killing.is_none_or(|took| took <= TOGETHER)
     }
 
-    /// Copies what the job left to a new folder in this one.
+    /// Copies the job's folder to a new folder in `kept`.
     pub(super) fn keep(&self, kept: &Path) -> Result<()> {
         let name = self.folder.path().file_name().unwrap_or_default();
         let name = name.to_string_lossy();
@@ -205,10 +208,10 @@ impl Job {
         copy(self.folder.path(), &kept.join(name)).context("what the job left cannot be kept")
     }
 
-    /// Does to the job what the row asks for, and waits for its end; returns the time of the fault.
+    /// Carries out the row's intervention, waits for the end of the job, and returns the time of the fault.
     pub(super) fn intervene(&mut self, intervention: Intervention, view: &View) -> Instant {
         let fault = self.wait_for_fault(intervention);
-        let begun = Instant::now();
+        let start = Instant::now();
         match intervention {
             Intervention::Watch => {}
             Intervention::KillInside | Intervention::StopInside => {
@@ -222,14 +225,14 @@ impl Job {
             Intervention::Terminate => self.terminate(),
             Intervention::KillAll => {
                 // No rank may end because it noticed the end of another.
-                let from = Instant::now();
+                let first_signal = Instant::now();
                 (0..RANKS).for_each(|rank| self.signal(rank, Signal::STOP));
                 for rank in 0..RANKS {
                     self.signal(rank, Signal::KILL);
                     // The view polls several times between two deaths.
                     std::thread::sleep(Duration::from_millis(100));
                 }
-                self.killing = Some(from.elapsed());
+                self.killing = Some(first_signal.elapsed());
             }
             Intervention::TerminateStuck
             | Intervention::TerminateSlow
@@ -269,26 +272,26 @@ impl Job {
                 .try_wait()
                 .expect("the launcher can be waited for")
         });
-        fault.unwrap_or(begun)
+        fault.unwrap_or(start)
     }
 
     /// Waits until the job is in the state in which the fault must happen. Returns the time of a fault that the culprit
     /// itself causes; `None` if the caller causes the fault.
     fn wait_for_fault(&self, intervention: Intervention) -> Option<Instant> {
-        let here = |name: &str| self.folder.path().join(name).exists().then_some(());
+        let marked = |name: &str| self.folder.path().join(name).exists().then_some(());
         match intervention {
             Intervention::Terminate | Intervention::KillAll => {
                 wait_until("ranks at work", || {
-                    let begun = |rank| {
+                    let is_at_work = |rank| {
                         self.ring(rank)
-                            .is_some_and(|it| it.snapshot().entries.len() > 100)
+                            .is_some_and(|ring| ring.snapshot().entries.len() > 100)
                     };
-                    (0..RANKS).all(begun).then_some(())
+                    (0..RANKS).all(is_at_work).then_some(())
                 });
             }
             Intervention::KillInside | Intervention::StopInside => {
-                wait_until("the peer to be held back", || here(HELD));
-                wait_until("the culprit's step", || here(BEGUN));
+                wait_until("the peer to be held back", || marked(HELD));
+                wait_until("the culprit's step", || marked(BEGUN));
                 wait_until("the culprit inside its operation", || {
                     let dump = self.ring(CULPRIT)?.snapshot();
                     let last = dump.entries.last()?;
@@ -296,7 +299,7 @@ impl Job {
                 });
             }
             _ => {
-                wait_until("the culprit's step", || here(BEGUN));
+                wait_until("the culprit's step", || marked(BEGUN));
                 return Some(Instant::now());
             }
         }
@@ -314,15 +317,15 @@ impl Job {
 
     fn has_ended(&self, rank: u32) -> bool {
         let launches = LaunchRecord::in_directory(&self.job_rings());
-        let mut ranks = launches.iter().flat_map(|it| &it.ranks);
-        ranks.any(|it| it.rank == rank && it.end.is_some())
+        let mut processes = launches.iter().flat_map(|launch| &launch.ranks);
+        processes.any(|process| process.rank == rank && process.end.is_some())
     }
 
     fn pid(&self, rank: u32) -> Pid {
         let launches = LaunchRecord::in_directory(&self.job_rings());
-        let mut ranks = launches.iter().flat_map(|it| &it.ranks);
-        let pid = ranks.find(|it| it.rank == rank).map(|it| it.pid);
-        let pid = pid.and_then(|pid| i32::try_from(pid).ok());
+        let mut processes = launches.iter().flat_map(|launch| &launch.ranks);
+        let process = processes.find(|process| process.rank == rank);
+        let pid = process.and_then(|process| i32::try_from(process.pid).ok());
         pid.and_then(Pid::from_raw)
             .expect("the launcher wrote down its ranks")
     }
@@ -351,7 +354,7 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
 }
 
 fn send(pid: Pid, signal: Signal) {
-    // A process that has just ended needs no signal.
+    // If this fails, the process has ended already.
     let _ = kill_process(pid, signal);
 }
 

@@ -30,10 +30,10 @@ pub enum Source {
 }
 
 impl Source {
-    /// All of them.
+    /// Every source.
     pub const ALL: [Self; 4] = [Self::Live, Self::Rings, Self::Dumps, Self::DumpsAlone];
 
-    /// Its name in the printed results.
+    /// The source's name in the printed results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Live => "live",
@@ -44,7 +44,7 @@ impl Source {
     }
 }
 
-/// What a report says first.
+/// The first statement of a report: its verdict and its leading finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The verdict.
@@ -55,16 +55,16 @@ pub struct Answer {
     pub ranks: Vec<Rank>,
     /// Other sets of ranks that may be at fault instead.
     pub alternatives: Vec<Vec<Rank>>,
-    /// The sentence of the leading finding; without one, that on the job's end.
+    /// The sentence of the leading finding; if there is none, the sentence on the job's end.
     pub sentence: String,
 }
 
 impl Answer {
     pub(super) fn of(report: &Report) -> Self {
         let mut findings = report.findings.iter();
-        let lead = findings.find(|one| {
-            let error = one.severity == Severity::Error && one.caused_by.is_none();
-            error || (report.verdict == Verdict::Slow && one.code == Code::W220)
+        let lead = findings.find(|finding| {
+            let is_cause = finding.severity == Severity::Error && finding.caused_by.is_none();
+            is_cause || (report.verdict == Verdict::Slow && finding.code == Code::W220)
         });
         let end = report.end.as_ref().map(|end| end.sentence.clone());
         Self {
@@ -79,30 +79,31 @@ impl Answer {
         }
     }
 
-    /// Whether it reports no fault and no end.
+    /// Whether the answer reports no fault and no end.
     pub fn is_not_yet(&self) -> bool {
-        let open = [Verdict::Running, Verdict::Healthy, Verdict::Inconclusive];
-        self.code.is_none() && open.contains(&self.verdict)
+        let undecided = [Verdict::Running, Verdict::Healthy, Verdict::Inconclusive];
+        self.code.is_none() && undecided.contains(&self.verdict)
     }
 
     /// Whether the answer names no rank, but lists the expected ranks among its alternatives and is otherwise as
     /// expected.
     pub fn leaves_open(&self, expected: &Expected) -> bool {
-        let named = Self {
+        let with_ranks = Self {
             ranks: expected.ranks.to_vec(),
             ..self.clone()
         };
-        let among = self.alternatives.iter().any(|set| set == expected.ranks);
-        self.ranks.is_empty() && among && named.is(expected)
+        let is_alternative = self.alternatives.iter().any(|set| set == expected.ranks);
+        self.ranks.is_empty() && is_alternative && with_ranks.is(expected)
     }
 
     /// Whether the answer is one that `expected` allows.
     pub fn is(&self, expected: &Expected) -> bool {
-        let code = match self.code {
+        let has_right_code = match self.code {
             Some(code) => expected.codes.contains(&code),
             None => expected.codes.is_empty(),
         };
-        expected.verdicts.contains(&self.verdict) && code && self.ranks == expected.ranks
+        let has_right_verdict = expected.verdicts.contains(&self.verdict);
+        has_right_verdict && has_right_code && self.ranks == expected.ranks
     }
 }
 
@@ -123,19 +124,21 @@ pub(super) struct View {
 }
 
 struct Shared {
-    over: AtomicBool,
+    /// Whether the view has been dropped.
+    is_over: AtomicBool,
     /// Every answer that differs from the previous one, with its time.
     answers: Mutex<Vec<(Instant, Answer)>>,
 }
 
-/// Polling interval: shorter than in any view, so that a state between two deaths is hardly ever missed.
+/// The polling interval. It is shorter than that of `rcomm-top`, so that a state between the ends of two ranks is
+/// seldom missed.
 const PAUSE: Duration = Duration::from_millis(20);
 
 impl View {
-    /// Looks at the rings below this directory.
+    /// Starts to judge the rings below this directory.
     pub(super) fn of(rings: PathBuf) -> Self {
         let shared = Arc::new(Shared {
-            over: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
             answers: Mutex::default(),
         });
         let for_thread = shared.clone();
@@ -154,7 +157,7 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
-        self.shared.over.store(true, Ordering::Relaxed);
+        self.shared.is_over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has reported it itself.
             let _ = thread.join();
@@ -167,7 +170,7 @@ fn judge_until_over(rings: PathBuf, shared: &Shared) {
     let mut source = RingSource::new(rings, None);
     let judge = |dumps: &[Arc<Dump>], policy: &Policy| rcomm_analyzer::analyze(dumps, policy);
     let mut live = Live::new(LiveOptions::default(), judge, vec![source.name()]);
-    while !shared.over.load(Ordering::Relaxed) {
+    while !shared.is_over.load(Ordering::Relaxed) {
         let poll = source.poll(Instant::now() + Duration::from_secs(10));
         live.observe(0, poll, anchor.moment());
         if let Some(snapshot) = live.refresh(anchor.moment()) {
@@ -176,11 +179,11 @@ fn judge_until_over(rings: PathBuf, shared: &Shared) {
                 .answers
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            let same = |last: &Answer| {
+            let is_same = |last: &Answer| {
                 (last.verdict, last.code, &last.ranks)
                     == (answer.verdict, answer.code, &answer.ranks)
             };
-            if !answers.last().is_some_and(|(_, last)| same(last)) {
+            if !answers.last().is_some_and(|(_, last)| is_same(last)) {
                 answers.push((Instant::now(), answer));
             }
         }
@@ -188,27 +191,27 @@ fn judge_until_over(rings: PathBuf, shared: &Shared) {
     }
 }
 
-/// The answer from the records that a job left. `None` for [`Source::Live`], and if the source is dumps and the
-/// job left none.
+/// The answer from the records that a job left. `None` for [`Source::Live`], and for a source of dumps if the job left
+/// no dump.
 pub(super) fn afterwards(source: Source, dumps: &Path, rings: &Path) -> Option<Answer> {
     let mut analysis = Analysis::new(Policy::default());
     let mut read: BTreeSet<Rank> = BTreeSet::new();
-    let mut take = |paths: &[PathBuf], read: &mut BTreeSet<Rank>| {
+    let mut add_unread = |paths: &[PathBuf], read: &mut BTreeSet<Rank>| {
         let Ok((found, loaded)) = load_all(paths, &LoadOptions::default()) else {
             return;
         };
         let known = read.clone();
-        let new = |one: &&LoadedDump| {
-            let rank = one.dump.identity.rank;
+        let is_new = |dump: &&LoadedDump| {
+            let rank = dump.dump.identity.rank;
             rank.is_none_or(|rank| !known.contains(&rank))
         };
-        for one in found.iter().filter(new) {
-            read.extend(one.dump.identity.rank);
-            let extent = match one.cut {
+        for dump in found.iter().filter(is_new) {
+            read.extend(dump.dump.identity.rank);
+            let extent = match dump.cut {
                 true => Extent::Cut,
                 false => Extent::Whole,
             };
-            analysis.add_from(&one.path, &one.dump, extent);
+            analysis.add_from(&dump.path, &dump.dump, extent);
         }
         for problem in loaded.problems {
             analysis.add_problem(problem, Unread::Part);
@@ -216,14 +219,14 @@ pub(super) fn afterwards(source: Source, dumps: &Path, rings: &Path) -> Option<A
     };
     match source {
         Source::Live => return None,
-        Source::Rings => take(&[rings.to_owned()], &mut read),
+        Source::Rings => add_unread(&[rings.to_owned()], &mut read),
         Source::Dumps | Source::DumpsAlone => {
-            take(&[dumps.to_owned()], &mut read);
+            add_unread(&[dumps.to_owned()], &mut read);
         }
     }
     let dumped = read.len();
     if source == Source::Dumps {
-        take(&[rings.to_owned()], &mut read);
+        add_unread(&[rings.to_owned()], &mut read);
     }
     if matches!(source, Source::Dumps | Source::DumpsAlone) && dumped == 0 {
         return None;

@@ -1,13 +1,14 @@
-//! The matrix of how jobs live and end. Each row is a job of real processes under a launcher, to which one thing
-//! happens. The job is run over each transport, and is judged live while it runs and afterwards from its files.
+//! The matrix of how jobs live and end. Each row describes a job of real processes under a launcher, with at most one
+//! fault or intervention. The job runs over each transport. It is judged live while it runs, and from its files after
+//! its end.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `table` | the rows, and what a judgment of each may say |
+//! | `table` | the rows, with the answers that are right for each |
 //! | `rank` | what the ranks of these jobs do |
 //! | `job` | a job under its launcher, and what is done to it from outside |
-//! | `look` | the judgments: live, of rings, of dumps |
-//! | `run` | one row from start to end, and the answers on the way |
+//! | `look` | the judgments of live rings, of left rings and of dumps |
+//! | `run` | the run of one row, and the check of all its answers |
 
 mod job;
 mod look;
@@ -26,8 +27,8 @@ use std::process::ExitCode;
 /// Number of ranks of each job. Ranks 2 and 3 form one of its tensor-parallel groups.
 pub(crate) const RANKS: u32 = 4;
 
-/// Runs the part of a job that the command line asks for, `rank …` or `launch …`; `None` for any other command
-/// line. A program that runs this matrix calls it first, since the jobs consist of processes of that program.
+/// Runs a rank of a job if the command line is `rank …`, or the launcher if it is `launch …`; returns `None` otherwise.
+/// A program that runs this matrix calls this function first, because the processes of the jobs run that program too.
 #[allow(clippy::print_stderr, reason = "the log of the job")]
 pub fn part_of_a_job(args: &[String]) -> Option<ExitCode> {
     use clap::Parser as _;

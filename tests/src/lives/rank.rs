@@ -13,17 +13,18 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What the culprit does, in step `STEP` unless stated otherwise.
+/// What the culprit does in step `STEP`, or from the start where an act says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CulpritAct {
-    /// Nothing; the job ends soon after.
+    /// Works on, until the job ends soon after.
     Nothing,
-    /// Nothing; the job never ends.
+    /// Works on in a job that never ends.
     Forever,
-    /// It is held inside an operation, until the file [`GO`] lets its peer join.
+    /// Waits inside an operation until the file [`GO`] lets its peer join.
     Hold,
     /// Returns an error.
     Fail,
+    /// Panics.
     Panic,
     /// Exits with code 3.
     Exit,
@@ -35,13 +36,13 @@ pub(super) enum CulpritAct {
     Sleep,
     /// Sleeps for six seconds, three times the time-out of its row.
     Late,
-    /// Asks for more memory than it may have.
+    /// Asks for more memory than its resource limit allows.
     Allocate,
-    /// Uses more memory than its control group has.
+    /// Uses more memory than its control group allows.
     Exhaust,
-    /// From the start, it is slow before each step; the job never ends.
+    /// Sleeps before the operations of each step, from the start, in a job that never ends.
     Dawdle,
-    /// From the start, it shares one processor with threads that never sleep; the job never ends.
+    /// Shares one processor with threads that never sleep, from the start, in a job that never ends.
     Starve,
 }
 
@@ -84,23 +85,24 @@ impl FromStr for CulpritAct {
     }
 }
 
-/// The file that says that the culprit begins its act.
+/// The name of the file that tells that the culprit begins its act.
 pub(super) const BEGUN: &str = "begun";
-/// The file that says that the culprit's peer is held back.
+/// The name of the file that tells that the culprit's peer is held back.
 pub(super) const HELD: &str = "held";
-/// The file that lets the culprit's peer go on.
+/// The name of the file that lets the culprit's peer go on.
 pub(super) const GO: &str = "go";
 /// The step of the act; the job ends the same number of steps after it.
 const STEP: i64 = 30;
+/// The pause before the operations of each step.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Far longer than a rank waits for a processor in one step, also on a busy host.
+/// The pause of a slow rank: far longer than a rank waits for a processor in one step, also on a busy host.
 const LONG_PAUSE: Duration = Duration::from_millis(250);
 /// The number of threads that keep the culprit's processor busy.
 const BUSY_THREADS: usize = 2;
 /// Bytes of an allocation: too many to come from memory that the process already has.
 const CHUNK: usize = 64 << 20;
 
-/// `rank ACT FOLDER`, with torchrun's variables in the environment.
+/// Runs the command line `rank ACT FOLDER`; the environment has torchrun's variables.
 pub fn main(args: &[String]) -> ExitCode {
     let failure = |error: &dyn Display| {
         eprintln!("{error}");
@@ -188,12 +190,12 @@ fn carry_out(act: CulpritAct) -> rcomm::Result<()> {
         },
         CulpritAct::Late => std::thread::sleep(Duration::from_secs(6)),
         CulpritAct::Allocate => {
-            let none = Rlimit {
+            let no_memory = Rlimit {
                 current: Some(0),
                 maximum: Some(0),
             };
             // If the allocation succeeds nevertheless, the row's answer shows that.
-            let _ = setrlimit(Resource::As, none);
+            let _ = setrlimit(Resource::As, no_memory);
             std::hint::black_box(vec![1u8; CHUNK]);
         }
         CulpritAct::Exhaust => exhaust(),
@@ -207,23 +209,23 @@ fn exhaust() {
     if std::env::var_os(super::job::GROUP).is_none() {
         return;
     }
-    let mut all = Vec::new();
+    let mut chunks = Vec::new();
     loop {
-        all.push(std::hint::black_box(vec![1u8; CHUNK]));
+        chunks.push(std::hint::black_box(vec![1u8; CHUNK]));
     }
 }
 
-/// Binds this thread, and those that it starts later, to one processor, starts threads there that never sleep, and
-/// gives this thread a lower priority than theirs.
+/// Binds this thread and its later child threads to one processor, starts threads there that never sleep, and gives
+/// this thread a lower priority than theirs.
 fn starve() {
-    let Ok(all) = sched_getaffinity(None) else {
+    let Ok(allowed) = sched_getaffinity(None) else {
         return;
     };
-    let mut one = CpuSet::new();
-    let first = (0..CpuSet::MAX_CPU).find(|&at| all.is_set(at));
-    first.into_iter().for_each(|at| one.set(at));
+    let mut shared = CpuSet::new();
+    let first = (0..CpuSet::MAX_CPU).find(|&cpu| allowed.is_set(cpu));
+    first.into_iter().for_each(|cpu| shared.set(cpu));
     // If the system refuses one of these calls, the rank is not late, and the row's answer is still right.
-    let _ = sched_setaffinity(None, &one);
+    let _ = sched_setaffinity(None, &shared);
     for _ in 0..BUSY_THREADS {
         std::thread::spawn(|| {
             loop {

@@ -1,4 +1,4 @@
-//! One row from start to end.
+//! Runs one row of the matrix and checks its answers.
 
 use super::job::{Intervention, Job};
 use super::look::{self, Answer, Source, View};
@@ -20,29 +20,29 @@ pub struct TimedAnswer {
 /// The answers of one source about one job.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// The source.
+    /// The source of the answers.
     pub source: Source,
     /// The first answer; of the live view, the first that is not "not yet". `None` if there was none.
     pub first: Option<TimedAnswer>,
     /// The last answer; `None` if there was none.
     pub last: Option<TimedAnswer>,
-    /// The live view's answers that are not true; the last one may be among them.
+    /// The wrong answers of the live view; the last answer may be among them.
     pub wrong: Vec<TimedAnswer>,
     /// Whether the last answer is right.
     pub is_right: bool,
 }
 
-/// How long the live view continues after the end of the job: longer than answers usually take to settle; up to three
-/// times as long while its answer is not right.
-const AFTER: Duration = Duration::from_secs(4);
-/// A job is started again, this often in all, until it goes as its row describes.
-const MOST_TRIES: u32 = 3;
+/// How long the live view continues after the end of the job: longer than its answers usually change. While the last
+/// answer is not right, the view continues up to three times as long.
+const SETTLING_TIME: Duration = Duration::from_secs(4);
+/// A job that did not go as its row describes is repeated until it has run this often.
+const MAX_TRIES: u32 = 3;
 
-/// Runs the job of a row once and judges it from all sources; `program` is the one that calls
-/// [`super::part_of_a_job`]. If an answer is wrong, what the job left is copied to a new folder in `keep`.
+/// Runs the job of a row and judges it from all sources. `program` is a program that calls [`super::part_of_a_job`].
+/// If an answer is wrong, the job's files are copied to a new folder in `keep`.
 ///
 /// # Errors
-/// If the job cannot be started, or what it left cannot be kept.
+/// If the job cannot be started, or its files cannot be copied.
 ///
 /// # Panics
 /// If something that the row waits for has not happened within [`TIME_LIMIT`].
@@ -58,25 +58,25 @@ pub fn run(
         let view = View::of(job.rings());
         let fault = job.intervene(row.intervention, &view);
         tries += 1;
-        if job.matches_its_row() || tries == MOST_TRIES {
+        if job.matches_its_row() || tries == MAX_TRIES {
             break (job, view, fault);
         }
     };
-    let over = Instant::now();
-    let right = |view: &View| {
+    let end = Instant::now();
+    let is_right = |view: &View| {
         view.answers()
             .last()
-            .is_some_and(|(_, it)| it.is(&row.last))
+            .is_some_and(|(_, answer)| answer.is(&row.last))
     };
-    while over.elapsed() < AFTER || (!right(&view) && over.elapsed() < AFTER * 3) {
+    while end.elapsed() < SETTLING_TIME || (!is_right(&view) && end.elapsed() < SETTLING_TIME * 3) {
         std::thread::sleep(Duration::from_millis(50));
     }
     let answers = view.answers();
     drop(view);
-    debug_assert!(over.elapsed() < TIME_LIMIT);
+    debug_assert!(end.elapsed() < TIME_LIMIT);
     let cells = Source::ALL.map(|source| match source {
-        Source::Live => live(row, fault, &answers),
-        source => left(row, source, &job),
+        Source::Live => live_cell(row, fault, &answers),
+        source => cell_of_files(row, source, &job),
     });
     if let Some(folder) = keep.filter(|_| cells.iter().any(Cell::is_wrong)) {
         job.keep(folder)?;
@@ -85,13 +85,13 @@ pub fn run(
 }
 
 impl Cell {
-    /// Whether the last answer is wrong, or one on the way to it.
+    /// Whether the last answer or an earlier one is wrong.
     pub fn is_wrong(&self) -> bool {
         !self.is_right || !self.wrong.is_empty()
     }
 }
 
-fn live(row: &Row, fault: Instant, answers: &[(Instant, Answer)]) -> Cell {
+fn live_cell(row: &Row, fault: Instant, answers: &[(Instant, Answer)]) -> Cell {
     let timed: Vec<TimedAnswer> = answers
         .iter()
         .map(|(at, answer)| TimedAnswer {
@@ -104,15 +104,22 @@ fn live(row: &Row, fault: Instant, answers: &[(Instant, Answer)]) -> Cell {
         .collect();
     let is_true = |timed: &&TimedAnswer| {
         let answer = &timed.answer;
-        let after = timed.at >= 0.0;
-        let known = answer.is(&row.last) || row.passing.iter().any(|one| answer.is(one));
+        let is_after_fault = timed.at >= 0.0;
+        let is_allowed =
+            answer.is(&row.last) || row.passing.iter().any(|expected| answer.is(expected));
         // If the culprit itself causes the fault, the time of the fault is measured a moment after it.
-        answer.is_not_yet() || (known && (after || row.intervention == Intervention::Watch))
+        let may_be_early = row.intervention == Intervention::Watch;
+        answer.is_not_yet() || (is_allowed && (is_after_fault || may_be_early))
     };
-    let first = timed.iter().find(|it| !it.answer.is_not_yet()).cloned();
+    let mut conclusive = timed.iter().filter(|timed| !timed.answer.is_not_yet());
+    let first = conclusive.next().cloned();
     let last = timed.last().cloned();
-    let is_right = last.as_ref().is_some_and(|it| it.answer.is(&row.last));
-    let wrong = timed.iter().filter(|it| !is_true(it)).cloned().collect();
+    let is_right = last.as_ref().is_some_and(|last| last.answer.is(&row.last));
+    let wrong = timed
+        .iter()
+        .filter(|timed| !is_true(timed))
+        .cloned()
+        .collect();
     Cell {
         source: Source::Live,
         first,
@@ -122,7 +129,7 @@ fn live(row: &Row, fault: Instant, answers: &[(Instant, Answer)]) -> Cell {
     }
 }
 
-fn left(row: &Row, source: Source, job: &Job) -> Cell {
+fn cell_of_files(row: &Row, source: Source, job: &Job) -> Cell {
     let rings = job.job_rings();
     let answer = look::afterwards(source, &job.dumps(), &rings);
     let expected: Option<Expected> = match source {
@@ -132,8 +139,8 @@ fn left(row: &Row, source: Source, job: &Job) -> Cell {
     let is_right = match (&answer, expected) {
         (Some(answer), Some(expected)) => {
             // Dumps without the rings may not show the fault.
-            let open = answer.is_not_yet() || answer.leaves_open(&expected);
-            answer.is(&expected) || (source == Source::DumpsAlone && open)
+            let is_open = answer.is_not_yet() || answer.leaves_open(&expected);
+            answer.is(&expected) || (source == Source::DumpsAlone && is_open)
         }
         (Some(answer), None) => answer.is(&row.last) || answer.is_not_yet(),
         // Dumps are written at time-outs and aborts only.

@@ -1,4 +1,4 @@
-//! The rows of the matrix of how jobs live and end, and what a judgment of each may say.
+//! The rows of the matrix of how jobs live and end, with the answers that are right for each.
 
 use super::job::{Intervention, MemoryGroup};
 use super::rank::CulpritAct;
@@ -17,10 +17,10 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// Both.
+    /// Both transports.
     pub const ALL: [Self; 2] = [Self::Shm, Self::Tcp];
 
-    /// Its name in `RCOMM_TRANSPORT`.
+    /// The transport's name in `RCOMM_TRANSPORT`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
@@ -37,16 +37,16 @@ pub struct Expected {
     pub verdicts: &'static [Verdict],
     /// The codes that are right for the leading finding.
     pub codes: &'static [Code],
-    /// The ranks that it names, ascending.
+    /// The ranks that the leading finding must name, ascending.
     pub ranks: &'static [Rank],
 }
 
-/// A job to which one thing happens.
+/// A job with at most one fault or intervention, and the answers that are right for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// Its name on the command line.
+    /// The row's name on the command line.
     pub name: &'static str,
-    /// What happens.
+    /// A sentence on what happens in the job.
     pub about: &'static str,
     pub(super) act: CulpritAct,
     pub(super) intervention: Intervention,
@@ -78,7 +78,7 @@ const GONE: Expected = expected(&[Verdict::Stuck, Verdict::Crashed], &[Code::E15
 const FROZEN: Expected = expected(&[Verdict::Stuck], &[Code::E151]);
 const SLOW: Expected = expected(&[Verdict::Slow], &[Code::W220]);
 const ABSENT: Expected = expected(&[Verdict::Stuck], &[Code::E101]);
-/// A rank that is stopped, or was: by its lateness (E101), or by the state of its process (E151).
+/// A rank that is or was stopped: recognised as absent (E101), or by the state of its process (E151).
 const HELD: Expected = expected(&[Verdict::Stuck], &[Code::E101, Code::E151]);
 /// Dumps alone do not show that a process is stopped, nor that it has ended if its peers did not notice.
 const MISSED: Expected = expected(
@@ -86,10 +86,10 @@ const MISSED: Expected = expected(
     &[Code::E101, Code::E102, Code::E150, Code::E151],
 );
 
-/// Time-out in ms of rows in which no operation times out.
-const LONG: u32 = 120_000;
-/// Time-out in ms, longer than the age from which a wait is overdue.
-const SHORT: u32 = 8_000;
+/// The time-out, in ms, of rows in which no operation times out.
+const LONG_TIMEOUT_MS: u32 = 120_000;
+/// The time-out, in ms, of rows in which operations time out after their waits are overdue.
+const SHORT_TIMEOUT_MS: u32 = 8_000;
 
 const fn row(
     name: &'static str,
@@ -103,7 +103,7 @@ const fn row(
         about,
         act,
         intervention,
-        timeout_ms: LONG,
+        timeout_ms: LONG_TIMEOUT_MS,
         last,
         passing,
         dumps,
@@ -111,7 +111,7 @@ const fn row(
 }
 
 impl Row {
-    /// Why it cannot be run here; `None` if it can.
+    /// Why the row cannot be run on this host; `None` if it can.
     pub fn skipped(&self) -> Option<String> {
         match self.act {
             CulpritAct::Exhaust => MemoryGroup::make().err(),
@@ -122,13 +122,13 @@ impl Row {
         }
     }
 
-    const fn within(self, timeout_ms: u32) -> Self {
+    const fn with_timeout(self, timeout_ms: u32) -> Self {
         Self { timeout_ms, ..self }
     }
 }
 
-/// The whole matrix. A rank that panics, aborts or uses up memory may, on a busy host, end only after the
-/// wait of the others is overdue: until it ends, it is reported as absent.
+/// Every row. On a busy host, a rank that panics, aborts or uses up memory may end only after the waits of the others
+/// are overdue. Until it ends, it is reported as absent.
 pub const ROWS: &[Row] = &[
     row(
         "clean-end",
@@ -195,7 +195,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "kill-all",
-        "all ranks are killed within a second, before any notices the end of another",
+        "all ranks are killed with_timeout a second, before any notices the end of another",
         CulpritAct::Forever,
         Intervention::KillAll,
         (CANCELLED, &[], None),
@@ -235,7 +235,7 @@ pub const ROWS: &[Row] = &[
         Intervention::ResumeLate,
         (HELD, &[], Some(HELD)),
     )
-    .within(SHORT),
+    .with_timeout(SHORT_TIMEOUT_MS),
     row(
         "memory-limit",
         "an allocation fails on a rank, which aborts",
@@ -257,7 +257,7 @@ pub const ROWS: &[Row] = &[
         Intervention::Watch,
         (ABSENT, &[], Some(ABSENT)),
     )
-    .within(2_000),
+    .with_timeout(2_000),
     row(
         "stuck-cancelled",
         "a rank never joins; then the launcher gets SIGTERM",
@@ -272,7 +272,7 @@ pub const ROWS: &[Row] = &[
         Intervention::Watch,
         (ABSENT, &[], Some(ABSENT)),
     )
-    .within(SHORT),
+    .with_timeout(SHORT_TIMEOUT_MS),
     row(
         "stuck-killed",
         "a rank never joins; then another one is killed",

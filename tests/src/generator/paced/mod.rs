@@ -1,7 +1,8 @@
-//! Jobs simulated with the durations of all parts, to judge lateness: every rank has a host that issues and a device
-//! that computes, operations begin when all members have arrived, and a watchdog notices completions when it polls.
+//! Generates jobs for the judgment of lateness, simulated with the durations of all parts. Every rank has a host that
+//! issues and a device that computes. An operation begins when all members have arrived, and a watchdog notices
+//! completions when it polls.
 //!
-//! The records are those of PyTorch's NCCL recorder. The late ranks follow from the injected slowness.
+//! The records are those of PyTorch's NCCL recorder. The late ranks are known from the injected slowness.
 
 mod program;
 mod record;
@@ -15,11 +16,11 @@ use rcomm_recorder::publish::Dump;
 /// How the ranks share the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Replicas that add up their gradients in buckets while they compute.
+    /// Replicas, which add up their gradients in buckets while they compute.
     Replicas,
-    /// Sharded parameters: gathered before each layer, reduced after it.
+    /// Sharded parameters, which are gathered before each layer; the gradients are reduced after it.
     Sharded,
-    /// Tensor and data parallel in a pipeline of this many chunks per stage.
+    /// Tensor and data parallelism in a pipeline with this many chunks per stage.
     Pipeline(u32),
 }
 
@@ -30,20 +31,20 @@ pub enum Slow {
     None,
     /// The host of a rank begins each step this much later, in ms.
     Loading(Rank, u64),
-    /// The host of a rank takes this many times as long to issue.
+    /// The host of a rank takes this many times as long as the others to issue.
     Issuing(Rank, u64),
     /// The device of a rank takes this many tenths of the others' time to compute.
     Device(Rank, u64),
     /// All ranks of a host begin each step this much later, in ms.
     Host(u32, u64),
-    /// In each step a random rank is later, by one to two times this many ms.
+    /// In each step, a random rank is late by one to two times this many ms.
     ByTurns(u64),
 }
 
 /// The parameters of a job.
 #[derive(Clone, Debug)]
 pub struct PacedSpec {
-    /// Everything random follows from it.
+    /// The seed of all random numbers.
     pub seed: u64,
     /// How the ranks share the work.
     pub layout: Layout,
@@ -59,7 +60,7 @@ pub struct PacedSpec {
     pub grain_us: u64,
     /// Whether durations are recorded.
     pub timing: bool,
-    /// Whether the host waits for the device at the end of each step, not one step later.
+    /// Whether the host waits for its device at the end of each step; otherwise it waits one step later.
     pub waits: bool,
     /// The largest offset of the hosts' clocks to either side, in µs.
     pub clock_spread_us: u64,
@@ -69,13 +70,13 @@ pub struct PacedSpec {
     pub hosts_named: bool,
     /// Whether the marker that ends a batch of messages is recorded as a message itself.
     pub marked: bool,
-    /// Operations that a ring holds.
+    /// The number of operations that a ring holds.
     pub ring: usize,
     /// Which ranks are slow.
     pub slow: Slow,
 }
 
-/// A job with its truth.
+/// A job's records, with the ranks that are slow.
 #[derive(Clone, Debug)]
 pub struct PacedJob {
     /// One record per rank, by rank.
@@ -85,7 +86,7 @@ pub struct PacedJob {
 }
 
 impl PacedSpec {
-    /// A random healthy job.
+    /// The parameters of a random healthy job.
     pub fn random(seed: u64, layout: Layout, grain_us: u64) -> Self {
         let mut random = Random::new(seed ^ 0x00ac_ed00);
         let (tp, pp, dp) = match layout {
@@ -142,7 +143,7 @@ impl PacedSpec {
 }
 
 impl PacedJob {
-    /// The report on the records.
+    /// The analyzer's report on the records.
     pub fn judge(&self, policy: &Policy) -> Report {
         let mut analysis = Analysis::new(policy.clone());
         for dump in &self.dumps {

@@ -4,7 +4,7 @@ use super::{Layout, PacedSpec};
 use crate::generator::Random;
 use rcomm_recorder::model::{OpType, Rank};
 
-/// One group.
+/// A process group.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) name: String,
@@ -12,22 +12,24 @@ pub(super) struct Group {
     pub(super) ranks: Vec<Rank>,
 }
 
-/// One act of a rank, after computation of this length, in µs.
+/// An act of a rank.
 #[derive(Clone, Debug)]
 pub(super) struct Act {
+    /// The length of the computation before the act, in µs.
     pub(super) compute_us: u64,
-    pub(super) what: What,
+    pub(super) kind: ActKind,
 }
 
+/// What a rank does in an act, after its computation.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum What {
+pub(super) enum ActKind {
     Collective {
         group: usize,
         op: OpType,
         name: &'static str,
-        /// How long it takes once all members have arrived, in µs.
+        /// How long the collective takes once all members have arrived, in µs.
         takes_us: u64,
-        /// Whether the next computation needs its result.
+        /// Whether the next computation needs the collective's result.
         needed: bool,
     },
     /// A batch of one message to or from a member of the group.
@@ -36,26 +38,27 @@ pub(super) enum What {
         sends: bool,
         peer: u32,
     },
-    /// A step begins.
+    /// The rank begins a step.
     Step,
 }
 
-/// The world first, then tensor-parallel, data-parallel and pipeline groups.
+/// The groups of the job: the world first, then the tensor-parallel, data-parallel and pipeline groups.
 pub(super) fn groups(spec: &PacedSpec) -> Vec<Group> {
     let (tp, pp, dp) = (spec.tp, spec.pp, spec.dp);
     let rank = |p: u32, d: u32, t: u32| (p * dp + d) * tp + t;
-    let mut all = vec![("default_pg", (0..spec.world()).collect::<Vec<Rank>>())];
+    let mut groups = vec![("default_pg", (0..spec.world()).collect::<Vec<Rank>>())];
     if matches!(spec.layout, Layout::Pipeline(_)) {
-        let across = |n: u32, m: u32| (0..n).flat_map(move |a| (0..m).map(move |b| (a, b)));
-        let lines = across(pp, dp).map(|(p, d)| ("tp", (0..tp).map(|t| rank(p, d, t)).collect()));
-        all.extend(lines);
-        let lines = across(pp, tp).map(|(p, t)| ("dp", (0..dp).map(|d| rank(p, d, t)).collect()));
-        all.extend(lines);
-        let lines = across(dp, tp).map(|(d, t)| ("pp", (0..pp).map(|p| rank(p, d, t)).collect()));
-        all.extend(lines);
+        let pairs = |n: u32, m: u32| (0..n).flat_map(move |a| (0..m).map(move |b| (a, b)));
+        let tensor = pairs(pp, dp).map(|(p, d)| ("tp", (0..tp).map(|t| rank(p, d, t)).collect()));
+        groups.extend(tensor);
+        let data = pairs(pp, tp).map(|(p, t)| ("dp", (0..dp).map(|d| rank(p, d, t)).collect()));
+        groups.extend(data);
+        let stages = pairs(dp, tp).map(|(d, t)| ("pp", (0..pp).map(|p| rank(p, d, t)).collect()));
+        groups.extend(stages);
     }
-    let all = all.into_iter().filter(|(_, ranks)| ranks.len() > 1);
-    all.enumerate()
+    let groups = groups.into_iter().filter(|(_, ranks)| ranks.len() > 1);
+    groups
+        .enumerate()
         .map(|(at, (desc, ranks))| Group {
             name: at.to_string(),
             desc,
@@ -72,8 +75,8 @@ pub(super) fn write(spec: &PacedSpec, groups: &[Group], rank: Rank) -> Vec<Act> 
     let compute_us = shared.between(2, 8) * 1000;
     let takes_us = *shared.pick(&[200, 400, 1500]);
     let group = |desc: &str| {
-        let mut all = groups.iter();
-        all.position(|group| group.desc == desc && group.ranks.contains(&rank))
+        let mut groups = groups.iter();
+        groups.position(|group| group.desc == desc && group.ranks.contains(&rank))
     };
     let mut script = Script {
         acts: Vec::new(),
@@ -81,7 +84,7 @@ pub(super) fn write(spec: &PacedSpec, groups: &[Group], rank: Rank) -> Vec<Act> 
         takes_us,
     };
     for _ in 0..spec.steps {
-        script.act(0, What::Step);
+        script.act(0, ActKind::Step);
         match spec.layout {
             Layout::Replicas => script.replicas(layers),
             Layout::Sharded => script.sharded(layers),
@@ -109,6 +112,7 @@ pub(super) fn write(spec: &PacedSpec, groups: &[Group], rank: Rank) -> Vec<Act> 
     script.acts
 }
 
+/// The program of one rank while it is being written.
 struct Script {
     acts: Vec<Act>,
     compute_us: u64,
@@ -125,8 +129,8 @@ struct Position {
 }
 
 impl Script {
-    fn act(&mut self, compute_us: u64, what: What) {
-        self.acts.push(Act { compute_us, what });
+    fn act(&mut self, compute_us: u64, kind: ActKind) {
+        self.acts.push(Act { compute_us, kind });
     }
 
     fn collective(
@@ -136,17 +140,17 @@ impl Script {
         compute_us: u64,
         needed: bool,
     ) {
-        let what = What::Collective {
+        let kind = ActKind::Collective {
             group,
             op,
             name,
             takes_us: self.takes_us,
             needed,
         };
-        self.act(compute_us, what);
+        self.act(compute_us, kind);
     }
 
-    /// A forward pass without communication, then gradients in buckets.
+    /// Adds a forward pass without communication, and a backward pass that adds up gradients in buckets.
     fn replicas(&mut self, layers: u64) {
         for layer in 0..layers {
             let forward = if layer == 0 {
@@ -159,6 +163,7 @@ impl Script {
         }
     }
 
+    /// Adds a forward pass and a backward pass over sharded parameters.
     fn sharded(&mut self, layers: u64) {
         let gather = (OpType::AllGatherSingle, "_all_gather_base");
         for _ in 0..layers {
@@ -171,7 +176,8 @@ impl Script {
         }
     }
 
-    /// As many micro-batches as there are stages, all of them through one chunk before the next.
+    /// Adds a pass of as many micro-batches as there are stages. All micro-batches go through one chunk before the
+    /// next.
     fn pipeline(&mut self, position: &Position, layers: u64, backward: bool) {
         let Some(pp) = position.pp else { return };
         let last = position.stages - 1;
@@ -205,6 +211,6 @@ impl Script {
     }
 
     fn message(&mut self, group: usize, sends: bool, peer: u32) {
-        self.act(0, What::Message { group, sends, peer });
+        self.act(0, ActKind::Message { group, sends, peer });
     }
 }

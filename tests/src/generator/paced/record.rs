@@ -1,7 +1,7 @@
 //! The records of a job in the manner of PyTorch's NCCL recorder.
 
 use super::PacedSpec;
-use super::program::{Act, Group, What};
+use super::program::{Act, ActKind, Group};
 use super::run::Times;
 use crate::generator::Random;
 use rcomm_recorder::model::{
@@ -13,6 +13,7 @@ use std::collections::HashMap;
 /// When the job starts, in ns since 1970: an arbitrary time in 2026.
 const START_NS: i64 = 1_790_000_000_000_000_000;
 
+/// The records of all ranks, ordered by rank.
 pub(super) fn dumps(
     spec: &PacedSpec,
     groups: &[Group],
@@ -20,7 +21,7 @@ pub(super) fn dumps(
     times: &[Vec<Times>],
 ) -> Vec<Dump> {
     let mut random = Random::new(spec.seed ^ 0xc10c);
-    let mut within = |most: i64| (random.draw() % (2 * most + 1) as u64) as i64 - most;
+    let mut within = |limit: i64| (random.draw() % (2 * limit + 1) as u64) as i64 - limit;
     let hosts = spec.world().div_ceil(spec.per_host);
     let clocks: Vec<Clock> = (0..hosts)
         .map(|_| Clock {
@@ -40,40 +41,45 @@ pub(super) fn dumps(
         .collect()
 }
 
+/// The clock of a host.
 #[derive(Clone, Copy)]
 struct Clock {
+    /// The error of the clock at the start of the job.
     offset_ns: i64,
+    /// The drift of the clock, in parts per million.
     ppm: i64,
 }
 
 impl Clock {
+    /// What the clock shows this long after the start of the job, in ns since 1970.
     fn wall(self, ns: i64) -> i64 {
         START_NS + self.offset_ns + ns + ns / 1_000_000 * self.ppm
     }
 }
 
-/// The thread that notices completions, and when it polls.
+/// The times at which the thread that notices completions polls.
 struct Watchdog {
     first_ns: i64,
     period_ns: i64,
 }
 
 impl Watchdog {
-    /// The time of the first poll that is not before `ended`, in ns since the start.
+    /// The time of the first poll at or after `ended`; both in ns since the start of the job.
     fn notices(&self, ended: i64) -> i64 {
         let since_first = (ended - self.first_ns).max(0) as u64;
         self.first_ns + since_first.div_ceil(self.period_ns as u64) as i64 * self.period_ns
     }
 }
 
+/// Writes the record of one rank.
 struct Writer<'a> {
     spec: &'a PacedSpec,
     dump: Dump,
     clock: Clock,
     watchdog: Watchdog,
-    /// The record's number of each group.
+    /// The number of each group in the record.
     local: HashMap<usize, u32>,
-    /// Number of collectives, batches and operations of each group so far.
+    /// The numbers of collectives, batches and operations that each group has had so far.
     counts: HashMap<usize, [u64; 3]>,
     signatures: HashMap<OpType, u32>,
 }
@@ -107,8 +113,8 @@ impl<'a> Writer<'a> {
         if spec.hosts_named {
             writer.dump.identity.host = format!("host{}", rank / spec.per_host);
         }
-        let all = groups.iter().enumerate();
-        for (at, group) in all.filter(|(_, group)| group.ranks.contains(&rank)) {
+        let groups = groups.iter().enumerate();
+        for (at, group) in groups.filter(|(_, group)| group.ranks.contains(&rank)) {
             let id = writer.dump.groups.len() as u32;
             writer.local.insert(at, id);
             writer.dump.groups.push(DumpGroup {
@@ -126,9 +132,9 @@ impl<'a> Writer<'a> {
     }
 
     fn act(&mut self, act: &Act, times: Times) {
-        match act.what {
-            What::Step => {}
-            What::Collective {
+        match act.kind {
+            ActKind::Step => {}
+            ActKind::Collective {
                 group, op, name, ..
             } => {
                 let counts = self.counts.entry(group).or_default();
@@ -136,7 +142,7 @@ impl<'a> Writer<'a> {
                 counts[2] += 1;
                 self.entry(group, (op, name), Peer::None, times);
             }
-            What::Message { group, sends, peer } => {
+            ActKind::Message { group, sends, peer } => {
                 let counts = self.counts.entry(group).or_default();
                 counts[1] += 1;
                 counts[2] += 1;
@@ -155,41 +161,41 @@ impl<'a> Writer<'a> {
 
     fn entry(&mut self, group: usize, (op, name): (OpType, &str), peer: Peer, times: Times) {
         let counts = self.counts[&group];
-        let done = times.ended > 0;
-        let message = op.is_p2p() || op == OpType::Coalesced;
-        let timed = done && self.spec.timing;
+        let has_ended = times.ended > 0;
+        let is_of_message = op.is_p2p() || op == OpType::Coalesced;
+        let is_timed = has_ended && self.spec.timing;
         let signature = self.signature(op, name);
         self.dump.entries.push(Entry {
             record_id: self.dump.entries.len() as u64,
             collective_seq_id: counts[0],
-            p2p_seq_id: if message { counts[1] } else { 0 },
+            p2p_seq_id: if is_of_message { counts[1] } else { 0 },
             op_id: counts[2],
             group: self.local[&group],
             signature,
             stack: None,
             op,
-            state: if done {
+            state: if has_ended {
                 EntryState::Completed
             } else {
                 EntryState::Scheduled
             },
-            retired: done,
+            retired: has_ended,
             is_p2p: op.is_p2p() || (op == OpType::Coalesced && self.spec.marked),
             peer,
             root: None,
             reduce_op: None,
             time_created_ns: self.clock.wall(times.issued),
-            time_discovered_started_ns: if timed {
+            time_discovered_started_ns: if is_timed {
                 self.clock.wall(self.watchdog.notices(times.reached))
             } else {
                 0
             },
-            time_discovered_completed_ns: if done {
+            time_discovered_completed_ns: if has_ended {
                 self.clock.wall(self.watchdog.notices(times.ended))
             } else {
                 0
             },
-            duration_ms: timed.then(|| (times.ended - times.reached) as f32 / 1e6),
+            duration_ms: is_timed.then(|| (times.ended - times.reached) as f32 / 1e6),
             graph_id: None,
             timeout_ms: 600_000,
             thread: None,

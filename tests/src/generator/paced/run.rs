@@ -1,13 +1,14 @@
-//! The simulation of time: hosts issue, devices compute, operations end when all members have arrived.
+//! Simulates the time of a job: hosts issue, devices compute, and operations end some time after all members have
+//! arrived.
 
-use super::program::{Act, Group, What};
+use super::program::{Act, ActKind, Group};
 use super::{PacedSpec, Slow};
 use crate::generator::Random;
 use rcomm_recorder::model::Rank;
 use std::collections::{HashMap, VecDeque};
 
-/// When one act was issued by the host, reached by the device, and ended, in ns since the start. `ended` is 0
-/// if it has not ended.
+/// When an act was issued by the host, was reached by the device, and ended, in ns since the start of the job. `ended`
+/// is 0 for an act that has not ended.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Times {
     pub(super) issued: i64,
@@ -18,26 +19,27 @@ pub(super) struct Times {
 /// The state of a rank that runs its program.
 struct Runner {
     random: Random,
-    /// When the host is done with what it has issued, ns since the start.
+    /// When the host has issued all its acts so far, in ns since the start of the job.
     host: i64,
-    /// When the device is done with what it has computed, ns since the start.
+    /// When the device has finished its computations so far, in ns since the start of the job.
     device: i64,
-    /// When the last operation of each group ended.
+    /// When the last operation of each group ended, in ns since the start of the job.
     streams: HashMap<usize, i64>,
-    /// Collectives of each group so far.
+    /// The number of collectives of each group so far.
     counted: HashMap<usize, u64>,
-    /// Messages sent to and received from each peer so far.
+    /// The numbers of messages to and from each peer so far, by group, direction and peer.
     messages: HashMap<(usize, bool, u32), u64>,
     steps: usize,
-    /// When the work of the previous step was done.
-    before: i64,
+    /// When the work of the previous step was done, in ns since the start of the job.
+    previous_done: i64,
     times: Vec<Times>,
-    /// Whether the act is issued and waits for other ranks.
+    /// Whether the rank has issued its current act, which waits for other ranks.
     waits: bool,
 }
 
 const MS: i64 = 1_000_000;
 
+/// Runs all programs, and returns the times of the acts of each rank.
 pub(super) fn run(spec: &PacedSpec, groups: &[Group], programs: &[Vec<Act>]) -> Vec<Vec<Times>> {
     let mut job = Job {
         spec,
@@ -59,15 +61,16 @@ pub(super) fn run(spec: &PacedSpec, groups: &[Group], programs: &[Vec<Act>]) -> 
     job.runners.into_iter().map(|runner| runner.times).collect()
 }
 
-/// Half of a message: group, sender, receiver, number, and whether it is the send.
+/// A half of a message: its group, sender, receiver and number, and whether it is the send.
 type Half = (usize, u32, u32, u64, bool);
 
+/// The state of all ranks.
 struct Job<'a> {
     spec: &'a PacedSpec,
     groups: &'a [Group],
-    /// The ranks that are in a collective, and since when.
+    /// The ranks that are in each collective, with their times; by group and number.
     inside: HashMap<(usize, u64), Vec<(Rank, Times)>>,
-    /// The rank that posted a half, in which act, and when.
+    /// The rank that posted each half, with the index and the times of its act.
     posted: HashMap<Half, (Rank, usize, Times)>,
     runners: Vec<Runner>,
 }
@@ -82,7 +85,7 @@ impl Runner {
             counted: HashMap::new(),
             messages: HashMap::new(),
             steps: 0,
-            before: 0,
+            previous_done: 0,
             times: Vec::new(),
             waits: false,
         }
@@ -108,12 +111,13 @@ impl Runner {
         }
     }
 
-    /// This time, varied at random by some percent.
+    /// The time, varied at random by up to `percent` percent.
     fn about(&mut self, ns: i64, percent: i64) -> i64 {
         let drawn = (self.random.draw() % 2001) as i64 - 1000;
         ns + ns * percent * drawn / 100_000
     }
 
+    /// Begins a step.
     fn step(&mut self, spec: &PacedSpec, rank: Rank) {
         let done = self
             .streams
@@ -122,11 +126,11 @@ impl Runner {
             .max()
             .unwrap_or(0)
             .max(self.device);
-        let until = if spec.waits { done } else { self.before };
-        self.before = done;
+        let awaited = if spec.waits { done } else { self.previous_done };
+        self.previous_done = done;
         // The new parameters need all gradients.
         self.device = done;
-        self.host = self.host.max(until);
+        self.host = self.host.max(awaited);
         // Random numbers that are the same on all ranks: which rank is late in a step.
         let mut turns = Random::new(spec.seed ^ 0x1234 ^ (self.steps as u64) << 32);
         let late_ms = match spec.slow {
@@ -145,42 +149,42 @@ impl Runner {
 impl Job<'_> {
     /// Runs an act; returns whether the rank may continue with its next one.
     fn act(&mut self, rank: Rank, act: &Act, queue: &mut VecDeque<Rank>) -> bool {
-        let me = rank as usize;
-        if self.runners[me].waits {
+        let index = rank as usize;
+        if self.runners[index].waits {
             return false;
         }
-        match act.what {
-            What::Step => {
-                self.runners[me].step(self.spec, rank);
-                let host = self.runners[me].host;
-                self.runners[me].times.push(Times {
+        match act.kind {
+            ActKind::Step => {
+                self.runners[index].step(self.spec, rank);
+                let host = self.runners[index].host;
+                self.runners[index].times.push(Times {
                     issued: host,
                     reached: host,
                     ended: host,
                 });
                 true
             }
-            What::Collective {
+            ActKind::Collective {
                 group,
                 takes_us,
                 needed,
                 ..
             } => {
-                let runner = &mut self.runners[me];
+                let runner = &mut self.runners[index];
                 let mut times = runner.issue(self.spec, rank, act.compute_us);
                 let stream = runner.streams.get(&group).copied().unwrap_or(0);
                 times.reached = times.reached.max(stream);
                 let number = *runner.counted.entry(group).or_default();
                 runner.waits = true;
-                let here = self.inside.entry((group, number)).or_default();
-                here.push((rank, times));
-                if here.len() < self.groups[group].ranks.len() {
+                let arrived = self.inside.entry((group, number)).or_default();
+                arrived.push((rank, times));
+                if arrived.len() < self.groups[group].ranks.len() {
                     return false;
                 }
-                let here = std::mem::take(here);
-                let begun = here.iter().map(|(_, times)| times.reached).max();
-                let end = begun.unwrap_or(0) + takes_us as i64 * 1000;
-                for (other, mut times) in here {
+                let arrived = std::mem::take(arrived);
+                let start = arrived.iter().map(|(_, times)| times.reached).max();
+                let end = start.unwrap_or(0) + takes_us as i64 * 1000;
+                for (other, mut times) in arrived {
                     let runner = &mut self.runners[other as usize];
                     times.ended = end + (runner.random.draw() % 20_000) as i64;
                     runner.streams.insert(group, times.ended);
@@ -196,14 +200,14 @@ impl Job<'_> {
                 }
                 true
             }
-            What::Message { group, sends, peer } => {
+            ActKind::Message { group, sends, peer } => {
                 self.message(rank, (group, sends, peer), act.compute_us, queue)
             }
         }
     }
 
-    /// Runs a message; returns whether the rank may continue with its next act. A send does not block its
-    /// rank; a receive does until the send is posted.
+    /// Runs a message; returns whether the rank may continue with its next act. A send does not block its rank. A
+    /// receive blocks its rank until the send is posted.
     fn message(
         &mut self,
         rank: Rank,
@@ -211,10 +215,11 @@ impl Job<'_> {
         compute_us: u64,
         queue: &mut VecDeque<Rank>,
     ) -> bool {
-        let me = rank as usize;
+        let index = rank as usize;
         let ranks = &self.groups[group].ranks;
-        let member = ranks.iter().position(|&one| one == rank).unwrap_or(0) as u32;
-        let runner = &mut self.runners[me];
+        let member = ranks.iter().position(|&member| member == rank);
+        let member = member.unwrap_or(0) as u32;
+        let runner = &mut self.runners[index];
         let mut times = runner.issue(self.spec, rank, compute_us);
         let nth = runner.messages.entry((group, sends, peer)).or_default();
         *nth += 1;
@@ -224,7 +229,7 @@ impl Job<'_> {
             (peer, member)
         };
         let key = |sends: bool| (group, ends.0, ends.1, *nth, sends);
-        let Some(&(other, at, there)) = self.posted.get(&key(!sends)) else {
+        let Some(&(other, at, other_times)) = self.posted.get(&key(!sends)) else {
             self.posted
                 .insert(key(sends), (rank, runner.times.len(), times));
             runner.waits = !sends;
@@ -233,7 +238,7 @@ impl Job<'_> {
             }
             return sends;
         };
-        times.ended = times.reached.max(there.reached) + 200_000;
+        times.ended = times.reached.max(other_times.reached) + 200_000;
         let end = times.ended;
         runner.times.push(times);
         if sends {
@@ -243,7 +248,7 @@ impl Job<'_> {
             receiver.device = receiver.device.max(end);
             receiver.times.push(Times {
                 ended: end,
-                ..there
+                ..other_times
             });
             queue.push_back(other);
         } else {

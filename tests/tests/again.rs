@@ -9,11 +9,13 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 
 const RANKS: u32 = 4;
-/// What an allocator may add by chance after the first worlds, in KiB: a leak of the rings of the later ones would be
-/// much more.
+/// The memory that an allocator may add by chance after the first worlds, in KiB. A leak of the later worlds' rings
+/// would be much more.
 const SLACK_KIB: i64 = 4_096;
 
-fn make_worlds(what: &str, ranks: u32, argument: &str, change: impl Fn(&mut Command)) {
+/// Runs a job whose ranks make many worlds, and asserts that they leave no descriptor, no ring and little memory.
+/// `label` names the job in messages.
+fn make_worlds(label: &str, ranks: u32, argument: &str, change: impl Fn(&mut Command)) {
     let program = env!("CARGO_BIN_EXE_rank");
     let mut job = Job::start_as(program, ranks, argument, |_, command| {
         command.env("RCOMM_TIMEOUT_MS", "60000");
@@ -21,17 +23,17 @@ fn make_worlds(what: &str, ranks: u32, argument: &str, change: impl Fn(&mut Comm
     });
     for rank in 0..ranks {
         let ended = job.wait(rank);
-        assert!(ended.status.success(), "{what}, rank {rank}: {ended:?}");
+        assert!(ended.status.success(), "{label}, rank {rank}: {ended:?}");
         let output = &ended.stderr;
-        let left = output.split_once(" descriptors, 0 threads, ");
-        let left = left.unwrap_or_else(|| panic!("{what}, rank {rank}: {output}"));
-        let descriptors: i64 = left.0.lines().last().unwrap().parse().unwrap();
-        let kib: i64 = left.1.split_once(" KiB").unwrap().0.parse().unwrap();
-        assert_eq!(descriptors, 0, "{what}, rank {rank}: {output}");
-        assert!(kib < SLACK_KIB, "{what}, rank {rank}: {output}");
+        let counts = output.split_once(" descriptors, 0 threads, ");
+        let counts = counts.unwrap_or_else(|| panic!("{label}, rank {rank}: {output}"));
+        let descriptors: i64 = counts.0.lines().last().unwrap().parse().unwrap();
+        let kib: i64 = counts.1.split_once(" KiB").unwrap().0.parse().unwrap();
+        assert_eq!(descriptors, 0, "{label}, rank {rank}: {output}");
+        assert!(kib < SLACK_KIB, "{label}, rank {rank}: {output}");
     }
     // Every world removed its ring.
-    assert!(!job.ring_path(0).exists(), "{what}");
+    assert!(!job.ring_path(0).exists(), "{label}");
 }
 
 #[test]

@@ -6,11 +6,13 @@ use rcomm::{Config, ErrorKind, FakeFabric, GroupOptions, ReduceOp, World};
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
 
+/// The backends that compare what ranks issue.
 fn carriers() -> [Carrier; 2] {
     [Carrier::Cpu, Carrier::Fake(FakeFabric::new())]
 }
 
-fn checked(config: &mut Config) {
+/// Switches the checks on.
+fn with_checks(config: &mut Config) {
     config.debug = DebugLevel::Detail;
     config.nan_check = NanCheck::On;
     // Ranks write dumps when they disagree.
@@ -20,7 +22,7 @@ fn checked(config: &mut Config) {
 
 fn run(size: u32, body: impl Fn(World) + Sync) {
     for carrier in carriers() {
-        on_threads(size, &carrier, checked, &body);
+        on_threads(size, &carrier, with_checks, &body);
     }
 }
 
@@ -113,7 +115,7 @@ fn a_message_that_does_not_fit_is_an_error_at_both_ends() {
     // A short message is sent before its receiver can refuse it, a long one is not.
     for count in [10, 100_000] {
         let run = |body: fn(World, usize)| {
-            on_threads(2, &Carrier::Cpu, checked, |world| body(world, count));
+            on_threads(2, &Carrier::Cpu, with_checks, |world| body(world, count));
         };
         run(|world, count| {
             let group = world.group();
@@ -122,7 +124,7 @@ fn a_message_that_does_not_fit_is_an_error_at_both_ends() {
                 let error = group.recv(&mut short, 0, 4).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Mismatch);
                 assert_eq!(error.rank(), Some(0));
-                assert_error(&error, &received(count));
+                assert_error(&error, &too_short_error(count));
                 world.store().set("test/refused", b"1").unwrap();
                 let done = world.store().wait(&["test/done"], Duration::from_secs(30));
                 return done.unwrap();
@@ -144,7 +146,7 @@ fn a_message_that_does_not_fit_is_an_error_at_both_ends() {
                     refused.unwrap();
                     // The sender gets the error in its next operation of any kind.
                     let error = group.barrier().unwrap_err();
-                    assert_error(&error, &received(count));
+                    assert_error(&error, &too_short_error(count));
                     error
                 }
             };
@@ -154,7 +156,8 @@ fn a_message_that_does_not_fit_is_an_error_at_both_ends() {
     }
 }
 
-fn received(count: usize) -> String {
+/// The error of a receive that is one element too short for a message of `count` elements.
+fn too_short_error(count: usize) -> String {
     let short = count - 1;
     format!(
         "the message with tag 4 from rank 0 of the group has {count} elements of Int, but its receive expects {short} \
@@ -206,7 +209,7 @@ fn a_rank_that_does_not_arrive_is_named_before_the_operation_starts() {
 #[test]
 fn groups_made_after_the_debug_level_was_changed_compare_or_do_not() {
     let off = |config: &mut Config| {
-        checked(config);
+        with_checks(config);
         config.debug = DebugLevel::Off;
         config.nan_check = NanCheck::Off;
     };

@@ -10,6 +10,7 @@ mod readers;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// The inputs of a reader's corpus, with their paths.
 fn inputs(reader: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus");
     let files = fs::read_dir(corpus.join(reader)).unwrap().flatten();

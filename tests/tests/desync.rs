@@ -1,4 +1,4 @@
-//! Ranks that issue different operations: every rank gets an error, none gets wrong data.
+//! If ranks issue different operations, every rank gets an error and none gets wrong data.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::TransportChoice;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const RANKS: u32 = 4;
 
-/// Runs `body` on all ranks, over each transport and on the fake backend, and returns the errors, by rank.
+/// Runs `body` on all ranks, over each transport and on the fake backend. Returns the errors of each run, by rank.
 fn errors(body: impl Fn(&World) -> rcomm::Result<()> + Sync) -> Vec<(&'static str, Vec<Error>)> {
     let fake = Carrier::Fake(FakeFabric::new());
     let carriers = [
@@ -148,7 +148,7 @@ fn a_sender_that_has_completed_gets_the_size_mismatch_in_its_next_operation() {
             result
         }
         _ => {
-            // A rank that leaves now ends the barrier, and the error is what rank 1 reported before.
+            // This rank leaves and thereby ends the barrier, whose error is the one that rank 1 has reported before.
             wait(world, "test/refused");
             Err(Error::new(ErrorKind::Mismatch, "takes no part"))
         }

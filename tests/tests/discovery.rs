@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 
 const RANKS: u32 = 4;
 
+/// A deadline for a request.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
 
-/// A job that hangs, and where its store listens.
+/// Starts a job that hangs; returns it with the address of its store.
 fn hang() -> (Job, HostPort) {
     let port = free_port();
     let program = env!("CARGO_BIN_EXE_rank");
@@ -34,8 +35,9 @@ fn hang() -> (Job, HostPort) {
 fn poll_until_all_are_seen(source: &mut dyn Source) {
     let mut seen = [false; RANKS as usize];
     wait_until("a record of every rank", || {
-        for it in source.poll(soon()).ok()?.observations {
-            seen[it.rank as usize] |= matches!(it.seen, Seen::Changed(_));
+        for observation in source.poll(soon()).ok()?.observations {
+            let is_changed = matches!(observation.seen, Seen::Changed(_));
+            seen[observation.rank as usize] |= is_changed;
         }
         seen.iter().all(|seen| *seen).then_some(())
     });

@@ -1,5 +1,5 @@
-//! The guides name only paths that exist, every page is in the contents, every link leads somewhere, and the
-//! configuration page has every environment variable with its true default.
+//! The guides name only paths that exist, every page is in the contents, every link has a target, and the configuration
+//! page has every environment variable with its true default.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::Config;
@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 /// The folders of product code.
 const PRODUCTS: &[&str] = &["recorder", "runtime", "analyzer", "tui", "web"];
 
-/// Variables that a program passes to the ranks that it starts; not for users.
+/// Variables that a program passes to the ranks that it starts. They are not for users.
 const INTERNAL: &[&str] = &["RCOMM_BENCH_CHILD"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// The text of a page.
 fn page(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
@@ -28,15 +29,15 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
         .flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
-/// The lines below a heading, up to the next of its level.
+/// The lines below a heading, up to the next heading of level 2.
 fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let (_, rest) = page.split_once(&format!("\n{heading}\n")).unwrap();
     rest.split("\n## ").next().unwrap()
 }
 
-/// Whether this names an environment variable of rcomm, PyTorch, gloo, NCCL or a launcher.
+/// Whether the word is the name of an environment variable of rcomm, PyTorch, gloo, NCCL or a launcher.
 fn is_variable(word: &str) -> bool {
-    let known = [
+    let prefixes = [
         "RCOMM_",
         "TORCH_",
         "TORCHCOMM_",
@@ -53,15 +54,16 @@ fn is_variable(word: &str) -> bool {
     let is_name = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
     word.bytes().all(is_name)
         && !word.ends_with('_')
-        && known.iter().any(|family| word.starts_with(family))
+        && prefixes.iter().any(|prefix| word.starts_with(prefix))
 }
 
+/// The environment variables between backticks.
 fn variables(text: &str) -> BTreeSet<String> {
     let names = quoted(text).filter(|word| is_variable(word));
     names.map(str::to_owned).collect()
 }
 
-/// All options of the runtime and of the NCCL backend, as an environment sets them.
+/// A text of all options of the runtime and of the NCCL backend, as an environment sets them.
 fn options(environment: impl Fn(&str) -> Option<String>) -> String {
     let config = Config::from_lookup(&environment).unwrap();
     let nccl = NcclOptions::from_lookup(&environment).unwrap();
@@ -74,7 +76,7 @@ fn every_path_that_the_guides_name_exists() {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
         .collect();
-    for (document, least) in [
+    for (document, min_named) in [
         ("docs/ARCHITECTURE.md", 60),
         ("CONTRIBUTING.md", 8),
         ("README.md", 8),
@@ -92,21 +94,21 @@ fn every_path_that_the_guides_name_exists() {
             assert!(root().join(path).exists(), "{document}: there is no {path}");
             named += 1;
         }
-        let here = root().join(document);
+        let document_path = root().join(document);
         let links = text
             .split("](")
             .skip(1)
             .map(|rest| rest.split([')', '#']).next().unwrap());
         for link in links.filter(|link| !link.is_empty() && !link.contains("://")) {
-            let path = here.parent().unwrap().join(link);
+            let path = document_path.parent().unwrap().join(link);
             assert!(path.exists(), "{document}: there is no {link}");
             named += 1;
         }
-        assert!(named >= least, "{document} names {named} paths only");
+        assert!(named >= min_named, "{document} names {named} paths only");
     }
 }
 
-/// The Markdown pages below `folder`, with their paths.
+/// Adds the paths of the Markdown pages below `folder` to `found`.
 fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -120,11 +122,11 @@ fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
 
 /// The targets of the links and pictures of a page, outside of code.
 fn links(text: &str) -> Vec<&str> {
-    let mut code = false;
+    let mut in_code = false;
     let prose = text.lines().filter(|line| {
-        let fence = line.trim_start().starts_with("```");
-        code ^= fence;
-        !code && !fence
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        !in_code && !is_fence
     });
     let targets = prose.flat_map(|line| line.split("](").skip(1));
     targets
@@ -148,15 +150,15 @@ fn anchors(text: &str) -> Vec<String> {
 #[test]
 fn every_page_is_in_the_contents_and_every_link_leads_somewhere() {
     let folder = root().join("docs").canonicalize().unwrap();
-    let mut all = Vec::new();
-    pages(&folder, &mut all);
+    let mut paths = Vec::new();
+    pages(&folder, &mut paths);
     let contents = page("docs/SUMMARY.md");
     let listed: BTreeSet<PathBuf> = links(&contents)
         .iter()
         .map(|link| folder.join(link))
         .collect();
     let mut followed = 0;
-    for path in &all {
+    for path in &paths {
         let shown = path.strip_prefix(&folder).unwrap().display();
         let is_contents = path.ends_with("SUMMARY.md");
         assert!(
@@ -175,16 +177,16 @@ fn every_page_is_in_the_contents_and_every_link_leads_somewhere() {
             };
             let target = target.canonicalize();
             let target = target.unwrap_or_else(|error| panic!("docs/{shown}: {link}: {error}"));
-            // The site has the files of this folder only.
+            // The site has the files of `docs` only.
             assert!(
                 target.starts_with(&folder),
                 "docs/{shown}: {link} is outside of docs"
             );
             if !anchor.is_empty() {
                 let text = std::fs::read_to_string(&target).unwrap();
-                let known = anchors(&text);
+                let anchors = anchors(&text);
                 assert!(
-                    known.iter().any(|known| known == anchor),
+                    anchors.iter().any(|known| known == anchor),
                     "docs/{shown}: no heading {link}"
                 );
             }
@@ -196,17 +198,17 @@ fn every_page_is_in_the_contents_and_every_link_leads_somewhere() {
 
 #[test]
 fn the_configuration_page_has_every_variable_of_config_and_no_other() {
-    let asked = RefCell::new(BTreeSet::new());
+    let looked_up = RefCell::new(BTreeSet::new());
     options(|name| {
-        asked.borrow_mut().insert(name.to_owned());
+        looked_up.borrow_mut().insert(name.to_owned());
         None
     });
     let text = page("docs/CONFIGURATION.md");
     let mut listed = variables(section(&text, "## The runtime"));
     listed.extend(variables(section(&text, "## The NCCL backend")));
-    // The active Python environment, where NCCL is looked for.
+    // NCCL is searched for in the active Python environment.
     listed.extend(["VIRTUAL_ENV", "CONDA_PREFIX"].map(str::to_owned));
-    assert_eq!(listed, asked.into_inner());
+    assert_eq!(listed, looked_up.into_inner());
 }
 
 #[test]
@@ -224,15 +226,18 @@ fn the_defaults_on_the_configuration_page_are_those_of_config() {
             panic!("not three cells: {row}")
         };
         let name = quoted(names).next().unwrap();
-        let Some(value) = value.strip_prefix('`').and_then(|it| it.strip_suffix('`')) else {
+        let Some(value) = value
+            .strip_prefix('`')
+            .and_then(|value| value.strip_suffix('`'))
+        else {
             continue;
         };
-        // A description in place of a value, such as of a default that depends on the user.
+        // The cell describes the default, such as one that depends on the user.
         if value.contains(['<', '`']) {
             continue;
         }
-        let set = options(|asked| (asked == name).then(|| value.to_owned()));
-        assert!(set == default, "{name} is not {value} by default");
+        let with_value = options(|variable| (variable == name).then(|| value.to_owned()));
+        assert!(with_value == default, "{name} is not {value} by default");
         compared += 1;
     }
     assert!(compared > 20, "only {compared} defaults could be compared");
@@ -255,7 +260,7 @@ fn the_configuration_page_has_every_variable_that_the_sources_name() {
     assert!(gone.is_empty(), "named by no source: {gone:?}");
 }
 
-/// Variables that are whole string literals in product code below `folder`.
+/// Adds the variables that are whole string literals in product code below `folder` to `found`.
 fn in_sources(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

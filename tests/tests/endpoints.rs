@@ -1,4 +1,4 @@
-//! Requests to the endpoints of ranks, also of ranks that hang: records, peers, waits, threads, and handlers.
+//! The endpoints of ranks, also of ranks that hang, answer requests for records, peers, waits, threads and handlers.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::EndpointChoice;
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 const RANKS: u32 = 4;
 
+/// A deadline for a request.
 fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
 }
@@ -126,8 +127,8 @@ fn waits_are_counted_and_shown_at_the_endpoint_while_they_last() {
         let waits = |name: &str| -> WaitStatistics {
             let (status, body) = ask(&address, TOKEN, "GET /waits");
             assert_eq!(status, 200, "{body}");
-            let all: Vec<WaitStatistics> = serde_json::from_str(&body).unwrap();
-            let found = all.into_iter().find(|it| it.name == name);
+            let waits: Vec<WaitStatistics> = serde_json::from_str(&body).unwrap();
+            let found = waits.into_iter().find(|wait| wait.name == name);
             found.unwrap_or_else(|| panic!("{name}: {body}"))
         };
         assert_eq!(waits("rcomm.rendezvous").count, 1);
@@ -139,8 +140,8 @@ fn waits_are_counted_and_shown_at_the_endpoint_while_they_last() {
             std::thread::scope(|scope| {
                 let waiter = scope.spawn(|| work.join().map(drop));
                 wait_until("the wait to be shown", || {
-                    let now = waits("rcomm.work");
-                    (now.waiting == 1 && now.waiting_ns > 0).then_some(())
+                    let wait = waits("rcomm.work");
+                    (wait.waiting == 1 && wait.waiting_ns > 0).then_some(())
                 });
                 let (status, text) = ask(&address, TOKEN, "GET /metrics");
                 assert_eq!(status, 200, "{text}");
@@ -150,8 +151,8 @@ fn waits_are_counted_and_shown_at_the_endpoint_while_they_last() {
                 waiter.join().unwrap().unwrap();
             });
         } else {
-            let soon = Duration::from_secs(20);
-            world.store().wait(&["rank 0 waits"], soon).unwrap();
+            let limit = Duration::from_secs(20);
+            world.store().wait(&["rank 0 waits"], limit).unwrap();
             world.group().barrier().unwrap();
         }
         if world.rank() == 0 {
@@ -167,7 +168,7 @@ fn waits_are_counted_and_shown_at_the_endpoint_while_they_last() {
         let threads: Vec<OwnThread> = serde_json::from_str(&body).unwrap();
         let watchdog = threads
             .iter()
-            .find(|it| it.name.starts_with("rcomm/watchdog"));
+            .find(|thread| thread.name.starts_with("rcomm/watchdog"));
         assert!(watchdog.is_some(), "{body}");
         let own = world.wait_counter("data-loader").unwrap();
         drop(own.begin());

@@ -1,5 +1,5 @@
-//! The examples, run as jobs of several processes: those that check themselves, and the job that hangs, with the report
-//! on it that the README shows.
+//! Runs the examples as jobs of several processes: those that check themselves, and the job that hangs, whose report
+//! the README shows.
 
 #![expect(
     clippy::print_stderr,
@@ -93,17 +93,14 @@ fn a_job_shrinks_and_grows_while_it_trains() {
     assert!(output.status.success(), "{printed}{errors}");
     let sizes = "4, 4, 4, 4, 4, 4, 4, 3, 3, 3, 3, 4, 4, 4, 4, 4";
     for rank in 0..4 {
-        let right = format!("rank {rank}, attempt 1: [{sizes}] ranks, the losses are right");
-        assert!(printed.contains(&right), "{printed}{errors}");
+        let expected = format!("rank {rank}, attempt 1: [{sizes}] ranks, the losses are right");
+        assert!(printed.contains(&expected), "{printed}{errors}");
     }
-    let replaced = "was killed by SIGKILL (9) after";
-    let joins = "a process joins in its place, 1 of 1";
-    assert!(
-        errors.contains(replaced) && errors.contains(joins),
-        "{errors}"
-    );
-    // The launcher's record is that of the attempt which the ranks have begun themselves: all of its processes ended
-    // well.
+    let is_killed = errors.contains("was killed by SIGKILL (9) after");
+    let is_replaced = errors.contains("a process joins in its place, 1 of 1");
+    assert!(is_killed && is_replaced, "{errors}");
+    // The launcher's record is that of attempt 1, which the ranks have begun themselves. All processes of that attempt
+    // ended well.
     let record = LaunchRecord::of_job(folder.path(), "elastic").remove(0);
     assert_eq!((record.attempt, record.ranks.len()), (1, 4), "{record:?}");
     let ended_well = |rank: &LaunchedRank| rank.end.is_some_and(|end| end.is_success());
@@ -140,14 +137,14 @@ fn a_job_that_is_started_again_goes_on_from_its_last_step() {
     assert!(errors.contains("restart 1 of 1"), "{errors}");
 }
 
-/// A report's words, without the seconds and the times of day, which differ between runs.
+/// The words of a report, without the seconds and the times of day, which differ between runs.
 fn tokens(report: &str) -> Vec<&str> {
-    let seconds = |word: &&str| {
+    let is_time = |word: &&str| {
         let number = word.contains('.') && word.parse::<f64>().is_ok();
         number || word.matches(':').count() == 2 && word.starts_with(|c: char| c.is_ascii_digit())
     };
     let tokens = report.split_whitespace();
-    tokens.filter(|word| !seconds(word)).collect()
+    tokens.filter(|word| !is_time(word)).collect()
 }
 
 /// A launcher and its ranks, which are ended when the test ends, also if it fails.
@@ -184,7 +181,7 @@ fn a_held_job_can_be_analyzed_until_it_is_signaled() {
         let options = rcomm_analyzer::load::LoadOptions::default();
         let (dumps, _) =
             rcomm_analyzer::load::load_all(std::slice::from_ref(&rings), &options).ok()?;
-        let dumps: Vec<_> = dumps.into_iter().map(|one| one.dump).collect();
+        let dumps: Vec<_> = dumps.into_iter().map(|loaded| loaded.dump).collect();
         let report = rcomm_analyzer::analyze(&dumps, &rcomm_analyzer::Policy::default());
         // Until rank 2 stops, any rank that is behind at this moment may seem to be missing.
         let first = report.findings.first()?;

@@ -1,4 +1,4 @@
-//! Jobs that hang: the records that they leave, and the analysis of these.
+//! Jobs that hang leave records, whose analysis names the culprit.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../recorder/tests/certificates/mod.rs"]
@@ -16,7 +16,7 @@ const RANKS: u32 = 4;
 
 fn start(fault: Fault) -> Job {
     Job::start(env!("CARGO_BIN_EXE_rank"), RANKS, fault, |_, command| {
-        // The end of a process is detected by its connection: no rank may time out before.
+        // The end of a process is detected by its connection, so no rank may time out before.
         if matches!(fault, Fault::None | Fault::Kill) {
             command.env("RCOMM_TIMEOUT_MS", "60000");
         }
@@ -84,8 +84,13 @@ fn a_rank_that_stops_joining_is_named_by_errors_and_analysis() {
             &std::fs::metadata(path).unwrap().permissions(),
         );
         assert_eq!(mode & 0o777, 0o600);
-        let failed = dump.entries.iter().any(|it| it.state == EntryState::Failed);
-        assert!(!failed, "{} was made after the clean-up", path.display());
+        let mut entries = dump.entries.iter();
+        let has_failed = entries.any(|entry| entry.state == EntryState::Failed);
+        assert!(
+            !has_failed,
+            "{} was made after the clean-up",
+            path.display()
+        );
     }
     assert_blames_the_culprit(&judge(&job));
 }
@@ -144,7 +149,7 @@ fn a_killed_and_a_frozen_rank_on_hosts_with_tls_are_named_as_without() {
                 .env("RCOMM_TLS_CA", &files.ca)
                 .env("RCOMM_TRANSPORT", "tcp")
                 .env("RCOMM_HOST_ID", (rank / 2).to_string());
-            // The end of a process is detected by its connection: no rank may time out before.
+            // The end of a process is detected by its connection, so no rank may time out before.
             if fault == Fault::Kill {
                 command.env("RCOMM_TIMEOUT_MS", "60000");
             }
@@ -174,9 +179,9 @@ fn the_ring_of_a_rank_stuck_in_teardown_has_its_last_phase() {
 
 #[test]
 fn a_dump_that_cannot_be_written_is_noted_in_the_error_of_the_operation() {
-    let nowhere = tempfile::NamedTempFile::new().unwrap();
+    let no_directory = tempfile::NamedTempFile::new().unwrap();
     let change = |_: u32, command: &mut std::process::Command| {
-        command.env("RCOMM_DUMP_DIR", nowhere.path());
+        command.env("RCOMM_DUMP_DIR", no_directory.path());
     };
     let mut job = Job::start(
         env!("CARGO_BIN_EXE_rank"),

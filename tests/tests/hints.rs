@@ -1,4 +1,4 @@
-//! Hints of a call or of a group reach the backend, and change nothing in the results.
+//! Hints of a call or of a group reach the backend, and do not change the results.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::backend::{AbortReason, Call, GroupContext, Observer};
@@ -9,18 +9,20 @@ use rcomm::{
 use rcomm_tests::world::{self, Carrier, on_threads};
 use std::sync::{Arc, Mutex};
 
+/// The operations and hints of all calls.
 type Seen = Arc<Mutex<Vec<(OpType, Hints)>>>;
 
-/// Records the hints of each call, and passes the call on.
+/// A backend that records the hints of each call, and passes the call on.
 struct Listening {
     inner: Arc<dyn Backend>,
     seen: Seen,
 }
 
+/// Makes such backends.
 struct ListeningFactory {
     inner: Arc<dyn BackendFactory>,
     seen: Seen,
-    /// The hints of each group.
+    /// The hints of each group that has been connected.
     connected: Arc<Mutex<Vec<Hints>>>,
 }
 
@@ -122,24 +124,27 @@ fn hints_of_a_handle_reach_the_backend_with_each_of_its_calls() {
     assert_eq!(*seen.lock().unwrap(), expected);
     assert_eq!(hints.get("lane"), Some("2"));
 
-    // Hints of a group, with a value that is known only now: its backend gets them when it connects, and with each
-    // call.
+    // A group's backend gets the group's hints when it connects, and with each call. Their values may be known at run
+    // time only.
     let device = std::process::id().to_string();
-    let of_group = Hints::NONE.own(&[("device", &device)]);
+    let group_hints = Hints::NONE.own(&[("device", &device)]);
     let options = GroupOptions {
-        hints: of_group.clone(),
+        hints: group_hints.clone(),
         ..GroupOptions::named("hinted")
     };
     seen.lock().unwrap().clear();
     let made = world.new_group(&[0], &options).unwrap();
-    assert_eq!(*connected.lock().unwrap(), [Hints::NONE, of_group.clone()]);
+    assert_eq!(
+        *connected.lock().unwrap(),
+        [Hints::NONE, group_hints.clone()]
+    );
     made.barrier().unwrap();
     made.hinted(Hints::NONE).barrier().unwrap();
     let named = world.group_named(made.name()).unwrap();
     named.barrier().unwrap();
-    let given = seen.lock().unwrap().clone();
-    let given: Vec<Hints> = given.into_iter().map(|(_, hints)| hints).collect();
-    assert_eq!(given, [of_group.clone(), Hints::NONE, of_group]);
+    let calls = seen.lock().unwrap().clone();
+    let hints: Vec<Hints> = calls.into_iter().map(|(_, hints)| hints).collect();
+    assert_eq!(hints, [group_hints.clone(), Hints::NONE, group_hints]);
     world.shutdown().unwrap();
 }
 

@@ -1,8 +1,8 @@
-//! The dumps of known faults, read and judged as a whole: each scenario in each form, its files in both
-//! orders, against what was injected.
+//! The dumps of known faults are judged and compared with what was injected. Each scenario is judged in each form, with
+//! its files in both orders.
 //!
-//! The report of each must answer four questions: which ranks are at fault, what kind of fault it is, in which
-//! operation it shows first, and whether any other rank is accused.
+//! Each report must answer four questions: which ranks are at fault, which kind of fault it is, in which operation the
+//! fault shows first, and whether any other rank is accused.
 
 use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};
 use rcomm_analyzer::{Analysis, Code, Extent, Finding, Policy, Report, Severity, Unread};
@@ -24,11 +24,11 @@ struct Truth {
     first_bad_pg: Option<String>,
     first_bad_seq: Option<u64>,
     /// `false` where the recorder does not record what would identify the culprit.
-    #[serde(default = "yes")]
+    #[serde(default = "decidable_by_default")]
     decidable: bool,
 }
 
-fn yes() -> bool {
+fn decidable_by_default() -> bool {
     true
 }
 
@@ -63,47 +63,53 @@ impl Truth {
             };
         }
         if !self.decidable {
-            let sure = findings.iter().any(|finding| finding.confidence > 0.6);
-            return if sure { vec!["certainty"] } else { vec![] };
+            let is_certain = findings.iter().any(|finding| finding.confidence > 0.6);
+            return if is_certain {
+                vec!["certainty"]
+            } else {
+                vec![]
+            };
         }
         let Some(first) = findings.first() else {
             return vec!["culprit", "kind", "place"];
         };
         let sets = self.culprits();
-        let named = sets.contains(&first.culprit_ranks)
+        let names_culprit = sets.contains(&first.culprit_ranks)
             || (sets.len() > 1
                 && first.culprit_ranks.is_empty()
                 && first.alternatives.iter().any(|set| sets.contains(set)));
-        let kind = first.name == self.kind || self.kind_alternatives.contains(&first.name);
+        let names_kind = first.name == self.kind || self.kind_alternatives.contains(&first.name);
         let group = first.group.as_ref();
         // A cycle has no single place, and a straggler is late everywhere.
-        let place = self.first_bad_seq.is_none()
+        let names_place = self.first_bad_seq.is_none()
             || self.kind == "cross_group_deadlock"
             || (first.seq == self.first_bad_seq
                 && group.is_some_and(|group| {
                     [Some(&group.desc), Some(&group.name)].contains(&self.first_bad_pg.as_ref())
                 }));
-        let mut roots = findings.iter().filter(|one| {
-            one.caused_by.is_none() && (one.severity == Severity::Error || self.kind == "straggler")
+        let mut causes = findings.iter().filter(|finding| {
+            let is_error = finding.severity == Severity::Error || self.kind == "straggler";
+            finding.caused_by.is_none() && is_error
         });
-        let accuses_no_other = roots.all(|root| {
-            let mut accused = root.culprit_ranks.iter();
+        let accuses_no_other = causes.all(|cause| {
+            let mut accused = cause.culprit_ranks.iter();
             accused.all(|rank| sets.iter().any(|set| set.contains(rank)))
         });
         let is_reported =
             |set: &Vec<Rank>| first.alternatives.contains(set) || first.culprit_ranks == *set;
-        let alternatives = sets.len() == 1 || sets.iter().all(is_reported);
-        let columns = [
-            (named, "culprit"),
-            (kind, "kind"),
-            (place, "place"),
-            (accuses_no_other && alternatives, "innocents"),
+        let lists_alternatives = sets.len() == 1 || sets.iter().all(is_reported);
+        let questions = [
+            (names_culprit, "culprit"),
+            (names_kind, "kind"),
+            (names_place, "place"),
+            (accuses_no_other && lists_alternatives, "innocents"),
         ];
-        let missed = columns.into_iter().filter(|(good, _)| !good);
+        let missed = questions.into_iter().filter(|(is_right, _)| !is_right);
         missed.map(|(_, name)| name).collect()
     }
 }
 
+/// The order in which files are given to the analysis.
 enum Order {
     Forwards,
     Backwards,
@@ -133,6 +139,7 @@ fn judge_by(folder: &Path, order: &Order, policy: Policy) -> Report {
     analysis.finish()
 }
 
+/// The folders of all scenarios.
 fn scenarios() -> Vec<PathBuf> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
     let roots = ["dumps", "circumstances", "live"].map(|folder| fixtures.join(folder));
@@ -183,12 +190,16 @@ fn newest_ns(folder: &Path) -> Option<i64> {
     let read = load_all(&[folder.to_owned()], &LoadOptions::default());
     let (dumps, _) = read.expect("the folder is there");
     let entries = dumps.iter().flat_map(|loaded| &loaded.dump.entries);
-    let times = entries.map(|it| it.time_created_ns.max(it.time_discovered_completed_ns));
-    let taken = dumps.iter().map(|it| it.dump.identity.dump_time_ns);
-    times.chain(taken).max()
+    let times = entries.map(|entry| {
+        entry
+            .time_created_ns
+            .max(entry.time_discovered_completed_ns)
+    });
+    let dump_times = dumps.iter().map(|loaded| loaded.dump.identity.dump_time_ns);
+    times.chain(dump_times).max()
 }
 
-/// The ranks accused first, and the code; `None` if no rank is accused.
+/// The code of the first error and the ranks that it accuses; `None` without an error.
 fn accused(report: &Report) -> Option<(Code, Vec<Rank>)> {
     let mut errors = report.findings.iter();
     let first = errors.find(|finding| finding.severity == Severity::Error)?;
@@ -212,19 +223,22 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
             };
             judge_by(&folder, &Order::Forwards, policy)
         };
-        let after = |overdue| at(None, overdue);
-        let baseline = after(Duration::ZERO);
+        let with_overdue = |overdue| at(None, overdue);
+        let baseline = with_overdue(Duration::ZERO);
         let dated = at(newest_ns(&folder), Duration::ZERO);
-        let in_flight = dated.in_flight.iter().filter_map(|one| one.age_ms);
+        let in_flight = dated
+            .in_flight
+            .iter()
+            .filter_map(|operation| operation.age_ms);
         let ages = in_flight.map(|ms| Duration::from_secs_f64(ms.max(0.0) / 1e3));
         let spread = std::iter::successors(Some(Duration::from_micros(100)), |age| Some(*age * 3));
         let mut ages: Vec<Duration> = ages.chain(spread.take(16)).collect();
         ages.sort_unstable();
         ages.dedup();
         let mut silent_from = None;
-        let all_looks = ages.len();
+        let age_count = ages.len();
         for age in ages {
-            let accused_now = accused(&after(age + Duration::from_micros(1)));
+            let accused_now = accused(&with_overdue(age + Duration::from_micros(1)));
             looks += 1;
             match accused_now {
                 None => silent_from = silent_from.or(Some(age)),
@@ -245,7 +259,7 @@ fn the_age_from_which_on_an_operation_is_overdue_never_changes_who_is_accused() 
         let from = silent_from
             .filter(|_| accused(&baseline).is_some())
             .map_or_else(String::new, |age| format!("{age:.1?}"));
-        let _ = writeln!(table, "| {name} | {all_looks} | {whom} | {from} |");
+        let _ = writeln!(table, "| {name} | {age_count} | {whom} | {from} |");
     }
     eprintln!(
         "| fixture | values of --overdue | who is accused | no rank is accused from this value on |\n\

@@ -1,16 +1,17 @@
-//! The same program under launchers of other projects, each of which passes rank and size in its own variables; and
+//! Runs one program under launchers of other projects, each of which passes rank and size in its own variables, and
 //! under the scripts of `examples/several-hosts`.
 
 use std::io::Write;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-/// Prints past the test harness, which captures what a passing test prints by macros.
-fn skip(why: &str) {
-    let _ = writeln!(std::io::stderr(), "skipped: {why}");
+/// Prints why a test is skipped. It writes to the stream itself, because the test harness captures the output of
+/// macros.
+fn skip(reason: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {reason}");
 }
 
-/// Runs the command to its end; the ranks' time-outs end it if they do not find each other.
+/// Runs the command to its end. If the ranks do not find each other, their time-outs end it.
 fn run(command: &mut Command) -> Output {
     command
         .env("RCOMM_RING_DIR", "memory")
@@ -26,6 +27,7 @@ fn run(command: &mut Command) -> Output {
         .expect("a launcher that answered --version starts")
 }
 
+/// The standard output and the standard error.
 fn text(output: &Output) -> String {
     let (out, err) = (&output.stdout, &output.stderr);
     format!(
@@ -96,7 +98,7 @@ fn ranks_of_slurm_find_each_other_without_further_variables() {
 
 const RECIPES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/several-hosts");
 
-/// Runs a job of four ranks by a script of `examples/several-hosts`, on hosts that it imitates as these arguments say.
+/// Runs a job of four ranks by a script of `examples/several-hosts`, which imitates the hosts that `hosts` describes.
 fn run_recipe(script: &str, hosts: &[&str], change: impl FnOnce(&mut Command)) -> Output {
     let mut command = Command::new(format!("{RECIPES}/{script}"));
     command

@@ -1,19 +1,22 @@
-//! How jobs of real processes live and end: the part of the matrix that every test run takes, each row over
-//! one transport. `cargo run -p rcomm-tests --bin lives` runs all of it.
+//! How jobs of real processes live and end. Every test run takes a part of the matrix, each row over one transport;
+//! `cargo run -p rcomm-tests --bin lives` runs the whole matrix.
 //!
-//! Together the tests take a minute or two, depending on how many run at a time.
+//! Together, the tests take one to two minutes, depending on how many run at a time.
 
 use rcomm_tests::lives::{Cell, ROWS, Source, Transport, run};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Runs a row once; every answer must be right, and none wrong on the way to it.
-#[allow(clippy::print_stderr, reason = "a row that is skipped says so")]
+/// Runs a row once, and asserts that no answer is wrong. Returns no cells if the row is skipped.
+#[allow(
+    clippy::print_stderr,
+    reason = "the reason for a skipped row is part of the result"
+)]
 fn assert_right(name: &str, transport: Transport) -> Vec<Cell> {
     let row = ROWS.iter().find(|row| row.name == name);
     let row = row.unwrap_or_else(|| panic!("there is no row {name}"));
-    if let Some(why) = row.skipped() {
-        eprintln!("{name} skipped: {why}");
+    if let Some(reason) = row.skipped() {
+        eprintln!("{name} skipped: {reason}");
         return Vec::new();
     }
     let program = Path::new(env!("CARGO_BIN_EXE_lives"));
@@ -114,8 +117,8 @@ fn a_rank_that_the_kernel_kills_because_memory_ran_out_is_named() {
         // The launcher's record is not read with dumps alone.
         if let (Source::Live | Source::Rings, Some(last)) = (cell.source, cell.last) {
             let sentence = last.answer.sentence;
-            let why = "was killed by SIGKILL (the kernel ran out of memory)";
-            assert!(sentence.contains(why), "{sentence}");
+            let end = "was killed by SIGKILL (the kernel ran out of memory)";
+            assert!(sentence.contains(end), "{sentence}");
         }
     }
 }

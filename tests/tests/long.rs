@@ -10,6 +10,7 @@ use std::time::Duration;
 /// A little more than a signed 32-bit number of bytes can express.
 const LEN: usize = (1 << 31) + 4099;
 
+/// A message of zeros with the rank's mark in some places.
 fn marked(rank: u32) -> Vec<u8> {
     let mut bytes = vec![0; LEN];
     for at in [0, 1 << 20, (1 << 31) - 1, 1 << 31, LEN - 1] {
@@ -18,6 +19,7 @@ fn marked(rank: u32) -> Vec<u8> {
     bytes
 }
 
+/// The bytes in these places, and one in a place without a mark.
 fn marks(bytes: &[u8]) -> [u8; 6] {
     [0, 1 << 20, (1 << 31) - 1, 1 << 31, LEN - 1, LEN / 3].map(|at| bytes[at])
 }

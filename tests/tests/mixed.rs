@@ -1,7 +1,7 @@
-//! Ranks of PyTorch and of rcomm at one store: a fault of either makes the other write its dump.
+//! Ranks of PyTorch and of rcomm meet at one store, where a fault of either makes the other write its dump.
 //!
-//! Needs `RCOMM_TEST_PYTHON`, a Python that has torch; without it, the test prints that it skips. The thread
-//! of PyTorch that polls the flag belongs to its NCCL backend. The scripts need no GPU: they do what that thread
+//! The tests need `RCOMM_TEST_PYTHON`, a Python that has torch; without it, they print that they are skipped. In
+//! PyTorch, a thread of the NCCL backend polls the flag. The scripts need no GPU, because they do what that thread
 //! does, with PyTorch's own time-out, flag and flight recorder.
 #![allow(clippy::unwrap_used)]
 
@@ -57,9 +57,10 @@ assert isinstance(dump, bytes) and dump
 print("rank", rank, flush=True)
 "#;
 
+/// Starts a script with the store's port; `None` if there is no Python with torch.
 fn python(script: &str, port: u16) -> Option<Child> {
     let Ok(python) = std::env::var("RCOMM_TEST_PYTHON") else {
-        // Past the capture of the test's output, so that a skip is visible.
+        // Written to the stream itself, because the test harness captures the output of macros.
         let _ = writeln!(
             std::io::stderr(),
             "skipped: RCOMM_TEST_PYTHON names no Python with torch"
@@ -72,7 +73,7 @@ fn python(script: &str, port: u16) -> Option<Child> {
     Some(command.spawn().unwrap())
 }
 
-/// A job of rcomm whose store outlives its ranks, as that of an agent does.
+/// Starts a job of rcomm whose store outlives its ranks, as the store of an agent does.
 fn start(port: u16, timeout_ms: &str) -> Job {
     let change = |_: u32, command: &mut Command| {
         command

@@ -1,5 +1,5 @@
-//! The table of operations is the only definition of operations: no code has a silent default for operations
-//! that it does not name, and `docs/PARITY.md` names them all.
+//! The table of operations is the only definition of operations. No code has a silent default for operations that it
+//! does not name, and `docs/PARITY.md` names every operation.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_recorder::model::{OpType, Pattern};
@@ -9,7 +9,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The sources of the product below `folder`, with their text up to their own tests.
+/// Adds the product's sources below `folder` to `found`, with their text up to their own tests.
 fn sources(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -24,7 +24,7 @@ fn sources(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
     }
 }
 
-/// Whether a pattern names a variant of one of the types that make up the table of operations.
+/// Whether a pattern names a variant of a type of the table of operations.
 fn names_operation(code: &str) -> bool {
     const TYPES: [&str; 7] = [
         "Op", "OpType", "Pattern", "Layout", "Parts", "WaitsFor", "Bus",
@@ -78,12 +78,12 @@ fn lists(text: &str) -> Vec<usize> {
 
 #[test]
 fn no_source_has_a_silent_default_for_operations_that_it_does_not_name() {
-    let mut all = Vec::new();
+    let mut files = Vec::new();
     for folder in ["recorder", "runtime", "analyzer", "tui", "web"] {
-        sources(&root().join(folder), &mut all);
+        sources(&root().join(folder), &mut files);
     }
-    assert!(all.len() > 300, "only {} sources", all.len());
-    let silent: Vec<String> = all
+    assert!(files.len() > 300, "only {} sources", files.len());
+    let silent: Vec<String> = files
         .iter()
         .flat_map(|(path, text)| {
             let lines = wildcards(text).into_iter().chain(lists(text));

@@ -1,10 +1,10 @@
-//! Checks that each test exists that `docs/PARITY.md` names.
+//! Every test that `docs/PARITY.md` names exists.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashSet;
 use std::path::Path;
 
-/// The name of every function in the sources below `folder`.
+/// Adds the name of every function in the sources below `folder` to `found`.
 fn functions(folder: &Path, found: &mut HashSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -30,7 +30,10 @@ fn every_test_that_the_table_names_exists() {
     for line in table.lines().filter(|line| line.starts_with('|')) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [_, ours, test] = cells[..] else { continue };
-        let Some(test) = test.strip_prefix('`').and_then(|it| it.strip_suffix('`')) else {
+        let Some(test) = test
+            .strip_prefix('`')
+            .and_then(|test| test.strip_suffix('`'))
+        else {
             continue;
         };
         assert!(known.contains(test), "{line}: there is no test {test}");

@@ -1,8 +1,8 @@
 //! A real Prometheus scrapes a real job of four ranks, with the files that users get.
 //!
-//! Rank 2 stops joining. Every query of the dashboards' panels, except on the cost of late ranks, then has a result,
-//! and the alerts name the rank. While two ranks train, every query of the dashboard of training has a result. Needs
-//! `prometheus` and `promtool`.
+//! Rank 2 stops joining. Then every query of the dashboards' panels has a result, except those on the cost of late
+//! ranks, and the alerts name the rank. While two ranks train, every query of the dashboard on training has a result.
+//! The tests need `prometheus` and `promtool`; without them, they print that they are skipped.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_recorder::model::{ProcessGroupInfo, ReducerBucket, ReducerSums, ReducerTimes};
@@ -36,6 +36,7 @@ fn has_prometheus() -> bool {
     found
 }
 
+/// Runs promtool on the shipped files, and asserts that it succeeds.
 fn promtool(args: &[&str]) {
     let mut command = Command::new("promtool");
     let output = command
@@ -48,6 +49,7 @@ fn promtool(args: &[&str]) {
     assert!(output.status.success(), "promtool {args:?}: {text}");
 }
 
+/// A Prometheus server, which ends when it is dropped.
 struct Prometheus {
     child: Child,
     address: SocketAddr,
@@ -100,6 +102,7 @@ impl Prometheus {
         prometheus
     }
 
+    /// The data of an answer of the HTTP API.
     fn api(&self, path: &str) -> Value {
         let (status, body) = get(self.address, path).unwrap();
         let answer: Value = serde_json::from_str(&body).unwrap();
@@ -107,13 +110,14 @@ impl Prometheus {
         answer["data"].clone()
     }
 
-    /// Series of an instant query.
+    /// The series of an instant query's result.
     fn query(&self, expr: &str) -> Vec<Value> {
         let data = self.api(&format!("/api/v1/query?query={}", encoded(expr)));
         data["result"].as_array().cloned().unwrap()
     }
 }
 
+/// The status and the body of an answer; `None` if there is none.
 fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream
@@ -127,6 +131,7 @@ fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     Some((status, body.to_owned()))
 }
 
+/// The text in percent-encoding.
 fn encoded(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
@@ -141,7 +146,7 @@ fn has_numbers(result: &[Value]) -> bool {
     result.iter().any(|series| series["value"][1] != "NaN")
 }
 
-/// Every panel's title and queries, variables filled in as Grafana does for "All".
+/// Every panel's title and queries; their variables are filled in as Grafana does for "All".
 fn panels(dashboard: &Value) -> Vec<(String, Vec<String>)> {
     let mut panels = Vec::new();
     for panel in dashboard["panels"].as_array().unwrap() {
@@ -176,7 +181,7 @@ fn the_shipped_configuration_and_alerts_pass_promtools_checks() {
 }
 
 /// The metrics of the panels on the cost of late ranks, which have no values for a job that is stuck.
-const OF_LATE_RANKS: [&str; 2] = [
+const LATE_RANK_METRICS: [&str; 2] = [
     "rcomm_rank_straggler_time_ratio",
     "rcomm_rank_arrival_lag_p50_seconds",
 ];
@@ -193,7 +198,7 @@ fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
     })
     .unwrap();
     let prometheus = Prometheus::start(page.address(), page.token());
-    // The job starts after Prometheus: it works for ten seconds, and a rate needs samples that grow.
+    // The job works for ten seconds and starts after Prometheus, because a rate needs samples that grow.
     let _job = Job::start(
         env!("CARGO_BIN_EXE_rank"),
         4,
@@ -209,7 +214,7 @@ fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
     wait_until("the verdict", || prometheus.query(stuck).pop());
     let transcript = &mut std::io::stderr().lock();
 
-    // The counters are right: 200 steps of two all_reduces on four ranks, and the first one of the next step on the two
+    // The expected counts: 200 steps with two all_reduces on four ranks, and one all_reduce of the next step on the two
     // ranks whose group has no rank at fault.
     for (expr, value) in [
         ("sum(rcomm_collectives_total{op=\"all_reduce\"})", "1602"),
@@ -241,9 +246,9 @@ fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
                 let result = prometheus.query(&expr);
                 writeln!(transcript, "  {title}: {} series  {expr}", result.len()).unwrap();
                 let has_data = has_numbers(&result);
-                let late_ranks = OF_LATE_RANKS.iter().any(|metric| expr.contains(metric));
+                let is_of_late_ranks = LATE_RANK_METRICS.iter().any(|metric| expr.contains(metric));
                 assert!(
-                    has_data != late_ranks,
+                    has_data != is_of_late_ranks,
                     "{name}, {title}: {expr}: has data: {has_data}"
                 );
             }
@@ -253,7 +258,10 @@ fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
     let rules = wait_until("the alerts to be evaluated", || {
         let rules = prometheus.api("/api/v1/rules?type=alert");
         let rules = rules["groups"][0]["rules"].as_array().cloned()?;
-        let is_active = |rule: &Value| rule["alerts"].as_array().is_some_and(|it| !it.is_empty());
+        let is_active = |rule: &Value| {
+            let alerts = rule["alerts"].as_array();
+            alerts.is_some_and(|alerts| !alerts.is_empty())
+        };
         assert!(
             rules.iter().all(|rule| rule["health"] != "err"),
             "{rules:?}"
@@ -280,7 +288,8 @@ fn panels_have_values_and_alerts_name_the_rank_for_a_job_that_hangs() {
     );
 }
 
-/// Records one more step of a rank's reducer: 10 ms forward, 20 ms backward, 5 ms of 15 ms of communication exposed.
+/// Records a step of a rank's reducer with 10 ms forward, 20 ms backward, and 15 ms of communication, of which 5 ms are
+/// exposed.
 fn train(ring: &FlightRecorder, step: u64) {
     const MS: u64 = 1_000_000;
     let times = ReducerTimes {
@@ -347,7 +356,7 @@ fn every_panel_on_training_has_an_answer_for_ranks_with_a_reducer() {
             writeln!(transcript, "  {title}: {} series  {expr}", result.len()).unwrap();
         }
     }
-    // What follows from the times of a step, whatever the rate of steps.
+    // These values follow from the times of a step, whatever the rate of steps.
     for (title, expected) in [
         ("Longest step", 0.035),
         ("Exposed communication", 0.005),

@@ -1,4 +1,5 @@
-//! The record of each operation, all its fields compared with stored files; and the size of the ring.
+//! The record of each operation has the fields that stored files show; the ring has the size that the configuration
+//! asks for.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{
@@ -15,14 +16,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Issues an operation, and those that it needs, on a group that has no other operations.
+/// Issues an operation, and the operations that it needs, on a group that has no others.
 type Issue = fn(&ProcessGroup);
 
 fn blank<T: Default + Clone>(len: usize) -> Vec<T> {
     vec![T::default(); len]
 }
 
-/// Operations of two ranks, which differ only in their part of uneven operations: rank r has r + 1 elements.
+/// The operations, each issued by two ranks. In uneven operations, rank `r` has `r + 1` elements.
 fn operations() -> Vec<(OpType, Issue)> {
     vec![
         (OpType::AllReduce, |g| {
@@ -192,7 +193,7 @@ fn operations() -> Vec<(OpType, Issue)> {
     ]
 }
 
-/// Fields that differ from run to run, or belong to other tests.
+/// Fields that differ from run to run, or that other tests check.
 const REDACTED: &[&str] = &[
     "record_id",
     "pg_id",
@@ -271,7 +272,7 @@ fn every_operation_that_has_its_own_record_is_compared() {
     let listed: BTreeSet<OpType> = operations().into_iter().map(|(op, _)| op).collect();
     let missing = OpType::ALL.iter().filter(|op| !listed.contains(op));
     let missing: Vec<&OpType> = missing.collect();
-    // A split is recorded as the gather that it is; no operation of ours is recorded as `Other`.
+    // A split is recorded as a gather, and no operation of rcomm is recorded as `Other`.
     assert_eq!(missing, [&OpType::Split, &OpType::Other]);
 }
 
@@ -372,9 +373,9 @@ fn the_log_has_the_rings_size_at_the_start_and_its_steps_when_they_are_known() {
         );
         world.shutdown().unwrap();
         let text = String::from_utf8(std::mem::take(&mut log.0.lock().unwrap())).unwrap();
-        let line = |what: &str| {
-            let mut lines = text.lines().filter(|line| line.contains(what));
-            let line = lines.next().unwrap_or_else(|| panic!("{what}: {text}"));
+        let line = |part: &str| {
+            let mut lines = text.lines().filter(|line| line.contains(part));
+            let line = lines.next().unwrap_or_else(|| panic!("{part}: {text}"));
             assert_eq!(lines.next(), None, "{text}");
             line.to_owned()
         };
@@ -426,7 +427,7 @@ fn a_ring_with_few_steps_is_a_warning_that_says_how_large_it_should_be() {
 
 #[test]
 fn a_size_without_room_for_the_tables_is_refused() {
-    // The tables of a job of 200,000 ranks have the members of the group of all ranks.
+    // The tables have the members of the group of all ranks, here 200,000.
     let options = Config {
         ring_mib: Some(1),
         ..config(0, 200_000)

@@ -23,7 +23,7 @@ enum Listening {
     Unix(String),
 }
 
-/// The sockets of a process that others can reach.
+/// The sockets of a process that other processes can reach.
 fn listening(pid: u32) -> BTreeSet<Listening> {
     let mut by_inode: BTreeMap<u64, Listening> = BTreeMap::new();
     let table = |name: &str| {
@@ -52,8 +52,8 @@ fn listening(pid: u32) -> BTreeSet<Listening> {
         }
     }
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
-    let sockets = descriptors.filter_map(|one| {
-        let target = fs::read_link(one.path()).ok()?;
+    let sockets = descriptors.filter_map(|descriptor| {
+        let target = fs::read_link(descriptor.path()).ok()?;
         let inode = target
             .to_str()?
             .strip_prefix("socket:[")?
@@ -77,7 +77,7 @@ fn address(entry: &str) -> IpAddr {
     }
 }
 
-/// Everything below a directory, the directory included.
+/// The paths of a directory and of everything below it.
 fn below(directory: &Path) -> Vec<PathBuf> {
     let mut found = vec![directory.to_owned()];
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -91,9 +91,9 @@ fn below(directory: &Path) -> Vec<PathBuf> {
 
 #[track_caller]
 fn assert_private(path: &Path) {
-    let about = fs::symlink_metadata(path).unwrap();
-    let mode = about.mode() & 0o777;
-    let expected = if about.is_dir() { 0o700 } else { 0o600 };
+    let metadata = fs::symlink_metadata(path).unwrap();
+    let mode = metadata.mode() & 0o777;
+    let expected = if metadata.is_dir() { 0o700 } else { 0o600 };
     assert_eq!(mode, expected, "{}: mode {mode:o}", path.display());
 }
 
@@ -113,14 +113,14 @@ fn a_default_run_listens_for_its_host_only_and_leaves_private_files() {
         let mut abstract_sockets = BTreeSet::new();
         let mut ports = 0;
         for rank in 0..RANKS {
-            for one in listening(job.pid(rank)) {
-                match one {
+            for socket in listening(job.pid(rank)) {
+                match socket {
                     Listening::Tcp(address) => {
                         assert!(address.is_loopback(), "rank {rank}: {address}");
                         ports += 1;
                     }
                     Listening::Datagram(address) => panic!("rank {rank}: {address}"),
-                    // A name that is in no file system, which only its randomness protects from being guessed.
+                    // Such a name is in no file system, and only its randomness protects it from being guessed.
                     Listening::Unix(path) if path.starts_with('@') => {
                         assert!(path.len() > 32, "{path}");
                         abstract_sockets.insert(path);
@@ -129,7 +129,7 @@ fn a_default_run_listens_for_its_host_only_and_leaves_private_files() {
                 }
             }
         }
-        // The store has one at least.
+        // At least the store has a port.
         assert!(ports > 0, "{transport}: no port was found");
         assert!(
             abstract_sockets.len() <= 1,

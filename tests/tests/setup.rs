@@ -1,5 +1,5 @@
-//! Jobs with a wrong configuration get one clear error before their time-out; and what ranks agree on and leave behind
-//! when they start and end.
+//! Jobs with a wrong configuration get one clear error before their time-out. Also what ranks agree on when they start,
+//! and what they leave when they end.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{RingDir, StoreChoice, TransportChoice};
@@ -30,11 +30,12 @@ fn config_at(rendezvous: Rendezvous) -> Config {
     }
 }
 
+/// The error of a world that cannot be made.
 fn refusal(config: Config) -> Error {
     World::init(config).expect_err("a wrong set-up")
 }
 
-/// A world of two whose rank 1 has not joined yet, and its port.
+/// Starts rank 0 of a world of two, whose rank 1 has not joined yet. Returns its thread and the port.
 fn half_a_job() -> (std::thread::JoinHandle<rcomm::Result<World>>, u16) {
     half_a_job_with(|_| {})
 }
@@ -51,12 +52,13 @@ fn half_a_job_with(
     change(&mut config);
     let builder = World::builder(config).store(store.clone());
     let first = std::thread::spawn(move || builder.init());
-    // From here on rank 0 has put the job and its size into the store: any other rank is the second.
+    // Rank 0 has put the job and its size into the store now, so that any other rank is the second.
     let checked_in = ["rcomm/rendezvous/0/job"];
     store.wait(&checked_in, Duration::from_secs(20)).unwrap();
     (first, port)
 }
 
+/// Joins rank 1, and shuts both worlds down.
 fn complete(first: std::thread::JoinHandle<rcomm::Result<World>>, port: u16) {
     let second = World::init(config_at(rendezvous(1, 2, port))).unwrap();
     let first = first.join().unwrap().unwrap();
@@ -107,7 +109,7 @@ fn a_rank_with_another_world_size_ends_the_wait_for_it() {
     let sentence = "rank 1 was given a world size of 4, another rank of job";
     let error = refusal(config_at(rendezvous(1, 4, port))).to_string();
     assert!(error.starts_with(sentence), "{error}");
-    // Long before its own deadline.
+    // Rank 0 gets the error long before its own deadline.
     let error = first.join().unwrap().expect_err("rank 1 was refused");
     assert!(error.to_string().starts_with(sentence), "{error}");
 }
@@ -132,7 +134,7 @@ fn all_ranks_present_report_the_same_missing_rank() {
     }
 }
 
-/// Passes bytes between callers and the store at `port` until `stops` is set: from then on nothing passes, and all
+/// Passes bytes between callers and the store at `port` until `stops` is set. From then on, no byte passes, but all
 /// connections stay open. Returns the relay's port.
 fn relay_to(port: u16, stops: &Arc<AtomicBool>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -153,8 +155,8 @@ fn relay_to(port: u16, stops: &Arc<AtomicBool>) -> u16 {
                 let stops = stops.clone();
                 std::thread::spawn(move || {
                     let mut bytes = [0; 4096];
-                    while let Ok(some @ 1..) = from.read(&mut bytes) {
-                        if stops.load(Ordering::Acquire) || to.write_all(&bytes[..some]).is_err() {
+                    while let Ok(len @ 1..) = from.read(&mut bytes) {
+                        if stops.load(Ordering::Acquire) || to.write_all(&bytes[..len]).is_err() {
                             break;
                         }
                     }
@@ -185,9 +187,9 @@ fn a_store_that_stops_answering_during_init_is_named_within_the_time_out() {
         keys.iter().any(|key| key.contains("/here/")).then_some(())
     });
     stops.store(true, Ordering::Release);
-    let (error, after) = rank_1.join().unwrap();
+    let (error, took) = rank_1.join().unwrap();
     // Requests one after the other, each with the store's own time-out, would take three times as long.
-    assert!(after < Duration::from_secs(9), "{after:?}: {error}");
+    assert!(took < Duration::from_secs(9), "{took:?}: {error}");
     assert_eq!(
         (error.kind(), error.ranks()),
         (ErrorKind::Timeout, &[0][..])
@@ -225,9 +227,9 @@ fn ranks_that_do_not_arrive_are_named() {
     );
 }
 
-/// The error of each of three ranks that were given these secrets.
+/// The errors of three ranks that were given these secrets, by rank.
 fn refusals_of_secrets(secrets: [Option<&str>; 3]) -> Vec<String> {
-    // A TCP store, which ends with rank 0.
+    // Rank 0 gets the TCP store, which ends with it.
     let store = TcpStore::host("127.0.0.1", 0, Duration::from_secs(20)).unwrap();
     let port = store.port();
     let mut store = Some(store);
@@ -302,8 +304,9 @@ fn ranks_of_several_hosts_agree_on_a_secret_that_the_store_does_not_contain() {
     };
     for key in [format!("rcomm/0/run/{job}"), "rcomm/0/all here".to_owned()] {
         let value = read(key);
-        let digits = |line: &str| line.len() == 64 && line.bytes().all(|b| b.is_ascii_hexdigit());
-        assert!(!value.lines().any(digits), "{value}");
+        let is_secret =
+            |line: &str| line.len() == 64 && line.bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert!(!value.lines().any(is_secret), "{value}");
     }
     assert_ne!(
         read(format!("rcomm/0/sealed/{job}/1")),
@@ -336,7 +339,7 @@ fn a_wrong_secret_is_named_by_the_ranks_that_wait_too() {
 fn a_flag_of_an_earlier_attempt_makes_no_dumps_and_hides_no_new_one() {
     let dumps = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    // Rank 5 of the first attempt saw a fault; the agent's store outlives it.
+    // Rank 5 of the first attempt saw a fault. The agent's store outlives that attempt.
     store.set("exception_dump", &5i32.to_ne_bytes()).unwrap();
     let config = |rank| {
         let mut config = config(rank, 2);
@@ -407,7 +410,7 @@ fn an_invalid_list_of_members_or_backend_is_refused() {
 
 #[test]
 fn members_that_want_different_backends_are_refused() {
-    // The members compare what they want in the memory that they share, or through the store.
+    // The members compare their backends in shared memory, or through the store.
     for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
         let fabric = rcomm::FakeFabric::new();
         let errors = on_threads(
@@ -427,8 +430,8 @@ fn members_that_want_different_backends_are_refused() {
         let mut errors = errors.into_iter().flatten();
         let error = errors.next().expect("one member is refused");
         assert_eq!(error.kind(), ErrorKind::Rendezvous);
-        let names = |one: &str, other: &str| {
-            let words = format!("wants the backends {one:?}, another member {other:?}");
+        let names = |backend: &str, other: &str| {
+            let words = format!("wants the backends {backend:?}, another member {other:?}");
             error.to_string().contains(&words)
         };
         assert!(names("cpu", "fake") || names("fake", "cpu"), "{error}");
@@ -439,9 +442,9 @@ fn members_that_want_different_backends_are_refused() {
 #[test]
 fn a_pipe_that_cannot_be_made_does_not_end_the_job() {
     let folder = tempfile::tempdir().unwrap();
-    let good = folder.path().join("dump_");
+    let valid = folder.path().join("dump_");
     let config = Config {
-        dump_pipes: vec![folder.path().join("nowhere/dump_"), good],
+        dump_pipes: vec![folder.path().join("nowhere/dump_"), valid],
         ..config(0, 1)
     };
     let world = builder(config, Arc::new(HashStore::new()), &Carrier::Cpu)
@@ -459,27 +462,29 @@ fn a_world_that_cannot_be_made_leaves_no_ring() {
         let jobs = jobs.filter_map(|job| std::fs::read_dir(job.unwrap().path()).ok());
         jobs.flatten()
             .map(|file| file.unwrap().path())
-            .filter(|path| path.extension().is_some_and(|it| it == "ring"))
+            .filter(|path| {
+                path.extension()
+                    .is_some_and(|extension| extension == "ring")
+            })
             .count()
     };
     let config = Config {
         ring_dir: RingDir::Dir(folder.path().to_owned()),
         ..config(0, 1)
     };
-    let seen = std::sync::atomic::AtomicUsize::new(0);
-    let seen = Arc::new(seen);
-    let inside = seen.clone();
+    let jobs_seen = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let jobs_in_backend = jobs_seen.clone();
     let path = folder.path().to_owned();
     let world = builder(config, Arc::new(HashStore::new()), &Carrier::Cpu).backend(move |_| {
         let jobs = std::fs::read_dir(path).unwrap().count();
-        inside.store(jobs, std::sync::atomic::Ordering::Relaxed);
+        jobs_in_backend.store(jobs, std::sync::atomic::Ordering::Relaxed);
         Err(Error::new(ErrorKind::Unsupported, "no such device"))
     });
     let error = world.init().expect_err("a backend that cannot be opened");
     assert!(error.to_string().contains("no such device"), "{error}");
-    let seen = seen.load(std::sync::atomic::Ordering::Relaxed);
+    let jobs_seen = jobs_seen.load(std::sync::atomic::Ordering::Relaxed);
     assert_eq!(
-        seen, 1,
+        jobs_seen, 1,
         "no folder for the ring while the backend was opened"
     );
     assert_eq!(rings(), 0);
@@ -513,11 +518,11 @@ fn the_rank_with_the_store_stays_until_the_others_have_asked_for_its_status() {
 #[test]
 fn dropping_a_world_does_not_wait_for_a_store_that_is_gone() {
     let (first, port) = half_a_job_with(|config| config.status_wait = Duration::from_millis(10));
-    let far = Duration::from_secs(3_600);
+    let long = Duration::from_secs(3_600);
     let second = World::init(Config {
-        init_timeout: far,
-        timeout: far,
-        status_wait: far,
+        init_timeout: long,
+        timeout: long,
+        status_wait: long,
         ..config_at(rendezvous(1, 2, port))
     })
     .unwrap();

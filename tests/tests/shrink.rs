@@ -1,4 +1,4 @@
-//! A job that continues after one of its processes was killed: without it, or with another one in its place.
+//! A job continues after one of its processes was killed: without it, or with another process in its place.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_analyzer::load::{LoadOptions, load_all};
@@ -31,7 +31,7 @@ fn the_remaining_ranks_of_a_job_continue_without_a_restart() {
             assert!(output.contains("sum: 3 of ranks [0, 1, 3]"), "{output}");
         }
         assert!(!job.wait(CULPRIT).status.success());
-        // Beside the ring of the process that was killed, those of the others show that they ended in order.
+        // The rings of the other processes stay beside that of the killed one, and show that they ended in order.
         let is_closed = |rank| RingReader::attach(job.ring_path(rank)).unwrap().is_closed();
         assert!([0, 1, 3].into_iter().all(is_closed) && !is_closed(CULPRIT));
         // The remaining ranks wrote dumps at the failure.
@@ -59,7 +59,7 @@ fn an_issued_monitored_barrier_names_a_killed_process_and_its_group_stays_usable
     }
 }
 
-/// Starts a job whose culprit is killed, and once that process has ended another one in its place.
+/// Starts a job whose culprit is killed, and starts another process in its place once that process has ended.
 fn replace_the_culprit(argument: &str, change: impl Fn(&mut Command)) -> Job {
     let program = env!("CARGO_BIN_EXE_rank");
     let mut job = Job::start_as(program, RANKS, argument, |_, command| change(command));
@@ -148,8 +148,8 @@ fn ranks_that_no_process_joins_learn_who_did_not_come_and_go_on_without_it() {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
         let output = &ended.stderr;
-        let vain = "vain: not all 4 ranks arrived in time: missing rank 2";
-        assert!(output.contains(vain), "rank {rank}: {output}");
+        let missing = "vain: not all 4 ranks arrived in time: missing rank 2";
+        assert!(output.contains(missing), "rank {rank}: {output}");
         let sum = "sum: 7 of ranks [0, 1, 3] in attempt 0";
         assert!(output.contains(sum), "rank {rank}: {output}");
     }

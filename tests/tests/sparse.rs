@@ -1,4 +1,4 @@
-//! Sparse tensors, summed over ranks, against their dense counterparts.
+//! The sums of sparse tensors over ranks are those of the dense tensors.
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
@@ -7,26 +7,27 @@ use rcomm_tests::world::{Carrier, on_threads};
 
 const SHAPE: [u64; 3] = [4, 3, 2];
 
-/// The tensor of `rank`: two sparse dimensions, blocks of two values, some coordinates listed twice.
+/// The tensor of `rank`, with two sparse dimensions, blocks of two values, and some coordinates listed twice.
 fn tensor(rank: u32, seed: u64) -> SparseTensor<f64> {
-    let mut x = seed ^ u64::from(rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = |below: u64| {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x % below
+    let mut state = seed ^ u64::from(rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = |limit: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % limit
     };
-    let nnz = next(9) as usize;
-    let rows: Vec<i64> = (0..nnz).map(|_| next(4) as i64).collect();
-    let columns: Vec<i64> = (0..nnz).map(|_| next(3) as i64).collect();
-    let values = (0..nnz * 2).map(|_| next(100) as f64).collect();
+    let count = next(9) as usize;
+    let rows: Vec<i64> = (0..count).map(|_| next(4) as i64).collect();
+    let columns: Vec<i64> = (0..count).map(|_| next(3) as i64).collect();
+    let values = (0..count * 2).map(|_| next(100) as f64).collect();
     SparseTensor::new(SHAPE.to_vec(), 2, [rows, columns].concat(), values).unwrap()
 }
 
+/// Adds the values of a sparse tensor to a dense one.
 fn add_to(dense: &mut [f64], tensor: &SparseTensor<f64>) {
-    let nnz = tensor.places();
-    for at in 0..nnz {
-        let (row, column) = (tensor.indices()[at], tensor.indices()[nnz + at]);
+    let count = tensor.places();
+    for at in 0..count {
+        let (row, column) = (tensor.indices()[at], tensor.indices()[count + at]);
         let start = (row as usize * 3 + column as usize) * 2;
         for (sum, value) in dense[start..]
             .iter_mut()
@@ -52,9 +53,9 @@ proptest! {
                 add_to(&mut got, &sum);
                 assert_eq!(got, expected);
                 // The sum is coalesced: each index tuple occurs once, in ascending order.
-                let nnz = sum.places();
-                let keys: Vec<_> = (0..nnz)
-                    .map(|at| (sum.indices()[at], sum.indices()[nnz + at]))
+                let count = sum.places();
+                let keys: Vec<_> = (0..count)
+                    .map(|at| (sum.indices()[at], sum.indices()[count + at]))
                     .collect();
                 assert!(keys.is_sorted_by(|a, b| a < b), "{keys:?}");
                 world.shutdown().unwrap();
@@ -74,7 +75,7 @@ fn issued_sums_complete_in_order_with_blocking_ones() {
                 let (group, rank) = (world.group(), world.rank());
                 let mut works = Vec::new();
                 for round in 0..8 {
-                    // Some ranks issue an operation that others run blocking: only the order must be the same.
+                    // Some ranks issue an operation that others run blocking, since only the order must be the same.
                     let input = tensor(rank, round);
                     let check = move |sum: SparseTensor<f64>| {
                         let mut dense = vec![0.0; 24];
@@ -103,8 +104,8 @@ fn issued_sums_complete_in_order_with_blocking_ones() {
                 }
                 let dump = world.snapshot();
                 let sums = dump.entries.iter();
-                let sums = sums.filter(|it| it.op == OpType::AllReduceSparse);
-                let seqs: Vec<u64> = sums.map(|it| it.collective_seq_id).collect();
+                let sums = sums.filter(|entry| entry.op == OpType::AllReduceSparse);
+                let seqs: Vec<u64> = sums.map(|entry| entry.collective_seq_id).collect();
                 assert_eq!(seqs, [1, 3, 5, 7, 9, 11, 13, 15]);
                 world.shutdown().unwrap();
             },

@@ -1,4 +1,4 @@
-//! The report on summaries, each of a part of a labeled job, is the report on the records themselves.
+//! The report on the summaries of a job's nodes is the report on the job's records.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +10,7 @@ use rcomm_recorder::publish::Dump;
 use rcomm_tests::generator::{Job, Kind, Random, Spec};
 use std::path::{Path, PathBuf};
 
-/// A job of this seed; every third one has no fault.
+/// The generated job of this seed. Every third job has no fault.
 fn job(seed: u64) -> Job {
     let mut spec = Spec::random(seed.wrapping_add(9 << 32), 32);
     if !seed.is_multiple_of(3) {
@@ -33,40 +33,42 @@ fn judge(dumps: &[LoadedDump]) -> Report {
     analysis.finish()
 }
 
-/// Puts every rank on one of up to four nodes, and writes the summary of each node. Returns the dumps themselves.
+/// Puts every rank on one of up to four nodes, and writes the summary of each node to `folder`. Returns the dumps.
 fn pack(job: &Job, random: &mut Random, folder: &Path) -> Vec<LoadedDump> {
     let nodes = random.between(1, 4);
-    let all: Vec<LoadedDump> = job
+    let dumps: Vec<LoadedDump> = job
         .dumps
         .iter()
         .map(|dump| LoadedDump {
             dump: dump.clone(),
             path: format!("rank_{}", dump.identity.rank.unwrap()),
-            // Now and then a file was not read to its end.
+            // Some files were not read to their end.
             cut: random.chance(0.05),
             written_ns: None,
         })
         .collect();
-    let of_node: Vec<u64> = all.iter().map(|_| random.between(1, nodes)).collect();
+    let node_of_dump: Vec<u64> = dumps.iter().map(|_| random.between(1, nodes)).collect();
     for node in 1..=nodes {
         let mut writer = Writer::new(Vec::new()).unwrap();
-        for (loaded, _) in all.iter().zip(&of_node).filter(|(_, on)| **on == node) {
+        let pairs = dumps.iter().zip(&node_of_dump);
+        for (loaded, _) in pairs.filter(|(_, of_dump)| **of_dump == node) {
             writer.add(loaded).unwrap();
         }
         let bytes = writer.finish(&Loaded::default()).unwrap();
         std::fs::write(folder.join(format!("{node}.rsum")), bytes).unwrap();
     }
-    all
+    dumps
 }
 
-/// The stacks as lists of frames: a stack may refer to either of two equal rows in the table of frames.
+/// The stacks as lists of frames, which can be compared: a stack may refer to either of two equal rows in the table of
+/// frames.
 fn stacks(dump: &Dump) -> Vec<Vec<&Frame>> {
     let frames = |stack: &Vec<u32>| stack.iter().map(|&at| &dump.frames[at as usize]).collect();
     dump.stacks.iter().map(frames).collect()
 }
 
 /// The dump without its stacks.
-fn rest(dump: &Dump) -> Dump {
+fn without_stacks(dump: &Dump) -> Dump {
     Dump {
         stacks: Vec::new(),
         ..dump.clone()
@@ -85,7 +87,8 @@ fn summaries_give_the_report_of_the_records() {
         assert!(loaded.problems.is_empty(), "{:?}", loaded.problems);
         for (before, after) in whole.iter().zip(&packed) {
             assert_eq!(stacks(&before.dump), stacks(&after.dump), "seed {seed}");
-            assert_eq!(rest(&before.dump), rest(&after.dump), "seed {seed}");
+            let rest = [&before.dump, &after.dump].map(without_stacks);
+            assert_eq!(rest[0], rest[1], "seed {seed}");
             assert_eq!(before.cut, after.cut, "seed {seed}");
         }
         let (before, after) = (judge(&whole), judge(&packed));

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The crates of this workspace, with what a program that uses them is built from.
+/// The crates of this workspace, with their dependencies.
 struct Workspace {
-    /// By crate: its dependencies, less those of tests and benches, and whether each can be left out.
+    /// The dependencies of each crate, and whether each dependency is optional; without those of tests and benches.
     crates: BTreeMap<String, Vec<(String, bool)>>,
 }
 
@@ -30,14 +30,16 @@ impl Workspace {
         let packages = metadata["packages"].as_array().unwrap();
         let crates = packages.iter().map(|package| {
             let listed = package["dependencies"].as_array().unwrap();
-            let linked = listed.iter().filter(|it| it["kind"] != "dev");
-            let named = linked.map(|it| {
-                let name = it["name"].as_str().unwrap().to_owned();
-                (name, it["optional"].as_bool().unwrap())
+            let linked = listed
+                .iter()
+                .filter(|dependency| dependency["kind"] != "dev");
+            let dependencies = linked.map(|dependency| {
+                let name = dependency["name"].as_str().unwrap().to_owned();
+                (name, dependency["optional"].as_bool().unwrap())
             });
             (
                 package["name"].as_str().unwrap().to_owned(),
-                named.collect(),
+                dependencies.collect(),
             )
         });
         Self {
@@ -45,16 +47,17 @@ impl Workspace {
         }
     }
 
-    fn direct(&self, of: &str) -> BTreeSet<&str> {
-        let listed = self.crates.get(of);
-        let listed = listed.unwrap_or_else(|| panic!("there is no crate {of}"));
+    /// The direct dependencies of a crate.
+    fn direct(&self, name: &str) -> BTreeSet<&str> {
+        let listed = self.crates.get(name);
+        let listed = listed.unwrap_or_else(|| panic!("there is no crate {name}"));
         listed.iter().map(|(name, _)| name.as_str()).collect()
     }
 
-    /// Crates of this workspace that `of` links, directly or not.
-    fn reached(&self, of: &str) -> BTreeSet<&str> {
+    /// The crates of this workspace that a crate links, directly or not.
+    fn reached(&self, name: &str) -> BTreeSet<&str> {
         let mut reached = BTreeSet::new();
-        let mut left = vec![of];
+        let mut left = vec![name];
         while let Some(next) = left.pop() {
             let dependencies = self.direct(next).into_iter();
             for name in dependencies.filter(|name| self.crates.contains_key(*name)) {
@@ -66,11 +69,12 @@ impl Workspace {
         reached
     }
 
-    fn dependents(&self, on: &str) -> BTreeSet<&str> {
-        assert!(self.crates.contains_key(on), "there is no crate {on}");
+    /// The crates of this workspace that depend on a crate directly.
+    fn dependents(&self, name: &str) -> BTreeSet<&str> {
+        assert!(self.crates.contains_key(name), "there is no crate {name}");
         let names = self.crates.keys().map(String::as_str);
         names
-            .filter(|name| self.direct(name).contains(on))
+            .filter(|dependent| self.direct(dependent).contains(name))
             .collect()
     }
 }
@@ -131,8 +135,8 @@ fn the_core_links_no_backend_and_backends_do_not_link_each_other() {
     }
 }
 
-/// The modules of `docs/ARCHITECTURE.md`, by the folder that holds them, in the page's order: each uses only those
-/// below it.
+/// The modules of `docs/ARCHITECTURE.md`, by the folder that holds them, in the page's order. Each module uses only
+/// those below it.
 fn modules() -> BTreeMap<String, Vec<String>> {
     let page = std::fs::read_to_string(root().join("docs/ARCHITECTURE.md")).unwrap();
     let (_, after) = page.split_once("\n## Modules\n").unwrap();
@@ -205,16 +209,16 @@ fn names_used(text: &str) -> BTreeSet<String> {
             continue;
         };
         let mut depth = 0;
-        let mut fresh = true;
+        let mut at_start = true;
         for (at, letter) in list.char_indices() {
             match letter {
                 '{' => depth += 1,
                 '}' if depth == 0 => break,
                 '}' => depth -= 1,
-                ',' if depth == 0 => fresh = true,
-                letter if fresh && letter.is_alphabetic() => {
+                ',' if depth == 0 => at_start = true,
+                letter if at_start && letter.is_alphabetic() => {
                     names.insert(ident(&list[at..]));
-                    fresh = false;
+                    at_start = false;
                 }
                 _ => {}
             }
@@ -241,12 +245,14 @@ fn modules_use_only_those_below_them() {
                 let used = names_used(&std::fs::read_to_string(&file).unwrap());
                 uses += modules[at + 1..]
                     .iter()
-                    .filter(|it| used.contains(*it))
+                    .filter(|module| used.contains(*module))
                     .count();
-                let above = modules[..at].iter().filter(|it| used.contains(*it));
+                let above = modules[..at].iter().filter(|module| used.contains(*module));
                 upward.extend(above.map(|above| format!("{} uses {above}", file.display())));
                 // A type that the crate's root re-exports would hide the module that defines it.
-                let hidden = used.iter().filter(|it| it.starts_with(char::is_uppercase));
+                let hidden = used
+                    .iter()
+                    .filter(|name| name.starts_with(char::is_uppercase));
                 upward
                     .extend(hidden.map(|name| {
                         format!("{} uses the re-export crate::{name}", file.display())

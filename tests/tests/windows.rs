@@ -1,4 +1,4 @@
-//! One-sided windows: over shared memory, and by message where there is none.
+//! One-sided windows work over shared memory, and by messages where ranks share none.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::TransportChoice;
@@ -7,14 +7,14 @@ use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How the data of a window are carried.
+/// How the data of a window move between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DataPath {
-    /// Memory that the group allocated, mapped by all.
+    /// The group allocated the window's memory, and all ranks map it.
     Mapped,
-    /// The caller's own memory, accessed by messages.
+    /// The window is the caller's own memory, accessed by messages.
     Own,
-    /// Ranks that share no memory.
+    /// The ranks share no memory.
     Apart,
 }
 
@@ -29,6 +29,7 @@ fn run(path: DataPath, size: u32, body: impl Fn(World, DataPath) + Sync) {
     on_threads(size, &Carrier::Cpu, change, |world| body(world, path));
 }
 
+/// The memory of a window of `len` zeros.
 fn memory(group: &ProcessGroup, path: DataPath, len: usize) -> Buffer<'static> {
     match path {
         DataPath::Mapped | DataPath::Apart => group.allocate::<u32>(len).unwrap(),
@@ -45,7 +46,7 @@ fn data_put_before_a_signal_is_visible_after_it() {
             let group = world.group();
             let (this_rank, size) = (group.rank(), group.size());
             let (next, before) = ((this_rank + 1) % size, (this_rank + size - 1) % size);
-            // Longer than one request may be.
+            // A longer put than one request may hold.
             let len = 1_300_000;
             let window = group.new_window(memory(group, path, len + 3)).unwrap();
             assert_eq!(window.len_of(next), len + 3);
@@ -60,7 +61,7 @@ fn data_put_before_a_signal_is_visible_after_it() {
                 // No rank overwrites what has not been checked.
                 group.barrier().unwrap();
             }
-            // A neighbor's part is read without its help.
+            // A rank reads its neighbor's part without the neighbor's help.
             let mut theirs = [0u32; 4];
             window.get(next, 2, &mut theirs).unwrap();
             assert_eq!(
@@ -87,7 +88,7 @@ fn data_of_an_issued_put_is_visible_after_the_signal_issued_after_it() {
                 // The wait is issued before the put that makes the peer signal.
                 let signal = window.wait_signal_async(before).unwrap();
                 let numbers: Vec<u32> = (0..len as u32).map(|at| at ^ this_rank << round).collect();
-                let at = numbers.as_ptr();
+                let address = numbers.as_ptr();
                 let put = window.put_async(next, 0, numbers).unwrap();
                 let signaled = window.signal_async(next).unwrap();
                 signal.wait().unwrap();
@@ -95,7 +96,7 @@ fn data_of_an_issued_put_is_visible_after_the_signal_issued_after_it() {
                 let got = got.wait().unwrap();
                 assert!((0..len as u32).all(|at| got[at as usize] == at ^ before << round));
                 let back = put.wait().unwrap();
-                assert_eq!(back.as_ptr(), at);
+                assert_eq!(back.as_ptr(), address);
                 signaled.wait().unwrap();
                 group.barrier().unwrap();
             }
@@ -104,7 +105,7 @@ fn data_of_an_issued_put_is_visible_after_the_signal_issued_after_it() {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
             window.close().unwrap();
             let dump = world.snapshot();
-            let count = |op| dump.entries.iter().filter(|it| it.op == op).count();
+            let count = |op| dump.entries.iter().filter(|entry| entry.op == op).count();
             let ops = [OpType::Put, OpType::Signal, OpType::WaitSignal, OpType::Get];
             assert_eq!(ops.map(count), [4, 3, 3, 3]);
             world.shutdown().unwrap();
@@ -238,7 +239,7 @@ fn memory_that_another_rank_still_has_mapped_is_not_returned() {
             if let Some(back) = back {
                 assert_eq!(back.as_slice::<u32>().unwrap()[0], 2 - this_rank);
             }
-            // The rank that keeps it may continue to write.
+            // The rank that keeps the memory mapped may continue to write.
             if let Some(kept) = kept {
                 kept.write(0, &[9]).unwrap();
             }
@@ -438,9 +439,9 @@ fn every_one_sided_operation_is_recorded_with_its_peer() {
         let seen: Vec<_> = dump
             .entries
             .iter()
-            .map(|it| (it.op, it.peer, it.state))
+            .map(|entry| (entry.op, entry.peer))
             .collect();
-        let ops: Vec<OpType> = seen.iter().map(|it| it.0).collect();
+        let ops: Vec<OpType> = seen.iter().map(|(op, _)| *op).collect();
         assert_eq!(
             ops,
             [
@@ -451,7 +452,9 @@ fn every_one_sided_operation_is_recorded_with_its_peer() {
             ]
         );
         assert!(
-            seen[1..].iter().all(|it| it.1 == rcomm::Peer::Rank(other)),
+            seen[1..]
+                .iter()
+                .all(|(_, peer)| *peer == rcomm::Peer::Rank(other)),
             "{seen:?}"
         );
         world.shutdown().unwrap();

@@ -1,4 +1,4 @@
-//! The reducer: averages, order, unused parameters, hooks, and models that differ.
+//! The reducer averages gradients in any order, handles unused parameters and hooks, and refuses models that differ.
 #![allow(clippy::unwrap_used)]
 
 mod trainer;
@@ -19,6 +19,7 @@ fn run(size: u32, body: impl Fn(World) + Sync) {
     on_threads(size, &Carrier::Cpu, change, body);
 }
 
+/// The lengths of the model's parameters.
 const LENS: [u64; 4] = [7, 1, 12, 5];
 
 fn parameters() -> Vec<Parameter> {
@@ -38,6 +39,7 @@ fn small_buckets() -> ReducerOptions {
     }
 }
 
+/// The gradient of a parameter on a rank in a step.
 fn gradient(rank: u32, parameter: usize, step: u32) -> Vec<f32> {
     let len = LENS[parameter] as u32;
     (0..len)
@@ -45,12 +47,14 @@ fn gradient(rank: u32, parameter: usize, step: u32) -> Vec<f32> {
         .collect()
 }
 
+/// The average of a parameter's gradients over all ranks.
 fn average(size: u32, parameter: usize, step: u32) -> Vec<f32> {
     let len = LENS[parameter] as usize;
     let mut sum = vec![0.0; len];
     for rank in 0..size {
-        let one = gradient(rank, parameter, step);
-        sum.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
+        let gradient = gradient(rank, parameter, step);
+        let pairs = sum.iter_mut().zip(gradient);
+        pairs.for_each(|(sum, value)| *sum += value);
     }
     sum.iter().map(|sum| sum / size as f32).collect()
 }
@@ -83,8 +87,10 @@ fn a_full_bucket_is_reduced_before_the_last_gradient_is_ready() {
         let mut reducer = Reducer::new(world.group(), parameters(), small_buckets()).unwrap();
         let all_reduces = |world: &World| {
             let dump = world.snapshot();
-            let all_reduces = dump.entries.iter().filter(|it| it.op == OpType::AllReduce);
-            all_reduces.count()
+            let entries = dump.entries.iter();
+            entries
+                .filter(|entry| entry.op == OpType::AllReduce)
+                .count()
         };
         reducer.ready(2, &gradient(0, 2, 0)).unwrap();
         // The second bucket is full, but buckets are sent in order, and the first is not full yet.
@@ -129,8 +135,8 @@ fn unused_parameters_are_refused_by_name_or_found() {
             lenient.ready(first, &gradient(0, first, 0)).unwrap();
             let got = lenient.finish().unwrap();
             let half = |parameter| {
-                let all = gradient(0, parameter, 0).into_iter();
-                Some(all.map(|x| x / 2.0).collect::<Vec<_>>())
+                let values = gradient(0, parameter, 0).into_iter();
+                Some(values.map(|value| value / 2.0).collect::<Vec<_>>())
             };
             assert_eq!(got, [half(0), Some(gradient(0, 1, 0)), half(2), None]);
         }
@@ -193,8 +199,8 @@ fn differing_parameters_are_found_and_broadcast_sets_those_of_rank_0() {
     });
 }
 
-/// Returns the averages of one step whose buckets go through this hook.
-fn through(world: &World, hook: impl CommHook + 'static) -> Vec<Vec<f32>> {
+/// The averages of a step whose buckets go through this hook.
+fn averages_through(world: &World, hook: impl CommHook + 'static) -> Vec<Vec<f32>> {
     let options = ReducerOptions {
         hook: Some(Box::new(hook)),
         ..small_buckets()
@@ -212,8 +218,8 @@ fn through(world: &World, hook: impl CommHook + 'static) -> Vec<Vec<f32>> {
 fn compression_sends_16_bit_gradients_and_rounds_them() {
     run(2, |world| {
         for (got, dtype) in [
-            (through(&world, F16CompressHook), "Half"),
-            (through(&world, Bf16CompressHook), "BFloat16"),
+            (averages_through(&world, F16CompressHook), "Half"),
+            (averages_through(&world, Bf16CompressHook), "BFloat16"),
         ] {
             for (parameter, got) in got.iter().enumerate() {
                 for (got, exact) in got.iter().zip(average(2, parameter, 1)) {

@@ -1,5 +1,5 @@
-//! Blocks with messages of a rank to itself, and blocks without operations; also faults of the fake backend in groups
-//! that do not exist.
+//! Blocks with messages of a rank to itself, blocks without operations, and faults of the fake backend in groups that
+//! do not exist.
 
 use super::run;
 use rcomm::{
@@ -18,6 +18,7 @@ fn recv(len: usize, peer: u32, tag: u32) -> Op<'static> {
     Op::Recv { buffer, peer, tag }
 }
 
+/// The values of the receives.
 fn received(ops: Vec<Op<'static>>) -> Vec<Vec<u32>> {
     let received = ops.into_iter().filter_map(|op| match op {
         Op::Recv { buffer, .. } => Some(buffer.into_vec().unwrap()),
@@ -26,7 +27,7 @@ fn received(ops: Vec<Op<'static>>) -> Vec<Vec<u32>> {
     received.collect()
 }
 
-/// Each rank sends to itself, twice under one tag, and to its neighbor.
+/// The batch of a rank that sends to itself, twice under one tag, and to its neighbor.
 fn batch(group: &ProcessGroup) -> Vec<Op<'static>> {
     let (this_rank, size) = (group.rank(), group.size());
     let (next, before) = ((this_rank + 1) % size, (this_rank + size - 1) % size);
@@ -45,6 +46,7 @@ fn batch(group: &ProcessGroup) -> Vec<Op<'static>> {
     ops
 }
 
+/// Runs blocks with messages of a rank to itself, and checks what arrives.
 fn check(world: &World) {
     let group = world.group();
     let (this_rank, size) = (group.rank(), group.size());

@@ -1,16 +1,17 @@
-//! What groups that are gone leave in the job's store, which a job of many days must not fill.
+//! Groups that are gone leave no keys in the job's store, so that a job of many days does not fill it.
 
 use super::failing;
 use rcomm::config::TransportChoice;
 use rcomm::{Config, GroupOptions, MissingRanks, ReduceOp, World};
 use rcomm_tests::world::{Carrier, on_threads};
 
-/// More groups than a host's shared memory holds agreements for: the ranks then agree in the store.
+/// More groups than a host's shared memory holds agreements for, so that ranks agree on the last groups in the store.
 const MANY: usize = 700;
-/// How many groups are made before keys are counted: the first ones bring the keys that the world needs.
+/// The number of groups that are made before keys are counted: the first ones bring the keys that the world needs.
 const FIRST: usize = 10;
 
-fn make(world: &World, count: usize) {
+/// Makes groups, uses each and destroys it.
+fn make_and_destroy(world: &World, count: usize) {
     let options = GroupOptions::named("many");
     for nth in 0..count {
         let made = match nth % 5 {
@@ -41,15 +42,15 @@ fn groups_that_are_gone_leave_no_key_in_the_store() {
             config.transport = transport;
         };
         on_threads(3, &Carrier::Cpu, change, |world| {
-            make(&world, FIRST);
+            make_and_destroy(&world, FIRST);
             world.group().barrier().unwrap();
             let before = keys(&world);
             world.group().barrier().unwrap();
-            make(&world, count);
+            make_and_destroy(&world, count);
             world.group().barrier().unwrap();
             let after = keys(&world);
-            let more: Vec<_> = after.iter().filter(|key| !before.contains(key)).collect();
-            assert!(more.is_empty(), "{transport:?}: {more:?}");
+            let added: Vec<_> = after.iter().filter(|key| !before.contains(key)).collect();
+            assert!(added.is_empty(), "{transport:?}: {added:?}");
             world.group().barrier().unwrap();
             world.shutdown().unwrap();
         });

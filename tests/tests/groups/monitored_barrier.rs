@@ -1,5 +1,4 @@
-//! Tests of the detection of absent ranks, and of groups without them: monitored barriers, shrinking,
-//! shutdown notices.
+//! Ranks detect absent ranks by monitored barriers and shutdown notices, and go on in groups without them.
 
 use super::{failing, run};
 use rcomm::{Config, ErrorKind, GroupOptions, MissingRanks, OpType, ReduceOp};
@@ -27,15 +26,15 @@ fn the_rank_with_the_store_counts_dropped_worlds_as_departed() {
 fn after_a_shrink_shutdown_waits_for_the_remaining_ranks_only() {
     run(4, |world| {
         let (rank, store) = (world.rank(), world.store().clone());
-        let counted = |left: u32| store.add(&format!("rcomm/0/gone_count/{left}"), 0).unwrap();
+        let departed = |size: u32| store.add(&format!("rcomm/0/gone_count/{size}"), 0).unwrap();
         if rank == 1 {
             return drop(world);
         }
         let mut world = world;
-        wait_until("rank 1 to depart", || (counted(4) == 1).then_some(()));
+        wait_until("rank 1 to depart", || (departed(4) == 1).then_some(()));
         world.shrink(&[1]).unwrap();
         if rank == 3 {
-            wait_until("the others to depart", || (counted(3) == 2).then_some(()));
+            wait_until("the others to depart", || (departed(3) == 2).then_some(()));
             // Rank 0 has not departed: it waits for this rank.
             assert!(!store.check(&["rcomm/0/all gone/3"]).unwrap());
         }
@@ -72,7 +71,7 @@ fn the_first_result_of_find_absent_ends_the_wait_of_all_ranks() {
                 wait_until("rank 2 to wait", || {
                     let keys = store.list_keys().unwrap();
                     keys.iter()
-                        .any(|it| it.ends_with("absent/1/2"))
+                        .any(|key| key.ends_with("absent/1/2"))
                         .then_some(())
                 });
                 let absent = group.find_absent(Duration::from_millis(1)).unwrap();
@@ -138,7 +137,7 @@ fn a_monitored_barrier_may_be_issued_by_some_ranks_and_run_blocking_by_others() 
             }
         }
         group.barrier().unwrap();
-        // Their keys are removed from the store.
+        // The barriers have removed their keys from the store.
         let keys = world.store().list_keys().unwrap();
         assert!(!keys.iter().any(|key| key.contains("roll/")), "{keys:?}");
     });
@@ -154,10 +153,10 @@ fn an_issued_monitored_barrier_names_the_absent_ranks_and_the_group_stays_usable
             others.unwrap();
         } else {
             // The time-out counts from the issue, so both ranks issue at about the same time.
-            let here = ["test/here/0", "test/here/1"];
-            let own_key = here[world.rank() as usize];
+            let keys = ["test/here/0", "test/here/1"];
+            let own_key = keys[world.rank() as usize];
             world.store().set(own_key, b"1").unwrap();
-            world.store().wait(&here, Duration::from_secs(30)).unwrap();
+            world.store().wait(&keys, Duration::from_secs(30)).unwrap();
         }
         // A rank that arrives too late gets the same error as the others.
         let work = brief.monitored_barrier_async(MissingRanks::All).unwrap();

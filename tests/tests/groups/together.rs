@@ -1,5 +1,5 @@
-//! Several groups of one world: found by name, in a mesh, shared, merged, and waited for, timed, aborted or given
-//! time-outs at once; the hook of a group; and how ranks meet by the URL of an init method.
+//! Several groups of one world: they are found by name, form a mesh, are shared and merged, and are waited for, timed,
+//! aborted and given time-outs at once. Also the hook of a group, and how ranks meet by the URL of an init method.
 
 use super::{failing, run};
 use rcomm::{
@@ -42,7 +42,8 @@ fn a_mesh_has_a_group_along_each_dimension_described_by_its_coordinates() {
         // A reader of this rank's record sees the same description.
         let groups = &world.snapshot().groups;
         let desc = format!("tp of pp {pp}, dp {dp}");
-        assert!(groups.iter().any(|it| it.info.desc == desc), "{groups:?}");
+        let has_desc = groups.iter().any(|group| group.info.desc == desc);
+        assert!(has_desc, "{groups:?}");
         assert!(mesh.group("cp").is_none());
         for (dimensions, expected) in [
             (vec![("pp", 3), ("tp", 2)], "does not hold 8 ranks"),
@@ -163,7 +164,7 @@ fn durations_are_measured_from_when_timing_is_switched_on_until_it_is_off() {
         let timed: Vec<bool> = dump
             .entries
             .iter()
-            .map(|it| it.duration_ms.is_some())
+            .map(|entry| entry.duration_ms.is_some())
             .collect();
         assert_eq!(timed, [false, true, true, false]);
         world.shutdown().unwrap();
@@ -186,11 +187,11 @@ fn groups_are_found_by_name_and_shared_by_purpose() {
             groups.iter().map(|group| group.name().to_owned()).collect()
         };
         let data = GroupOptions::named("dp");
-        let one = world.shared_group(&[0, 1], &data).unwrap();
-        let two = world.shared_group(&[0, 1], &data).unwrap();
-        assert_eq!((one.name(), two.name()), ("dp", "dp"));
+        let first = world.shared_group(&[0, 1], &data).unwrap();
+        let second = world.shared_group(&[0, 1], &data).unwrap();
+        assert_eq!((first.name(), second.name()), ("dp", "dp"));
         let other = world.shared_group(&[1, 0], &data).unwrap();
-        assert_ne!(other.ranks(), one.ranks());
+        assert_ne!(other.ranks(), first.ranks());
         let separate = world.new_group(&[0, 1], &data).unwrap();
         assert_eq!(separate.name(), "dp.2");
         assert_eq!(world.groups().len(), 4);
@@ -200,7 +201,7 @@ fn groups_are_found_by_name_and_shared_by_purpose() {
         assert_eq!(names().iter().filter(|name| *name == "dp.2").count(), 0);
         assert!(world.group_named("tp").is_none());
         // The world keeps a shared group: another part of the program may still ask for it.
-        drop((one, two));
+        drop((first, second));
         let again = world.shared_group(&[0, 1], &data).unwrap();
         again.barrier().unwrap();
         assert_eq!(again.name(), "dp");

@@ -1,7 +1,6 @@
-//! The list of cases for one group: each operation, blocking and asynchronous.
+//! The cases that are checked in one group: each operation, blocking and asynchronous.
 //!
-//! The inputs of all ranks are a function of rank, position and seed, so each rank checks its own result
-//! alone.
+//! The inputs of all ranks are a function of rank, position and seed, so that each rank can check its own result.
 
 use crate::limits::Limits;
 use crate::scalar::{Scalar, reductions};
@@ -16,13 +15,14 @@ pub(crate) struct Cases<'a> {
     checked: u64,
 }
 
-fn mix(mut x: u64) -> u64 {
-    // The finalizer of SplitMix64.
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+/// The finalizer of SplitMix64.
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
 }
 
+/// Several vectors, such as one for each rank.
 type Lists<T> = Vec<Vec<T>>;
 
 fn slices<T>(lists: &Lists<T>) -> Vec<&[T]> {
@@ -44,6 +44,7 @@ impl<'a> Cases<'a> {
         }
     }
 
+    /// The number of cases so far.
     pub(crate) fn checked(&self) -> u64 {
         self.checked
     }
@@ -60,8 +61,8 @@ impl<'a> Cases<'a> {
     /// Input vector number `which` of a rank.
     pub(crate) fn input<T: Scalar>(&self, rank: usize, which: usize, len: usize) -> Vec<T> {
         let start = mix(self.seed ^ mix(rank as u64) ^ mix(which as u64).rotate_left(7));
-        // NCCL rounds after each step of a sum. Of zeros and ones, sums over eight ranks are exact also in the 8-bit float
-        // with the shortest mantissa, in whatever order they are added.
+        // NCCL rounds after each step of a sum. Of zeros and ones, sums over eight ranks are exact also in the 8-bit
+        // float with the shortest mantissa, in whatever order they are added.
         let (first, kinds) = match T::DTYPE {
             DType::F8E4M3 | DType::F8E5M2 => (0, 2),
             _ => (1, 3),
@@ -70,6 +71,7 @@ impl<'a> Cases<'a> {
         (0..len).map(value).collect()
     }
 
+    /// The input vectors of a rank, with these lengths.
     pub(crate) fn inputs<T: Scalar>(&self, rank: usize, lens: &[usize]) -> Lists<T> {
         let lens = lens.iter().enumerate();
         lens.map(|(which, &len)| self.input(rank, which, len))
@@ -79,14 +81,14 @@ impl<'a> Cases<'a> {
     /// The reduction of vector `which` over all ranks.
     pub(crate) fn reduced<T: Scalar>(&self, op: ReduceOp, which: usize, len: usize) -> Vec<T> {
         let all: Lists<T> = (0..self.size())
-            .map(|r| self.input(r, which, len))
+            .map(|rank| self.input(rank, which, len))
             .collect();
-        let at = |at: usize| -> Vec<T> { all.iter().map(|values| values[at]).collect() };
-        (0..len).map(|i| T::reduce(op, &at(i))).collect()
+        let at = |index: usize| -> Vec<T> { all.iter().map(|values| values[index]).collect() };
+        (0..len).map(|index| T::reduce(op, &at(index))).collect()
     }
 
-    /// Counts a case, and panics if the values differ.
-    pub(crate) fn same<T: PartialEq + std::fmt::Debug>(&mut self, what: &str, got: T, expected: T) {
+    /// Counts a case, and panics if the values differ. `case` names it in the message.
+    pub(crate) fn same<T: PartialEq + std::fmt::Debug>(&mut self, case: &str, got: T, expected: T) {
         self.checked += 1;
         if got == expected {
             return;
@@ -94,7 +96,7 @@ impl<'a> Cases<'a> {
         let (got, expected) = (format!("{got:?}"), format!("{expected:?}"));
         let cut = |text: &str| text.chars().take(400).collect::<String>();
         panic!(
-            "{what}, {} elements, rank {} of {}: got {}, expected {}",
+            "{case}, {} elements, rank {} of {}: got {}, expected {}",
             self.len,
             self.rank(),
             self.size(),
@@ -116,26 +118,26 @@ impl<'a> Cases<'a> {
         let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         let root = n - 1;
         for op in reductions::<T>() {
-            let what = |name: &str| format!("{name} {op} of {}", T::DTYPE);
+            let case = |name: &str| format!("{name} {op} of {}", T::DTYPE);
             let input = self.input::<T>(this_rank, 0, len);
             if self.limits.refuse(op, T::DTYPE) {
                 let mut buffer = input.clone();
                 let refusal = group.all_reduce(&mut buffer, op).unwrap_err();
-                self.same(&what("refused"), refusal.kind(), ErrorKind::Unsupported);
-                self.same(&what("untouched"), buffer, input);
+                self.same(&case("refused"), refusal.kind(), ErrorKind::Unsupported);
+                self.same(&case("untouched"), buffer, input);
                 continue;
             }
             let expected = self.reduced::<T>(op, 0, len);
             let mut buffer = input.clone();
             group.all_reduce(&mut buffer, op).unwrap();
-            self.same(&what("all_reduce"), buffer, expected.clone());
+            self.same(&case("all_reduce"), buffer, expected.clone());
             let got = group.all_reduce_async(input.clone(), op).unwrap().wait();
-            self.same(&what("all_reduce_async"), got.unwrap(), expected.clone());
+            self.same(&case("all_reduce_async"), got.unwrap(), expected.clone());
 
             let mut buffer = input.clone();
             group.reduce(&mut buffer, op, root as u32).unwrap();
             let left = if this_rank == root { &expected } else { &input };
-            self.same(&what("reduce"), buffer, left.clone());
+            self.same(&case("reduce"), buffer, left.clone());
 
             let lens = [len, len / 2];
             let expected: Lists<T> = (0..2).map(|i| self.reduced(op, i, lens[i])).collect();
@@ -143,7 +145,7 @@ impl<'a> Cases<'a> {
             group
                 .all_reduce_coalesced(&mut slices_mut(&mut buffers), op)
                 .unwrap();
-            self.same(&what("all_reduce_coalesced"), buffers, expected.clone());
+            self.same(&case("all_reduce_coalesced"), buffers, expected.clone());
             let mut buffers = self.inputs::<T>(this_rank, &lens);
             let [first, second] = &mut buffers[..] else {
                 unreachable!()
@@ -154,7 +156,7 @@ impl<'a> Cases<'a> {
                     block.all_reduce(second.as_mut_slice(), op);
                 })
                 .unwrap();
-            self.same(&what("coalesce"), buffers, expected);
+            self.same(&case("coalesce"), buffers, expected);
 
             let whole = self.reduced::<T>(op, 0, len * n);
             let mut output = vec![T::default(); len];
@@ -163,12 +165,12 @@ impl<'a> Cases<'a> {
                 .reduce_scatter_single(&input, &mut output, op)
                 .unwrap();
             let part = whole[this_rank * len..][..len].to_vec();
-            self.same(&what("reduce_scatter_single"), output.clone(), part.clone());
+            self.same(&case("reduce_scatter_single"), output.clone(), part.clone());
             let work = group
                 .reduce_scatter_single_async(input, output, op)
                 .unwrap();
             let (_, got) = work.wait().unwrap();
-            self.same(&what("reduce_scatter_single_async"), got, part);
+            self.same(&case("reduce_scatter_single_async"), got, part);
 
             let lens: Vec<usize> = (0..n).map(|rank| len / (rank + 1)).collect();
             let inputs = self.inputs::<T>(this_rank, &lens);
@@ -177,7 +179,7 @@ impl<'a> Cases<'a> {
                 .reduce_scatter_v(&slices(&inputs), &mut output, op)
                 .unwrap();
             let expected = self.reduced::<T>(op, this_rank, lens[this_rank]);
-            self.same(&what("reduce_scatter_v"), output, expected);
+            self.same(&case("reduce_scatter_v"), output, expected);
 
             let inputs = self.inputs::<T>(this_rank, &vec![len; n]);
             let mut output = vec![T::default(); len];
@@ -185,7 +187,7 @@ impl<'a> Cases<'a> {
                 .reduce_scatter(&slices(&inputs), &mut output, op)
                 .unwrap();
             let expected = self.reduced::<T>(op, this_rank, len);
-            self.same(&what("reduce_scatter"), output, expected);
+            self.same(&case("reduce_scatter"), output, expected);
         }
         if Reduction::allows(ReduceOp::PremulSum, T::DTYPE) {
             // Doubling every rank's input gives the sum over twice as many inputs.
@@ -211,16 +213,16 @@ impl<'a> Cases<'a> {
     fn check_rooted<T: Scalar>(&mut self) {
         let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
         for root in [0, n - 1] {
-            let what = |name: &str| format!("{name} of {} from {root}", T::DTYPE);
+            let case = |name: &str| format!("{name} of {} from {root}", T::DTYPE);
             let is_root = this_rank == root;
             let to = root as u32;
             let expected = self.input::<T>(root, 0, len);
             let mut buffer = self.input::<T>(this_rank, 0, len);
             group.broadcast(&mut buffer, to).unwrap();
-            self.same(&what("broadcast"), buffer, expected.clone());
+            self.same(&case("broadcast"), buffer, expected.clone());
             let buffer = self.input::<T>(this_rank, 0, len);
             let got = group.broadcast_async(buffer, to).unwrap().wait().unwrap();
-            self.same(&what("broadcast_async"), got, expected);
+            self.same(&case("broadcast_async"), got, expected);
 
             for (name, lens) in [
                 ("even", vec![len; n]),
@@ -244,7 +246,7 @@ impl<'a> Cases<'a> {
                         .gather_v(&input, &mut slices_mut(&mut outputs), to)
                         .unwrap();
                 }
-                self.same(&what(&format!("gather {name}")), outputs, expected);
+                self.same(&case(&format!("gather {name}")), outputs, expected);
 
                 let inputs: Lists<T> = if is_root {
                     self.inputs(this_rank, &lens)
@@ -266,34 +268,34 @@ impl<'a> Cases<'a> {
                         .wait()
                         .unwrap()
                 };
-                self.same(&what(&format!("scatter {name}")), got, expected);
+                self.same(&case(&format!("scatter {name}")), got, expected);
             }
         }
     }
 
     fn check_gathers<T: Scalar>(&mut self) {
         let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
-        let what = |name: &str| format!("{name} of {}", T::DTYPE);
+        let case = |name: &str| format!("{name} of {}", T::DTYPE);
         let input = self.input::<T>(this_rank, 0, len);
         let all: Lists<T> = (0..n).map(|r| self.input(r, 0, len)).collect();
         let mut outputs = vec![vec![T::default(); len]; n];
         group
             .all_gather(&input, &mut slices_mut(&mut outputs))
             .unwrap();
-        self.same(&what("all_gather"), outputs, all.clone());
+        self.same(&case("all_gather"), outputs, all.clone());
         let outputs = vec![vec![T::default(); len]; n];
         let work = group.all_gather_async(input.clone(), outputs).unwrap();
         let (_, got) = work.wait().unwrap();
-        self.same(&what("all_gather_async"), got, all.clone());
+        self.same(&case("all_gather_async"), got, all.clone());
 
         let mut output = vec![T::default(); len * n];
         group.all_gather_single(&input, &mut output).unwrap();
-        self.same(&what("all_gather_single"), output.clone(), all.concat());
+        self.same(&case("all_gather_single"), output.clone(), all.concat());
         let work = group
             .all_gather_single_async(input.clone(), output)
             .unwrap();
         let (_, got) = work.wait().unwrap();
-        self.same(&what("all_gather_single_async"), got, all.concat());
+        self.same(&case("all_gather_single_async"), got, all.concat());
 
         let inputs = self.inputs::<T>(this_rank, &[len, 1]);
         let mut outputs = vec![vec![T::default(); len * n], vec![T::default(); n]];
@@ -302,7 +304,7 @@ impl<'a> Cases<'a> {
             .unwrap();
         let ones: Vec<T> = (0..n).flat_map(|r| self.input(r, 1, 1)).collect();
         self.same(
-            &what("all_gather_coalesced"),
+            &case("all_gather_coalesced"),
             outputs,
             vec![all.concat(), ones],
         );
@@ -314,12 +316,12 @@ impl<'a> Cases<'a> {
         group
             .all_gather_v(&input, &mut slices_mut(&mut outputs))
             .unwrap();
-        self.same(&what("all_gather_v"), outputs, all);
+        self.same(&case("all_gather_v"), outputs, all);
     }
 
     fn check_exchanges<T: Scalar>(&mut self) {
         let (group, this_rank, n, len) = (self.group, self.rank(), self.size(), self.len);
-        let what = |name: &str| format!("{name} of {}", T::DTYPE);
+        let case = |name: &str| format!("{name} of {}", T::DTYPE);
         // Rank a sends len / (a + b + 1) elements to rank b.
         let amount = |from: usize, to: usize| len / (from + to + 1);
         let out: Vec<usize> = (0..n).map(|to| amount(this_rank, to)).collect();
@@ -332,7 +334,7 @@ impl<'a> Cases<'a> {
         group
             .all_to_all(&slices(&inputs), &mut slices_mut(&mut outputs))
             .unwrap();
-        self.same(&what("all_to_all"), outputs, expected.clone());
+        self.same(&case("all_to_all"), outputs, expected.clone());
 
         let input = inputs.concat();
         let mut output = vec![T::default(); back.iter().sum()];
@@ -340,7 +342,7 @@ impl<'a> Cases<'a> {
             .all_to_all_v_single(&input, &mut output, &out, &back)
             .unwrap();
         self.same(
-            &what("all_to_all_v_single"),
+            &case("all_to_all_v_single"),
             output.clone(),
             expected.concat(),
         );
@@ -348,7 +350,7 @@ impl<'a> Cases<'a> {
             .all_to_all_v_single_async(input, output, &out, &back)
             .unwrap();
         let (_, got) = work.wait().unwrap();
-        self.same(&what("all_to_all_v_single_async"), got, expected.concat());
+        self.same(&case("all_to_all_v_single_async"), got, expected.concat());
 
         let input: Vec<T> = (0..n)
             .flat_map(|to| self.input(this_rank, to, len))
@@ -358,7 +360,7 @@ impl<'a> Cases<'a> {
             .collect();
         let mut output = vec![T::default(); len * n];
         group.all_to_all_single(&input, &mut output).unwrap();
-        self.same(&what("all_to_all_single"), output, expected);
+        self.same(&case("all_to_all_single"), output, expected);
     }
 
     /// Barriers, messages and objects.
@@ -422,7 +424,7 @@ impl<'a> Cases<'a> {
         group.barrier().unwrap();
     }
 
-    /// Several objects at once, while other operations run; some ranks block where others issue.
+    /// Passes several objects at once while other operations run. Some ranks run blocking what others issue.
     fn check_issued_objects(&mut self, names: &[String]) {
         let (group, this_rank, n) = (self.group, self.rank(), self.size());
         let root = n as u32 - 1;
@@ -467,7 +469,7 @@ impl<'a> Cases<'a> {
 
     fn check_tags(&mut self, next: usize, before: usize) {
         let (group, this_rank, n) = (self.group, self.rank(), self.size());
-        // A send may wait for its receive: one rank begins with the receive.
+        // A send may wait for its receive, so one rank begins with the receive.
         let send = || {
             group
                 .send_object(&vec![this_rank; 2], next as u32, 9)
@@ -486,7 +488,7 @@ impl<'a> Cases<'a> {
         self.same("send_object_async", object, before);
         sent.wait().unwrap();
 
-        // Several receives are pending, with two tags; each gets its own message.
+        // Several receives with two tags are pending, and each gets its own message.
         let receive = |tag| group.recv_object_async::<String>(before as u32, tag);
         let works = [
             receive(9).unwrap(),

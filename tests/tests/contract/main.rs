@@ -1,5 +1,5 @@
-//! The contract of every backend: each operation, element type, length and group shape, blocking and not,
-//! compared with a scalar reference that has no ranks.
+//! Every backend computes what a scalar reference without ranks computes, for each operation, element type, length and
+//! group, blocking or not.
 #![allow(clippy::unwrap_used)]
 
 mod cases;
@@ -86,7 +86,7 @@ fn every_backend_computes_what_the_reference_computes() {
     assert!(checked >= 3 * 4 * 3 * 2 * 17 * 60, "only {checked} cases");
 }
 
-/// Hosts of this many ranks each; ranks of different hosts share no memory.
+/// Puts this many ranks on each host. Ranks of different hosts share no memory.
 fn hosts_of(ranks: u32) -> impl Fn(&mut Config) {
     move |config| {
         let rendezvous = config.rendezvous.as_ref().unwrap();
@@ -119,7 +119,6 @@ fn thirty_two_ranks_compute_what_the_reference_computes() {
         &Carrier::Cpu,
         |_| {},
         |world| {
-            // All cases, in the group and in the reversed one.
             let count = check_all_types(&world, 5);
             world.shutdown().unwrap();
             count
@@ -160,8 +159,8 @@ fn rank_over_nccl() {
     cases.check::<f32>();
     let mut long = Cases::new(world.group(), 40_009, 5);
     long.check::<f32>();
-    let all = checked + cases.checked() + long.checked();
-    eprintln!("{all} cases");
+    let total = checked + cases.checked() + long.checked();
+    eprintln!("{total} cases");
     world.shutdown().unwrap();
 }
 
@@ -169,7 +168,7 @@ fn rank_over_nccl() {
 fn nccl_on_the_simulator_computes_what_the_reference_computes() {
     let program = std::env::current_exe().unwrap();
     let simulator = simulator::path();
-    // Communicators that block, and those that do not.
+    // Blocking communicators, and communicators that do not block.
     let modes = ["1", "0"].map(|blocking| [1, 2, 4, 8].map(|ranks| (ranks, blocking)));
     for (ranks, blocking) in modes.into_iter().flatten() {
         let program = program.to_str().unwrap();

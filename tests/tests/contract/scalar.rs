@@ -1,7 +1,7 @@
-//! The reference: reductions of a few numbers, one at a time.
+//! The reference, which reduces a few numbers one after the other.
 //!
-//! Values are small, so that sums and products are exact in the wide type; what is narrower than the
-//! wide type is rounded once, at the end, as backends promise.
+//! Values are small, so that sums and products are exact in a wide type. A result of a narrower type is rounded once,
+//! at the end, as backends promise.
 
 use rcomm::{Complex, Element, F8E4M3, F8E5M2, ReduceOp, Reduction, bf16, f16};
 
@@ -14,7 +14,7 @@ pub(crate) trait Scalar: Element + PartialEq {
     fn reduce(op: ReduceOp, values: &[Self]) -> Self;
 }
 
-/// The reductions that a type allows, but for the one with a factor.
+/// The reductions that a type allows, except the one with a factor.
 pub(crate) fn reductions<T: Scalar>() -> impl Iterator<Item = ReduceOp> {
     let all = ReduceOp::ALL.iter().copied();
     all.filter(|&op| op != ReduceOp::PremulSum && Reduction::allows(op, T::DTYPE))

@@ -230,11 +230,11 @@ fn compression_sends_16_bit_gradients_and_rounds_them() {
                 }
             }
             let dump = world.snapshot();
-            let sent = |it: &String| it == dtype;
+            let is_sent = |input: &String| input == dtype;
             assert!(
                 dump.signatures
                     .iter()
-                    .any(|it| it.input_dtypes.iter().any(sent))
+                    .any(|signature| signature.input_dtypes.iter().any(is_sent))
             );
         }
         world.shutdown().unwrap();
@@ -268,7 +268,7 @@ fn gradients_of_every_floating_type_are_averaged_and_compressed() {
                 reducer.ready(parameter, &elements).unwrap();
             }
             for (parameter, got) in reducer.finish().unwrap().into_iter().enumerate() {
-                // Small numbers and halves of them: exact in every type.
+                // Small numbers and their halves are exact in every type.
                 assert_eq!(
                     got.unwrap(),
                     typed(average(2, parameter, 1)),
@@ -287,11 +287,11 @@ fn gradients_of_every_floating_type_are_averaged_and_compressed() {
     });
 }
 
-/// The method of PowerSGD (Vogels et al., 2019) with matrices of rank 1: a bucket as a matrix M of `ROWS` rows is sent
-/// as two vectors, P = MQ and Q = MᵀP, and what that loses is added to the next step's gradients.
+/// PowerSGD (Vogels et al., 2019) with matrices of rank 1. A bucket is a matrix M of `ROWS` rows and is sent as two
+/// vectors, P = MQ and Q = MᵀP. The error is added to the next step's gradients.
 #[derive(Default)]
 struct LowRank {
-    /// By bucket: the vector Q and the error of the last step.
+    /// The vector Q and the error of the last step, by bucket.
     memory: Vec<(Vec<f32>, Vec<f32>)>,
 }
 
@@ -341,7 +341,7 @@ fn a_custom_hook_may_compress_and_keep_state() {
             ..small_buckets()
         };
         let mut reducer = Reducer::new(world.group(), parameters(), options).unwrap();
-        // With the error fed back, what was sent adds up to what was given.
+        // Because the error is fed back, the sent gradients add up to the given ones.
         let mut sent = [0.0; 12];
         let steps = 200;
         for _ in 0..steps {

@@ -1,5 +1,5 @@
-//! What a trainer needs of the reducer: gradients in place, buckets in the order of the first step, static graphs,
-//! accumulation, uneven inputs, sparse gradients, gradients sent in 16 or 8 bits or by PowerSGD, smaller groups, and
+//! The reducer serves trainers: it holds gradients in place, orders buckets by the first step, and supports static
+//! graphs, accumulation, uneven inputs, sparse gradients, gradients in 16 or 8 bits or by PowerSGD, smaller groups, and
 //! statistics.
 
 use super::{LENS, average, gradient, parameters, run, small_buckets};
@@ -10,16 +10,17 @@ use rcomm::data_parallel::{
 use rcomm::{ErrorKind, GroupOptions, OpType, ReduceOp, SparseTensor, World, bf16};
 use std::time::Duration;
 
+/// The number of recorded operations of this type.
 fn count(world: &World, op: OpType) -> usize {
     let entries = &world.snapshot().entries;
     entries.iter().filter(|entry| entry.op == op).count()
 }
 
-/// One step in place, in this order of the parameters.
+/// Takes a step in place, with the parameters in this order.
 fn step(reducer: &mut Reducer, rank: u32, step: u32, order: &[usize]) {
     for &parameter in order {
         let into = reducer.gradient_mut(parameter).unwrap();
-        assert!(into.iter().all(|&it| it == 0.0));
+        assert!(into.iter().all(|&value| value == 0.0));
         into.copy_from_slice(&gradient(rank, parameter, step));
         reducer.mark_ready(parameter).unwrap();
     }
@@ -108,7 +109,7 @@ fn gradients_of_several_passes_add_up_and_only_the_last_pass_sends() {
                 let values = gradient(world.rank(), parameter, 2);
                 reducer.ready(parameter, &values).unwrap();
             }
-            // The last one in place: it holds the sum so far.
+            // The last gradient is added in place, where the sum so far is.
             let values = gradient(world.rank(), 3, 2);
             let sum = reducer.gradient_mut(3).unwrap();
             sum.iter_mut()
@@ -183,10 +184,10 @@ fn a_static_graph_is_searched_once_and_delays_no_bucket() {
     });
 }
 
-/// Takes r + 1 steps on rank r, checks the averages of each, and returns the reducer.
-fn uneven(world: &World, way: UnevenInputs) -> Reducer {
+/// Takes `r + 1` steps on rank `r`, checks the averages of each step, and returns the reducer.
+fn uneven(world: &World, inputs: UnevenInputs) -> Reducer {
     let options = ReducerOptions {
-        uneven: way,
+        uneven: inputs,
         ..small_buckets()
     };
     let (rank, size) = (world.rank(), world.size());
@@ -194,7 +195,7 @@ fn uneven(world: &World, way: UnevenInputs) -> Reducer {
     for nth in 0..=rank {
         step(&mut reducer, rank, nth, &[3, 1, 2, 0]);
         let active = nth..size;
-        let divisor = match way {
+        let divisor = match inputs {
             UnevenInputs::DivideByActive => active.len() as f32,
             _ => size as f32,
         };
@@ -219,8 +220,8 @@ fn uneven(world: &World, way: UnevenInputs) -> Reducer {
 #[test]
 fn ranks_without_input_take_part_until_all_have_joined() {
     run(3, |world| {
-        for way in [UnevenInputs::DivideBySize, UnevenInputs::DivideByActive] {
-            let mut reducer = uneven(&world, way);
+        for inputs in [UnevenInputs::DivideBySize, UnevenInputs::DivideByActive] {
+            let mut reducer = uneven(&world, inputs);
             let joined = reducer.join().unwrap();
             assert_eq!(joined.shadowed, u64::from(2 - world.rank()));
             assert_eq!(joined.last, 2);
@@ -231,8 +232,8 @@ fn ranks_without_input_take_part_until_all_have_joined() {
             reducer
                 .broadcast_parameters_from(&mut values, joined.last)
                 .unwrap();
-            assert!(values.iter().flatten().all(|&it| it == 2.0));
-            // The next epoch.
+            assert!(values.iter().flatten().all(|&value| value == 2.0));
+            // The next epoch begins.
             step(&mut reducer, world.rank(), 1, &[0, 1, 2, 3]);
             check_averages(&reducer, 3, 1);
             let joined = reducer.join().unwrap();
@@ -255,14 +256,14 @@ fn a_reducer_goes_on_in_the_group_of_the_remaining_ranks() {
         if rank == 2 {
             return drop(world);
         }
-        // A step that cannot end: its buckets are under way when the third rank is gone.
-        let mut lost = || -> rcomm::Result<()> {
+        // This step cannot end, because the third rank is gone while the buckets are under way.
+        let mut lost_step = || -> rcomm::Result<()> {
             for parameter in 0..4 {
                 reducer.ready(parameter, &gradient(rank, parameter, 1))?;
             }
             reducer.finish_in_place()
         };
-        let error = lost().unwrap_err();
+        let error = lost_step().unwrap_err();
         assert!(!error.is_recoverable(), "{error}");
         let survivors = world
             .group()
@@ -295,7 +296,7 @@ fn sparse_gradients_are_averaged_by_rows() {
         let rank = world.rank();
         for nth in 0..3 {
             reducer.ready(2, &[rank as f32; 2]).unwrap();
-            // Both ranks have row 7, and one of their own; in the second step rank 1 has none.
+            // Both ranks have row 7 and a row of their own. In the second step, rank 1 has no row.
             let is_used = nth != 1 || rank == 0;
             if is_used {
                 let rows = vec![7, 10 + i64::from(rank)];
@@ -322,7 +323,7 @@ fn sparse_gradients_are_averaged_by_rows() {
         let error = reducer.ready_sparse(1, wrong).unwrap_err();
         assert!(error.to_string().contains("has shape [9, 2]"), "{error}");
 
-        // Sparse on one rank only.
+        // The parameter is sparse on one rank only.
         let sparse = if rank == 1 { vec![1] } else { Vec::new() };
         let options = ReducerOptions {
             sparse,
@@ -351,8 +352,9 @@ fn gradients_sent_in_16_bits_are_rounded_as_by_the_hook_of_their_type() {
                 check_averages(&reducer, 2, nth);
             }
             let signatures = &world.snapshot().signatures;
-            let sent = |it: &String| it == dtype;
-            assert!(signatures.iter().any(|it| it.input_dtypes.iter().any(sent)));
+            let is_sent = |input: &String| input == dtype;
+            let mut signatures = signatures.iter();
+            assert!(signatures.any(|signature| signature.input_dtypes.iter().any(is_sent)));
         }
         world.shutdown().unwrap();
     });
@@ -494,24 +496,26 @@ fn gradients_in_8_bits_lose_nothing_over_many_steps() {
         }
         for (at, sum) in sum.iter().enumerate() {
             let (got, exact) = (*sum / STEPS as f64, f64::from(mean(at)));
-            // The error that a rank has not yet sent after the last step is at most this where a block has elements of
-            // this size and of the next one.
-            let owed = 8.7 * 10.0f64.powi((at / 300) as i32 + 1) / 127.0 * 2.0;
+            // The largest error that a rank has not yet sent after the last step, in a block with elements of this size
+            // and of the next one.
+            let max_unsent = 8.7 * 10.0f64.powi((at / 300) as i32 + 1) / 127.0 * 2.0;
             assert!(
-                (got - exact).abs() <= owed / STEPS as f64,
+                (got - exact).abs() <= max_unsent / STEPS as f64,
                 "{at}: {got} for {exact}"
             );
         }
         let dump = world.snapshot();
-        let is_narrow = |types: &Vec<String>| types.iter().all(|it| it == "Byte");
+        let is_narrow = |types: &Vec<String>| types.iter().all(|dtype| dtype == "Byte");
         let sent = dump
             .entries
             .iter()
-            .filter(|it| it.op == OpType::AllToAllSingle);
+            .filter(|entry| entry.op == OpType::AllToAllSingle);
         let signatures = &dump.signatures;
-        let mut sent = sent.map(|it| &signatures[it.signature as usize]).peekable();
+        let mut sent = sent
+            .map(|entry| &signatures[entry.signature as usize])
+            .peekable();
         assert!(sent.peek().is_some());
-        assert!(sent.all(|it| is_narrow(&it.input_dtypes)));
+        assert!(sent.all(|signature| is_narrow(&signature.input_dtypes)));
         world.shutdown().unwrap();
     });
 }
@@ -539,8 +543,8 @@ fn statistics_say_what_a_step_took_and_what_of_it_was_exposed() {
             assert!(statistics.hidden() <= statistics.communication);
             let parts = statistics.forward + statistics.backward + statistics.exposed;
             assert_eq!(statistics.total(), parts);
-            assert!(buckets.iter().all(|it| it.ready <= it.sent));
-            // The record of the rank has the same.
+            assert!(buckets.iter().all(|bucket| bucket.ready <= bucket.sent));
+            // The rank's record has the same times.
             let steps = world.snapshot().reducer_steps;
             assert_eq!(steps.len() as u64, nth);
             let recorded = steps.last().unwrap();

@@ -337,17 +337,17 @@ impl OperationHook for Log {
 }
 
 impl Log {
-    fn note(&self, what: &str, operation: &HookedOperation<'_>, error: Option<&rcomm::Error>) {
+    fn note(&self, event: &str, operation: &HookedOperation<'_>, error: Option<&rcomm::Error>) {
         let HookedOperation { group, op, seq, .. } = operation;
         let error = error.map_or(String::new(), |error| format!(": {:?}", error.kind()));
         self.0
             .lock()
             .unwrap()
-            .push(format!("{what} {op} #{seq} of {group}{error}"));
+            .push(format!("{event} {op} #{seq} of {group}{error}"));
     }
 
     fn has(&self, line: &str) -> bool {
-        self.0.lock().unwrap().iter().any(|it| it == line)
+        self.0.lock().unwrap().iter().any(|noted| noted == line)
     }
 }
 
@@ -370,20 +370,20 @@ fn a_hook_is_called_when_each_operation_begins_and_ends() {
         let sent = group.send_async(vec![this_rank], other, 0).unwrap();
         group.recv(&mut [0u32], other, 0).unwrap();
         sent.wait().unwrap();
-        let of = |what: &str| {
+        let count = |event: &str| {
             let seen = log.0.lock().unwrap();
-            seen.iter().filter(|line| line.starts_with(what)).count()
+            seen.iter().filter(|line| line.starts_with(event)).count()
         };
         // A caller may see the end of its operation before the hook does.
-        wait_until("all ends", || (of("ended") == 5).then_some(()));
+        wait_until("all ends", || (count("ended") == 5).then_some(()));
         let seen = log.0.lock().unwrap().clone();
-        assert_eq!(of("begun"), 5, "{seen:?}");
+        assert_eq!(count("begun"), 5, "{seen:?}");
         assert_eq!(
             seen[..2],
             ["begun barrier #1 of dp", "ended barrier #1 of dp"]
         );
-        for what in ["begun", "ended"] {
-            assert!(log.has(&format!("{what} all_reduce #2 of dp")), "{seen:?}");
+        for event in ["begun", "ended"] {
+            assert!(log.has(&format!("{event} all_reduce #2 of dp")), "{seen:?}");
         }
         // The hook also gets the error with which an operation ends.
         let broken = group.recv_async(vec![0u32], other, 9).unwrap();

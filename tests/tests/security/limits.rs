@@ -1,5 +1,5 @@
-//! The table of limits in docs/SECURITY.md: it has each number as it is in the code, and no reader of outside bytes has
-//! a limit that is not in it.
+//! The table of limits in docs/SECURITY.md has each number as it is in the code, and each limit of a reader of outside
+//! bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -99,8 +99,8 @@ messages of the kernel that a live view keeps | analyzer/src/live/source/surroun
 `rcomm-fr diff`: a report | analyzer/src/cli/diff.rs | MAX_REPORT
 ";
 
-/// Files and folders of readers of bytes from outside: every constant there whose name begins with `MAX_` or `MOST_` is
-/// in [`LIMITS`] or in [`EXEMPT`].
+/// The files and folders of readers of bytes from outside. Every constant in them whose name begins with `MAX_` or
+/// `MOST_` is in [`LIMITS`] or in [`EXEMPT`].
 const READERS: &[&str] = &[
     "recorder/src/publish",
     "runtime/core/src/store",
@@ -122,7 +122,7 @@ const READERS: &[&str] = &[
     "web/src/nodes",
 ];
 
-/// Constants there that are no limits of what is read, each with the reason.
+/// The constants of these readers that do not limit what is read, each with the reason.
 const EXEMPT: &str = "
 recorder/src/publish/client.rs | MAX_ERROR_TEXT | shortens a text for a message
 recorder/src/publish/dump_file.rs | MAX_NUMBERED | counts files that this process writes
@@ -227,7 +227,7 @@ fn the_page_states_every_limit_as_it_is() {
     assert_eq!(stated, known.collect());
 }
 
-/// All files of Rust below a path, relative to the root; without tests.
+/// All Rust files below a path, without tests. Paths are relative to the root of the repository.
 fn sources(path: &Path) -> Vec<PathBuf> {
     let full = root().join(path);
     if full.is_file() {
@@ -237,11 +237,12 @@ fn sources(path: &Path) -> Vec<PathBuf> {
     let names = entries.map(|entry| path.join(entry.unwrap().file_name()));
     let is_source = |path: &PathBuf| {
         let is_test = path.file_stem().is_some_and(|name| name == "tests");
-        !is_test && (root().join(path).is_dir() || path.extension().is_some_and(|it| it == "rs"))
+        let is_rust = path.extension().is_some_and(|extension| extension == "rs");
+        !is_test && (root().join(path).is_dir() || is_rust)
     };
     names
         .filter(is_source)
-        .flat_map(|it| sources(&it))
+        .flat_map(|path| sources(&path))
         .collect()
 }
 
@@ -264,10 +265,12 @@ fn every_limit_of_a_reader_is_on_the_page_or_is_none() {
             }
         }
     }
-    let has = |set: &BTreeSet<(&str, &str)>, it: &(String, String)| set.contains(&(&*it.0, &*it.1));
+    let has = |set: &BTreeSet<(&str, &str)>, (file, name): &(String, String)| {
+        set.contains(&(&**file, &**name))
+    };
     let missing: Vec<_> = found
         .iter()
-        .filter(|it| !has(&listed, it) && !has(&exempt, it))
+        .filter(|constant| !has(&listed, constant) && !has(&exempt, constant))
         .collect();
     assert!(
         missing.is_empty(),

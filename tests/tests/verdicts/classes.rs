@@ -1,5 +1,5 @@
-//! Messages and hosts, class by class: the halves of messages, hosts that are gone, and each of them with
-//! rings that operations issued ahead of the device may fill.
+//! Faults of messages and hosts, class by class: halves of messages that do not match, and hosts that are gone. Each
+//! class is also judged with rings so short that operations issued ahead of the device may fill them.
 
 use crate::seeds;
 use crate::tally::{RIGHT, Tally};
@@ -11,7 +11,7 @@ use rcomm_tests::generator::{Exchange, Job, Kind, Random, Spec, Window};
 pub(crate) enum Rings {
     /// The whole job, or several steps of it.
     Long,
-    /// So short that operations issued ahead may fill it.
+    /// So little that operations issued ahead may fill the rings.
     Short,
 }
 
@@ -23,12 +23,12 @@ pub(crate) fn job(seed: u64, kind: Kind, rings: Rings) -> Option<Job> {
     if spec.recording.recorder == Recorder::NativeGloo {
         spec.recording.recorder = Recorder::Hook;
     }
-    let messages = Kind::MESSAGES.contains(&kind);
-    if messages && spec.pp < 2 {
+    let is_of_messages = Kind::MESSAGES.contains(&kind);
+    if is_of_messages && spec.pp < 2 {
         spec.pp = *random.pick(&[2, 4]);
     }
     // Three pipelines show which of the two ends deviates.
-    if messages && spec.tp * spec.dp < 3 {
+    if is_of_messages && spec.tp * spec.dp < 3 {
         spec.dp = 4;
         spec.ep = 1;
     }

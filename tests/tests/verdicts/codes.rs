@@ -1,4 +1,4 @@
-//! Every code of the report is found in some labeled job, with the right ranks.
+//! Every code of a report is found in some generated job, with the right ranks.
 
 use crate::tally::{roots, summary_of, truth};
 use crate::{judge, seeds, warnings};
@@ -54,11 +54,14 @@ const MADE_BY: &[(Code, Cause)] = &[
     (Code::N306, Cause::Fault(Kind::Turns)),
 ];
 
+/// What makes the analysis report a code.
 #[derive(Clone, Copy)]
 enum Cause {
+    /// An injected fault.
     Fault(Kind),
+    /// Damaged records.
     Damage(Damage),
-    /// A rank that no longer answers a live view.
+    /// A rank no longer answers a live view.
     Silence,
     /// A signal stops the rank that the others wait for.
     Stop,
@@ -66,11 +69,11 @@ enum Cause {
     LinksSilent,
     /// The store of a job without a fault no longer answers.
     StoreSilent,
-    /// The records of a healthy job were taken before its end, and nothing in them says so.
+    /// The records of a healthy job were taken before its end, and nothing in them tells that.
     Midway,
     /// The job has no fault.
     Nothing,
-    /// There is no record, but the log of a rank whose network does not lead to another host.
+    /// There is no record, but there is the log of a rank that cannot reach another host.
     CutOff,
 }
 
@@ -89,7 +92,7 @@ fn every_code_is_reported_of_a_job_that_has_it() {
                 continue;
             };
             jobs += 1;
-            if says(&job, &report, code) {
+            if has_code(&job, &report, code) {
                 found += 1;
             } else {
                 others.push(format!(
@@ -110,8 +113,8 @@ fn every_code_is_reported_of_a_job_that_has_it() {
     }
 }
 
-/// The job of this seed with the cause, and its report; `None` if the seed's layout offers no place for the cause, or
-/// if the records do not show it.
+/// The job of this seed with the cause, and its report. `None` if the job has no place for the cause, or if the records
+/// do not show it.
 fn job_with(seed: u64, cause: Cause) -> Option<(Job, Report)> {
     let hang = |kind: Kind| {
         let mut spec = Spec::random(seed.wrapping_add(13 << 32), 32);
@@ -132,11 +135,14 @@ fn job_with(seed: u64, cause: Cause) -> Option<(Job, Report)> {
         Cause::Stop => {
             let mut job = hang(Kind::Stuck);
             let stopped = job.culprits();
-            let dumps = job.dumps.iter_mut();
-            for dump in
-                dumps.filter(|it| it.identity.rank.is_some_and(|rank| stopped.contains(&rank)))
-            {
-                dump.identity.reason = RingReader::OWNER_IS_STOPPED.into();
+            for dump in &mut job.dumps {
+                if dump
+                    .identity
+                    .rank
+                    .is_some_and(|rank| stopped.contains(&rank))
+                {
+                    dump.identity.reason = RingReader::OWNER_IS_STOPPED.into();
+                }
             }
             job
         }
@@ -216,15 +222,15 @@ fn job_with(seed: u64, cause: Cause) -> Option<(Job, Report)> {
             return Some((job, report));
         }
     };
-    let placed = !job.faults.is_empty() && job.decidable;
+    let shows_fault = !job.faults.is_empty() && job.decidable;
     let report = judge(&job);
-    placed.then_some((job, report))
+    shows_fault.then_some((job, report))
 }
 
 /// Whether the report has the code. An error must be the first that no other finding causes, and name only ranks at
-/// fault, or none if none is at fault. A warning, except `W150`, must name no other rank. A note must be among the
-/// problems of the input.
-fn says(job: &Job, report: &Report, code: Code) -> bool {
+/// fault, or none if none is at fault. A warning, except `W150`, must name only ranks at fault. A note must be among
+/// the problems of the input.
+fn has_code(job: &Job, report: &Report, code: Code) -> bool {
     let guilty = job.culprits();
     match code.severity() {
         Severity::Error => roots(report).next().is_some_and(|first| {
@@ -232,10 +238,9 @@ fn says(job: &Job, report: &Report, code: Code) -> bool {
                 && first.culprit_ranks.is_empty() == guilty.is_empty()
                 && first.culprit_ranks.iter().all(|rank| guilty.contains(rank))
         }),
-        Severity::Warning => report.findings.iter().any(|one| {
-            let named = one.culprit_ranks.iter();
-            one.code == code
-                && (code == Code::W150 || named.clone().all(|rank| guilty.contains(rank)))
+        Severity::Warning => report.findings.iter().any(|finding| {
+            let mut named = finding.culprit_ranks.iter();
+            finding.code == code && (code == Code::W150 || named.all(|rank| guilty.contains(rank)))
         }),
         Severity::Note => report.problems.iter().any(|problem| problem.code == code),
     }
@@ -263,16 +268,16 @@ fn fall_silent(job: &Job) -> Option<Report> {
             .collect(),
         ..Poll::default()
     };
-    let all = |rank: Rank| Seen::Changed(Box::new(job.dumps[rank as usize].clone()));
-    live.observe(0, Ok(poll_of(&all)), at(1));
+    let see_all = |rank: Rank| Seen::Changed(Box::new(job.dumps[rank as usize].clone()));
+    live.observe(0, Ok(poll_of(&see_all)), at(1));
     live.refresh(at(1))?;
-    let but_one = |rank: Rank| match rank {
+    let see_all_but_one = |rank: Rank| match rank {
         0 => Seen::Failed("connection refused".into()),
         _ => Seen::Unchanged {
             heartbeat_ns: 0,
             as_of_ns: 0,
         },
     };
-    live.observe(0, Ok(poll_of(&but_one)), at(30));
+    live.observe(0, Ok(poll_of(&see_all_but_one)), at(30));
     Some(live.refresh(at(30))?.report.as_ref().clone())
 }

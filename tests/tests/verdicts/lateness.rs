@@ -115,8 +115,8 @@ fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> b
         let report = job.judge(&Policy::default());
         row.jobs += 1;
         let is_innocent = |rank: &u32| !job.culprits.contains(rank);
-        let mut claims = report.findings.iter().filter(|one| is_claim(one));
-        let accuses = claims.any(|one| one.culprit_ranks.iter().any(is_innocent));
+        let mut claims = report.findings.iter().filter(|finding| is_claim(finding));
+        let accuses = claims.any(|finding| finding.culprit_ranks.iter().any(is_innocent));
         row.innocents += usize::from(accuses);
         let is_right = right(&job, &report);
         row.right += usize::from(is_right);
@@ -140,7 +140,9 @@ fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> b
 pub(crate) fn names(job: &PacedJob, report: &Report) -> bool {
     let late = report.findings.first();
     report.verdict == Verdict::Slow
-        && late.is_some_and(|one| one.code == Code::W220 && one.culprit_ranks == job.culprits)
+        && late.is_some_and(|finding| {
+            finding.code == Code::W220 && finding.culprit_ranks == job.culprits
+        })
 }
 
 /// Judges the jobs of the classes with each polling interval. Panics if a finding names a rank that is not late, or if
@@ -165,7 +167,7 @@ fn healthy_jobs_have_no_late_rank_however_coarse_the_watchdog() {
             && report
                 .findings
                 .iter()
-                .all(|one| one.severity == Severity::Note)
+                .all(|finding| finding.severity == Severity::Note)
     });
 }
 
@@ -181,6 +183,6 @@ fn a_late_host_is_named_as_a_whole_and_lateness_by_turns_accuses_no_rank() {
         report
             .findings
             .iter()
-            .all(|one| one.severity == Severity::Note)
+            .all(|finding| finding.severity == Severity::Note)
     });
 }

@@ -1,7 +1,7 @@
-//! Verdicts on labeled jobs: the true root first, no other rank accused, no finding on healthy jobs.
+//! Verdicts on generated jobs name the true cause first, accuse no other rank, and have no finding on healthy jobs.
 //!
-//! Jobs come from seeds, so each failure names the seed that reproduces it. `RCOMM_VERDICT_SEEDS`
-//! sets the number of seeds per property; each property prints a line of the summary.
+//! Jobs come from seeds, and each failure names the seed that reproduces it. `RCOMM_VERDICT_SEEDS` sets the number of
+//! seeds per property. Each property prints a line of the summary.
 
 #![expect(
     clippy::print_stderr,
@@ -21,15 +21,18 @@ use rcomm_recorder::publish::Recorder;
 use rcomm_tests::generator::{Damage, Job, Kind, Random, Spec, Window};
 use tally::{RIGHT, Tally, is_claim, roots, summary_of, truth};
 
+/// The seeds of a property.
 fn seeds(default: u64) -> std::ops::Range<u64> {
-    let asked = std::env::var("RCOMM_VERDICT_SEEDS").ok();
-    0..asked.and_then(|text| text.parse().ok()).unwrap_or(default)
+    let requested = std::env::var("RCOMM_VERDICT_SEEDS").ok();
+    0..requested
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
 }
 
-/// The largest job of a property: jobs of thousands of ranks are made in long runs only.
-fn most_ranks(seed: u64, usual: u32) -> u32 {
-    let long = std::env::var_os("RCOMM_VERDICT_SEEDS").is_some();
-    if long && seed % 500 == 499 {
+/// The largest number of ranks of a job. Jobs of thousands of ranks are made in long runs only.
+fn max_ranks(seed: u64, usual: u32) -> u32 {
+    let is_long_run = std::env::var_os("RCOMM_VERDICT_SEEDS").is_some();
+    if is_long_run && seed % 500 == 499 {
         4096
     } else {
         usual
@@ -41,13 +44,13 @@ fn judge(job: &Job) -> Report {
 }
 
 /// A job that hangs because of these faults, and whose records decide who is at fault, if this seed gives one.
-fn faulty(seed: u64, salt: u64, most_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
-    hanging(seed, salt, most_ranks, faults).filter(|job| job.decidable)
+fn faulty(seed: u64, salt: u64, max_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
+    hanging(seed, salt, max_ranks, faults).filter(|job| job.decidable)
 }
 
 /// A job that hangs because of these faults, if this seed gives one, whether or not its records decide who is at fault.
-fn hanging(seed: u64, salt: u64, most_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
-    let mut spec = Spec::random(seed.wrapping_add(salt << 32), most_ranks);
+fn hanging(seed: u64, salt: u64, max_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
+    let mut spec = Spec::random(seed.wrapping_add(salt << 32), max_ranks);
     spec.faults = faults;
     let job = spec.make();
     (!job.faults.is_empty() && !job.blocked.is_empty()).then_some(job)
@@ -75,8 +78,9 @@ fn assert_no_claims(name: &str, jobs: impl Iterator<Item = (u64, Job)>, policy: 
             _ => false,
         };
         // Pending operations are listed, whatever their age.
-        let shown = (report.verdict == Verdict::Running) != report.in_flight.is_empty();
-        let fits = fits && shown && report.in_flight.iter().all(|it| !it.overdue);
+        let lists_pending = (report.verdict == Verdict::Running) != report.in_flight.is_empty();
+        let is_overdue = report.in_flight.iter().any(|operation| operation.overdue);
+        let fits = fits && lists_pending && !is_overdue;
         if !fits || report.findings.iter().any(is_claim) {
             failures.push(format!(
                 "seed {seed}: {} in {:?}",
@@ -95,7 +99,7 @@ fn assert_no_claims(name: &str, jobs: impl Iterator<Item = (u64, Job)>, policy: 
 
 #[test]
 fn healthy_jobs_have_no_finding() {
-    let jobs = seeds(50).map(|seed| (seed, Spec::random(seed, most_ranks(seed, 64)).make()));
+    let jobs = seeds(50).map(|seed| (seed, Spec::random(seed, max_ranks(seed, 64)).make()));
     assert_no_claims("healthy", jobs, &Policy::default());
 }
 
@@ -117,7 +121,7 @@ fn running_jobs_have_no_finding() {
 fn the_true_root_is_the_first_finding() {
     let mut tally = Tally::default();
     for seed in seeds(150) {
-        if let Some(job) = faulty(seed, 0, most_ranks(seed, 64), vec![kind_of_hang(seed)]) {
+        if let Some(job) = faulty(seed, 0, max_ranks(seed, 64), vec![kind_of_hang(seed)]) {
             tally.add(seed, &job, 0.0);
         }
     }
@@ -162,23 +166,23 @@ fn the_verdict_does_not_depend_on_the_order_of_files() {
     }
 }
 
-/// Asserts that in spite of damage to the records of ranks that are not at fault, the first finding is right, or leaves
-/// open who is at fault, in this share of the jobs; that no other rank is accused with a confidence above one half; and
-/// that the damage is noted.
+/// Damages the records of ranks that are not at fault. Asserts that the first finding is right, or leaves open who is
+/// at fault, in this share of the jobs; that no other rank is accused with a confidence above one half; and that the
+/// damage is noted.
 fn assert_right_under(damage: Damage, salt: u64, right: f64) {
     let mut tally = Tally::default();
     let mut unnoted = Vec::new();
     for seed in seeds(30) {
         let kind = kind_of_hang(seed);
-        if damage == Damage::OnlyActive && !shows_in_what_is_active(kind) {
+        if damage == Damage::OnlyActive && !shows_in_active_operations(kind) {
             continue;
         }
         let Some(mut job) = faulty(seed, salt, 32, vec![kind]) else {
             continue;
         };
-        // Members of a batch stay `scheduled`: without its marker it seems unfinished.
-        let batches = job.spec.pp > 1 && job.spec.recording.batched || job.spec.mix.rings;
-        if damage == Damage::OnlyActive && batches {
+        // The members of a batch stay `scheduled`, so that a batch without its marker seems unfinished.
+        let has_batches = job.spec.pp > 1 && job.spec.recording.batched || job.spec.mix.rings;
+        if damage == Damage::OnlyActive && has_batches {
             continue;
         }
         let before: Vec<Rank> = job
@@ -211,21 +215,21 @@ fn is_noted(damage: Damage, lost: Option<Rank>, report: &Report) -> bool {
     let noted = |code: Code| report.problems.iter().any(|problem| problem.code == code);
     match damage {
         Damage::Missing => {
-            let accused = report.findings.iter().any(|one| {
-                let sets = one.alternatives.iter().chain([&one.culprit_ranks]);
+            let is_named = report.findings.iter().any(|finding| {
+                let sets = finding.alternatives.iter().chain([&finding.culprit_ranks]);
                 sets.flatten().any(|&rank| Some(rank) == lost)
             });
-            accused || noted(Code::N301)
+            is_named || noted(Code::N301)
         }
         Damage::Stale => noted(Code::N300),
         Damage::MixedVersions => noted(Code::N303),
-        // A cut file is reported by its reader; a dump of the active operations alone is not damaged.
+        // The reader reports a cut file. A dump of the active operations alone is not damaged.
         Damage::Cut | Damage::OnlyActive => true,
     }
 }
 
 /// Whether unfinished operations alone show the fault, without earlier operations and without other groups.
-fn shows_in_what_is_active(kind: Kind) -> bool {
+fn shows_in_active_operations(kind: Kind) -> bool {
     matches!(kind, Kind::Stuck | Kind::Crash)
 }
 
@@ -285,14 +289,14 @@ fn no_lost_dump_makes_an_innocent_rank_the_root() {
             let mut rest = job.clone();
             rest.dumps.remove(at);
             let report = judge(&rest);
-            for one in roots(&report) {
+            for finding in roots(&report) {
                 let innocent = |rank: &Rank| !guilty.contains(rank);
-                if !one.culprit_ranks.iter().any(innocent) {
+                if !finding.culprit_ranks.iter().any(innocent) {
                     continue;
                 }
                 suspected += 1;
-                let unexplained = one.doubts.is_empty() && one.alternatives.is_empty();
-                if one.confidence > 0.5 || unexplained {
+                let is_unexplained = finding.doubts.is_empty() && finding.alternatives.is_empty();
+                if finding.confidence > 0.5 || is_unexplained {
                     wrong.push(format!(
                         "seed {seed} without rank {rank}: {} judged as {}",
                         truth(&rest),
@@ -356,7 +360,7 @@ fn a_second_record_of_one_recorder_is_set_aside() {
     for seed in seeds(10) {
         let mut job = with_two_recorders(seed, vec![Kind::Stuck]);
         let before = judge(&job);
-        // The first of the ranks' two records, once more and a moment older.
+        // The first record, once more and a moment older.
         let mut older = job.dumps[0].clone();
         older.entries.truncate(older.entries.len() - 1);
         job.dumps.push(older);

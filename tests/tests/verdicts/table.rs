@@ -1,5 +1,5 @@
-//! One table of all classes of jobs: how many were judged, how many of them the records decide, in how many
-//! the first line is right, how many accuse a rank that is not at fault, and how sure the reports were.
+//! A table of all classes of jobs: how many were judged, how many of them the records decide, in how many the first
+//! finding is right, how many reports accuse a rank that is not at fault, and how high their confidences are.
 
 use crate::classes::{self, Rings};
 use crate::lateness::{self, GRAINS_US, HEALTHY, NO_RANK, SLOW};
@@ -16,24 +16,26 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The result of one job.
 struct Judged {
+    /// Whether the records decide who is at fault.
     decidable: bool,
     right: bool,
-    /// Whether the report leaves open which rank is at fault, as [`is_open`] says.
+    /// Whether the report leaves open which rank is at fault, by [`is_open`].
     open: bool,
     /// Whether a rank is accused that is not at fault.
     innocent: bool,
     /// The confidence of the finding that counts as the answer; `None` if there is none.
     confidence: Option<f64>,
-    /// What the job has, and what the report says of it.
+    /// The faults of the job and the findings of its report.
     summary: String,
 }
 
-/// Jobs of one class.
+/// A class of jobs.
 struct Class {
     name: String,
     /// The job of a seed, if it gives one.
     judged: Box<dyn Fn(u64) -> Option<Judged> + Sync>,
-    /// The records cannot always decide which rank is at fault: a report that leaves this open counts as right.
+    /// Whether a report that leaves open which rank is at fault counts as right, since the records cannot always
+    /// decide.
     may_be_open: bool,
 }
 
@@ -49,6 +51,7 @@ impl Class {
         }
     }
 
+    /// The class with [`may_be_open`](Self::may_be_open).
     fn or_open(self) -> Self {
         Self {
             may_be_open: true,
@@ -70,12 +73,12 @@ impl Class {
         row
     }
 
-    /// What is wrong with a row of this class.
+    /// The misses of a row of this class; `None` if the row is good enough.
     fn complaint(&self, row: &Row) -> Option<String> {
-        let good = row.right + if self.may_be_open { row.open } else { 0 };
-        let share = good as f64 / row.decidable.max(1) as f64;
-        let held = row.decidable > 0 && row.innocents == 0 && share >= RIGHT;
-        (!held).then(|| format!("{}:\n    {}", self.name, row.misses.join("\n    ")))
+        let accepted = row.right + if self.may_be_open { row.open } else { 0 };
+        let share = accepted as f64 / row.decidable.max(1) as f64;
+        let passes = row.decidable > 0 && row.innocents == 0 && share >= RIGHT;
+        (!passes).then(|| format!("{}:\n    {}", self.name, row.misses.join("\n    ")))
     }
 }
 
@@ -141,7 +144,9 @@ impl Row {
         ];
         let sure = sure.map(|sureness| {
             let share = self.sure.get(&sureness);
-            share.map_or("-".to_owned(), |it| format!("{}/{}", it.right, it.all))
+            share.map_or("-".to_owned(), |share| {
+                format!("{}/{}", share.right, share.all)
+            })
         });
         format!(
             "| {name} | {} | {} | {} | {} | {} | {} |",
@@ -155,37 +160,41 @@ impl Row {
     }
 }
 
-/// A job that hangs, or one whose records were damaged afterwards; roots with a confidence of at most `unsure` may
+/// The result of a job that hangs, whose records may be damaged. Errors with a confidence of at most `unsure` may
 /// accuse any rank.
 fn of_hang(job: &Job, unsure: f64) -> Judged {
     let report = judge(job);
     let guilty = job.culprits();
-    // Where the records do not decide, a report that leaves it open accuses none.
+    // If the records do not decide who is at fault, a report that leaves it open accuses no rank.
     let unsure = if job.decidable {
         unsure
     } else {
         unsure.max(0.5)
     };
-    let accuses = |one: &Finding| {
+    let accuses = |finding: &Finding| {
         let innocent = |rank: &Rank| !guilty.contains(rank);
-        one.confidence > unsure && one.culprit_ranks.iter().any(innocent)
+        finding.confidence > unsure && finding.culprit_ranks.iter().any(innocent)
     };
     Judged {
         decidable: job.decidable,
         right: first_is_true(job, &report),
         open: is_open(job, &report),
         innocent: roots(&report).any(accuses),
-        confidence: confidence(&report, |one| one.severity == Severity::Error),
+        confidence: confidence(&report, |finding| finding.severity == Severity::Error),
         summary: format!("{} judged as {}", truth(job), summary_of(&report)),
     }
 }
 
-/// The confidence of the first finding, if `is_meant` holds for it.
+/// The confidence of the first finding; `None` if `is_meant` does not hold for it.
 fn confidence(report: &Report, is_meant: fn(&Finding) -> bool) -> Option<f64> {
-    let first = report.findings.first().filter(|one| is_meant(one))?;
+    let first = report
+        .findings
+        .first()
+        .filter(|finding| is_meant(finding))?;
     Some(first.confidence)
 }
 
+/// The result of a job with a fault that is reported by a warning; `None` if this seed gives none.
 fn of_warning(seed: u64, kind: Kind) -> Option<Judged> {
     let job = warnings::spec(seed, kind).make();
     if job.faults.is_empty() {
@@ -193,19 +202,26 @@ fn of_warning(seed: u64, kind: Kind) -> Option<Judged> {
     }
     let report = judge(&job);
     let guilty = job.culprits();
-    let no_other = |one: &Finding| one.culprit_ranks.iter().all(|rank| guilty.contains(rank));
-    let is_of_kind = |one: &&Finding| kind.codes().contains(&one.code);
+    let no_other = |finding: &Finding| {
+        finding
+            .culprit_ranks
+            .iter()
+            .all(|rank| guilty.contains(rank))
+    };
+    let is_of_kind = |finding: &&Finding| kind.codes().contains(&finding.code);
     let first = report.findings.iter().find(is_of_kind);
     Some(Judged {
         decidable: job.decidable,
         right: first.is_some_and(no_other),
         open: false,
-        innocent: job.decidable && roots(&report).any(|one| one.confidence > 0.5 && !no_other(one)),
-        confidence: first.map(|one| one.confidence),
+        innocent: job.decidable
+            && roots(&report).any(|finding| finding.confidence > 0.5 && !no_other(finding)),
+        confidence: first.map(|finding| finding.confidence),
         summary: format!("{} judged as {}", truth(&job), summary_of(&report)),
     })
 }
 
+/// The result of a job without faults.
 fn of_healthy(job: &Job, policy: &Policy) -> Judged {
     let report = job.judge(policy);
     let fits = match report.verdict {
@@ -224,6 +240,7 @@ fn of_healthy(job: &Job, policy: &Policy) -> Judged {
     }
 }
 
+/// The result of a job that is judged for lateness.
 fn of_paced(
     seed: u64,
     (_, make): &lateness::Class,
@@ -234,7 +251,8 @@ fn of_paced(
     let job = spec.make();
     let report = job.judge(&Policy::default());
     let innocent = |rank: &Rank| !job.culprits.contains(rank);
-    let accuses = |one: &Finding| is_claim(one) && one.culprit_ranks.iter().any(innocent);
+    let accuses =
+        |finding: &Finding| is_claim(finding) && finding.culprit_ranks.iter().any(innocent);
     Judged {
         decidable: true,
         right: right(&job, &report),
@@ -249,8 +267,9 @@ fn is_silent(_: &PacedJob, report: &Report) -> bool {
     !report.findings.iter().any(is_claim)
 }
 
+/// The classes of jobs that hang.
 fn hangs() -> Vec<Class> {
-    let one = |kind: Kind, salt: u64| {
+    let class_of = |kind: Kind, salt: u64| {
         Class::new(format!("{kind:?}"), move |seed| {
             Some(of_hang(&hanging(seed, salt, 32, vec![kind])?, 0.0))
         })
@@ -258,9 +277,9 @@ fn hangs() -> Vec<Class> {
     let alone = Kind::HANGS
         .iter()
         .filter(|kind| !Kind::MESSAGES.contains(kind));
-    let mut classes: Vec<Class> = alone.map(|&kind| one(kind, 31)).collect();
-    classes.push(one(Kind::Members, 21));
-    classes.push(one(Kind::Fabric, 3));
+    let mut classes: Vec<Class> = alone.map(|&kind| class_of(kind, 31)).collect();
+    classes.push(class_of(Kind::Members, 21));
+    classes.push(class_of(Kind::Fabric, 3));
     for &kind in Kind::MESSAGES.iter().chain(Kind::HOSTS) {
         for (rings, name) in [(Rings::Long, ""), (Rings::Short, ", short rings")] {
             let class = Class::new(format!("{kind:?}{name}"), move |seed| {
@@ -339,8 +358,8 @@ fn others() -> Vec<Class> {
     classes
 }
 
-/// Judges the classes on all processors and prints the table; returns the number of classes and of jobs, and what is
-/// wrong.
+/// Judges the classes on all processors and prints the table. Returns the numbers of classes and of jobs, and the
+/// misses of the classes that are not good enough.
 fn print(wanted: usize) -> (usize, usize, Vec<String>) {
     let mut classes = hangs();
     classes.extend(others());
@@ -350,7 +369,7 @@ fn print(wanted: usize) -> (usize, usize, Vec<String>) {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some(class) = classes.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let at = classes.iter().position(|it| std::ptr::eq(it, class));
+                    let at = classes.iter().position(|other| std::ptr::eq(other, class));
                     let row = class.row(wanted);
                     rows.lock()
                         .expect("no thread panics while it holds the rows")

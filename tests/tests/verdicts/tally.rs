@@ -6,8 +6,8 @@ use rcomm_tests::generator::{Job, Kind};
 use std::collections::BTreeMap;
 
 /// Whether the finding claims a fault: an error or a warning.
-pub(crate) fn is_claim(one: &Finding) -> bool {
-    one.severity != Severity::Note
+pub(crate) fn is_claim(finding: &Finding) -> bool {
+    finding.severity != Severity::Note
 }
 
 /// The errors that no other finding causes.
@@ -15,8 +15,8 @@ pub(crate) fn roots(report: &Report) -> impl Iterator<Item = &Finding> {
     let errors = report
         .findings
         .iter()
-        .filter(|one| one.severity == Severity::Error);
-    errors.filter(|one| one.caused_by.is_none())
+        .filter(|finding| finding.severity == Severity::Error);
+    errors.filter(|finding| finding.caused_by.is_none())
 }
 
 /// Whether the first finding names one of the faults and no other rank.
@@ -26,49 +26,51 @@ pub(crate) fn first_is_true(job: &Job, report: &Report) -> bool {
     };
     let truth = job.culprits();
     job.faults.iter().any(|fault| {
-        let named = if fault.culprits.is_empty() {
+        let names_culprits = if fault.culprits.is_empty() {
             first.culprit_ranks.is_empty()
         } else {
             !first.culprit_ranks.is_empty()
                 && first.culprit_ranks.iter().all(|rank| truth.contains(rank))
         };
-        named && fault.kind.codes().contains(&first.code)
+        names_culprits && fault.kind.codes().contains(&first.code)
     })
 }
 
 /// Whether the report leaves open which rank is at fault: it has no error, or the confidence of its first error is at
 /// most one half and it lists a rank at fault.
 pub(crate) fn is_open(job: &Job, report: &Report) -> bool {
-    // Ranks that no record can blame may still be listed.
-    let at = job.faults.iter().map(|fault| fault.rank);
-    let truth: Vec<Rank> = job.culprits().into_iter().chain(at).collect();
+    // A report may also list the rank at which a fault was injected, even if no record can blame it.
+    let injected = job.faults.iter().map(|fault| fault.rank);
+    let truth: Vec<Rank> = job.culprits().into_iter().chain(injected).collect();
     let Some(first) = report
         .findings
         .iter()
-        .find(|one| one.severity == Severity::Error)
+        .find(|finding| finding.severity == Severity::Error)
     else {
         return true;
     };
     let sets = first.alternatives.iter().chain([&first.culprit_ranks]);
-    let listed = |set: &Vec<Rank>| set.iter().any(|rank| truth.contains(rank));
-    first.confidence <= 0.5 && sets.into_iter().any(listed)
+    let lists_culprit = |set: &Vec<Rank>| set.iter().any(|rank| truth.contains(rank));
+    first.confidence <= 0.5 && sets.into_iter().any(lists_culprit)
 }
 
+/// The verdict and the first findings of a report, for messages.
 pub(crate) fn summary_of(report: &Report) -> String {
     let findings: Vec<String> = report
         .findings
         .iter()
         .take(3)
-        .map(|one| {
+        .map(|finding| {
             format!(
                 "{} {:?} ({}) {}",
-                one.code, one.culprit_ranks, one.confidence, one.sentence
+                finding.code, finding.culprit_ranks, finding.confidence, finding.sentence
             )
         })
         .collect();
     format!("{:?}: {}", report.verdict, findings.join(" | "))
 }
 
+/// The faults and the parameters of a job, for messages.
 pub(crate) fn truth(job: &Job) -> String {
     let faults: Vec<String> = job
         .faults
@@ -88,48 +90,48 @@ pub(crate) struct Tally {
     right: usize,
     open: usize,
     kinds: BTreeMap<Kind, [usize; 2]>,
-    /// How often a first finding that is an error was right, by how sure it was.
+    /// How often a first finding that is an error was right, by its confidence.
     sure: BTreeMap<Sureness, Share>,
     misses: Vec<String>,
     accused: Vec<String>,
 }
 
 impl Tally {
-    /// Judges a job and counts the result; roots with a confidence of at most `unsure` may accuse any rank.
+    /// Judges a job and counts the result. Errors with a confidence of at most `unsure` may accuse any rank.
     pub(crate) fn add(&mut self, seed: u64, job: &Job, unsure: f64) {
         self.jobs += 1;
         let report = crate::judge(job);
-        let right = first_is_true(job, &report);
-        self.right += usize::from(right);
+        let is_right = first_is_true(job, &report);
+        self.right += usize::from(is_right);
         if let Some(first) = report
             .findings
             .first()
-            .filter(|one| one.severity == Severity::Error)
+            .filter(|finding| finding.severity == Severity::Error)
         {
             let share = self.sure.entry(Sureness::of(first.confidence)).or_default();
             share.all += 1;
-            share.right += usize::from(right);
+            share.right += usize::from(is_right);
             share.claimed += first.confidence;
         }
         for fault in &job.faults {
             let counts = self.kinds.entry(fault.kind).or_default();
-            counts[0] += usize::from(right);
+            counts[0] += usize::from(is_right);
             counts[1] += 1;
         }
-        if !right {
-            let open = is_open(job, &report);
-            self.open += usize::from(open);
+        if !is_right {
+            let is_open = is_open(job, &report);
+            self.open += usize::from(is_open);
             self.misses.push(format!(
                 "{}seed {seed}: {} judged as {}",
-                if open { "open, " } else { "" },
+                if is_open { "open, " } else { "" },
                 truth(job),
                 summary_of(&report)
             ));
         }
         let guilty = job.culprits();
-        let sure = roots(&report).filter(|one| one.confidence > unsure);
-        let wrong: Vec<Rank> = sure
-            .flat_map(|one| one.culprit_ranks.iter().copied())
+        let certain = roots(&report).filter(|finding| finding.confidence > unsure);
+        let wrong: Vec<Rank> = certain
+            .flat_map(|finding| finding.culprit_ranks.iter().copied())
             .filter(|rank| !guilty.contains(rank))
             .collect();
         if !wrong.is_empty() {
@@ -147,8 +149,8 @@ impl Tally {
         self.assert_share(name, right, self.right);
     }
 
-    /// Works as [`assert_right`](Self::assert_right), for records that cannot always decide: a report that leaves open
-    /// which rank is at fault counts as right.
+    /// Works as [`assert_right`](Self::assert_right), but a report that leaves open which rank is at fault counts as
+    /// right, since the records cannot always decide it.
     pub(crate) fn assert_right_or_open(&self, name: &str, right: f64) {
         self.assert_share(name, right, self.right + self.open);
     }
@@ -227,7 +229,7 @@ impl Sureness {
     }
 }
 
-/// Fewer findings do not measure whether confidences are calibrated.
+/// The smallest number of findings from which the confidences of a class are checked.
 const MIN_FINDINGS: usize = 20;
 
 /// How many findings were right, and the sum of their confidences.

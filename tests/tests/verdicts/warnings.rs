@@ -1,4 +1,5 @@
-//! Warnings: of late ranks and hosts, short rings, uneven and tiny operations, and the like.
+//! Jobs whose faults are reported by warnings: late ranks and hosts, short rings, uneven and tiny operations, and
+//! others.
 
 use crate::tally::{summary_of, truth};
 use crate::{judge, seeds};
@@ -56,9 +57,9 @@ fn every_kind_of_warning_is_reported_without_accusing_an_innocent_rank() {
             }
             jobs += 1;
             let report = judge(&job);
-            let is_reported = report.findings.iter().any(|one| {
-                kind.codes().contains(&one.code)
-                    && one
+            let is_reported = report.findings.iter().any(|finding| {
+                kind.codes().contains(&finding.code)
+                    && finding
                         .culprit_ranks
                         .iter()
                         .all(|rank| job.culprits().contains(rank))
@@ -98,10 +99,9 @@ fn a_rank_that_is_late_in_every_step_is_named() {
         }
         jobs += 1;
         let report = judge(&job);
-        let named = report
-            .findings
-            .first()
-            .is_some_and(|one| one.code == Code::W220 && one.culprit_ranks == job.culprits());
+        let named = report.findings.first().is_some_and(|finding| {
+            finding.code == Code::W220 && finding.culprit_ranks == job.culprits()
+        });
         if !named {
             misses.push(format!(
                 "seed {seed}: {} judged as {}",
@@ -114,9 +114,9 @@ fn a_rank_that_is_late_in_every_step_is_named() {
     assert!(misses.len() * 100 <= jobs, "{}", misses.join("\n"));
 }
 
-/// The late ranks and the report of a job in which their threads waited this long for a processor: since the first
-/// operation, or, with `is_after`, after the last one was issued. The threads of the other ranks waited `others_ns`;
-/// `None` if their waits are unknown.
+/// The late ranks and the report of a job in which the threads of the late ranks waited `waited_ns` for a processor.
+/// They waited since the first operation, or, with `is_after`, after the last operation was issued. The threads of the
+/// other ranks waited `others_ns`; `None` if their waits are unknown.
 fn without_processor(
     waited_ns: u64,
     is_after: bool,
@@ -130,7 +130,9 @@ fn without_processor(
     let mut late = jobs.filter(|job| {
         let report = judge(job);
         let first = report.findings.first();
-        first.is_some_and(|one| one.code == Code::W220 && one.culprit_ranks == job.culprits())
+        first.is_some_and(|finding| {
+            finding.code == Code::W220 && finding.culprit_ranks == job.culprits()
+        })
     });
     let mut job = late.next().expect("a job in which the late rank is named");
     let culprits = job.culprits();
@@ -157,22 +159,28 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
     const HOUR_NS: u64 = 3_600_000_000_000;
     let note = |report: &Report| {
         let mut problems = report.problems.iter();
-        let note = problems.find(|one| one.code == Code::N306);
-        note.map(|one| one.sentence.clone())
+        let note = problems.find(|problem| problem.code == Code::N306);
+        note.map(|problem| problem.sentence.clone())
     };
     let (culprits, report) = without_processor(HOUR_NS, false, None);
-    let named = report.findings.iter().any(|one| one.code == Code::W220);
+    let named = report
+        .findings
+        .iter()
+        .any(|finding| finding.code == Code::W220);
     assert!(!named, "{}", summary_of(&report));
     let note = note(&report).expect("a note gives the reason");
-    let names_it = note.contains(&format!("rank {} on host", culprits[0]));
+    let names_rank = note.contains(&format!("rank {} on host", culprits[0]));
     assert!(
-        names_it && note.contains("had to wait for a processor for"),
+        names_rank && note.contains("had to wait for a processor for"),
         "{note}"
     );
 
-    // The others waited as long: all ranks of the host lack processors.
+    // If the others waited as long, all ranks of the host lack processors.
     let (_, report) = without_processor(HOUR_NS, false, Some(HOUR_NS));
-    let named = report.findings.iter().any(|one| one.code == Code::W220);
+    let named = report
+        .findings
+        .iter()
+        .any(|finding| finding.code == Code::W220);
     assert!(!named, "{}", summary_of(&report));
 
     // The rank waited little, or only later, or much less than the others, which waited inside their operations.
@@ -197,7 +205,7 @@ fn a_late_host_is_named_even_if_none_of_its_ranks_is_the_last_to_arrive() {
         let job = spec(seed, Kind::SlowHost).make();
         let report = judge(&job);
         let named = report.findings.first();
-        let named = named.map(|one| (one.code, one.culprit_ranks.clone()));
+        let named = named.map(|finding| (finding.code, finding.culprit_ranks.clone()));
         let expected = Some((Code::W220, job.culprits()));
         assert_eq!(named, expected, "seed {seed}: {}", summary_of(&report));
         // The host is 200 ms late in each step but the first.

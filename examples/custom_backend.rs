@@ -14,7 +14,7 @@ use rcomm::{
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of issued operations, and of their input bytes.
+/// The number of issued operations, and the bytes of their inputs.
 #[derive(Default)]
 struct Counts {
     operations: AtomicU64,

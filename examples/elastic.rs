@@ -1,13 +1,14 @@
-//! A training that loses a rank, goes on without it, and then takes in a new process in its place. The other processes
-//! are not restarted.
+//! A training loses a rank, goes on without it, and then takes in a new process in its place. The other processes are
+//! not restarted.
 //!
 //! ```text
 //! rcomm-run -n 4 --replace 1 target/release/examples/elastic
 //! ```
 //!
-//! Rank 1 kills itself in step 7. The others shrink their world and train four more steps. Then they grow it again, by
-//! the process that `rcomm-run` has started meanwhile, and give it their weights. The losses of all steps and the final
-//! weights equal, bit by bit, those of one process that trains on the data of the same ranks in each step.
+//! Rank 1 kills itself in step 7. The others shrink their world and train four more steps. Then they grow their world
+//! by the process that `rcomm-run` has started meanwhile, and give that process their weights. The losses of all steps
+//! and the final weights equal, bit by bit, those of one process that trains on the data of the same ranks in each
+//! step.
 #![allow(clippy::print_stdout)]
 
 use anyhow::{Result, ensure};
@@ -21,10 +22,10 @@ const LOST_AT: u32 = 7;
 /// The step before which the remaining ranks take in the new process.
 const GROWN_AT: u32 = 11;
 const WEIGHTS: usize = 8;
-/// How long a remaining rank waits for the others before it counts those that are absent as lost.
+/// How long a remaining rank waits for the others before it counts the absent ranks as lost.
 const ABSENT_AFTER: Duration = Duration::from_secs(5);
 
-/// The training's state: what a process must know to take part.
+/// The training's state, which a process needs to take part.
 #[derive(Clone, Debug, PartialEq)]
 struct State {
     weights: Vec<f32>,
@@ -42,6 +43,7 @@ impl State {
         }
     }
 
+    /// The number of the next step.
     fn step(&self) -> u32 {
         self.losses.len() as u32
     }
@@ -119,8 +121,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Gives all ranks the state of the one that has made the most steps: a process that joins has made none, and a step
-/// may have ended on some ranks only.
+/// Gives all ranks the state of a rank with the most steps. A process that joins has made no step, and a step may have
+/// ended on some ranks only.
 fn share(world: &World, state: &mut State) -> Result<()> {
     let group = world.group();
     let steps = group.all_gather_object(&state.step())?;
@@ -145,10 +147,10 @@ fn alone(ranks: &[Vec<u32>]) -> Result<State> {
         let (weights, step) = (state.weights.clone(), state.step());
         state.train(ranks[0], ranks, |numbers| {
             for &rank in &ranks[1..] {
-                let of_rank = loss_and_gradient(&weights, step, rank);
+                let rank_numbers = loss_and_gradient(&weights, step, rank);
                 numbers
                     .iter_mut()
-                    .zip(of_rank)
+                    .zip(rank_numbers)
                     .for_each(|(sum, number)| *sum += number);
             }
             numbers

@@ -1,11 +1,11 @@
-//! A training that loses a rank, and goes on from its last checkpoint once the launcher has restarted all ranks.
+//! A training loses a rank, and goes on from its last checkpoint after the launcher has restarted all ranks.
 //!
 //! ```text
 //! rcomm-run -n 3 --max-restarts 1 target/release/examples/restart /tmp/checkpoint
 //! ```
 //!
-//! Rank 1 exits in the middle of the first attempt. In the second one rank 0 reads the checkpoint that it wrote after
-//! each step, and broadcasts it. The final weights equal, bit by bit, those of a run that lost no rank.
+//! Rank 1 exits in the middle of the first attempt. In the second attempt, rank 0 reads the checkpoint that it wrote
+//! after each step, and broadcasts it. The final weights equal, bit by bit, those of a run that lost no rank.
 #![allow(clippy::print_stdout)]
 
 use anyhow::{Context, Result, ensure};
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let (rank, size, attempt) = (world.rank(), world.size(), world.place().attempt);
 
-    // Rank 0 reads the checkpoint, and the others get what it read: they may be on other hosts.
+    // Rank 0 reads the checkpoint and sends it to the others, which may be on other hosts.
     let mut checkpoint: (u32, Vec<f32>) = (0, vec![1.0; WEIGHTS]);
     if rank == 0 && attempt > 0 {
         checkpoint = read_checkpoint(&path)?;
@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     for step in first..STEPS {
         world.step(i64::from(step));
         if attempt == 0 && step == LOST_AT && rank == 1 {
-            // As if its host had failed: the others notice, and the launcher starts all ranks again.
+            // The rank ends as if its host had failed. The others notice it, and the launcher starts all ranks again.
             std::process::exit(1);
         }
         gradient(&weights, step, rank, reducer.gradient_mut(0)?);
@@ -67,6 +67,7 @@ fn gradient(weights: &[f32], step: u32, rank: u32, gradients: &mut [f32]) {
     }
 }
 
+/// Takes a step of gradient descent.
 fn descend(weights: &mut [f32], gradient: &[f32]) {
     for (weight, gradient) in weights.iter_mut().zip(gradient) {
         *weight -= 0.25 * gradient;
@@ -76,13 +77,13 @@ fn descend(weights: &mut [f32], gradient: &[f32]) {
 /// The final weights of the same training in one process.
 fn alone(size: u32) -> Vec<f32> {
     let mut weights = vec![1.0; WEIGHTS];
-    let (mut sum, mut of_rank) = (vec![0.0f32; WEIGHTS], vec![0.0f32; WEIGHTS]);
+    let (mut sum, mut rank_gradient) = (vec![0.0f32; WEIGHTS], vec![0.0f32; WEIGHTS]);
     for step in 0..STEPS {
         sum.fill(0.0);
         for rank in 0..size {
-            gradient(&weights, step, rank, &mut of_rank);
+            gradient(&weights, step, rank, &mut rank_gradient);
             sum.iter_mut()
-                .zip(&of_rank)
+                .zip(&rank_gradient)
                 .for_each(|(sum, gradient)| *sum += gradient);
         }
         let average: Vec<f32> = sum.iter().map(|sum| sum / size as f32).collect();
@@ -96,11 +97,12 @@ fn write_checkpoint(path: &Path, steps: u32, weights: &[f32]) -> Result<()> {
     let bits = weights.iter().map(|weight| weight.to_bits().to_string());
     let bits: Vec<String> = bits.collect();
     // A rank that is killed while it writes leaves the file of the step before.
-    let new = path.with_extension("new");
-    std::fs::write(&new, format!("{steps}\n{}\n", bits.join(" ")))?;
-    std::fs::rename(&new, path).with_context(|| format!("cannot write {}", path.display()))
+    let temporary = path.with_extension("new");
+    std::fs::write(&temporary, format!("{steps}\n{}\n", bits.join(" ")))?;
+    std::fs::rename(&temporary, path).with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// The number of steps and the weights of a checkpoint.
 fn read_checkpoint(path: &Path) -> Result<(u32, Vec<f32>)> {
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read the checkpoint {}", path.display()))?;

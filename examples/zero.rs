@@ -1,5 +1,5 @@
-//! The first stage of ZeRO (Rajbhandari et al., 2020): each rank keeps the optimizer's state of its part of the weights
-//! only, a third of it with three ranks.
+//! The first stage of ZeRO (Rajbhandari et al., 2020). Each rank keeps the optimizer's state of its part of the weights
+//! only; with three ranks, this is a third of the state.
 //!
 //! ```text
 //! rcomm-run -n 3 target/release/examples/zero
@@ -16,10 +16,12 @@ const WEIGHTS: usize = 1 << 10;
 const STEPS: usize = 60;
 const RATE: f32 = 0.05;
 
-/// Adam (Kingma and Ba, 2015), with the state of some weights.
+/// The optimizer Adam (Kingma and Ba, 2015), with the state of some weights.
 struct Adam {
     step: i32,
+    /// The moving average of each gradient.
     mean: Vec<f32>,
+    /// The moving average of each squared gradient.
     square: Vec<f32>,
 }
 
@@ -58,7 +60,7 @@ fn main() -> Result<()> {
     let group = world.group();
     let (rank, size) = (group.rank() as usize, group.size() as usize);
 
-    // Parts of equal length: the last one is padded with weights that nothing uses.
+    // All parts have the same length. The last part is padded with weights that nothing uses.
     let part = WEIGHTS.div_ceil(size);
     let mut weights = vec![0.0; part * size];
     let (mut gradients, mut part_gradients) = (vec![0.0; part * size], vec![0.0; part]);
@@ -109,17 +111,17 @@ fn gradient(weights: &[f32], step: usize, rank: usize, gradients: &mut [f32]) {
     }
 }
 
-/// The final weights of the same training in one process, and the size of its optimizer's state, bytes.
+/// The final weights of the same training in one process, and the size of its optimizer's state in bytes.
 fn alone(size: usize) -> (Vec<f32>, usize) {
     let mut weights = vec![0.0; WEIGHTS];
-    let (mut sum, mut of_rank) = (vec![0.0; WEIGHTS], vec![0.0; WEIGHTS]);
+    let (mut sum, mut rank_gradient) = (vec![0.0; WEIGHTS], vec![0.0; WEIGHTS]);
     let mut optimizer = Adam::new(WEIGHTS);
     for step in 0..STEPS {
         sum.fill(0.0);
         for rank in 0..size {
-            gradient(&weights, step, rank, &mut of_rank);
+            gradient(&weights, step, rank, &mut rank_gradient);
             sum.iter_mut()
-                .zip(&of_rank)
+                .zip(&rank_gradient)
                 .for_each(|(sum, gradient): (&mut f32, _)| *sum += gradient);
         }
         sum.iter_mut().for_each(|sum| *sum /= size as f32);

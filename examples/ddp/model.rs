@@ -3,8 +3,9 @@
 use candle_core::backprop::GradStore;
 use candle_core::{Device, Result, Tensor, Var};
 
-/// Number of inputs of the network.
+/// The number of the network's inputs.
 const INPUTS: usize = 2;
+/// The number of the hidden layer's outputs.
 const HIDDEN: usize = 32;
 
 /// Names and shapes of the network's parameters.
@@ -53,7 +54,7 @@ impl Model {
     }
 }
 
-/// Points, and the values that the network should learn for them.
+/// Points, with the values that the network should learn for them.
 pub(crate) struct Batch {
     points: Tensor,
     values: Tensor,
@@ -71,7 +72,7 @@ impl Batch {
         })
     }
 
-    /// Returns one of `parts` equal parts, by its index from 0; a remainder is left out.
+    /// Returns one of `parts` equal parts, by its index from 0. A remainder of the points is in no part.
     pub(crate) fn part(&self, index: usize, parts: usize) -> Result<Self> {
         let count = self.points.dim(0)? / parts;
         let part = |tensor: &Tensor| tensor.narrow(0, index * count, count);
@@ -93,7 +94,8 @@ impl Noise {
             .0
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        // The upper 24 bits: the low bits of such a generator are hardly random, and an `f32` holds 24 bits exactly.
+        // Takes the upper 24 bits, because the low bits of such a generator are hardly random, and an `f32` holds 24
+        // bits exactly.
         (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 }

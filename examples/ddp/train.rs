@@ -9,7 +9,7 @@ use rcomm::data_parallel::{Parameter, Reducer, ReducerOptions};
 use rcomm::{Buffer, ProcessGroup};
 use rcomm_candle::{TensorGroup, read, tensor_of};
 
-/// Number of points of a batch, of all ranks together.
+/// The number of points in a batch of all ranks together.
 pub(crate) const BATCH: usize = 240;
 /// The learning rate.
 pub(crate) const RATE: f64 = 0.1;
@@ -59,7 +59,7 @@ impl Trainer {
         }
         let averages = self.reducer.finish()?.into_iter().zip(PARAMETERS);
         let averages = averages.map(|(average, (_, shape))| {
-            let shape: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
+            let shape: Vec<u64> = shape.iter().map(|&size| size as u64).collect();
             let average = Buffer::from_vec(average.unwrap_or_default());
             Ok(tensor_of(average.with_shape(&shape)?)?)
         });
@@ -70,7 +70,7 @@ impl Trainer {
 /// The names and shapes of the parameters, which the reducer compares between the ranks.
 fn parameters() -> Vec<Parameter> {
     let named = PARAMETERS.iter().map(|(name, shape)| {
-        let shape: Vec<u64> = shape.iter().map(|&n| n as u64).collect();
+        let shape: Vec<u64> = shape.iter().map(|&size| size as u64).collect();
         Parameter::new(*name, &shape)
     });
     named.collect()

@@ -18,14 +18,14 @@ const RANKS: u32 = 4;
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// The time-out of operations with `--hold`: so long that no operation ends while a user inspects the job.
 const LONG_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Time limit for the ranks to exit; generous, for slow machines.
+/// The time limit for the ranks to exit. It is long for slow machines.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The records and files that the job leaves.
 pub(crate) struct Outcome {
     /// One dump for each rank.
     pub(crate) dumps: Vec<Dump>,
-    /// Directory of the dump files.
+    /// The directory of the dump files.
     pub(crate) directory: PathBuf,
 }
 
@@ -48,7 +48,7 @@ impl Job {
     pub(crate) fn start(fault: Fault) -> Result<Self> {
         let name = format!("hang-{}", std::process::id());
         let directory = std::env::temp_dir().join(format!("rcomm-{name}"));
-        // The port is free now, and most likely still is when rank 0 binds it.
+        // The port is free now, and most likely still free when rank 0 binds it.
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
         print_line(&match fault {
             Fault::Hold => {
@@ -181,7 +181,7 @@ impl Drop for Job {
     }
 }
 
-/// Prints a line; ignores a closed output.
+/// Prints a line. If the output is closed, the line is lost.
 fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -1,8 +1,8 @@
 //! A job that hangs, and the analysis that names the cause.
 //!
-//! Four ranks, each in a separate process, train in two groups each: tensor parallel pairs and data parallel pairs.
-//! In step 5, rank 2 does not return from loading its data. The watchdogs of the other ranks fire after 3 s, every
-//! rank leaves a dump, and the analysis names the rank, the group, the operation, and what the rank was doing.
+//! Four ranks, each in a separate process, train in two groups each: tensor-parallel pairs and data-parallel pairs. In
+//! step 5, rank 2 does not return from loading its data. The watchdogs of the other ranks fire after 3 s, every rank
+//! leaves a dump, and the analysis names the rank, the group, the operation, and the rank's phase.
 //!
 //! ```text
 //! cargo run --example hang              # rank 2 stops joining
@@ -27,7 +27,8 @@ pub(crate) enum Fault {
     Stop,
     /// Rank 2 is killed while it loads data.
     Kill,
-    /// As [`Stop`](Self::Stop), but with a time-out of a day, so that a user can inspect the job while it hangs.
+    /// Rank 2 never returns from loading data. The time-out is a day, so that a user can inspect the job while it
+    /// hangs.
     Hold,
 }
 

@@ -13,7 +13,7 @@ const STEP_OF_FAULT: i64 = 5;
 pub(crate) fn run(fault: Fault) -> Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();
-    // Tensor parallel: ranks 0 and 1, and 2 and 3. Data parallel: ranks 0 and 2, and 1 and 3.
+    // The tensor-parallel pairs are ranks 0 and 1, and 2 and 3. The data-parallel pairs are ranks 0 and 2, and 1 and 3.
     let (row, column) = (rank / 2 * 2, rank % 2);
     let tp = world.new_group(&[row, row + 1], &GroupOptions::named("tp"))?;
     let dp = world.new_group(&[column, column + 2], &GroupOptions::named("dp"))?;
@@ -49,9 +49,9 @@ fn load_batch(rank: u32, step: i64, fault: Fault) -> Vec<f32> {
                 std::thread::sleep(Duration::from_secs(1));
             },
             Fault::Kill => {
-                let this = rustix::process::getpid();
-                // Killing oneself cannot fail, and does not return.
-                let _ = rustix::process::kill_process(this, rustix::process::Signal::KILL);
+                let own_pid = rustix::process::getpid();
+                // A process may always kill itself, and this call does not return.
+                let _ = rustix::process::kill_process(own_pid, rustix::process::Signal::KILL);
             }
         }
     }

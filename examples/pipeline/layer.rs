@@ -1,6 +1,6 @@
 //! One layer: a square matrix and an activation function.
 
-/// Number of inputs of a layer, and of its outputs.
+/// The number of a layer's inputs, and of its outputs.
 pub(crate) const WIDTH: usize = 8;
 
 /// One layer, with its accumulated gradient.

@@ -1,5 +1,5 @@
-//! Pipeline parallelism: each rank holds one layer of a network; micro-batches are sent forward through the ranks, and
-//! their gradients back. The result equals that of a single process, bit for bit.
+//! Pipeline parallelism. Each rank holds one layer of a network. Micro-batches are sent forward through the ranks, and
+//! their gradients back. The result equals that of a single process, bit by bit.
 //!
 //! ```text
 //! rcomm-run -n 4 target/release/examples/pipeline
@@ -15,8 +15,9 @@ use rcomm::{Config, ProcessGroup, World};
 const STEPS: usize = 60;
 const MICRO_BATCHES: u32 = 6;
 const RATE: f32 = 0.05;
-/// First tags of the activations (forward) and of the gradients (backward); the number of the micro-batch is added.
+/// The tag of the first micro-batch's activations. A micro-batch's number is added to it.
 const FORWARD: u32 = 0;
+/// The tag of the first micro-batch's gradients. A micro-batch's number is added to it.
 const BACKWARD: u32 = 1000;
 
 fn main() -> Result<()> {

@@ -4,8 +4,8 @@
 #   examples/several-hosts/mpi.sh node1:4,node2:4 target/release/ddp
 #   examples/several-hosts/mpi.sh imitate:2x2 target/release/ddp     # two hosts with two ranks each, imitated here
 #
-# The first host serves the job's store on port MASTER_PORT (29500). Ranks of an imitated host share no memory with those
-# of the others and reach them over TCP, as on real hosts.
+# The first host serves the job's store on port MASTER_PORT (29500). Ranks of different imitated hosts share no memory and
+# reach each other over TCP, as on real hosts.
 set -euo pipefail
 
 hosts=${1:?hosts as mpirun takes them, or imitate:HOSTSxRANKS}
@@ -20,7 +20,7 @@ export RCOMM_JOB_SECRET
 if [[ $hosts == imitate:* ]]; then
     count=${hosts#imitate:}
     export MASTER_ADDR=127.0.0.1 RANKS_PER_HOST=${count#*x}
-    # Open MPI numbers the ranks; those of one imitated host follow each other.
+    # Open MPI numbers the ranks. The ranks of one imitated host have consecutive numbers.
     exec mpirun --oversubscribe -n $((${count%x*} * RANKS_PER_HOST)) bash -c \
         'export RCOMM_HOST_ID=host$((OMPI_COMM_WORLD_RANK / RANKS_PER_HOST)); exec "$@"' host "$@"
 fi

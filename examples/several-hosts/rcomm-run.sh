@@ -2,7 +2,7 @@
 # Runs a program on several hosts under rcomm-run. Start this script on each host.
 #
 #   examples/several-hosts/rcomm-run.sh node1:29500 2 4 target/release/ddp    # on both hosts: 2 hosts, 4 ranks on each
-#   examples/several-hosts/rcomm-run.sh imitate 2 2 target/release/ddp        # both imitated on this one
+#   examples/several-hosts/rcomm-run.sh imitate 2 2 target/release/ddp        # both hosts imitated on this one
 #
 # NODE_RANK is the number of this host, from 0; host 0 serves the job's store. RCOMM_JOB_SECRET must be the same on all
 # hosts. With MIN:MAX as the number of hosts, the job goes on when one is lost (rcomm-run --help).

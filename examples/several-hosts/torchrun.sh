@@ -2,7 +2,7 @@
 # Runs a program on several hosts under torchrun, which takes programs in any language. Start this script on each host.
 #
 #   examples/several-hosts/torchrun.sh node1:29500 2 4 target/release/ddp     # on both hosts: 2 hosts, 4 ranks on each
-#   examples/several-hosts/torchrun.sh imitate 2 2 target/release/ddp         # both imitated on this one
+#   examples/several-hosts/torchrun.sh imitate 2 2 target/release/ddp         # both hosts imitated on this one
 #
 # RCOMM_JOB_SECRET must be the same on all hosts. PYTHON names a Python with torch (python3).
 set -euo pipefail

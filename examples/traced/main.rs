@@ -1,4 +1,4 @@
-//! A program that traces itself with `tracing`. Its collectives become children of its own spans.
+//! A program traces itself with `tracing`. Its collectives become children of its own spans.
 //!
 //! The spans are sent as OTLP over HTTP to `OTEL_EXPORTER_OTLP_ENDPOINT`:
 //!

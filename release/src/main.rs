@@ -1,4 +1,4 @@
-//! `rcomm`: all programs in one file. They share most of their code, which the file has once.
+//! `rcomm`: all programs in one file. They share most of their code, which the file holds once.
 //!
 //! A link to the file, or a copy of it, with the name of a program runs that program. Under any other name, the file
 //! runs the program that its first argument names: `rcomm fr analyze dumps/` is `rcomm-fr analyze dumps/`. Each program
@@ -13,6 +13,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// A program of the file.
 struct Program {
     name: &'static str,
     main: fn(Vec<OsString>) -> ExitCode,
@@ -91,12 +92,14 @@ fn with_short_name(name: &OsStr) -> Option<&'static Program> {
     named(name).or_else(|| named(&full_name))
 }
 
+/// Runs a program; `arguments` begin with its name.
 fn start(program: &Program, arguments: Vec<OsString>) -> ExitCode {
-    // `ps` and `pgrep` then show the program's name in place of the file's. If this fails, they show the file's.
+    // Then `ps` and `pgrep` show the program's name. If this fails, they show the file's name.
     let _ = rustix::thread::set_name(&std::ffi::CString::new(program.name).unwrap_or_default());
     (program.main)(arguments)
 }
 
+/// Prints a text to standard output.
 fn print(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,5 @@
-//! The file that holds all programs: which of them it runs, and the pages and scripts that it writes for all.
+//! The file with all programs runs the program that its name or first argument names, and writes the pages and scripts
+//! of all programs.
 #![allow(clippy::unwrap_used)]
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -25,6 +26,7 @@ fn run(file: impl AsRef<Path>, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
+/// The standard output of a command that succeeded.
 fn printed(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout.clone()).unwrap()
@@ -105,7 +107,7 @@ fn without_the_name_of_a_program_it_says_which_there_are() {
     );
 }
 
-// `rcomm-bench` starts its ranks from its own executable, which here is the file with all programs.
+/// `rcomm-bench` starts its ranks from its own executable, which here is the file with all programs.
 #[test]
 fn programs_that_start_themselves_do_so_from_this_file() {
     let measured = run(

@@ -62,19 +62,19 @@ fn collectives_are_children_of_the_spans_that_issue_them() {
     for span in &received {
         *paths.entry(path(&spans, span)).or_default() += 1;
         let ns = |key: &str| -> u64 { span[key].as_str().unwrap().parse().unwrap() };
-        let (began, ended) = (ns("startTimeUnixNano"), ns("endTimeUnixNano"));
-        assert!(began < ended, "{span}");
+        let (start, end) = (ns("startTimeUnixNano"), ns("endTimeUnixNano"));
+        assert!(start < end, "{span}");
         let span_attributes = attributes(span);
         let Some(rank) = span_attributes.get("rcomm.rank") else {
             continue;
         };
         let parent = spans[span["parentSpanId"].as_str().unwrap()];
-        let parent_began: u64 = parent["startTimeUnixNano"]
+        let parent_start: u64 = parent["startTimeUnixNano"]
             .as_str()
             .unwrap()
             .parse()
             .unwrap();
-        assert!(parent_began <= began, "{span} in {parent}");
+        assert!(parent_start <= start, "{span} in {parent}");
         assert_eq!(span_attributes["rcomm.state"], "completed");
         let link = span["links"][0]["traceId"].as_str().unwrap();
         links

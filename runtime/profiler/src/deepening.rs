@@ -1,9 +1,10 @@
 //! Asks NCCL for more events for some time after a hang or a stall.
 //!
-//! NCCL fixes the events of an operation when it is called, so nothing more can be learned of one that hangs. But it
-//! reads the mask of events at each call (`ncclProfilerEventMask`, plugin/profiler.cc:219 and 280 of NCCL 2.30.7; in
-//! 2.26 as well), and a plug-in may change it at any time, as NVIDIA's example does
-//! (plugins/profiler/example/plugin.cc, 1063). A hang or a stall often comes again: the operations after it are
+//! NCCL fixes the events of an operation when it is called, so nothing more can be learned of an operation that hangs.
+//! But NCCL reads the mask of events at each call (`ncclProfilerEventMask`, plugin/profiler.cc:219 and 280 of NCCL
+//! 2.30.7; in
+//! 2.26 as well), and a plug-in may change the mask at any time, as NVIDIA's example does
+//! (plugins/profiler/example/plugin.cc, 1063). Since a hang or a stall often comes again, the operations after it are
 //! recorded with the steps of their transfers.
 
 use crate::abi::event;
@@ -17,8 +18,8 @@ use std::time::Duration;
 pub(crate) const STALL: Duration = Duration::from_secs(1);
 /// The number of operations that are recorded with steps after a hang or a stall.
 pub(crate) const DEEP: u32 = 4_096;
-/// The number of operations after those during which another stall does not bring steps back. So in a job in which long
-/// operations recur, at most one operation in sixteen is recorded with steps.
+/// The number of operations after these [`DEEP`] ones during which a stall does not bring steps back. So in a job in
+/// which long operations recur, at most one operation in sixteen is recorded with steps.
 pub(crate) const REST: u32 = 15 * DEEP;
 
 /// Where NCCL reads its mask of events.
@@ -46,16 +47,16 @@ impl MaskPlace {
     /// The mask is valid for atomic access until [`ends`](Self::ends) was called for each context that has begun.
     pub(crate) unsafe fn begins(&self, mask: *mut c_int) {
         let mut place = self.lock();
-        let contexts = place.as_ref().map_or(0, |it| it.contexts) + 1;
+        let contexts = place.as_ref().map_or(0, |place| place.contexts) + 1;
         *place = Some(Place { mask, contexts });
     }
 
     /// Notes that a communicator with a context has ended. After the end of the last one the mask is not changed.
     pub(crate) fn ends(&self) {
         let mut place = self.lock();
-        if let Some(it) = &mut *place {
-            it.contexts -= 1;
-            if it.contexts == 0 {
+        if let Some(known) = &mut *place {
+            known.contexts -= 1;
+            if known.contexts == 0 {
                 *place = None;
             }
         }
@@ -63,27 +64,27 @@ impl MaskPlace {
 
     /// Asks NCCL for the events that `events` returns, from the program's next call of NCCL on.
     fn set(&self, events: impl FnOnce() -> u64) {
-        if let Some(it) = &*self.lock()
-            && !it.mask.is_null()
+        if let Some(place) = &*self.lock()
+            && !place.mask.is_null()
         {
-            // Determined under the lock, so that of two threads the last one sets the newest.
+            // The events are determined under the lock, so that of two threads the last one sets the newest events.
             let events = events();
             // SAFETY: not null (checked). A context has not ended, so the mask is valid for atomic access by the
             // contract of `begins`, and the lock is held, so that the last context does not end meanwhile.
-            unsafe { AtomicI32::from_ptr(it.mask) }.store(events as c_int, Relaxed);
+            unsafe { AtomicI32::from_ptr(place.mask) }.store(events as c_int, Relaxed);
         }
     }
 }
 
 impl Process {
-    /// Also asks NCCL for the steps of transfers, for the next [`DEEP`] operations, unless the user has named events or
-    /// steps are asked for already.
+    /// Asks NCCL for the steps of transfers too, for the next [`DEEP`] operations. Does nothing if the user has named
+    /// events, or if NCCL is already asked for steps.
     pub(crate) fn deepen_after_hang(&self) {
         self.deepen(|left| left <= REST);
     }
 
-    /// Does the same if an operation of this duration has stalled, and steps were not asked for within the last
-    /// [`REST`] operations.
+    /// Does the same as [`deepen_after_hang`](Self::deepen_after_hang) if an operation of this duration has stalled,
+    /// and NCCL was not asked for steps within the last [`REST`] operations.
     #[inline]
     pub(crate) fn deepen_after(&self, duration: Duration) {
         if duration >= STALL {
@@ -103,7 +104,7 @@ impl Process {
         }
     }
 
-    /// The events that are asked for now.
+    /// The events that NCCL is asked for now.
     pub(crate) fn current_mask(&self) -> u64 {
         match self.deep_left.load(Relaxed) > REST {
             false => self.events.mask,
@@ -111,8 +112,8 @@ impl Process {
         }
     }
 
-    /// Counts an operation, if steps are asked for or were within the last [`REST`] operations. After [`DEEP`]
-    /// operations NCCL is no longer asked for steps.
+    /// Counts an operation, if NCCL is asked for steps or was within the last [`REST`] operations. After [`DEEP`]
+    /// operations, NCCL is no longer asked for steps.
     #[inline]
     pub(crate) fn count_deep(&self) {
         if self.deep_left.load(Relaxed) == 0 {

@@ -1,12 +1,12 @@
-//! The outermost group call of a thread: NCCL begins and ends it on the thread that makes the calls in it.
+//! The outermost group call of a thread. NCCL begins and ends a group call on the thread that makes the calls in it.
 
 use crate::handle::SlotUse;
 use std::cell::Cell;
 
-/// A thread's group call. Each field is a cell of its own: a load of several of them soon after a store of one would wait
-/// for the store.
+/// A thread's group call. Each field is a cell of its own: a load of several of them soon after a store of one would
+/// wait for the store.
 struct GroupCall {
-    /// Its number among those of the thread; 0 = there was none.
+    /// The number of the group call among those of the thread; 0 before the first one.
     number: Cell<u32>,
     is_open: Cell<bool>,
     /// The use of the slot of the operation that was issued last; 0 = none.
@@ -32,7 +32,8 @@ fn with<T: Default>(then: impl FnOnce(&GroupCall) -> T) -> T {
     NEWEST.try_with(then).unwrap_or_default()
 }
 
-/// Begins a group call. Returns the list of one that was not ended, 0 if there is none, and the number of the new one.
+/// Begins a group call. Returns the list of operations of a group call that was not ended, 0 if there is none, and the
+/// number of the new group call.
 #[inline]
 pub(crate) fn begin() -> (u64, u32) {
     with(|group| {
@@ -49,8 +50,8 @@ fn is_open(number: u32) -> bool {
     with(|group| group.is_open(number))
 }
 
-/// Adds the operation whose slot `take` returns to the list of the thread's group call, if the thread is in the group
-/// call of this number. `take` gets the list so far, if the thread is.
+/// Adds the operation whose slot `take` returns to the list of the thread's group call. If the thread is not in the
+/// group call of this number, the operation is added to no list, and `take` gets `None` in place of the list so far.
 #[inline(always)]
 pub(crate) fn add(
     number: Option<u32>,
@@ -109,7 +110,7 @@ mod tests {
         };
         take(7, Some(0));
         take(6, Some(7));
-        // One for which there is no slot is not in the list.
+        // An operation for which there is no slot is not in the list.
         assert_eq!(add(Some(number), |_| None), None);
         assert!(is_last(6) && !is_last(7));
         remove_last(7);

@@ -1,18 +1,20 @@
-//! The values that the plug-in gives to NCCL as handles of contexts and events: numbers, not addresses.
+//! The values that the plug-in gives to NCCL as handles of contexts and events. They are numbers, not addresses.
 //!
-//! NCCL passes a handle back unchanged, on any thread and, for network transfers on behalf of another
-//! process, in processes where it has no meaning. So a handle holds the index of its slot and the number
-//! of that slot's use, combined with a key of the process: one of an earlier use, or of another process, finds nothing.
+//! NCCL passes a handle back unchanged, on any thread. If it carries out a network transfer on behalf of another
+//! process, it also passes the handle back in a process where the handle has no meaning. So a handle holds the index of
+//! its slot and the number of that slot's use, combined with a key of the process. A handle of an earlier use, or of
+//! another process, finds nothing.
 
 use std::ffi::c_void;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// What all handles of this process are combined with, so that a handle of another process, whose transfers this
-/// process may carry out, finds nothing here. Process ids do not distinguish them: two containers may have equal ones.
+/// The key that all handles of this process are combined with, so that a handle of another process, whose transfers
+/// this process may carry out, finds nothing here. Process ids would not do, because two containers may have equal
+/// ones.
 static KEY: AtomicU64 = AtomicU64::new(0);
 
-/// Chooses the process's key at random, unless it has one. Handles that exist by then lose their meaning.
+/// Chooses the process's key at random, unless it has one. Handles that exist already lose their meaning.
 pub(crate) fn choose_key() {
     let random = RandomState::new().hash_one(std::process::id()) | 1;
     let _ = KEY.compare_exchange(0, random, Ordering::Relaxed, Ordering::Relaxed);
@@ -105,7 +107,7 @@ impl SlotUse {
 }
 
 impl Handle {
-    /// `None` if the pointer is not a handle; null is not one.
+    /// Decodes a handle; `None` if the pointer is null or no handle.
     pub(crate) fn of(pointer: *mut c_void) -> Option<Self> {
         if pointer.is_null() {
             return None;
@@ -121,7 +123,7 @@ impl Handle {
         })
     }
 
-    /// The slot, if the handle is of this kind.
+    /// The use of a slot, if the handle is of this kind.
     pub(crate) fn is(self, kind: Kind) -> Option<SlotUse> {
         (self.kind == kind).then_some(self.at)
     }
@@ -134,7 +136,7 @@ pub(crate) trait Word: Default {
     fn store(&self, value: u64, order: Ordering);
     /// Replaces `current` by `new`; false if another thread was first.
     fn replace(&self, current: u64, new: u64, success: Ordering) -> bool;
-    /// Orders the stores before it before those after it.
+    /// Orders the stores before the fence before the stores after it.
     fn fence_release();
 }
 
@@ -170,22 +172,23 @@ pub(crate) struct Pool<T, U = AtomicU64> {
     misses: AtomicU32,
 }
 
-/// A slot is in use while its count of uses is odd.
+/// A place for a value.
 #[derive(Debug, Default)]
 struct Slot<T, U> {
+    /// The count of uses. The slot is in use while it is odd.
     uses: U,
     value: T,
 }
 
-/// Number of slots that are checked at first.
+/// The number of slots that a search checks at first.
 const PROBES: usize = 64;
-/// While a pool is full, one search in so many checks all slots.
+/// While a pool is full, one in this number of searches checks all slots.
 const ALL_EACH: u32 = 256;
 /// How often [`Pool::taken`] looks at a slot that is being set up before it passes over it.
 const SETTLES: u32 = 10_000;
 
 impl<T: Default, U: Word> Pool<T, U> {
-    /// `slots` is a power of two, and at most [`MAX_SLOTS`].
+    /// A pool of free slots. `slots` is a power of two, and at most [`MAX_SLOTS`].
     pub(crate) fn new(slots: usize) -> Self {
         debug_assert!(slots.is_power_of_two() && slots <= MAX_SLOTS);
         Self {
@@ -222,7 +225,8 @@ impl<T: Default, U: Word> Pool<T, U> {
     fn claim(&self, probes: usize) -> Option<SlotUse> {
         let mask = self.slots.len() - 1;
         for _ in 0..probes {
-            // `next` only says where to look first: two threads may look at one slot, and the exchange below decides.
+            // `next` is only the first slot to look at. Two threads may look at one slot, and the exchange below
+            // decides.
             let index = self.next.load(Ordering::Relaxed) & mask;
             self.next.store(index + 1, Ordering::Relaxed);
             let slot = &self.slots[index];
@@ -258,8 +262,8 @@ impl<T: Default, U: Word> Pool<T, U> {
         at.generation & 1 == 1 && (slot.uses).replace(at.generation.into(), next, Ordering::SeqCst)
     }
 
-    /// Does the same for the only caller that may end this use, without an exchange. Only one that has ended what is in
-    /// the slot may call it, and only once.
+    /// Works as [`give_back`](Self::give_back) without an exchange, for the only caller that may end this use: the one
+    /// that has ended the operation in the slot, and only once.
     #[inline]
     pub(crate) fn release(&self, at: SlotUse) {
         let Some(slot) = self.slots.get(at.index as usize) else {
@@ -311,12 +315,12 @@ mod tests {
     fn a_handle_finds_its_own_use_of_a_slot_and_no_other() {
         let pool: Pool<AtomicU64> = Pool::new(2);
         let first = pool
-            .take(|it, _| it.store(7, Ordering::Relaxed))
+            .take(|value, _| value.store(7, Ordering::Relaxed))
             .expect("a free slot");
         let second = pool.take(|_, _| {}).expect("a free slot");
         assert_eq!(pool.take(|_, _| {}), None);
         assert_eq!(
-            pool.get(first).map(|it| it.load(Ordering::Relaxed)),
+            pool.get(first).map(|value| value.load(Ordering::Relaxed)),
             Some(7)
         );
         assert!(pool.give_back(first));
@@ -356,11 +360,11 @@ mod tests {
             generation: 1,
         };
         let own = at.handle(Kind::Task, 0);
-        assert_eq!(Handle::of(own).map(|it| it.at), Some(at));
+        assert_eq!(Handle::of(own).map(|handle| handle.at), Some(at));
         // A process with a key of its own encodes the same slot differently.
         let word = own.addr() as u64 ^ KEY.load(Ordering::Relaxed);
         let foreign = std::ptr::without_provenance_mut(word as usize);
-        assert_ne!(Handle::of(foreign).map(|it| it.at), Some(at));
+        assert_ne!(Handle::of(foreign).map(|handle| handle.at), Some(at));
     }
 
     #[test]
@@ -370,16 +374,16 @@ mod tests {
         let taken: Vec<_> = (0..slots).filter_map(|_| pool.take(|_, _| {})).collect();
         assert_eq!(taken.len(), slots);
         assert_eq!(pool.take(|_, _| {}), None);
-        // While the pool is full, not each search checks all slots; after `ALL_EACH` of them one does.
+        // While the pool is full, one search in `ALL_EACH` checks all slots.
         let last = taken[slots - 1];
         assert!(pool.give_back(last));
         let found = (0..=ALL_EACH).find_map(|_| pool.take(|_, _| {}));
-        assert_eq!(found.map(|it| it.index), Some(last.index));
-        // The first search after a success checks all.
+        assert_eq!(found.map(|at| at.index), Some(last.index));
+        // The first search after a success checks all slots.
         assert!(pool.give_back(taken[2 * PROBES]));
         pool.next.store(2 * PROBES + 1, Ordering::Relaxed);
         let found = pool.take(|_, _| {});
-        assert_eq!(found.map(|it| it.index), Some(taken[2 * PROBES].index));
+        assert_eq!(found.map(|at| at.index), Some(taken[2 * PROBES].index));
     }
 
     #[test]
@@ -390,9 +394,9 @@ mod tests {
                 let pool = &pool;
                 scope.spawn(move || {
                     for _ in 0..20_000 {
-                        let taken = pool.take(|it, _| it.store(thread, Ordering::Relaxed));
+                        let taken = pool.take(|value, _| value.store(thread, Ordering::Relaxed));
                         let Some(at) = taken else { continue };
-                        let seen = pool.get(at).map(|it| it.load(Ordering::Relaxed));
+                        let seen = pool.get(at).map(|value| value.load(Ordering::Relaxed));
                         assert_eq!(seen, Some(thread));
                         assert!(pool.give_back(at));
                     }

@@ -13,10 +13,10 @@ const QUEUED: u64 = 8;
 /// The transfers on a link of the ring.
 #[derive(Debug, Default)]
 struct Link {
-    /// The number of its use in the upper half, and the number of its transfers in progress in the lower half.
+    /// The number of the link's use in the upper half, and the number of its transfers in progress in the lower half.
     /// Transfers of an earlier use change nothing.
     word: AtomicU64,
-    /// The position of its first transfer: the number of times that a transfer became the first by the end of another.
+    /// The position of the link's first transfer: how often a transfer became the first by the end of another.
     head: AtomicU64,
     /// The records of the operations of the transfers behind the first one, each with the lower bits of the transfer's
     /// position, by position.
@@ -26,9 +26,10 @@ struct Link {
 /// The links of the ring.
 pub(crate) struct Links(Box<[Link]>);
 
+/// What a use adds to a link's word.
 const USE: u64 = 1 << 32;
 
-/// Number of the bits of a record's id.
+/// The number of bits of a record's id.
 const ID_BITS: u32 = 48;
 const ID: u64 = (1 << ID_BITS) - 1;
 
@@ -48,7 +49,7 @@ pub(crate) enum Left {
     Unchanged,
     /// Nothing is in progress.
     Idle,
-    /// The next transfer, with the record of its operation; 0 = unknown.
+    /// The next transfer is the first one now. The record of its operation has this id; 0 = unknown.
     Next(u64),
 }
 
@@ -76,11 +77,11 @@ impl Links {
         }
     }
 
-    /// Counts a transfer of this use as over: the first one in progress, since they end in their order.
+    /// Counts a transfer of this use as ended: the first one in progress, since transfers end in their order.
     ///
     /// One proxy thread reports the transfers of a link, and a row with a transfer in progress is given to no other
-    /// link, so a load and a store suffice: they cost less than an exchange. If an abort releases the link between
-    /// them, the store undoes that, and the transfers behind this one still count.
+    /// link. So a load and a store suffice, which cost less than an exchange. If an abort releases the link between
+    /// them, the store undoes the release, and the transfers behind this one still count.
     #[inline(always)]
     pub(crate) fn ends(&self, link: usize, number: u32) -> Left {
         let Some(link) = self.0.get(link) else {
@@ -98,9 +99,9 @@ impl Links {
         let position = link.head.load(Relaxed) + 1;
         link.head.store(position, Relaxed);
         let word = link.queue[(position % QUEUED) as usize].load(Relaxed);
-        // A transfer that had `QUEUED` or more ahead of it was not noted: its place holds an earlier position.
-        let is_its = word >> ID_BITS == position & (u64::MAX >> ID_BITS);
-        Left::Next(if is_its { word & ID } else { 0 })
+        // A transfer that had `QUEUED` or more ahead of it was not noted, so its place holds an earlier position.
+        let is_noted = word >> ID_BITS == position & (u64::MAX >> ID_BITS);
+        Left::Next(if is_noted { word & ID } else { 0 })
     }
 
     /// Begins the link's next use, without transfers.
@@ -109,7 +110,7 @@ impl Links {
         let _ = self.0[link].word.fetch_update(SeqCst, SeqCst, next);
     }
 
-    /// Begins the link's next use if no transfer is in progress; tells whether it did.
+    /// Begins the link's next use if no transfer is in progress, and returns whether it did.
     pub(crate) fn release_idle(&self, link: usize) -> bool {
         let next = |word: u64| word.is_multiple_of(USE).then(|| word.wrapping_add(USE));
         let word = &self.0[link].word;
@@ -143,7 +144,7 @@ mod tests {
     fn transfers_behind_the_first_one_follow_in_their_order() {
         let links = Links::new(1);
         let number = links.begins(0, 100).number;
-        // Twice as many as are known, and then two at a time.
+        // Twice as many transfers are under way as are known, and then two at a time.
         (101..100 + 2 * QUEUED).for_each(|record| {
             links.begins(0, record);
         });

@@ -1,4 +1,4 @@
-//! Translates NCCL's names of operations and types to the recorder's.
+//! Translates NCCL's names of operations, types, algorithms and protocols to the recorder's values.
 
 use rcomm_recorder::model::{DType, OpType};
 use rcomm_recorder::record::{ALGORITHMS, PROTOCOLS};
@@ -70,9 +70,10 @@ pub(crate) fn protocol(name: &[u8]) -> u8 {
     number(&PROTOCOLS, name)
 }
 
+/// The index of a name; 0 if the name is unknown.
 fn number(names: &[&str], name: &[u8]) -> u8 {
-    let at = names.iter().position(|it| it.as_bytes() == name);
-    at.unwrap_or(0) as u8
+    let index = names.iter().position(|known| known.as_bytes() == name);
+    index.unwrap_or(0) as u8
 }
 
 #[cfg(test)]

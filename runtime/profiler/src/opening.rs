@@ -1,5 +1,5 @@
-//! The plug-in's state in its process: made with the first communicator, and unused in a forked child. A clean exit
-//! removes the ring.
+//! The plug-in's state in its process. The first communicator creates it, and a forked child does not use it. A clean
+//! exit removes the ring.
 
 use crate::process::Process;
 use crate::settings::{self, CommunicatorIdentity, Events, IdentitySource};
@@ -9,11 +9,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Set in a child made by `fork`.
+/// Whether this process is a child that `fork` made.
 static FORKED: AtomicBool = AtomicBool::new(false);
 /// The process's ring and state; `None` if nothing is recorded.
 static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
-/// The process whose thread creates or has created the ring; 0 = none has.
+/// The id of the process whose thread creates or has created the ring; 0 = no process has.
 static OPENER: AtomicU32 = AtomicU32::new(0);
 /// The longest time that another thread's communicator waits for the ring.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -25,8 +25,8 @@ pub(crate) fn process() -> Option<&'static Process> {
     (!FORKED.load(Ordering::Relaxed)).then_some(process)
 }
 
-/// The plug-in's state, which the first call creates. No lock is held meanwhile: a thread that comes at the same time
-/// waits for at most [`PATIENCE`], and a child made by `fork` at that time gets nothing.
+/// The plug-in's state, which the first call creates. No lock is held meanwhile: a thread that calls at the same time
+/// waits for at most [`PATIENCE`], and a child that `fork` makes at that time gets `None`.
 pub(crate) fn opened(
     first: Option<CommunicatorIdentity>,
     has_calls: bool,
@@ -47,7 +47,7 @@ pub(crate) fn opened(
     process()
 }
 
-/// Prints one line on standard error; failure to write is ignored.
+/// Prints one line to standard error. If it cannot be written, it is lost.
 pub(crate) fn print_line(line: &str) {
     let line = format!("rcomm: NCCL profiler plug-in: {line}\n");
     // SAFETY: `line` holds `line.len()` bytes and lives until the call returns, which reads them alone.
@@ -58,8 +58,8 @@ fn open(first: Option<CommunicatorIdentity>, has_calls: bool) -> Option<Process>
     let lookup = |name: &str| std::env::var(name).ok();
     let events = match Events::parse(lookup("RCOMM_NCCL_EVENTS").as_deref()) {
         Ok(events) => events,
-        Err(why) => {
-            print_line(&format!("records nothing: {why}"));
+        Err(reason) => {
+            print_line(&format!("records nothing: {reason}"));
             return None;
         }
     };
@@ -78,8 +78,8 @@ fn open(first: Option<CommunicatorIdentity>, has_calls: bool) -> Option<Process>
     });
     let process = match opened {
         Ok(process) => process,
-        Err(why) => {
-            print_line(&format!("records nothing: {why}"));
+        Err(reason) => {
+            print_line(&format!("records nothing: {reason}"));
             return None;
         }
     };
@@ -98,8 +98,9 @@ fn open(first: Option<CommunicatorIdentity>, has_calls: bool) -> Option<Process>
 }
 
 impl Process {
-    /// Makes this process a rank of the job of a new communicator, if no launcher gives it a job and the communicator
-    /// is larger than all before. So the ranks of a program are one job even if its first communicators lack some.
+    /// Makes this process a rank of the job of a new communicator, if no launcher gives the process a job and the
+    /// communicator is larger than all before. So the ranks of a program form one job even if its first communicators
+    /// lack some ranks.
     ///
     /// Moves the ring's file. Another thread that calls this meanwhile waits for at most [`PATIENCE`].
     pub(crate) fn follow_largest(&self, communicator: &CommunicatorIdentity) {
@@ -117,9 +118,9 @@ impl Process {
         if is_larger() {
             let job = communicator.job();
             let moved = (self.recorder).change_identity(&job, communicator.rank, communicator.size);
-            if let Err(why) = moved {
+            if let Err(reason) = moved {
                 print_line(&format!(
-                    "the ring stays with the job of a smaller communicator: {why}"
+                    "the ring stays with the job of a smaller communicator: {reason}"
                 ));
             }
         }

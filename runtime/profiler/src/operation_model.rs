@@ -1,5 +1,5 @@
-//! Checks an operation's words under every order of events that loom explores, and checks that errors in their
-//! orderings are detected.
+//! Checks an operation's words under every order of events that loom explores, and checks that loom detects errors in
+//! the memory orderings of these words.
 
 use super::{Op, State, flag};
 use crate::handle::{Exact, NoFence, NoRelease, SlotUse, Word, count_orders};
@@ -28,8 +28,8 @@ fn op<W: Word>(flags: u8) -> Op<W> {
 }
 
 /// An event of the old use comes on another thread while the slot gets a new use, and only the words of the operation
-/// order the two. If the event changes the state, what it has read is of the old use. Returns how many orders of events
-/// loom visited.
+/// order the two. If the event changes the state, the words that it has read are of the old use. Returns how many
+/// orders of events loom visited.
 fn an_old_event_meets_a_new_use<W: Word + Send + Sync + 'static>() -> usize {
     count_orders(|| {
         let op = Arc::new(op::<W>(0));
@@ -55,7 +55,8 @@ fn an_event_of_an_earlier_use_changes_nothing_and_never_gets_a_new_ticket() {
     assert!(an_old_event_meets_a_new_use::<Exact>() > 5);
 }
 
-/// An event whose handle comes without an ordering finds the slot as it was set up, or finds nothing.
+/// An event whose handle comes without a memory ordering finds the slot as it was set up, or finds nothing. Returns how
+/// many orders of events loom visited.
 fn an_event_meets_a_slot_that_is_set_up<W: Word + Send + Sync + 'static>() -> usize {
     count_orders(|| {
         let op = Arc::new(op::<W>(0));
@@ -66,7 +67,7 @@ fn an_event_meets_a_slot_that_is_set_up<W: Word + Send + Sync + 'static>() -> us
                 if op.state(OLD).is_some() {
                     assert_eq!(words, [1, 1, 1], "half of another use");
                 } else if op.state(NEW).is_some() {
-                    // The state is that of the new use, so each word that is read from here on is of it.
+                    // The state is that of the new use, so each word that is read from here on is of the new use.
                     assert_eq!(op.ticket().to_words(), [2, 2, 2], "half set up");
                 }
             }
@@ -144,7 +145,7 @@ fn the_first_channel_is_the_first_once_and_none_starts_after_an_abort() {
 fn an_operation_whose_plan_comes_as_its_group_call_ends_is_watched() {
     let visited = count_orders(|| {
         let op = Arc::new(op::<Exact>(flag::IN_GROUP));
-        // Whether the record says that the operation is no longer watched.
+        // Whether the record states that the operation is no longer watched.
         let retired = Arc::new(AtomicBool::new(false));
         let planner = thread::spawn({
             let (op, retired) = (op.clone(), retired.clone());

@@ -1,5 +1,5 @@
-//! Checks the pool under every order of events that loom explores, and checks that an error in the pool's orderings is
-//! detected.
+//! Checks the pool under every order of events that loom explores, and checks that loom detects an error in the pool's
+//! memory orderings.
 
 use super::{Pool, SlotUse, Word};
 use loom::sync::Arc;
@@ -144,7 +144,7 @@ fn a_slot_that_one_of_two_threads_releases_goes_to_one_next_use() {
         let at = pool
             .take(|value, _| value.store(1, Ordering::Relaxed))
             .expect("a free slot");
-        // As the state of an operation decides between its last channel and an abort.
+        // In the plug-in, the state of an operation decides in this way between its last channel and an abort.
         let is_over = Arc::new(AtomicUsize::new(0));
         let ends = {
             let (pool, is_over) = (pool.clone(), is_over.clone());

@@ -11,13 +11,13 @@ pub(crate) struct Events {
     pub(crate) mask: u64,
     /// The number of operations that the ring holds.
     pub(crate) depth: u32,
-    /// Whether more is recorded for some time after a hang or a stall: only if the user has named no events.
+    /// Whether more is recorded for some time after a hang or a stall. It is, unless the user has named events.
     pub(crate) deepens: bool,
 }
 
 /// The events of `calls`.
 const CALLS: u64 = event::COLL | event::P2P | event::GROUP_API | event::COLL_API | event::P2P_API;
-/// The words of `RCOMM_NCCL_EVENTS`, and the events that each requests.
+/// The words of `RCOMM_NCCL_EVENTS`, and the events that each word requests.
 const WORDS: [(&str, u64); 5] = [
     ("none", 0),
     ("calls", CALLS),
@@ -25,8 +25,8 @@ const WORDS: [(&str, u64); 5] = [
     ("network", CHANNELS | event::PROXY_OP),
     ("steps", CHANNELS | event::PROXY_OP | event::PROXY_STEP),
 ];
-/// The events of `channels`. The words for transfers include them: a transfer is recorded with its operation, and only
-/// the events of channels report when an operation has ended.
+/// The events of `channels`. The words for transfers include these events, because a transfer is recorded with its
+/// operation, and only the events of channels report when an operation has ended.
 const CHANNELS: u64 = CALLS | event::KERNEL_CH;
 const DEFAULT: Events = Events {
     mask: CHANNELS | event::PROXY_OP,
@@ -35,10 +35,10 @@ const DEFAULT: Events = Events {
 };
 
 impl Events {
-    /// The same for a version of NCCL that does not report calls: always with events of channels. Such a version
-    /// reports an operation with its plan, also each time a graph is replayed. Without events of channels it would
-    /// report a replay only on ranks where the graph uses the network, and the ranks would number their operations
-    /// differently.
+    /// These events for a version of NCCL that does not report calls: if there are any, those of channels are among
+    /// them. Such a version reports an operation with its plan, also each time a graph is replayed. Without events of
+    /// channels, it would report a replay only on ranks where the graph uses the network, so that the ranks would
+    /// number their operations differently.
     pub(crate) fn without_calls(self) -> Self {
         let mask = match self.mask {
             0 => 0,
@@ -113,11 +113,11 @@ pub(crate) fn ring_config(
         None => IdentitySource::Communicator,
     };
     let (rank, world_size, job, attempt) = match (launched, first) {
-        (Some(it), _) => (
-            it.rank,
-            it.world_size,
-            it.job.unwrap_or_else(|| "nccl".to_owned()),
-            it.attempt,
+        (Some(launched), _) => (
+            launched.rank,
+            launched.world_size,
+            launched.job.unwrap_or_else(|| "nccl".to_owned()),
+            launched.attempt,
         ),
         (None, Some(first)) => (first.rank, first.size, first.job(), 0),
         (None, None) => {
@@ -146,7 +146,7 @@ pub(crate) fn ring_config(
     Ok((config, source))
 }
 
-/// Cuts a job's name to the 255 bytes that it may have.
+/// Cuts a job's name to the largest length of a name, 255 bytes.
 fn cut(mut job: String) -> String {
     let mut end = job.len().min(255);
     while !job.is_char_boundary(end) {
@@ -172,10 +172,10 @@ mod tests {
         assert_eq!(both.mask & event::PROXY_STEP, event::PROXY_STEP);
         assert_eq!(both.mask & event::KERNEL_CH, event::KERNEL_CH);
         for word in ["network", "steps"] {
-            let one = Events::parse(Some(word)).expect("valid events");
-            assert_ne!(one.mask & event::KERNEL_CH, 0, "{word}");
+            let events = Events::parse(Some(word)).expect("valid events");
+            assert_ne!(events.mask & event::KERNEL_CH, 0, "{word}");
         }
-        assert_eq!(Events::parse(Some("none")).map(|it| it.mask), Ok(0));
+        assert_eq!(Events::parse(Some("none")).map(|events| events.mask), Ok(0));
         let none = Events::parse(Some("none")).expect("valid events");
         assert_eq!(none.without_calls(), none);
         assert_ne!(calls.without_calls().mask & event::KERNEL_CH, 0);

@@ -1,11 +1,11 @@
-//! The shapes of the operations that a thread reported last, with their signatures in the ring, so that most operations
-//! are recorded without a search of the ring's table of signatures.
+//! The shapes of the operations that a thread reported last, with their signatures in the ring. With them, most
+//! operations are recorded without a search of the ring's table of signatures.
 
 use crate::process::Call;
 use rcomm_recorder::record::SignatureId;
 use std::cell::Cell;
 
-/// Number of shapes that a thread keeps; a power of two.
+/// The number of shapes that a thread keeps, which is a power of two.
 const ROWS: usize = 32;
 
 /// What determines the shape of an operation.
@@ -15,6 +15,7 @@ pub(crate) struct Shape {
     owner: usize,
     /// Number of ranks of the communicator (0 = unknown) | type of the operation << 32 | type of the elements << 40.
     key: u64,
+    /// The number of elements.
     count: u64,
 }
 
@@ -34,7 +35,7 @@ thread_local! {
 }
 
 impl Shape {
-    /// The shape of this call in a communicator of this size (0 = unknown); `owner` has the ring, and is not moved.
+    /// The shape of this call in a communicator of this size (0 = unknown). `owner` has the ring, and is never moved.
     pub(crate) fn of<T>(owner: &T, call: &Call, size: u32) -> Self {
         Self {
             owner: std::ptr::from_ref(owner).addr(),
@@ -45,11 +46,12 @@ impl Shape {
         }
     }
 
-    /// The signature of this shape in the ring's table: from this thread's recent shapes, or else from `intern`; `None`
-    /// if `intern` returns none.
+    /// The signature of this shape in the ring's table: that of this thread's recent shapes, or else the one that
+    /// `intern` returns. `None` if `intern` is called and returns `None`.
     #[inline]
     pub(crate) fn known(self, intern: impl FnOnce() -> Option<SignatureId>) -> Option<SignatureId> {
-        // A product with 2^64 divided by the golden ratio; its upper bits depend on all bits of the number.
+        // The factor is 2^64 divided by the golden ratio. The upper bits of the product depend on all bits of the
+        // number.
         let spread = (self.count ^ self.key.rotate_left(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let row = (spread >> (64 - ROWS.trailing_zeros())) as usize;
         // A thread that ends may still report events after its thread-local variables are gone.

@@ -1,9 +1,9 @@
-//! The progress of a network transfer by its steps.
+//! Records the progress of network transfers by their steps.
 //!
 //! NCCL has up to eight steps of a transfer under way (`NCCL_STEPS`), which end in their order (`sendProxyProgress` and
-//! `recvProxyProgress`, transport/net.cc:1304 and 1467 of NCCL 2.30.7). What the oldest of them waits for is recorded,
-//! because that holds up the transfer: if the network holds up a send, later steps wait for the device all the same.
-//! While the peer gives no permission to send, NCCL reports that state again and again.
+//! `recvProxyProgress`, transport/net.cc:1304 and 1467 of NCCL 2.30.7). The wait of the oldest step is recorded,
+//! because the oldest step holds up the transfer: if the network holds up a send, later steps still wait for the
+//! device. While the peer gives no permission to send, NCCL reports that state again and again.
 
 use crate::handle::{Handle, Kind, SlotUse};
 use crate::process::{Process, Transfer};
@@ -15,16 +15,16 @@ use std::sync::atomic::Ordering::Relaxed;
 /// How far the first steps of a transfer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// The last of them waits for this.
+    /// The last of these steps waits for this.
     Waiting(LinkWait),
-    /// They are done.
+    /// These steps are done.
     Done,
 }
 
 /// The largest number of steps under way.
 const UNDER_WAY: u32 = 8;
 
-/// What the steps under way wait for: a byte for each, by its number modulo eight; 0 = not reported.
+/// The waits of the steps under way: a byte for each step, by the step's number modulo eight; 0 = not reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Waits(u64);
 
@@ -38,7 +38,7 @@ impl Waits {
         LinkWait::from_code(code).filter(|&wait| wait != LinkWait::Idle)
     }
 
-    /// With what a step waits for; [`LinkWait::Idle`] = not reported.
+    /// These waits with a new wait of a step; [`LinkWait::Idle`] = not reported.
     fn with(self, step: u32, wait: LinkWait) -> Self {
         let shift = Self::shift(step);
         Self(self.0 & !(0xff << shift) | u64::from(wait.code()) << shift)
@@ -80,7 +80,7 @@ impl Process {
 
     /// Records how far the first `steps` steps of the transfer with this handle are.
     pub(crate) fn transfer_progresses(&self, handle: *mut c_void, progress: Progress, steps: u32) {
-        let at = Handle::of(handle).and_then(|it| it.is(Kind::Transfer));
+        let at = Handle::of(handle).and_then(|handle| handle.is(Kind::Transfer));
         let Some(transfer) = at.and_then(|at| self.transfers.get(at)) else {
             return;
         };

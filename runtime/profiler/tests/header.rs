@@ -1,6 +1,6 @@
-//! Tests that the interface has the memory layout of NCCL's public headers. The expected offsets and sizes, in bytes on
-//! 64-bit Linux, are those that a C compiler computed for the headers of NCCL 2.26.2, 2.27.7, 2.28.3, 2.29.7 and
-//! 2.30.7. Releases with the same version of the interface agree.
+//! The interface has the memory layout of NCCL's public headers. A C compiler computed the expected offsets and sizes,
+//! in bytes on 64-bit Linux, for the headers of NCCL 2.26.2, 2.27.7, 2.28.3, 2.29.7 and 2.30.7. Releases with the same
+//! version of the interface agree.
 
 use rcomm_nccl_profiler::abi::{
     Coll, CollApi, CollV5, DescriptorV3, DescriptorV4, DescriptorV5, FactsV5, GroupApi, InitV3,
@@ -58,7 +58,7 @@ fn descriptors_have_the_same_head() {
 #[test]
 fn collectives_have_the_layout_of_nccl() {
     let v3 = offset_of!(NamedColl, coll);
-    let both = [
+    let offsets = [
         (offset_of!(Coll, func), 48, 32),
         (offset_of!(Coll, count), 72, 56),
         (offset_of!(Coll, root), 80, 64),
@@ -68,7 +68,7 @@ fn collectives_have_the_layout_of_nccl() {
         (offset_of!(Coll, algorithm), 104, 88),
         (offset_of!(Coll, protocol), 112, 96),
     ];
-    for (at, in_v3, since_v4) in both {
+    for (at, in_v3, since_v4) in offsets {
         assert_eq!((FACTS + v3 + at, FACTS + at), (in_v3, since_v4));
     }
     assert_eq!(FACTS + offset_of!(NamedColl, comm_name), 24);
@@ -160,7 +160,7 @@ fn each_version_has_a_table_with_the_plug_in_s_name() {
     }
 }
 
-/// The releases whose headers these facts were taken from, with their newest version of the interface.
+/// The releases of these headers, with their newest version of the interface.
 const RELEASES: [(&str, u32); 5] = [
     ("2.26.2", 3),
     ("2.27.7", 4),
@@ -221,7 +221,7 @@ fn events_and_states_have_the_numbers_of_nccl() {
         ("P2pApi", event::P2P_API),
     ];
     for (name, bits) in ours {
-        let known = EVENTS.iter().find(|(it, ..)| *it == name);
+        let known = EVENTS.iter().find(|(event, ..)| *event == name);
         let (_, bit, since) = known.expect("an event of NCCL's");
         assert_eq!(bits, 1 << bit, "{name}");
         // A version ignores the bits of events that it lacks. The newest release has all events that the plug-in asks

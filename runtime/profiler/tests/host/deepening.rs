@@ -36,7 +36,7 @@ pub(crate) fn deeper(plugin: &Plugin) {
     // A communicator that begins now has the same mask.
     let other = plugin.init(Some("o"), 8, 0, 2).expect("a communicator");
     assert!(asks_for_steps());
-    // Another stall does not extend the time, and for some time after it none brings steps back.
+    // Another stall does not extend the time with steps, and for some time after it no stall brings steps back.
     (1..4_096).for_each(|_| stall(plugin, &comm, SECOND));
     assert!(asks_for_steps());
     stall(plugin, &comm, SECOND);

@@ -1,4 +1,4 @@
-//! Processes with several devices, each with a rank of its own in each communicator.
+//! Processes with several devices, each of which has a rank of its own in each communicator.
 
 use crate::faults::first;
 use crate::job::{Job, Until, without_launcher};
@@ -48,12 +48,13 @@ fn one_process_with_eight_devices_and_no_launcher_is_healthy() {
 fn a_process_without_a_record_leaves_all_of_its_ranks_open() {
     let job = Job::of_devices(6, &[&[Until::Running; 4], &[Until::Running; 4]], |_| {});
     let dumps = job.dumps();
-    let one: Vec<_> = (dumps.iter())
+    let first_process: Vec<_> = (dumps.iter())
         .filter(|dump| dump.identity.rank == Some(0))
         .collect();
-    assert_eq!(one.len(), 1);
-    let report = analyze(&one, &Policy::default());
-    let accuses = report.findings.iter().any(|it| it.code == Code::E101);
+    assert_eq!(first_process.len(), 1);
+    let report = analyze(&first_process, &Policy::default());
+    let mut findings = report.findings.iter();
+    let accuses = findings.any(|finding| finding.code == Code::E101);
     assert!(!accuses, "{:?}", report.findings);
     assert_eq!(report.input.ranks_expected, 8);
 }

@@ -1,4 +1,4 @@
-//! The plug-in's rings together with NCCL's own reports on the same processes.
+//! The plug-in's rings are joined with NCCL's own reports on the same processes.
 
 use crate::faults::with_one;
 use crate::job::{Job, Until};
@@ -6,7 +6,8 @@ use rcomm_analyzer::ras::{self, RasReport};
 use rcomm_analyzer::{Code, Policy, Verdict, analyze};
 use rcomm_recorder::publish::Dump;
 
-/// A report of NCCL's RAS, as `ncclras -f json` prints it, on the processes of these rings, of which RAS has lost one.
+/// A report of NCCL's RAS, as `ncclras -f json` prints it, on the processes of these rings. RAS considers rank `dead`
+/// as dead.
 fn ras_report(dumps: &[Dump], dead: u32) -> RasReport {
     let member = |dump: &Dump, state: &str| {
         let rank = dump.identity.rank.expect("a rank");

@@ -1,4 +1,4 @@
-//! Several processes that use one device: each has a ring of its own, and none harms another's.
+//! Of several processes that use one device, each has a ring of its own, and none harms another's ring.
 
 use crate::faults::{all, first, with_one};
 use crate::job::{Job, Until, dumps};
@@ -43,7 +43,7 @@ fn two_jobs_on_one_device_are_recorded_and_judged_apart() {
 fn a_process_that_inherits_a_rank_records_nothing_and_the_rank_s_ring_stays() {
     let job = Job::start(6, all(Until::Done), |_| {});
     let before = job.dumps();
-    // A child of the rank, as a data loader or an evaluation is, that has the rank's environment and uses NCCL itself.
+    // This child of the rank has the rank's environment and uses NCCL itself, as a data loader or an evaluation may do.
     let output = alone("silent-6", job.directory.path(), |command| {
         command
             .env("RANK", "2")
@@ -64,8 +64,8 @@ fn a_process_that_inherits_a_rank_records_nothing_and_the_rank_s_ring_stays() {
     assert!(line.contains("rank 2"), "{line}");
     let after = job.dumps();
     let processes = |dumps: &[Dump]| -> Vec<(Option<u32>, u32, usize)> {
-        let of = |it: &Dump| (it.identity.rank, it.identity.pid, it.entries.len());
-        dumps.iter().map(of).collect()
+        let process = |dump: &Dump| (dump.identity.rank, dump.identity.pid, dump.entries.len());
+        dumps.iter().map(process).collect()
     };
     assert_eq!(processes(&after), processes(&before));
 }

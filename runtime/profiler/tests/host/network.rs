@@ -5,7 +5,7 @@ use crate::library::{Comm, Handle, NONE, Plugin};
 use rcomm_nccl_profiler::abi::state;
 use std::ffi::c_int;
 
-/// Steps of a transfer.
+/// The number of steps of a transfer.
 pub(crate) const STEPS: i32 = 16;
 /// The largest number of steps under way (`NCCL_STEPS`).
 const UNDER_WAY: i32 = 8;
@@ -52,8 +52,8 @@ impl<'p> Transfer<'p> {
         transfer
     }
 
-    /// Reports a state of a step: in version 3 first as a state of the transfer, with the number of the steps that have
-    /// got so far; then as a state of the step, if there is one.
+    /// Reports a state of a step. Version 3 reports it first as a state of the transfer, with the number of the steps
+    /// that have reached it. Then it is reported as a state of the step, if there is such a state.
     fn state(&self, step: i32, of_transfer: c_int, of_step: Option<c_int>) {
         if self.plugin.version == 3 {
             self.plugin.record(self.handle, of_transfer, 0, step + 1);
@@ -63,6 +63,7 @@ impl<'p> Transfer<'p> {
         }
     }
 
+    /// Begins as many steps as may be under way.
     fn post(&mut self) {
         while self.posted < STEPS.min(self.done + UNDER_WAY) {
             let step = self.posted;
@@ -96,7 +97,7 @@ impl<'p> Transfer<'p> {
         self.transmitted += 1;
     }
 
-    /// Completes steps until so many are done. The network has up to `ahead` more of a send by then.
+    /// Completes steps until `done` steps are done. Of a send, the network then has up to `ahead` further steps.
     pub(crate) fn progress(&mut self, done: i32, ahead: i32) {
         let ahead = if self.is_send { ahead } else { 0 };
         while self.done < done {
@@ -116,6 +117,7 @@ impl<'p> Transfer<'p> {
         }
     }
 
+    /// Ends a transfer whose steps are all done.
     pub(crate) fn end(self) {
         assert_eq!(self.done, STEPS);
         self.plugin.stop(self.handle);

@@ -1,4 +1,4 @@
-//! Ends of communicators and of the process while events run.
+//! Communicators and the process end while threads report events.
 
 use crate::job::{Job, Until, dumps, operation};
 use crate::library::{Call, Comm, Handle, NONE, Plugin};
@@ -24,19 +24,19 @@ fn call_in(plugin: &Plugin, comm: &Comm, group: Handle) -> Handle {
     called
 }
 
-/// An abort of one of two communicators in the middle of a group call on both: afterwards no operation of either is
-/// watched, and those of the aborted one have failed.
+/// Aborts one of two communicators in the middle of a group call on both. Afterwards, no operation of either
+/// communicator is watched, and those of the aborted one have failed.
 pub(crate) fn grouped(plugin: &Plugin) {
     for round in 0..200 {
-        let [kept, aborted] = [1, 2].map(|it| {
-            let hash = round * 2 + it;
+        let [kept, aborted] = [1, 2].map(|number| {
+            let hash = round * 2 + number;
             plugin.init(None, hash, 0, 2).expect("a communicator")
         });
         let group = plugin.group_api(&kept);
         let calls = [&kept, &aborted, &kept, &aborted, &kept];
         let handles = calls.map(|comm| call_in(plugin, comm, group));
         plugin.finalize(&aborted);
-        // The plan of one operation comes, that of the others does not.
+        // Only one operation gets a plan.
         let task = plugin.task(&kept, handles[0], &all_reduce());
         assert_ne!(task, NONE, "round {round}");
         assert_eq!(plugin.task(&aborted, handles[1], &all_reduce()), NONE);
@@ -49,7 +49,8 @@ pub(crate) fn grouped(plugin: &Plugin) {
         if round % 50 == 0 {
             let entries = ring().entries;
             let last = &entries[entries.len() - 5..];
-            let states: Vec<_> = last.iter().map(|it| (it.state, it.retired)).collect();
+            let states = last.iter().map(|entry| (entry.state, entry.retired));
+            let states: Vec<_> = states.collect();
             let (left, failed) = ((EntryState::Scheduled, true), (EntryState::Failed, true));
             let done = (EntryState::Completed, true);
             assert_eq!(states, [done, failed, left, failed, left], "round {round}");
@@ -58,7 +59,7 @@ pub(crate) fn grouped(plugin: &Plugin) {
     }
 }
 
-/// Two threads with operations on one communicator, and a third that ends it at any moment: afterwards nothing is open,
+/// Two threads report operations on one communicator, and a third ends it at any moment. Afterwards, nothing is open,
 /// and the next communicator's operations are whole.
 pub(crate) fn aborts(plugin: &Plugin) {
     for round in 0..30 {
@@ -86,7 +87,7 @@ pub(crate) fn aborts(plugin: &Plugin) {
                 }
                 plugin.finalize(&comm);
             });
-            // Takes the slots that the end of the other communicator frees.
+            // These operations take the slots that the end of the other communicator frees.
             begin.wait();
             for _ in 0..40 {
                 events(plugin, &next, 0);
@@ -97,10 +98,11 @@ pub(crate) fn aborts(plugin: &Plugin) {
             assert!(entry.retired, "round {round}: {entry:?}");
         }
         let name = format!("nccl-{:016x}", 1_000 + round);
-        let group = ring.groups.iter().position(|it| it.info.name == name);
+        let mut groups = ring.groups.iter();
+        let group = groups.position(|group| group.info.name == name);
         let group = group.expect("the next communicator") as u32;
-        let of_next = ring.entries.iter().filter(|it| it.group == group);
-        let states: Vec<_> = of_next.map(|it| it.state).collect();
+        let of_next = ring.entries.iter().filter(|entry| entry.group == group);
+        let states: Vec<_> = of_next.map(|entry| entry.state).collect();
         assert_eq!(states, [EntryState::Completed; 40], "round {round}");
         for communicator in ring.communicators() {
             assert_eq!(communicator.links, [], "round {round}");
@@ -109,7 +111,7 @@ pub(crate) fn aborts(plugin: &Plugin) {
     }
 }
 
-/// An operation with its events, on two channels from this one on: one thread reports what happens on a channel.
+/// Reports an operation with its events on two channels, from `first` on. One thread reports the events of a channel.
 fn events(plugin: &Plugin, comm: &Comm, first: u8) {
     let group = plugin.group_api(comm);
     let called = call_in(plugin, comm, group);
@@ -169,13 +171,14 @@ fn the_ring_of_a_process_that_was_killed_amid_events_is_whole() {
         panic!("not exactly one ring");
     };
     assert!(ring.entries.len() > 50);
-    let open = ring.entries.iter().filter(|it| !it.retired).count();
+    let open = ring.entries.iter().filter(|entry| !entry.retired).count();
     assert!(
         open <= 1,
         "{open} operations are open, of which one ran at a time"
     );
-    let numbers: Vec<u64> = ring.entries.iter().map(|it| it.collective_seq_id).collect();
-    assert!(numbers.windows(2).all(|it| it[1] == it[0] + 1));
+    let numbers = ring.entries.iter().map(|entry| entry.collective_seq_id);
+    let numbers: Vec<u64> = numbers.collect();
+    assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1));
 }
 
 #[test]
@@ -185,10 +188,11 @@ fn a_ring_with_operations_that_an_abort_has_ended_outlives_an_exit_with_status_0
     let mut job = Job::start(6, last, |_| {});
     job.close();
     let left = job.dumps();
-    let ring = left.iter().find(|it| it.identity.rank == Some(1));
+    let ring = left.iter().find(|dump| dump.identity.rank == Some(1));
     let ring = ring.expect("the ring of the rank that was aborted");
-    let states = ring.entries.iter().map(|it| it.state);
-    assert_eq!(states.filter(|&it| it == EntryState::Failed).count(), 1);
+    let entries = ring.entries.iter();
+    let failed = entries.filter(|entry| entry.state == EntryState::Failed);
+    assert_eq!(failed.count(), 1);
 }
 
 /// Ends the process by `exit` with status 0 while a thread reports events.

@@ -1,4 +1,4 @@
-//! What a ring holds of a communicator, its operations and its transfers.
+//! A ring holds the facts of a communicator, its operations and its transfers.
 
 use crate::job::{Until, copy, operation};
 use crate::library::{Call, NONE, Plugin};
@@ -40,7 +40,7 @@ pub(crate) fn copies_to_the_own_rank_end_with_their_plan_and_leave_no_slot_taken
 
 pub(crate) fn copies(plugin: &Plugin) {
     let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
-    // More than the plug-in follows at a time.
+    // These are more operations than the plug-in follows at a time.
     for _ in 0..5_000 {
         copy(plugin, &comm, true);
     }
@@ -48,8 +48,8 @@ pub(crate) fn copies(plugin: &Plugin) {
     let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
-    let open = ring.entries.iter().filter(|it| !it.retired);
-    let open: Vec<_> = open.map(|it| (it.op.name(), it.state)).collect();
+    let open = ring.entries.iter().filter(|entry| !entry.retired);
+    let open: Vec<_> = open.map(|entry| (entry.op.name(), entry.state)).collect();
     assert_eq!(open, [("all_reduce", EntryState::Started)]);
 }
 
@@ -60,16 +60,16 @@ fn operations_beyond_those_that_are_followed_are_recorded_once_each() {
     }
 }
 
-/// More operations in progress than the plug-in follows: those of a large all-to-all, in one group call.
+/// Reports the operations of a large all-to-all in one group call, which are more than the plug-in follows at a time.
 pub(crate) fn surplus(plugin: &Plugin) {
-    const MORE: usize = 8_192 + 100;
+    const COUNT: usize = 8_192 + 100;
     let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
     let group = match plugin.has_calls() {
         true => plugin.group_api(&comm),
         false => NONE,
     };
     let send = Call::message(c"Send", 4, 1);
-    let called: Vec<_> = (0..MORE)
+    let called: Vec<_> = (0..COUNT)
         .map(|_| {
             if !plugin.has_calls() {
                 return NONE;
@@ -89,13 +89,13 @@ pub(crate) fn surplus(plugin: &Plugin) {
     let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
-    let numbers = ring.entries.iter().map(|it| it.p2p_seq_id);
+    let numbers = ring.entries.iter().map(|entry| entry.p2p_seq_id);
     assert!(
-        numbers.eq(1..=MORE as u64),
+        numbers.eq(1..=COUNT as u64),
         "{} records",
         ring.entries.len()
     );
-    let watched = ring.entries.iter().filter(|it| !it.retired).count();
+    let watched = ring.entries.iter().filter(|entry| !entry.retired).count();
     assert_eq!(watched, 8_192);
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn masked(plugin: &Plugin) {
     let links = &ring.communicators()[0].links;
     let seen: Vec<_> = links
         .iter()
-        .map(|it| (it.channel, it.peer, it.is_send))
+        .map(|link| (link.channel, link.peer, link.is_send))
         .collect();
     assert_eq!(seen.len(), 2, "{seen:?}");
     assert!(
@@ -135,8 +135,8 @@ fn transfers_of_collnet_are_not_recorded_because_their_end_is_not_reported() {
     }
 }
 
-/// `collnetDirect.out`, `collnetChain.up` and `nvls.out` are the number of ranks (graph/connect.cc:63, 198 and 261 of
-/// 2.26.2), which version 3 does not give, and the transport for CollNet ends no transfer.
+/// The peers `collnetDirect.out`, `collnetChain.up` and `nvls.out` are the number of ranks (graph/connect.cc:63, 198
+/// and 261 of 2.26.2), which version 3 does not give. The transport for CollNet ends no transfer.
 pub(crate) fn collnet(plugin: &Plugin) {
     let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
     let pid = std::process::id();
@@ -164,11 +164,12 @@ pub(crate) fn collnet(plugin: &Plugin) {
     let peers: Vec<u32> = ring.communicators()[0]
         .links
         .iter()
-        .map(|it| it.peer)
+        .map(|link| link.peer)
         .collect();
     assert_eq!(peers, [1]);
-    let states = ring.entries.iter().map(|it| it.state);
-    let completed = states.filter(|&it| it == EntryState::Completed).count();
+    let states = ring.entries.iter().map(|entry| entry.state);
+    let completed = states.filter(|&state| state == EntryState::Completed);
+    let completed = completed.count();
     assert_eq!(completed, 3);
 }
 

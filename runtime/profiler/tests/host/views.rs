@@ -1,5 +1,5 @@
-//! The live views on rings of plain NCCL processes: `rcomm-top` as it prints its first screen, the API of
-//! `rcomm-web`, and the report of `rcomm-fr`, each with the same first finding.
+//! The views of the rings of plain NCCL processes have the same first finding: the first screen of `rcomm-top`, the API
+//! of `rcomm-web`, and the report of `rcomm-fr`.
 
 use crate::faults::{COUNT, all, with_one};
 use crate::job::{Job, Until};
@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Age from which a pending operation is overdue: longer than the end of a process takes to settle
-/// ([`Policy::SETTLE`]), so that a killed rank is reported as killed before anything is overdue.
+/// The age from which a pending operation is overdue. It is longer than the end of a process takes to settle
+/// ([`Policy::SETTLE`]), so that a killed rank is reported as killed before any operation is overdue.
 const OVERDUE: Duration = Duration::from_secs(3);
 
 /// What happens to the rank at fault after its last event.
@@ -23,6 +23,7 @@ enum Then {
     IsStopped,
 }
 
+/// A fault of a job, and the finding that each view must show first.
 struct Fault {
     name: &'static str,
     last: [(Until, usize); 4],
@@ -30,26 +31,26 @@ struct Fault {
     then: Then,
     code: Code,
     culprits: &'static [u32],
-    /// Part of the sentence.
-    says: &'static str,
+    /// A part of the finding's sentence.
+    sentence_part: &'static str,
     /// The events that are recorded.
     events: &'static str,
 }
 
-/// Those of the other tests: with the steps of transfers.
+/// The events of the other tests, with the steps of transfers.
 const STEPS: &str = "channels,steps,256";
-/// Those without words: what is recorded by default.
+/// No events are named, so that the default ones are recorded.
 const DEFAULT: &str = "256";
 
 fn faults() -> Vec<Fault> {
-    let fault = |name, last, code, culprits, says| Fault {
+    let fault = |name, last, code, culprits, sentence_part| Fault {
         name,
         last,
         rank: 2,
         then: Then::GoesOn,
         code,
         culprits,
-        says,
+        sentence_part,
         events: STEPS,
     };
     let absent = with_one(2, Until::NotCalled, Until::Running);
@@ -142,7 +143,7 @@ fn rcomm_top(arguments: &[&str]) -> String {
     text
 }
 
-/// The report that the API of `rcomm-web` answers with; none while it has not looked at the rings.
+/// The report that the API of `rcomm-web` answers with; `None` before it has looked at the rings.
 fn api_report(page: &rcomm_web::Page) -> Option<serde_json::Value> {
     let mut stream = TcpStream::connect(page.address()).expect("it listens");
     stream
@@ -162,8 +163,9 @@ fn api_report(page: &rcomm_web::Page) -> Option<serde_json::Value> {
     (status == "200").then(|| serde_json::from_str(body).expect("a report"))
 }
 
-/// Whether this report has the fault as its first finding; it must not have another first finding that is an error.
-fn is_right(report: &serde_json::Value, fault: &Fault, whose: &str) -> bool {
+/// Whether the report's first finding is an error; if so, it must be the fault's finding. `view` names the view in
+/// messages.
+fn is_right(report: &serde_json::Value, fault: &Fault, view: &str) -> bool {
     let first = &report["findings"][0];
     if first["severity"] != "error" {
         return false;
@@ -171,7 +173,7 @@ fn is_right(report: &serde_json::Value, fault: &Fault, whose: &str) -> bool {
     assert_eq!(
         first["code"],
         fault.code.id(),
-        "{whose}, {}: {first}",
+        "{view}, {}: {first}",
         fault.name
     );
     let culprits: Vec<u64> = first["culprit_ranks"]
@@ -181,24 +183,26 @@ fn is_right(report: &serde_json::Value, fault: &Fault, whose: &str) -> bool {
         .filter_map(serde_json::Value::as_u64)
         .collect();
     let expected: Vec<u64> = fault.culprits.iter().copied().map(u64::from).collect();
-    assert_eq!(culprits, expected, "{whose}, {}: {first}", fault.name);
+    assert_eq!(culprits, expected, "{view}, {}: {first}", fault.name);
     let sentence = first["sentence"].as_str().expect("a sentence");
     assert!(
-        sentence.contains(fault.says),
-        "{whose}, {}: {sentence}",
+        sentence.contains(fault.sentence_part),
+        "{view}, {}: {sentence}",
         fault.name
     );
     true
 }
 
-fn within(what: &str, mut condition: impl FnMut() -> bool) {
+/// Waits until the condition is true; panics after two minutes. `awaited` names what is waited for.
+fn within(awaited: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !condition() {
-        assert!(Instant::now() < end, "{what} did not appear in time");
+        assert!(Instant::now() < end, "{awaited} did not appear in time");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
+/// Kills or stops the rank at fault, if the fault asks for it.
 fn bring_about(job: &mut Job, fault: &Fault) {
     match fault.then {
         Then::GoesOn => {}
@@ -207,6 +211,7 @@ fn bring_about(job: &mut Job, fault: &Fault) {
     }
 }
 
+/// The first two lines of the printed report.
 fn first_lines(report: &rcomm_analyzer::Report) -> String {
     let mut text = Vec::new();
     let layout = print::human::Layout::default();
@@ -223,7 +228,8 @@ fn code_in(word: &str) -> Option<&str> {
     is_code.then_some(word)
 }
 
-fn shows(directory: &Path, fault: &Fault, job: &Job) {
+/// Asserts that each view shows the fault's finding first.
+fn assert_shown(directory: &Path, fault: &Fault, job: &Job) {
     let policy = Policy {
         world_size: Some(4),
         ..Policy::default()
@@ -237,7 +243,7 @@ fn shows(directory: &Path, fault: &Fault, job: &Job) {
     );
     let printed = first_lines(&report);
     assert!(
-        printed.contains(fault.says),
+        printed.contains(fault.sentence_part),
         "rcomm-fr, {}: {printed}",
         fault.name
     );
@@ -257,7 +263,7 @@ fn shows(directory: &Path, fault: &Fault, job: &Job) {
     let screen_text = words.join(" ");
     let first_code = words.iter().find_map(|word| code_in(word));
     assert!(
-        screen_text.contains(fault.says) && first_code == Some(fault.code.id()),
+        screen_text.contains(fault.sentence_part) && first_code == Some(fault.code.id()),
         "rcomm-top, {}:\n{screen}",
         fault.name
     );
@@ -283,7 +289,7 @@ fn every_view_shows_each_fault() {
                     command.env("RCOMM_NCCL_EVENTS", fault.events);
                 });
                 bring_about(&mut job, &fault);
-                shows(job.directory.path(), &fault, &job);
+                assert_shown(job.directory.path(), &fault, &job);
             });
         }
     });

@@ -35,8 +35,8 @@
 //! # Ok::<(), rcomm_core::Error>(())
 //! ```
 //!
-//! Handles of NCCL stay inside this crate. Of the CUDA driver's, a program gets streams ([`CudaStream::as_raw`]) and
-//! addresses ([`DeviceBuffer::address`]).
+//! Handles of NCCL stay inside this crate. Of the CUDA driver's handles, a program gets streams
+//! ([`CudaStream::as_raw`]) and addresses ([`DeviceBuffer::address`]).
 //!
 //! | module | holds |
 //! |---|---|

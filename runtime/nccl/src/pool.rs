@@ -32,7 +32,7 @@ pub struct MemoryPool {
 
 #[derive(Default)]
 struct PoolState {
-    /// By address.
+    /// The segments, by address.
     segments: BTreeMap<u64, DeviceBuffer>,
     groups: Vec<PoolGroup>,
 }
@@ -40,7 +40,7 @@ struct PoolState {
 /// A group with which the pool is registered.
 struct PoolGroup {
     backend: Weak<dyn Backend>,
-    /// By the address of the segment.
+    /// The registrations of segments, by the segment's address.
     registered: BTreeMap<u64, Registration>,
 }
 
@@ -104,7 +104,7 @@ fn refuse(message: String) -> Error {
 }
 
 impl MemoryPool {
-    /// Makes a pool without segments for this device; `options` say where NCCL is.
+    /// Makes a pool without segments for this device. `options` tell where to find NCCL.
     ///
     /// # Errors
     /// `Backend` if NCCL is not found; `Unsupported` if it is older than 2.19 and cannot allocate or register memory.
@@ -152,7 +152,7 @@ impl MemoryPool {
             .try_for_each(|group| group.register_all(segments));
         if let Err(error) = registered {
             let undone: Result<Vec<()>> = groups.iter_mut().map(|it| it.deregister(at)).collect();
-            // Otherwise the library may still refer to the memory, and the pool keeps it.
+            // If a registration cannot be undone, the library may still refer to the memory, and the pool keeps it.
             if undone.is_ok() {
                 segments.remove(&at);
             }
@@ -165,8 +165,8 @@ impl MemoryPool {
     /// their buffers keep it alive.
     ///
     /// # Blocking
-    /// As [`allocate`](Self::allocate); also until a group's operations on the segment have ended, at most 30 seconds for
-    /// each.
+    /// As [`allocate`](Self::allocate); also until a group's operations on the segment have ended, at most 30 seconds
+    /// for each.
     ///
     /// # Errors
     /// `InvalidArgument` if the pool has no such segment; the error of a group that does not deregister it. The segment
@@ -185,7 +185,7 @@ impl MemoryPool {
     }
 
     /// Registers all present and future segments of the pool with the communicator of a group. If the communicator does
-    /// not exist yet, that is done once it exists: at the next allocation, or when this is called again.
+    /// not exist yet, the segments are registered once it exists: at the next allocation, or when this is called again.
     ///
     /// # Blocking
     /// As [`allocate`](Self::allocate).
@@ -236,7 +236,7 @@ impl MemoryPool {
     pub fn segments(&self) -> Vec<(u64, usize)> {
         let state = self.lock();
         let segments = state.segments.iter();
-        segments.map(|(&at, it)| (at, it.len())).collect()
+        segments.map(|(&at, segment)| (at, segment.len())).collect()
     }
 
     /// Makes this the pool from which [`AllocatorFunctions`] take memory of its device, until the process ends.
@@ -267,14 +267,14 @@ impl MemoryPool {
     }
 }
 
-/// Calls the installed pool of a device, and logs an error, for which the caller's interface has no place.
+/// Calls `call` with the installed pool of a device. Logs an error of `action`, since the caller cannot return it.
 fn with_installed<T>(
     device: c_int,
-    what: &str,
+    action: &str,
     call: impl FnOnce(&MemoryPool) -> Result<T>,
 ) -> Option<T> {
     let called = catch_unwind(AssertUnwindSafe(|| {
-        // Not locked during the call, which may wait.
+        // The pools are not locked during the call, which may wait.
         let pool = installed().get(&device).cloned();
         let pool = pool.ok_or_else(|| refuse(format!("no pool is installed for cuda:{device}")))?;
         call(&pool)
@@ -282,11 +282,11 @@ fn with_installed<T>(
     match called {
         Ok(Ok(value)) => Some(value),
         Ok(Err(error)) => {
-            tracing::error!(%error, device, "memory pool: {what} failed");
+            tracing::error!(%error, device, "memory pool: {action} failed");
             None
         }
         Err(_) => {
-            tracing::error!(device, "memory pool: {what} panicked");
+            tracing::error!(device, "memory pool: {action} panicked");
             None
         }
     }

@@ -1,9 +1,9 @@
-//! Groups made from groups: a split with `ncclCommSplit`, and a smaller group of the remaining ranks with
+//! Makes groups from groups: the parts of a split with `ncclCommSplit`, and a smaller group of the remaining ranks with
 //! `ncclCommShrink`.
 //!
-//! All ranks concerned must make these calls, so each rank publishes in the store that it has arrived:
-//! a rank that times out can name those that did not arrive. If the library lacks the function, the group
-//! refuses, and the caller connects the new group from scratch.
+//! All ranks concerned must make these calls. Each rank publishes in the store that it has arrived, so that a rank that
+//! times out can name the ranks that did not arrive. If the library lacks the function, the group refuses, and the
+//! caller connects the new group from scratch.
 
 use super::NcclBackend;
 use crate::comm::init::{CommInit, InitParams, WarmUp};
@@ -20,7 +20,7 @@ use rcomm_recorder::model::Rank;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What the backend of a new group has besides its communicator.
+/// The parts of a new group's backend, without its communicator.
 struct NewQueue {
     shared: Arc<Shared>,
     parts: QueueParts,
@@ -178,8 +178,8 @@ impl NcclBackend {
         self.adopt(new, (comm, (0, 0)), group, deadline)
     }
 
-    /// Makes the backend of a new group, when the broadcast that connects its rings has ended on the device: until then
-    /// its kernel would hold room there, for which operations of other groups may wait on other ranks.
+    /// Makes the backend of a new group once the broadcast that connects its rings has ended on the device. Until then,
+    /// the broadcast's kernel holds room on the device, for which operations of other groups may wait on other ranks.
     fn adopt(
         &self,
         NewQueue { shared, parts }: NewQueue,
@@ -205,7 +205,7 @@ impl NcclBackend {
     }
 }
 
-/// Returns the parameters of this rank in the new group; for a rank that is not in it, the values have no meaning.
+/// Returns the parameters of this rank in the new group. For a rank that is not in the group, they have no meaning.
 fn params_for(group: Option<&GroupContext>) -> InitParams {
     InitParams {
         ids: Vec::new(),

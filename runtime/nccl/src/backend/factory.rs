@@ -28,8 +28,8 @@ impl NcclFactory {
     /// Loads the CUDA driver and NCCL, and opens this rank's device.
     ///
     /// # Errors
-    /// `Backend`, with everything that was tried, if the driver or the library is missing or unsuitable;
-    /// `InvalidArgument` if there is no such device, or if the environment does not order launches as the options want;
+    /// `Backend`, with every path that was tried, if the driver or the library is missing or unsuitable;
+    /// `InvalidArgument` if there is no such device, or if the environment does not order launches as the options ask;
     /// `Unsupported` if the library is too old for the options.
     pub fn open(world: &WorldContext, options: NcclOptions) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
@@ -37,10 +37,10 @@ impl NcclFactory {
         }))
     }
 
-    /// Sets the variables that NCCL reads only from the process's environment, if the options want it
-    /// ([`LaunchOrder::Implicit`](crate::LaunchOrder::Implicit)). To be called by
-    /// [`BackendSet::prepare`](rcomm_core::backend::BackendSet::prepare), before the library is loaded and the process
-    /// has a second thread.
+    /// Sets the variables that NCCL reads only from the process's environment, if the options ask for it
+    /// ([`LaunchOrder::Implicit`](crate::LaunchOrder::Implicit)).
+    /// [`BackendSet::prepare`](rcomm_core::backend::BackendSet::prepare) calls this before the library is loaded and
+    /// the process has a second thread.
     ///
     /// # Errors
     /// `InvalidArgument` if the environment has other values for these variables; `Unsupported` if the process has

@@ -1,16 +1,16 @@
 //! The other groups of this process that use the device of a group that was aborted.
 //!
 //! To free a communicator, NCCL waits for all kernels of the device (`commReclaim`, init.cc), also for those of other
-//! communicators. If one of these hangs, the end of the aborted group waits for the end of the other one, whose own
-//! deadline may be far away. c10d therefore aborts all communicators of a process in one group of calls
-//! (`_abort_process_group`). Here a group that works is left alone: another group is aborted only if the library has
-//! not returned after some seconds, and an operation of this other group was pending when the abort began, is still
-//! pending, and has taken longer than the time-out of the aborted group.
+//! communicators. If a kernel of another group hangs, the end of the aborted group waits for the end of that group,
+//! whose own deadline may be far away. c10d therefore aborts all communicators of a process in one group of calls
+//! (`_abort_process_group`). Here, a group that works is left alone. Another group is aborted only if the library has
+//! not returned after some seconds, and an operation of that group was pending when the abort began, is still pending,
+//! and has taken longer than the time-out of the aborted group.
 //!
 //! Operations in CUDA graphs are not seen: the driver does not tell the host that a graph is launched or how far it has
-//! come, and an event that is recorded in a capture cannot be queried. If none of the operations that are seen is in
-//! the way, the groups with graphs on the device are named, in the log and in dumps, and left alone: nothing shows that
-//! one of their graphs hangs.
+//! come, and an event that is recorded in a capture cannot be queried. If none of the seen operations is in the way,
+//! the groups with graphs on the device are named in the log and in dumps. They are left alone, since nothing shows
+//! that one of their graphs hangs.
 
 use super::NcclBackend;
 use crate::context::Shared;
@@ -30,7 +30,7 @@ fn backends() -> MutexGuard<'static, Vec<Weak<NcclBackend>>> {
 /// Adds a backend to those that aborts consider, and removes those that have ended.
 pub(super) fn enter(backend: &Arc<NcclBackend>) {
     let mut backends = backends();
-    backends.retain(|it| it.strong_count() > 0);
+    backends.retain(|backend| backend.strong_count() > 0);
     backends.push(Arc::downgrade(backend));
 }
 
@@ -51,8 +51,8 @@ fn name_of(backend: &NcclBackend) -> &str {
     }
 }
 
-/// The name of a group for a reader of another group; with its world if the two groups are of different worlds, whose
-/// groups may have the same names.
+/// The name of a group for a reader of another group. It has the group's world if the two groups are of different
+/// worlds, whose groups may have the same names.
 fn full_name(name: &str, group: &Shared, reader: &Shared) -> String {
     match group.world == reader.world {
         true => name.to_owned(),
@@ -64,7 +64,7 @@ fn full_name(name: &str, group: &Shared, reader: &Shared) -> String {
 pub(super) struct OtherGroups {
     aborted: AbortedGroup,
     pending: Vec<(Weak<NcclBackend>, LatestOp)>,
-    /// Whether groups with graphs are to be named: not if another group was aborted, nor for a second time.
+    /// Whether groups with graphs are to be named: once, and not if another group was aborted.
     names_graphs: bool,
 }
 
@@ -100,15 +100,16 @@ impl AbortedGroup {
     fn abortable(&self) -> Vec<Arc<NcclBackend>> {
         // The list is unlocked before a reference is dropped: if it was the last one, the backend ends, and locks the
         // list. The aborted group's own backend is left out: its end would wait for this thread.
-        let others: Vec<Arc<NcclBackend>> = backends()
+        let mut others: Vec<Arc<NcclBackend>> = backends()
             .iter()
             .filter(|other| !other.ptr_eq(&self.this))
             .filter_map(Weak::upgrade)
             .collect();
-        others.into_iter().filter(|it| self.can_abort(it)).collect()
+        others.retain(|other| self.can_abort(other));
+        others
     }
 
-    /// Whether the kernels of a group may delay the end of this one, and an abort would stop them.
+    /// Whether the kernels of another group may delay the end of this one, and an abort of that group would stop them.
     fn can_abort(&self, other: &NcclBackend) -> bool {
         let shared = &other.shared;
         shared.device.place() == self.shared.device.place()
@@ -141,7 +142,7 @@ impl AbortedGroup {
             "NCCL has not freed the communicators of an aborted group, and none of the operations that other groups have \
              issued is in the way: a CUDA graph that is launched and hangs may be. Abort its group"
         );
-        // The first names are kept: revoked communicators are freed later, which looks once more.
+        // The first names are kept. When revoked communicators are freed later, the groups are looked for once more.
         let _ = self.shared.graphs_in_the_way.set(suspects);
     }
 
@@ -175,7 +176,8 @@ impl OtherGroups {
             return false;
         };
         pending.retain(|(backend, latest)| {
-            let Some(backend) = backend.upgrade().filter(|it| aborted.can_abort(it)) else {
+            let backend = backend.upgrade();
+            let Some(backend) = backend.filter(|backend| aborted.can_abort(backend)) else {
                 return false;
             };
             if !latest.is_pending() {
@@ -198,7 +200,7 @@ impl OtherGroups {
 }
 
 /// How long an operation of another group may take: as long as the aborted group allows its own operations, but at
-/// least as long as the library may take to free communicators. Without a time-out no operation counts as one that
+/// least as long as the library may take to free communicators. Without a time-out, no operation counts as one that
 /// hangs.
 fn patience(timeout: Option<Duration>) -> Duration {
     timeout.map_or(Duration::MAX, |timeout| timeout.max(CommQueue::CLEAN_UP))

@@ -26,8 +26,8 @@ impl NcclBackend {
         let suspended = self.on_all("ncclCommSuspend", deadline, move |comm| unsafe {
             suspend(comm, SUSPEND_MEM)
         });
-        // A communicator that refuses, for example since a split shares its memory, stays as it was. After a time-out
-        // the group is unusable.
+        // A communicator that refuses, for example because a split shares its memory, stays as it was. After a
+        // time-out, the group is unusable.
         if suspended.is_err() {
             self.shared.suspended.store(false, Ordering::Release);
         }
@@ -53,8 +53,8 @@ impl NcclBackend {
         Ok(())
     }
 
-    /// Makes a call that all ranks make, on all communicators of the group at once: another rank may have the
-    /// communicators in another order.
+    /// Makes a call that all ranks make. It is made on all communicators of the group at once, because another rank may
+    /// have the communicators in another order.
     fn on_all(
         &self,
         name: &'static str,
@@ -68,8 +68,7 @@ impl NcclBackend {
             .iter()
             .map(|queue| queue.begin_alone(name, call.clone(), deadline))
             .collect();
-        // All calls are waited for until the deadline, also after one could not begin or has failed. The first error is
-        // returned.
+        // Waits for all calls until the deadline, also if one could not begin or has failed. Returns the first error.
         let results: Vec<Result<()>> = calls
             .into_iter()
             .map(|call| call?.map_or(Ok(()), |call| call.wait(deadline)))
@@ -82,26 +81,26 @@ impl NcclBackend {
         let Some(mem_stats) = library.table().comm_mem_stats else {
             return Err(library.lacks("the memory of communicators", "ncclCommMemStats"));
         };
-        let stat = |library: &NcclLibrary, comm, which| {
+        let read = |library: &NcclLibrary, comm, statistic| {
             let mut value = 0;
             // SAFETY: `with` lends a live communicator, locked; the call writes one word through a reference.
-            let status = unsafe { mem_stats(comm, which, &mut value) };
+            let status = unsafe { mem_stats(comm, statistic, &mut value) };
             // SAFETY: as above.
             unsafe { library.check_on(comm, "ncclCommMemStats", status) }.map(|()| value)
         };
-        let mut all = CommMemory::default();
+        let mut memory = CommMemory::default();
         for queue in self.queues() {
             let Some(comm) = queue.comm() else { continue };
             let _alone = queue.lock_idle(comm)?;
             let _entered = self.shared.device.enter()?;
             comm.with(|library, raw| -> Result<()> {
-                all.total += stat(library, raw, mem_stat::TOTAL)?;
-                all.persistent += stat(library, raw, mem_stat::PERSISTENT)?;
-                all.releasable += stat(library, raw, mem_stat::SUSPENDABLE)?;
-                all.is_released |= stat(library, raw, mem_stat::IS_SUSPENDED)? != 0;
+                memory.total += read(library, raw, mem_stat::TOTAL)?;
+                memory.persistent += read(library, raw, mem_stat::PERSISTENT)?;
+                memory.releasable += read(library, raw, mem_stat::SUSPENDABLE)?;
+                memory.is_released |= read(library, raw, mem_stat::IS_SUSPENDED)? != 0;
                 Ok(())
             })??;
         }
-        Ok(all)
+        Ok(memory)
     }
 }

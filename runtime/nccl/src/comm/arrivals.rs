@@ -1,9 +1,10 @@
-//! Which ranks have reached a point, as bits of counters in the store: a key for 48 ranks, and not one for each.
+//! The ranks that have reached a point, as bits of counters in the store: one key for 48 ranks in place of one for
+//! each.
 
 use rcomm_core::Result;
 use rcomm_core::store::Store;
 
-/// The bits of a sum of the store's, which has a sign.
+/// The number of ranks that have a bit in one counter. A counter of the store is a signed 64-bit number.
 const RANKS_PER_KEY: u32 = 48;
 
 fn bit_of(index: u32) -> i64 {
@@ -20,8 +21,8 @@ pub(super) struct Arrivals<'a> {
 }
 
 impl Arrivals<'_> {
-    /// Publishes that a rank has arrived, which it does once. Returns true on one rank: that which completes the keys.
-    /// All ranks have arrived then.
+    /// Publishes that a rank has arrived. Each rank calls this once. Returns true on one rank: the one that completes
+    /// the keys, when all ranks have arrived.
     ///
     /// # Errors
     /// `Store`.
@@ -29,7 +30,7 @@ impl Arrivals<'_> {
         let first = own / RANKS_PER_KEY * RANKS_PER_KEY;
         let of_key = first..self.ranks.min(first + RANKS_PER_KEY);
         let all: i64 = of_key.map(bit_of).sum();
-        // One rank sees the last bit of a key, and one the last key.
+        // One rank completes each key, and one rank completes the last key.
         if self.store.add(&self.key_of(own), bit_of(own))? != all {
             return Ok(false);
         }
@@ -51,7 +52,7 @@ impl Arrivals<'_> {
         Ok(arrived)
     }
 
-    /// The keys of all ranks, for their removal.
+    /// All keys, for their removal.
     pub(super) fn keys(&self) -> Vec<String> {
         let firsts = (0..self.ranks).step_by(RANKS_PER_KEY as usize);
         let mut keys: Vec<String> = firsts.map(|first| self.key_of(first)).collect();
@@ -65,13 +66,13 @@ impl Arrivals<'_> {
         format!("{}/{}", self.name, index / RANKS_PER_KEY)
     }
 
-    /// Counts the keys of which all ranks have arrived.
+    /// The key that counts the keys whose ranks have all arrived.
     fn full(&self) -> String {
         format!("{}/full", self.name)
     }
 }
 
-/// Removes a key. A store that cannot do that keeps it.
+/// Removes a key. A store that cannot remove keys keeps it.
 pub(super) fn remove(store: &dyn Store, key: &str) {
     if let Err(error) = store.delete(key) {
         tracing::debug!(%error, key, "a key of a rendezvous stays in the store");

@@ -109,13 +109,13 @@ impl Bootstrap {
         }
     }
 
-    /// Returns the longest time between two polls of the store: it grows by one `LONGEST_PAUSE` for every 256
-    /// ranks, since one store serves all of them.
+    /// Returns the longest time between two polls of the store. It grows by `LONGEST_PAUSE` with every 256 ranks, since
+    /// one store serves all ranks.
     fn longest_pause(&self) -> Duration {
         Self::LONGEST_PAUSE * (1 + self.members.ranks.len() as u32 / 256)
     }
 
-    /// What this rank waits for, as the error of a rank that waits no longer.
+    /// The error of this rank if its time is over, which names what it waits for.
     pub(crate) fn timed_out(&self) -> Error {
         let message = match self.stage {
             BootstrapStage::Connecting(..) => {
@@ -128,9 +128,9 @@ impl Bootstrap {
         Error::new(ErrorKind::Timeout, message)
     }
 
-    /// Advances as far as it can without waiting for another rank; returns `true` when this rank has joined, the
-    /// communicator exists, and its rings are connected if it is a group's and has a warm-up. Does nothing if the last
-    /// step was so recent that the store should not be polled yet.
+    /// Advances as far as possible without waiting for another rank. Returns `true` once this rank has joined, the
+    /// communicator exists, and, if it is a group's and has a warm-up, its rings are connected. Does nothing if the
+    /// last step was so recent that the store should not be polled yet.
     ///
     /// # Errors
     /// `Rendezvous` names ranks that do not fit together; `PeerLost` names the rank that gave up; `Store`; `Backend`
@@ -199,8 +199,8 @@ impl Bootstrap {
     }
 
     /// Returns the stage after the join. A group exists once the broadcast that connects its rings has ended on the
-    /// device: until then its kernel would hold room there, for which operations of other groups may wait on other ranks.
-    /// After that of a pair comes the message, on the same stream.
+    /// device. Until then, the broadcast's kernel holds room on the device, for which operations of other groups may
+    /// wait on other ranks. A pair exists at once, since its message comes after the broadcast on the same stream.
     fn after_join(&self, shared: &Shared, comm: Option<Comm>) -> Result<BootstrapStage> {
         match &self.warm_up {
             Some(warm_up) if self.members.scope == Scope::Group => {
@@ -223,10 +223,10 @@ impl Bootstrap {
         }
         let failed = store.get("failed", Duration::from_secs(10))?;
         let failed = String::from_utf8_lossy(&failed).into_owned();
-        let (rank, why) = failed.split_once(' ').unwrap_or(("", &failed));
+        let (rank, reason) = failed.split_once(' ').unwrap_or(("", &failed));
         let error = Error::new(
             ErrorKind::PeerLost,
-            format!("rank {rank} could not join: {why}"),
+            format!("rank {rank} could not join: {reason}"),
         );
         Err(match rank.parse() {
             Ok(rank) => error.with_rank(rank),

@@ -1,11 +1,11 @@
-//! A store for tests that counts the keys which are read.
+//! A store for tests, which counts the keys that are read.
 
 use rcomm_core::Result;
 use rcomm_core::store::{HashStore, Store};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Counts the keys of all calls that read, or that read and write.
+/// A store that counts the keys of all calls that read, or that read and write.
 #[derive(Default)]
 pub(crate) struct CountingStore {
     store: HashStore,

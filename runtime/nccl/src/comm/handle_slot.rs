@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub(crate) struct HandleSlot(Arc<AtomicPtr<c_void>>);
 
 impl HandleSlot {
-    /// The pointer for the library: valid until the last clone of this value is dropped, even if the value moves.
+    /// The pointer for the library. It is valid until the last clone of this value is dropped, even if the value moves.
     pub(crate) fn as_ptr(&self) -> *mut *mut c_void {
         self.0.as_ptr()
     }

@@ -1,5 +1,5 @@
-//! Which ranks have joined a communicator. The last rank to join removes all keys of the rendezvous: no rank reads them
-//! any more. After a failure they stay.
+//! The ranks that have joined a communicator, as keys in the store. The last rank to join removes all keys of the
+//! rendezvous, since no rank reads them any more. After a failure, the keys stay.
 
 use super::arrivals::{Arrivals, remove};
 use super::members::BootstrapGroup;
@@ -14,7 +14,7 @@ fn arrivals(members: &BootstrapGroup) -> Arrivals<'_> {
     }
 }
 
-/// Publishes that this rank has joined. A rank does so once.
+/// Publishes that this rank has joined. Each rank calls this once.
 ///
 /// # Errors
 /// `Store`.
@@ -29,7 +29,7 @@ pub(super) fn publish(members: &BootstrapGroup) -> Result<()> {
     Ok(())
 }
 
-/// The ranks that have joined, by their index, while not all have.
+/// Whether each rank has joined, by index. Once all ranks have joined, the keys are gone, and no rank counts as joined.
 ///
 /// # Errors
 /// `Store`.
@@ -61,7 +61,7 @@ mod tests {
             for index in (0..ranks).rev() {
                 assert!(store.check(&["arrived", "verdict"]).unwrap());
                 let joined = read(&members(0)).unwrap();
-                let expected: Vec<bool> = (0..ranks).map(|it| it > index).collect();
+                let expected: Vec<bool> = (0..ranks).map(|other| other > index).collect();
                 assert_eq!(joined, expected);
                 publish(&members(index)).unwrap();
             }

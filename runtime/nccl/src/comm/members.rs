@@ -1,4 +1,4 @@
-//! Which ranks form a communicator.
+//! The ranks that form a communicator.
 
 use rcomm_core::store::Store;
 use rcomm_recorder::model::Rank;
@@ -7,9 +7,9 @@ use std::sync::Arc;
 /// The scope of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// It has all members of the group, with the same ranks as in the group.
+    /// The communicator has all members of the group, with the same ranks as in the group.
     Group,
-    /// It has two members of the group: the sender and the receiver.
+    /// The communicator has two members of the group: the sender and the receiver.
     Pair,
 }
 

@@ -1,9 +1,9 @@
-//! How the ranks of a communicator find each other over the store: each publishes a [`PeerInfo`] (its rank,
-//! device and library), and the first rank reads and compares all of them.
+//! How the ranks of a communicator find each other over the store. Each rank publishes a [`PeerInfo`] (its rank, device
+//! and library), and the first rank reads and compares all of them.
 //!
-//! The first rank waits for one counter, reads every value once, and publishes one result: the unique ids,
-//! or the reason why these ranks cannot form a communicator. All other ranks wait for that one key. So N
-//! ranks read O(N) keys in total; if every rank read every value, they would read N².
+//! The first rank waits for one counter, reads every value once, and publishes one result: the unique ids, or the
+//! reason why these ranks cannot form a communicator. All other ranks wait for that one key. So N ranks read O(N) keys
+//! in total; if every rank read every value, they would read N² keys.
 //!
 //! The keys do not stay: each rank removes its value once it has read the ids, since the first rank has read all values
 //! by then, and the last rank to join removes the rest (`joined`).
@@ -32,7 +32,7 @@ pub(crate) struct PeerInfo {
     pub(crate) uuid: String,
     /// `NCCL_VERSION_CODE`.
     pub(crate) version: i32,
-    /// The algorithms that its library may use, if they are limited.
+    /// The algorithms that the rank's library may use, if they are limited.
     pub(crate) algorithms: Option<String>,
     /// A unique id, if this rank makes one.
     pub(crate) id: Option<Vec<u8>>,
@@ -59,7 +59,8 @@ impl PeerInfo {
                 ));
             }
             if info.algorithms != first.algorithms {
-                let named = |it: &Self| it.algorithms.clone().unwrap_or_else(|| "all".to_owned());
+                let named =
+                    |info: &Self| info.algorithms.clone().unwrap_or_else(|| "all".to_owned());
                 return Err(format!(
                     "the ranks let NCCL use different algorithms: rank {} has {}, rank {} has {}: set \
                      RCOMM_NCCL_ALGORITHMS to the same value on all",
@@ -90,7 +91,7 @@ impl PeerInfo {
 enum Outcome {
     /// The ranks may join with these ids.
     Ids(Vec<Vec<u8>>),
-    /// The ranks cannot join: the reason, and the rank that gave up if one did.
+    /// The ranks cannot join, for this reason. If a rank gave up, it is named.
     Refused(String, Option<Rank>),
 }
 
@@ -130,7 +131,7 @@ pub(crate) fn poll(
         let infos = read_all(members)?;
         let outcome = match PeerInfo::check_all(&infos, devices) {
             Ok(()) => Outcome::Ids(infos.into_iter().filter_map(|info| info.id).collect()),
-            Err(why) => Outcome::Refused(why, None),
+            Err(reason) => Outcome::Refused(reason, None),
         };
         publish_outcome(store.as_ref(), &outcome)?;
     } else if members.own_index != 0 && !store.check(&[OUTCOME])? {
@@ -146,24 +147,24 @@ pub(crate) fn poll(
                 .collect::<Result<_>>()
                 .map(Some)
         }
-        Outcome::Refused(why, None) => Err(Error::new(ErrorKind::Rendezvous, why)),
-        Outcome::Refused(why, Some(rank)) => {
-            Err(Error::new(ErrorKind::PeerLost, why).with_rank(rank))
+        Outcome::Refused(reason, None) => Err(Error::new(ErrorKind::Rendezvous, reason)),
+        Outcome::Refused(reason, Some(rank)) => {
+            Err(Error::new(ErrorKind::PeerLost, reason).with_rank(rank))
         }
     }
 }
 
-/// Ends the rendezvous for the ranks that still wait for the outcome. Returns the ranks that have not arrived, by their
-/// index, as a function: none if the ids were published before.
+/// Ends the rendezvous for the ranks that still wait for the outcome. Returns a function that tells whether the rank of
+/// an index has arrived; all ranks have if the ids were published before.
 ///
 /// # Errors
 /// `Store`.
 pub(crate) fn give_up(
     members: &BootstrapGroup,
-    why: &str,
+    reason: &str,
 ) -> Result<impl Fn(usize) -> Result<bool> + use<>> {
     let own_rank = members.ranks[members.own_index as usize];
-    let refused = Outcome::Refused(why.to_owned(), Some(own_rank));
+    let refused = Outcome::Refused(reason.to_owned(), Some(own_rank));
     // Once the ids are published, ranks remove their values.
     let all_have_arrived = matches!(
         publish_outcome(members.store.as_ref(), &refused)?,
@@ -173,14 +174,14 @@ pub(crate) fn give_up(
     Ok(move |at: usize| Ok(all_have_arrived || store.check(&[&info_key(at as u32)])?))
 }
 
-/// Publishes an outcome, and returns the one that the store keeps: the first.
+/// Publishes an outcome. Returns the outcome that the store keeps, which is the first.
 fn publish_outcome(store: &dyn Store, outcome: &Outcome) -> Result<Outcome> {
     let outcome = serde_json::to_vec(outcome).map_err(|error| unreadable("written", error))?;
     let kept = store.compare_set(OUTCOME, b"", &outcome)?;
     serde_json::from_slice(&kept).map_err(|error| unreadable("read", error))
 }
 
-/// Removes what is left of the exchange, which all ranks must have read.
+/// Removes the remaining keys of the exchange, which all ranks must have read.
 pub(crate) fn remove_outcome(members: &BootstrapGroup) {
     remove(members.store.as_ref(), COUNTER);
     remove(members.store.as_ref(), OUTCOME);
@@ -203,9 +204,10 @@ fn read_all(members: &BootstrapGroup) -> Result<Vec<PeerInfo>> {
     Ok(infos)
 }
 
-pub(super) fn unreadable(what: &str, error: serde_json::Error) -> Error {
+/// The error for a published value that cannot be read or written; `action` is the participle.
+pub(super) fn unreadable(action: &str, error: serde_json::Error) -> Error {
     let message = format!(
-        "what a rank has published about itself cannot be {what}: run the same version of rcomm on all ranks"
+        "what a rank has published about itself cannot be {action}: run the same version of rcomm on all ranks"
     );
     Error::new(ErrorKind::Rendezvous, message).with_source(error)
 }
@@ -251,7 +253,7 @@ mod tests {
     #[test]
     fn ranks_on_the_same_device_are_refused_unless_sharing_is_allowed() {
         let mut infos = [info(4, "x", 1), info(5, "y", 1), info(6, "x", 1)];
-        // Another container of the same machine.
+        // Rank 6 is in another container of the same machine.
         infos[2].host = "b".to_owned();
         let refusal = refusal(&infos);
         assert!(

@@ -1,5 +1,5 @@
-//! The values that the members of a group publish for each other in the store when all of them must take a
-//! step together, so that a rank that times out can name those that did not arrive.
+//! The values that the members of a group publish for each other in the store when all of them must take a step
+//! together. A rank that times out can name the ranks that did not arrive.
 
 use super::arrivals::{self, Arrivals};
 use super::peer_info::{MAX_KEYS_PER_READ, unreadable};
@@ -33,15 +33,16 @@ impl StoreExchange {
         self.store.set(&self.value_key(key, self.own_index), value)
     }
 
-    /// Returns the values of all members, in order of rank. The first member reads all of them and publishes them under
-    /// one key for the others: so N ranks read O(N) keys in total. None of the keys stays once all have read them.
+    /// Returns the values of all members, in order of rank. The first member reads all values and publishes them under
+    /// one key for the others, so that N ranks read O(N) keys in total. Once all members have read the values, no key
+    /// stays.
     ///
     /// # Blocking
-    /// Until all have published one, or the deadline.
+    /// Until all members have published a value, or the deadline.
     ///
     /// # Errors
-    /// `Timeout` names the ranks that have not published theirs; `Rendezvous` if the values cannot be read; the error of
-    /// the store.
+    /// `Timeout` names the ranks that have not published a value; `Rendezvous` if the values cannot be read; the error
+    /// of the store.
     pub(crate) fn gather(&self, key: &str, deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let deadline = deadline.started();
         let values = self.try_gather(key, deadline).map_err(|error| {
@@ -75,7 +76,8 @@ impl StoreExchange {
         Ok(values)
     }
 
-    /// Removes this rank's value, which the first member has read, and as the last to do so what that one has published.
+    /// Removes this rank's value, which the first member has read. The last member to do so also removes the values
+    /// that the first member has published.
     fn remove_gathered(&self, key: &str) {
         self.remove(&self.value_key(key, self.own_index));
         self.remove_as_last(&format!("{key}/read"), &[format!("{key}/all")]);
@@ -88,7 +90,8 @@ impl StoreExchange {
             self.store.check(&[&key]).unwrap_or(true)
         };
         let missing: Vec<u32> = (0..self.size()).filter(|&at| !has_published(at)).collect();
-        // Values are removed only after all were published as one, which stays until this rank has read it.
+        // A member removes its value only after the first member has published all values under one key, and that key
+        // stays until this rank has read it.
         let all_have = self.store.check(&[&format!("{key}/all")]).unwrap_or(true);
         self.name(if all_have { Vec::new() } else { missing })
     }
@@ -106,8 +109,8 @@ impl StoreExchange {
         self.name(absent.map(|(at, _)| at).collect())
     }
 
-    /// To be called by each rank for which the step is over, when all have arrived: the last one removes the arrivals,
-    /// which no rank reads any more.
+    /// Each rank calls this when the step is over for it and all ranks have arrived. The last rank removes the
+    /// arrivals, which no rank reads any more.
     pub(crate) fn remove_arrivals(&self) {
         self.remove_as_last("done", &self.arrivals().keys());
     }
@@ -128,6 +131,7 @@ impl StoreExchange {
         format!("{key}/{index}")
     }
 
+    /// The members with these indices, as text for an error message.
     fn name(&self, indices: Vec<u32>) -> String {
         let ranks = indices.iter().map(|&at| self.ranks[at as usize]);
         let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
@@ -145,7 +149,9 @@ impl StoreExchange {
                 self.remove(counter);
             }
             Ok(_) => {}
-            Err(error) => tracing::debug!(%error, counter, "keys of a step stay in the store"),
+            Err(error) => {
+                tracing::debug!(%error, counter, "keys exchange a step stay in the store")
+            }
         }
     }
 
@@ -154,10 +160,10 @@ impl StoreExchange {
     }
 
     /// Publishes that this rank gives up. The store keeps only the first error of this step.
-    pub(crate) fn publish_failure(&self, why: &Error) {
-        let text = format!("rank {}: {why}", self.ranks[self.own_index as usize]);
+    pub(crate) fn publish_failure(&self, failure: &Error) {
+        let text = format!("rank {}: {failure}", self.ranks[self.own_index as usize]);
         if let Err(error) = self.store.compare_set("failed", b"", text.as_bytes()) {
-            tracing::debug!(%error, "failed to publish the failure of this rank");
+            tracing::debug!(%error, "failed to publish the failure exchange this rank");
         }
     }
 
@@ -184,23 +190,24 @@ mod tests {
         let store = Arc::new(CountingStore::default());
         let shared: Arc<dyn Store> = store.clone();
         let ranks: Arc<[Rank]> = (0..RANKS).collect();
-        let of = |own_index| StoreExchange {
+        let exchange = |own_index| StoreExchange {
             store: PrefixStore::new("window/0", shared.clone()),
             ranks: ranks.clone(),
             own_index,
         };
         for rank in 0..RANKS {
-            of(rank).publish("part", &rank.to_le_bytes()).unwrap();
+            exchange(rank).publish("part", &rank.to_le_bytes()).unwrap();
         }
-        let expected: Vec<Vec<u8>> = (0..RANKS).map(|it| it.to_le_bytes().to_vec()).collect();
+        let expected = (0..RANKS).map(|rank| rank.to_le_bytes().to_vec());
+        let expected: Vec<Vec<u8>> = expected.collect();
         for rank in 0..RANKS {
             let brief = Deadline::In(Duration::from_secs(60));
-            assert_eq!(of(rank).gather("part", brief).unwrap(), expected);
+            assert_eq!(exchange(rank).gather("part", brief).unwrap(), expected);
         }
         // The first rank reads each value, the others one key; each counts itself.
         assert_eq!(store.keys(), u64::from(3 * RANKS - 1));
         assert_eq!(store.num_keys().unwrap(), 0);
-        let missing = of(1).gather("closed", Deadline::In(Duration::from_millis(1)));
+        let missing = exchange(1).gather("closed", Deadline::In(Duration::from_millis(1)));
         let error = missing.unwrap_err().to_string();
         assert!(error.contains("did not arrive: rank 0, 1, 2, "), "{error}");
     }
@@ -208,19 +215,19 @@ mod tests {
     #[test]
     fn values_that_were_gathered_and_removed_are_not_missing() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        let of = |own_index| StoreExchange {
+        let exchange = |own_index| StoreExchange {
             store: PrefixStore::new("window/0", store.clone()),
             ranks: vec![4, 5, 6].into(),
             own_index,
         };
         for rank in 0..3 {
-            of(rank).publish("part", b"1").unwrap();
+            exchange(rank).publish("part", b"1").unwrap();
         }
         let brief = Deadline::In(Duration::from_secs(60));
-        of(0).gather("part", brief).unwrap();
-        of(2).gather("part", brief).unwrap();
-        assert_eq!(of(1).missing("part"), "none that is known");
-        of(1).gather("part", brief).unwrap();
+        exchange(0).gather("part", brief).unwrap();
+        exchange(2).gather("part", brief).unwrap();
+        assert_eq!(exchange(1).missing("part"), "none that is known");
+        exchange(1).gather("part", brief).unwrap();
         assert_eq!(store.num_keys().unwrap(), 0);
     }
 
@@ -228,20 +235,20 @@ mod tests {
     fn arrivals_are_removed_by_the_last_rank_for_which_the_step_is_over() {
         const RANKS: u32 = 100;
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        let of = |own_index| StoreExchange {
+        let exchange = |own_index| StoreExchange {
             store: PrefixStore::new("split/0", store.clone()),
             ranks: (0..RANKS).collect(),
             own_index,
         };
         for rank in (0..RANKS).filter(|rank| ![7, 60].contains(rank)) {
-            of(rank).arrive().unwrap();
+            exchange(rank).arrive().unwrap();
         }
-        assert_eq!(of(3).not_arrived(), "rank 7, 60");
-        of(7).arrive().unwrap();
-        of(60).arrive().unwrap();
+        assert_eq!(exchange(3).not_arrived(), "rank 7, 60");
+        exchange(7).arrive().unwrap();
+        exchange(60).arrive().unwrap();
         for rank in 0..RANKS {
-            assert_eq!(of(rank).not_arrived(), "none that is known");
-            of(rank).remove_arrivals();
+            assert_eq!(exchange(rank).not_arrived(), "none that is known");
+            exchange(rank).remove_arrivals();
         }
         assert_eq!(store.num_keys().unwrap(), 0);
     }

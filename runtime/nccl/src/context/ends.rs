@@ -1,7 +1,8 @@
-//! How long a world waits for the ends of its communicators, all together.
+//! The time for which a world waits for the ends of all its communicators together.
 //!
-//! To free a communicator, NCCL waits for all kernels of the device. So what keeps one end from returning keeps the
-//! others from it, too, and they have one deadline: it counts from the begin of the oldest end that has not returned.
+//! To free a communicator, NCCL waits for all kernels of the device. So a kernel that keeps one end from returning
+//! keeps the others from returning too, and all ends have one deadline, which counts from the begin of the oldest end
+//! that has not returned.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,12 +20,13 @@ pub(crate) struct End {
 }
 
 impl Ends {
-    /// How long an end may take before its call is left to its thread.
+    /// How long an end may take before its caller leaves the call to its thread.
     pub(crate) const LIMIT: Duration = Duration::from_secs(10);
-    /// How long a later end may take once the time of all is over: it may be the one for which the others wait.
+    /// How long a later end may take once the common time is over. This end may be the one for which the others wait.
     const LEAST: Duration = Duration::from_secs(1);
 
-    /// Notes that an end begins. Returns a value to be kept until it has returned, and how long to wait for that.
+    /// Notes that an end begins. Returns a value to be kept until the end has returned, and how long to wait for its
+    /// return.
     pub(crate) fn begin(self: &Arc<Self>) -> (End, Duration) {
         self.begin_at(Instant::now())
     }
@@ -47,7 +49,7 @@ impl Ends {
 impl Drop for End {
     fn drop(&mut self) {
         let mut begun = self.ends.begun();
-        if let Some(at) = begun.iter().position(|it| *it == self.begun) {
+        if let Some(at) = begun.iter().position(|time| *time == self.begun) {
             begun.swap_remove(at);
         }
     }

@@ -1,14 +1,16 @@
-//! Makes NCCL launch the operations of all communicators of a device in their order on the host, if the options say so.
+//! Makes NCCL launch the operations of all communicators of a device in their order on the host, if the options ask for
+//! it.
 //!
 //! NCCL reads this setting only from the process's environment, when it is first used. So the variables are set when a
 //! world is made, before the library is loaded, and only while the process has one thread: C code of another thread may
 //! read the environment at any time.
 //!
-//! This order is not the default. In it an operation starts after all those that were issued before it on the device
-//! have started, also those of other groups, and they wait for their own buffers. Ranks that issue in different orders
-//! over several groups, which works as long as the device can hold the kernels, may then wait for each other without
-//! end. In builds of NCCL for CUDA before 12.3, with drivers before 12.3, and in a capture with drivers before 12.9,
-//! the operations even run one after the other (`getImplicitOrder`, enqueue.cc:1555 of NCCL 2.30.7).
+//! This order is not the default. In it, an operation starts only after all operations that were issued before it on
+//! the device have started, also those of other groups, which wait for their own buffers. Ranks may issue operations of
+//! several groups in different orders, which works without this order as long as the device can hold the kernels. With
+//! it, such ranks may wait for each other without end. In builds of NCCL for CUDA before 12.3, with drivers before
+//! 12.3, and in a capture with drivers before 12.9, the operations even run one after the other (`getImplicitOrder`,
+//! enqueue.cc:1555 of NCCL 2.30.7).
 
 use super::options::{LaunchOrder, NcclOptions};
 use crate::library::Version;
@@ -16,18 +18,18 @@ use rcomm_core::{Error, ErrorKind, Result};
 
 /// The variable that orders launches.
 const ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
-/// Unless this is 0, NCCL fails a launch beside that of another thread (`ncclStrongStreamRelease`,
-/// strongstream.cc:336), and rcomm launches from several threads: operations that waited for the ranks to join, and
-/// calls that connect.
+/// The variable that must be 0: otherwise, NCCL fails a launch beside that of another thread
+/// (`ncclStrongStreamRelease`, strongstream.cc:336). rcomm launches from several threads: operations that waited for
+/// the ranks to join, and calls that connect.
 const RACE: &str = "NCCL_LAUNCH_RACE_FATAL";
 /// The first release that orders launches.
 const SINCE: Version = Version(22_600);
-/// The first release that may order those of a single communicator (`launchOrderImplicit`): the structure that has the
-/// field in the header of 2.32.3 is `ncclConfig_v23100`.
+/// The first release that may order the launches of a single communicator (`launchOrderImplicit`). In the header of
+/// 2.32.3, the structure that has the field is `ncclConfig_v23100`.
 const BY_COMMUNICATOR: Version = Version(23_100);
 
-/// Sets the variables that order launches, if the options want it and they are not set. To be called before the process
-/// has a second thread.
+/// Sets the variables that order launches, if the options ask for it and the variables are not set. The caller calls
+/// this before the process has a second thread.
 ///
 /// # Errors
 /// `InvalidArgument` if the environment has other values for these variables; `Unsupported` if the process has several
@@ -61,7 +63,7 @@ pub(crate) fn prepare(options: &NcclOptions) -> Result<()> {
 fn missing(look_up: impl Fn(&str) -> Option<String>) -> Result<Vec<(&'static str, &'static str)>> {
     let mut missing = Vec::new();
     for (name, value) in [(ORDER, "1"), (RACE, "0")] {
-        match look_up(name).filter(|it| !it.trim().is_empty()) {
+        match look_up(name).filter(|value| !value.trim().is_empty()) {
             None => missing.push((name, value)),
             Some(found) if is_zero(&found) == is_zero(value) => {}
             Some(found) => {
@@ -75,8 +77,8 @@ fn missing(look_up: impl Fn(&str) -> Option<String>) -> Result<Vec<(&'static str
     Ok(missing)
 }
 
-/// Whether NCCL reads 0 from this value. Text that is no number, for which NCCL takes its default, counts as another
-/// number.
+/// Whether NCCL reads 0 from this value. A text that is no number counts as another number, since NCCL takes its
+/// default for it.
 fn is_zero(value: &str) -> bool {
     value.trim().parse() == Ok(0)
 }
@@ -88,9 +90,13 @@ fn is_single_threaded() -> bool {
 /// Returns whether this library orders launches, as a word for the log, and warns of a launch that would fail.
 ///
 /// # Errors
-/// `Unsupported` if the options want it and the library cannot.
+/// `Unsupported` if the options ask for the order and the library does not know it; `InvalidArgument` if they ask for
+/// it and the environment does not.
 pub(crate) fn check(options: &NcclOptions, version: Version) -> Result<&'static str> {
-    let value_of = |name: &str| std::env::var(name).ok().filter(|it| !it.trim().is_empty());
+    let value_of = |name: &str| {
+        let value = std::env::var(name).ok();
+        value.filter(|value| !value.trim().is_empty())
+    };
     // The variable overrides the field of communicators, which later releases have.
     let is_ordered = match value_of(ORDER) {
         Some(value) => !is_zero(&value),
@@ -111,7 +117,7 @@ pub(crate) fn check(options: &NcclOptions, version: Version) -> Result<&'static 
         );
         return Err(Error::new(ErrorKind::InvalidArgument, message));
     }
-    if is_ordered && !value_of(RACE).is_some_and(|it| is_zero(&it)) {
+    if is_ordered && !value_of(RACE).is_some_and(|value| is_zero(&value)) {
         tracing::warn!(
             "launches are ordered without {RACE}=0: NCCL fails a launch beside that of another thread, and rcomm launches \
              from several"

@@ -41,22 +41,22 @@ pub(crate) struct Shared {
     pub(crate) default_stream: Arc<CudaStream>,
     /// A stream for work that waits for no kernel: new memory is filled with zeros here.
     pub(crate) copies: Arc<CudaStream>,
-    /// The error of the abort; set once.
+    /// The error of the abort, which is set once.
     pub(crate) aborted: OnceLock<Error>,
     /// Whether the device memory of the communicators is released.
     pub(crate) suspended: AtomicBool,
-    /// Number of operations whose buffers were leaked, since the device may still use them.
+    /// The number of operations whose buffers were leaked, because the device may still use them.
     pub(crate) leaked: AtomicU64,
     /// Job and attempt, as text.
     pub(crate) world: Arc<str>,
-    /// The groups with CUDA graphs that may delay the end of this backend's communicators; set once, after an abort.
+    /// The groups with CUDA graphs that may delay the end of this backend's communicators. Set once, after an abort.
     pub(crate) graphs_in_the_way: OnceLock<String>,
     /// How long a rank that gives up waits for the others to report their outcome.
     pub(crate) report_time: Duration,
     pub(crate) nans: Arc<NanFinder>,
     pub(crate) ras: Arc<Ras>,
     pub(crate) ends: Arc<Ends>,
-    /// The group's notes of ranks that have given it up; set once, and not in a group of one rank.
+    /// The group's notes of ranks that have given up the group. Set once, and not in a group of one rank.
     pub(crate) notes: OnceLock<Notes>,
 }
 
@@ -87,8 +87,8 @@ impl Shared {
         let system = rustix::system::uname();
         let host = system.nodename().to_string_lossy();
         // Two ranks query the job's report, so that a dump has it even if one of them has ended.
-        let asks = world.rank == 0 || world.rank + 1 == world.world_size;
-        let ras = Ras::new(options.ras.clone().filter(|_| asks), Ras::TIMEOUTS);
+        let queries_ras = world.rank == 0 || world.rank + 1 == world.world_size;
+        let ras = Ras::new(options.ras.clone().filter(|_| queries_ras), Ras::TIMEOUTS);
         Ok(Self {
             marks: EventPool::new(&device, options.event_timing()),
             sync_events: EventPool::new(&device, EventTiming::Untimed),
@@ -142,8 +142,8 @@ impl Shared {
 
     /// Refuses a buffer that is not in the memory of this rank's device, or that does not keep its memory alive.
     pub(crate) fn check_place(&self, buffer: &Buffer<'_>) -> Result<()> {
-        let refuse = |why: String| {
-            let message = format!("{buffer:?}: {why}");
+        let refuse = |reason: String| {
+            let message = format!("{buffer:?}: {reason}");
             Err(Error::new(ErrorKind::InvalidArgument, message))
         };
         if buffer.device() != self.device.place() {

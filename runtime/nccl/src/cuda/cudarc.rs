@@ -1,8 +1,8 @@
-//! cudarc's streams and memory as rcomm's (feature `cudarc`), for candle and for programs with their own
-//! kernels, which already use cudarc.
+//! Wraps cudarc's streams and memory as rcomm's (feature `cudarc`), for candle and for programs that launch their own
+//! kernels with cudarc.
 //!
 //! Both sides use the device's primary context, so nothing is copied. cudarc tracks reads and writes of a
-//! slice by events if it uses several streams. A buffer made here uses the slice's own stream: operations
+//! slice by events if it uses several streams. A buffer made here uses the slice's own stream, so that operations
 //! start after the work that cudarc has recorded. Work that cudarc enqueues on that stream runs after the
 //! operations if the program has called [`Work::wait_stream`](rcomm_core::Work::wait_stream) for the stream, or
 //! `wait`.

@@ -43,9 +43,9 @@ impl LiveGraphs {
         self.lock().len()
     }
 
-    /// Adds the numbers of the graphs to `to`.
-    pub(crate) fn collect(&self, to: &mut GraphNumbers) {
-        to.0.extend(self.lock().keys());
+    /// Adds the numbers of the graphs to `numbers`.
+    pub(crate) fn collect(&self, numbers: &mut GraphNumbers) {
+        numbers.0.extend(self.lock().keys());
     }
 
     fn add(&self, graph: u64) {
@@ -63,12 +63,13 @@ impl LiveGraphs {
     }
 }
 
-/// Numbers of graphs, which are the numbers of their captures. As text, their count and the first of them: `2: 5, 7`.
+/// The numbers of graphs, which are those of their captures. Their text has their count and the first of them: `2: 5,
+/// 7`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GraphNumbers(BTreeSet<u64>);
 
 impl GraphNumbers {
-    /// At most this many numbers are part of the text.
+    /// The largest number of graphs in the text.
     const SHOWN: usize = 16;
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -169,7 +170,7 @@ mod tests {
 
     #[test]
     fn graphs_are_counted_and_named_by_their_numbers() {
-        let numbers = |of: std::ops::Range<u64>| GraphNumbers(of.collect()).to_string();
+        let numbers = |range: std::ops::Range<u64>| GraphNumbers(range.collect()).to_string();
         assert_eq!(numbers(5..7), "2: 5, 6");
         let many = numbers(0..100);
         assert!(

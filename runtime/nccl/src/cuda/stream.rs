@@ -1,4 +1,4 @@
-//! Streams of a device as owned values: those of rcomm, and those of the program.
+//! Streams of a device as owned values: streams of rcomm, and streams of the program.
 
 use super::device::CudaDevice;
 use super::graph::Graph;
@@ -23,11 +23,11 @@ pub enum Priority {
 /// Whether rcomm owns a stream, and so destroys it.
 enum Ownership {
     Own,
-    /// The program owns it: rcomm never destroys it. `Some` keeps it alive.
+    /// The program owns the stream, and rcomm never destroys it. `Some` keeps it alive.
     Borrowed(#[allow(dead_code, reason = "held, not read")] Option<Arc<dyn Any + Send + Sync>>),
 }
 
-/// A stream of a device: work on it runs in the order in which it was enqueued.
+/// A stream of a device. Work on the stream runs in the order in which it was enqueued.
 ///
 /// # Thread safety
 /// May be used from any thread.
@@ -122,8 +122,8 @@ impl CudaStream {
         &self.device
     }
 
-    /// The driver's handle (`CUstream`, `cudaStream_t`), for the program's own kernels and libraries; it is
-    /// valid as long as this value.
+    /// The driver's handle (`CUstream`, `cudaStream_t`), for the program's own kernels and libraries. It is valid as
+    /// long as this value exists.
     pub fn as_raw(&self) -> *mut std::ffi::c_void {
         self.raw
     }

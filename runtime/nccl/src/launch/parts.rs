@@ -19,7 +19,7 @@ pub(super) struct Part {
 impl Part {
     pub(super) fn of(buffer: &Buffer<'_>) -> Self {
         Self {
-            // The pointer may be mutable even for a read-only buffer: the library does not write to inputs.
+            // The pointer may be mutable even for a read-only buffer, since the library does not write to inputs.
             at: buffer.as_ptr().cast_mut().cast(),
             len: buffer.len(),
             dtype: buffer.dtype(),
@@ -58,7 +58,8 @@ impl BytesCopy {
 }
 
 /// Returns the number of bytes of staging memory that an operation needs: the sizes, rounded up to [`STAGING_ALIGN`],
-/// of the lists whose parts the library needs to be contiguous and which are not. Ranks other than the root have none.
+/// of the lists whose parts are not contiguous although the library needs them to be. Only the root of an operation has
+/// such a list.
 pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     let table = library.table();
     if let Op::Coalesced(ops) = op {

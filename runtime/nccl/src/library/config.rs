@@ -7,7 +7,7 @@ use std::ffi::{CString, c_int};
 /// Whether calls of the library wait for peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocking {
-    /// Calls do not wait: they are polled until they are done. From NCCL 2.23 on the library starts a thread for each
+    /// Calls do not wait, and are polled until they are done. From NCCL 2.23 on, the library starts a thread for each
     /// call, which costs more than the call's own work.
     No,
     /// Calls wait, as in PyTorch. A call that may have to connect to peers (making a communicator, and the
@@ -56,8 +56,8 @@ pub struct CommOptions {
     /// `graphStreamOrdering`: 1 = NCCL orders the kernels that are captured into CUDA graphs, 0 = the program does
     /// (2.30.7).
     pub graph_stream_ordering: Option<i32>,
-    /// Whether the device starts the launches of several communicators in their order on the host (2.32; from 2.26 on
-    /// the variable `NCCL_LAUNCH_ORDER_IMPLICIT` says so for all communicators).
+    /// Whether the device starts the launches of several communicators in their order on the host (2.32; from 2.26 on,
+    /// the variable `NCCL_LAUNCH_ORDER_IMPLICIT` sets this for all communicators).
     pub launch_order_implicit: Option<bool>,
     /// Signals for one-sided operations (2.32).
     pub rma_signals: Option<i32>,
@@ -91,12 +91,12 @@ impl CommOptions {
     /// # Errors
     /// `InvalidArgument` if a string holds a NUL byte.
     pub(crate) fn to_raw(&self, name: &str) -> Result<RawConfig> {
-        let text = |what: &str, value: Option<&str>| {
+        let text = |option: &str, value: Option<&str>| {
             let value = value.map(CString::new).transpose();
             value.map_err(|_| {
                 Error::new(
                     ErrorKind::InvalidArgument,
-                    format!("the communicator's {what} holds a NUL byte"),
+                    format!("the communicator's {option} holds a NUL byte"),
                 )
             })
         };

@@ -1,7 +1,7 @@
 //! NCCL's codes for rcomm's element types and reductions, and which of these NCCL lacks.
 //!
-//! Moving bytes is independent of their type; only reductions depend on it. As in c10d, `bool` is reduced
-//! as a byte by maximum and minimum, and complex numbers as pairs of their parts.
+//! Bytes of any type can be moved; only reductions depend on the type. As in c10d, `bool` is reduced as a byte by
+//! maximum and minimum, and complex numbers are reduced as pairs of their parts.
 
 use super::sys::{NcclDataType, NcclRedOp, data_type, red_op};
 use crate::library::{NcclLibrary, Version};
@@ -71,7 +71,7 @@ pub(crate) enum NcclReduction {
 /// A factor, in the type of the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scalar {
-    /// The bytes of the value, from the first on.
+    /// The value, in the first bytes.
     Value([u8; 8]),
     /// The address of the value in the device's memory.
     OnDevice(*mut c_void),
@@ -87,7 +87,7 @@ pub(crate) fn reduction_of(
     dtype: DType,
 ) -> Result<(Units, NcclReduction)> {
     use NcclReduction::{Named, PremulSum};
-    let refuse = |why: String| Err(Error::new(ErrorKind::Unsupported, why));
+    let refuse = |message: String| Err(Error::new(ErrorKind::Unsupported, message));
     let op = reduction.op;
     let units = match dtype {
         DType::F8E4M3 | DType::F8E5M2 if library.version() < FLOAT8_SINCE => {

@@ -24,7 +24,7 @@ impl<T: Send + 'static> ForeignCall<T> {
     ) -> Result<Self> {
         let (sender, returned) = channel();
         let work = move || {
-            // The send fails if the caller has given up; the result of the call is then dropped on this thread.
+            // If the caller has given up, the send fails, and the result of the call is dropped on this thread.
             drop(sender.send(call()));
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
@@ -38,7 +38,7 @@ impl<T: Send + 'static> ForeignCall<T> {
         })
     }
 
-    /// Returns the result of the call, once; `None` if the call does not return within `time`.
+    /// Returns the result of the call, which may be taken once; `None` if the call does not return within `time`.
     ///
     /// # Errors
     /// `Backend` if the call panicked.
@@ -70,9 +70,9 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// Sets its flag when its thread ends, 50 ms after the thread's work is done.
-    struct AtTheEnd(Arc<AtomicBool>);
+    struct EndFlag(Arc<AtomicBool>);
 
-    impl Drop for AtTheEnd {
+    impl Drop for EndFlag {
         fn drop(&mut self) {
             std::thread::sleep(Duration::from_millis(50));
             self.0.store(true, Ordering::Release);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     thread_local! {
-        static LAST: RefCell<Option<AtTheEnd>> = const { RefCell::new(None) };
+        static LAST: RefCell<Option<EndFlag>> = const { RefCell::new(None) };
     }
 
     #[test]
@@ -89,7 +89,7 @@ mod tests {
             let has_ended = Arc::new(AtomicBool::new(false));
             let flag = has_ended.clone();
             let call = ForeignCall::begin("rcomm/test", move || {
-                LAST.set(Some(AtTheEnd(flag)));
+                LAST.set(Some(EndFlag(flag)));
                 assert!(!panics, "on purpose");
                 7
             });

@@ -1,5 +1,6 @@
-//! Computes NCCL's own number of a communicator (`commHash`), which NCCL's monitor and its profilers show, and from
-//! 2.26 on its logs, for joined communicators (`commId`). By this number a dump can be matched with their output.
+//! Computes NCCL's own number of a communicator (`commHash`). NCCL's monitor and its profilers show the number; from
+//! 2.26 on, its logs show the number of joined communicators too (`commId`). By this number, a dump can be matched with
+//! their output.
 //!
 //! No function of `nccl.h` returns the number, up to 2.32.3. The formulas are those of `init.cc` (`commHash`
 //! in `ncclCommInitRankFunc`) and of `getHash` (`misc/utils.cc`, later `include/bitops.h`): one formula up to 2.25.1,
@@ -44,10 +45,10 @@ pub(crate) fn of_child(version: Version, parent: u64, (nth, color): (u32, u32)) 
     let digest: [u8; 32] = hash.finalize().into();
     digest[..8]
         .iter()
-        .fold(0, |all, &byte| all << 8 | u64::from(byte))
+        .fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// DJB2a, over signed characters.
+/// The hash DJB2a, over signed characters.
 fn fold(bytes: &[u8]) -> u64 {
     bytes.iter().fold(5381, |hash: u64, &byte| {
         let signed = i64::from(byte.cast_signed()).cast_unsigned();
@@ -57,25 +58,25 @@ fn fold(bytes: &[u8]) -> u64 {
 
 /// Applies `eatHash` to each part, then `digestHash`.
 fn mix<const N: usize>(parts: [&[u8]; N]) -> u64 {
-    let [mut one, mut other] = [1u64; 2];
+    let [mut first, mut second] = [1u64; 2];
     for part in parts {
-        one ^= part.len() as u64;
+        first ^= part.len() as u64;
         for word in part.chunks(8) {
-            one = one.wrapping_add(other);
-            other ^= one;
-            one ^= one >> 31;
-            one = one.wrapping_mul(0x9de6_2bbc_8cef_3ce3);
-            other ^= other >> 32;
-            other = other.wrapping_mul(0x485c_d631_1b59_9e79);
+            first = first.wrapping_add(second);
+            second ^= first;
+            first ^= first >> 31;
+            first = first.wrapping_mul(0x9de6_2bbc_8cef_3ce3);
+            second ^= second >> 32;
+            second = second.wrapping_mul(0x485c_d631_1b59_9e79);
             let mut bytes = [0; 8];
             bytes[..word.len()].copy_from_slice(word);
-            one = one.wrapping_add(u64::from_le_bytes(bytes));
+            first = first.wrapping_add(u64::from_le_bytes(bytes));
         }
     }
-    let mut hash = one;
+    let mut hash = first;
     hash ^= hash >> 31;
     hash = hash.wrapping_mul(0xbac3_bd56_2846_de6b);
-    hash = hash.wrapping_add(other);
+    hash = hash.wrapping_add(second);
     hash ^= hash >> 32;
     hash.wrapping_mul(0x995a_187a_14e7_b445)
 }
@@ -84,8 +85,7 @@ fn mix<const N: usize>(parts: [&[u8]; N]) -> u64 {
 mod tests {
     use super::*;
 
-    /// The expected numbers are those that the functions of NCCL's sources return for these bytes, compiled
-    /// by a C++ compiler.
+    /// The functions of NCCL's sources, compiled by a C++ compiler, return the expected numbers for these bytes.
     #[test]
     fn the_numbers_are_those_of_the_librarys_sources() {
         let internal = std::array::from_fn(|at| (at * 37 + 200) as u8);

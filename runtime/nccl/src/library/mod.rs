@@ -49,11 +49,11 @@ impl Search {
         if let Some(path) = &self.explicit {
             return vec![path.clone()];
         }
-        let mut all = vec![PathBuf::from(SONAME)];
+        let mut paths = vec![PathBuf::from(SONAME)];
         if let Some(prefix) = &self.python_prefix {
-            all.extend(wheel_libraries(prefix));
+            paths.extend(wheel_libraries(prefix));
         }
-        all
+        paths
     }
 }
 
@@ -86,7 +86,7 @@ pub struct NcclLibrary {
     path: PathBuf,
     /// The names of communicators and algorithms that were given to the library, which are never freed.
     names: Mutex<BTreeSet<&'static CStr>>,
-    // The library is never unloaded: NCCL leaves threads and atexit handlers behind.
+    // The library is never unloaded, because NCCL leaves threads and atexit handlers behind.
     _library: Option<ManuallyDrop<Library>>,
 }
 
@@ -100,7 +100,7 @@ impl NcclLibrary {
         for path in search.candidates() {
             match Self::load_one(&path) {
                 Ok(library) => return Ok(library),
-                Err(why) => tried.push(format!("{} ({why})", path.display())),
+                Err(reason) => tried.push(format!("{} ({reason})", path.display())),
             }
         }
         Err(Error::new(
@@ -273,15 +273,15 @@ impl NcclLibrary {
     }
 
     /// Returns the error for an operation that needs a function which this library does not have.
-    pub(crate) fn lacks(&self, what: &str, function: &str) -> Error {
+    pub(crate) fn lacks(&self, feature: &str, function: &str) -> Error {
         let since = NcclTable::OPTIONAL
             .iter()
             .find(|(name, _)| *name == function)
-            .map_or("a later release", |f| f.1);
+            .map_or("a later release", |(_, since)| *since);
         Error::new(
             ErrorKind::Unsupported,
             format!(
-                "{what} needs {function} (NCCL {since}); this library is {}",
+                "{feature} needs {function} (NCCL {since}); this library is {}",
                 self.version
             ),
         )
@@ -352,24 +352,24 @@ impl Drop for Group<'_> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Loads the library that `RCOMM_TEST_NCCL_LIB` names, or the system's own.
+    /// Loads the library that `RCOMM_TEST_NCCL_LIB` names, or the system's own; `None` if there is none.
     pub(crate) fn real_library() -> Option<NcclLibrary> {
         let explicit = std::env::var_os("RCOMM_TEST_NCCL_LIB").map(PathBuf::from);
-        let named = explicit.is_some();
+        let is_named = explicit.is_some();
         let search = Search {
             explicit,
             python_prefix: std::env::var_os("VIRTUAL_ENV").map(PathBuf::from),
         };
         match NcclLibrary::load(&search) {
             Ok(library) => Some(library),
-            Err(error) if named => panic!("RCOMM_TEST_NCCL_LIB cannot be loaded: {error}"),
+            Err(error) if is_named => panic!("RCOMM_TEST_NCCL_LIB cannot be loaded: {error}"),
             Err(error) => skip(&error.to_string()),
         }
     }
 
     #[allow(clippy::print_stderr, reason = "a skipped test is reported")]
-    pub(crate) fn skip<T>(why: &str) -> Option<T> {
-        eprintln!("skipped: {why}");
+    pub(crate) fn skip<T>(reason: &str) -> Option<T> {
+        eprintln!("skipped: {reason}");
         None
     }
 
@@ -379,8 +379,8 @@ pub(crate) mod tests {
             return;
         };
         assert!(library.version() >= OLDEST, "{}", library.version());
-        let one = library.unique_id().unwrap();
-        let other = library.unique_id().unwrap();
-        assert!(one != other);
+        let first = library.unique_id().unwrap();
+        let second = library.unique_id().unwrap();
+        assert!(first != second);
     }
 }

@@ -1,10 +1,10 @@
-//! Memory that is registered with a communicator. The queue keeps it, and ends its communicator before it
-//! releases what was registered.
+//! Memory that is registered with a communicator. The queue keeps the memory, and ends its communicator before it
+//! releases the memory.
 //!
-//! The last deregistration of a range unmaps what operations use to reach it, whatever the device is doing
+//! The last deregistration of a range removes the mappings by which operations reach it, whatever the device is doing
 //! (`regCleanup`, register/register.cc). So the queue notes the latest operation on each range, and waits for its end
-//! first. Operations in graphs are not noted: a graph has registrations of its own (`ncclCommGraphRegister`), unless
-//! `NCCL_GRAPH_REGISTER=0`.
+//! first. Operations in graphs are not noted, because a graph has registrations of its own (`ncclCommGraphRegister`),
+//! unless `NCCL_GRAPH_REGISTER=0`.
 
 use super::{CommQueue, LatestOp, QueueState, for_each_buffer};
 use crate::comm::Comm;
@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Registered ranges, with their owners; and the memory of windows.
+/// Registered ranges with their owners, and the memory of windows.
 #[derive(Default)]
 pub(crate) struct Registry {
     registered: Mutex<Registered>,
-    /// Number of registered ranges. While there is none, operations do not take the lock.
+    /// The number of registered ranges. While there is none, operations do not take the lock.
     count: AtomicUsize,
     windows: Mutex<Windows>,
 }
@@ -53,7 +53,7 @@ struct RegisteredRanges {
 #[derive(Clone)]
 pub(super) enum LastUse {
     Op(LatestOp),
-    /// The launch of this operation has failed, and it is unknown what is left of it.
+    /// The launch of this operation has failed, and it is unknown how far the device is with it.
     Unknown(OpType, u64),
 }
 
@@ -96,18 +96,18 @@ impl Registered {
         known.owners.push(owner);
     }
 
-    /// Calls `look` with each range that has some of these pages.
+    /// Calls `visit` with each range that has some of these pages.
     fn for_each_over(
         &mut self,
         (begin, end): (u64, u64),
-        mut look: impl FnMut(&mut RegisteredRanges),
+        mut visit: impl FnMut(&mut RegisteredRanges),
     ) {
         let candidates = (begin.saturating_sub(self.longest), 0)..(end, 0);
         for ((_, id), range_end) in self.by_begin.range(candidates) {
             if *range_end > begin
                 && let Some(ranges) = self.by_id.get_mut(id)
             {
-                look(ranges);
+                visit(ranges);
             }
         }
     }
@@ -129,7 +129,7 @@ struct Windows {
 }
 
 impl Registry {
-    /// Leaks what is registered with a communicator that is itself leaked to the library.
+    /// Leaks the memory that is registered with a communicator which is itself leaked to the library.
     pub(crate) fn leak(&self) {
         std::mem::forget(std::mem::take(&mut *self.lock()));
         std::mem::forget(std::mem::take(&mut *self.windows()));
@@ -183,10 +183,10 @@ impl CommQueue {
     ///
     /// # Errors
     /// `InvalidArgument` for memory without an owner or without bytes; `Closed` if the communicator does not exist;
-    /// `Timeout` if it is not free in time; the library's error.
+    /// `Timeout` if the communicator is not free in time; the library's error.
     pub(crate) fn register(&self, memory: &Buffer<'static>) -> Result<Registration> {
         let refuse =
-            |why: &str| Error::new(ErrorKind::InvalidArgument, format!("{memory:?}: {why}"));
+            |reason: &str| Error::new(ErrorKind::InvalidArgument, format!("{memory:?}: {reason}"));
         let Some(owner) = memory.owner() else {
             return Err(refuse(
                 "nothing keeps the memory alive while it is registered",
@@ -218,7 +218,8 @@ impl CommQueue {
     /// Undoes a registration, after the operations on the memory that were issued before.
     ///
     /// # Blocking
-    /// Until these have ended, for at most [`LAST_USE_TIME`](Self::LAST_USE_TIME), if the range is registered once.
+    /// Until these operations have ended, for at most [`LAST_USE_TIME`](Self::LAST_USE_TIME), if the range is
+    /// registered once.
     ///
     /// # Errors
     /// `InvalidArgument` if there is no such registration; `Timeout` if operations have not ended or the communicator
@@ -257,7 +258,10 @@ impl CommQueue {
     /// current.
     fn pending_use(&self, id: u64) -> Option<LastUse> {
         let registered = self.registry.lock();
-        let ranges = registered.by_id.get(&id).filter(|it| it.count == 1)?;
+        let ranges = registered.by_id.get(&id)?;
+        if ranges.count != 1 {
+            return None;
+        }
         ranges.last_use.clone().filter(LastUse::is_pending)
     }
 

@@ -1,5 +1,5 @@
-//! Outgoing data of a window: puts, and signals, which are puts of one word. A source outside the window's own memory
-//! is staged.
+//! The outgoing data of a window: puts, and signals, which are puts of one word. A source outside the window's own
+//! memory is copied to a staging area first.
 
 use super::{NcclWindow, OpenWindow, RawWindow, STAGING, WORD, keep_alive, lock, to_c};
 use crate::cuda::event::Mark;
@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicPtr;
 /// The state of the puts and signals that this rank has sent through one window.
 #[derive(Default)]
 pub(super) struct Outgoing {
-    /// Number of the window's signals that were sent to each rank.
+    /// The number of the window's signals that were sent to each rank.
     signals: Vec<u32>,
     /// The end of the last put or signal. The staging area is free once this event is complete.
     pub(super) last: Option<Arc<Mark>>,
@@ -118,8 +118,8 @@ impl NcclWindow {
         open.words.address() + (2 * self.parts.len() * WORD) as u64
     }
 
-    /// Puts host memory. It is copied to the staging area piece by piece, so the device does not read it after this
-    /// call; the last piece may still be on its way to the peer.
+    /// Puts host memory. The memory is copied to the staging area piece by piece, so that the device does not read it
+    /// after this call. The last piece may still be on its way to the peer.
     pub(super) fn put_from_host(
         &self,
         open: &OpenWindow,
@@ -181,9 +181,9 @@ impl NcclWindow {
         let mut end = None;
         for done in (0..bytes).step_by(piece.max(1)) {
             let len = piece.min(bytes - done);
-            let (here, staging) = (start + done as u64, self.staging_at(open));
+            let (source, staging) = (start + done as u64, self.staging_at(open));
             let put = Put {
-                from: if is_inside { here } else { staging },
+                from: if is_inside { source } else { staging },
                 bytes: len,
                 to: open.data.handle(),
                 offset: offset + done,
@@ -195,7 +195,7 @@ impl NcclWindow {
                 }
                 // SAFETY: the staging area has at least `len` bytes, and its previous use comes earlier on this
                 // stream; the source is held as the contract of the call below requires.
-                unsafe { self.queue.stream().copy(staging, here, len) }
+                unsafe { self.queue.stream().copy(staging, source, len) }
             };
             // SAFETY: the bytes are in this window's own memory or its staging area. `open` is borrowed, so `data` is
             // registered, and `put` has checked that the range lies in the peer's part. The source is held until the

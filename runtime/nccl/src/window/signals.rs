@@ -1,4 +1,4 @@
-//! Signals of a window, implemented by the library's signals.
+//! The signals of a window, which are implemented by the library's signals.
 
 use super::{Incoming, NcclWindow, OpenWindow, WORD, lock, to_c};
 use crate::cuda::event::Mark;
@@ -10,28 +10,27 @@ use rcomm_core::backend::GroupContext;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Counts of the library's signals of one communicator, which its windows share.
+/// The counts of the library's signals of one communicator, which its windows share.
 pub(crate) struct Signals {
-    /// Number of signals sent to each rank.
+    /// The number of signals sent to each rank.
     pub(super) sent: Mutex<Vec<u32>>,
-    /// Number of signals from each rank for which a wait was enqueued.
+    /// The number of signals from each rank for which a wait was enqueued.
     taken: Mutex<Vec<u32>>,
 }
 
 impl Signals {
     pub(crate) fn of(group: &GroupContext) -> Self {
-        let none = vec![0; group.size() as usize];
+        let zeros = vec![0; group.size() as usize];
         Self {
-            sent: Mutex::new(none.clone()),
-            taken: Mutex::new(none),
+            sent: Mutex::new(zeros.clone()),
+            taken: Mutex::new(zeros),
         }
     }
 }
 
 impl NcclWindow {
-    /// Makes this rank signal itself; all ranks call it. At the first one-sided operation of a communicator the
-    /// library connects all its ranks (`ncclRmaCeInit`), and would wait for those that have issued no one-sided
-    /// operation yet.
+    /// Makes this rank signal itself. All ranks call this, because the library connects all ranks of a communicator at
+    /// its first one-sided operation (`ncclRmaCeInit`), and would wait for ranks that have issued none yet.
     ///
     /// # Blocking
     /// Until the signal has arrived, or the deadline.
@@ -64,8 +63,8 @@ impl NcclWindow {
         }
     }
 
-    /// Enqueues a wait for the library's signals from `peer` up to number `until`, which were all sent already;
-    /// returns `None` if a wait for them was enqueued before.
+    /// Enqueues a wait for the library's signals from `peer` up to number `until`, which were all sent already. Returns
+    /// `None` if a wait for them was enqueued before.
     fn take_signals(
         &self,
         state: MutexGuard<'_, QueueState>,
@@ -116,12 +115,12 @@ impl NcclWindow {
         let copied = device.driver().check("cuMemcpyDtoHAsync", status);
         self.copies.synchronize()?;
         copied?;
-        // The count of the window's signals is at the lower address: the low half in little-endian order.
+        // The count of the window's signals is at the lower address, which is the low half in little-endian order.
         Ok((word as u32, (word >> 32) as u32))
     }
 
-    /// Whether another signal from `peer` has arrived, with the data put before it; false also while another thread
-    /// uses the queue. Waits for a copy from the device, but never for a peer.
+    /// Whether another signal from `peer` has arrived, with the data that was put before it. Also returns false while
+    /// another thread uses the queue. Waits for a copy from the device, but never for a peer.
     pub(super) fn poll_signals(
         &self,
         open: &OpenWindow,

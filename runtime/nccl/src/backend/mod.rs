@@ -34,10 +34,10 @@ use turns::{TurnWait, Turns};
 
 /// Runs the operations of one group on device memory.
 ///
-/// Collectives and blocks of sends and receives go through one communicator, in order. A single send or
-/// receive goes through a communicator of its two ranks, made when they first communicate, as in c10d; but
-/// each direction has its own communicator, so that two ranks that both send first do not wait for each
-/// other, unless [`NcclOptions::pairs`](crate::NcclOptions::pairs) wants one for both.
+/// Collectives and blocks of sends and receives go through one communicator, in order. A single send or receive goes
+/// through a communicator of its two ranks, which is made when they first communicate, as in c10d. Unlike in c10d, each
+/// direction has its own communicator, so that two ranks that both send first do not wait for each other, unless
+/// [`NcclOptions::pairs`](crate::NcclOptions::pairs) asks for one communicator for both.
 pub struct NcclBackend {
     this: Weak<Self>,
     pub(crate) group: GroupContext,
@@ -47,11 +47,11 @@ pub struct NcclBackend {
     peers: Mutex<BTreeMap<[u32; 2], Arc<CommQueue>>>,
     turns: Turns,
     abort: Mutex<Option<RunningAbort>>,
-    /// The reason of the abort; set once.
+    /// The reason of the abort, which is set once.
     reason: OnceLock<AbortReason>,
-    /// Number of splits of this group that this rank has begun.
+    /// The number of splits of this group that this rank has begun.
     pub(crate) splits: AtomicU64,
-    /// Number of windows that this group has begun to make.
+    /// The number of windows that this group has begun to make.
     pub(crate) windows: AtomicU64,
     pub(crate) signals: Arc<Signals>,
 }
@@ -78,7 +78,7 @@ impl NcclBackend {
             "group made"
         );
         if group.size() > 1 {
-            // Set for the first time: each backend has shared state of its own.
+            // The notes are set for the first time, since each backend has shared state of its own.
             let _ = shared.notes.set(Notes::of(&group));
         }
         let backend = Arc::new_cyclic(|this| Self {
@@ -119,7 +119,10 @@ impl NcclBackend {
     pub(crate) fn wait_for_abort(&self, deadline: Deadline) -> bool {
         let deadline = deadline.started();
         let mut abort = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
-        while abort.as_ref().is_some_and(|it| !it.thread.is_finished()) {
+        while abort
+            .as_ref()
+            .is_some_and(|abort| !abort.thread.is_finished())
+        {
             if deadline.has_passed() {
                 // The thread is inside a call of the library that nothing can end.
                 tracing::error!("a call of NCCL that ends communicators has not returned in time");
@@ -135,11 +138,11 @@ impl NcclBackend {
         true
     }
 
-    /// How much of the time that an abort may take is left. It counts from the abort's begin, so that groups which are
-    /// aborted together and dropped one after the other wait for no longer than one of them.
+    /// How much of the time for an abort is left. The time counts from the abort's begin, so that groups that are
+    /// aborted together and dropped one after the other wait no longer than one of them.
     fn time_of_abort(&self) -> Duration {
         let abort = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
-        let elapsed = abort.as_ref().map(|it| it.begun.elapsed());
+        let elapsed = abort.as_ref().map(|abort| abort.begun.elapsed());
         Self::ABORT.saturating_sub(elapsed.unwrap_or_default())
     }
 
@@ -172,7 +175,7 @@ impl NcclBackend {
             return Ok(queue.clone());
         }
         let [from, to] = pair;
-        // Ranks that have chosen differently do not meet.
+        // Ranks with different options have different keys, so that they do not meet.
         let prefix = match pairs {
             PairComms::PerDirection => format!("pair/{from}-{to}"),
             PairComms::PerPair => format!("both/{from}-{to}"),
@@ -191,8 +194,7 @@ impl NcclBackend {
         Ok(queue)
     }
 
-    /// Submits an operation to its queue when its turn comes; also returns whether it had to wait for the
-    /// turn.
+    /// Submits an operation to its queue when its turn comes. Also returns whether it had to wait for its turn.
     fn submit(
         &self,
         op: Op<'static>,
@@ -293,7 +295,7 @@ impl Backend for NcclBackend {
         if self.shared.aborted.set(reason.error.clone()).is_err() {
             return;
         }
-        // Set for the first time, as the error above.
+        // The reason is set for the first time, as the error above.
         let _ = self.reason.set(reason.clone());
         self.turns.close();
         let queues = self.queues();
@@ -307,7 +309,8 @@ impl Backend for NcclBackend {
         let aborted = AbortedGroup::new(self, reason);
         let shared = self.shared.clone();
         let spawned = thread.spawn(move || {
-            // Before the kernels stop, since this may end those of the other ranks as if they were done.
+            // The note is written before the kernels stop, since their stop may end the kernels of other ranks as if
+            // they were done.
             if let (Some(notes), Some(error)) = (shared.notes.get(), shared.aborted.get())
                 && CommQueue::may_run(&shared, &queues)
             {
@@ -328,7 +331,7 @@ impl Backend for NcclBackend {
             ),
         }
         if handling.ends_process() {
-            // The process is about to end: this gives the library the time to stop its kernels.
+            // The process is about to end, so the library gets the time to stop its kernels.
             self.wait_for_abort(Deadline::In(Self::ABORT));
         }
     }

@@ -1,5 +1,5 @@
-//! Creation of communicators: joined with a unique id, split from another, or shrunk to the remaining ranks
-//! of another.
+//! Creates communicators: by joining with a unique id, by a split of another, or by shrinking another to the remaining
+//! ranks.
 //!
 //! A [`CommInit`] is begun and then polled until it ends, so the caller can wait with a deadline. The
 //! library works in the background until then. If the communicator is configured as blocking, the call runs
@@ -29,8 +29,7 @@ use std::time::Duration;
 
 /// The communicator that a rank joins, and its rank there.
 pub(crate) struct InitParams {
-    /// One id, or several for a faster start of large worlds (2.23); the same on all ranks. Empty for a
-    /// child.
+    /// One id, or several for a faster start of large worlds (2.23). They are the same on all ranks. Empty for a child.
     pub(crate) ids: Vec<UniqueId>,
     pub(crate) rank: u32,
     pub(crate) size: u32,
@@ -62,7 +61,7 @@ impl WarmUp {
         }
     }
 
-    /// Makes the library connect the rings of a communicator that is ready. All ranks call it.
+    /// Makes the library connect the rings of a communicator that is ready. All ranks call this.
     fn connect(&self, comm: &Comm) -> Result<()> {
         let at = std::ptr::with_exposed_provenance_mut(self.word.address() as usize);
         comm.with(|library, raw| {
@@ -208,7 +207,7 @@ impl CommInit {
         )
     }
 
-    /// Begins to make a communicator of the remaining ranks. All of them call this with the same list of
+    /// Begins to make a communicator of the remaining ranks. All remaining ranks call this with the same list of
     /// excluded ranks (ranks of the parent). `flags` is `SHRINK_DEFAULT` or `SHRINK_ABORT`.
     ///
     /// # Errors
@@ -248,7 +247,7 @@ impl CommInit {
         )
     }
 
-    /// Advances as far as it can without waiting. Call it again only after `NotYet`.
+    /// Advances as far as possible without waiting. The caller calls it again only after `NotYet`.
     ///
     /// # Errors
     /// `Backend` or `PeerLost` with the library's message. The creation has then failed for good.
@@ -284,7 +283,7 @@ impl CommInit {
 }
 
 impl Child {
-    /// Returns what the library has written, once the parent is ready.
+    /// Returns the communicator that the library has made, once the parent is ready; `None` if it has made none.
     fn take(&mut self) -> Option<Comm> {
         let raw = self
             .slot
@@ -329,8 +328,8 @@ fn join(library: &Arc<NcclLibrary>, params: &InitParams, mut config: RawConfig) 
         }
         ids => {
             let Some(init) = library.table().comm_init_rank_scalable else {
-                let what = "a start with several unique ids";
-                return Err(library.lacks(what, "ncclCommInitRankScalable"));
+                let feature = "a start with several unique ids";
+                return Err(library.lacks(feature, "ncclCommInitRankScalable"));
             };
             let mut ids = ids.to_vec();
             let count = c_int::try_from(ids.len()).map_err(|_| too_large(ids.len()))?;
@@ -358,10 +357,10 @@ fn join(library: &Arc<NcclLibrary>, params: &InitParams, mut config: RawConfig) 
     Ok(comm)
 }
 
-/// Makes a child: `call` gets the parent, the slot for the handle, and the input.
+/// Makes a child. `call` gets the parent, the slot for the handle, and the input.
 ///
-/// The contract on which its `unsafe` call relies: the parent is live and locked while the call runs; the
-/// slot and the input are on the heap, and stay there until the parent is ready again, or are leaked.
+/// The `unsafe` code of `call` relies on this contract: the parent is live and locked while the call runs. The slot and
+/// the input are on the heap, and stay there until the parent is ready again, or are leaked.
 fn derive(
     library: &Arc<NcclLibrary>,
     device: &Arc<CudaDevice>,

@@ -1,4 +1,4 @@
-//! A communicator as an owned value: polled while the library works on it, ended in the right order,
+//! A communicator as an owned value, which is polled while the library works on it, ended in the right order, and
 //! aborted on drop. The module `init` creates communicators.
 //!
 //! Calls on a communicator wait for peers inside the library, unless `blocking = 0` is set: such calls
@@ -101,7 +101,7 @@ impl Comm {
     /// return.
     pub(crate) const CALL: Duration = Duration::from_secs(1);
     /// How long work on the device may continue after an error of the communicator. The error may come from a rank that
-    /// left after its part was done: data in flight still arrive then.
+    /// left after its part was done, so that data in flight still arrive.
     pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
     /// Takes ownership of a communicator that the library has just made; null is one that has ended.
@@ -130,7 +130,7 @@ impl Comm {
         self.rank
     }
 
-    /// Number of ranks of the communicator.
+    /// The number of ranks of the communicator.
     pub(crate) fn size(&self) -> u32 {
         self.size
     }
@@ -182,8 +182,7 @@ impl Comm {
     /// returns.
     ///
     /// # Errors
-    /// `Io` if no thread can be started. What the call returns is the call's own result, or `Closed` as
-    /// [`with`](Self::with).
+    /// `Io` if no thread can be started. The call itself returns its own result, or `Closed` as [`with`](Self::with).
     pub(crate) fn call_on_thread<R: Send + 'static>(
         self: &Arc<Self>,
         device: &Arc<CudaDevice>,
@@ -339,7 +338,7 @@ impl Comm {
     /// communicators.
     ///
     /// # Errors
-    /// `Backend` with the library's message; `Timeout` if a call on a communicator does not return: this one is not
+    /// `Backend` with the library's message; `Timeout` if a call on a communicator does not return, so that it is not
     /// aborted.
     pub(crate) fn abort_all(library: &NcclLibrary, comms: &[Arc<Self>]) -> Result<()> {
         let mut result = Ok(());

@@ -1,5 +1,5 @@
-//! Searches device memory for NaNs with small kernels, which are loaded as PTX text: so the build needs no CUDA, and
-//! the driver compiles them for its device.
+//! Searches device memory for NaNs with small kernels. They are loaded as PTX text, so that the build needs no CUDA,
+//! and the driver compiles them for its device.
 //!
 //! A float is a NaN if its bit pattern without the sign, as an integer, is greater than that of infinity (for
 //! the 8-bit type without infinities, than that of the largest number): IEEE 754, and "FP8 Formats for Deep
@@ -23,11 +23,11 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Format {
     bits: u32,
-    /// All bits but the sign.
+    /// All bits except the sign.
     mask: u64,
     /// The largest value of the masked bits that is not a NaN.
     limit: u64,
-    /// Number of floats in one element.
+    /// The number of floats in one element.
     floats: u64,
 }
 
@@ -55,12 +55,13 @@ impl Format {
 
 /// The widths, in bits, for which there is a kernel.
 const WIDTHS: [u32; 4] = [8, 16, 32, 64];
-/// Number of threads per block.
+/// The number of threads per block.
 const THREADS: u32 = 256;
-/// Maximum number of blocks of a launch. If the buffer would need more, each thread checks several floats.
+/// The largest number of blocks of a launch. If the buffer would need more, each thread checks several floats.
 const MAX_BLOCKS: u64 = 1024;
 
-/// Generates a kernel for each width, which lowers the number at `found` to the lowest index of a NaN, if that is less.
+/// Generates a kernel for each width. A kernel lowers the number at `found` to the lowest index of a NaN, if that is
+/// less.
 fn ptx() -> String {
     let mut text = String::from(".version 6.0\n.target sm_50\n.address_size 64\n");
     for bits in WIDTHS {
@@ -257,7 +258,7 @@ impl NanFinder {
     }
 }
 
-/// Waits until an event of the buffer's stream is complete, and for nothing else of the device. The context must be
+/// Waits until an event of the buffer's stream is complete, and for no other work of the device. The context must be
 /// current.
 fn wait_for(mark: &Mark, aborted: &OnceLock<Error>) -> Result<()> {
     let mut pause = Duration::from_micros(10);

@@ -66,11 +66,13 @@ pub struct NcclOptions {
     pub pairs: PairComms,
     /// The order of the launches of several communicators on one device.
     pub launch_order: LaunchOrder,
-    /// Whether collectives pass their sequence number to NCCL's profiler plug-ins (2.32): on where a plug-in is named.
+    /// Whether collectives pass their sequence number to NCCL's profiler plug-ins (2.32). The environment switches this
+    /// on if it names a plug-in.
     pub tags: bool,
     /// The algorithms that NCCL may use for each collective (`algSelection` of NCCL 2.32), the same on all ranks: names
-    /// with commas between them, such as `ring,tree`, or `^` and those that it may not use. For a collective that none
-    /// of them can carry out NCCL chooses by itself. With an older library the backend is refused.
+    /// with commas between them, such as `ring,tree`, or `^` and the names of those that it may not use. For a
+    /// collective that none of them can carry out, NCCL chooses by itself. With an older library, the backend is
+    /// refused.
     pub algorithms: Option<String>,
     /// The NCCL configuration of each communicator.
     pub comm: CommOptions,
@@ -89,25 +91,25 @@ pub enum DeviceSharing {
 /// The communicators for single messages of two ranks. All ranks choose the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PairComms {
-    /// One for each direction: two ranks that both send first do not wait for each other.
+    /// Each direction has a communicator, so that two ranks that both send first do not wait for each other.
     #[default]
     PerDirection,
-    /// One for both directions, as in c10d. It takes half the memory and half the time to make, but its messages run
-    /// one after the other: if both ranks first send a large message and then receive, both hang.
+    /// Both directions have one communicator, as in c10d. It takes half the memory and half the time to make, but its
+    /// messages run one after the other: if both ranks first send a large message and then receive, both hang.
     PerPair,
 }
 
 /// The order of the launches of several communicators on one device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LaunchOrder {
-    /// As NCCL's own variables say: by default there is no order. Ranks may issue in different orders over several
-    /// groups, as long as the device can hold the kernels of all of them at once.
+    /// The order that NCCL's own variables select; by default, there is none. Ranks may issue in different orders over
+    /// several groups, as long as the device can hold the kernels of all these groups at once.
     #[default]
     Library,
-    /// The order on the host, which must be the same on all ranks over all groups of a device: then the operations of
-    /// any number of groups cannot wait for each other without end. `NCCL_LAUNCH_ORDER_IMPLICIT=1` and
-    /// `NCCL_LAUNCH_RACE_FATAL=0` are set in the process's environment when the world is made, unless they are there:
-    /// the process must have no other thread then. Refused before NCCL 2.26.
+    /// The order on the host, which must be the same on all ranks over all groups of a device. Then the operations of
+    /// any number of groups cannot wait for each other without end. When the world is made,
+    /// `NCCL_LAUNCH_ORDER_IMPLICIT=1` and `NCCL_LAUNCH_RACE_FATAL=0` are set in the process's environment, unless they
+    /// are set already. The process must have no other thread then. Refused before NCCL 2.26.
     Implicit,
 }
 
@@ -297,7 +299,7 @@ impl NcclOptions {
     /// and the groups of its world work. A device may be opened more than once.
     ///
     /// # Errors
-    /// `Backend` with what was tried if there is no driver; `InvalidArgument` if there is no such device.
+    /// `Backend`, with every path that was tried, if there is no driver; `InvalidArgument` if there is no such device.
     pub fn open_device(&self, local_rank: u32) -> Result<Arc<CudaDevice>> {
         let driver = Arc::new(CudaDriver::load(self.driver.as_deref())?);
         let ordinal = match self.device {
@@ -403,12 +405,12 @@ mod tests {
             let [torch_names, counterpart] = cells[1..3] else {
                 panic!("{row}");
             };
-            let has_ours = counterpart.starts_with('`');
-            let is_borrowed = has_ours && !counterpart.contains("not borrowed");
+            let has_counterpart = counterpart.starts_with('`');
+            let is_borrowed = has_counterpart && !counterpart.contains("not borrowed");
             for name in names(torch_names) {
                 assert_eq!(names_read.contains(name), is_borrowed, "{name}");
             }
-            if has_ours {
+            if has_counterpart {
                 assert!(names_read.contains(names(counterpart)[0]), "{counterpart}");
             }
         }
@@ -434,7 +436,7 @@ mod tests {
         ];
         for name in names_read
             .iter()
-            .filter(|it| prefixes.iter().any(|prefix| it.starts_with(prefix)))
+            .filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
         {
             assert!(
                 page.contains(name.as_str()),
@@ -502,8 +504,8 @@ mod tests {
             ],
         ),
     ];
-    /// The variables that torchcomms or its scripts use, of commit 59426ba; those of its own tests are left out. It reads
-    /// one for the library of each backend, of which those that run on NVIDIA's devices are listed.
+    /// The variables that torchcomms or its scripts use, as of commit 59426ba, without those of its own tests. It reads
+    /// a variable for the library of each backend; those of backends on NVIDIA's devices are listed.
     const TORCHCOMMS: &[&str] = &[
         "TORCHCOMMS_BACKEND_LIB_PATH_NCCL",
         "TORCHCOMMS_BACKEND_LIB_PATH_NCCLX",

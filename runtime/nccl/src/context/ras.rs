@@ -1,8 +1,8 @@
 //! The report of NCCL's own monitor (RAS, in the library since 2.24), for a dump.
 //!
 //! Each process of a job has a monitor, a thread of the library that knows all other processes. A monitor that is
-//! queried collects a report on the whole job. So only two ranks of the job send queries, the first and the last.
-//! The protocol is lines of text over TCP. Sources: `src/ras/client_support.cc` of NCCL, and "RAS" in its user
+//! queried collects a report on the whole job, so only two ranks of the job send queries: the first and the last. The
+//! protocol consists of lines of text over TCP. Sources: `src/ras/client_support.cc` of NCCL, and "RAS" in its user
 //! guide.
 
 use crate::library::foreign_call::ForeignCall;
@@ -46,7 +46,7 @@ impl Ras {
     };
     /// The age up to which an answer is reused: by the other groups of a dump, and by dumps soon after it.
     const FRESH: Duration = Duration::from_secs(5);
-    /// Maximum number of bytes of a report that are read.
+    /// The largest number of bytes that are read of a report.
     const MAX_BYTES: u64 = 1 << 20;
 
     pub(crate) fn new(address: Option<String>, timeouts: QueryTimeouts) -> Self {
@@ -229,7 +229,7 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
     use std::sync::Condvar;
 
-    /// A monitor that answers once.
+    /// Starts a monitor that answers once; returns its address.
     fn monitor(answer: impl FnOnce(TcpStream) + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -251,15 +251,15 @@ mod tests {
             stream
                 .write_all(b"SERVER PROTOCOL 2\nOK\nOK\nlate\n")
                 .unwrap();
-            let mut asked = String::new();
+            let mut requests = String::new();
             let mut lines = BufReader::new(stream);
-            while lines.read_line(&mut asked).unwrap() > 0 && !asked.contains("STATUS") {}
+            while lines.read_line(&mut requests).unwrap() > 0 && !requests.contains("STATUS") {}
         });
         let mut ras = Ras::new(Some(address), timeouts(Duration::from_millis(50)));
         assert_eq!(ras.report(), None);
         release.send(()).unwrap();
         ras.timeouts.dump = Duration::from_secs(60);
-        // The monitor was queried once: it accepts no second connection.
+        // The monitor accepts no second connection, so it was queried once.
         assert_eq!(ras.report().as_deref(), Some("late\n"));
     }
 
@@ -273,14 +273,14 @@ mod tests {
                 "ERROR: Unknown command\n",
                 "all is well\n",
             ] {
-                let mut asked = String::new();
-                lines.read_line(&mut asked).unwrap();
+                let mut request = String::new();
+                lines.read_line(&mut request).unwrap();
                 lines.get_mut().write_all(answer.as_bytes()).unwrap();
             }
         });
         let ras = Ras::new(Some(address), timeouts(Duration::from_secs(60)));
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
-        // The monitor is not queried again: the listener is gone.
+        // The listener is gone, so the monitor is not queried again.
         assert_eq!(ras.report().as_deref(), Some("all is well\n"));
     }
 
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(Ras::new(None, timeouts(brief)).report(), None);
     }
 
-    /// Number of look-ups, and whether they may end.
+    /// The number of look-ups, and whether they may end.
     static LOOK_UPS: Mutex<(u32, bool)> = Mutex::new((0, false));
     static MAY_END: Condvar = Condvar::new();
 

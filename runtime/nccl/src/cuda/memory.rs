@@ -1,4 +1,4 @@
-//! Memory of a device, allocated by rcomm, by NCCL or by the program, as buffers that name their stream.
+//! Memory of a device, which rcomm, NCCL or the program allocated, as buffers that name their stream.
 //!
 //! An operation of the backend starts after the work that is enqueued on the streams of its buffers. Memory whose
 //! stream is not known is assumed to be used on the default stream.
@@ -36,7 +36,7 @@ pub(crate) fn stream_of<'b>(buffer: &'b Buffer<'_>) -> Option<&'b Arc<CudaStream
 struct Allocation {
     device: Arc<CudaDevice>,
     at: CuDevicePtr,
-    /// The stream in whose order the memory is allocated and freed: neither waits for a kernel of another stream, while
+    /// The stream in whose order the memory is allocated and freed, without waiting for a kernel of another stream;
     /// `cuMemFree` waits for the whole device. `None` on a device without memory pools, and for memory that was
     /// allocated during a capture.
     stream: Option<Arc<CudaStream>>,
@@ -161,9 +161,9 @@ impl Drop for LibraryAllocation {
 
 /// Elements in the memory of a device, used on one stream.
 ///
-/// Clones refer to the same memory. If the device has memory pools, the memory is allocated and freed in
-/// the order of that stream, without waiting for others: the program's work on another stream must end before
-/// the last clone is dropped.
+/// Clones refer to the same memory. If the device has memory pools, the memory is allocated and freed in the order of
+/// that stream, without waiting for other streams. So the program's work on another stream must end before the last
+/// clone is dropped.
 ///
 /// # Thread safety
 /// May be shared between threads. If two streams write to the same elements at once, these may be a mix of both
@@ -248,8 +248,8 @@ impl DeviceBuffer {
         }
     }
 
-    /// Allocates memory through the library (`ncclMemAlloc`), all zero, which can be registered with it and made into a
-    /// window. `copies` is a stream whose work waits for no peer: the zeros are written there.
+    /// Allocates memory through the library (`ncclMemAlloc`), all zero, which can be registered with the library and
+    /// made into a window. The zeros are written on the stream `copies`, whose work waits for no peer.
     ///
     /// # Errors
     /// As [`zeroed`](Self::zeroed); `Unsupported` if the library is older than 2.19.
@@ -341,7 +341,7 @@ impl DeviceBuffer {
         Ok(Self::at_address(stream, at, (dtype, len), owner))
     }
 
-    /// Number of elements.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -558,10 +558,10 @@ fn size_of(dtype: DType, len: usize) -> Result<usize> {
 /// Refuses an address that the driver does not know as memory of this device.
 fn check_device_address(device: &CudaDevice, at: CuDevicePtr) -> Result<()> {
     let _entered = device.enter()?;
-    let refuse = |what: String| {
+    let refuse = |reason: String| {
         Err(Error::new(
             ErrorKind::InvalidArgument,
-            format!("{at:#x} is not memory of {device:?}: {what}"),
+            format!("{at:#x} is not memory of {device:?}: {reason}"),
         ))
     };
     let get_attribute = device.driver().table().pointer_get_attribute;

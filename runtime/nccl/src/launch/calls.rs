@@ -1,5 +1,5 @@
-//! The library's calls, one function for each, and their arguments: parts of an operation's buffers, a
-//! reduction that is made for one operation, and memory in which a list is staged contiguously.
+//! The library's calls, with one function for each. Their arguments are parts of an operation's buffers, a reduction
+//! that is made for one operation, and memory in which a list is staged contiguously.
 
 use super::parts::{BytesCopy, Part, STAGING_ALIGN, contiguous_start};
 use super::{Call, LaunchTarget, Launched};
@@ -12,16 +12,16 @@ use rcomm_recorder::model::DType;
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 
-/// One operation's calls. All calls below are sound by the contract of [`new`](Self::new).
+/// The calls of one operation. All calls below are sound by the contract of [`new`](Self::new).
 pub(super) struct Calls<'a> {
     pub(super) target: LaunchTarget<'a>,
     /// Whether the library is still launching a call.
     is_pending: Cell<bool>,
-    /// Number of bytes of the staging memory in use.
+    /// The number of bytes of the staging memory that are in use.
     staged: Cell<usize>,
     /// The copies from the staging memory, to be made after the calls.
     copies: RefCell<Vec<BytesCopy>>,
-    /// The configuration of each collective, where the operation has a tag or the algorithms are limited.
+    /// The configuration of each collective, if the operation has a tag or the algorithms are limited.
     config: Option<CollConfig>,
 }
 
@@ -90,7 +90,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Calls `then` with the library's reduction; a reduction with a factor is created for this operation alone.
+    /// Calls `then` with the library's reduction. A reduction with a factor is created for this operation alone.
     fn with_reduction(
         &self,
         reduction: &Reduction,
@@ -100,8 +100,8 @@ impl Calls<'_> {
         let (library, comm) = (self.target.library, self.target.comm);
         let (units, nccl) = reduction_of(library, reduction, dtype)?;
         let mut scalar = match nccl {
-            // Alone, the mean is the sum. NCCL scales by one there, which it refuses to do with 8-bit floats
-            // (`ncclLaunchOneRank`, device/onerank.cu:44 of 2.30.7: its cases for them are compiled for no host).
+            // The mean over one rank is its sum. NCCL would scale it by one, which it refuses to do with 8-bit floats
+            // (`ncclLaunchOneRank`, device/onerank.cu:44 of 2.30.7, whose cases for them are compiled for no host).
             NcclReduction::Named(sys::red_op::AVG) if self.target.size == 1 => {
                 return then(units, sys::red_op::SUM);
             }
@@ -138,14 +138,14 @@ impl Calls<'_> {
 
     pub(super) fn all_reduce(&self, buffer: &Buffer<'_>, reduction: &Reduction) -> Result<()> {
         let part = Part::of(buffer);
-        let it = self.target;
+        let target = self.target;
         let call = |units: Units, op| {
             // SAFETY: communicator and stream are live, and the buffer, `part.len` elements at `part.at`, stays
             // until the stream is done with it (`new`). NCCL allows the same buffer for input and output.
             let status = unsafe {
                 collective!(
                     self,
-                    it.library.table().all_reduce,
+                    target.library.table().all_reduce,
                     all_reduce_config,
                     (
                         part.at,
@@ -153,8 +153,8 @@ impl Calls<'_> {
                         part.len * units.each,
                         units.data_type,
                         op,
-                        it.comm,
-                        it.stream.raw(),
+                        target.comm,
+                        target.stream.raw(),
                     )
                 )
             };
@@ -171,7 +171,7 @@ impl Calls<'_> {
         reduction: &Reduction,
         root: u32,
     ) -> Result<()> {
-        let it = self.target;
+        let target = self.target;
         let root = to_c(root)?;
         let call = |units: Units, op| {
             // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the
@@ -179,7 +179,7 @@ impl Calls<'_> {
             let status = unsafe {
                 collective!(
                     self,
-                    it.library.table().reduce,
+                    target.library.table().reduce,
                     reduce_config,
                     (
                         input.at,
@@ -188,8 +188,8 @@ impl Calls<'_> {
                         units.data_type,
                         op,
                         root,
-                        it.comm,
-                        it.stream.raw(),
+                        target.comm,
+                        target.stream.raw(),
                     )
                 )
             };
@@ -200,7 +200,7 @@ impl Calls<'_> {
 
     /// Makes a call of `ncclBroadcast`, which reads only the root's input.
     pub(super) fn broadcast(&self, input: Part, output: Part, root: u32) -> Result<()> {
-        let it = self.target;
+        let target = self.target;
         let units = Units::to_move(output.dtype);
         let root = to_c(root)?;
         // SAFETY: communicator and stream are live, and both parts, of equal length, stay until the stream
@@ -208,7 +208,7 @@ impl Calls<'_> {
         let status = unsafe {
             collective!(
                 self,
-                it.library.table().broadcast,
+                target.library.table().broadcast,
                 broadcast_config,
                 (
                     input.at,
@@ -216,8 +216,8 @@ impl Calls<'_> {
                     output.len * units.each,
                     units.data_type,
                     root,
-                    it.comm,
-                    it.stream.raw(),
+                    target.comm,
+                    target.stream.raw(),
                 )
             )
         };
@@ -226,22 +226,22 @@ impl Calls<'_> {
 
     /// Runs a reduction of one number, as c10d's barrier does.
     pub(super) fn barrier(&self) -> Result<()> {
-        let it = self.target;
+        let target = self.target;
         // SAFETY: communicator and stream are live, and the barrier's four bytes, one `uint32`, stay until
         // the stream is done with them (`new`).
         let status = unsafe {
             collective!(
                 self,
-                it.library.table().all_reduce,
+                target.library.table().all_reduce,
                 all_reduce_config,
                 (
-                    it.barrier,
-                    it.barrier,
+                    target.barrier,
+                    target.barrier,
                     1,
                     sys::data_type::UINT32,
                     sys::red_op::MAX,
-                    it.comm,
-                    it.stream.raw(),
+                    target.comm,
+                    target.stream.raw(),
                 )
             )
         };
@@ -249,7 +249,7 @@ impl Calls<'_> {
     }
 
     pub(super) fn all_gather(&self, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
-        let it = self.target;
+        let target = self.target;
         let (input, output) = (Part::of(input), Part::of(output));
         let units = Units::to_move(input.dtype);
         // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
@@ -257,15 +257,15 @@ impl Calls<'_> {
         let status = unsafe {
             collective!(
                 self,
-                it.library.table().all_gather,
+                target.library.table().all_gather,
                 all_gather_config,
                 (
                     input.at,
                     output.at,
                     input.len * units.each,
                     units.data_type,
-                    it.comm,
-                    it.stream.raw(),
+                    target.comm,
+                    target.stream.raw(),
                 )
             )
         };
@@ -278,7 +278,7 @@ impl Calls<'_> {
         output: &Buffer<'_>,
         reduction: &Reduction,
     ) -> Result<()> {
-        let it = self.target;
+        let target = self.target;
         let (input, output) = (Part::of(input), Part::of(output));
         let call = |units: Units, op| {
             // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
@@ -287,7 +287,7 @@ impl Calls<'_> {
             let status = unsafe {
                 collective!(
                     self,
-                    it.library.table().reduce_scatter,
+                    target.library.table().reduce_scatter,
                     reduce_scatter_config,
                     (
                         input.at,
@@ -295,8 +295,8 @@ impl Calls<'_> {
                         output.len * units.each,
                         units.data_type,
                         op,
-                        it.comm,
-                        it.stream.raw(),
+                        target.comm,
+                        target.stream.raw(),
                     )
                 )
             };
@@ -306,14 +306,14 @@ impl Calls<'_> {
     }
 
     pub(super) fn all_to_all(&self, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
-        let it = self.target;
-        let Some(all_to_all) = it.library.table().all_to_all else {
-            let ranks = 0..it.size;
+        let target = self.target;
+        let Some(all_to_all) = target.library.table().all_to_all else {
+            let ranks = 0..target.size;
             let inputs = self.parts(input).zip(ranks.clone());
             return self.exchange(inputs, self.parts(output).zip(ranks));
         };
         let units = Units::to_move(input.dtype());
-        let count = input.len() / it.size as usize * units.each;
+        let count = input.len() / target.size as usize * units.each;
         let (input, output) = (Part::of(input), Part::of(output));
         // SAFETY: communicator and stream are live, and both buffers stay until the stream is done with
         // them (`new`). Both hold `count` units for each rank.
@@ -327,8 +327,8 @@ impl Calls<'_> {
                     output.at,
                     count,
                     units.data_type,
-                    it.comm,
-                    it.stream.raw(),
+                    target.comm,
+                    target.stream.raw(),
                 )
             )
         };
@@ -341,10 +341,10 @@ impl Calls<'_> {
         outputs: &[Buffer<'_>],
         root: u32,
     ) -> Result<()> {
-        let it = self.target;
-        let ranks = 0..it.size;
+        let target = self.target;
+        let ranks = 0..target.size;
         let this_part = Part::of(input);
-        let Some(gather) = it.library.table().gather else {
+        let Some(gather) = target.library.table().gather else {
             let outputs = self.parts_of_all(outputs).into_iter().zip(ranks);
             return self.exchange([(this_part, root)].into_iter(), outputs);
         };
@@ -354,10 +354,10 @@ impl Calls<'_> {
             None if outputs.is_empty() => this_part.at,
             None => {
                 let (at, copies) = self.stage(outputs);
-                let back = copies.map(|it| BytesCopy {
-                    to: it.from,
-                    from: it.to,
-                    ..it
+                let back = copies.map(|copy| BytesCopy {
+                    to: copy.from,
+                    from: copy.to,
+                    ..copy
                 });
                 self.copies.borrow_mut().extend(back);
                 at
@@ -379,8 +379,8 @@ impl Calls<'_> {
                     this_part.len * units.each,
                     units.data_type,
                     root,
-                    it.comm,
-                    it.stream.raw(),
+                    target.comm,
+                    target.stream.raw(),
                 )
             )
         };
@@ -393,10 +393,10 @@ impl Calls<'_> {
         output: &Buffer<'_>,
         root: u32,
     ) -> Result<()> {
-        let it = self.target;
-        let ranks = 0..it.size;
+        let target = self.target;
+        let ranks = 0..target.size;
         let this_part = Part::of(output);
-        let Some(scatter) = it.library.table().scatter else {
+        let Some(scatter) = target.library.table().scatter else {
             let inputs = self.parts_of_all(inputs).into_iter().zip(ranks);
             return self.exchange(inputs, [(this_part, root)].into_iter());
         };
@@ -408,7 +408,7 @@ impl Calls<'_> {
                 let (at, mut copies) = self.stage(inputs);
                 // SAFETY: the parts are the operation's buffers, and the staging memory is large enough for all of
                 // them (`staging_bytes`). Both stay until the stream is done with them (`new`).
-                copies.try_for_each(|it| unsafe { it.enqueue(self.target.stream) })?;
+                copies.try_for_each(|copy| unsafe { copy.enqueue(self.target.stream) })?;
                 at
             }
         };
@@ -428,15 +428,15 @@ impl Calls<'_> {
                     this_part.len * units.each,
                     units.data_type,
                     root,
-                    it.comm,
-                    it.stream.raw(),
+                    target.comm,
+                    target.stream.raw(),
                 )
             )
         };
         self.note("ncclScatter", status)
     }
 
-    /// Reserves contiguous staging memory for a list; returns its address, and the copies of the list's parts to it.
+    /// Reserves contiguous staging memory for a list. Returns its address, and the copies of the list's parts to it.
     fn stage(&self, list: &[Buffer<'_>]) -> (*mut c_void, impl Iterator<Item = BytesCopy>) {
         let start = self.staged.get();
         let at = self.target.staging.wrapping_byte_add(start);
@@ -469,19 +469,19 @@ impl Calls<'_> {
         if part.len == 0 {
             return Ok(());
         }
-        let it = self.target;
+        let target = self.target;
         let units = Units::to_move(part.dtype);
         let peer = to_c(peer)?;
         // SAFETY: communicator and stream are live, and the part's `len` elements stay until the stream is
         // done with them (`new`).
         let status = unsafe {
-            (it.library.table().send)(
+            (target.library.table().send)(
                 part.at,
                 part.len * units.each,
                 units.data_type,
                 peer,
-                it.comm,
-                it.stream.raw(),
+                target.comm,
+                target.stream.raw(),
             )
         };
         self.note("ncclSend", status)
@@ -491,19 +491,19 @@ impl Calls<'_> {
         if part.len == 0 {
             return Ok(());
         }
-        let it = self.target;
+        let target = self.target;
         let units = Units::to_move(part.dtype);
         let peer = to_c(peer)?;
         // SAFETY: communicator and stream are live, and the part's `len` elements stay until the stream is
         // done with them (`new`).
         let status = unsafe {
-            (it.library.table().recv)(
+            (target.library.table().recv)(
                 part.at,
                 part.len * units.each,
                 units.data_type,
                 peer,
-                it.comm,
-                it.stream.raw(),
+                target.comm,
+                target.stream.raw(),
             )
         };
         self.note("ncclRecv", status)

@@ -1,7 +1,7 @@
-//! Operations as NCCL calls: which operation of rcomm is which call of the library.
+//! Launches each operation of rcomm as calls of the library.
 //!
-//! Lists and parts of uneven lengths are groups of broadcasts, reductions, or sends and receives, as in
-//! c10d: NCCL launches the calls of a group together. Messages without elements are left out on both sides.
+//! Lists and parts of uneven lengths are groups of broadcasts, reductions, or sends and receives, as in c10d. NCCL
+//! launches the calls of a group together. Messages without elements are left out on both sides.
 //!
 //! NCCL's own gather and scatter (2.28) require that the root's parts are contiguous. Only the root has the
 //! parts' addresses, and the call must be the same on all ranks. So if the parts are not contiguous, the
@@ -38,13 +38,13 @@ pub(crate) fn check(shared: &Shared, op: &Op<'_>) -> Result<()> {
     check_library(&shared.library, op)
 }
 
-/// Refuses types that NCCL does not reduce on this device: if the library refused them, a communicator that does not
+/// Refuses types that NCCL does not reduce on this device. If the library refused them, a communicator that does not
 /// block would keep the error (`ncclEnqueueCheck`, enqueue.cc).
 fn check_device(device: &CudaDevice, op: &Op<'_>) -> Result<()> {
     if let Op::Coalesced(ops) = op {
         return ops.iter().try_for_each(|op| check_device(device, op));
     }
-    let is_float8 = |it: &Buffer<'_>| matches!(it.dtype(), DType::F8E4M3 | DType::F8E5M2);
+    let is_float8 = |buffer: &Buffer<'_>| matches!(buffer.dtype(), DType::F8E4M3 | DType::F8E5M2);
     let reduces = op.reduction().is_some() && op.inputs().iter().any(is_float8);
     if !reduces || device.has_float8() {
         return Ok(());
@@ -61,7 +61,8 @@ fn check_library(library: &NcclLibrary, op: &Op<'_>) -> Result<()> {
             reduction_of(library, reduction, buffer.dtype())?;
         }
     }
-    let refuse = |why: &str| Err(Error::new(ErrorKind::Unsupported, why).during(op.op_type()));
+    let refuse =
+        |message: &str| Err(Error::new(ErrorKind::Unsupported, message).during(op.op_type()));
     if let Op::Coalesced(ops) = op {
         return ops.iter().try_for_each(|op| check_library(library, op));
     }
@@ -137,8 +138,8 @@ impl<'a> LaunchTarget<'a> {
         Ok(calls.into_launched())
     }
 
-    /// Returns how long the library expects a collective to take, which is not launched. The library may connect to
-    /// peers for it.
+    /// Returns how long the library expects a collective to take. The collective is not launched, but the library may
+    /// connect to peers for it.
     ///
     /// A simulated end leaves the operations of a group in the communicator's plan, and frees what was made for them
     /// (`groupLaunch`, group.cc:722 of NCCL 2.30.7). The next group of calls forgets those of collectives
@@ -160,24 +161,24 @@ impl<'a> LaunchTarget<'a> {
                 .library
                 .lacks("an estimate of times", "ncclGroupSimulateEnd"));
         };
-        let refuse = |why: &str| Err(Error::new(ErrorKind::Unsupported, why));
+        let refuse = |message: &str| Err(Error::new(ErrorKind::Unsupported, message));
         if !is_one_collective(op) {
             return refuse(
                 "NCCL estimates the time of one collective on single buffers: messages, and lists that are made of \
                  several calls, would stay in its plans",
             );
         }
-        let is_empty = |buffers: &[Buffer<'_>]| buffers.iter().all(|it| it.is_empty());
+        let is_empty = |buffers: &[Buffer<'_>]| buffers.iter().all(|buffer| buffer.is_empty());
         let has_buffers = op.any_buffer().is_some();
         if self.size == 1 || has_buffers && is_empty(op.inputs()) && is_empty(op.outputs()) {
-            // No kernel would run. Of one rank, a copy would run at once (`ncclLaunchOneRank`, enqueue.cc).
+            // No kernel would run. For one rank, a copy would run at once (`ncclLaunchOneRank`, enqueue.cc).
             return Ok(Duration::ZERO);
         }
         // SAFETY: as in `launch`; a stream on which nothing is enqueued does not use the memory.
         let calls = unsafe { Calls::new(self) };
         let group = self.library.group()?;
         let made = calls.make(op);
-        // The group ends in this way after an error as well: its calls must not be launched.
+        // The group ends in this way after an error too, because its calls must not be launched.
         let (status, microseconds) = group.simulate(end);
         made?;
         calls.note("ncclGroupSimulateEnd", status)?;
@@ -199,7 +200,7 @@ fn parts(list: &[Buffer<'_>]) -> impl Iterator<Item = (Part, u32)> {
 /// Whether the operation may need several calls, which then form a group.
 fn needs_group(op: &Op<'_>) -> bool {
     // A reduction with a factor is created before the call and destroyed after it, and neither may overlap a launch.
-    let has_factor = |it: &Reduction| it.op == ReduceOp::PremulSum;
+    let has_factor = |reduction: &Reduction| reduction.op == ReduceOp::PremulSum;
     if op.reduction().is_some_and(has_factor) {
         return true;
     }
@@ -220,8 +221,8 @@ fn is_one_collective(op: &Op<'_>) -> bool {
             Layout::Absent | Layout::InPlace | Layout::Single => true,
             Layout::List | Layout::Several | Layout::Sparse => false,
         },
-        // The last three are sends and receives where the library has no function for them; its functions, too, send
-        // messages.
+        // The last three are sends and receives if the library has no function for them, and its functions send
+        // messages too.
         Pattern::Send | Pattern::Recv | Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => {
             false
         }
@@ -238,7 +239,7 @@ impl Calls<'_> {
         }
     }
 
-    /// Makes the calls of an operation, which was validated: it has as many buffers as its kind requires.
+    /// Makes the calls of an operation, which was validated and so has as many buffers as its kind requires.
     fn make(&self, op: &Op<'_>) -> Result<()> {
         if let Op::Coalesced(ops) = op {
             return ops.iter().try_for_each(|op| self.make(op));
@@ -249,14 +250,14 @@ impl Calls<'_> {
         let (inputs, outputs) = (op.inputs(), op.outputs());
         let root = op.root().unwrap_or(0);
         let sum = Reduction::from(ReduceOp::Sum);
-        let by = op.reduction().unwrap_or(&sum);
+        let reduction = op.reduction().unwrap_or(&sum);
         match kind.pattern() {
             Pattern::AllReduce => outputs
                 .iter()
-                .try_for_each(|buffer| self.all_reduce(buffer, by)),
+                .try_for_each(|buffer| self.all_reduce(buffer, reduction)),
             Pattern::Reduce => {
                 let part = Part::of(&outputs[0]);
-                self.reduce(part, part, by, root)
+                self.reduce(part, part, reduction, root)
             }
             Pattern::Broadcast => {
                 let part = Part::of(&outputs[0]);
@@ -280,12 +281,12 @@ impl Calls<'_> {
                 inputs.try_for_each(|(input, root)| {
                     let is_own = root == this_rank;
                     let output = if is_own { Part::of(&outputs[0]) } else { input };
-                    self.reduce(input, output, by, root)
+                    self.reduce(input, output, reduction, root)
                 })
             }
             Pattern::ReduceScatter => {
                 let mut pairs = inputs.iter().zip(outputs);
-                pairs.try_for_each(|(input, output)| self.reduce_scatter(input, output, by))
+                pairs.try_for_each(|(input, output)| self.reduce_scatter(input, output, reduction))
             }
             Pattern::AllToAll if is_list => self.exchange(parts(inputs), parts(outputs)),
             Pattern::AllToAll => match op.splits() {
@@ -296,7 +297,7 @@ impl Calls<'_> {
                     self.exchange(inputs.zip(0..), outputs.zip(0..))
                 }
             },
-            // On ranks other than the root the list is empty.
+            // On ranks other than the root, the list is empty.
             Pattern::Gather => match kind.parts() {
                 Parts::Equal => self.gather(&inputs[0], outputs, root),
                 Parts::PerRank | Parts::PerPair => {

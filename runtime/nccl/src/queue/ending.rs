@@ -1,8 +1,9 @@
-//! How queues end: closed together with the other ranks, or stopped on this rank only; and what happens to
-//! buffers that the device may still use then.
+//! Ends queues: they are closed together with the other ranks, or stopped on this rank only. Buffers that the device
+//! may still use then are kept or leaked.
 //!
-//! Queues end together. Freeing a communicator waits for the kernels of all communicators of its device, so a
-//! hung communicator would delay the end of the others. So all get the abort flag before the first is freed.
+//! All queues of a group end together. To free a communicator, NCCL waits for the kernels of all communicators of its
+//! device, so that a hung communicator would delay the end of the others. So all communicators get the abort flag
+//! before the first is freed.
 
 use super::{CommQueue, Stage};
 use crate::comm::members::Scope;
@@ -44,7 +45,7 @@ impl CommQueue {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees buffers that the device has finished with; returns whether none are left.
+    /// Frees buffers that the device has finished with. Returns whether no buffers are left.
     pub(super) fn free_finished(&self) -> bool {
         self.shared.device.free_deferred();
         let mut abandoned = self.abandoned();
@@ -53,13 +54,13 @@ impl CommQueue {
         }
         match self.shared.device.enter() {
             // Buffers whose state cannot be queried are kept.
-            Ok(_entered) => abandoned.retain(|it| !matches!(it.end.is_done(), Ok(true))),
+            Ok(_entered) => abandoned.retain(|op| !matches!(op.end.is_done(), Ok(true))),
             Err(error) => tracing::warn!(%error, "buffers of aborted operations are kept"),
         }
         abandoned.is_empty()
     }
 
-    /// Number of graphs that hold operations of this communicator.
+    /// The number of graphs that hold operations of this communicator.
     pub(crate) fn live_graphs(&self) -> usize {
         self.live.count()
     }
@@ -75,9 +76,9 @@ impl CommQueue {
         numbers
     }
 
-    /// Works as [`graph_numbers`](Self::graph_numbers), but waits for [`RELEASE`](Self::RELEASE) and until `deadline` at
-    /// most until there are no such graphs: the driver releases what a graph held on a thread of its own, some time after
-    /// the program has destroyed the graph.
+    /// Works as [`graph_numbers`](Self::graph_numbers), but waits until there are no such graphs, at most for
+    /// [`RELEASE`](Self::RELEASE) and until `deadline`. The driver releases what a graph held on a thread of its own,
+    /// some time after the program has destroyed the graph.
     fn graphs_that_stay<'a>(
         queues: impl IntoIterator<Item = &'a Arc<Self>> + Clone,
         deadline: Deadline,
@@ -93,17 +94,17 @@ impl CommQueue {
     }
 
     /// Fails the operations that wait for the ranks to join, and leaves the communicators that all ranks have joined as
-    /// they are. One that is still joining is aborted.
+    /// they are. A communicator that is still joining is aborted.
     pub(crate) fn abandon_all(queues: &[Arc<Self>]) {
         let deadline = Deadline::In(Self::CLEAN_UP).started();
         queues.iter().for_each(|queue| queue.fail_waiting(deadline));
     }
 
     /// Ends the communicators on this rank, and waits for at most [`CLEAN_UP`](Self::CLEAN_UP), for all together, until
-    /// other calls have returned and the device has released buffers. Pending work is stopped. If the library can revoke
-    /// and shrink, the group's own communicator is kept, so that it can be shrunk to the remaining ranks.
+    /// other calls have returned and the device has released buffers. Pending work is stopped. If the library can
+    /// revoke and shrink, the group's own communicator is kept, so that it can be shrunk to the remaining ranks.
     ///
-    /// `stop_others` is that of [`abort_together`](Self::abort_together).
+    /// [`abort_together`](Self::abort_together) calls `stop_others`.
     ///
     /// # Blocking
     /// Until the library has stopped its kernels, which may never happen: they cannot end while a kernel of the
@@ -149,8 +150,8 @@ impl CommQueue {
         state.stage = Stage::Broken(error.clone());
     }
 
-    /// Revokes all communicators in one group of calls, if the library can revoke and shrink. Then aborts all in a
-    /// second group, except the group's own one if it was revoked. The context must be current.
+    /// Revokes all communicators in one group of calls, if the library can revoke and shrink. Then aborts all
+    /// communicators in a second group, except the group's own one if it was revoked. The context must be current.
     fn stop_all(shared: &Arc<Shared>, queues: &[Arc<Self>], stop_others: &mut dyn FnMut() -> bool) {
         let table = shared.library.table();
         let is_revocable = table.comm_revoke.is_some() && table.comm_shrink.is_some();
@@ -187,10 +188,10 @@ impl CommQueue {
     /// Frees the communicators of queues that are not needed any more: those that an abort has revoked and kept, which
     /// were to be shrunk, and those of a group that was not aborted.
     ///
-    /// `stop_others` is that of [`abort_together`](Self::abort_together).
+    /// [`abort_together`](Self::abort_together) calls `stop_others`.
     ///
     /// # Blocking
-    /// Until the time of [`Ends`](crate::context::ends::Ends) is over. After that the call is left to its thread.
+    /// Until the time of [`Ends`](crate::context::ends::Ends) is over. After that, the call is left to its thread.
     pub(crate) fn free_all(queues: &[Arc<Self>], stop_others: &mut dyn FnMut() -> bool) {
         let Some(shared) = queues.first().map(|queue| &queue.shared) else {
             return;
@@ -211,8 +212,8 @@ impl CommQueue {
 
     /// Aborts communicators in one group of calls, on a separate thread, which keeps `kept` until the library has
     /// returned. To free them, the library waits for all kernels of the device. If that takes longer than
-    /// [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may be in the way: `stop_others` is called, and again after
-    /// some time for as long as it returns true.
+    /// [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may be in the way: `stop_others` is called, and again
+    /// after some time for as long as it returns true.
     ///
     /// # Blocking
     /// Until the library has returned, or the deadline.
@@ -309,8 +310,8 @@ impl CommQueue {
         }
     }
 
-    /// Aborts a communicator whose operations are part of graphs, on a separate thread: its kernels are
-    /// stopped at once, and it is freed when the program has destroyed the last of the graphs.
+    /// Aborts a communicator whose operations are part of graphs, on a separate thread. Its kernels are stopped at
+    /// once, and it is freed when the program has destroyed the last of the graphs.
     fn abort_under_graphs(&self, comm: Arc<Comm>) {
         let shared = self.shared.clone();
         let abort = move || {
@@ -405,8 +406,8 @@ impl CommQueue {
     fn try_close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
         let with_comm = |queue: &Arc<Self>| Some((queue.clone(), queue.comm.get()?.clone()));
         let open: Vec<(Arc<Self>, Arc<Comm>)> = queues.iter().filter_map(with_comm).collect();
-        // All finalizations begin before one is waited for, since the other ranks may have their queues in
-        // another order.
+        // All finalizations begin before any is waited for, since the other ranks may have their queues in another
+        // order.
         let begin = |(queue, comm): &(Arc<Self>, Arc<Comm>)| {
             let _entered = queue.shared.device.enter()?;
             comm.finalize()
@@ -448,8 +449,8 @@ impl CommQueue {
         }
     }
 
-    /// Aborts the communicator, or leaks it to the library if a failure or a graph requires that; returns whether
-    /// it has ended.
+    /// Aborts the communicator, or leaks it to the library if a failure or a graph requires that. Returns whether the
+    /// communicator has ended.
     fn end_or_leak(&self, comm: Arc<Comm>) -> bool {
         if self.shared.is_abandoned() || self.live_graphs() > 0 {
             comm.abandon();

@@ -12,8 +12,8 @@
 //! - *A wait blocks the stream.* No wait for an unsent signal is enqueued: the host polls the word. So a wait
 //!   for a signal that is never sent ends at its deadline and delays no other work.
 //! - *A put's source lies in a window.* Other sources are staged in an area that lies in a window.
-//! - *There is no get.* A peer's part is read by a copy if this device can reach it
-//!   (`ncclGetPeerDevicePointer`), this rank's own part always; otherwise the get is refused.
+//! - *There is no get.* This rank's own part, and a peer's part that this device can reach
+//!   (`ncclGetPeerDevicePointer`), are read by a copy; otherwise the get is refused.
 //!
 //! Puts and signals run on the stream of the group's communicator, after the work that was enqueued there before.
 //! Source: `nccl.h`, `src/rma/rma_ce.cc` and `src/dev_runtime.cc` of NCCL 2.30.7; "One-sided communication"
@@ -80,11 +80,11 @@ struct OpenWindow {
 /// Counts of the window's signals from one sender. They start at 0 when the window is made, and wrap.
 #[derive(Default)]
 struct Incoming {
-    /// Number of signals that the program has waited for.
+    /// The number of signals that the program has waited for.
     taken: u32,
-    /// Number of signals that have arrived, together with the data that were put before them.
+    /// The number of signals that have arrived, together with the data that were put before them.
     available: u32,
-    /// Number of signals that will have arrived, with these data, once this event is complete.
+    /// The number of signals that will have arrived, with their data, once this event is complete.
     awaited: Option<(u32, Arc<Mark>)>,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct NcclWindow {
     exchange: StoreExchange,
     /// Whether all ranks have published that they close the window.
     all_have_closed: Mutex<bool>,
-    /// The stream for copies to and from the host: nothing on it waits for a peer.
+    /// The stream for copies to and from the host. Nothing on it waits for a peer.
     copies: Arc<CudaStream>,
     open: RwLock<Option<OpenWindow>>,
     outgoing: Mutex<Outgoing>,
@@ -174,8 +174,8 @@ impl NcclWindow {
     }
 
     fn lacks(&self, function: &str) -> Error {
-        let what = "a one-sided operation on device memory";
-        self.queue.shared.library.lacks(what, function)
+        let feature = "a one-sided operation on device memory";
+        self.queue.shared.library.lacks(feature, function)
     }
 
     /// Refuses operations that would become part of a graph.
@@ -196,17 +196,18 @@ impl NcclWindow {
             return Ok(open.data.at + offset as u64);
         }
         let library = &self.queue.shared.library;
-        let (Some(comm), Some(ask)) = (self.queue.comm(), library.table().get_peer_device_pointer)
+        let (Some(comm), Some(get_pointer)) =
+            (self.queue.comm(), library.table().get_peer_device_pointer)
         else {
-            let what = "a get from a window on device memory";
-            return Err(library.lacks(what, "ncclGetPeerDevicePointer"));
+            let feature = "a get from a window on device memory";
+            return Err(library.lacks(feature, "ncclGetPeerDevicePointer"));
         };
         let _alone = self.queue.lock_idle(comm)?;
         let mut at: *mut c_void = std::ptr::null_mut();
         comm.with(|library, raw| {
             // SAFETY: the window stays registered while it is open, and `open` is borrowed; the call writes
             // one pointer through a reference.
-            let status = unsafe { ask(open.data.handle(), offset, to_c(peer), &mut at) };
+            let status = unsafe { get_pointer(open.data.handle(), offset, to_c(peer), &mut at) };
             // SAFETY: `with` lends a live communicator, locked during the call.
             unsafe { library.check_on(raw, "ncclGetPeerDevicePointer", status) }
         })??;
@@ -359,11 +360,11 @@ impl BackendWindow for NcclWindow {
         };
         let open = open.as_ref().ok_or_else(closed)?;
         let mut incoming = lock(&self.incoming[peer as usize]);
-        let is_there = self.poll_signals(open, peer, &mut incoming)?;
-        if is_there {
+        let has_arrived = self.poll_signals(open, peer, &mut incoming)?;
+        if has_arrived {
             incoming.taken = incoming.taken.wrapping_add(1);
         }
-        Ok(is_there)
+        Ok(has_arrived)
     }
 
     fn map_remote(&self, peer: u32) -> Result<RemoteMemory> {
@@ -382,7 +383,8 @@ impl BackendWindow for NcclWindow {
         // If the library may still make a put, the window stays open: a peer could free the memory that the put
         // writes to.
         self.queue.check_usable(deadline)?;
-        // No rank writes to this window once all ranks have published this. What they have published is gone after that.
+        // Once all ranks have published that they close, no rank writes to this window. The published values are
+        // removed after that.
         let mut all_have_closed = lock(&self.all_have_closed);
         if !*all_have_closed {
             self.exchange.publish("closed", b"1")?;

@@ -1,4 +1,4 @@
-//! How a window is created: all ranks exchange descriptions of their memory, then register it together.
+//! Creates windows: all ranks exchange descriptions of their memory, and then register it together.
 
 use super::{NcclWindow, OpenWindow, Outgoing, STAGING, Signals, WORD, WindowMemory, keep_alive};
 use crate::comm::handle_slot::HandleSlot;
@@ -36,12 +36,12 @@ pub(crate) struct WindowGroup<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) main: &'a Arc<CommQueue>,
     pub(crate) signals: &'a Arc<Signals>,
-    /// Number of windows that the group has begun to make.
+    /// The number of windows that the group has begun to make.
     pub(crate) windows: &'a AtomicU64,
 }
 
 impl WindowGroup<'_> {
-    /// Makes a window of this rank's `memory`. All ranks call it.
+    /// Makes a window of this rank's `memory`. All ranks call this.
     ///
     /// # Blocking
     /// Until all ranks have registered their memory, or the deadline.
@@ -80,7 +80,7 @@ impl WindowGroup<'_> {
             Some(placeholder) => (placeholder.address(), placeholder.len()),
             None => (memory.as_ptr().addr() as u64, memory.size_bytes()),
         };
-        // From here on the library may refer to the memory for as long as the communicator exists.
+        // From here on, the library may refer to the memory for as long as the communicator exists.
         let kept = (keep_alive(&memory)?, placeholder, words.clone());
         let kept = self.main.registry.keep(Box::new(kept));
         let data = register(at, bytes).inspect_err(|error| {
@@ -118,7 +118,7 @@ impl WindowGroup<'_> {
     /// Checks that this rank can take part, and allocates what it needs besides its memory: a placeholder for empty
     /// memory, the words and staging area, and a stream for copies. Waits for the pending work of the queue, but makes
     /// no call that the other ranks must make.
-    #[allow(clippy::type_complexity, reason = "three things, used once")]
+    #[allow(clippy::type_complexity, reason = "three values, used once")]
     fn prepare(
         &self,
         memory: &Buffer<'static>,
@@ -126,8 +126,8 @@ impl WindowGroup<'_> {
     ) -> Result<(Option<DeviceBuffer>, DeviceBuffer, Arc<CudaStream>)> {
         let shared = &self.shared;
         if shared.library.table().comm_window_register.is_none() {
-            let what = "a window on device memory";
-            return Err(shared.library.lacks(what, "ncclCommWindowRegister"));
+            let feature = "a window on device memory";
+            return Err(shared.library.lacks(feature, "ncclCommWindowRegister"));
         }
         shared.check_place(memory)?;
         if !memory.is_empty() {
@@ -153,15 +153,15 @@ impl WindowGroup<'_> {
     /// # Errors
     /// `Unsupported` if a rank cannot take part; `Mismatch` if element types differ, or a description cannot be read.
     fn check_infos(&self, dtype: DType, infos: &[Vec<u8>]) -> Result<Vec<usize>> {
-        let refuse = |kind, why: String| Err(Error::new(kind, why));
+        let refuse = |kind, message: String| Err(Error::new(kind, message));
         let mut parts = Vec::with_capacity(infos.len());
         for (info, rank) in infos.iter().zip(&*self.group.info.ranks) {
             let info: PartInfo = serde_json::from_slice(info).map_err(|error| {
                 let message = format!("the description of the part of rank {rank} cannot be read");
                 Error::new(ErrorKind::Mismatch, message).with_source(error)
             })?;
-            if let Some(why) = info.refusal {
-                let message = format!("rank {rank} cannot take part in the window: {why}");
+            if let Some(reason) = info.refusal {
+                let message = format!("rank {rank} cannot take part in the window: {reason}");
                 return refuse(ErrorKind::Unsupported, message);
             }
             let theirs = DType::from_code(info.dtype).unwrap_or(DType::Other);
@@ -208,9 +208,9 @@ fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
 impl CommQueue {
     /// Fails if the library reports that the communicator does not support symmetric memory or one-sided operations.
     fn check_symmetric(&self) -> Result<()> {
-        let refuse = |what: &str| {
+        let refuse = |feature: &str| {
             let message = format!(
-                "NCCL offers no {what} on this communicator: its devices or its network do not support it, or \
+                "NCCL offers no {feature} on this communicator: its devices or its network do not support it, or \
                  NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0, or there are no contexts for one-sided operations"
             );
             Err(Error::new(ErrorKind::Unsupported, message))
@@ -254,8 +254,8 @@ impl CommQueue {
         /// The interval at which the store is polled for the failure of another rank.
         const POLL_INTERVAL: Duration = Duration::from_millis(50);
         let Some(register) = self.shared.library.table().comm_window_register else {
-            let what = "a window on device memory";
-            return Err(self.shared.library.lacks(what, "ncclCommWindowRegister"));
+            let feature = "a window on device memory";
+            return Err(self.shared.library.lacks(feature, "ncclCommWindowRegister"));
         };
         let slot = HandleSlot::default();
         let target = slot.clone();

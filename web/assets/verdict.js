@@ -51,7 +51,6 @@ export function drawVerdict(report, laterMs) {
   if (news !== announced) { announced = news; byId("verdict-said").textContent = `${report.verdict}: ${sentence(report)}`; }
 }
 
-/** The time of day in UTC: `14:03:27`. @param {number} ns since the epoch */
 const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
 
 /** For how long and since when ranks wait. The duration goes up to `laterMs` after the report, unless it has an end.
@@ -73,7 +72,7 @@ export function asText(report, job) {
   const began = since(report, 0);
   if (began) lines.push(began);
   if (first?.next) lines.push(`next: ${first.next}`);
-  for (const finding of report.findings.filter((other) => other !== first && other.severity !== "note").slice(0, 20)) {
+  for (const finding of report.findings.filter((it) => it !== first && it.severity !== "note").slice(0, 20)) {
     lines.push(`${finding.code} ${finding.name}: ${finding.sentence}`);
   }
   return `${lines.join("\n")}\n`;

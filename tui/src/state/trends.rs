@@ -73,20 +73,19 @@ impl Trends {
 
     /// The figures up to this time, wall clock, ns since the epoch.
     pub(crate) fn until(&self, wall_ns: i64) -> [Trend; 4] {
-        let values = |value: fn(&Sample) -> Option<f64>| {
-            let earlier = self.samples.iter();
-            let earlier = earlier.filter(|sample| sample.wall_ns <= wall_ns);
-            earlier.map(value).collect()
+        let all = |value: fn(&Sample) -> Option<f64>| {
+            let known = self.samples.iter().filter(|it| it.wall_ns <= wall_ns);
+            known.map(value).collect()
         };
         let trend = |name, value| Trend {
             name,
-            values: values(value),
+            values: all(value),
         };
         [
-            trend("steps/s", |sample| sample.steps_per_s),
-            trend("bus GB/s", |sample| sample.busbw_gbs),
-            trend("late ms", |sample| sample.late_ms),
-            trend("oldest s", |sample| sample.oldest_ms.map(|ms| ms / 1e3)),
+            trend("steps/s", |it| it.steps_per_s),
+            trend("bus GB/s", |it| it.busbw_gbs),
+            trend("late ms", |it| it.late_ms),
+            trend("oldest s", |it| it.oldest_ms.map(|ms| ms / 1e3)),
         ]
     }
 }

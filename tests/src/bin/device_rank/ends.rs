@@ -1,5 +1,6 @@
-//! How communicators end, and what a program can still do, while graphs hold their operations or their kernels hang.
-//! Also how many events a burst of operations keeps, and how many calls of the driver an operation makes.
+//! Communicators that are in use when they end, or when the program calls again: by graphs that hold operations, by
+//! kernels that hang, by launches during which memory is registered. Also how many events a burst of operations keeps,
+//! and how many calls of the driver an operation makes.
 
 use super::graph::Graphs;
 use super::stuck::Gate;
@@ -537,7 +538,7 @@ pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
 
 /// Prints how many calls of the driver operations make, as the simulator counts them.
 pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
-    const OPERATIONS: u64 = 100;
+    const MANY: u64 = 100;
     let calls = counter(world, "driver_calls");
     let group = world.group();
     let backend = group
@@ -553,9 +554,7 @@ pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
     ];
     for (name, make) in kinds {
         let round = || -> Result<u64> {
-            let buffers = (0..OPERATIONS)
-                .map(|_| make())
-                .collect::<Result<Vec<_>>>()?;
+            let buffers = (0..MANY).map(|_| make()).collect::<Result<Vec<_>>>()?;
             let mut works = Vec::new();
             let before = calls();
             for buffer in buffers {
@@ -573,7 +572,7 @@ pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
         for _ in 0..20 {
             least = least.min(round()?);
         }
-        eprintln!("calls on {name}: {least} for {OPERATIONS} operations");
+        eprintln!("calls on {name}: {least} for {MANY} operations");
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use rcomm_recorder::record::KernelPlan;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// Answers the start of a communicator; `has_calls` tells whether this version of NCCL reports calls.
+/// Answers the start of a communicator. `has_calls` tells whether this version of NCCL reports calls.
 ///
 /// # Safety
 /// `context` and `mask` are each null or valid for writes, `mask` until all communicators of the process have ended: it
@@ -214,7 +214,8 @@ unsafe fn coll_task<'t>(
     // SAFETY: as above.
     let plan = unsafe {
         KernelPlan {
-            // Version 3, in which the task names its communicator, gives only the largest number that it may use.
+            // In version 3, the task names its communicator, and gives only the largest number of channels that it may
+            // use.
             channels: if named.is_some() { 0 } else { coll.channels },
             algorithm: names::algorithm(names::text(coll.algorithm)),
             protocol: names::protocol(names::text(coll.protocol)),
@@ -402,7 +403,7 @@ fn wait_of(state: c_int) -> Option<LinkWait> {
     })
 }
 
-/// What a transfer's state in version 3 says about its first steps, whose number comes with the state.
+/// How far a transfer's first steps are by its state in version 3; the number of these steps comes with the state.
 fn progress_of(state: c_int) -> Option<Progress> {
     Some(match state {
         state::SEND_POSTED | state::RECV_TRANSMITTED => Progress::Waiting(LinkWait::Device),

@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// A task as NCCL describes it when it is in a plan.
 pub(crate) struct Task<'t, C> {
-    /// Gives its call, which is needed only if the call itself was not reported.
+    /// Returns the task's call, which is needed only if the call itself was not reported.
     pub(crate) call: C,
     /// The other rank of a message.
     pub(crate) peer: Option<u32>,
@@ -79,7 +79,7 @@ impl Process {
     #[inline]
     pub(crate) fn group_starts(&self) -> *mut c_void {
         let (left, number) = group_call::begin();
-        // The operations of a group call that NCCL never ended.
+        // Ends the operations of a group call that NCCL never ended.
         self.leave_groups(left);
         let at = SlotUse {
             index: 0,
@@ -107,10 +107,10 @@ impl Process {
             return NONE;
         };
         let group = Handle::of(parent).and_then(|parent| parent.is(Kind::Group));
-        let op_at = group_call::add(group.map(|it| it.generation), |list| {
+        let op_at = group_call::add(group.map(|group| group.generation), |list| {
             self.follow(ticket, at, list)
         });
-        // Also one without a slot has a handle, by which its task is known as one that is recorded already.
+        // An operation without a slot has a handle too, by which its task is known to be recorded already.
         op_at.unwrap_or(NO_SLOT).handle(Kind::Call, 0)
     }
 
@@ -129,7 +129,7 @@ impl Process {
         }
     }
 
-    /// Handles the end of the outermost group call. An operation that is not in a plan by now is put into one by
+    /// Handles the end of the outermost group call. An operation that is not in a plan by now is put into a plan by
     /// another thread, or completes without an event, as with symmetric memory and copy engines. It is not watched
     /// until an event arrives.
     fn group_stops(&self, number: u32) {
@@ -142,7 +142,7 @@ impl Process {
         let mut next = first;
         while next != 0 {
             let op_at = SlotUse::from_word(next);
-            // The slot is in use until here, also if its communicator was aborted.
+            // The slot is in use until here, even if its communicator was aborted.
             let Some(op) = self.operations.get(op_at) else {
                 return;
             };
@@ -263,7 +263,7 @@ impl Process {
         if !state.has(flag::NO_CHANNELS) {
             return;
         }
-        // No event will report its end.
+        // No event will report the end of this operation.
         if let Some((_, after)) = op.change_open(at, |state| state.with(flag::OVER)) {
             self.recorder.retired(ticket);
             if !after.has(flag::IN_GROUP) {
@@ -343,7 +343,7 @@ impl Process {
         let since = Timestamp::from_ns(op.planned.load(Relaxed));
         if op
             .state(task)
-            .is_none_or(|it| it.has(flag::OVER | flag::COLLNET))
+            .is_none_or(|state| state.has(flag::OVER | flag::COLLNET))
         {
             return NONE;
         }
@@ -439,7 +439,7 @@ impl Process {
         match self.links.ends(link as usize, number) {
             Left::Unchanged => {}
             Left::Idle => self.recorder.link_idle(handle),
-            // Its steps, if NCCL reports them, follow.
+            // If NCCL reports the steps of the transfer, they follow.
             Left::Next(record) => {
                 let ticket = Ticket::of_words([record, 0, 0]);
                 (self.recorder).link_at(handle, Some(ticket), (0, 0), LinkWait::Posted);
@@ -467,7 +467,7 @@ impl Process {
                     }
                 }
             }
-            // An operation outlives its call; a communicator ends with `finalize`; nothing is kept of a plan.
+            // An operation outlives its call, a communicator ends with `finalize`, and nothing is kept of a plan.
             Kind::Call | Kind::Captured | Kind::Communicator | Kind::Plan => {}
         }
     }
@@ -475,7 +475,7 @@ impl Process {
     /// Notes the time of the device's clock at which the channel with this handle ended its work.
     #[inline(always)]
     pub(crate) fn kernel_ended_at(&self, handle: *mut c_void, timer: u64) {
-        let at = Handle::of(handle).and_then(|it| it.is(Kind::Kernel));
+        let at = Handle::of(handle).and_then(|handle| handle.is(Kind::Kernel));
         if let Some((at, op)) = at.and_then(|at| Some((at, self.operations.get(at)?))) {
             op.notes_end(at, timer);
         }

@@ -1,18 +1,18 @@
-//! A profiler plug-in for NCCL, versions 3 to 6 of its interface: it records the operations of any NCCL
-//! program, without a change to the program, in the ring of rcomm's flight recorder.
+//! A profiler plug-in for NCCL, for versions 3 to 6 of the interface. It records the operations of any NCCL program,
+//! without a change to the program, in the ring of rcomm's flight recorder.
 //!
-//! `NCCL_PROFILER_PLUGIN` names the library. NCCL loads it with the first communicator and reports each
-//! communicator and operation to it; the plug-in keeps one ring for the process,
-//! `<rank>.<attempt>.nccl.ring`, which `rcomm-fr`, `rcomm-top` and `rcomm-web` read. See `docs/NCCL-ANY.md`.
+//! `NCCL_PROFILER_PLUGIN` names the library. NCCL loads it with the first communicator and reports each communicator
+//! and operation to it. The plug-in keeps one ring for the process, `<rank>.<attempt>.nccl.ring`, which `rcomm-fr`,
+//! `rcomm-top` and `rcomm-web` read. See `docs/NCCL-ANY.md`.
 //!
 //! ```sh
 //! export NCCL_PROFILER_PLUGIN=$(rcomm-fr nccl-plugin)
 //! torchrun train.py
 //! ```
 //!
-//! The plug-in never makes NCCL fail: it answers every event with success. It starts no thread. If no ring can be
-//! created, it prints one line on standard error, requests no events, and prints nothing more. A child made by `fork`
-//! records nothing: the ring belongs to its parent.
+//! The plug-in never makes NCCL fail, since it answers every event with success. It starts no thread. If no ring can be
+//! created, it prints one line to standard error, requests no events, and prints nothing more. A child that `fork`
+//! makes records nothing, since the ring belongs to its parent.
 
 #![warn(missing_docs)]
 

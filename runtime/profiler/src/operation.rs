@@ -1,8 +1,8 @@
-//! An operation in progress: what happened to it so far, in one word with the number of the use of its slot.
+//! An operation in progress. One word holds its state, with the number of the use of its slot.
 //!
-//! An abort of its communicator may end an operation at any time, on another thread than its events, and its slot may
-//! then belong to another operation. So each change of the word compares the number of the use as well: an event of an
-//! earlier use changes nothing.
+//! An abort of the communicator may end an operation at any time, on another thread than the operation's events. The
+//! slot may then belong to another operation. So each change of the word also compares the number of the use, and an
+//! event of an earlier use changes nothing.
 
 use crate::handle::{SlotUse, Word};
 use rcomm_recorder::record::Ticket;
@@ -12,18 +12,18 @@ use std::time::Duration;
 
 /// Flags of an operation.
 pub(crate) mod flag {
-    /// It is in a plan.
+    /// The operation is in a plan.
     pub(crate) const PLANNED: u8 = 1;
-    /// The group call in which it was issued has not ended. Its slot stays in use until then, because the slots of a
-    /// group call's operations are a list.
+    /// The group call in which the operation was issued has not ended. The operation's slot stays in use until then,
+    /// because the slots of a group call's operations form a list.
     pub(crate) const IN_GROUP: u8 = 2;
-    /// It has ended, or is no longer watched.
+    /// The operation has ended, or is no longer watched.
     pub(crate) const OVER: u8 = 4;
-    /// Its group call ended before it was in a plan.
+    /// The group call ended before the operation was in a plan.
     pub(crate) const LEFT: u8 = 8;
-    /// Its transfers are those of CollNet, whose end NCCL does not report.
+    /// The operation's transfers are those of CollNet, whose end NCCL does not report.
     pub(crate) const COLLNET: u8 = 16;
-    /// NCCL will not report its channels.
+    /// NCCL will not report the operation's channels.
     pub(crate) const NO_CHANNELS: u8 = 32;
 }
 
@@ -45,7 +45,7 @@ impl State {
         Self(self.0 & !(0xff << (8 * at)) | u64::from(value) << (8 * at))
     }
 
-    /// Whether it has one of these flags.
+    /// Whether the operation has one of these flags.
     pub(crate) fn has(self, flags: u8) -> bool {
         self.byte(0) & flags != 0
     }
@@ -62,28 +62,28 @@ impl State {
         self.with_byte(1, channels)
     }
 
-    /// Whether the number of its channels is known.
+    /// Whether the number of the operation's channels is known.
     fn knows_channels(self) -> bool {
         self.byte(1) > 0
     }
 
-    /// Number of the channels that have started, if the number of all is not known.
+    /// The number of channels that have started, if the number of all channels is not known.
     pub(crate) fn started(self) -> u8 {
         self.byte(2)
     }
 
-    /// With one more channel that has started.
+    /// The state with one more channel that has started.
     pub(crate) fn starts(self) -> Self {
         self.with_byte(2, self.started().saturating_add(1))
     }
 
-    /// With one more channel that has finished, and over if it is the last.
+    /// The state with one more channel that has finished. If it is the last one, the operation is over.
     pub(crate) fn finishes(self) -> Self {
         let finished = self.byte(3).saturating_add(1);
         let all = match self.knows_channels() {
             true => self.byte(1),
-            // How many channels it uses is unknown. They start almost at once, so those that have started are taken for
-            // all of them.
+            // The number of channels is unknown. All channels start almost at once, so those that have started count as
+            // all.
             false => self.started(),
         };
         let after = self.with_byte(3, finished);
@@ -114,7 +114,7 @@ pub(crate) struct Op<W = AtomicU64> {
     pub(crate) planned: W,
 }
 
-/// Number of the bits of a time in nanoseconds that are kept: times repeat after 78 hours.
+/// The number of bits that are kept of a time in nanoseconds, so that times repeat after 78 hours.
 const TIME_BITS: u32 = 48;
 const TIME: u64 = (1 << TIME_BITS) - 1;
 
@@ -171,7 +171,7 @@ impl<W: Word> Op<W> {
         ])
     }
 
-    /// The use of its communicator's slot; valid on the same condition as the [ticket](Self::ticket).
+    /// The use of the communicator's slot, which is valid on the same condition as the [ticket](Self::ticket).
     pub(crate) fn communicator(&self) -> SlotUse {
         SlotUse::from_word(self.communicator.load(Acquire))
     }
@@ -258,9 +258,10 @@ impl<W: Word> Op<W> {
         Some(after)
     }
 
-    // One proxy thread reports the channels of an operation, so loads and stores suffice for what only its events change:
-    // they cost less than exchanges. If an event of an earlier use stores its time between them, the tag makes the time
-    // unknown; if it stores its use, a later channel counts as the first once more, which changes nothing in the record.
+    // One proxy thread reports the channels of an operation, so loads and stores suffice for what only its events
+    // change: they cost less than exchanges. If an event of an earlier use stores its time between them, the tag makes
+    // the time unknown; if it stores its use, a later channel counts as the first once more, which changes nothing in
+    // the record.
 
     /// Notes that a channel starts, and returns whether it is the first. `None` if the operation is over, or the slot
     /// has another use.
@@ -340,13 +341,13 @@ mod tests {
         let before = op.state(new);
         assert_eq!(op.change_open(old, State::starts), None);
         assert_eq!(op.change_open(old, State::finishes), None);
-        assert_eq!(op.change_open(old, |it| it.with(flag::LEFT)), None);
+        assert_eq!(op.change_open(old, |state| state.with(flag::LEFT)), None);
         assert_eq!((op.state(new), op.state(old)), (before, None));
         op.notes_start(new, 1_000);
         op.notes_end(new, 1_500);
         op.notes_end(old, 9_000);
         assert_eq!(op.duration(new), Some(Duration::from_nanos(500)));
-        // An earlier use that stores its time all the same makes the time unknown, and never wrong.
+        // If an earlier use stores its time nevertheless, the time is unknown, but never wrong.
         op.last_end.store(tag(old, 9_000), Relaxed);
         op.notes_end(new, 2_000);
         assert_eq!(op.duration(new), None);
@@ -356,7 +357,7 @@ mod tests {
     fn an_operation_is_over_with_the_last_of_its_channels_and_only_once() {
         let at = slot(7);
         let exact = op(at, 0);
-        exact.change_open(at, |it| it.with_channels(2));
+        exact.change_open(at, |state| state.with_channels(2));
         let over = |op: &Op| {
             op.change_open(at, State::finishes)
                 .is_some_and(|(_, after)| after.has(flag::OVER))
@@ -378,7 +379,7 @@ mod tests {
             op.set(at, Ticket::of_words([1, 2, 3]), slot(1), (0, 0));
             op.plan(at, channels, 0, false, || {});
             assert_eq!([op.starts(at), op.starts(at)], [Some(true), Some(false)]);
-            op.change_open(at, |it| it.with(flag::OVER));
+            op.change_open(at, |state| state.with(flag::OVER));
             assert_eq!(op.starts(at), None);
         }
         assert_eq!(op.starts(slot(3)), None);

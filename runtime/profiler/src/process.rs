@@ -1,10 +1,9 @@
 //! The plug-in's state for its process: the ring, the communicators, and the operations in progress.
 //!
-//! All of it is created with the first communicator and has a fixed size. After that an event takes no lock, allocates
-//! no memory and makes no system call, except where it adds something new to the ring: a communicator, its group of
-//! graph replays, a shape, or a thread; where a communicator ends; and where the events that NCCL is asked for
-//! change. Events without a free slot are not followed. The ring counts groups and links for which
-//! its tables have no row.
+//! The whole state is created with the first communicator and has a fixed size. After that, an event takes no lock,
+//! allocates no memory and makes no system call, except in three cases: it adds a communicator, its group of graph
+//! replays, a shape or a thread to the ring; a communicator ends; or the events that NCCL is asked for change. Events
+//! without a free slot are not followed. The ring counts groups and links for which its tables have no row.
 
 use crate::deepening::MaskPlace;
 use crate::handle::{Kind, Pool, SlotUse, choose_key};
@@ -27,9 +26,9 @@ const OPERATIONS: usize = 8_192;
 /// The largest number of network transfers in progress.
 const TRANSFERS: usize = 8_192;
 
-/// Value for a group that does not exist yet.
+/// The value of a group that does not exist yet.
 pub(crate) const NO_GROUP: u32 = u32::MAX;
-/// Value for a group that a thread is creating, and for one of a communicator that has ended.
+/// The value of a group that a thread is creating, and of a group whose communicator has ended.
 const CLOSED: u32 = NO_GROUP - 1;
 
 /// One ring, and the state that belongs to it.
@@ -56,15 +55,15 @@ pub(crate) struct Process {
 /// The event by which NCCL reports an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reported {
-    /// Its call: a program makes the calls on a communicator one at a time.
+    /// The operation's call. A program makes the calls on a communicator one at a time.
     Call,
-    /// Its plan, if NCCL reports no calls; on another thread if its launch waits for a graph.
+    /// The operation's plan, if NCCL reports no calls. It comes on another thread if the launch waits for a graph.
     Plan,
-    /// Its plan, when a graph runs it.
+    /// The operation's plan, when a graph runs the operation.
     Replay,
 }
 
-/// Numbers of a group's operations so far, by which the next ones are numbered.
+/// The numbers of a group's operations so far, by which the next ones are numbered.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     collectives: AtomicU64,
@@ -309,7 +308,7 @@ impl Process {
         })
     }
 
-    /// Does the same for a signature that has no row in the ring.
+    /// Records an operation in the same way, with a signature that has no row in the ring.
     #[cold]
     fn record_unknown(&self, numbered: (u32, u64, u64), call: &Call, size: u32) -> Ticket {
         with_key(call, size, |key| {
@@ -317,8 +316,9 @@ impl Process {
         })
     }
 
-    /// Follows an operation that was begun; `in_group` = the list of the group call that it is added to. `None` if there
-    /// is no slot for it: then it is no longer watched; or if the communicator has ended meanwhile: then it has failed.
+    /// Follows an operation that was begun; `in_group` is the list of the group call that it is added to. `None` if
+    /// there is no slot for the operation, which then is no longer watched, or if the communicator has ended meanwhile,
+    /// so that the operation has failed.
     #[inline(always)]
     pub(crate) fn follow(
         &self,
@@ -356,7 +356,7 @@ impl Process {
     fn fail_begun(&self, at: SlotUse) {
         if let Some(op) = self.operations.get(at) {
             self.fail(at, op);
-            // It is not in the list of its group call yet, which would return the slot.
+            // The operation is not in the list of its group call yet, which would return the slot.
             self.operations.give_back(at);
         }
     }
@@ -364,7 +364,7 @@ impl Process {
     /// Returns the slots of operations whose group call has ended without a plan for them: some of these never get one.
     fn reclaim(&self) {
         for (at, op) in self.operations.taken() {
-            // One that gets its plan at this moment keeps its slot.
+            // An operation that gets its plan at this moment keeps its slot.
             let left = op.change(at, |state| {
                 let is_left = state.has(flag::LEFT) && !state.has(flag::OVER);
                 is_left.then(|| state.with(flag::OVER))
@@ -375,7 +375,7 @@ impl Process {
         }
     }
 
-    /// Ends an operation that is not over, and records it as failed if it is watched; returns whether it is.
+    /// Ends an operation that is not over, and records it as failed if it is watched. Returns whether it is watched.
     fn fail(&self, at: SlotUse, op: &Op) -> bool {
         // The ticket is read before the slot can belong to another operation.
         let ticket = op.ticket();
@@ -392,8 +392,8 @@ impl Process {
         is_watched
     }
 
-    /// Ends what is in progress on a communicator that has ended, its operations as failed: unless it aborts a
-    /// communicator, NCCL waits for them before it ends it.
+    /// Ends the operations that are in progress on a communicator that has ended. They count as failed, since NCCL
+    /// waits for them before it ends a communicator, unless it aborts the communicator.
     pub(crate) fn forget(&self, at: SlotUse) {
         let Some(communicator) = self.communicators.get(at) else {
             return;
@@ -453,7 +453,7 @@ impl Process {
         self.has_failed.load(Relaxed)
             || taken.any(|(at, op)| {
                 let state = op.state(at);
-                state.is_some_and(|it| !it.has(flag::OVER | flag::LEFT))
+                state.is_some_and(|state| !state.has(flag::OVER | flag::LEFT))
             })
     }
 

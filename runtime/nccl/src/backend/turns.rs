@@ -1,4 +1,4 @@
-//! The order of a group's collectives, kept while several threads issue them.
+//! Keeps the order of a group's collectives while several threads issue them.
 
 use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind, Result};
@@ -30,7 +30,7 @@ pub(crate) enum TurnWait {
     Waited,
 }
 
-/// A turn in use: it passes when this value is dropped.
+/// A turn in use, which passes when this value is dropped.
 pub(crate) struct Turn<'a> {
     turns: &'a Turns,
     number: u64,

@@ -1,14 +1,15 @@
-//! Whether the end of an operation that the device reports is believed.
+//! Decides whether the end of an operation that the device reports is believed.
 //!
-//! When a rank aborts or revokes a communicator, its kernels leave their loops, and still post their steps to the peers.
-//! The kernel of a peer, which no rank has stopped, then ends as if it were done, with wrong data, although a rank may
-//! never have come; the device and the library report a success (seen on an H100 with NCCL 2.30.7, four ranks on one
-//! device). So a rank whose kernels may run notes in the group's store that it gives the group up, and only then stops them.
-//! A rank that sees an end which may have come about in this way reads that note before it reports a success.
+//! When a rank aborts or revokes a communicator, its kernels leave their loops, and still post their steps to the
+//! peers. Then a peer's kernel, which no rank has stopped, ends as if it were done, with wrong data, although a rank
+//! may never have come. The device and the library report a success (seen on an H100 with NCCL 2.30.7, four ranks on
+//! one device). So a rank whose kernels may run first notes in the group's store that it gives up the group, and only
+//! then stops its kernels. A rank that sees an end which such a stop may have caused reads that note before it reports
+//! a success.
 //!
-//! Most ends are believed at once: an operation that waits for a missing rank runs for seconds before a rank gives up.
-//! An end is in doubt if the operation may have run for [`LONG`] or longer, if its deadline has passed, or if another
-//! rank has reported that the group failed.
+//! Most ends are believed at once, since an operation that waits for a missing rank runs for seconds before a rank
+//! gives up. An end is in doubt if the operation may have run for [`LONG`] or longer, if its deadline has passed, or if
+//! another rank has reported that the group failed.
 
 use crate::library::foreign_call::ForeignCall;
 use rcomm_core::Deadline;
@@ -19,16 +20,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The key of the note that a rank has given the group up: the rank, and why.
+/// The key of the note that a rank has given up the group. The note has the rank and its reason.
 const KEY: &str = "given-up";
 
-/// An operation that has run for less than this is believed.
+/// The end of an operation that has run for less than this is believed.
 const LONG: Duration = Duration::from_secs(1);
 
-/// At most this many bytes of a note are kept.
+/// The largest number of bytes of a note that are kept.
 const KEPT: usize = 1_024;
 
-/// The notes by which the ranks of a group learn that one of them has given it up.
+/// The notes by which the ranks of a group learn that one of them has given up the group.
 pub(crate) struct Notes {
     store: Arc<dyn Store>,
     rank: u32,
@@ -37,7 +38,7 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// How long the store may take to accept a note: it may have failed, and must not delay the abort.
+    /// How long the store may take to accept a note. The store may have failed, and must not delay the abort.
     const WRITE: Duration = Duration::from_secs(1);
     /// How long the store may take to answer whether there is a note.
     const READ: Duration = Duration::from_secs(5);
@@ -56,12 +57,12 @@ impl Notes {
         self.reported.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that this rank gives the group up. To be called before its kernels are stopped.
+    /// Notes that this rank gives up the group. The caller calls this before it stops the rank's kernels.
     ///
     /// # Blocking
     /// Until the store has the note, for [`WRITE`](Self::WRITE) at most.
-    pub(crate) fn give_up(&self, why: &Error) {
-        let text = shortened(format!("rank {}: {why}", self.rank));
+    pub(crate) fn give_up(&self, reason: &Error) {
+        let text = shortened(format!("rank {}: {reason}", self.rank));
         let store = self.store.clone();
         // The first rank's note is kept.
         let write = move || store.compare_set(KEY, b"", text.as_bytes());
@@ -78,7 +79,7 @@ impl Notes {
         );
     }
 
-    /// The note of the first rank that has given the group up; `None` if no rank has.
+    /// The note of the first rank that has given up the group; `None` if no rank has.
     fn read(store: &dyn Store) -> Result<Option<String>> {
         if !store.check(&[KEY])? {
             return Ok(None);
@@ -116,8 +117,8 @@ impl Doubt {
         self.idle = Instant::now();
     }
 
-    /// Decides on the end of an operation that the device reports: whether it is believed, or why not. `None` while the
-    /// store is asked. Does not wait.
+    /// Decides on the end of an operation that the device reports. Returns `Ok` if the end is believed, and the error
+    /// of the operation if not; `None` while the store is asked. Does not wait.
     pub(crate) fn judge(&mut self, notes: &Notes, deadline: Deadline) -> Option<Result<()>> {
         let is_late = deadline.has_passed();
         if self.question.is_none() {
@@ -148,14 +149,14 @@ impl Doubt {
 
 /// The error of an operation of a group that a rank has given up.
 fn given_up(note: &str, is_late: bool) -> Error {
-    let (rank, why) = note.split_once(": ").unwrap_or(("another rank", note));
+    let (rank, reason) = note.split_once(": ").unwrap_or(("another rank", note));
     let kind = match is_late {
         true => ErrorKind::Timeout,
         false => ErrorKind::Aborted,
     };
     let message = format!(
         "it ended, perhaps with wrong data: {rank} gave the group up, which can end operations of the other ranks as if \
-         they were done; its reason: {why}"
+         they were done; its reason: {reason}"
     );
     Error::new(kind, message)
 }

@@ -1,9 +1,9 @@
 //! A device and its context, as owned values.
 //!
 //! Every call that needs a context runs under the guard [`Entered`], which restores the thread's own context
-//! afterwards, so that a program that uses CUDA itself is not affected. The guard also relaxes the thread's
-//! capture mode: otherwise a query of rcomm's events would invalidate a capture that another thread of the
-//! program has begun (`cuThreadExchangeStreamCaptureMode` in the driver's manual).
+//! afterwards, so that a program that uses CUDA itself is not affected. The guard also relaxes the thread's capture
+//! mode. Otherwise, a query of rcomm's events would invalidate a capture that another thread of the program has begun
+//! (`cuThreadExchangeStreamCaptureMode` in the driver's manual).
 
 use crate::cuda::{self, CuContext, CuDevice, CudaDriver};
 use rcomm_core::Device;
@@ -29,7 +29,8 @@ pub struct CudaDevice {
     has_pools: bool,
     /// The major number of the device's compute capability.
     capability: c_int,
-    /// Memory that is still to be freed. Each entry refers to the device, so the device lives until all are freed.
+    /// Memory that is still to be freed. Each entry refers to the device, so the device lives until all entries are
+    /// freed.
     deferred: Arc<Mutex<Vec<DeferredFree>>>,
 }
 
@@ -47,8 +48,8 @@ impl DeferredFree {
     }
 
     /// Defers the freeing of the memory to the next use of the device. Never calls the driver, even if other threads
-    /// free memory meanwhile: the entry goes into the list, and dropping `deferred` frees no entries, since each
-    /// entry keeps the device alive, and the device the list.
+    /// free memory meanwhile: the entry goes into the list, and dropping `deferred` frees no entry, since each entry
+    /// keeps the device alive, and the device keeps the list.
     pub(crate) fn defer_free(self) {
         let deferred = self.device.deferred.clone();
         lock(&deferred).push(self);
@@ -87,10 +88,10 @@ impl CudaDevice {
         // SAFETY: the call fills sixteen bytes of a local that outlives it.
         let status = unsafe { (table.device_get_uuid)(&mut uuid, device) };
         driver.check("cuDeviceGetUuid", status)?;
-        let attribute = |which: c_int| -> Result<c_int> {
+        let attribute = |attribute: c_int| -> Result<c_int> {
             let mut value = 0;
             // SAFETY: the call writes one int to a local that outlives it.
-            let status = unsafe { (table.device_get_attribute)(&mut value, which, device) };
+            let status = unsafe { (table.device_get_attribute)(&mut value, attribute, device) };
             driver.check("cuDeviceGetAttribute", status)?;
             Ok(value)
         };
@@ -146,7 +147,7 @@ impl CudaDevice {
         self.context == context
     }
 
-    /// Frees the deferred memory; memory that cannot be freed yet is deferred again.
+    /// Frees the deferred memory. Memory that cannot be freed yet is deferred again.
     pub(crate) fn free_deferred(&self) {
         let deferred = std::mem::take(&mut *lock(&self.deferred));
         drop(deferred);

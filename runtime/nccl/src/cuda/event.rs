@@ -165,7 +165,7 @@ impl Drop for Mark {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
             let mut free = self.pool.free();
-            // An event may be recorded again at any time: an enqueued wait refers to the record before it. Events
+            // An event may be recorded again at any time, since an enqueued wait refers to the record before it. Events
             // beyond the limit, left over from a burst of operations, are destroyed.
             if free.len() < EventPool::MAX_FREE {
                 free.push(event);

@@ -1,9 +1,9 @@
 //! The functions of the CUDA driver that the NCCL backend needs, found at run time.
 //!
-//! rcomm has its own table of functions instead of a crate's, so that every failure is an error and never a panic.
-//! The types in the modules below own what the calls make (streams, events, memory).
+//! rcomm has its own table of functions instead of a crate's, so that every failure is an error and never a panic. The
+//! types in the modules below own what the calls make: streams, events and memory.
 //!
-//! Source: `cuda.h` of CUDA 13; every function used is in all drivers since CUDA 11.4.
+//! Source: `cuda.h` of CUDA 13. All drivers since CUDA 11.4 have every function that is used.
 
 #[cfg(feature = "cudarc")]
 mod cudarc;
@@ -200,11 +200,11 @@ impl CudaDriver {
     /// [`ErrorKind::Backend`] if the driver is not found, or if it does not initialize (for example, without a device).
     pub fn load(explicit: Option<&Path>) -> Result<Self> {
         let path = explicit.map_or_else(|| PathBuf::from(SONAME), Path::to_path_buf);
-        let absent = |why: String| {
+        let absent = |reason: String| {
             Error::new(
                 ErrorKind::Backend,
                 format!(
-                    "no usable CUDA driver was found; tried {} ({why})",
+                    "no usable CUDA driver was found; tried {} ({reason})",
                     path.display()
                 ),
             )
@@ -241,7 +241,7 @@ impl CudaDriver {
         &self.table
     }
 
-    /// Number of devices that this process can use.
+    /// The number of devices that this process can use.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`].

@@ -38,7 +38,7 @@ pub(crate) enum RemainingWork {
     Nothing,
     /// There is no work once this event is complete.
     Until(Arc<Mark>),
-    /// There may be work, and it is unknown when the device will be done with it.
+    /// There may be work, and it is unknown when the device will finish it.
     Unknown,
 }
 
@@ -288,7 +288,7 @@ impl CommQueue {
         }
     }
 
-    /// Waits until the library has launched everything, and enqueues the copies that follow its call.
+    /// Waits until the library has launched all calls, and enqueues the copies that follow them.
     fn complete_launch(&self, comm: &Comm, launched: Launched, deadline: Deadline) -> Result<()> {
         if launched.call == Call::InProgress {
             self.wait_until_connected(comm, deadline)?;
@@ -300,8 +300,8 @@ impl CommQueue {
         })
     }
 
-    /// Returns the memory that an operation needs besides its buffers; `None` if it needs none. It is used only on
-    /// the queue's stream, so that one operation after the other may use it; an operation in a graph gets separate
+    /// Returns the memory that an operation needs besides its buffers; `None` if it needs none. The memory is used only
+    /// on the queue's stream, so that one operation after the other may use it. An operation in a graph gets separate
     /// memory.
     fn staging_for(&self, op: &Op<'_>, graph: Option<Graph>) -> Result<Option<DeviceBuffer>> {
         let bytes = staging_bytes(&self.shared.library, op);
@@ -341,7 +341,7 @@ impl CommQueue {
 
     /// Notes, for dumps, that an operation was captured into a graph.
     pub(crate) fn note_captured(&self, graph: u64, seq: u64) {
-        /// How many of the latest graphs are noted: a program may capture any number of them.
+        /// How many of the latest graphs are noted, since a program may capture any number of graphs.
         const MAX_GRAPHS: usize = 64;
         let mut graphs = self.graphs();
         let captured = graphs.entry(graph).or_default();
@@ -482,7 +482,8 @@ impl Pauses {
     const SPIN: Duration = Duration::from_micros(200);
     const LONGEST: Duration = Duration::from_millis(1);
 
-    /// Returns the next pause, `elapsed` after the first poll; `None` while the polls follow each other without one.
+    /// Returns the next pause, `elapsed` after the first poll; `None` while the polls follow each other without a
+    /// pause.
     fn next(&mut self, elapsed: Duration) -> Option<Duration> {
         if elapsed < Self::SPIN {
             return None;
@@ -547,8 +548,8 @@ fn address_of(memory: &DeviceBuffer) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(memory.address() as usize)
 }
 
-/// Calls `look` with every buffer of an operation, and twice with one that is input and output. A factor in the host's
-/// memory is left out, since its value is passed on.
+/// Calls `look` with every buffer of an operation, and twice with a buffer that is both input and output. A factor in
+/// the host's memory is left out, since its value is passed on.
 pub(crate) fn for_each_buffer<'o, 'b>(op: &'o Op<'b>, look: &mut impl FnMut(&'o Buffer<'b>)) {
     if let Op::Coalesced(ops) = op {
         for op in ops {

@@ -1,4 +1,4 @@
-//! The latest operation of a queue. By it, an abort of another group finds out whether this queue hangs.
+//! The latest operation of a queue, by which an abort of another group finds out whether this queue hangs.
 
 use super::{CommQueue, LatestOp};
 use crate::context::Shared;
@@ -45,7 +45,7 @@ impl fmt::Display for LatestOp {
 }
 
 impl CommQueue {
-    /// Whether kernels of these queues may be on the device: if not, an end of the communicators stops none.
+    /// Whether kernels of these queues may be on the device. If not, an end of the communicators stops no kernel.
     pub(crate) fn may_run(shared: &Shared, queues: &[Arc<Self>]) -> bool {
         let Ok(_entered) = shared.device.enter() else {
             return true;

@@ -1,10 +1,10 @@
-//! A communicator with its own stream, and the operations that are in progress on it. The module `enqueue`
-//! puts them on the stream; `ending` ends a queue.
+//! A queue: a communicator with its own stream, and the operations that are in progress on it. The module `enqueue`
+//! puts operations on the stream, and `ending` ends a queue.
 //!
-//! An operation starts after the pending work of its buffers' streams (an event for which the queue's
-//! stream waits), and its end is an event of the queue's stream: so a call that issues an operation does not wait
-//! for the device. Operations that are issued before all ranks have joined wait in a queue, and every later check
-//! of an operation advances the joining. Buffers are released when the end event is complete; those of an aborted
+//! An operation starts after the pending work of its buffers' streams, since the queue's stream waits for an event
+//! after that work. Its end is an event of the queue's stream. So a call that issues an operation does not wait for the
+//! device. Operations that are issued before all ranks have joined wait in the queue, and every later check of an
+//! operation advances the joining. Buffers are released when the end event is complete. The buffers of an aborted
 //! operation are kept until then, or leaked.
 
 mod ending;
@@ -85,7 +85,7 @@ pub(crate) struct LatestOp {
     issued: Instant,
 }
 
-/// What a queue has besides its communicator, which is made with it.
+/// The parts of a queue that are made before its communicator.
 pub(crate) struct QueueParts {
     stream: Arc<CudaStream>,
     /// Four bytes that barriers and the first broadcast use.
@@ -101,7 +101,8 @@ impl QueueParts {
         Ok(Self { stream, barrier })
     }
 
-    /// What a new communicator connects its rings with. A lazy group connects them at its first operation.
+    /// The stream and the buffer with which a new communicator connects its rings; `None` in a lazy group, which
+    /// connects its rings at its first operation.
     pub(crate) fn warm_up(&self, shared: &Shared) -> Option<WarmUp> {
         (shared.options.connecting == Connecting::Eager).then(|| WarmUp {
             stream: self.stream.clone(),
@@ -114,7 +115,7 @@ impl QueueParts {
 pub(crate) struct CommQueue {
     pub(crate) shared: Arc<Shared>,
     scope: Scope,
-    /// Dropped before the objects that it uses: freeing memory that a kernel uses waits for the kernel.
+    /// Dropped before the objects that it uses, since freeing memory that a kernel uses waits for the kernel.
     comm: OnceLock<Arc<Comm>>,
     pub(crate) registry: Registry,
     stream: Arc<CudaStream>,
@@ -122,13 +123,13 @@ pub(crate) struct CommQueue {
     barrier: DeviceBuffer,
     /// NCCL's number of the communicator, which is the same on all members.
     hash: OnceLock<u64>,
-    /// Number of operations that were passed to the library, including those that it refused.
+    /// The number of operations that were passed to the library, including those that it refused.
     launched: AtomicU64,
     /// The operations captured into each of the latest graphs.
     graphs: Mutex<BTreeMap<u64, Captured>>,
     /// The graphs that still hold operations.
     live: Arc<LiveGraphs>,
-    /// Whether the stream may be part of a capture: it was part of a capture whose end was not seen yet.
+    /// Whether the stream may be part of a capture, since it was part of a capture whose end was not seen yet.
     may_be_captured: AtomicBool,
     /// The latest operation on the stream.
     latest: Mutex<Option<LatestOp>>,
@@ -247,7 +248,7 @@ impl CommQueue {
         self.hash.get().copied()
     }
 
-    /// Locks the queue: the holder has exclusive use of the communicator.
+    /// Locks the queue, so that the holder has exclusive use of the communicator.
     ///
     /// # Errors
     /// `Timeout` if the queue is not free by the deadline: another thread may hold the lock in a call of the library
@@ -269,8 +270,8 @@ impl CommQueue {
         }
     }
 
-    /// Locks the queue when no work, such as a launch, is in progress in the background: registrations of
-    /// memory are kept in plain arrays that a launch reads (`ncclRegister`, register/register.cc).
+    /// Locks the queue when no work, such as a launch, is in progress in the background. Registrations of memory need
+    /// this, since the library keeps them in plain arrays that a launch reads (`ncclRegister`, register/register.cc).
     ///
     /// # Errors
     /// `Timeout` if this state is not reached in time; the error of an abort, of the library, or the reason why the
@@ -503,7 +504,7 @@ impl CommQueue {
             };
             fact("async_state", state);
         }
-        // A thread that polls holds the lock for a moment; one that is inside a call of the library keeps it.
+        // A thread that polls holds the lock for a moment. A thread that is inside a call of the library keeps it.
         let deadline = Instant::now() + FACTS_TIME;
         let mut state = self.state.try_lock();
         while state.is_err() && Instant::now() < deadline {

@@ -1,10 +1,10 @@
-//! Calls that may wait for peers inside the library, on separate threads.
+//! Makes calls that may wait for peers inside the library, on separate threads.
 //!
-//! NCCL connects to peers when it first needs a connection: for collectives by algorithm, which it chooses
-//! by operation and size, and for sends and receives by peer (`ncclCollPreconnectFunc` and
-//! `ncclP2PPreconnectFunc`, group.cc). On a blocking communicator, such a call does not return until the
-//! peer arrives. So the first call of each kind is made on a separate thread, which is detached at the
-//! deadline; all later calls are made on the thread that issues them.
+//! NCCL connects to peers when it first needs a connection. For collectives, a connection belongs to an algorithm,
+//! which NCCL chooses by operation and size; for sends and receives, it belongs to a peer (`ncclCollPreconnectFunc` and
+//! `ncclP2PPreconnectFunc`, group.cc). On a blocking communicator, such a call does not return until the peer arrives.
+//! So the first call of each kind is made on a separate thread, which is detached at the deadline. All later calls are
+//! made on the thread that issues them.
 
 use super::enqueue::check_call;
 use super::pending::Ticket;
@@ -27,7 +27,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ConnectionKey {
     op: OpType,
-    /// The binary logarithm of the bytes of all buffers, rounded down: the library chooses algorithms by size.
+    /// The binary logarithm of the bytes of all buffers, rounded down, since the library chooses algorithms by size.
     size: u32,
     /// The peer of a send or receive, whose connections are per peer.
     peer: Option<u32>,
@@ -35,7 +35,7 @@ pub(super) struct ConnectionKey {
 
 impl ConnectionKey {
     /// Calls `look` with the key of the operation, or of each operation of a block, until `look` returns false. Returns
-    /// whether `look` returned true for all of them.
+    /// whether `look` returned true for all keys.
     fn all(op: &Op<'_>, look: &mut impl FnMut(Self) -> bool) -> bool {
         if let Op::Coalesced(ops) = op {
             return ops.iter().all(|op| Self::all(op, look));

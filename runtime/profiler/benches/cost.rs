@@ -1,9 +1,9 @@
-//! Costs of the plug-in for NCCL: the time of the events of one operation, as NCCL 2.29 and later report them, for each
-//! choice of events, in all and for each call of the plug-in, compared with a plug-in that does nothing and
-//! one that prints a line for each event; and the memory of a communicator.
+//! Measures what the plug-in costs NCCL: the time of the events of one operation, and the memory of a communicator. The
+//! events are those that NCCL 2.29 and later report, for each choice of events. The time is compared with that of a
+//! plug-in that does nothing, and with one that prints a line for each event.
 //!
-//! `cargo bench -p rcomm-nccl-profiler`. The library is loaded as NCCL loads it, because variables of a thread cost more
-//! in it than in a program, and calls go through pointers to functions.
+//! `cargo bench -p rcomm-nccl-profiler`. The bench loads the library as NCCL does, because thread-local variables cost
+//! more in a library than in a program, and calls go through pointers to functions.
 
 #![allow(clippy::print_stdout, missing_docs)]
 
@@ -21,7 +21,7 @@ use std::time::Instant;
 
 type Table = Profiler<InitV5, DescriptorV5>;
 
-/// States that the plug-in does not need, and NCCL reports all the same: of a group call, and of a transfer.
+/// The states of a group call and of a transfer that NCCL reports although the plug-in does not need them.
 const GROUP_START_STOPS: c_int = 23;
 const GROUP_END_STARTS: c_int = 24;
 const TRANSFER_IN_PROGRESS: c_int = 19;
@@ -45,13 +45,13 @@ mod nothing {
     }
 
     /// # Safety
-    /// None: the handle is not looked at.
+    /// None: the function ignores the handle.
     pub(super) unsafe extern "C" fn stop(_: *mut c_void) -> c_int {
         0
     }
 
     /// # Safety
-    /// None: nothing is looked at.
+    /// None: the function ignores its arguments.
     pub(super) unsafe extern "C" fn record(_: *mut c_void, _: c_int, _: *mut c_void) -> c_int {
         0
     }
@@ -63,7 +63,8 @@ struct Plugin {
     stop: unsafe extern "C" fn(*mut c_void) -> c_int,
     record: unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int,
     context: *mut c_void,
-    /// NCCL asks for it once: a system call between the parts would slow both down.
+    /// The process's own id. As NCCL does, the bench asks for it once: a system call in an operation would slow it
+    /// down.
     pid: i32,
 }
 
@@ -91,14 +92,14 @@ mod printing {
     }
 
     /// # Safety
-    /// None: the handle is printed, and not followed.
+    /// None: the function prints the handle, and does not follow it.
     pub(super) unsafe extern "C" fn stop(handle: *mut c_void) -> c_int {
         line("stop", handle.addr() as u64);
         0
     }
 
     /// # Safety
-    /// None: the state is printed, and the arguments are not looked at.
+    /// None: the function prints the state, and ignores the arguments.
     pub(super) unsafe extern "C" fn record(_: *mut c_void, state: c_int, _: *mut c_void) -> c_int {
         line("state", state as u64);
         0
@@ -115,7 +116,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// The number of calls of the plug-in for one operation: starts, stops and states.
+    /// Returns the number of calls of the plug-in for one operation: starts, stops and states.
     fn calls(self) -> u64 {
         let kernels = if self.has_kernels { 3 } else { 0 };
         let transfers = if self.has_transfers { 6 } else { 0 };
@@ -156,7 +157,7 @@ impl Plugin {
         unsafe { (self.record)(black_box(handle), state, (&raw mut argument).cast()) };
     }
 
-    /// Reports a step of a transfer, with what it waits for in turn.
+    /// Reports a step of a transfer, and the two states in which it waits, one after the other.
     fn step(&self, transfer: *mut c_void, step: c_int, waits: [c_int; 2]) {
         let proxy_step = ProxyStep { step };
         let step = self.start(event::PROXY_STEP, transfer, FactsV5 { proxy_step });
@@ -171,8 +172,8 @@ impl Plugin {
         unsafe { (self.stop)(black_box(handle)) };
     }
 
-    /// Reports one operation. Returns the time of the events that NCCL reports on the calling thread, and of those that
-    /// it reports on its proxy thread, ns; here one thread reports all.
+    /// Reports one operation, all on this thread. Returns the time of the events that NCCL reports on the calling
+    /// thread, and of those that NCCL reports on its proxy thread, in ns.
     fn operation(&self, shape: Shape) -> (u64, u64) {
         let started = Instant::now();
         let group_api = GroupApi {
@@ -260,7 +261,7 @@ impl Plugin {
     }
 }
 
-/// What the events of one operation cost, ns.
+/// The time of the events of one operation, ns.
 #[derive(Clone, Copy)]
 struct Cost {
     calling_thread: u64,
@@ -268,13 +269,14 @@ struct Cost {
 }
 
 impl Cost {
-    fn both(self) -> u64 {
+    fn sum(self) -> u64 {
         self.calling_thread + self.proxy_thread
     }
 }
 
-/// The mean of each part over the middle half of `rounds` operations, less the cost of the clock itself. The clock has
-/// steps of 10 ns, which a median would show; the means of the middle half do not have what other programs add.
+/// Returns the mean of each part over the middle half of `rounds` operations, less the time that reading the clock
+/// takes. The clock has steps of 10 ns, which a median would show. The middle half leaves out the operations that other
+/// programs slowed down.
 fn measure(plugin: &Plugin, shape: Shape, rounds: usize) -> Cost {
     for _ in 0..rounds / 4 {
         plugin.operation(shape);
@@ -300,17 +302,17 @@ fn measure(plugin: &Plugin, shape: Shape, rounds: usize) -> Cost {
     }
 }
 
-/// Prints the least of several measurements of each part: other programs only add to it. `baseline` is that of a
-/// plug-in that does nothing, on the same events, measured in turn with this one.
+/// Prints the least of several measurements of each part, because other programs can only add to the time. `baseline`
+/// has the measurements of a plug-in that does nothing, with the same events, which were taken by turns with `costs`.
 fn print(name: &str, shape: Shape, costs: &[Cost], baseline: &[Cost]) {
     let least = |costs: &[Cost], part: fn(Cost) -> u64| {
         costs.iter().map(|&cost| part(cost)).min().unwrap_or(0)
     };
-    let (both, nothing) = (least(costs, Cost::both), least(baseline, Cost::both));
+    let (both, nothing) = (least(costs, Cost::sum), least(baseline, Cost::sum));
     println!(
         "{name:40} calling thread {:5} ns   proxy thread {:6} ns   both {both:6} ns, {:6} ns more than a plug-in that does nothing; {:5} ns for each of {} calls",
-        least(costs, |it| it.calling_thread),
-        least(costs, |it| it.proxy_thread),
+        least(costs, |cost| cost.calling_thread),
+        least(costs, |cost| cost.proxy_thread),
         both.saturating_sub(nothing),
         both / shape.calls(),
         shape.calls()
@@ -364,9 +366,9 @@ fn table() -> &'static Table {
     }
 }
 
-/// The plug-in of this crate. It reads its choice of events once in a process, so each choice needs a process of its
-/// own: this one was started with `mask`.
-fn ours(mask: &str) -> Plugin {
+/// Returns the plug-in of this crate. The plug-in reads the choice of events once in a process, so each choice needs a
+/// process of its own: this one was started with `mask`.
+fn rcomm_plugin(mask: &str) -> Plugin {
     assert_eq!(std::env::var("RCOMM_NCCL_EVENTS").as_deref(), Ok(mask));
     let table = table();
     let mut context = null_mut();
@@ -449,7 +451,7 @@ const BASELINE: Plugin = Plugin {
     pid: 0,
 };
 
-/// KiB of memory that the process holds, shared memory included, on a system with pages of 4 KiB.
+/// Returns the resident memory of this process, KiB, shared memory included, on a system with pages of 4 KiB.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("proc");
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok());
@@ -497,9 +499,9 @@ fn main() {
         return memory();
     }
     if let Ok(words) = std::env::var("RCOMM_NCCL_EVENTS") {
-        let mask = MASKS.iter().find(|it| it.words == words);
+        let mask = MASKS.iter().find(|mask| mask.words == words);
         let mask = mask.expect("RCOMM_NCCL_EVENTS has the words of a mask");
-        let plugin = ours(&words);
+        let plugin = rcomm_plugin(&words);
         for channels in CHANNELS {
             compare(&words, &plugin, mask.shape(channels), ROUNDS);
         }

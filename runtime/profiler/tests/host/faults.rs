@@ -1,4 +1,4 @@
-//! Faults in processes that simulate NCCL and load the plug-in: the first finding on their rings names each fault.
+//! Tests that the first finding names each fault in a job of processes that simulate NCCL and load the plug-in.
 
 use crate::job::{BEHIND, GRAPH, Job, LATE, MESSAGE, PAIR_FIRST, Until, without_launcher};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
@@ -16,16 +16,19 @@ fn judge(job: &Job) -> Report {
     analyze(&job.dumps(), &policy)
 }
 
+/// The last operations of a job in which all ranks get equally far.
 pub(crate) fn all(until: Until) -> [(Until, usize); 4] {
     [(until, COUNT); 4]
 }
 
+/// The last operations of a job in which one rank gets as far as `until`, and the others as far as `others`.
 pub(crate) fn with_one(rank: usize, until: Until, others: Until) -> [(Until, usize); 4] {
     let mut last_operations = all(others);
     last_operations[rank].0 = until;
     last_operations
 }
 
+/// Returns the code, the culprits and the sentence of the first finding.
 pub(crate) fn first(report: &Report) -> (Code, &[u32], &str) {
     let finding = report.findings.first();
     let finding = finding.unwrap_or_else(|| panic!("no finding: {report:?}"));
@@ -42,8 +45,8 @@ fn a_healthy_job_has_no_finding_in_any_version() {
             // Up to version 4 of the profiler interface, NCCL does not report calls, so copies in place are not seen.
             let copies = if version < 5 { 10 } else { 20 };
             assert_eq!(dump.entries.len(), 16 + copies, "version {version}");
-            let open = dump.entries.iter().filter(|it| !it.retired).count();
-            assert_eq!(open, 0, "version {version}");
+            let pending = dump.entries.iter().filter(|entry| !entry.retired);
+            assert_eq!(pending.count(), 0, "version {version}");
         }
         let report = judge(&job);
         assert_eq!(
@@ -60,7 +63,7 @@ fn a_healthy_job_has_no_finding_in_any_version() {
     }
 }
 
-/// The first finding must have this code, these culprits, and these words in its sentence.
+/// Asserts that the first finding has this code, these culprits, and these words in its sentence. `of` names the case.
 fn assert_first(report: &Report, code: Code, culprits: &[u32], says: &[&str], of: &str) {
     let (found, ranks, sentence) = first(report);
     assert_eq!((found, ranks), (code, culprits), "{of}: {sentence}");
@@ -69,8 +72,8 @@ fn assert_first(report: &Report, code: Code, culprits: &[u32], says: &[&str], of
     }
 }
 
-/// Asserts the first finding on a job whose ranks end like `last_operations`, in each of these versions.
-fn finds(
+/// Starts a job whose ranks end like `last_operations` in each of these versions, and asserts its first finding.
+fn assert_finds(
     versions: &[u32],
     last_operations: [(Until, usize); 4],
     change: impl Fn(&mut Command),
@@ -83,6 +86,7 @@ fn finds(
     }
 }
 
+/// Returns a change that sets an environment variable.
 fn variable(name: &'static str, value: &'static str) -> impl Fn(&mut Command) {
     move |command| {
         command.env(name, value);
@@ -111,7 +115,7 @@ fn a_rank_that_never_calls_or_never_starts_is_named() {
     ] {
         let last_operations = with_one(rank, until, Until::Running);
         let expected = (Code::E101, &[rank as u32][..], &[says][..]);
-        finds(versions, last_operations, |_| {}, expected);
+        assert_finds(versions, last_operations, |_| {}, expected);
     }
 }
 
@@ -120,9 +124,9 @@ fn a_hang_inside_a_replayed_graph_is_reported_with_rank_and_channel() {
     let graph = variable(GRAPH, "1");
     let absent = with_one(2, Until::NotCalled, Until::Running);
     let says = ["all_reduce #3", "graph replays"];
-    finds(&[5, 6], absent, &graph, (Code::E101, &[2], &says));
+    assert_finds(&[5, 6], absent, &graph, (Code::E101, &[2], &says));
     let says = ["channel 3 from rank 1"];
-    finds(
+    assert_finds(
         &[5, 6],
         one_channel_stuck(),
         &graph,
@@ -139,16 +143,16 @@ fn a_channel_that_is_stuck_towards_a_peer_is_named() {
         "waits for the network",
     ];
     let expected = (Code::E135, &[][..], &says[..]);
-    finds(&PROFILER_VERSIONS, one_channel_stuck(), |_| {}, expected);
+    assert_finds(&PROFILER_VERSIONS, one_channel_stuck(), |_| {}, expected);
     // Operations queued behind the stuck one do not become the first finding.
-    finds(
+    assert_finds(
         &PROFILER_VERSIONS,
         one_channel_stuck(),
         variable(BEHIND, "1"),
         expected,
     );
     // Version 3 reports the progress of transfers without being asked for steps.
-    finds(&[3], one_channel_stuck(), by_default, expected);
+    assert_finds(&[3], one_channel_stuck(), by_default, expected);
 }
 
 #[test]
@@ -161,7 +165,7 @@ fn no_channel_is_said_to_have_finished_that_is_not_known_to() {
         (6, "channel 3 has not finished, the others have"),
     ] {
         let expected = (Code::E135, &[][..], &[says][..]);
-        finds(&[version], one_channel_stuck(), &channels, expected);
+        assert_finds(&[version], one_channel_stuck(), &channels, expected);
     }
     for version in PROFILER_VERSIONS {
         let job = Job::start(version, all(Until::Running), &channels);
@@ -177,13 +181,13 @@ fn no_channel_is_said_to_have_finished_that_is_not_known_to() {
 fn faults_are_found_with_the_events_that_are_recorded_by_default() {
     let absent = with_one(2, Until::NotCalled, Until::Running);
     let planned = with_one(3, Until::Planned, Until::Running);
-    finds(
+    assert_finds(
         &[4, 6],
         absent,
         by_default,
         (Code::E101, &[2], &["never issued"]),
     );
-    finds(
+    assert_finds(
         &[4, 6],
         planned,
         by_default,
@@ -220,14 +224,14 @@ fn the_channel_of_a_message_that_is_stuck_is_named() {
         (Until::OneChannelLeft, Until::OneChannelStarves);
     let message = variable(MESSAGE, "1");
     let says = ["channel 1 from rank 0", "to rank 1"];
-    finds(&[4, 6], last_operations, &message, (Code::E135, &[], &says));
+    assert_finds(&[4, 6], last_operations, &message, (Code::E135, &[], &says));
     // Without steps, the two ends of the only transfer under way are known.
     let default = |command: &mut Command| {
         message(command);
         by_default(command);
     };
     let says = ["channel 1 from rank 0 to rank 1 has not finished"];
-    finds(&[4, 6], last_operations, default, (Code::E135, &[], &says));
+    assert_finds(&[4, 6], last_operations, default, (Code::E135, &[], &says));
 }
 
 #[test]
@@ -290,8 +294,8 @@ fn a_program_without_a_launcher_is_one_job_whichever_communicator_is_the_first()
             command.env(PAIR_FIRST, "1");
         });
         let dumps = job.dumps();
-        let identities = dumps.iter().map(|it| {
-            let identity = &it.identity;
+        let identities = dumps.iter().map(|dump| {
+            let identity = &dump.identity;
             (identity.job.as_str(), identity.rank, identity.world_size)
         });
         let mut identities: Vec<_> = identities.collect();

@@ -1,4 +1,4 @@
-//! A rank of a plain NCCL program, and jobs of such ranks as processes.
+//! A rank of an NCCL program without PyTorch, and jobs whose ranks are processes of this kind.
 
 use crate::library::{Call, Comm, Handle, NONE, Plugin};
 use crate::network::{STEPS, Transfer};
@@ -11,17 +11,17 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 /// How far a rank gets with its last operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// It is not called.
+    /// The rank does not call the operation.
     NotCalled,
-    /// It is called, and the call stays inside NCCL.
+    /// The rank calls the operation, and the call stays inside NCCL.
     Called,
-    /// It is in a plan, its transfers wait, and the device does not reach it.
+    /// The operation is in a plan, and its transfers wait. The device does not reach the operation.
     Planned,
     /// All channels run, and no data moves.
     Running,
-    /// All channels but the last are done; the last one waits for the network to send to the next rank.
+    /// All channels but the last are done. The last channel waits for the network to send to the next rank.
     OneChannelLeft,
-    /// As before, but the last channel has nothing to send: it waits for data from the previous rank.
+    /// All channels but the last are done. The last channel waits for data from the previous rank.
     OneChannelStarves,
     /// It is done.
     Done,
@@ -41,7 +41,7 @@ impl Until {
     fn name(self) -> &'static str {
         WORDS
             .iter()
-            .find(|(_, it)| *it == self)
+            .find(|(_, until)| *until == self)
             .expect("every variant has a name")
             .0
     }
@@ -49,14 +49,14 @@ impl Until {
     fn of(name: &str) -> Self {
         WORDS
             .iter()
-            .find(|(it, _)| *it == name)
+            .find(|(word, _)| *word == name)
             .expect("the name of a variant")
             .1
     }
 }
 
-/// Reports one operation as NCCL of this version does: on the calling thread up to its plan, and on the proxy thread
-/// after that.
+/// Reports one operation as NCCL does whose profiler interface has the version of `plugin`: on the calling thread until
+/// its plan ends, and then on the proxy thread.
 pub(crate) fn operation(plugin: &Plugin, comm: &Comm, call: &Call, until: Until) {
     if until == Until::NotCalled {
         return;
@@ -73,8 +73,8 @@ pub(crate) fn operation(plugin: &Plugin, comm: &Comm, call: &Call, until: Until)
     launch(plugin, comm, (group, called), call, until);
 }
 
-/// Reports a message of a rank to itself: a send and a receive in one group call. NCCL leaves out one that is copied in
-/// place (`scheduleP2pTasksToPlan`, enqueue.cc:1173 of 2.30.7).
+/// Reports a message of a rank to itself: a send and a receive in one group call. `has_task` is false for a message in
+/// place, for which NCCL reports no plan (`scheduleP2pTasksToPlan`, enqueue.cc:1173 of 2.30.7).
 pub(crate) fn copy(plugin: &Plugin, comm: &Comm, has_task: bool) {
     let halves = [c"Send", c"Recv"].map(|func| Call::message(func, 8, comm.rank));
     let (mut group, mut called) = (NONE, [NONE; 2]);
@@ -106,6 +106,7 @@ fn replay(plugin: &Plugin, comm: &Comm, captured: Handle, call: &Call, until: Un
     }
 }
 
+/// Reports the plan of an operation, and then the progress of the device up to `until`.
 fn launch(
     plugin: &Plugin,
     comm: &Comm,
@@ -129,9 +130,9 @@ fn launch(
     });
 }
 
-/// Reports an operation behind one that does not end. Since version 4 its transfers are reported as soon as it is
-/// launched (`ncclProxyOpToArgs`, proxy.cc:434 of 2.30.7), in version 3 only when the earlier ones have ended
-/// (`sendProxyProgress`, transport/net.cc:1104 of 2.26.2); the device does not reach it.
+/// Reports an operation behind one that does not end, so the device does not reach it. Since version 4 NCCL reports its
+/// transfers as soon as it is launched (`ncclProxyOpToArgs`, proxy.cc:434 of 2.30.7). In version 3 NCCL reports them
+/// only when the earlier ones have ended (`sendProxyProgress`, transport/net.cc:1104 of 2.26.2).
 fn operation_behind(plugin: &Plugin, comm: &Comm, call: &Call) {
     let (mut group, mut called) = (NONE, NONE);
     if plugin.has_calls() {
@@ -153,8 +154,8 @@ fn operation_behind(plugin: &Plugin, comm: &Comm, call: &Call) {
     plugin.stop(group);
 }
 
-/// The peers of an operation's transfers on each channel, each with whether it is sent to: a message has one, a
-/// collective two, which are the rank's neighbors in the ring.
+/// Returns the peers of an operation's transfers on each channel, and whether the rank sends to each. A message has one
+/// peer; a collective has two, which are the rank's neighbors in the ring.
 fn ends(comm: &Comm, call: &Call) -> Vec<(i32, bool)> {
     let next = (comm.rank + 1) % comm.size;
     let previous = (comm.rank + comm.size - 1) % comm.size;
@@ -187,7 +188,7 @@ fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until)
     for ((channel, kernel), mut transfers) in channels.zip(kernels).zip(transfers) {
         let is_last = channel + 1 == call.channels;
         let (done, ahead) = match until {
-            // The network has the next steps, too, and later ones wait for the device.
+            // The network also has the next two steps, and the later ones wait for the device.
             Until::OneChannelLeft if is_last => (5, 2),
             Until::OneChannelStarves if is_last => (4, 0),
             _ => (STEPS, 2),
@@ -401,7 +402,7 @@ impl Job {
         processes: &[&[Until]],
         change: impl Fn(&mut Command),
     ) -> Self {
-        let size: usize = processes.iter().map(|it| it.len()).sum();
+        let size: usize = processes.iter().map(|devices| devices.len()).sum();
         let mut first = 0;
         let scripts = processes.iter().map(|last| {
             let words: Vec<&str> = last.iter().map(|until| until.name()).collect();
@@ -460,7 +461,7 @@ impl Job {
     pub(crate) fn stop(&self, rank: usize) {
         let pid = Pid::from_raw(self.ranks[rank].0.id() as i32).expect("a process");
         kill_process(pid, Signal::STOP).expect("it runs");
-        // A child that has stopped is not reaped by this.
+        // This does not reap a child that has stopped.
         let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).expect("a child");
         assert!(stopped.is_some_and(|(_, status)| status.stopped()));
     }
@@ -475,6 +476,7 @@ impl Job {
         }
     }
 
+    /// Returns the records of all rings of the job.
     pub(crate) fn dumps(&self) -> Vec<Dump> {
         dumps(self.directory.path())
     }
@@ -489,7 +491,7 @@ impl Drop for Job {
     }
 }
 
-/// The records of all rings below a directory.
+/// Returns the records of all rings below a directory.
 pub(crate) fn dumps(directory: &Path) -> Vec<Dump> {
     let rings = list_rings(directory).expect("a folder").into_iter();
     rings

@@ -1,4 +1,4 @@
-//! NCCL's side of the interface: loads the plug-in and calls it as NCCL does.
+//! NCCL's side of the profiler interface: this module loads the plug-in and calls it as NCCL does.
 
 #[cfg(not(fuzzing))]
 use libloading::Library;
@@ -23,19 +23,20 @@ unsafe impl Send for Handle {}
 // SAFETY: as for `Send`: a handle is a number to this program.
 unsafe impl Sync for Handle {}
 
+/// The handle of an event that was not started, or that the plug-in does not record.
 pub(crate) const NONE: Handle = Handle(null_mut());
 
-/// NCCL's `ncclProfilerEventMask`: one for the process, which the plug-in may change while there are communicators.
+/// NCCL's `ncclProfilerEventMask`. The process has one, which the plug-in may change while there are communicators.
 static MASK: AtomicI32 = AtomicI32::new(0);
 
-/// The events that the plug-in asks for now.
+/// Returns the events that the plug-in asks for now.
 pub(crate) fn mask() -> u64 {
     MASK.load(Ordering::Relaxed) as u64
 }
 
 const TRANSFERS: u64 = event::PROXY_OP | event::PROXY_STEP;
-/// What NCCL looks for in the mask before it starts an event, as in plugin/profiler.cc: it reports a call (line 280 of
-/// 2.30.7) or a plan also if only an event below that is asked for.
+/// NCCL starts an event only if the mask has one of the bits that belong to it (plugin/profiler.cc). It reports a call
+/// (line 280 of 2.30.7) or a plan also if the plug-in asks only for an event below that.
 const OF_COLL: u64 = event::COLL | TRANSFERS | event::KERNEL_CH;
 const OF_P2P: u64 = event::P2P | TRANSFERS | event::KERNEL_CH;
 const OF_PLAN: u64 = event::GROUP | OF_COLL | OF_P2P;
@@ -43,6 +44,7 @@ const OF_COLL_CALL: u64 = event::COLL_API | OF_COLL;
 const OF_P2P_CALL: u64 = event::P2P_API | OF_P2P;
 const OF_GROUP_CALL: u64 = event::GROUP_API | OF_COLL_CALL | OF_P2P_CALL | OF_PLAN;
 
+/// Whether the plug-in asks for one of these events.
 fn asks_for(events: u64) -> bool {
     mask() & events != 0
 }
@@ -72,7 +74,7 @@ pub(crate) struct Call {
     pub(crate) peer: i32,
     pub(crate) channels: u8,
     pub(crate) algorithm: &'static CStr,
-    /// How long the device works on it, ns.
+    /// How long the device works on the operation, ns.
     pub(crate) device_ns: u64,
 }
 
@@ -157,7 +159,8 @@ impl Plugin {
         }
     }
 
-    /// The table, as that of another version: all versions have the common functions at the same offsets.
+    /// Returns the table as one of a version that the caller chooses: all versions have the common functions at the
+    /// same offsets.
     fn table<I, D>(&self) -> &Profiler<I, D> {
         // SAFETY: `ncclProfiler_v3` to `_v6` are tables that live as long as the library, which `self`
         // keeps; `open` has made sure that there is one. The callers name the types of their version, or
@@ -183,8 +186,8 @@ impl Plugin {
         };
         let text = comm.name.as_ref().map_or(null(), |name| name.as_ptr());
         let (context, mask) = (&mut comm.context.0, MASK.as_ptr());
-        // SAFETY: each version's function with that version's arguments: context and text belong to `comm`, which
-        // lives until the call returns, and the mask is a static.
+        // SAFETY: the function of each version gets the arguments of that version. Context and text belong to `comm`,
+        // which lives until the call returns, and the mask is a static.
         let code = unsafe {
             match self.version {
                 0..=3 => (self.table::<InitV3, DescriptorV3>().init)(context, mask),
@@ -199,6 +202,7 @@ impl Plugin {
         if code == 0 { Ok(comm) } else { Err(code) }
     }
 
+    /// Reports the end of a communicator, unless the plug-in gave it no context.
     pub(crate) fn finalize(&self, comm: &Comm) {
         if comm.context != NONE {
             // SAFETY: the context came from `init` of this plug-in; `finalize` follows no pointer.
@@ -207,15 +211,16 @@ impl Plugin {
         }
     }
 
+    /// Stops an event. NCCL does so only if the event has a handle.
     pub(crate) fn stop(&self, handle: Handle) {
-        // NCCL skips events without a handle.
         if handle != NONE {
             self.stop_anything(handle);
         }
     }
 
+    /// Stops an event by any handle, also an invalid one.
     pub(crate) fn stop_anything(&self, handle: Handle) {
-        // SAFETY: `stop_event` looks a handle up and follows no pointer, so any will do.
+        // SAFETY: `stop_event` looks the handle up and follows no pointer, so any handle may be passed.
         let code = unsafe { (self.table::<InitV3, DescriptorV3>().stop_event)(handle.0) };
         assert_eq!(code, 0);
     }
@@ -293,6 +298,7 @@ impl Plugin {
         self.version >= 5
     }
 
+    /// Reports the beginning of a group call.
     pub(crate) fn group_api(&self, comm: &Comm) -> Handle {
         if !asks_for(OF_GROUP_CALL) {
             return NONE;
@@ -304,6 +310,7 @@ impl Plugin {
         self.start_v5(comm, event::GROUP_API, NONE, FactsV5 { group_api })
     }
 
+    /// Reports the beginning of a call; `group` is the event of the group call around it.
     pub(crate) fn call(
         &self,
         comm: &Comm,
@@ -403,8 +410,8 @@ impl Plugin {
                 }
             };
         }
-        // Version 3 has the largest number of channels that the plan may use (`nMaxChannels`, enqueue.cc:1774 of 2.26.2),
-        // and up to all of the communicator's: here twice as many as it uses.
+        // Version 3 has the largest number of channels that the plan may use (`nMaxChannels`, enqueue.cc:1774 of
+        // 2.26.2), and up to all of the communicator's: here twice as many as it uses.
         let channels = match self.version {
             3 => 2 * call.channels,
             _ => call.channels,
@@ -442,7 +449,7 @@ impl Plugin {
         }
     }
 
-    /// Reports a collective in a plan, of which all names are null.
+    /// Reports a collective in a plan; all its names are null.
     pub(crate) fn task_without_names(&self, comm: &Comm) -> Handle {
         let coll = Coll {
             seq_number: 0,
@@ -477,7 +484,7 @@ impl Plugin {
         }
     }
 
-    /// Starts a plan without a place for its handle.
+    /// Reports the beginning of a plan, with no place into which the plug-in could write the handle.
     pub(crate) fn start_without_out(&self, comm: &Comm) {
         let mut descriptor = DescriptorV5 {
             kind: event::GROUP,
@@ -488,13 +495,14 @@ impl Plugin {
             },
         };
         let start = self.table::<InitV5, DescriptorV5>().start_event;
-        // SAFETY: of a plan, all versions read no more than the kind, which is in the first byte and, since version 5,
-        // the first eight; the descriptor is the longest of any version but 3, whose facts are not read.
+        // SAFETY: for a plan, all versions read only the kind, which is in the first byte and, since version 5, in the
+        // first eight. The descriptor is at least as long as that of any version but 3, whose facts are not read.
         let code = unsafe { start(comm.context.0, null_mut(), &mut descriptor) };
         assert_eq!(code, 0);
     }
 
-    /// Reports that a channel starts; also for an operation without a handle (`ncclProfilerStartKernelChEvent`).
+    /// Reports that the device starts a channel. NCCL does so also for an operation without a handle
+    /// (`ncclProfilerStartKernelChEvent`).
     pub(crate) fn kernel(&self, comm: &Comm, task: Handle, channel: u8, timer: u64) -> Handle {
         if !asks_for(event::KERNEL_CH) {
             return NONE;
@@ -507,6 +515,7 @@ impl Plugin {
         }
     }
 
+    /// Reports that the device has ended a channel.
     pub(crate) fn kernel_ends(&self, handle: Handle, timer: u64) {
         if self.version > 3 {
             self.record(handle, state::KERNEL_CH_STOP, timer, 0);
@@ -514,6 +523,7 @@ impl Plugin {
         self.stop(handle);
     }
 
+    /// Reports the beginning of a transfer of an operation of the process `pid`.
     pub(crate) fn transfer(
         &self,
         comm: &Comm,
@@ -539,7 +549,7 @@ impl Plugin {
         }
     }
 
-    /// Reports a step of a transfer: up to version 4 only of a transfer with a handle.
+    /// Reports the beginning of a step of a transfer. Up to version 4, NCCL does so only if the transfer has a handle.
     pub(crate) fn step(&self, comm: &Comm, transfer: Handle, step: c_int) -> Handle {
         if !asks_for(event::PROXY_STEP) || (!self.has_calls() && transfer == NONE) {
             return NONE;

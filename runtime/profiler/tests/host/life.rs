@@ -1,4 +1,4 @@
-//! Life cycles, limits and invalid input, which must not harm the process.
+//! Tests of life cycles, limits and invalid input, none of which may harm the process.
 
 use crate::deepening::asks_for_steps;
 use crate::job::{Until, dumps, operation};
@@ -9,14 +9,14 @@ use rcomm_recorder::model::{EntryState, Peer};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Runs a part of this test in a new process, which has recorded nothing yet.
+/// Runs a part of a test in a new process, which has recorded nothing yet, and waits until the process ends.
 pub(crate) fn alone(part: &str, directory: &Path, change: impl Fn(&mut Command)) -> Output {
     let mut command = command(part, directory);
     change(&mut command);
     command.output().expect("this test program")
 }
 
-/// A process that runs this part.
+/// Returns the command of a process that runs this part.
 pub(crate) fn command(part: &str, directory: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().expect("a file"));
     command
@@ -31,6 +31,7 @@ pub(crate) fn command(part: &str, directory: &Path) -> Command {
     command
 }
 
+/// Asserts that a part succeeds in a new process; returns the folder of its rings.
 pub(crate) fn passes(part: &str, change: impl Fn(&mut Command)) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a folder");
     let output = alone(part, directory.path(), change);
@@ -84,8 +85,7 @@ fn part() {
         other => panic!("no part {other}"),
     }
     // The harness's regular exit would remove the ring.
-    // SAFETY: `_exit` takes an int and returns to nothing; what this process has not written out is not
-    // needed.
+    // SAFETY: `_exit` takes an int and does not return; what this process has not written out is not needed.
     unsafe { libc::_exit(0) };
 }
 
@@ -98,7 +98,7 @@ pub(crate) fn small() -> Call {
     Call::all_reduce(16, 2)
 }
 
-/// The rings of this process's job.
+/// Returns the records of the rings of this process's job.
 pub(crate) fn job_rings() -> Vec<rcomm_recorder::publish::Dump> {
     let directory = std::env::var("RCOMM_RING_DIR").expect("the test sets it");
     dumps(Path::new(&directory))
@@ -121,7 +121,7 @@ fn reload(plugin: Plugin) {
         operation(&plugin, &comm, &small(), Until::Done);
         plugin.finalize(&comm);
         drop(plugin);
-        plugin = Plugin::open(version).expect("again");
+        plugin = Plugin::open(version).expect("the plug-in opens again");
         let [ring] = &job_rings()[..] else {
             panic!("not exactly one ring");
         };
@@ -151,7 +151,7 @@ fn many_communicators(plugin: &Plugin) {
     let named = ring
         .groups
         .iter()
-        .filter(|it| it.info.name.starts_with("nccl-"))
+        .filter(|group| group.info.name.starts_with("nccl-"))
         .count();
     assert_eq!(named, 4_096);
     assert_eq!(ring.entries.len(), 4_096);
@@ -170,7 +170,7 @@ fn millions_of_events_keep_the_newest_operations_in_constant_memory() {
     passes("flood-6", |_| {});
 }
 
-/// The memory of this process, KiB.
+/// Returns the resident memory of this process, KiB, on a system with pages of 4 KiB.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("proc");
     statm
@@ -211,7 +211,7 @@ fn flood(plugin: &Plugin) {
         panic!("not exactly one ring");
     };
     assert_eq!(ring.entries.len(), 16_384);
-    let newest = ring.entries.last().expect("one");
+    let newest = ring.entries.last().expect("an entry");
     assert_eq!(
         (newest.record_id, newest.collective_seq_id),
         (200_000, 200_000)
@@ -247,14 +247,14 @@ fn threads(plugin: &Plugin) {
     };
     assert_eq!(ring.entries.len(), 1_200);
     for group in 0..4 {
-        let of_group = ring.entries.iter().filter(|it| it.group == group);
-        let numbers: Vec<u64> = of_group.map(|it| it.collective_seq_id).collect();
+        let entries = ring.entries.iter().filter(|entry| entry.group == group);
+        let numbers: Vec<u64> = entries.map(|entry| entry.collective_seq_id).collect();
         assert_eq!(numbers, (1..=300).collect::<Vec<_>>());
     }
     assert!(
         ring.entries
             .iter()
-            .all(|it| it.state == EntryState::Completed && it.retired)
+            .all(|entry| entry.state == EntryState::Completed && entry.retired)
     );
 }
 
@@ -269,12 +269,12 @@ fn nonsense(plugin: &Plugin) {
     let mut comm = plugin.init(None, 7, 0, 2).expect("a communicator");
     assert!(asks_for_steps());
     assert_eq!(plugin.unknown(&comm), NONE);
-    let odd = Call {
+    let nameless = Call {
         func: c"",
         ..small()
     };
-    operation(plugin, &comm, &odd, Until::Done);
-    // Random bit patterns.
+    operation(plugin, &comm, &nameless, Until::Done);
+    // Random bit patterns as handles.
     let mut word = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..100_000 {
         word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -289,7 +289,7 @@ fn nonsense(plugin: &Plugin) {
     let kernel = plugin.kernel(&comm, task, 0, 0);
     // A proxy thread also serves other processes of its host, whose handles have no meaning here.
     assert_eq!(plugin.transfer(&comm, task, (0, 1, true), 1), NONE);
-    // Names that are null, and an event whose handle NCCL does not want.
+    // An operation whose names are null, and a plan whose handle NCCL does not want.
     let unnamed = plugin.task_without_names(&comm);
     assert_ne!(unnamed, NONE);
     plugin.stop(unnamed);
@@ -326,7 +326,7 @@ fn fork(plugin: &Plugin) {
         unsafe { libc::exit(0) };
     }
     let mut status = 0;
-    // SAFETY: `child` is this process's own, waited for once, and `status` takes an int.
+    // SAFETY: `child` is a child of this process that is waited for once, and `status` holds an int.
     unsafe { libc::waitpid(child, &mut status, 0) };
     assert_eq!(status, 0);
     operation(plugin, &comm, &small(), Until::Done);
@@ -362,15 +362,15 @@ fn graphs(plugin: &Plugin) {
     if mask() & event::KERNEL_CH == 0 {
         assert_eq!(ring.entries.len(), 2);
         assert_eq!(ring.groups.len(), 1);
-        assert!(ring.entries.iter().all(|it| it.retired));
+        assert!(ring.entries.iter().all(|entry| entry.retired));
         return;
     }
     let seen: Vec<_> = ring
         .entries
         .iter()
-        .map(|it| {
-            let name = ring.groups[it.group as usize].info.name.as_str();
-            (name, it.collective_seq_id, it.graph_id, it.state)
+        .map(|entry| {
+            let name = ring.groups[entry.group as usize].info.name.as_str();
+            (name, entry.collective_seq_id, entry.graph_id, entry.state)
         })
         .collect();
     let (called, replays) = ("nccl-0000000000000007", "nccl-0000000000000007-graphs");
@@ -399,14 +399,14 @@ fn abort(plugin: &Plugin) {
     operation(plugin, &comm, &small(), Until::Done);
     operation(plugin, &comm, &small(), Until::Running);
     std::thread::scope(|scope| {
-        // The proxy thread is still running.
+        // The proxy thread still reports when the communicator ends.
         scope.spawn(|| operation(plugin, &comm, &small(), Until::OneChannelLeft));
         plugin.finalize(&comm);
     });
     let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
-    let states: Vec<_> = ring.entries.iter().map(|it| it.state).collect();
+    let states: Vec<_> = ring.entries.iter().map(|entry| entry.state).collect();
     assert_eq!(states[..2], [EntryState::Completed, EntryState::Failed]);
 }
 
@@ -468,11 +468,11 @@ fn order(plugin: &Plugin) {
         plugin.stop(handle);
         handle
     });
-    // An operation that NCCL carries out without reporting events.
-    let silent = plugin.call(&comm, group, &Call::all_reduce(2, 1), false);
-    plugin.stop(silent);
-    for at in [1, 0, 3, 2] {
-        let task = plugin.task(&comm, called[at], &calls[at]);
+    // NCCL carries out this operation without reporting events after the call.
+    let unreported = plugin.call(&comm, group, &Call::all_reduce(2, 1), false);
+    plugin.stop(unreported);
+    for index in [1, 0, 3, 2] {
+        let task = plugin.task(&comm, called[index], &calls[index]);
         plugin.stop(task);
         let kernel = plugin.kernel(&comm, task, 0, 1);
         plugin.kernel_ends(kernel, 2);
@@ -481,7 +481,7 @@ fn order(plugin: &Plugin) {
     let [ring] = &job_rings()[..] else {
         panic!("not exactly one ring");
     };
-    let peers: Vec<_> = ring.entries.iter().map(|it| it.peer).collect();
+    let peers: Vec<_> = ring.entries.iter().map(|entry| entry.peer).collect();
     assert_eq!(
         peers,
         [
@@ -492,15 +492,19 @@ fn order(plugin: &Plugin) {
             Peer::None
         ]
     );
-    let numbers: Vec<_> = ring.entries.iter().map(|it| it.collective_seq_id).collect();
-    assert_eq!(numbers, [1, 2, 2, 2, 3]);
-    let over: Vec<_> = ring
+    let numbers: Vec<_> = ring
         .entries
         .iter()
-        .map(|it| (it.state, it.retired))
+        .map(|entry| entry.collective_seq_id)
         .collect();
-    assert_eq!(over[..4], [(EntryState::Completed, true); 4]);
-    assert_eq!(over[4], (EntryState::Scheduled, true));
+    assert_eq!(numbers, [1, 2, 2, 2, 3]);
+    let ends: Vec<_> = ring
+        .entries
+        .iter()
+        .map(|entry| (entry.state, entry.retired))
+        .collect();
+    assert_eq!(ends[..4], [(EntryState::Completed, true); 4]);
+    assert_eq!(ends[4], (EntryState::Scheduled, true));
 }
 
 #[test]
@@ -534,7 +538,7 @@ fn old(plugin: &Plugin) {
 
 #[test]
 fn replays_of_graphs_are_recorded_only_if_each_rank_reports_them() {
-    // Without events of channels, NCCL reports the replays of those plans alone that use the network.
+    // Without events of channels, NCCL reports the replays of a plan only if the plan uses the network.
     passes("graphs-6", |command| {
         command.env("RCOMM_NCCL_EVENTS", "calls");
     });
@@ -551,7 +555,7 @@ fn events_in_random_order_leave_nothing_pending_once_all_communicators_have_ende
 fn random(plugin: &Plugin) {
     std::thread::scope(|scope| {
         for seed in 1..=3 {
-            scope.spawn(move || events(plugin, seed));
+            scope.spawn(move || play_events(plugin, seed));
         }
     });
     let [ring] = &job_rings()[..] else {
@@ -566,7 +570,8 @@ fn random(plugin: &Plugin) {
     }
 }
 
-fn events(plugin: &Plugin, seed: u64) {
+/// Plays the corpus and one pseudo-random order, and ends all communicators.
+fn play_events(plugin: &Plugin, seed: u64) {
     let mut number = 0;
     let mut comm = || {
         number += 1;

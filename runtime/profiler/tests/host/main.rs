@@ -1,14 +1,14 @@
 //! A host program that simulates NCCL: its loader, the calling thread and the proxy thread, in versions 3 to 6 of the
-//! profiler interface, with real processes. It needs no GPU and no NCCL; it loads the plug-in as NCCL does.
+//! profiler interface, with real processes. It needs no GPU and no NCCL, and loads the plug-in as NCCL does.
 //!
-//! The order of events and the lives of communicators are those of NCCL 2.26 to 2.30, by its sources of 2.26.2, 2.27.7,
-//! 2.28.3 and 2.30.7:
+//! The order of events and the lives of communicators are those of NCCL 2.26 to 2.30, according to the sources of
+//! 2.26.2, 2.27.7, 2.28.3 and 2.30.7:
 //!
 //! - An event is reported only if the mask of events asks for it, or for an event below it.
 //! - Up to 2.27 an operation is reported only if its plan has a handle. Since 2.28 its call is its parent.
-//! - Calls come before plans, which are built in another order than the calls. Handles of calls serve as parents after
-//!   they were stopped.
-//! - The proxy thread starts and stops the events of channels. Messages to the own rank have none.
+//! - Calls come before plans, and the order of plans is not that of the calls. The event of a call may be a parent also
+//!   after it was stopped.
+//! - The proxy thread starts and stops the events of channels. A message of a rank to itself has none.
 //! - A context ends when all events of its communicator have ended, or when the communicator was aborted.
 
 mod deepening;

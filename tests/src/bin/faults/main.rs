@@ -225,7 +225,6 @@ fn skip(scenario: &Scenario, reason: impl std::fmt::Display) -> Row {
     }
 }
 
-/// Tries one row in a process of its own, in its own mount namespace.
 fn in_mount_namespace(scenario: &Scenario) -> anyhow::Result<Row> {
     let probe = Command::new("unshare").args(["-m", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {

@@ -6,11 +6,12 @@ const STATES = {
   root: ["!", "at fault"], unread: ["?", "no record"], silent: ["?", "silent"],
   waits: ["w", "waits"], failed: ["x", "failed"], late: ["~", "late"], busy: ["r", "pending"], ok: ["·", "ok"],
 };
+/** What a cell's shade can show. The steps are those of rcomm-top. */
 const METRICS = {
   lag: { valueOf: (r) => r.lag_p50_ms, steps: [0.2, 1, 4], format: (v) => age(v), title: "median lag" },
   share: { valueOf: (r) => r.lag_share, steps: [0.01, 0.03, 0.1], format: percent, title: "time lost to it" },
-  pending: { valueOf: (r) => r.pending, steps: [1, 2, 4], format: String, title: "pending" },
-  lost: { valueOf: (r) => r.lost, steps: [1, 1000, 100000], format: String, title: "records lost" },
+  pending: { valueOf: (r) => r.pending, steps: [1, 4, 64], format: String, title: "pending" },
+  lost: { valueOf: (r) => r.lost, steps: [1, 100, 10000], format: String, title: "records lost" },
 };
 const GLYPHS = [".", "o", "O", "@"];
 /** With more ranks than this, cells are small, and hosts whose ranks are all fine or only wait are folded into one line. */

@@ -37,6 +37,7 @@ pub(crate) struct Slice {
     /// Indices into `groups` and `ops` of the [`Timeline`].
     group: usize,
     op: usize,
+    /// `p2p_seq_id` of a send or receive, else `collective_seq_id`.
     seq: u64,
     state: EntryState,
     /// Id of the CUDA graph that contains the operation. The operation runs whenever the graph is launched; launches
@@ -161,6 +162,10 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
             let Some(group) = groups.get(entry.group as usize) else {
                 continue;
             };
+            let seq = match entry.op.is_p2p() {
+                true => entry.p2p_seq_id,
+                false => entry.collective_seq_id,
+            };
             let ranks = [rank];
             let host_of_rank = |rank: Rank| host_of(rank);
             let subject = Subject {
@@ -168,7 +173,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
                 group: Some(group),
                 op: Some(entry.op.name()),
                 host_of: Some(&host_of_rank),
-                seq: Some(entry.collective_seq_id),
+                seq: Some(seq),
                 ..Subject::default()
             };
             if !filter.matches(&subject) {
@@ -185,7 +190,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
                     .then(|| ended.saturating_sub(entry.time_created_ns).max(0) / 1000),
                 group: index_in(&mut timeline.groups, names.name(group)),
                 op: index_in(&mut timeline.ops, entry.op.name().to_owned()),
-                seq: entry.collective_seq_id,
+                seq,
                 state: entry.state,
                 graph_id: entry.graph_id,
             });
@@ -208,6 +213,7 @@ mod tests {
     use rcomm_analyzer::simulate::{Simulation, Situation};
     use rcomm_analyzer::source::{SimulatedSource, Source};
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use rcomm_recorder::model::OpType;
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
@@ -261,6 +267,24 @@ mod tests {
         let slices = lanes.flat_map(|lane| lane["slices"].as_array().expect("the value is a list"));
         let graphs: Vec<_> = slices.filter_map(|slice| slice.get("graph_id")).collect();
         assert_eq!(graphs, [7]);
+    }
+
+    #[test]
+    fn messages_have_their_own_sequence_numbers() {
+        let mut snapshot = snapshot(4);
+        let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[2].dumps[0]);
+        let newest = dump.entries.last_mut().expect("the rank has operations");
+        newest.op = OpType::Send;
+        newest.p2p_seq_id = newest.collective_seq_id + 1000;
+        let expected = newest.p2p_seq_id;
+        let filter = Filter::parse(&format!("seq:{expected}")).expect("the filter is valid");
+        let timeline = build_timeline(&snapshot, &filter, 2_000_000_000);
+        let numbers: Vec<u64> = timeline
+            .lanes
+            .iter()
+            .flat_map(|lane| lane.slices.iter().map(|slice| slice.seq))
+            .collect();
+        assert_eq!(numbers, [expected]);
     }
 
     #[test]

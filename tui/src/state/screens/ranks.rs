@@ -54,12 +54,13 @@ impl Metric {
         found.map_or("", |(_, name)| name)
     }
 
-    /// Lower limits of the shades 1 to 3: ms for lags and ages, a share from 0 to 1, or a count.
+    /// Lower limits of the shades 1 to 3: ms for lags and ages, a share from 0 to 1, or a count. The same as in the web
+    /// page's `assets/ranks.js`.
     fn steps(self) -> [f64; 3] {
         match self {
             Self::State => [0.0; 3],
             Self::Lag => [0.2, 1.0, 4.0],
-            Self::Share => [0.001, 0.005, 0.01],
+            Self::Share => [0.01, 0.03, 0.1],
             Self::Age => [100.0, 1_000.0, 5_000.0],
             Self::Pending => [1.0, 4.0, 64.0],
             Self::Lost => [1.0, 100.0, 10_000.0],

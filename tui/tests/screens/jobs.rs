@@ -1,0 +1,43 @@
+//! The jobs of the node.
+
+use super::common::{START_NS, press, recorded, showing};
+use rcomm_analyzer::NodeJob;
+use rcomm_analyzer::simulate::Situation;
+use rcomm_top::state::event::{Command, Event};
+use rcomm_top::state::screen::Screen;
+use rcomm_top::state::update;
+use rcomm_top::view::text;
+
+/// A job of this node with the report of a recorded situation.
+fn job(name: &str, situation: Situation) -> NodeJob {
+    NodeJob {
+        name: name.into(),
+        ranks: 32,
+        alive: 32,
+        created_ns: START_NS,
+        report: Some(recorded(situation).report),
+    }
+}
+
+#[test]
+fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
+    let shown = recorded(Situation::Healthy);
+    let jobs = [
+        job("other", Situation::StuckRank),
+        job(&shown.job, Situation::Healthy),
+        job("third", Situation::Healthy),
+    ];
+    let mut state = showing(shown, (100, 30));
+    assert!(!text::of(&state).contains("on this node"));
+    update(&mut state, Event::Jobs(jobs.into()));
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("2 other jobs on this node, 1 STUCK"),
+        "{screen}"
+    );
+    press(&mut state, "9");
+    insta::assert_snapshot!(text::of(&state));
+    let command = press(&mut state, "<enter>");
+    assert_eq!(command, Some(Command::ShowJob("other".into())));
+    assert_eq!(*state.screen(), Screen::Overview);
+}

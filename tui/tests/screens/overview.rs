@@ -1,0 +1,249 @@
+//! The first screen: verdict, age, trends, a replay, a job that ended, no job.
+
+use super::common::{judged, moment, press, recorded, showing, simulation};
+use rcomm_analyzer::simulate::Situation;
+use rcomm_analyzer::{EndKind, JobEnd, Report, Snapshot, Verdict};
+use rcomm_recorder::publish::Dump;
+use rcomm_top::state::event::Event;
+use rcomm_top::state::update;
+use rcomm_top::view::text;
+use std::sync::Arc;
+
+#[test]
+fn the_first_screen_answers_stuck_who_and_since_when_without_a_key() {
+    let state = showing(recorded(Situation::StuckRank), (80, 24));
+    let screen = text::of(&state);
+    let culprit = simulation(Situation::StuckRank).culprit();
+    let answer: String = screen.lines().skip(1).take(2).collect();
+    assert!(answer.contains("STUCK"), "{screen}");
+    assert!(answer.contains(&format!("rank {culprit}")), "{screen}");
+    assert!(answer.contains("for 102 s, since 14:03:26 UTC"), "{screen}");
+    assert!(screen.contains("   next: look at what rank"), "{screen}");
+}
+
+/// The state of a replay of dumps, changed by `change`, that were read a day after they were taken.
+fn replayed(change: impl Fn(&mut Dump)) -> rcomm_top::state::State {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut ranks = snapshot.ranks.to_vec();
+    for dump in ranks.iter_mut().flat_map(|view| &mut view.dumps) {
+        change(Arc::make_mut(dump));
+    }
+    snapshot.ranks = ranks.into();
+    snapshot.at.wall_ns += 86_400_000_000_000;
+    let mut state = showing(snapshot, (120, 40));
+    (state.options.still, state.options.dumps) = (true, true);
+    let again = state.snapshot().cloned();
+    update(
+        &mut state,
+        Event::Observed(again.expect("the state holds a snapshot")),
+    );
+    state
+}
+
+#[test]
+fn a_replay_has_the_time_of_the_dumps_and_no_age_where_they_have_none() {
+    let mut dated = replayed(|_| {});
+    let screen = text::of(&dated);
+    assert!(screen.contains("REPLAY"), "{screen}");
+    let first = screen.lines().next().unwrap_or_default();
+    assert!(first.ends_with("2023-11-15 14:05:08 UTC"), "{first}");
+    press(&mut dated, "2<enter>");
+    let group = text::of(&dated);
+    assert!(
+        group.contains("3/4 joined, 102 s, never issued by 21"),
+        "{group}"
+    );
+    assert!(group.contains("S  102 s"), "{group}");
+
+    let mut undated = replayed(|dump| dump.identity.dump_time_ns = 0);
+    let screen = text::of(&undated);
+    let first = screen.lines().next().unwrap_or_default();
+    assert!(first.contains("operations to 2023-11-15 14:0"), "{first}");
+    press(&mut undated, "4");
+    let flight = text::of(&undated);
+    let row = flight.lines().find(|line| line.starts_with('!'));
+    let age = row.and_then(|row| row.split_whitespace().nth(1));
+    assert_eq!(age, Some("--"), "{flight}");
+    press(&mut undated, "2<enter>");
+    let group = text::of(&undated);
+    assert!(group.contains("3/4 joined, never issued by 21"), "{group}");
+    assert!(!group.contains("102s"), "{group}");
+}
+
+#[test]
+fn pending_operations_are_in_flight_at_once_and_no_rank_is_accused() {
+    let simulation = simulation(Situation::StuckRank);
+    let snapshot = judged(&simulation, simulation.fault_ns() + 1_000_000_000);
+    let mut state = showing(snapshot, (120, 40));
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("RUNNING") && screen.contains("in flight, none overdue"),
+        "{screen}"
+    );
+    press(&mut state, "4");
+    let screen = text::of(&state);
+    let culprit = simulation.culprit();
+    let row = screen.lines().find(|line| line.contains("waiting"));
+    let row = row.expect("a row waits");
+    assert!(row.contains(&format!("{culprit} not yet")), "{screen}");
+    assert!(
+        row.starts_with("  850 ms "),
+        "the row has a mark, or another age: {screen}"
+    );
+    press(&mut state, "z");
+    let screen = text::of(&state);
+    assert!(
+        !screen.contains("not yet"),
+        "an operation that is not overdue counts as a problem: {screen}"
+    );
+}
+
+#[test]
+fn trends_are_shown_without_root_causes_and_on_high_terminals() {
+    let steps = |situation, size| {
+        let mut snapshot = recorded(situation);
+        let mut state = showing(snapshot.clone(), size);
+        for second in 1..5 {
+            snapshot.at.wall_ns += 1_000_000_000;
+            let mut report = Report::clone(&snapshot.report);
+            for rank in &mut report.ranks {
+                rank.step = rank.step.map(|step| step + second);
+            }
+            snapshot.report = Arc::new(report);
+            update(&mut state, Event::Observed(Arc::new(snapshot.clone())));
+        }
+        let screen = text::of(&state);
+        let line = screen.lines().find(|line| line.contains("steps/s"));
+        line.map(str::to_owned)
+    };
+    let healthy = steps(Situation::Healthy, (80, 24)).expect("the steps a second are shown");
+    assert!(healthy.contains("4.00"), "{healthy}");
+    assert!(healthy.contains("▃▄▆▇"), "{healthy}");
+    assert_eq!(steps(Situation::StuckRank, (80, 24)), None);
+    assert!(steps(Situation::StuckRank, (120, 40)).is_some());
+}
+
+#[test]
+fn trends_get_the_rows_that_no_pane_needs() {
+    let mut snapshot = recorded(Situation::Healthy);
+    let mut state = showing(snapshot.clone(), (120, 60));
+    for second in [1, 2, 4, 8] {
+        snapshot.at.wall_ns += 1_000_000_000;
+        let mut report = Report::clone(&snapshot.report);
+        for rank in &mut report.ranks {
+            rank.step = rank.step.map(|step| step + second);
+        }
+        snapshot.report = Arc::new(report);
+        update(&mut state, Event::Observed(Arc::new(snapshot.clone())));
+    }
+    let screen = text::of(&state);
+    let rows: Vec<&str> = screen
+        .lines()
+        .skip_while(|line| !line.contains("─ trends"))
+        .skip(1)
+        .take_while(|line| !line.contains("bus GB/s"))
+        .collect();
+    // Only the highest bar reaches the first row.
+    assert!(rows[0].contains("steps/s"), "{screen}");
+    assert_eq!(
+        (rows.len(), rows[0].matches('▇').count()),
+        (3, 1),
+        "{screen}"
+    );
+    assert_eq!(rows[2].matches('█').count(), 2, "{screen}");
+}
+
+#[test]
+fn the_age_of_a_hang_advances_with_the_clock_without_a_new_snapshot() {
+    let simulation = simulation(Situation::StuckRank);
+    let mut state = showing(recorded(Situation::StuckRank), (80, 24));
+    let before = text::of(&state);
+    let later = state.now.wall_ns + 20_000_000_000;
+    update(&mut state, Event::Tick(moment(&simulation, later)));
+    let after = text::of(&state);
+    assert!(
+        before.contains("for 10") && after.contains("for 2 min"),
+        "{after}"
+    );
+}
+
+#[test]
+fn the_age_of_a_hang_ends_with_its_job() {
+    let simulation = simulation(Situation::StuckRank);
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&snapshot.report);
+    report.end = Some(JobEnd {
+        how: EndKind::Cancelled,
+        at_ns: snapshot.at.wall_ns,
+        first_ranks: Vec::new(),
+        sentence: "the job was terminated from outside".to_owned(),
+    });
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (80, 24));
+    let before = text::of(&state);
+    let later = state.now.wall_ns + 20_000_000_000;
+    update(&mut state, Event::Tick(moment(&simulation, later)));
+    let after = text::of(&state);
+    // The first line ends with the time of day.
+    let below = |screen: &str| screen.split_once('\n').map(|(_, rest)| rest.to_owned());
+    assert!(before.contains("for 10"), "{before}");
+    assert_eq!(below(&before), below(&after));
+}
+
+#[test]
+fn a_warning_about_a_job_that_ended_has_its_own_sentence() {
+    let mut snapshot = recorded(Situation::Straggler);
+    let mut report = Report::clone(&snapshot.report);
+    assert!(text::of(&showing(snapshot.clone(), (80, 24))).contains("see above"));
+    report.verdict = Verdict::Ended;
+    report.end = Some(JobEnd {
+        how: EndKind::Ended,
+        at_ns: snapshot.at.wall_ns,
+        first_ranks: Vec::new(),
+        sentence: "all 32 ranks ended in order".to_owned(),
+    });
+    snapshot.report = Arc::new(report);
+    let screen = text::of(&showing(snapshot, (80, 24)));
+    assert!(screen.contains("ENDED all 32 ranks ended"), "{screen}");
+    assert!(!screen.contains("see above"), "{screen}");
+    assert!(screen.contains("are repeatedly last"), "{screen}");
+}
+
+#[test]
+fn a_simulated_job_says_when_its_fault_begins_until_it_is_found() {
+    let mut state = showing(recorded(Situation::Healthy), (80, 24));
+    state.options.fault_ns = Some(state.now.wall_ns + 3_500_000_000);
+    let snapshot = Arc::new(recorded(Situation::Healthy));
+    update(&mut state, Event::Observed(snapshot));
+    let screen = text::of(&state);
+    assert!(screen.contains("its fault begins in 4 s"), "{screen}");
+    let mut found = showing(recorded(Situation::StuckRank), (80, 24));
+    found.options.fault_ns = Some(found.now.wall_ns);
+    update(
+        &mut found,
+        Event::Observed(Arc::new(recorded(Situation::StuckRank))),
+    );
+    let screen = text::of(&found);
+    assert!(!screen.contains("its fault"), "{screen}");
+}
+
+#[test]
+fn nothing_is_drawn_again_while_nothing_changes() {
+    let mut state = showing(recorded(Situation::Healthy), (80, 24));
+    state.changed = false;
+    let now = state.now;
+    update(&mut state, Event::Tick(now));
+    assert!(!state.changed);
+}
+
+#[test]
+fn a_missing_job_is_reported_with_advice() {
+    let mut snapshot = Snapshot::empty(Default::default());
+    snapshot.sources.push(rcomm_analyzer::SourceStatus {
+        name: "rings of the newest job in /dev/shm/rcomm-0".into(),
+        error: Some("no ring of any job; start a job on this node".into()),
+        ..Default::default()
+    });
+    let state = showing(snapshot, (80, 24));
+    insta::assert_snapshot!(text::of(&state));
+}

@@ -14,7 +14,12 @@ use std::sync::Arc;
 const MAX_PENDING: usize = 16 * 1024;
 
 /// Identity of one recorder's records: rank, recorder, attempt of the job, and process id.
-type RecorderKey = (Rank, Recorder, u32, u32);
+pub(crate) type RecorderKey = (Rank, Recorder, u32, u32);
+
+pub(crate) fn recorder_key(rank: Rank, dump: &Dump) -> RecorderKey {
+    let id = &dump.identity;
+    (rank, dump.recorder, id.attempt, id.pid)
+}
 
 /// Position in the records of one recorder.
 #[derive(Debug, Default)]
@@ -49,8 +54,7 @@ impl NewEntries {
         let mut present = HashSet::new();
         for view in snapshot.ranks.iter() {
             for dump in view.counted() {
-                let id = &dump.identity;
-                let key = (view.rank, dump.recorder, id.attempt, id.pid);
+                let key = recorder_key(view.rank, dump);
                 present.insert(key);
                 let read = self.read.entry(key).or_default();
                 if read

@@ -1,13 +1,11 @@
 //! Numbers the messages of all ranks of a live view.
 
+use crate::metrics::new_entries::{RecorderKey, recorder_key};
 use rcomm_analyzer::{Message, MessageNumbers, Snapshot};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_recorder::publish::Dump;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-
-/// Identity of one recorder's records: rank, recorder, attempt of the job, and process id.
-type RecorderKey = (Rank, Recorder, u32, u32);
 
 /// The numbered messages of each recorder, with its dump of the last call: the same dump is not counted twice.
 #[derive(Debug, Default)]
@@ -23,7 +21,7 @@ impl Messages {
             let dumps = view.counted();
             dumps.map(|dump| (view.rank, dump))
         }) {
-            let key = key(rank, dump);
+            let key = recorder_key(rank, dump);
             present.insert(key);
             let (counted, last) = self.records.entry(key).or_default();
             let same = |last: &Arc<Dump>| Arc::ptr_eq(last, dump);
@@ -37,14 +35,9 @@ impl Messages {
 
     /// The message that the operation `record_id` of a dump sends or receives; `None` if its number is unknown.
     pub(super) fn of(&self, rank: Rank, dump: &Dump, record_id: u64) -> Option<Message> {
-        let (counted, _) = self.records.get(&key(rank, dump))?;
+        let (counted, _) = self.records.get(&recorder_key(rank, dump))?;
         counted.of(record_id)
     }
-}
-
-fn key(rank: Rank, dump: &Dump) -> RecorderKey {
-    let id = &dump.identity;
-    (rank, dump.recorder, id.attempt, id.pid)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::messages::Messages;
 use super::operation::{Fact, Operation};
 use super::settings::Settings;
 use super::value::{attribute, number, resource, scope, text, unix};
-use crate::metrics::new_entries::NewEntries;
+use crate::metrics::new_entries::{NewEntries, RecorderKey, recorder_key};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
@@ -68,8 +68,9 @@ pub(super) struct Spans {
     remarkable: HashSet<TraceId>,
     /// The traces in `remarkable`, oldest first.
     order: VecDeque<TraceId>,
-    /// Rank and record id of each stuck operation that was exported and has not ended since.
-    exported: HashSet<(Rank, u64)>,
+    /// Recorder and record id of each stuck operation that was exported and has not ended since. The recorders of
+    /// another attempt, and others of the same process, use the same ids.
+    exported: HashSet<(RecorderKey, u64)>,
 }
 
 impl Spans {
@@ -103,7 +104,8 @@ impl Spans {
             }
         });
         for Candidate { operation: it, .. } in &candidates {
-            self.exported.remove(&(it.rank, it.entry.record_id));
+            let recorder = recorder_key(it.rank, it.dump);
+            self.exported.remove(&(recorder, it.entry.record_id));
         }
         for candidate in &candidates {
             if self.is_remarkable(&candidate.operation) {
@@ -177,7 +179,14 @@ impl Spans {
         if overdue.is_empty() {
             return;
         }
+        let records = snapshot.counted();
+        let present: HashSet<RecorderKey> = records
+            .map(|(rank, dump)| recorder_key(rank, dump))
+            .collect();
+        self.exported
+            .retain(|(recorder, _)| present.contains(recorder));
         for (rank, dump) in snapshot.counted() {
+            let recorder = recorder_key(rank, dump);
             let open = |e: &&Entry| e.state < EntryState::Completed && !e.retired;
             for entry in dump.entries.iter().filter(open) {
                 let is_p2p = entry.op.is_p2p();
@@ -191,7 +200,7 @@ impl Spans {
                 let stuck = is_overdue || now.saturating_sub(entry.time_created_ns) >= limit;
                 if !stuck
                     || self.exported.len() > MAX_SPANS
-                    || !self.exported.insert((rank, entry.record_id))
+                    || !self.exported.insert((recorder, entry.record_id))
                 {
                     continue;
                 }
@@ -389,5 +398,42 @@ mod tests {
         // All ranks wait except the one at fault.
         assert_eq!(pending.len(), 15);
         assert!(pending.iter().any(|span| span.name == "all_reduce dp"));
+    }
+
+    #[test]
+    fn stuck_operations_of_the_next_attempt_are_exported_although_their_ids_are_the_same() {
+        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        let mut newest = None;
+        for ns in [LOOKS[2], LOOKS[3]] {
+            let mut source = SimulatedSource::new(simulation.clone(), move || ns);
+            let at = Moment {
+                elapsed: Duration::from_nanos(ns as u64),
+                wall_ns: ns,
+            };
+            live.observe(0, source.poll(Instant::now()), at);
+            newest = live.refresh(at).or(newest);
+        }
+        let first = newest.expect("the first look gives a snapshot");
+        let mut second = first.clone();
+        let mut ranks = second.ranks.to_vec();
+        for dump in ranks.iter_mut().flat_map(|view| &mut view.dumps) {
+            std::sync::Arc::make_mut(dump).identity.attempt += 1;
+        }
+        second.ranks = ranks.into();
+        let mut spans = Spans::beginning_now(0.0);
+        let mut pending = |snapshot: &Snapshot| {
+            let batch = spans.take(snapshot, &Settings::default());
+            let requests = batch.requests.into_iter();
+            let scopes = requests.flat_map(|(request, _)| request.resource_spans);
+            let scopes = scopes.flat_map(|it| it.scope_spans);
+            scopes
+                .flat_map(|it| it.spans)
+                .filter_map(|span| span.status)
+                .filter(|status| status.message.contains("pending"))
+                .count()
+        };
+        assert_eq!((pending(&first), pending(&first)), (15, 0));
+        assert_eq!((pending(&second), pending(&second)), (15, 0));
     }
 }

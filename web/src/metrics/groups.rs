@@ -47,15 +47,15 @@ const GROUP_METRICS: [GroupMetric; 9] = [
     }),
 ];
 
-/// By name of the group, the sequence number of the newest collective that its ranks have completed, as far as their
-/// records note it; -1 if there is none.
-fn completed(snapshot: &Snapshot) -> BTreeMap<&str, i64> {
+/// By name and description of the group, the sequence number of the newest collective that all its ranks have
+/// completed, as far as their records note it; -1 if there is none.
+fn completed(snapshot: &Snapshot) -> BTreeMap<(&str, &str), i64> {
     let mut least = BTreeMap::new();
     for (_, dump) in snapshot.dumps() {
         for group in &dump.groups {
             if let Some(status) = group.status {
                 let seq = least
-                    .entry(group.info.name.as_str())
+                    .entry((group.info.name.as_str(), group.info.desc.as_str()))
                     .or_insert(status.last_completed);
                 *seq = status.last_completed.min(*seq);
             }
@@ -79,7 +79,7 @@ pub(super) fn groups(writer: &mut Writer, snapshot: &Snapshot) {
         row.oldest_s = row.oldest_s.max(group.oldest_ms.unwrap_or(0.0) / 1e3);
         row.last_seq = row.last_seq.max(last);
         row.behind = row.behind.max(last - group.min_seq.unwrap_or(0) as f64);
-        let seq = completed.get(group.group.name.as_str());
+        let seq = completed.get(&(group.group.name.as_str(), group.group.desc.as_str()));
         row.completed_seq = seq.map(|&seq| seq.max(0) as f64);
         row.lag_p50_s = row.lag_p50_s.max(group.lag_p50_ms.unwrap_or(0.0) / 1e3);
         row.lag_p99_s = row.lag_p99_s.max(group.lag_p99_ms.unwrap_or(0.0) / 1e3);
@@ -97,4 +97,43 @@ pub(super) fn groups(writer: &mut Writer, snapshot: &Snapshot) {
         &list::GROUPS_OMITTED,
         reports.len().saturating_sub(MAX_GROUPS) as f64,
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_analyzer::simulate::{Simulation, Situation};
+    use rcomm_analyzer::source::{SimulatedSource, Source};
+    use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use rcomm_recorder::model::ProcessGroupStatus;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn groups_of_one_name_have_the_progress_of_their_description() {
+        let simulation = Simulation::new(Situation::Healthy, 8, 0);
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        let at = Moment {
+            elapsed: Duration::from_secs(3),
+            wall_ns: 3_000_000_000,
+        };
+        let mut source = SimulatedSource::new(simulation, || 3_000_000_000);
+        live.observe(0, source.poll(Instant::now()), at);
+        let mut snapshot = live.refresh(at).expect("the first look gives a snapshot");
+        let mut ranks = snapshot.ranks.to_vec();
+        for dump in ranks.iter_mut().flat_map(|view| &mut view.dumps) {
+            for group in &mut Arc::make_mut(dump).groups {
+                let last_completed = if group.info.desc == "dp" { 41 } else { 7 };
+                group.info.name = "0".into();
+                group.status = Some(ProcessGroupStatus {
+                    last_completed,
+                    ..ProcessGroupStatus::default()
+                });
+            }
+        }
+        snapshot.ranks = ranks.into();
+        let completed = completed(&snapshot);
+        assert_eq!(completed.get(&("0", "dp")), Some(&41), "{completed:?}");
+        assert_eq!(completed.get(&("0", "tp")), Some(&7), "{completed:?}");
+    }
 }

@@ -317,8 +317,8 @@ fn a_launcher_that_noted_no_end_was_killed_or_stopped() {
     assert_eq!(report.verdict, Verdict::Inconclusive);
     assert_eq!(
         end(&report).1,
-        "no process of all 2 ranks was left after 13:00:01 UTC; none was in an operation, and how they ended is not \
-         recorded; their launcher, process 77 on n0, noted none of these ends: it was killed or stopped before them"
+        "all 2 ranks' processes are gone, with the last sign of life at 13:00:01 UTC; none was in an operation, and how \
+         this happened is not recorded; their launcher, process 77 on n0, noted none of these ends: it was killed or stopped before them"
     );
 }
 

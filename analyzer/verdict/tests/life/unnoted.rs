@@ -47,8 +47,8 @@ fn the_phase_that_all_ranks_named_last_is_told_where_nothing_shows_how_they_ende
         let status = dump.status.as_mut().expect("the record has a status");
         status.phase = "raised ValueError: bad batch".to_owned();
     }
-    let unknown = "no process of all 2 ranks was left after 13:00:01 UTC; none was in an operation, and how they ended is \
-                   not recorded";
+    let unknown = "all 2 ranks' processes are gone, with the last sign of life at 13:00:01 UTC; none was in an operation, \
+                   and how this happened is not recorded";
     let report = judge(&dumps, 40.0);
     assert_eq!(report.verdict, Verdict::Inconclusive);
     let phase = "; each was in phase `raised ValueError: bad batch`";
@@ -239,7 +239,7 @@ fn rings_without_signs_of_life_show_neither_when_nor_in_which_order_processes_en
         .map(|rank| left_by_plug_in(record(rank, 4, &done[..1 + rank as usize % 2])))
         .collect();
     let report = judge(&dumps, 40.0);
-    let unknown = "no process of all 4 ranks is left; how and when they ended is not recorded";
+    let unknown = "all 4 ranks' processes are gone; how and when this happened is not recorded";
     assert_eq!(end(&report), (EndKind::Unknown, unknown));
     assert_eq!(report.verdict, Verdict::Inconclusive);
     // What an abort left failed need not have failed early: the program's time-out is not recorded.

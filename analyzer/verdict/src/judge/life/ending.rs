@@ -142,10 +142,12 @@ fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
 fn sentence(ctx: &Context<'_>, end: &End) -> String {
     let number = ctx.aligned.expected.len();
     let last_time = time_of_day(end.last_ns);
-    let all_ranks = match number {
-        1 => "the only rank".to_owned(),
-        number => format!("all {number} ranks"),
+    let (all_ranks, processes) = match number {
+        1 => ("the only rank".to_owned(), "process is"),
+        number => (format!("all {number} ranks"), "processes are"),
     };
+    // `all 4 ranks' processes are`, `the only rank's process is`
+    let own = if number == 1 { "'s" } else { "'" };
     match end.kind {
         EndKind::Ended => {
             let rings = match ctx.aligned.records.is_empty() {
@@ -196,13 +198,13 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             }
         }
         EndKind::Unknown if !end.is_dated() => format!(
-            "no process of {all_ranks} is left; how and when they ended is not recorded{}{}{}",
+            "{all_ranks}{own} {processes} gone; how and when this happened is not recorded{}{}{}",
             inside(ctx),
             common_phase(ctx),
             launcher_too(ctx)
         ),
         EndKind::Unknown => format!(
-            "no process of {all_ranks} was left after {last_time}; none was in an operation, and how they ended is not recorded{}{}",
+            "{all_ranks}{own} {processes} gone, with the last sign of life at {last_time}; none was in an operation, and how this happened is not recorded{}{}",
             common_phase(ctx),
             launcher_too(ctx)
         ),

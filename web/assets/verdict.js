@@ -51,7 +51,7 @@ export function drawVerdict(report, laterMs) {
   if (news !== announced) { announced = news; byId("verdict-said").textContent = `${report.verdict}: ${sentence(report)}`; }
 }
 
-const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
+export const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
 
 /** For how long and since when ranks wait. The duration goes up to `laterMs` after the report, unless it has an end.
  * @param {object} report @param {?number} laterMs */
@@ -64,14 +64,19 @@ export function since(report, laterMs) {
   return `for ${duration}, since ${clock(began.at_ns)} UTC`;
 }
 
-/** The verdict as text for the clipboard. @param {object} report @param {string} job */
-export function asText(report, job) {
+/** What is left of the records of a job that is over. @param {{report: object, status: object}} picture */
+export const remains = ({ report, status }) => (report.end && status.sources.find((source) => source.remains)?.remains) || "";
+
+/** The verdict as text for the clipboard. @param {{report: object, status: object}} picture @param {string} job */
+export function asText({ report, status }, job) {
   const first = headline(report);
   const lines = [`${report.verdict.toUpperCase()} ${sentence(report)}`];
   if (job) lines.push(`job: ${job}`);
   const began = since(report, 0);
   if (began) lines.push(began);
   if (first?.next) lines.push(`next: ${first.next}`);
+  const left = remains({ report, status });
+  if (left) lines.push(`records: ${left}`);
   for (const finding of report.findings.filter((it) => it !== first && it.severity !== "note").slice(0, 20)) {
     lines.push(`${finding.code} ${finding.name}: ${finding.sentence}`);
   }

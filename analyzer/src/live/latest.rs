@@ -316,7 +316,9 @@ impl Feed {
         let answered = known - failed.len();
         let changed = self.status.error.take().is_some()
             || self.problems != poll.problems
-            || (self.status.answered, self.status.known) != (answered, known);
+            || (self.status.answered, self.status.known) != (answered, known)
+            || self.status.remains != poll.remains;
+        self.status.remains.clone_from(&poll.remains);
         self.status.answered = answered;
         self.status.known = known;
         self.answered = Some(at.elapsed);

@@ -87,6 +87,9 @@ pub struct SourceStatus {
     pub known: usize,
     /// Why the last poll failed, if it did.
     pub error: Option<String>,
+    /// What is left of the job's records where the source reads them, as a sentence, once all its processes have ended;
+    /// `None` before, and if the source does not know it.
+    pub remains: Option<String>,
 }
 
 /// All data that a view shows at one moment; immutable and shared.

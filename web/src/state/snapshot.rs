@@ -47,6 +47,8 @@ pub(crate) struct SourceState {
     pub(crate) silent_for_ms: Option<f64>,
     /// Error of the last round, if it failed.
     pub(crate) error: Option<String>,
+    /// What is left of the records of a job that is over; `None` before, and if it is not known.
+    pub(crate) remains: Option<String>,
 }
 
 /// The matrix of the group that matters most: the group of the first finding that names one, else the largest group
@@ -90,6 +92,7 @@ pub(crate) fn status_of(snapshot: &Snapshot) -> Status {
         known: source.known,
         silent_for_ms: source.silence.map(|silence| silence.as_secs_f64() * 1e3),
         error: source.error.clone(),
+        remains: source.remains.clone(),
     });
     let silent = snapshot.ranks.iter().filter(|view| view.silent);
     Status {

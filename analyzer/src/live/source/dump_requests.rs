@@ -1,7 +1,10 @@
 //! Requests to ranks to write their dumps.
 
-use super::SourceError;
+use super::questions::ask_all;
+use super::{RingSource, SourceError};
 use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{EndpointAddress, EndpointClient};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// A way to request dumps from the ranks of a job.
@@ -43,5 +46,28 @@ impl DumpAnswers {
             }
         }
         sorted
+    }
+}
+
+/// Requests dumps from the ranks of a job on this node, at the endpoints next to their rings.
+pub struct RingDumps(Mutex<RingSource>);
+
+impl RingDumps {
+    /// Requests dumps from the ranks of the job that this source shows.
+    pub fn new(source: RingSource) -> Self {
+        Self(Mutex::new(source))
+    }
+}
+
+impl DumpRequests for RingDumps {
+    fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
+        let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sockets = source.sockets()?;
+        let answers = ask_all(&sockets, |(rank, socket)| {
+            let client = EndpointClient::new(EndpointAddress::Unix(socket.clone()), None);
+            let written = client.write_dump(deadline).map(|written| written.place);
+            (*rank, written.map_err(|error| error.to_string()))
+        });
+        Ok(DumpAnswers::of_writers(answers))
     }
 }

@@ -1,8 +1,10 @@
 //! The newest job of this node, with rings or without.
 
 use super::processes::ProcessSource;
-use super::rings::{KEPT_AFTER_END, RingDumps, RingSource};
-use super::{DumpAnswers, DumpRequests, JobChoice, Liveness, PipeDumps, Poll, Source, SourceError};
+use super::rings::{KEPT_AFTER_END, RingSource};
+use super::{
+    DumpAnswers, DumpRequests, JobChoice, Liveness, PipeDumps, Poll, RingDumps, Source, SourceError,
+};
 use std::path::PathBuf;
 use std::time::Instant;
 

@@ -29,7 +29,7 @@ mod worker_servers;
 pub use choice::JobChoice;
 pub use collector::CollectorSource;
 pub use dump_pipes::{DumpOfProcess, PIPE_VARIABLE, PipeDumps, dump_beginnings};
-pub use dump_requests::{DumpAnswers, DumpRequests};
+pub use dump_requests::{DumpAnswers, DumpRequests, RingDumps};
 pub use endpoints::{EndpointDumps, EndpointSource};
 pub use files::FileSource;
 pub use local::{LocalDumps, LocalSource};
@@ -39,7 +39,7 @@ pub use processes::{ProcessSource, ProcessStacks, RankProcess};
 pub use rank_jobs::{Program, RankJob};
 pub use ras::{RAS_ADDRESS, RasSource};
 pub use records::{RECORDS_SCHEMA, RecordHead, RecordsFollower, RecordsHead, RecordsQuestion};
-pub use rings::{RingDumps, RingSource};
+pub use rings::RingSource;
 pub use simulated::SimulatedSource;
 pub use stacks::{StackRequests, TakenStacks, WorkerServerStacks};
 pub use store::{hosts_in_store, raise_exception_dump};
@@ -98,6 +98,8 @@ pub struct Poll {
     pub communicators: Vec<Communicator>,
     /// A report that another program has made.
     pub collected: Option<Collected>,
+    /// See [`SourceStatus::remains`](crate::SourceStatus::remains).
+    pub remains: Option<String>,
     /// Whether all earlier observations of this source must be dropped: they belong to another job or an earlier
     /// attempt, or the source now reads records of another kind.
     pub restart: bool,

@@ -1,21 +1,15 @@
 //! The rings of one job on this node as a source. The rings of frozen and dead processes can be read like those of
 //! running ones.
 
-use super::questions::ask_all;
-use super::{
-    DumpAnswers, DumpRequests, JobChoice, Liveness, NEWEST, Observation, Poll, Seen, Source,
-    SourceError,
-};
+mod remains;
+
+use super::{JobChoice, Liveness, NEWEST, Observation, Poll, Seen, Source, SourceError};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::{
-    EndpointAddress, EndpointClient, LaunchRecord, RingFollower, RingListing, RingReader,
-    list_rings,
-};
+use rcomm_recorder::publish::{LaunchRecord, RingFollower, RingListing, RingReader, list_rings};
 use rcomm_recorder::record::RingPart;
 use rcomm_verdict::Problem;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The time between two searches for new rings, of ranks that join and attempts that start.
@@ -225,6 +219,18 @@ impl RingSource {
             .collect())
     }
 
+    /// Each rank with a program's own ring and the socket of its endpoint, which is next to the ring. The rings of NCCL's
+    /// plug-in have no endpoint.
+    pub(super) fn sockets(&mut self) -> Result<Vec<(Rank, PathBuf)>, SourceError> {
+        self.list()?;
+        let rings = self.rings.iter();
+        let rings = rings.filter(|((_, part), _)| *part == RingPart::Program);
+        let socket = |ring: &Ring| ring.follower.reader().path().with_extension("sock");
+        Ok(rings
+            .map(|(&(rank, _), ring)| (rank, socket(ring)))
+            .collect())
+    }
+
     fn attach(&mut self, found: Candidate) {
         let path = found.path;
         match RingReader::attach(&path) {
@@ -270,44 +276,12 @@ fn unreadable(path: &Path, error: &dyn std::error::Error) -> Problem {
     Problem::unreadable_dump(path.display().to_string(), error.to_string())
 }
 
-/// Requests dumps from the ranks of a job on this node, at the endpoints next to their rings.
-pub struct RingDumps(Mutex<RingSource>);
-
-impl RingDumps {
-    /// Requests dumps from the ranks of the job that this source shows.
-    pub fn new(source: RingSource) -> Self {
-        Self(Mutex::new(source))
-    }
-}
-
-impl DumpRequests for RingDumps {
-    fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError> {
-        let mut source = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        source.list()?;
-        // The rings of NCCL's plug-in have no endpoint.
-        let ranks = source.rings.iter();
-        let ranks = ranks.filter(|((_, part), _)| *part == RingPart::Program);
-        let sockets: Vec<(Rank, PathBuf)> = ranks
-            .map(|(&(rank, _), ring)| {
-                let path = ring.follower.reader().path();
-                (rank, path.with_extension("sock"))
-            })
-            .collect();
-        let answers = ask_all(&sockets, |(rank, socket)| {
-            let client = EndpointClient::new(EndpointAddress::Unix(socket.clone()), None);
-            let written = client.write_dump(deadline).map(|written| written.place);
-            (*rank, written.map_err(|error| error.to_string()))
-        });
-        Ok(DumpAnswers::of_writers(answers))
-    }
-}
-
 impl Source for RingSource {
     fn name(&self) -> String {
         let place = self.directory.display();
         match self.choice.shown() {
             Some((job, _)) => format!("rings of job {job} in {place}"),
-            None => format!("rings of the newest job in {place}"),
+            None => format!("rings in {place}"),
         }
     }
 
@@ -352,6 +326,9 @@ impl Source for RingSource {
         // removes its ring, and a rank that has not joined has none.
         let is_dead = |observation: &Observation| observation.liveness == Liveness::Dead;
         let has_ended = observations.iter().any(is_dead);
+        let is_over = !observations.is_empty() && observations.iter().all(is_dead);
+        let rings = self.rings.values();
+        let paths: Vec<&Path> = rings.map(|ring| ring.follower.reader().path()).collect();
         let ranks = observations.iter().map(|observation| observation.rank);
         let ranks: BTreeSet<Rank> = ranks.collect();
         let lacks_ranks = world_size.is_some_and(|size| (ranks.len() as u64) < u64::from(size));
@@ -361,6 +338,7 @@ impl Source for RingSource {
             observations,
             problems: self.problems.clone(),
             world_size,
+            remains: is_over.then(|| remains::sentence(&paths)),
             restart,
             ..Poll::default()
         })

@@ -91,7 +91,7 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 # The wheel scrolls, clicks select and open. Hold shift to select text, or turn it off.
 #mouse = true
 # Memory for the snapshots that are kept, MiB.
-#history_mib = 256
+#history_mib = 64
 # Age from which a pending operation is overdue; half of its own time-out if that is shorter.
 #overdue = "5s"
 # Time without an answer after which a rank counts as silent.

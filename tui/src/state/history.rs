@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 /// Number of the newest frames that are kept whole.
 const WHOLE: usize = 30;
-/// Number of newest operations that older frames keep of each dump, in addition to the pending ones.
-const NEWEST: usize = 256;
+/// Number of newest operations that older frames keep of each dump, in addition to the pending ones: more than any
+/// screen but the timeline shows.
+const NEWEST: usize = 64;
 
 /// Recorded snapshots (frames), oldest first, within a memory budget. Sizes are estimates.
 #[derive(Debug)]
@@ -57,7 +58,13 @@ impl History {
             is_whole: true,
         });
         self.estimate(self.frames.len() - 1);
-        self.cut_old();
+        self.cut_old(WHOLE);
+        // Of a large job, fewer frames than that leave room for others.
+        let mut whole = self.frames.len().min(WHOLE);
+        while whole > 1 && self.bytes_of_newest(whole) > self.budget / 2 {
+            whole -= 1;
+            self.cut_old(whole);
+        }
         // The displayed frame is kept, and so is the newest.
         while self.bytes > self.budget && self.frames.len() > 1 && self.displayed != Some(0) {
             self.remove(0);
@@ -67,6 +74,12 @@ impl History {
         while self.bytes > self.budget && self.frames.len() > 2 {
             self.remove(1);
         }
+    }
+
+    /// The bytes of the newest `count` frames.
+    fn bytes_of_newest(&self, count: usize) -> usize {
+        let newest = self.frames.iter().rev().take(count);
+        newest.map(|frame| frame.bytes).sum()
     }
 
     fn remove(&mut self, at: usize) {
@@ -89,10 +102,10 @@ impl History {
         }
     }
 
-    /// Keeps only the newest and the pending operations of frames that are not among the newest [`WHOLE`], except the
+    /// Keeps only the newest and the pending operations of frames that are not among the newest `whole`, except the
     /// displayed frame.
-    fn cut_old(&mut self) {
-        let old = self.frames.len().saturating_sub(WHOLE);
+    fn cut_old(&mut self, whole: usize) {
+        let old = self.frames.len().saturating_sub(whole);
         let uncut = (0..old).rev().take_while(|&at| self.frames[at].is_whole);
         let first = uncut.last().unwrap_or(old);
         for index in first..old {

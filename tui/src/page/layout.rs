@@ -72,9 +72,8 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
         }
     };
     let Some(&last) = page.right.last() else {
-        // Spare rows go to the last pane but one, so that a short last pane stays at the bottom.
         let all: Vec<usize> = (0..page.panes.len()).collect();
-        stack(&all, area, all.len().saturating_sub(2));
+        stack(&all, area, spare_of(page, &all));
         return rects;
     };
     let (right, left): (Vec<usize>, Vec<usize>) =
@@ -98,22 +97,31 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
     );
     stack(&right, Rect::new(x, area.y, width, height), spare(&right));
     let rest = Rect::new(area.x, area.y + height, area.width, area.height - height);
-    stack(&below, rest, below.len().saturating_sub(2));
+    stack(&below, rest, spare_of(page, &below));
     rects
 }
 
+/// The index, among these panes, of the one that gets the rows that no pane needs: the last; or the last but one if the
+/// last shows all ranks, which stay at the bottom of the screen.
+fn spare_of(page: &Page, panes: &[usize]) -> usize {
+    let last = panes.last().map(|&at| &page.panes[at].body);
+    let shows_ranks = matches!(last, Some(Body::Strip(_) | Body::Grid(_)));
+    panes.len().saturating_sub(1 + usize::from(shows_ranks))
+}
+
 /// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows. A tall terminal shows whole
-/// sentences; a low one keeps rows for the panes.
+/// sentences, whose ends say how the job ended; a low one keeps rows for the panes.
 fn lines_for_one(rows: u16) -> usize {
     match rows {
         0..20 => 2,
-        _ => 4,
+        20..24 => 4,
+        _ => 6,
     }
 }
 
 /// Wraps a line to at most `max_lines` lines; the last one may be too wide. Lines after the first begin with three
 /// spaces. Below 20 columns, the line is not wrapped.
-fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
+pub(crate) fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
     let whole: usize = line.iter().map(|w| text_width(&w.text)).sum();
     if whole <= width || width < 20 {
         return vec![line.clone()];
@@ -279,9 +287,16 @@ mod tests {
             title: "pane".into(),
             body: Body::Text(vec![vec![]; lines]),
         };
-        let page = Page {
+        let ranks = Pane {
+            title: "ranks".into(),
+            body: Body::Strip(crate::page::Strip {
+                unit: "rank",
+                dots: vec![],
+            }),
+        };
+        let mut page = Page {
             head: vec![],
-            panes: vec![pane(3), pane(2), pane(4), pane(5), pane(1)],
+            panes: vec![pane(3), pane(2), pane(4), pane(5), ranks],
             right: vec![2],
         };
         let rects = panes(&page, Rect::new(0, 1, 161, 40));
@@ -290,6 +305,14 @@ mod tests {
         assert_eq!(rects[2], Rect::new(81, 1, 80, 7));
         assert_eq!(rects[3], Rect::new(0, 8, 161, 31));
         assert_eq!(rects[4], Rect::new(0, 39, 161, 2));
+        // The ranks stay at the bottom; another last pane follows the others, and the rows below it stay empty.
+        let below_ranks = page.panes.pop();
+        page.panes.push(pane(1));
+        let texts = panes(&page, Rect::new(0, 1, 161, 40));
+        assert_eq!(texts[3], Rect::new(0, 8, 161, 6));
+        assert_eq!(texts[4], Rect::new(0, 14, 161, 27));
+        page.panes.pop();
+        page.panes.extend(below_ranks);
         // Where there are too few rows, both parts get some.
         let low = panes(&page, Rect::new(0, 1, 161, 9));
         assert_eq!((low[0].height, low[1].height, low[2].height), (3, 3, 6));

@@ -124,6 +124,14 @@ impl Theme {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
+    /// The style of a selected row of this tone, which replaces the styles of its cells.
+    pub fn selected_row(&self, tone: Tone) -> Style {
+        Style::new()
+            .fg(self.style(tone).fg.unwrap_or(Color::Reset))
+            .remove_modifier(Modifier::DIM)
+            .add_modifier(Modifier::REVERSED)
+    }
+
     fn color(&self, tone: Tone) -> Option<(Rgb, Color)> {
         let (dark, light, ansi): (Rgb, Rgb, Color) = match tone {
             Tone::Plain | Tone::Dim | Tone::Title => return None,

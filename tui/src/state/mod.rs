@@ -358,6 +358,12 @@ impl State {
         if let Some(Body::Table(table)) = self.page.panes.get_mut(pane).map(|p| &mut p.body) {
             table.sort(sort);
         }
+        if *self.screen() == Screen::Warnings {
+            let row = self.selection().row;
+            let shown = self.history.shown();
+            let pane = shown.and_then(|it| self.model(it).selected_warning(&self.page, row));
+            self.page.panes.extend(pane);
+        }
         let pane = pane.min(self.page.panes.len().saturating_sub(1));
         let rows = self.page.rows(pane);
         let selection = self.selection_mut();

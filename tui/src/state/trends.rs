@@ -33,8 +33,17 @@ pub struct Trends {
 pub(crate) struct Trend {
     /// Name and unit.
     pub(crate) name: &'static str,
+    /// Why it has no value, if it has none.
+    pub(crate) unknown: &'static str,
     /// One value per snapshot, oldest first; `None` if unknown.
     pub(crate) values: Vec<Option<f64>>,
+}
+
+impl Trend {
+    /// Whether any value is known.
+    pub(crate) fn is_known(&self) -> bool {
+        self.values.iter().any(Option::is_some)
+    }
 }
 
 impl Trends {
@@ -77,15 +86,28 @@ impl Trends {
             let known = self.samples.iter().filter(|it| it.wall_ns <= wall_ns);
             known.map(value).collect()
         };
-        let trend = |name, value| Trend {
+        let trend = |name, unknown, value| Trend {
             name,
+            unknown,
             values: all(value),
         };
+        let steps = match self.samples.iter().any(|it| it.step.is_some()) {
+            true => "no two steps to compare yet",
+            false => "the program reports no steps",
+        };
         [
-            trend("steps/s", |it| it.steps_per_s),
-            trend("bus GB/s", |it| it.busbw_gbs),
-            trend("late ms", |it| it.late_ms),
-            trend("oldest s", |it| it.oldest_ms.map(|ms| ms / 1e3)),
+            trend("steps/s", steps, |it| it.steps_per_s),
+            trend(
+                "bus GB/s",
+                "no collective of 1 MiB or more with a measured time",
+                |it| it.busbw_gbs,
+            ),
+            trend("late ms", "no completed collective to compare", |it| {
+                it.late_ms
+            }),
+            trend("oldest s", "the age is not recorded", |it| {
+                it.oldest_ms.map(|ms| ms / 1e3)
+            }),
         ]
     }
 }

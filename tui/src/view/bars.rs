@@ -74,22 +74,32 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if !narrow || *state.screen() != Screen::Overview {
         line.push(styled(trail(state, narrow), Tone::Accent));
     }
+    let time = clock(state);
+    let time_width = u16::try_from(time.len()).unwrap_or(0);
+    let room = area.width.saturating_sub(time_width + 1);
     if let Some(snapshot) = state.snapshot() {
-        if !snapshot.job.is_empty() {
-            line.push(plain(format!(" job {} ", snapshot.job)));
-        }
+        let connection = connection(state);
+        let used: usize = line.iter().map(|words| text_width(&words.text)).sum();
+        let left = usize::from(room).saturating_sub(used + 2 + text_width(&connection.text));
+        let job = match snapshot.job.as_str() {
+            "" => String::new(),
+            // Whether the job is live must be seen, also of a job with a long name.
+            job => fit(&format!(" job {job} "), left.max(8)),
+        };
         let hosts = state.hosts();
         let mut size = format!(" {}", count(snapshot.ranks.len() as u64, "rank"));
         if hosts > 0 {
             size.push_str(&format!(" / {}", count(hosts as u64, "host")));
         }
-        // On a narrow terminal, what hides rows is more important than the job's size.
+        // On a narrow terminal, what hides rows is more important than the job's size, and so is whether it is live.
         let hides = !state.filter.is_empty() || state.problems_only || state.follow;
-        if !narrow || !hides {
+        let fits = text_width(&job) + text_width(&size) <= left;
+        line.push(plain(job));
+        if !narrow || !hides && fits {
             line.push(plain(size));
         }
         line.push(plain("  "));
-        line.push(connection(state));
+        line.push(connection);
     }
     if !state.filter.is_empty() {
         line.push(styled(format!("  /{}", state.filter.text()), Tone::Accent));
@@ -100,9 +110,6 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     if state.follow {
         line.push(styled("  following", Tone::Accent));
     }
-    let time = clock(state);
-    let time_width = u16::try_from(time.len()).unwrap_or(0);
-    let room = area.width.saturating_sub(time_width + 1);
     if let Some(snapshot) = state.snapshot() {
         let step = snapshot
             .report
@@ -158,9 +165,9 @@ fn connection(state: &State) -> crate::page::StyledText {
         .filter(|source| source.error.is_some())
         .count();
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
-    if let Some(end) = &snapshot.report.end {
+    if snapshot.report.end.is_some() {
         // The last snapshot stays on display, but the job is over, so it is not live.
-        return styled(format!("OVER {} UTC", time_of_day(end.at_ns)), Tone::Accent);
+        return styled("OVER", Tone::Accent);
     }
     if failing == snapshot.sources.len() && failing > 0 {
         styled("DISCONNECTED [8]", Tone::Silent)

@@ -61,7 +61,13 @@ pub(super) fn draw(
         let texts = row.cells.iter().map(|cell| (cell.text.as_str(), cell.tone));
         put_row(table, texts, &columns, y, area, theme, row.tone, buffer);
         if selected == Some(at) {
-            buffer.set_style(Rect::new(area.x, y, area.width, 1), theme.selected());
+            // One color from edge to edge: reversed cells of several colors would look like several marks.
+            let tone = match row.tone {
+                Tone::Plain | Tone::Dim => row.mark.tone,
+                tone => tone,
+            };
+            let whole = Rect::new(area.x, y, area.width, 1);
+            buffer.set_style(whole, theme.selected_row(tone));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::common::{judged, moment, press, recorded, showing, simulation};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{EndKind, JobEnd, Report, Snapshot, Verdict};
+use rcomm_analyzer::{EndKind, JobEnd, Report, Snapshot, SourceStatus, Verdict};
 use rcomm_recorder::publish::Dump;
 use rcomm_top::state::event::Event;
 use rcomm_top::state::update;
@@ -210,6 +210,71 @@ fn a_warning_about_a_job_that_ended_has_its_own_sentence() {
 }
 
 #[test]
+fn a_job_that_is_over_says_what_is_left_of_its_records() {
+    let mut snapshot = recorded(Situation::Healthy);
+    let remains = "the job's rings were removed at its end; this view keeps what it has read";
+    snapshot.sources = vec![SourceStatus {
+        remains: Some(remains.into()),
+        ..SourceStatus::default()
+    }];
+    assert!(!text::of(&showing(snapshot.clone(), (120, 40))).contains("records:"));
+    let mut report = Report::clone(&snapshot.report);
+    report.verdict = Verdict::Ended;
+    report.end = Some(JobEnd {
+        how: EndKind::Ended,
+        at_ns: snapshot.at.wall_ns,
+        first_ranks: Vec::new(),
+        sentence: "all 32 ranks ended in order, the last at 14:05:08 UTC".to_owned(),
+    });
+    snapshot.report = Arc::new(report);
+    let screen = text::of(&showing(snapshot, (120, 40)));
+    let lines: Vec<&str> = screen.lines().collect();
+    assert!(lines[0].contains("  OVER  "), "{screen}");
+    assert!(
+        lines[1].contains("ENDED all 32 ranks ended in order, the last at 14:05:08 UTC"),
+        "{screen}"
+    );
+    let expected = format!("   records: {remains}; [x] exports the report");
+    assert_eq!(lines[2].trim_end(), expected, "{screen}");
+}
+
+#[test]
+fn a_trend_without_values_says_why_and_a_small_value_is_not_zero() {
+    let mut snapshot = recorded(Situation::Healthy);
+    let mut report = Report::clone(&snapshot.report);
+    for group in &mut report.groups {
+        group.busbw_gbs = None;
+    }
+    for rank in &mut report.ranks {
+        rank.lag_p50_ms = Some(0.002);
+        rank.step = None;
+    }
+    snapshot.report = Arc::new(report);
+    let screen = text::of(&showing(snapshot, (80, 24)));
+    let line = |name: &str| {
+        let line = screen.lines().find(|line| line.contains(name));
+        line.unwrap_or_else(|| panic!("no line on {name}:\n{screen}"))
+            .trim_end()
+            .to_owned()
+    };
+    let bandwidth = line("bus GB/s");
+    assert!(
+        bandwidth.ends_with("--  no collective of 1 MiB or more with a measured time"),
+        "{bandwidth}"
+    );
+    let steps = line("steps/s");
+    assert!(
+        steps.ends_with("--  the program reports no steps"),
+        "{steps}"
+    );
+    let late = line("late ms");
+    assert!(
+        late.contains(" <0.01 ") && late.ends_with("max <0.01"),
+        "{late}"
+    );
+}
+
+#[test]
 fn a_simulated_job_says_when_its_fault_begins_until_it_is_found() {
     let mut state = showing(recorded(Situation::Healthy), (80, 24));
     state.options.fault_ns = Some(state.now.wall_ns + 3_500_000_000);
@@ -239,8 +304,8 @@ fn nothing_is_drawn_again_while_nothing_changes() {
 #[test]
 fn a_missing_job_is_reported_with_advice() {
     let mut snapshot = Snapshot::empty(Default::default());
-    snapshot.sources.push(rcomm_analyzer::SourceStatus {
-        name: "rings of the newest job in /dev/shm/rcomm-0".into(),
+    snapshot.sources.push(SourceStatus {
+        name: "rings in /dev/shm/rcomm-0".into(),
         error: Some("no ring of any job; start a job on this node".into()),
         ..Default::default()
     });

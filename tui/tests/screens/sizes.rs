@@ -123,6 +123,44 @@ fn the_footer_always_ends_with_the_key_to_quit() {
 }
 
 #[test]
+fn whether_the_job_is_live_is_never_cut() {
+    for (name, keys) in VIEWS {
+        let mut snapshot = recorded(Situation::StuckRank);
+        snapshot.job = "pretraining-with-a-long-name-1234567".into();
+        let mut state = showing(snapshot, (80, 24));
+        press(&mut state, keys);
+        let screen = text::of(&state);
+        let first = screen.lines().next().unwrap_or_default();
+        let is_whole = first.contains(" LIVE") || first.contains("PAUSED 1/1");
+        assert!(
+            is_whole && first.contains(" job pretrain"),
+            "{name}: {first}"
+        );
+    }
+}
+
+#[test]
+fn a_selected_row_has_one_color_from_edge_to_edge() {
+    let mut state = showing(recorded(Situation::StuckRank), (100, 30));
+    press(&mut state, "6");
+    let buffer = text::buffer(&state);
+    let selected = |y: &u16| {
+        let modifier = buffer[(0, *y)].modifier;
+        modifier.contains(ratatui::style::Modifier::REVERSED)
+    };
+    let row = (0..buffer.area.height)
+        .find(selected)
+        .expect("a row is selected");
+    let bad = state.options.theme.style(Tone::Bad).fg;
+    for x in 0..buffer.area.width {
+        let cell = &buffer[(x, row)];
+        assert_eq!(Some(cell.fg), bad, "column {x}");
+        assert!(cell.modifier.contains(ratatui::style::Modifier::REVERSED));
+        assert!(!cell.modifier.contains(ratatui::style::Modifier::DIM));
+    }
+}
+
+#[test]
 fn ascii_screens_hold_nothing_but_ascii() {
     for &(situation, _) in Situation::ALL {
         for (name, keys) in VIEWS {

@@ -1,6 +1,6 @@
 //! The terminal is restored however the program ends.
 
-use crate::rings::stuck_job;
+use crate::rings::{WORLD, ring, stuck_job};
 use crate::session::{Hangup, Session};
 use ratatui::Frame;
 use rcomm_analyzer::simulate::{Simulation, Situation};
@@ -28,6 +28,27 @@ fn sigterm_and_sighup_end_the_program_and_restore_the_terminal() {
         session.signal(signal);
         session.end();
     }
+}
+
+#[test]
+fn a_job_that_ends_while_it_is_watched_is_over_and_its_rings_are_named() {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let rings: Vec<_> = (0..WORLD)
+        .map(|rank| ring(directory.path(), rank, 40))
+        .collect();
+    let folder = directory.path().display().to_string();
+    let mut session = Session::start(&["--ring-dir", &folder], directory.path());
+    session.wait_text("HEALTHY");
+    drop(rings);
+    session.wait("the end of the job", |screen| {
+        let text = screen.contents();
+        text.contains("OVER") && text.contains("all 4 ranks' processes are gone")
+    });
+    // These were not closed in order, so they stay.
+    session.wait_text("records: the job's rings are still in");
+    session.wait_text("[x] exports the report");
+    session.press("q");
+    session.end();
 }
 
 #[test]

@@ -29,7 +29,7 @@ use super::index::FrameIndex;
 use super::screen::Screen;
 use super::trends::Trends;
 use crate::keys::Keymap;
-use crate::page::Page;
+use crate::page::{Page, Pane};
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::source::{Surroundings, TakenStacks};
 use rcomm_analyzer::{Code, Finding, GroupRef, Moment, NodeJob, Snapshot};
@@ -98,6 +98,11 @@ pub struct ViewModel<'a> {
 }
 
 impl ViewModel<'_> {
+    /// The pane with the whole sentence of the warning in this row of the page, which the table may cut.
+    pub(super) fn selected_warning(&self, page: &Page, row: usize) -> Option<Pane> {
+        warnings::selected(self, page, row)
+    }
+
     /// The page of `screen`.
     pub fn page(&self, screen: &Screen) -> Page {
         match screen {

@@ -1,6 +1,7 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
 use super::{ViewModel, groups, in_flight, jobs, look_further, ranks, timeline, warnings, why};
+use crate::keys::Action;
 use crate::page::layout::{is_whole, needed};
 use crate::page::table::{Cell, Headings, Row, Table, Target};
 use crate::page::theme::Tone;
@@ -122,6 +123,7 @@ impl OverviewPane {
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let mut head = vec![headline(model)];
     head.extend(next_line(model));
+    head.extend(remains_line(model));
     let blocked = !model.index.roots.is_empty();
     let panes = OverviewPane::shown(model.layout, model.size, blocked);
     if !panes.contains(&OverviewPane::Look) && model.size.1 >= TALL {
@@ -286,6 +288,21 @@ fn next_line(model: &ViewModel<'_>) -> Option<Line> {
     })
 }
 
+/// Of a job that is over, the line about what is left of its records. `None` if the job is not over, or no source knows
+/// it.
+fn remains_line(model: &ViewModel<'_>) -> Option<Line> {
+    model.snapshot.report.end.as_ref()?;
+    let mut sources = model.snapshot.sources.iter();
+    let remains = sources.find_map(|source| source.remains.clone())?;
+    let mut line = vec![styled("   records: ", Tone::Accent), plain(remains)];
+    if let Some(key) = model.keymap.keys(Action::Export).first() {
+        line.push(plain("; "));
+        line.push(styled(format!("[{key}]"), Tone::Accent));
+        line.push(plain(" exports the report"));
+    }
+    Some(line)
+}
+
 /// In the row of the finding that the first line shows, replaces the sentence with a reference to that line.
 fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
     let Some(id) = head_finding(model).map(|finding| finding.id) else {
@@ -313,10 +330,9 @@ fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page
         return;
     };
     let spare = model.size.1.saturating_sub(needed(page, model.size));
-    let charts = match &page.panes[at].body {
-        Body::Text(lines) => u16::try_from(lines.len()).unwrap_or(u16::MAX).max(1),
-        _ => return,
-    };
+    let drawn = model.trends.until(model.snapshot.at.wall_ns);
+    let drawn = drawn.iter().filter(|trend| trend.is_known());
+    let charts = u16::try_from(drawn.count()).unwrap_or(u16::MAX).max(1);
     let height = (1 + spare / charts).min(MAX_CHART_ROWS);
     page.panes[at].body = Body::Text(trends(model, usize::from(height)));
 }
@@ -335,10 +351,15 @@ fn trends(model: &ViewModel<'_>, height: usize) -> Vec<Line> {
     let number = |value: Option<f64>| match value {
         Some(value) if value >= 100.0 => format!("{value:.0}"),
         Some(value) if value >= 10.0 => format!("{value:.1}"),
+        Some(value) if value > 0.0 && value < 0.005 => "<0.01".to_owned(),
         Some(value) => format!("{value:.2}"),
         None => "--".to_owned(),
     };
     let lines = |trend: &Trend| {
+        if !trend.is_known() {
+            let unknown = format!("  {:<9}{:>7}  {}", trend.name, "--", trend.unknown);
+            return vec![vec![styled(unknown, Tone::Dim)]];
+        }
         let newest = &trend.values[trend.values.len().saturating_sub(room)..];
         let max = newest.iter().flatten().copied().reduce(f64::max);
         // The height of a bar is in eighths of a row: the lowest bar has one, and the highest has all but one.

@@ -1,9 +1,10 @@
 //! The screen `warnings`: the report's findings and the problems of its input, with their codes and sentences.
 
 use super::{Fold, ViewModel};
-use crate::page::Page;
+use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
+use crate::page::{Body, Page, Pane, plain, styled};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::count;
 use rcomm_analyzer::{Code, Finding, Severity};
@@ -46,6 +47,31 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         }
     }
     Page::of(vec![], format!("warnings: {}", summary(model)), table)
+}
+
+/// The whole sentence and the next step of the finding in a row, or in the last one if there are fewer; `None` if the
+/// row has no finding.
+pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
+    let rows = &page.table(0)?.rows;
+    let row = rows.get(row.min(rows.len().saturating_sub(1)))?;
+    let Some(Target::Finding(id)) = row.target else {
+        return None;
+    };
+    let mut findings = model.snapshot.report.findings.iter();
+    let finding = findings.find(|finding| finding.id == id)?;
+    let mut lines = vec![vec![plain(model.sentence(finding))]];
+    if !finding.next.is_empty() {
+        lines.push(vec![
+            styled("next: ", Tone::Accent),
+            plain(finding.next.clone()),
+        ]);
+    }
+    let width = usize::from(model.size.0);
+    let lines = lines.iter().flat_map(|line| wrap(line, width, usize::MAX));
+    Some(Pane {
+        title: format!("{}: [enter] evidence, [!] explanation", finding.code),
+        body: Body::Text(lines.collect()),
+    })
 }
 
 /// Counts the findings by severity, without muted codes, and the muted codes: `2 errors, 1 warning`. Problems of the

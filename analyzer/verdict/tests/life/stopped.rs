@@ -61,6 +61,51 @@ fn the_record_of_a_stopped_rank_is_not_out_of_date() {
     let report = analyze(&dumps, &policy);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
     assert!(report.problems.is_empty(), "{:?}", report.problems);
+    // Whether it is still inside is not known: its peer has left.
+    let sentence = &report.findings[0].sentence;
+    for says in [
+        ": it never issued all_reduce #3 ",
+        ", where 1 rank waits for 7.6 s; its last event is of all_reduce #2 ",
+    ] {
+        assert!(sentence.contains(says), "{sentence}");
+    }
+}
+
+#[test]
+fn a_stopped_rank_leads_once_those_that_waited_for_it_are_gone() {
+    let between = [(0.0, State::Done(0.1))];
+    // Whether they had waited for long before their ends, or not.
+    for began in [1.0, 8.9] {
+        let waits = [(0.0, State::Done(0.1)), (began, State::Pending)];
+        let mut dumps = [
+            dead(record(0, 3, &waits), 9.0),
+            dead(record(1, 3, &waits), 9.0),
+            stopped(record(2, 3, &between), 1.2, 20.0),
+        ];
+        for dump in &mut dumps {
+            dump.identity.dump_time_ns = 0;
+        }
+        let policy = Policy {
+            snapshot: true,
+            now_ns: Some(at(20.0)),
+            ..Policy::default()
+        };
+        let report = analyze(&dumps, &policy);
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2][..]));
+        let sentence = &report.findings[0].sentence;
+        assert!(
+            sentence.contains(", where 2 ranks waited, whose processes are gone; it last issued "),
+            "{sentence}"
+        );
+        // The ends of the others are its consequence.
+        let findings = report.findings.iter();
+        let roots = findings.filter(|it| it.caused_by.is_none());
+        assert_eq!(roots.count(), 1, "{report:?}");
+        assert_eq!(report.findings[0].victim_ranks, [0, 1]);
+        let findings = report.findings.iter();
+        let mut accused = findings.flat_map(|it| it.culprit_ranks.iter());
+        assert!(accused.all(|&rank| rank == 2), "{report:?}");
+    }
 }
 
 #[test]

@@ -47,10 +47,12 @@ impl WaitGraph {
         young
     }
 
-    /// Removes these waits from the graph, unless all ranks have arrived at the place.
-    pub(crate) fn drop_waits(&mut self, waits: &[(Node, usize)]) {
+    /// Removes these waits from the graph, unless all ranks have arrived at the place, or one that is stopped has not: it
+    /// is still there, and cannot come.
+    pub(crate) fn drop_waits(&mut self, waits: &[(Node, usize)], stopped: &[bool]) {
         for &(node, place) in waits {
-            if !self.missing[place].is_empty() {
+            let missing = &self.missing[place];
+            if !missing.is_empty() && !missing.iter().any(|&(node, _)| stopped[node]) {
                 self.waits_in[node].retain(|&other| other != place);
             }
         }

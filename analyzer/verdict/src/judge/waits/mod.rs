@@ -4,5 +4,6 @@
 mod components;
 pub(crate) mod missed;
 mod one_sided;
+mod stopped;
 pub(crate) mod wait_graph;
 pub(crate) mod wait_root;

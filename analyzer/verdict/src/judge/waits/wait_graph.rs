@@ -18,6 +18,7 @@ use crate::judge::life::Life;
 use crate::judge::overcome::is_history;
 use crate::judge::policy::{Policy, now_ns};
 use crate::judge::waits::components::components;
+use crate::judge::waits::stopped::stopped_nodes;
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -71,6 +72,8 @@ pub(crate) struct WaitGraph {
     pub(crate) waits_in: Vec<Vec<usize>>,
     /// For each rank: the ranks without which its accesses to windows do not complete.
     pub(super) one_sided: Vec<Vec<Node>>,
+    /// The collectives of stopped ranks that all other members have completed: each the node of the rank, and the place.
+    pub(super) completed_by_others: Vec<(Node, usize)>,
     /// The number of ranks.
     pub(crate) ranks: usize,
     by_collective: HashMap<(GroupIx, u32), usize>,
@@ -109,6 +112,7 @@ impl WaitGraph {
             missing: Vec::new(),
             waits_in: vec![Vec::new(); ranks],
             one_sided: vec![Vec::new(); ranks],
+            completed_by_others: Vec::new(),
             ranks,
             by_collective: HashMap::new(),
             node_of_rank,
@@ -192,7 +196,9 @@ impl WaitGraph {
             }
             prefer_known(&mut graph.missing[place]);
         }
-        graph.drop_waits(&young);
+        let stopped = stopped_nodes(aligned);
+        graph.drop_waits(&young, &stopped);
+        graph.drop_waits_of_stopped(&stopped);
         graph.enter_one_sided(aligned, policy, life);
         graph
     }

@@ -169,10 +169,11 @@ fn idle(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) -> Fi
         Place::Collective { .. } => "never issued",
         Place::Batch { .. } => "never answered",
     };
+    let arrived = &ctx.graph.arrived[place];
     let (they, last_seen, cannot) = match frozen {
-        [(_, record, _)] => (
+        [(node, record, _)] => (
             "it",
-            format!("; {}", ctx.last_seen(*record)),
+            format!("; {}", last_seen(ctx, *node, *record)),
             "not_joined: its program cannot go on",
         ),
         _ => (
@@ -182,15 +183,14 @@ fn idle(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) -> Fi
         ),
     };
     let detail = format!(
-        "{they} {never} {} #{} on group {}, where {}{}{last_seen}",
+        "{they} {never} {} #{} on group {}, where {}{last_seen}",
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
-        count_ranks(ctx.graph.arrived[place].len(), "waits", "wait"),
-        waited(ctx, place),
+        waiting(ctx, place),
     );
     let mut draft = draft(ctx, frozen, &detail);
-    draft.age_ms = ctx.waits_ms(place);
+    draft.age_ms = ctx.waits_ms(place).filter(|_| !are_gone(ctx, arrived));
     draft.evidence = ctx.evidence_of_place(place, 2);
     for &(_, record, _) in frozen.iter().take(3) {
         draft
@@ -200,6 +200,38 @@ fn idle(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) -> Fi
     draft.ruled_out.push(cannot.to_owned());
     draft.at = Some(op_ref);
     draft
+}
+
+/// What a frozen rank did last, for the end of a sentence. Its record does not show whether it is still inside an
+/// operation that all others have completed.
+fn last_seen(ctx: &Context<'_>, node: Node, record: usize) -> String {
+    match ctx.graph.completed_by_others(node) {
+        None => ctx.last_seen(record),
+        Some(place) => format!("its last event is of {}", at(ctx, place)),
+    }
+}
+
+/// The operation of a place with its group.
+fn at(ctx: &Context<'_>, place: usize) -> String {
+    let op_ref = ctx.op_ref_of_place(place);
+    let group = ctx.group_name(op_ref.group);
+    format!("{} #{} on group {group}", op_ref.op, op_ref.seq)
+}
+
+/// Whether all these ranks' processes are gone in a job that is not over.
+fn are_gone(ctx: &Context<'_>, nodes: &[Node]) -> bool {
+    let gone = |&node: &Node| ctx.life.gone(ctx.rank(node)).is_some();
+    ctx.life.end.is_none() && nodes.iter().all(gone)
+}
+
+/// The ranks that wait at a place, and for how long. How long they waited is not known if they have ended meanwhile.
+fn waiting(ctx: &Context<'_>, place: usize) -> String {
+    let arrived = &ctx.graph.arrived[place];
+    match (are_gone(ctx, arrived), arrived.len()) {
+        (false, number) => count_ranks(number, "waits", "wait") + &waited(ctx, place),
+        (true, 1) => "1 rank waited, whose process is gone".to_owned(),
+        (true, number) => format!("{number} ranks waited, whose processes are gone"),
+    }
 }
 
 /// The finding on frozen ranks in an operation that all members have reached.
@@ -218,24 +250,24 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     if stopped.is_empty() || waiting == 0 {
         return None;
     }
-    let op_ref = ctx.op_ref_of_place(place);
-    let they_are = if stopped.len() == 1 {
-        "it is"
-    } else {
-        "they are"
+    let op_text = at(ctx, place);
+    let detail = match here.len() - stopped.len() {
+        // No other rank is inside, so the stopped ones may have left it, too.
+        0 => format!(
+            "the last event is of {op_text}, and {} elsewhere",
+            count_ranks(waiting, "waits", "wait"),
+        ),
+        others => format!(
+            "{} inside {op_text}, where {}{}",
+            if stopped.len() == 1 {
+                "it is"
+            } else {
+                "they are"
+            },
+            count_ranks(others, "waits", "wait"),
+            waited(ctx, place),
+        ),
     };
-    let others = here.len() - stopped.len();
-    let detail = format!(
-        "{they_are} inside {} #{} on group {}, {}{}",
-        op_ref.op,
-        op_ref.seq,
-        ctx.group_name(op_ref.group),
-        match others {
-            0 => format!("and {} elsewhere", count_ranks(waiting, "waits", "wait")),
-            others => format!("where {}", count_ranks(others, "waits", "wait")),
-        },
-        waited(ctx, place),
-    );
     let mut draft = draft(ctx, &stopped, &detail);
     draft.age_ms = ctx.waits_ms(place);
     draft.evidence = ctx.evidence_of_place(place, 2);
@@ -243,7 +275,7 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         .ruled_out
         .push("all_arrived_stuck: not every process that came can go on".to_owned());
     draft.targets.push(place + ctx.graph.ranks);
-    draft.at = Some(op_ref);
+    draft.at = Some(ctx.op_ref_of_place(place));
     Some(draft)
 }
 

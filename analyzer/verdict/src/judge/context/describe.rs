@@ -8,7 +8,7 @@ use crate::judge::records::refused::RAISED;
 use crate::judge::waits::wait_graph::Place;
 use crate::report::format::printable;
 use crate::report::{FrameRef, SeqKind};
-use rcomm_recorder::model::{EntryState, Frame, OpType, Rank};
+use rcomm_recorder::model::{EntryState, Frame, OpType, Peer, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Context<'_> {
@@ -169,14 +169,18 @@ impl Context<'_> {
         let name = self.aligned.shared.calls.get(op.call).op_name();
         if op.kind.is_p2p() {
             let ranks = &self.aligned.groups[lane.group].ranks;
-            let peer = ranks.get(op.peer as usize);
-            let peer = peer.map_or("any rank".to_owned(), |peer| format!("rank {peer}"));
             let towards = if op.kind == OpType::Send {
                 "to"
             } else {
                 "from"
             };
-            format!("{name} #{} {towards} {peer}", op.p2p_seq)
+            let known = match op.peer() {
+                Peer::Rank(peer) => ranks.get(peer as usize),
+                Peer::Any => return format!("{name} #{} {towards} any rank", op.p2p_seq),
+                Peer::None => None,
+            };
+            let peer = known.map_or(String::new(), |peer| format!(" {towards} rank {peer}"));
+            format!("{name} #{}{peer}", op.p2p_seq)
         } else {
             let seq = if op.is_p2p {
                 u64::from(op.p2p_seq)

@@ -268,7 +268,7 @@ pub(crate) unsafe extern "C" fn start_v3(
     unsafe {
         let it = &*descriptor;
         answer(out, |process| match u64::from(it.kind) {
-            event::GROUP => process.plan_starts(),
+            event::GROUP => process.plan_starts(context),
             event::COLL => {
                 let named = &it.facts.coll;
                 let by = Named {
@@ -316,7 +316,7 @@ pub(crate) unsafe extern "C" fn start_v4(
     unsafe {
         let it = &*descriptor;
         answer(out, |process| match u64::from(it.kind) {
-            event::GROUP => process.plan_starts(),
+            event::GROUP => process.plan_starts(context),
             event::COLL => {
                 let task = coll_task(&it.facts.coll, None);
                 process.task_starts(context, it.parent, task)
@@ -364,6 +364,11 @@ pub(crate) unsafe extern "C" fn start_v5(
         let it = &*descriptor;
         answer(out, |process| match it.kind {
             event::GROUP_API => process.group_starts(),
+            event::GROUP => {
+                // Since version 5 a plan needs no handle.
+                process.plan_starts(context);
+                std::ptr::null_mut()
+            }
             event::COLL_API => {
                 let api = &it.facts.coll_api;
                 let call = call_of(api.func, api.datatype, api.count, Some(api.root), None);

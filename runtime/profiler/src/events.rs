@@ -64,10 +64,13 @@ impl Process {
         Some((at, self.communicators.get(at)?))
     }
 
-    /// Handles the beginning of a plan, of which nothing is kept. Up to version 4 NCCL reports the operations of a plan
-    /// only if the plan has a handle, whether or not the plug-in asks for plans (`ncclProfilerStartTaskEvents`,
-    /// plugin/profiler.cc:235 of 2.26.2 and 240 of 2.27.7).
-    pub(crate) fn plan_starts(&self) -> *mut c_void {
+    /// Handles the beginning of a plan: the operations reported after it come after those before it. Up to version 4 NCCL
+    /// reports the operations of a plan only if the plan has a handle, whether or not the plug-in asks for plans
+    /// (`ncclProfilerStartTaskEvents`, plugin/profiler.cc:235 of 2.26.2 and 240 of 2.27.7).
+    pub(crate) fn plan_starts(&self, context: *mut c_void) -> *mut c_void {
+        if let Some((_, communicator)) = self.communicator(context) {
+            communicator.order.begins_plan();
+        }
         let any = SlotUse {
             index: 0,
             generation: 1,
@@ -219,6 +222,9 @@ impl Process {
         }
         if let (Some(peer), true) = (task.peer, known.is_some()) {
             self.recorder.set_peer(ticket, peer);
+        }
+        if !is_replay && !no_channels {
+            op.place.store(communicator.order.adds(), Relaxed);
         }
         let now = self.now();
         op.planned.store(now.as_ns(), Relaxed);

@@ -26,6 +26,7 @@ mod links;
 mod names;
 mod opening;
 mod operation;
+mod order;
 mod process;
 mod settings;
 mod shapes;

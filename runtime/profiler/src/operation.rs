@@ -112,6 +112,8 @@ pub(crate) struct Op<W = AtomicU64> {
     last_end: W,
     /// When it was reported to be in a plan, by the clock of the records, ns.
     pub(crate) planned: W,
+    /// Its place in the order of its communicator's plans: see [`order`](crate::order). 0 = it has none.
+    pub(crate) place: W,
 }
 
 /// The number of bits that are kept of a time in nanoseconds, so that times repeat after 78 hours.
@@ -152,7 +154,12 @@ impl<W: Word> Op<W> {
         }
         self.communicator.store(communicator.to_word(), Relaxed);
         self.next.store(next, Relaxed);
-        for word in [&self.first_start, &self.last_end, &self.planned] {
+        for word in [
+            &self.first_start,
+            &self.last_end,
+            &self.planned,
+            &self.place,
+        ] {
             word.store(0, Relaxed);
         }
         self.state.store(State::of(at, flags).0, Release);

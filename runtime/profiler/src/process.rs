@@ -9,6 +9,7 @@ use crate::deepening::MaskPlace;
 use crate::handle::{Kind, Pool, SlotUse, choose_key};
 use crate::links::Links;
 use crate::operation::{Op, State, flag};
+use crate::order::Order;
 use crate::settings::{Events, IdentitySource};
 use crate::shapes::Shape;
 use rcomm_recorder::model::{DType, OpType, Pattern, Peer};
@@ -107,6 +108,8 @@ pub(crate) struct Communicator {
     pub(crate) size: AtomicU32,
     pub(crate) counts: Counts,
     pub(crate) replay_counts: Counts,
+    /// Which of its operations the device has reached.
+    pub(crate) order: Order,
     /// Whether its group has been [created](naming).
     pub(crate) naming: AtomicU32,
 }
@@ -208,6 +211,7 @@ impl Process {
             it.naming.store(naming::OPEN, Relaxed);
             it.counts.reset();
             it.replay_counts.reset();
+            it.order.reset();
         })
     }
 
@@ -436,6 +440,7 @@ impl Process {
     pub(crate) fn end(&self, at: SlotUse, op: &Op, ticket: Ticket, state: State) {
         let now = self.recorder.now();
         let duration = op.duration(at);
+        self.end_in_order(at, op, now);
         self.recorder
             .completed_and_retired_at(ticket, now, duration);
         if !state.has(flag::IN_GROUP) {

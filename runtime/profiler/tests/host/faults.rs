@@ -1,14 +1,14 @@
 //! Tests that the first finding names each fault in a job of processes that simulate NCCL and load the plug-in.
 
-use crate::job::{BEHIND, GRAPH, Job, LATE, MESSAGE, PAIR_FIRST, Until, without_launcher};
+use crate::job::{BEHIND, GRAPH, Job, LATE, MESSAGE, ON_PAIR, PAIR_FIRST, Until, without_launcher};
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
 use std::process::Command;
 
 pub(crate) const COUNT: usize = 1 << 20;
 /// The versions of NCCL's profiler interface that the plug-in supports.
-const PROFILER_VERSIONS: [u32; 4] = [3, 4, 5, 6];
+pub(crate) const PROFILER_VERSIONS: [u32; 4] = [3, 4, 5, 6];
 
-fn judge(job: &Job) -> Report {
+pub(crate) fn judge(job: &Job) -> Report {
     let policy = Policy {
         world_size: Some(4),
         ..Policy::default()
@@ -70,6 +70,8 @@ fn assert_first(report: &Report, code: Code, culprits: &[u32], says: &[&str], of
     for words in says {
         assert!(sentence.contains(words), "{of}: {sentence}");
     }
+    // NCCL has no receive from any rank; of a copy in place it does not report the peer.
+    assert!(!sentence.contains("any rank"), "{of}: {sentence}");
 }
 
 /// Starts a job whose ranks end like `last_operations` in each of these versions, and asserts its first finding.
@@ -99,7 +101,7 @@ fn by_default(command: &mut Command) {
 }
 
 /// Rank 1 sends no more to rank 2 on channel 3.
-fn one_channel_stuck() -> [(Until, usize); 4] {
+pub(crate) fn one_channel_stuck() -> [(Until, usize); 4] {
     with_one(1, Until::OneChannelLeft, Until::OneChannelStarves)
 }
 
@@ -265,6 +267,44 @@ fn a_rank_that_was_killed_or_stopped_is_named() {
         let says = ["never issued all_reduce #6"];
         assert_first(&judge(&job), Code::E151, &[2], &says, &of);
     }
+}
+
+/// As in PyTorch's jobs: the others end at their time-outs, while the stopped process is still there.
+#[test]
+fn a_stopped_rank_leads_with_its_last_event_also_once_the_others_have_ended() {
+    for version in PROFILER_VERSIONS {
+        for aborts in [false, true] {
+            let of = format!("version {version}, {aborts}");
+            let absent = with_one(2, Until::NotCalled, Until::Running);
+            // The device of rank 2 has ended the operation of the pair, as that of rank 3, whose proxy thread has seen it.
+            let mut job = Job::start(version, absent, variable(ON_PAIR, "2 running"));
+            job.stop(2);
+            assert_leads_while_stopped(&job, "where 3 ranks wait for", &of);
+            for rank in [0, 1, 3] {
+                match aborts {
+                    true => job.close_one(rank),
+                    false => job.kill(rank),
+                }
+            }
+            let waited = "where 3 ranks waited, whose processes are gone;";
+            assert_leads_while_stopped(&job, waited, &of);
+        }
+    }
+}
+
+fn assert_leads_while_stopped(job: &Job, others: &str, of: &str) {
+    let report = judge(job);
+    let says = [
+        "never issued all_reduce #6 on group world",
+        others,
+        "its last event is of all_reduce #6 on group nccl-000000000000def1",
+    ];
+    assert_first(&report, Code::E151, &[2], &says, of);
+    let (_, _, sentence) = first(&report);
+    assert!(!sentence.contains("inside"), "{of}: {sentence}");
+    let findings = report.findings.iter();
+    let mut accused = findings.flat_map(|it| it.culprit_ranks.iter());
+    assert!(accused.all(|&rank| rank == 2), "{of}: {report:?}");
 }
 
 #[test]

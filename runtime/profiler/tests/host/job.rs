@@ -23,17 +23,23 @@ pub(crate) enum Until {
     OneChannelLeft,
     /// All channels but the last are done. The last channel waits for data from the previous rank.
     OneChannelStarves,
+    /// It is done, and NCCL reports nothing of the last channel.
+    OneChannelUnreported,
+    /// It is done, and NCCL does not report that the last channel has ended.
+    OneEndUnreported,
     /// It is done.
     Done,
 }
 
-const WORDS: [(&str, Until); 7] = [
+const WORDS: [(&str, Until); 9] = [
     ("not_called", Until::NotCalled),
     ("called", Until::Called),
     ("planned", Until::Planned),
     ("running", Until::Running),
     ("one_channel_left", Until::OneChannelLeft),
     ("one_channel_starves", Until::OneChannelStarves),
+    ("one_channel_unreported", Until::OneChannelUnreported),
+    ("one_end_unreported", Until::OneEndUnreported),
     ("done", Until::Done),
 ];
 
@@ -180,7 +186,13 @@ fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until)
     }
     let kernels: Vec<Handle> = channels
         .clone()
-        .map(|channel| plugin.kernel(comm, task, channel, 1_000))
+        .map(|channel| {
+            let is_last = channel + 1 == call.channels;
+            match is_last && until == Until::OneChannelUnreported {
+                true => NONE,
+                false => plugin.kernel(comm, task, channel, 1_000),
+            }
+        })
         .collect();
     if until == Until::Running {
         return;
@@ -197,6 +209,10 @@ fn device(plugin: &Plugin, comm: &Comm, call: &Call, task: Handle, until: Until)
             transfer.progress(done, ahead);
         }
         if done < STEPS {
+            continue;
+        }
+        if is_last && until == Until::OneEndUnreported {
+            transfers.into_iter().for_each(Transfer::end);
             continue;
         }
         // The device has ended its work on a channel once the network has the last data, before they are sent.
@@ -224,6 +240,16 @@ fn exchange(rank: i32) -> Call {
         _ => Call::message(c"Recv", 8, 0),
     }
 }
+
+/// Environment variable with a rank, and how far NCCL reports its first operation on the world: `rank until`.
+pub(crate) const FIRST: &str = "RCOMM_TEST_FIRST";
+
+/// Environment variable that makes each rank issue one more operation on its pair, with a rank, and how far that one gets:
+/// `rank until`.
+pub(crate) const ON_PAIR: &str = "RCOMM_TEST_ON_PAIR";
+
+/// Environment variable with the number of a signal that the rank sends itself once it is ready.
+pub(crate) const SIGNAL: &str = "RCOMM_TEST_SIGNAL";
 
 /// Environment variable that makes each rank launch two more operations on the world behind the last one.
 pub(crate) const BEHIND: &str = "RCOMM_TEST_BEHIND";
@@ -287,8 +313,19 @@ pub(crate) fn rank() {
         }
     };
     let (world, pair) = (world.expect("the world"), pair.expect("the pair"));
+    // How far a rank gets with an operation for which this variable may have `rank until`.
+    let until_of = |name: &str| {
+        let words = std::env::var(name).ok()?;
+        let (of, until) = words.split_once(' ').expect("two words");
+        Some(match of == rank.to_string() {
+            true => Until::of(until),
+            false => Until::Done,
+        })
+    };
+    let mut first = until_of(FIRST).unwrap_or(Until::Done);
     for _ in 0..5 {
-        operation(&plugin, &world, &Call::all_reduce(1 << 20, 4), Until::Done);
+        let until = std::mem::replace(&mut first, Until::Done);
+        operation(&plugin, &world, &Call::all_reduce(1 << 20, 4), until);
         operation(&plugin, &pair, &Call::all_reduce(64, 1), Until::Done);
         operation(&plugin, &pair, &exchange(rank), Until::Done);
         // An all-to-all sends to the own rank, too.
@@ -297,6 +334,9 @@ pub(crate) fn rank() {
     }
     if let Ok(late) = std::env::var(LATE) {
         late_each_time(&plugin, &world, late == rank.to_string());
+    }
+    if let Some(until) = until_of(ON_PAIR) {
+        operation(&plugin, &pair, &Call::all_reduce(64, 1), until);
     }
     let last = Call::all_reduce(count.parse().expect("a number"), 4);
     match std::env::var(GRAPH) {
@@ -321,6 +361,12 @@ pub(crate) fn rank() {
     if std::env::var_os(BEHIND).is_some() {
         (0..2).for_each(|_| operation_behind(&plugin, &world, &last));
     }
+    if let Ok(signal) = std::env::var(SIGNAL) {
+        ready();
+        let signal: i32 = signal.parse().expect("a number");
+        // SAFETY: `raise` takes an int, and this process has no handlers of its own.
+        unsafe { libc::raise(signal) };
+    }
     if ready_and_wait() == b"close" {
         plugin.finalize(&pair);
         plugin.finalize(&world);
@@ -329,11 +375,16 @@ pub(crate) fn rank() {
     std::process::exit(3);
 }
 
-/// Reports to the test that this process is ready, and returns what the test writes before it closes the pipe.
-fn ready_and_wait() -> Vec<u8> {
+/// Reports to the test that this process is ready.
+fn ready() {
     let mut out = std::io::stdout();
     out.write_all(b"ready\n").expect("the test reads it");
     out.flush().expect("the test reads it");
+}
+
+/// Reports to the test that this process is ready, and returns what the test writes before it closes the pipe.
+fn ready_and_wait() -> Vec<u8> {
+    ready();
     let mut rest = Vec::new();
     let _ = std::io::stdin().read_to_end(&mut rest);
     rest
@@ -468,12 +519,16 @@ impl Job {
 
     /// Lets all ranks destroy their communicators and exit.
     pub(crate) fn close(&mut self) {
-        for (child, stdin) in &mut self.ranks {
-            let mut stdin = stdin.take().expect("once");
-            stdin.write_all(b"close").expect("it reads");
-            drop(stdin);
-            assert!(child.wait().expect("it ends").success());
-        }
+        (0..self.ranks.len()).for_each(|rank| self.close_one(rank));
+    }
+
+    /// Lets a rank destroy its communicators and exit: an abort, if operations are in progress.
+    pub(crate) fn close_one(&mut self, rank: usize) {
+        let (child, stdin) = &mut self.ranks[rank];
+        let mut stdin = stdin.take().expect("once");
+        stdin.write_all(b"close").expect("it reads");
+        drop(stdin);
+        assert!(child.wait().expect("it ends").success());
     }
 
     /// Returns the records of all rings of the job.

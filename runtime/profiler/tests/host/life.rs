@@ -80,6 +80,7 @@ fn part() {
         "masked" => crate::recorded::masked(&plugin),
         "surplus" => crate::recorded::surplus(&plugin),
         "collnet" => crate::recorded::collnet(&plugin),
+        "plans" => crate::unreported::plans(&plugin),
         "crowded" => crate::recorded::crowded(&plugin),
         "exits" => crate::races::exits(Box::leak(Box::new(plugin))),
         other => panic!("no part {other}"),

@@ -23,6 +23,7 @@ mod network;
 mod orders;
 mod races;
 mod recorded;
+mod unreported;
 mod views;
 
 /// Not a test by itself: the other tests start it as a rank.

@@ -14,10 +14,12 @@ use rcomm_nccl_profiler::abi::{
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
 use std::io::Write;
-use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::AtomicI32;
 use std::time::Instant;
+
+#[path = "../tests/host/loader.rs"]
+mod loader;
 
 type Table = Profiler<InitV5, DescriptorV5>;
 
@@ -340,30 +342,12 @@ fn compare(name: &str, plugin: &Plugin, shape: Shape, rounds: usize) {
     print(&name, shape, &costs, &baseline);
 }
 
-/// The library that cargo built, in the folder of this program or in the one above.
-fn library() -> PathBuf {
-    let program = std::env::current_exe().expect("the path of this program");
-    let deps = program.parent().expect("the program is in a folder");
-    let folders = [deps, deps.parent().expect("the folder is in another")];
-    let mut files = folders
-        .iter()
-        .map(|folder| folder.join("librcomm_nccl_profiler.so"));
-    files
-        .find(|file| file.is_file())
-        .expect("the plug-in is built with this program")
-}
-
 /// The plug-in's table of NCCL 2.29 and later, from the library, which is never unloaded.
 fn table() -> &'static Table {
-    // SAFETY: loading runs the initializers of the library that cargo built, which are those of Rust's standard library.
-    let library = unsafe { libloading::Library::new(library()) }.expect("the plug-in loads");
-    let library: &'static libloading::Library = Box::leak(Box::new(library));
-    // SAFETY: the symbol is a table of this type, and lives as long as the library.
-    unsafe {
-        let symbol = library.get::<*const Table>(b"ncclProfiler_v6");
-        let address = symbol.expect("the table").try_as_raw_ptr();
-        &*address.expect("an address").cast_const().cast::<Table>()
-    }
+    let library: &'static libloading::Library = Box::leak(Box::new(loader::load()));
+    let table = loader::table(library, 6).cast::<Table>();
+    // SAFETY: the plug-in has a table of this type for version 6 (checked: not null), which lives as long as the library.
+    unsafe { table.as_ref() }.expect("the plug-in has version 6")
 }
 
 /// Returns the plug-in of this crate. The plug-in reads the choice of events once in a process, so each choice needs a

@@ -8,8 +8,6 @@ use rcomm_nccl_profiler::abi::{
     ProxyOp, ProxyStep, event, state,
 };
 use std::ffi::{CStr, CString, c_int, c_void};
-#[cfg(not(fuzzing))]
-use std::path::PathBuf;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -106,28 +104,12 @@ impl Call {
     }
 }
 
-/// The library that cargo built, in the folder of this test's program or in the one above.
-#[cfg(not(fuzzing))]
-pub(crate) fn path() -> PathBuf {
-    let test = std::env::current_exe().expect("the path of the test's program");
-    let deps = test.parent().expect("the program is in a folder");
-    let folders = [deps, deps.parent().expect("the folder is in another")];
-    let mut files = folders
-        .iter()
-        .map(|folder| folder.join("librcomm_nccl_profiler.so"));
-    files
-        .find(|file| file.is_file())
-        .expect("the plug-in is built with its tests")
-}
-
 impl Plugin {
     /// Opens the plug-in with a version of the interface, 3 to 6; `None` if it lacks that version.
     pub(crate) fn open(version: u32) -> Option<Self> {
         let plugin = Self {
-            // SAFETY: loading runs the initializers of the plug-in that cargo built, which are those of Rust's
-            // standard library.
             #[cfg(not(fuzzing))]
-            library: unsafe { Library::new(path()) }.expect("the plug-in loads"),
+            library: crate::loader::load(),
             version,
         };
         (!plugin.address().is_null()).then_some(plugin)
@@ -149,14 +131,7 @@ impl Plugin {
 
     #[cfg(not(fuzzing))]
     fn address(&self) -> *const c_void {
-        let name = format!("ncclProfiler_v{}", self.version);
-        // SAFETY: the symbol is taken as an address and not followed, and the library that it is in lives
-        // as long as `self`.
-        unsafe {
-            let symbol = self.library.get::<*const c_void>(name.as_bytes()).ok();
-            let at = symbol.and_then(|symbol| symbol.try_as_raw_ptr());
-            at.map_or(null(), |at| at.cast_const())
-        }
+        crate::loader::table(&self.library, self.version)
     }
 
     /// Returns the table as one of a version that the caller chooses: all versions have the common functions at the

@@ -18,6 +18,7 @@ mod job;
 mod joins;
 mod library;
 mod life;
+mod loader;
 mod neighbors;
 mod network;
 mod orders;

@@ -9,6 +9,7 @@ mod explain;
 #[cfg(not(feature = "tables"))]
 mod help;
 mod look;
+mod nccl_plugin;
 mod program;
 mod progress;
 mod ras;

@@ -13,7 +13,7 @@ use crate::align::presence::{CompletedTo, UnknownReason};
 use crate::align::record::{NONE, Op, Record, Shared};
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 /// The operations of one record in one group.
@@ -408,6 +408,43 @@ impl<'a> Aligned<'a> {
             .collect();
         for group in 0..self.groups.len() {
             self.reopen_retired(group, None);
+        }
+    }
+
+    /// Marks records as too early if their files were written before their peers came to where they wait for these
+    /// ranks, and no peer had waited for them before. `written_ns`: for each record, when its file was written, common
+    /// time, if that is known.
+    pub(crate) fn note_written(&mut self, written_ns: &[Option<i64>]) {
+        let mut before = vec![false; self.records.len()];
+        let mut after = vec![false; self.records.len()];
+        for group in &self.groups {
+            // When the first member issued each of the collectives in which members wait.
+            let mut waits: BTreeMap<u32, i64> = BTreeMap::new();
+            for &(record, lane) in group.lanes.iter().flatten() {
+                let lane = &self.lanes[record][lane];
+                if let Some(&position) = lane.collectives.get(lane.pending_from) {
+                    let op = self.op(record, position);
+                    let issued_ns = self.created_ns(record, op);
+                    let first = waits.entry(op.seq).or_insert(issued_ns);
+                    *first = issued_ns.min(*first);
+                }
+            }
+            for &(record, lane) in group.lanes.iter().flatten() {
+                let Some(written_ns) = written_ns[record] else {
+                    continue;
+                };
+                let newest = self.lanes[record][lane].collectives.last();
+                let newest = newest.map_or(0, |&position| self.seq(record, position));
+                for &issued_ns in waits.range(newest + 1..).map(|(_, issued_ns)| issued_ns) {
+                    match issued_ns > written_ns {
+                        true => after[record] = true,
+                        false => before[record] = true,
+                    }
+                }
+            }
+        }
+        for record in 0..self.records.len() {
+            self.ends_early[record] |= after[record] && !before[record];
         }
     }
 

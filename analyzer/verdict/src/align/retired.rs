@@ -137,12 +137,7 @@ impl Aligned<'_> {
                 continue;
             };
             let group = self.lanes[record][lane].group;
-            // If a member left no record, a rank counts even if no peer waits for it: the absent member may have made
-            // all of them stop.
-            let mut members = self.groups[group].ranks.iter();
-            if !missed.contains(&record)
-                && members.all(|&rank| self.record_in(group, rank).is_some())
-            {
+            if !missed.contains(&record) {
                 continue;
             }
             if self.groups[group].ranks.len() < 2 {

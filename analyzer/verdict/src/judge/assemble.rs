@@ -532,8 +532,8 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
         problems.push(Problem::stale_dump(
             "",
             format!(
-                "the record of {} was taken earlier than the others': peers have completed operations since that \
-                 need it; what it waits in now is not known",
+                "the record of {} was taken earlier than the others', which have gone on since; what it waits in now is \
+                 not known",
                 format_ranks(&outdated)
             ),
         ));

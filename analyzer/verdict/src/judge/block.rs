@@ -36,6 +36,10 @@ impl Block {
         if ranks.len() < 2 || ranks.iter().any(read) {
             return None;
         }
+        // Where most records are missing, they were not collected, or the others ended before they wrote theirs.
+        if ranks.len() > ctx.aligned.ranks_read() {
+            return None;
+        }
         let rows: Vec<&[Rank]> = ranks
             .chunk_by(|&rank, &next| rank.checked_add(1) == Some(next))
             .collect();

@@ -138,6 +138,17 @@ fn newest_own(aligned: &Aligned<'_>) -> Option<i64> {
     times?.into_iter().max()
 }
 
+/// For each record: until when it is sure to hold what its rank issued, common time, ns, by the time of its file. `None`
+/// if that, or how its clock relates to the others', is not known.
+pub(crate) fn each_written_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
+    let in_common = |record: usize| {
+        let own = own_written_ns(&aligned.records[record])?;
+        let known = aligned.clock_known[record];
+        known.then(|| own.saturating_add(SLACK_NS) - aligned.offsets_ns[record])
+    };
+    (0..aligned.records.len()).map(in_common).collect()
+}
+
 /// When the file of a record was written, by its clock; `None` if that is unknown or cannot be.
 fn own_written_ns(record: &Record) -> Option<i64> {
     let newest = record.latest_ns();

@@ -4,6 +4,7 @@ mod again;
 mod at_once;
 mod causes;
 mod failed;
+mod few_dumps;
 mod file_times;
 mod goes_on;
 mod job;

@@ -54,6 +54,13 @@ impl Check for AllArrivedStuck {
 
 fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
     let (group, seq) = match ctx.graph.places[place] {
+        // Of a group whose members are guessed, a rank without a record may be one that never came.
+        Place::Collective { group, .. }
+            if !ctx.aligned.groups[group].members_recorded
+                && ctx.aligned.ranks_read() < ctx.aligned.expected.len() =>
+        {
+            return false;
+        }
         Place::Collective { group, seq } => (group, seq),
         // If the ring has dropped the other half of a message, it is not known whether the two met.
         Place::Batch {

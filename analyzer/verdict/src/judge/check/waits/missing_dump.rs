@@ -281,10 +281,23 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
              else look for a crash",
             format_ranks(&culprits)
         ),
-        false => format!(
-            "look for a crash of {}: its log, its exit code, the kernel's log of its host",
+        false if culprits.len() > ctx.aligned.ranks_read() => format!(
+            "get the dumps of {} first: most ranks left none, so these may lie elsewhere",
             format_ranks(&culprits)
         ),
+        false => {
+            let (its, log) = match culprits.len() {
+                1 => ("its", "log, its exit code, the kernel's log of its host"),
+                _ => (
+                    "their",
+                    "logs, their exit codes, the kernel's logs of their hosts",
+                ),
+            };
+            format!(
+                "look for a crash of {}: {its} {log}",
+                format_ranks(&culprits)
+            )
+        }
     };
     draft.targets = nodes.to_vec();
     draft.culprits = culprits;

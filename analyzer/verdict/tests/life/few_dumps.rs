@@ -1,0 +1,127 @@
+//! Dumps of a part of the ranks: what the others did is not known.
+
+use crate::job::{State, at, record};
+use rcomm_recorder::model::{EntryState, ProcessGroupInfo, Rank};
+use rcomm_recorder::publish::{Dump, DumpGroup, Recorder};
+use rcomm_verdict::{Analysis, Code, Finding, Policy, Problem, Severity, Verdict, analyze};
+
+/// The dump by gloo's own recorder of a rank of four: it names the members of the world only, an operation that has
+/// ended is `retired`, and no state changes.
+fn by_gloo(rank: Rank, operations: &[(f64, State)]) -> Dump {
+    let mut dump = record(rank, 4, operations);
+    dump.recorder = Recorder::NativeGloo;
+    dump.status = None;
+    dump.signatures[0].backend = "gloo".to_owned();
+    dump.groups[0].info.name.clear();
+    for entry in &mut dump.entries {
+        entry.state = EntryState::Scheduled;
+        entry.time_discovered_started_ns = 0;
+        entry.time_discovered_completed_ns = 0;
+    }
+    dump
+}
+
+/// Moves the operations of a dump to a group whose members it does not name.
+fn on_group(mut dump: Dump, name: &str) -> Dump {
+    dump.groups.push(DumpGroup {
+        info: ProcessGroupInfo {
+            id: 1,
+            name: name.to_owned(),
+            desc: name.to_owned(),
+            ranks: [].into(),
+        },
+        place: None,
+        status: None,
+    });
+    for entry in &mut dump.entries {
+        entry.group = 1;
+    }
+    dump
+}
+
+/// The policy of files that were written 60 s after 13:00.
+fn written() -> Policy {
+    Policy {
+        now_ns: Some(at(60.0)),
+        ..Policy::default()
+    }
+}
+
+fn errors(findings: &[Finding]) -> Vec<&Finding> {
+    let errors = findings.iter();
+    errors
+        .filter(|finding| finding.severity == Severity::Error)
+        .collect()
+}
+
+#[test]
+fn a_group_whose_members_are_guessed_may_have_one_that_left_no_dump() {
+    // Rank 1 is a member of both groups, and went to the other one first: its dump and that of rank 0 are not there.
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dumps = [
+        on_group(by_gloo(2, &waits), "a"),
+        on_group(by_gloo(3, &waits), "b"),
+    ];
+    for policy in [Policy::default(), written()] {
+        let report = analyze(&dumps, &policy);
+        assert_eq!(errors(&report.findings), Vec::<&Finding>::new());
+        assert_eq!(report.verdict, Verdict::Inconclusive);
+    }
+}
+
+#[test]
+fn an_operation_that_has_ended_is_no_wait_for_ranks_without_a_dump() {
+    let done = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
+    for ranks in [vec![2], vec![0, 1, 3]] {
+        let dumps: Vec<Dump> = ranks.iter().map(|&rank| by_gloo(rank, &done)).collect();
+        let report = analyze(&dumps, &written());
+        assert_eq!(errors(&report.findings), Vec::<&Finding>::new());
+        assert_eq!(report.verdict, Verdict::Inconclusive);
+        let mut notes = report.problems.iter().map(|Problem { code, .. }| *code);
+        assert!(notes.any(|code| code == Code::N301));
+    }
+}
+
+#[test]
+fn most_ranks_are_no_host_that_is_gone() {
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let report = analyze(&[record(3, 4, &waits)], &written());
+    let [finding] = errors(&report.findings)[..] else {
+        panic!("{:?}", report.findings)
+    };
+    assert_eq!(finding.code, Code::E102);
+    assert!(finding.confidence <= 0.5, "{}", finding.confidence);
+    assert!(!finding.sentence.contains("host"), "{}", finding.sentence);
+    assert!(!finding.next.contains("host of"), "{}", finding.next);
+    assert!(finding.alternatives.contains(&vec![3]));
+}
+
+#[test]
+fn a_file_that_was_written_before_the_others_came_does_not_show_that_its_rank_did_not() {
+    let late = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
+    let waits = [late[0], late[1], (20.0, State::Pending)];
+    // Without a time of their own, as PyTorch's dumps are: when each file was written, and whom the report names.
+    for (written, culprit) in [(2.0, Code::E102), (60.0, Code::E101)] {
+        let mut analysis = Analysis::new(Policy::default());
+        for rank in 0..4 {
+            let operations = if rank == 1 { &late[..] } else { &waits };
+            let mut dump = record(rank, 4, operations);
+            dump.recorder = Recorder::Hook;
+            dump.status = None;
+            let then = if rank == 1 { written } else { 60.0 };
+            analysis.note_written(Some(at(then)));
+            analysis.add(&dump);
+        }
+        let report = analysis.finish();
+        let [finding] = errors(&report.findings)[..] else {
+            panic!("{:?}", report.findings)
+        };
+        assert_eq!(
+            (finding.code, &finding.culprit_ranks[..]),
+            (culprit, &[1][..])
+        );
+        let never = finding.sentence.contains("never issued");
+        assert_eq!(never, culprit == Code::E101, "{}", finding.sentence);
+        assert_eq!(finding.confidence > 0.75, culprit == Code::E101);
+    }
+}

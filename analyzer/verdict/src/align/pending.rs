@@ -31,6 +31,8 @@ pub(crate) struct Pending {
     /// Whether the operation is a receive that a thread of its own holds open while the rank works: such a thread waits
     /// for its next task, and the rank does not wait for it.
     pub(crate) held_open: bool,
+    /// Whether these are messages of which the other halves have completed ([`is_delivered`]).
+    pub(crate) delivered: bool,
 }
 
 /// A collective, or a batch of messages; a single message is a batch of one.
@@ -124,6 +126,7 @@ pub(crate) fn pending_of(
                     kind: PendingKind::Collective { seq: status_op.seq },
                     arrival: Arrival::Queued,
                     held_open: false,
+                    delivered: false,
                 });
                 started.push(any_started);
                 shows_starts.push(lane.shows_starts);
@@ -163,6 +166,7 @@ pub(crate) fn pending_of(
                     kind: PendingKind::Batch { halves },
                     arrival: Arrival::Queued,
                     held_open: false,
+                    delivered: false,
                 });
                 started.push(op.state == EntryState::Started || op.started_us != NONE);
                 shows_starts.push(lane.shows_starts);
@@ -214,6 +218,7 @@ pub(crate) fn pending_of(
             operation.arrival = operation.arrival.min(Arrival::Head);
         }
         operation.held_open = is_held_open(aligned, record, &operation);
+        operation.delivered = !device && is_delivered(aligned, messages, record, &operation);
         sorted.push(operation);
     }
     sorted
@@ -230,6 +235,45 @@ fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, operation: &Pending) ->
     let receives = |half: &Half| aligned.op(record, half.position).kind == OpType::Recv;
     let op = aligned.op(record, operation.position);
     halves.iter().all(receives) && goes_on_beside(aligned, record, op, operation.position)
+}
+
+/// Whether the other half of each of these messages has completed, and none of them has failed. Gloo ends a send or a
+/// receive in the wait for it only: until the program waits, one that has arrived is recorded as unfinished.
+fn is_delivered(
+    aligned: &Aligned<'_>,
+    messages: &Messages,
+    record: RecordIx,
+    operation: &Pending,
+) -> bool {
+    let PendingKind::Batch { halves } = &operation.kind else {
+        return false;
+    };
+    let group = operation.group;
+    let mut lanes = aligned.lanes[record].iter();
+    let Some(member) = (lanes.find(|lane| lane.group == group)).map(|lane| lane.member) else {
+        return false;
+    };
+    let members = aligned.groups[group].ranks.len();
+    halves.iter().all(|half| {
+        let op = aligned.op(record, half.position);
+        let Some(ends) = message::ends(op.kind, op.peer(), member, members) else {
+            return false;
+        };
+        let peer = if op.kind == OpType::Send {
+            ends.1
+        } else {
+            ends.0
+        };
+        let there = aligned.lane(group, peer as usize);
+        let other = messages.other_half((group, ends), op.kind, half.position);
+        let (Some((there, _)), Counterpart::Posted(other)) = (there, other) else {
+            return false;
+        };
+        let is_certain = messages.pairs.get(&(group, ends));
+        is_certain.is_some_and(|pair| pair.certain)
+            && op.state != EntryState::Failed
+            && p2p::done(aligned, there, other)
+    })
 }
 
 /// Whether the thread that issued this unfinished operation has issued operations of its kind only, and other threads

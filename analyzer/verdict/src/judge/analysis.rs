@@ -9,6 +9,7 @@ use crate::judge::life::Life;
 use crate::judge::policy::{Policy, each_written_ns, of_young_files};
 use crate::judge::records::provenance::LeftAside;
 use crate::judge::records::{aborted, misnamed, provenance, refused, timeouts, unkept};
+use crate::judge::waits::busy;
 use crate::judge::waits::wait_graph::WaitGraph;
 use crate::judge::waits::wait_root;
 use crate::judge::{assemble, check, disagreement};
@@ -224,7 +225,7 @@ fn judge(
     let lateness = Lateness::new(&aligned, &clocks, policy);
     let open_by_status = unkept::open_by_status(&aligned, policy);
     let unkept = unkept::find(&aligned, policy);
-    let ctx = Context {
+    let mut ctx = Context {
         policy,
         young_files,
         left_aside,
@@ -242,6 +243,8 @@ fn judge(
         lateness: &lateness,
         clocks,
     };
+    ctx.wait_roots = busy::find(&ctx);
+    let ctx = ctx;
     let mut drafts = Vec::new();
     for check in check::ALL {
         let found = check.run(&ctx, &drafts);

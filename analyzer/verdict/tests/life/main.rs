@@ -2,6 +2,7 @@
 
 mod again;
 mod at_once;
+mod beside;
 mod causes;
 mod failed;
 mod few_dumps;

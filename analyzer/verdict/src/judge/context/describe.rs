@@ -317,7 +317,7 @@ impl Context<'_> {
 
     /// The thread that issued a rank's newest operation on a group, by its number in the record; `None` if it is not
     /// recorded.
-    fn thread_of(&self, record: RecordIx, group: GroupIx) -> Option<u32> {
+    pub(crate) fn thread_of(&self, record: RecordIx, group: GroupIx) -> Option<u32> {
         let lanes = &self.aligned.lanes[record];
         let is_there = |op: &&Op| {
             lanes

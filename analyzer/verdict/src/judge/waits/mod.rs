@@ -1,7 +1,9 @@
 //! Who waits for whom: the graph of waits ([`wait_graph`]), its components and roots ([`wait_root`]), and where a rank is
 //! missed first ([`missed`]).
 
+pub(crate) mod busy;
 mod components;
+mod delivered;
 pub(crate) mod missed;
 mod one_sided;
 mod stopped;

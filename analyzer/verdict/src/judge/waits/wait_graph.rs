@@ -18,6 +18,7 @@ use crate::judge::life::Life;
 use crate::judge::overcome::is_history;
 use crate::judge::policy::{Policy, now_ns};
 use crate::judge::waits::components::components;
+use crate::judge::waits::delivered::is_a_wait;
 use crate::judge::waits::stopped::stopped_nodes;
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use std::collections::{BTreeMap, HashMap};
@@ -60,7 +61,7 @@ pub(crate) struct WaitGraph {
     /// For each record: its unfinished operations, in order of issue.
     pub(crate) pending: Vec<Vec<Pending>>,
     /// For each record, whether each of its unfinished operations is overdue. Outside of a snapshot all are.
-    overdue: Vec<Vec<bool>>,
+    pub(super) overdue: Vec<Vec<bool>>,
     /// For each record: whether the end of its process is a cause.
     went_first: Vec<bool>,
     pub(crate) places: Vec<Place>,
@@ -130,7 +131,10 @@ impl WaitGraph {
                 (failed || !is_message || !life.ended_in_order(rank))
                     && !is_history(aligned, record, op)
             });
-            let mut overdue: Vec<bool> = pending.iter().map(|pending| !pending.held_open).collect();
+            let mut overdue: Vec<bool> = pending
+                .iter()
+                .map(|one| is_a_wait(aligned, record, one))
+                .collect();
             if let Some(now) = taken_ns {
                 // If no collective connects a clock to the others, ages are measured by that clock alone.
                 let latest = aligned.records[record].latest_ns();
@@ -152,15 +156,12 @@ impl WaitGraph {
                 };
                 let active_ns = active_ns(aligned, record, &pending, life.end.is_some());
                 let is_overdue = |(operation, active_ns): (&Pending, i64)| {
-                    if operation.held_open {
-                        return false;
-                    }
                     let op = aligned.op(record, operation.position);
                     let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
                     let age = now.saturating_sub(active_ns);
-                    u64::try_from(age).is_ok_and(|age| {
-                        Duration::from_nanos(age) >= policy.overdue_after(timeout_ms)
-                    })
+                    let age = u64::try_from(age).map(Duration::from_nanos);
+                    let is_old = age.is_ok_and(|age| age >= policy.overdue_after(timeout_ms));
+                    is_old && is_a_wait(aligned, record, operation)
                 };
                 overdue = pending.iter().zip(active_ns).map(is_overdue).collect();
             }

@@ -28,6 +28,7 @@ pub(crate) enum WaitRoot {
 /// Finds the sinks. Operations that the device may have reached count as held up at first. If they close a cycle, they
 /// no longer count, provided that the waits then lead out of the cycle.
 pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<WaitRoot> {
+    graph.leave_out_delivered();
     // Releasing one cycle may show the next; eight rounds bound the time.
     for _ in 0..8 {
         let found = wait_roots(aligned, graph);

@@ -75,6 +75,9 @@ const GROUPS_DIFFER: f64 = 0.45;
 /// The highest confidence if a missing rank may wait in the call that makes a group.
 const GROUP_UNMADE: f64 = 0.6;
 
+/// The highest confidence if another thread of a missing rank is in an operation: the threads may wait for each other.
+const BUSY: f64 = 0.8;
+
 /// The highest confidence if a rank is missing whose process is gone: less than that of the finding on that rank.
 const BESIDE_GONE: f64 = 0.8;
 
@@ -157,7 +160,16 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         let newest = newest.and_then(|record| ctx.evidence_of_newest(record, op_ref.group));
         draft.evidence.extend(newest);
     }
-    draft.ruled_out = ruled_out(ctx, place, &op_ref, nodes, unmade || making.is_some());
+    let busy = nodes.iter().any(|&(node, _)| ctx.graph.waits(node));
+    if busy {
+        draft.confidence = draft.confidence.min(BUSY);
+        draft.doubts.push(format!(
+            "another thread of {} is in an operation, which began long after the others came to wait here",
+            format_ranks(&draft.culprits)
+        ));
+    }
+    let may_wait = busy || unmade || making.is_some();
+    draft.ruled_out = ruled_out(ctx, place, &op_ref, nodes, may_wait);
     let unread = unread_and_vague(ctx, nodes);
     if !unread.is_empty() {
         draft.doubts.push(format!(
@@ -284,7 +296,7 @@ fn ruled_out(
     place: usize,
     op_ref: &OpRef,
     nodes: &[(Node, Missing)],
-    unmade: bool,
+    may_wait: bool,
 ) -> Vec<String> {
     let arrived = ctx.graph.arrived[place].len();
     let mut reasons = Vec::new();
@@ -303,13 +315,13 @@ fn ruled_out(
         .iter()
         .filter(|&&(node, _)| ctx.graph.waits(node))
         .count();
-    if held > 0 {
+    if held > 0 && absent > 1 {
         reasons.push(format!(
             "{held} of the {absent} ranks that are missing there wait elsewhere themselves"
         ));
     }
-    // In a message that is not recorded, or in the call that makes a group, it may wait for another.
-    if !records_no_messages(ctx, nodes) && !unmade {
+    // In a message that is not recorded, in the call that makes a group, or on another thread, it may wait for another.
+    if !records_no_messages(ctx, nodes) && !may_wait {
         let waits = if nodes.len() == 1 {
             "it waits"
         } else {

@@ -114,10 +114,17 @@ impl Report {
     }
 
     /// The finding to show first: the first error or warning. `None` if there is none, or if the job is over and the
-    /// verdict is `ended`, `cancelled` or `inconclusive`: then a view shows first how it ended.
+    /// verdict is `ended`, `cancelled` or `inconclusive`, or `crashed` without an error: then a view shows first how it
+    /// ended.
     pub fn lead(&self) -> Option<&Finding> {
-        use Verdict::{Cancelled, Ended, Inconclusive};
-        let over = self.end.is_some() && matches!(self.verdict, Ended | Cancelled | Inconclusive);
+        use Verdict::{Cancelled, Crashed, Ended, Inconclusive};
+        let is_error = |finding: &Finding| finding.severity == Severity::Error;
+        let over = self.end.is_some()
+            && match self.verdict {
+                Ended | Cancelled | Inconclusive => true,
+                Crashed => !self.findings.iter().any(is_error),
+                _ => false,
+            };
         let mut findings = self.findings.iter();
         findings.find(|finding| finding.severity != Severity::Note && !over)
     }

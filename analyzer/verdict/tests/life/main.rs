@@ -14,6 +14,7 @@ mod launched;
 mod links;
 mod quiet;
 mod stopped;
+mod then;
 mod timed_out;
 mod unmade;
 mod unnoted;

@@ -106,7 +106,7 @@ fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
             Some(cause) => format!("; then the job was terminated {cause} at {last_time}"),
             None => format!("; then all processes ended together, the last at {last_time}"),
         },
-        EndKind::Crashed if finding.code == Code::E150 => {
+        EndKind::Crashed if finding.code == Code::E150 && !named.is_empty() => {
             let others = others.filter(|rank| !named.contains(rank));
             let others: Vec<&Gone> = others.filter_map(|&rank| ctx.life.gone(rank)).collect();
             let named = named.iter().filter_map(|&rank| ctx.life.gone(rank));

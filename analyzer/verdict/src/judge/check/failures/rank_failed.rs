@@ -80,7 +80,7 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
-        match ctx.life.end.is_some() || ctx.wait_or_waited(&others) == "waited" {
+        match ctx.life.end.is_some() || others.iter().any(|&other| has_left(ctx, other)) {
             true => count_ranks(
                 inside.len() - gone.len(),
                 "was inside, too",
@@ -116,6 +116,11 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     draft.targets.push(place + ctx.graph.ranks);
     draft.at = Some(op_ref);
     Some(draft)
+}
+
+/// Whether every unfinished operation of a rank has failed: it is in none of them any more.
+fn has_left(ctx: &Context<'_>, node: Node) -> bool {
+    ctx.wait_or_waited(&[node]) == "waited"
 }
 
 /// The record of a rank whose process ended first; `None` if it did not.
@@ -225,9 +230,16 @@ impl Check for UnmissedProcessGone {
             return Vec::new();
         }
         gone.sort_unstable();
+        // A process that ended because its operation failed had waited in it for the rank that is missing there.
+        let waited = |node: Node| {
+            let mut places = 0..ctx.graph.places.len();
+            places.any(|place| {
+                ctx.graph.arrived[place].contains(&node) && !ctx.graph.missing[place].is_empty()
+            })
+        };
         let waits = |&(rank, _): &(Rank, usize)| {
             let node = ctx.graph.node(rank);
-            node.is_some_and(|node| ctx.graph.waits(node))
+            node.is_some_and(|node| ctx.graph.waits(node) || waited(node))
         };
         let mut draft = unmissed_draft(ctx, &gone);
         draft.is_root = !(explained && gone.iter().all(waits));

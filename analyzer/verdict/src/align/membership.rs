@@ -1,5 +1,6 @@
 //! Resolves the groups of a job with their members and families.
 
+use crate::align::aligned::MAX_WORLD;
 use crate::align::comm_members;
 use crate::align::record::{Record, Shared};
 use rcomm_recorder::model::Rank;
@@ -38,7 +39,7 @@ pub(crate) fn resolve_groups(
 ) -> (Vec<Group>, Vec<Vec<GroupIx>>) {
     let assembled = comm_members::members(records, world_size);
     // The members of groups that no record describes are the ranks with operations on them.
-    let mut nameless_world: Option<&Arc<[Rank]>> = None;
+    let mut nameless: Vec<&Arc<[Rank]>> = Vec::new();
     let mut issuers: HashMap<u32, BTreeSet<Rank>> = HashMap::new();
     let used: Vec<Vec<Option<&str>>> = records
         .iter()
@@ -48,12 +49,14 @@ pub(crate) fn resolve_groups(
         for (local, used) in record.groups.iter().zip(used) {
             let group = &shared.groups[local.group as usize];
             if group.name.is_empty() && !group.ranks.is_empty() {
-                nameless_world = Some(&group.ranks);
+                nameless.push(&group.ranks);
             } else if group.ranks.is_empty() && used.is_some() {
                 issuers.entry(local.group).or_default().insert(record.rank);
             }
         }
     }
+    let nameless_world = world_of(records, &nameless, world_size);
+    let nameless_world = nameless_world.as_ref();
     let mut worlds = records
         .iter()
         .flat_map(|record| &record.groups)
@@ -118,6 +121,28 @@ pub(crate) fn resolve_groups(
         group_of.push(of_record);
     }
     (groups, group_of)
+}
+
+/// The members of the world, from the groups without a name of gloo's own recorder: that recorder keeps one group under
+/// the empty name, which is the world until a program makes another group. `None` if there is none.
+fn world_of(
+    records: &[Record],
+    nameless: &[&Arc<[Rank]>],
+    world_size: Option<u32>,
+) -> Option<Arc<[Rank]>> {
+    let &newest = nameless.last()?;
+    let holds_all = |ranks: &Arc<[Rank]>| {
+        let mut read = records.iter().map(|record| record.rank);
+        read.all(|rank| position(ranks, rank).is_some())
+    };
+    if nameless.iter().all(|ranks| *ranks == newest) && holds_all(newest) {
+        return Some(newest.clone());
+    }
+    // Groups that were made later: every rank is a member of the world.
+    let mut world: BTreeSet<Rank> = records.iter().map(|record| record.rank).collect();
+    world.extend(nameless.iter().flat_map(|ranks| ranks.iter().copied()));
+    world.extend(0..world_size.filter(|&size| size <= MAX_WORLD).unwrap_or(0));
+    Some(world.into_iter().collect())
 }
 
 /// One of several recorders that number the operations of a group separately, with its backend.

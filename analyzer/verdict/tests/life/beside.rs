@@ -202,3 +202,33 @@ fn a_send_that_was_received_is_no_wait() {
         assert_ne!(report.verdict, Verdict::Stuck);
     }
 }
+
+#[test]
+fn a_receive_that_arrived_may_not_have_been_waited_for() {
+    let past = [(0.0, State::Done(0.1))];
+    let waits = [past[0], (2.0, State::Pending)];
+    let sends = [(OpType::Send, 1, 1.0, State::Done(1.1))];
+    let receives = [(OpType::Recv, 0, 1.0, State::Pending)];
+    let mut sender = exchanges(on_gloo(0, &past), &sends);
+    let mut next = on_gloo(0, &waits).entries.pop().expect("two operations");
+    next.record_id = 3;
+    sender.entries.push(next);
+    let dumps = [
+        alive(sender, NOW),
+        alive(exchanges(on_gloo(1, &past), &receives), NOW),
+        alive(on_gloo(2, &waits), NOW),
+        alive(on_gloo(3, &waits), NOW),
+    ];
+    for policy in [Policy::default(), live()] {
+        let report = analyze(&dumps, &policy);
+        let found = first(&report.findings).expect("three ranks wait for rank 1");
+        assert_eq!(found.code, Code::E120);
+        assert_eq!(found.alternatives, [vec![1], vec![0]]);
+        assert!(
+            found.sentence.contains("has not come to wait for it"),
+            "{}",
+            found.sentence
+        );
+        assert!(!found.sentence.contains("rank 1 has waited"));
+    }
+}

@@ -125,3 +125,49 @@ fn a_file_that_was_written_before_the_others_came_does_not_show_that_its_rank_di
         assert_eq!(finding.confidence > 0.75, culprit == Code::E101);
     }
 }
+
+#[test]
+fn the_newest_group_without_a_name_is_not_the_world() {
+    // Each dump holds the group that was made last, of ranks 0 and 1. Rank 1 called a barrier of the world instead of
+    // the second operation of its pair.
+    let done = [(0.0, State::Done(0.1))];
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dumps: Vec<Dump> = (0..4)
+        .map(|rank| {
+            let operations = if rank == 1 { &done[..] } else { &waits };
+            let pair = if rank < 2 { "a" } else { "b" };
+            let mut dump = on_group(by_gloo(rank, operations), pair);
+            dump.groups[0].info.ranks = [0, 1].into();
+            dump.groups[0].info.desc.clear();
+            dump.groups[1].info.desc = "pair".to_owned();
+            if rank == 1 {
+                let mut barrier = by_gloo(1, &[(1.0, State::Pending)]);
+                barrier.groups[0].info.ranks = [].into();
+                barrier.groups[0].info.name = "0".to_owned();
+                barrier.groups[0].info.id = 2;
+                dump.groups.push(barrier.groups.remove(0));
+                let mut entry = barrier.entries.remove(0);
+                (entry.record_id, entry.group) = (2, 2);
+                dump.entries.push(entry);
+            }
+            dump
+        })
+        .collect();
+    let report = analyze(&dumps, &written());
+    for finding in errors(&report.findings) {
+        let accused = finding.confidence > 0.6 && finding.culprit_ranks != [1];
+        assert!(
+            !accused || finding.culprit_ranks.is_empty(),
+            "{}",
+            finding.sentence
+        );
+        if let Some(group) = finding
+            .group
+            .as_ref()
+            .filter(|group| group.desc == "default_pg")
+        {
+            assert_eq!(&*group.ranks, [0, 1, 2, 3]);
+        }
+    }
+    assert!(!report.findings.is_empty());
+}

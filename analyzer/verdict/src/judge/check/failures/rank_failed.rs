@@ -13,7 +13,7 @@ use crate::judge::life::End;
 use crate::judge::life::ending;
 use crate::judge::policy::now_ns;
 use crate::judge::waits::missed::first_missed;
-use crate::judge::waits::wait_graph::{Node, Place};
+use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::format::{count_ranks, format_ranks, format_time};
 use crate::report::{Code, Finding};
@@ -387,6 +387,7 @@ impl Check for OperationFailed {
             .filter_map(|record| first_failure(ctx, record))
             .filter(|failure| ctx.life.is_settled(failure.at_ns))
             .filter(|failure| !ctx.life.is_being_ended(failure.at_ns))
+            .filter(|failure| !waited_for_a_rank(ctx, failure))
             .collect();
         failures.sort_by_key(|failure| (failure.at_ns, ctx.aligned.records[failure.record].rank));
         let Some(first) = failures.first() else {
@@ -400,6 +401,21 @@ impl Check for OperationFailed {
             .collect();
         vec![failed_draft(ctx, first, &ranks, failures.len())]
     }
+}
+
+/// Whether an operation failed after a wait for a rank that is missing there: such a failure has its cause elsewhere.
+fn waited_for_a_rank(ctx: &Context<'_>, failure: &Failure) -> bool {
+    let rank = ctx.aligned.records[failure.record].rank;
+    let op = ctx.aligned.op(failure.record, failure.position);
+    let group = ctx.aligned.lanes[failure.record][usize::from(op.group)].group;
+    let Some(place) = ctx.graph.collective(group, op.seq).filter(|_| !op.is_p2p) else {
+        return false;
+    };
+    let absent = |&(_, why): &(Node, Missing)| why == Missing::Absent;
+    let mut arrived = ctx.graph.arrived[place].iter();
+    arrived.any(|&node| ctx.rank(node) == rank)
+        && ctx.graph.missing[place].iter().any(absent)
+        && !ctx.failed_at_once(place)
 }
 
 /// The first operation of a record that failed long before its time-out, or that has none, among those

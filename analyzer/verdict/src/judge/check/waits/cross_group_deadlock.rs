@@ -76,6 +76,15 @@ fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
                 "two sides of equal size: only the rank's own past shows which order is usual"
                     .into(),
             );
+        } else if minority
+            .iter()
+            .all(|one| one.votes.first + one.votes.second < 2)
+        {
+            draft.confidence = draft.confidence.min(0.6);
+            draft.alternatives = sides(ctx, ranks, places);
+            draft.doubts.push(
+                "a single other rank shows another order, and may be the one that left it".into(),
+            );
         }
         draft
     };

@@ -6,6 +6,7 @@
 use crate::align::RecordIx;
 use crate::align::p2p::Half;
 use crate::align::pending::on_device;
+use crate::align::record::Op;
 use crate::judge::check::calls::p2p_size_mismatch::both_ends;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::wait_graph::Place;
@@ -27,12 +28,15 @@ pub(super) fn tagged(ctx: &Context<'_>, place: usize) -> Option<Ends> {
     };
     let half: &Half = ctx.halves(record, pending).first()?;
     let op = ctx.aligned.op(record, half.position);
-    let backend = &ctx.aligned.shared.calls.get(op.call).signature.backend;
-    if on_device(backend) || ctx.aligned.records[record].recorder.sees_device() {
+    if on_device(backend_of(ctx, op)) || ctx.aligned.records[record].recorder.sees_device() {
         return None;
     }
     let (from, send, to, receive) = both_ends(ctx, group, record, *half)?;
     Some(((from, send.position), (to, receive.position)))
+}
+
+fn backend_of<'a>(ctx: &'a Context<'_>, op: &Op) -> &'a str {
+    &ctx.aligned.shared.calls.get(op.call).signature.backend
 }
 
 /// The finding on a message whose tags may differ.
@@ -62,15 +66,30 @@ pub(super) fn draft(ctx: &Context<'_>, place: usize, ends: Ends) -> FindingDraft
             rank(to)
         ),
     };
+    // On gloo, a receive that has arrived ends in the wait for it only.
+    let unwaited =
+        sent.completed() && !received.completed() && backend_of(ctx, received).starts_with("gloo");
+    let text = match unwaited {
+        true => format!(
+            "{receive_text} has not ended on rank {}, although the {send_text} has completed on rank {}: its program has \
+             not come to wait for it, or",
+            rank(to),
+            rank(from)
+        ),
+        false => format!("{text}:"),
+    };
     let host = |record: RecordIx| &ctx.aligned.records[record].identity.host;
     let or_network = match host(from) == host(to) {
         true => "",
         false => ", or the network between their hosts holds the message",
     };
-    let sentence = format!("{text}: their tags may differ, which no record holds{or_network}");
+    let sentence = format!("{text} their tags may differ, which no record holds{or_network}");
     let mut draft = FindingDraft::new(Code::E120, sentence);
     draft.confidence = 0.5;
     draft.alternatives = vec![vec![rank(from)], vec![rank(to)]];
+    if unwaited {
+        draft.alternatives.reverse();
+    }
     draft.age_ms = ctx.waits_ms(place);
     draft.evidence = ctx.evidence_of_place(place, 2);
     draft.ruled_out =

@@ -42,5 +42,5 @@ pub(super) fn is_a_wait(aligned: &Aligned<'_>, record: RecordIx, operation: &Pen
         return true;
     };
     let is_send = |half: &Half| aligned.op(record, half.position).kind == OpType::Send;
-    !operation.held_open && !(operation.delivered && halves.iter().all(is_send))
+    !(operation.held_open || operation.delivered && halves.iter().all(is_send))
 }

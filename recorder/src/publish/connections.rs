@@ -2,7 +2,8 @@
 
 use super::answer::{EndpointAddress, EndpointToken};
 use super::endpoint::{CONNECTION_TIME, HEADER_TIME, MAX_CONNECTIONS, STRANGERS_PER_HOST};
-use super::places::{Place, Places};
+use super::places::Places;
+use super::share::{Client, Share, Visitor};
 use super::tls::Tls;
 use axum::Router;
 use hyper::body::Incoming;
@@ -84,17 +85,27 @@ impl Listener {
 }
 
 /// Serves connections until the other end of `stopped` is dropped.
-pub(super) fn serve(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<()> {
+pub(super) fn serve(
+    listener: Listener,
+    router: Router,
+    share: Arc<Share>,
+    stopped: UnixStream,
+) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // Threads for `GET /peers`, `POST /dump` and the program's own handlers, which may block.
         .thread_name("rcomm/endpoint")
         .max_blocking_threads(2)
         .build()?;
-    runtime.block_on(accept(listener, router, stopped))
+    runtime.block_on(accept(listener, router, share, stopped))
 }
 
-async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::Result<()> {
+async fn accept(
+    listener: Listener,
+    router: Router,
+    share: Arc<Share>,
+    stopped: UnixStream,
+) -> io::Result<()> {
     let stopped = tokio::net::UnixStream::from_std(stopped)?;
     let places = Places::new(MAX_CONNECTIONS, STRANGERS_PER_HOST);
     let accepting = async {
@@ -103,7 +114,12 @@ async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::
                 let listener = tokio::net::UnixListener::from_std(listener)?;
                 loop {
                     match listener.accept().await {
-                        Ok((stream, _)) => start(stream, &router, places.enter(None).await),
+                        Ok((stream, _)) => {
+                            let process = stream.peer_cred().ok().and_then(|it| it.pid());
+                            let client = Client::Process(process);
+                            let place = places.enter(None).await;
+                            start(stream, &router, Visitor::new(place, client, share.clone()));
+                        }
                         Err(_) => pause().await,
                     }
                 }
@@ -115,10 +131,12 @@ async fn accept(listener: Listener, router: Router, stopped: UnixStream) -> io::
                     match listener.accept().await {
                         Ok((stream, client)) => {
                             let place = places.enter(Some(client.ip())).await;
+                            let client = Client::Host(client.ip());
+                            let visitor = Visitor::new(place, client, share.clone());
                             match &acceptor {
-                                None => start(stream, &router, place),
+                                None => start(stream, &router, visitor),
                                 Some(acceptor) => {
-                                    start_with_tls(stream, acceptor.clone(), &router, place);
+                                    start_with_tls(stream, acceptor.clone(), &router, visitor);
                                 }
                             }
                         }
@@ -140,11 +158,11 @@ async fn pause() {
 }
 
 /// Serves one connection in a new task, until it ends or its place is taken.
-fn start<S>(stream: S, router: &Router, place: Arc<Place>)
+fn start<S>(stream: S, router: &Router, visitor: Arc<Visitor>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    tokio::spawn(serve_connection(stream, router.clone(), place));
+    tokio::spawn(serve_connection(stream, router.clone(), visitor));
 }
 
 /// As [`start`], once TLS is set up with the client.
@@ -152,17 +170,17 @@ fn start_with_tls(
     stream: tokio::net::TcpStream,
     acceptor: TlsAcceptor,
     router: &Router,
-    place: Arc<Place>,
+    visitor: Arc<Visitor>,
 ) {
     let router = router.clone();
     tokio::spawn(async move {
         let secured = tokio::select! {
             secured = tokio::time::timeout(HEADER_TIME, secure(stream, acceptor)) => secured,
-            () = place.is_taken() => return,
+            () = visitor.place.is_taken() => return,
         };
         // A client that is slow, or whose TLS fails (TLS itself tells it why), ends only its own task.
         if let Ok(Ok(Some(stream))) = secured {
-            serve_connection(stream, router, place).await;
+            serve_connection(stream, router, visitor).await;
         }
     });
 }
@@ -193,14 +211,14 @@ async fn secure(
 }
 
 /// Serves one connection, until it ends or its place is taken.
-async fn serve_connection<S>(stream: S, router: Router, place: Arc<Place>)
+async fn serve_connection<S>(stream: S, router: Router, visitor: Arc<Visitor>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = TowerToHyperService::new(router);
-    let place_of_requests = place.clone();
+    let visitor_of_requests = visitor.clone();
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-        request.extensions_mut().insert(place_of_requests.clone());
+        request.extensions_mut().insert(visitor_of_requests.clone());
         service.call(request)
     });
     let connection = http1::Builder::new()
@@ -208,9 +226,10 @@ where
         .header_read_timeout(HEADER_TIME)
         .max_headers(64)
         .serve_connection(TokioIo::new(stream), service);
+    let connection = visitor.counting(connection);
     // A client that disconnects early ends only its own task.
     tokio::select! {
         _ = tokio::time::timeout(CONNECTION_TIME, connection) => {}
-        () = place.is_taken() => {}
+        () = visitor.place.is_taken() => {}
     }
 }

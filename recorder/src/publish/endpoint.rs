@@ -21,7 +21,8 @@
 //! TCP every request carries the token (`Authorization: Bearer ...`), inside TLS if the job uses it
 //! ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are served at a time, each for
 //! at most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is closed
-//! ([`Places`](super::places::Places)).
+//! ([`Places`](super::places::Places)). Answers take at most a hundredth of a core from the ranks: a client that asks
+//! without pause waits for each ([`Share`]).
 
 use super::answer::{
     CHANGE_HEADER, ENTRIES_HEADER, EndpointAddress, EndpointToken, GroupAnswer, PeerEndpoint,
@@ -29,7 +30,7 @@ use super::answer::{
 };
 use super::connections::{Listener, bind_tcp, bind_unix, serve};
 use super::handlers::{self, HandlerParameters, ProgramHandlers};
-use super::places::Place;
+use super::share::{RULES, Rules, Share, Visitor};
 use super::tls::Tls;
 use super::wait_routes::{self, ListWaits};
 use super::waits::WaitStatistics;
@@ -116,6 +117,15 @@ impl Endpoint {
     ///
     /// If another process answers on the socket, the address is not available, or the thread cannot be started.
     pub fn serve(recorder: Arc<FlightRecorder>, listen: Listen) -> Result<Self> {
+        Self::serve_within(recorder, listen, RULES)
+    }
+
+    /// As [`serve`](Self::serve), with these rules for the processor time of its answers.
+    pub(super) fn serve_within(
+        recorder: Arc<FlightRecorder>,
+        listen: Listen,
+        rules: Rules,
+    ) -> Result<Self> {
         let callbacks = Arc::new(Mutex::new(Callbacks {
             peers: Arc::new(Vec::new),
             dump: None,
@@ -154,10 +164,11 @@ impl Endpoint {
                 blocked.add(Signal::SIGPIPE);
                 let _ = blocked.thread_block();
                 if listener.wait_for_connection(&stopped) {
-                    let router = router(recorder, served, token);
+                    let share = Share::new(rules);
+                    let router = router(recorder, served, share.clone(), token);
                     // If Tokio's runtime or its listener cannot be made, this thread has nothing to serve. Open
                     // connections end with that runtime.
-                    let _ = serve(listener, router, stopped);
+                    let _ = serve(listener, router, share, stopped);
                 }
             })
             .map_err(|error| listen_error(address.to_string(), error))?;
@@ -262,6 +273,7 @@ pub(super) struct Served {
     callbacks: Arc<Mutex<Callbacks>>,
     pub(super) program_handlers: Arc<ProgramHandlers>,
     pub(super) waits: Arc<Mutex<ListWaits>>,
+    pub(super) share: Arc<Share>,
 }
 
 fn router(
@@ -271,6 +283,7 @@ fn router(
         Arc<ProgramHandlers>,
         Arc<Mutex<ListWaits>>,
     ),
+    share: Arc<Share>,
     token: Option<EndpointToken>,
 ) -> Router {
     // Answers are numbered from the current time in microseconds. A read of the ring takes longer than a
@@ -283,6 +296,7 @@ fn router(
         callbacks,
         program_handlers,
         waits,
+        share,
     });
     let router = Router::new()
         .route("/status", get(status))
@@ -318,10 +332,15 @@ async fn check_token(token: Option<&EndpointToken>, request: Request, next: Next
     (StatusCode::UNAUTHORIZED, why).into_response()
 }
 
-/// Answers an admitted request, whose connection keeps its place from now on.
+/// Answers an admitted request, whose connection keeps its place from now on, when it is its turn.
 async fn admit(request: Request, next: Next) -> Response {
-    if let Some(place) = request.extensions().get::<Arc<Place>>() {
-        place.admit();
+    let visitor = request.extensions().get::<Arc<Visitor>>().cloned();
+    if let Some(visitor) = visitor
+        && !visitor.admit().await
+    {
+        let why =
+            "other requests have used the processor time that answers may take: ask again later\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();
     }
     next.run(request).await
 }
@@ -399,7 +418,7 @@ async fn list_peers(State(served): State<Arc<Served>>) -> Response {
             .unwrap_or_else(PoisonError::into_inner);
         callbacks.peers.clone()
     };
-    match tokio::task::spawn_blocking(move || find()).await {
+    match served.share.elsewhere(move || find()).await {
         Ok(peers) => Json(peers).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
@@ -417,7 +436,7 @@ async fn write_dump(State(served): State<Arc<Served>>) -> Response {
         let why = "this process does not write dumps\n";
         return (StatusCode::NOT_IMPLEMENTED, why).into_response();
     };
-    match tokio::task::spawn_blocking(move || write()).await {
+    match served.share.elsewhere(move || write()).await {
         Ok(Ok(place)) => Json(WrittenDump { place }).into_response(),
         Ok(Err(why)) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

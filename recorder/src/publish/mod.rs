@@ -22,6 +22,8 @@ mod retention;
 mod ring_follower;
 mod ring_reader;
 mod secret;
+#[cfg(feature = "endpoint")]
+mod share;
 mod store_proof;
 mod threads;
 #[cfg(feature = "tls")]

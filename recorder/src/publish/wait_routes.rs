@@ -30,8 +30,8 @@ pub(super) async fn list(State(served): State<Arc<Served>>) -> Json<Vec<WaitStat
 }
 
 /// Answers `GET /threads`.
-pub(super) async fn threads() -> Response {
-    match tokio::task::spawn_blocking(own_threads).await {
+pub(super) async fn threads(State(served): State<Arc<Served>>) -> Response {
+    match served.share.elsewhere(own_threads).await {
         Ok(Ok(threads)) => Json(threads).into_response(),
         Ok(Err(error)) => {
             let why = format!("the system does not show this process its threads: {error}\n");

@@ -39,6 +39,7 @@ endpoint: connections served at a time | recorder/src/publish/endpoint.rs | MAX_
 endpoint: connections of one host without an admitted request | recorder/src/publish/endpoint.rs | STRANGERS_PER_HOST
 endpoint: time for the head of a request | recorder/src/publish/endpoint.rs | HEADER_TIME
 endpoint: time for one connection | recorder/src/publish/endpoint.rs | CONNECTION_TIME
+endpoint: time for which a request may wait for its turn | recorder/src/publish/share.rs | LONGEST_WAIT
 endpoint: handlers of the program | recorder/src/publish/handlers.rs | MAX_HANDLERS
 answer of an endpoint or of `--worker-server`: head | recorder/src/publish/http.rs | MAX_HEAD
 answer of an endpoint or of `--worker-server`: body | recorder/src/publish/http.rs | MAX_BODY

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause between two polls of the file: the first, and the longest.
 const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(16));
+/// How much of the file is read at a time, unless a record is longer.
+const PIECE: u64 = 1 << 20;
 /// PyTorch's counter of the stores that are open on the file.
 const REFERENCES: &str = "refcount/";
 /// PyTorch's counter of the stores on the file that were closed.
@@ -89,18 +91,40 @@ impl FileStore {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `work` under the file's lock, on a table that holds all that was written before.
+    /// Runs `work` under the file's lock, on a table that holds all that was written before. Waits for the lock for a
+    /// minute at most.
     fn with_log<T>(
         &self,
         access: LockKind,
         work: impl FnOnce(&mut Log) -> io::Result<T>,
     ) -> Result<T> {
+        match self.try_with_log(access, LOCK_TIMEOUT, work)? {
+            Some(result) => Ok(result),
+            None => Err(Error::new(
+                ErrorKind::Timeout,
+                format!(
+                    "the store file {} has been locked for {LOCK_TIMEOUT:?}: a process that \
+                     holds the lock has probably stopped",
+                    self.path.display()
+                ),
+            )),
+        }
+    }
+
+    /// As [`with_log`](Self::with_log), but waits for the lock for this long at most, and returns `None` then.
+    fn try_with_log<T>(
+        &self,
+        access: LockKind,
+        limit: Duration,
+        work: impl FnOnce(&mut Log) -> io::Result<T>,
+    ) -> Result<Option<T>> {
         let failed = |what: &str, error: io::Error| {
             let message = format!("cannot {what} the store file {}", self.path.display());
             Error::io(message, error)
         };
-        let mut log = self.lock();
-        self.lock_file(&log.file, access)?;
+        let Some(mut log) = self.lock_file(access, limit)? else {
+            return Ok(None);
+        };
         let result =
             log.catch_up(access)
                 .and_then(|()| work(&mut log))
@@ -113,38 +137,35 @@ impl FileStore {
                 });
         let unlocked = log.file.unlock().map_err(|error| failed("unlock", error));
         let result = result?;
-        unlocked.map(|()| result)
+        unlocked.map(|()| Some(result))
     }
 
-    fn lock_file(&self, file: &File, access: LockKind) -> Result<()> {
-        let deadline = Instant::now() + LOCK_TIMEOUT;
+    /// Takes the lock of the file, or returns `None` if it is not free within `limit`. The other threads of this process
+    /// can use the log while this waits, each until its own time-out.
+    fn lock_file(&self, access: LockKind, limit: Duration) -> Result<Option<MutexGuard<'_, Log>>> {
+        let began = Instant::now();
         let mut pause = Duration::from_micros(50);
         loop {
+            let log = self.lock();
             let tried = match access {
-                LockKind::Read => file.try_lock_shared(),
-                LockKind::Write => file.try_lock(),
+                LockKind::Read => log.file.try_lock_shared(),
+                LockKind::Write => log.file.try_lock(),
             };
             match tried {
-                Ok(()) => return Ok(()),
-                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(2));
-                }
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Error::new(
-                        ErrorKind::Timeout,
-                        format!(
-                            "the store file {} has been locked for {LOCK_TIMEOUT:?}: a process that \
-                             holds the lock has probably stopped",
-                            self.path.display()
-                        ),
-                    ));
-                }
+                Ok(()) => return Ok(Some(log)),
                 Err(TryLockError::Error(error)) => {
                     let message = format!("cannot lock the store file {}", self.path.display());
                     return Err(Error::io(message, error));
                 }
+                Err(TryLockError::WouldBlock) => {}
             }
+            drop(log);
+            let left = limit.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(Duration::from_millis(2));
         }
     }
 
@@ -184,15 +205,23 @@ impl FileStore {
     ) -> Result<T> {
         let deadline = Instant::now().checked_add(timeout);
         let mut pause = POLL.0;
+        let left = || match deadline {
+            Some(deadline) => deadline.saturating_duration_since(Instant::now()),
+            None => timeout,
+        };
         loop {
-            let seen = self.with_log(LockKind::Read, |log| Ok(look(&log.table)))?;
+            let limit = left().min(LOCK_TIMEOUT);
+            let seen = if limit < LOCK_TIMEOUT {
+                // A lock that is not free by then leaves the table as it was read last.
+                let seen = self.try_with_log(LockKind::Read, limit, |log| Ok(look(&log.table)))?;
+                seen.flatten()
+            } else {
+                self.with_log(LockKind::Read, |log| Ok(look(&log.table)))?
+            };
             if let Some(result) = seen {
                 return Ok(result);
             }
-            let left = match deadline {
-                Some(deadline) => deadline.saturating_duration_since(Instant::now()),
-                None => timeout,
-            };
+            let left = left();
             if left.is_zero() {
                 return Err(timeout_error(&self.lock().table));
             }
@@ -226,40 +255,70 @@ impl Log {
                 "it became shorter: another program writes to it",
             ));
         }
-        let mut appended = vec![0; (end - self.read) as usize];
-        self.file.read_exact_at(&mut appended, self.read)?;
-        let mut rest = appended.as_slice();
-        while let Some((name, value, after)) = split_record(rest) {
-            match name {
-                [b'-', removed @ ..] => {
-                    self.table.delete(removed);
-                }
-                [b'/', ..] => self.table.set(name, value),
-                _ if name == REFERENCES.as_bytes() || name == FINISHED.as_bytes() => {
-                    self.table.set(name, value);
-                }
-                _ => {
-                    let at = end - rest.len() as u64;
-                    return Err(io::Error::new(
-                        io::ErrorKind::InvalidData,
-                        format!(
-                            "it holds something other than a store record at byte {at}: remove it, or name \
-                             another file"
-                        ),
-                    ));
-                }
+        // A file that is no store can be of any size, so it is read piece by piece, and each record is checked by its
+        // beginning.
+        let mut piece = PIECE;
+        let mut bytes = Vec::new();
+        while self.read < end {
+            let length = piece.min(end - self.read);
+            bytes.resize(usize::try_from(length).unwrap_or(usize::MAX), 0);
+            self.file.read_exact_at(&mut bytes, self.read)?;
+            let before = self.read;
+            self.apply(&bytes)?;
+            if self.read > before {
+                piece = PIECE;
+                continue;
             }
-            self.read += (rest.len() - after.len()) as u64;
-            rest = after;
+            if length == end - self.read {
+                break;
+            }
+            // The record is longer than the piece.
+            piece = piece.saturating_mul(2);
         }
-        if let (false, LockKind::Write) = (rest.is_empty(), access) {
-            if self.read == 0 {
+        if let (true, LockKind::Write) = (self.read < end, access) {
+            if self.read == 0 && !is_beginning_of_first(&bytes) {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
                     "it does not begin with a store record: remove it, or name another file",
                 ));
             }
             self.file.set_len(self.read)?;
+        }
+        Ok(())
+    }
+
+    /// Applies the complete records at the beginning of `bytes`, which are those of the file from `read` on.
+    fn apply(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut rest = bytes;
+        while let Some(begin) = rest.get(..5) {
+            let is_record = match begin {
+                [0, 0, 0, 0, _] => false,
+                [_, _, _, _, b'/' | b'-'] => true,
+                _ => [REFERENCES, FINISHED].iter().any(|name| {
+                    let length = (name.len() as u32).to_le_bytes();
+                    rest.starts_with(&length) && begins_alike(&rest[4..], name.as_bytes())
+                }),
+            };
+            if !is_record {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!(
+                        "it holds something other than a store record at byte {}: remove it, or name another file",
+                        self.read
+                    ),
+                ));
+            }
+            let Some((name, value, after)) = split_record(rest) else {
+                break;
+            };
+            match name {
+                [b'-', removed @ ..] => {
+                    self.table.delete(removed);
+                }
+                _ => self.table.set(name, value),
+            }
+            self.read += (rest.len() - after.len()) as u64;
+            rest = after;
         }
         Ok(())
     }
@@ -281,6 +340,21 @@ impl Log {
         io::Write::write_all(&mut self.file, &bytes)?;
         self.catch_up(LockKind::Read)
     }
+}
+
+/// Whether the shorter of two is the beginning of the longer.
+fn begins_alike(one: &[u8], other: &[u8]) -> bool {
+    one.iter().zip(other).all(|(one, other)| one == other)
+}
+
+/// Whether these bytes may be what is left of the first record of a store, whose writer was killed: of the counter of
+/// references, as we and PyTorch write it.
+fn is_beginning_of_first(bytes: &[u8]) -> bool {
+    let mut first = (REFERENCES.len() as u32).to_le_bytes().to_vec();
+    first.extend_from_slice(REFERENCES.as_bytes());
+    // The length of a number, in decimal digits.
+    let longest = first.len() + 4 + 20;
+    bytes.len() < longest && begins_alike(bytes, &first)
 }
 
 /// The first record of `bytes` (name, value) and the bytes after it, if the record is complete.
@@ -412,5 +486,93 @@ impl Store for FileStore {
             |table| (arrived(table) >= i64::from(world_size)).then_some(()),
             |table| barrier_timed_out(key, Some(arrived(table)), world_size, timeout),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder_and_path() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        (folder, path)
+    }
+
+    #[test]
+    fn a_caller_waits_for_the_files_lock_until_its_own_time_out_only() {
+        let (_folder, path) = folder_and_path();
+        let store = FileStore::open(&path, None).unwrap();
+        let holder = OpenOptions::new().write(true).open(&path).unwrap();
+        holder.lock().unwrap();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| store.set("a", b"1"));
+            // The writer waits for a minute, this call does not.
+            let began = Instant::now();
+            for _ in 0..20 {
+                let error = store.get("a", Duration::from_millis(5)).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Timeout);
+            }
+            assert!(began.elapsed() < LOCK_TIMEOUT / 2);
+            assert!(!writer.is_finished());
+            holder.unlock().unwrap();
+            writer.join().unwrap().unwrap();
+        });
+        assert_eq!(store.get("a", Duration::ZERO).unwrap(), b"1");
+    }
+
+    #[test]
+    fn a_first_record_that_was_cut_is_written_anew() {
+        let (_folder, path) = folder_and_path();
+        drop(FileStore::open(&path, None).unwrap());
+        let whole = std::fs::read(&path).unwrap();
+        let first = 4 + REFERENCES.len() + 4 + 1;
+        for length in 1..first {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            let store = FileStore::open(&path, None).unwrap();
+            store.set("a", b"1").unwrap();
+            assert_eq!(store.list_keys().unwrap(), ["a"], "{length} bytes");
+        }
+        // A later record that was cut goes, and those before it stay.
+        let store = FileStore::open(&path, None).unwrap();
+        store.set("b", &[7; 100]).unwrap();
+        let length = std::fs::metadata(&path).unwrap().len();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(length - 1).unwrap();
+        let again = FileStore::open(&path, None).unwrap();
+        assert_eq!(again.list_keys().unwrap(), ["a"]);
+    }
+
+    #[test]
+    fn a_file_that_is_no_store_is_refused_by_its_beginning() {
+        let (_folder, path) = folder_and_path();
+        let refused = |path: &Path| {
+            let error = FileStore::open(path, None).err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::Store);
+            error.to_string()
+        };
+        std::fs::write(&path, b"abc").unwrap();
+        assert!(refused(&path).contains("does not begin with a store record"));
+        std::fs::write(&path, b"some words of another program").unwrap();
+        assert!(refused(&path).contains("at byte 0"));
+        // Larger than any memory.
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(1 << 42).unwrap();
+        assert!(refused(&path).contains("at byte 0"));
+    }
+
+    #[test]
+    fn records_longer_than_a_piece_are_read_whole() {
+        let (_folder, path) = folder_and_path();
+        let store = FileStore::open(&path, None).unwrap();
+        let long = vec![5; 3 * PIECE as usize];
+        store
+            .multi_set(&[("a", b"1"), ("long", &long), ("b", b"2")])
+            .unwrap();
+        let other = FileStore::open(&path, None).unwrap();
+        let read = other
+            .multi_get(&["a", "long", "b"], Duration::ZERO)
+            .unwrap();
+        assert_eq!(read, [b"1".to_vec(), long, b"2".to_vec()]);
     }
 }

@@ -136,6 +136,22 @@ fn without_records_it_names_where_it_looked_and_what_to_do() {
 }
 
 #[test]
+fn a_folder_that_cannot_be_listed_is_not_called_empty() {
+    let home = tempfile::tempdir().unwrap();
+    let dumps = home.path().join("dumps");
+    copy_dumps("never-join-w4", 4, &dumps, SystemTime::now());
+    // No user, root included, can list a file.
+    std::fs::write(home.path().join("rings"), "").unwrap();
+    std::fs::write(home.path().join("rcomm-dumps"), "").unwrap();
+    let run = look(home.path(), &dumps);
+    for name in ["/rings ", "  rcomm-dumps "] {
+        let line = run.stdout.lines().find(|line| line.contains(name));
+        let line = line.unwrap_or_else(|| panic!("{name}: {run:?}"));
+        assert!(line.contains("Not a directory"), "{line}");
+    }
+}
+
+#[test]
 fn the_age_of_old_records_comes_before_their_verdict() {
     let home = tempfile::tempdir().unwrap();
     let earlier = SystemTime::now() - Duration::from_secs(3600);

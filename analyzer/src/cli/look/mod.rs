@@ -19,6 +19,8 @@ use rcomm_recorder::publish::list_rings;
 use rcomm_recorder::record::default_directory;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs::DirEntry;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -196,17 +198,36 @@ fn jobs_without_records(records: &[Records]) -> Vec<RankJob> {
     let mut jobs = RankJob::of_node();
     let is_among = |folder: &PathBuf| {
         let mut living = records.iter().filter(|records| records.alive);
-        living.any(|records| records.paths.contains(folder))
+        living.any(|records| records.paths.iter().any(|path| is_same(path, folder)))
     };
     jobs.retain(|job| !job.rings.as_ref().is_some_and(is_among));
     jobs
+}
+
+/// Whether two paths name the same file or folder. A path from the environment can be relative or lead over a link,
+/// those of a process's mappings do not.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let resolved = |path: &Path| path.canonicalize().ok();
+    one == other || resolved(one).is_some_and(|one| resolved(other) == Some(one))
+}
+
+/// What lies in a folder, nothing if the folder does not exist; or the reason why it cannot be listed, as a text.
+fn entries_of(folder: &Path) -> Result<Vec<DirEntry>, String> {
+    match std::fs::read_dir(folder) {
+        Ok(entries) => Ok(entries.flatten().collect()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(format!("cannot be listed: {error}")),
+    }
 }
 
 impl Search {
     /// Adds the rings below a directory, those of each job as one item.
     fn add_rings(&mut self, directory: &Path) {
         let mut jobs: BTreeMap<String, JobRings> = BTreeMap::new();
-        let listed = list_rings(directory).unwrap_or_default();
+        let (listed, problem) = match list_rings(directory) {
+            Ok(listed) => (listed, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
         for listing in &listed {
             let (Ok(ring), Some(folder)) = (&listing.ring, listing.path.parent()) else {
                 continue;
@@ -227,9 +248,10 @@ impl Search {
         }
         self.searched.push(SearchedPath {
             path: directory.to_owned(),
-            found: match jobs.len() {
-                0 => "no rings".to_owned(),
-                jobs => format!("rings of {}", count(jobs as u64, "job")),
+            found: match (jobs.len(), problem) {
+                (0, None) => "no rings".to_owned(),
+                (0, Some(problem)) => problem,
+                (jobs, _) => format!("rings of {}", count(jobs as u64, "job")),
             },
         });
         let time_of =
@@ -265,14 +287,18 @@ impl Search {
                 .strip_prefix(stem.as_encoded_bytes());
             rest.is_some_and(|rest| rest.first().is_some_and(u8::is_ascii_digit))
         };
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let (entries, problem) = match entries_of(folder) {
+            Ok(entries) => (entries, None),
+            Err(problem) => (Vec::new(), Some(problem)),
+        };
         let files: Vec<PathBuf> = entries
+            .into_iter()
             .filter(|entry| is_dump(&entry.file_name()))
             .map(|entry| entry.path())
             .collect();
         let mut pattern = beginning.to_owned().into_os_string();
         pattern.push("*");
-        self.note(Path::new(&pattern), files.len());
+        self.note(Path::new(&pattern), files.len(), problem);
         let argument = format!("{}*", quoted(beginning));
         self.add(description.to_owned(), &argument, files);
     }
@@ -282,7 +308,11 @@ impl Search {
     fn add_folder(&mut self, description: &str, folder: &Path) {
         let mut files = Vec::new();
         let mut runs = Vec::new();
-        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (entries, mut problem) = match entries_of(folder) {
+            Ok(entries) => (entries, None),
+            Err(problem) => (Vec::new(), Some(problem)),
+        };
+        for entry in entries {
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => runs.push(entry.path()),
                 Ok(kind) if kind.is_file() => files.push(entry.path()),
@@ -294,21 +324,27 @@ impl Search {
         for run in runs {
             let name = run.file_name().unwrap_or_default().display();
             let description = format!("{description} of the run {name}");
-            let files = Self::files_of_run(&run);
+            let (files, unlisted) = Self::files_of_run(&run);
+            problem = problem.or(unlisted);
             found.push((description, run, files));
         }
-        self.note(folder, found.iter().map(|(_, _, files)| files.len()).sum());
+        let number = found.iter().map(|(_, _, files)| files.len()).sum();
+        self.note(folder, number, problem);
         for (description, folder, files) in found {
             self.add(description, &quoted(&folder), files);
         }
     }
 
-    /// The files in a folder and in its direct subfolders.
-    fn files_of_run(folder: &Path) -> Vec<PathBuf> {
-        let mut files = Vec::new();
+    /// The files in a folder and in its direct subfolders, and the first reason why one of these cannot be listed.
+    fn files_of_run(folder: &Path) -> (Vec<PathBuf>, Option<String>) {
+        let (mut files, mut problem) = (Vec::new(), None);
         let mut pending = vec![(folder.to_owned(), 0)];
         while let Some((folder, depth)) = pending.pop() {
-            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let entries = entries_of(&folder).unwrap_or_else(|why| {
+                problem.get_or_insert_with(|| format!("{} {why}", folder.display()));
+                Vec::new()
+            });
+            for entry in entries {
                 match entry.file_type() {
                     Ok(kind) if kind.is_dir() && depth < 1 => {
                         pending.push((entry.path(), depth + 1))
@@ -318,16 +354,18 @@ impl Search {
                 }
             }
         }
-        files
+        (files, problem)
     }
 
-    /// Notes a path that was searched, and how many files were found.
-    fn note(&mut self, path: &Path, files: usize) {
+    /// Notes a path that was searched, how many files were found, and why not all could be searched.
+    fn note(&mut self, path: &Path, files: usize, problem: Option<String>) {
         self.searched.push(SearchedPath {
             path: path.to_owned(),
-            found: match files {
-                0 => "no files".to_owned(),
-                files => count(files as u64, "file"),
+            found: match (files, problem) {
+                (0, None) => "no files".to_owned(),
+                (0, Some(problem)) => problem,
+                (files, None) => count(files as u64, "file"),
+                (files, Some(problem)) => format!("{}; {problem}", count(files as u64, "file")),
             },
         });
     }
@@ -369,6 +407,25 @@ fn quoted(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_over_links_and_relative_ones_are_the_same_as_what_they_lead_to() {
+        let folder = tempfile::tempdir().expect("a temporary directory can be made");
+        let real = folder
+            .path()
+            .canonicalize()
+            .expect("it exists")
+            .join("rings");
+        std::fs::create_dir(&real).expect("a directory can be made");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&real, &link).expect("a link can be made");
+        let around = real.join("..").join("rings");
+        for path in [&link, &around, &real] {
+            assert!(is_same(path, &real), "{}", path.display());
+        }
+        assert!(!is_same(folder.path(), &real));
+        assert!(!is_same(Path::new("/nowhere/a"), Path::new("/nowhere/b")));
+    }
 
     #[test]
     fn paths_from_the_environment_come_before_the_defaults() {

@@ -17,6 +17,8 @@ pub struct Follower {
     paths: Vec<PathBuf>,
     /// The files of the last poll, by name.
     seen: BTreeMap<String, FileStamp>,
+    /// What the last poll could not list: the next one lists it anew.
+    unlisted: Vec<String>,
 }
 
 /// The state of a file. The file is read again if its state changes.
@@ -32,7 +34,8 @@ struct FileStamp {
 #[derive(Debug)]
 pub enum Change {
     /// The file is gone or is read again: its earlier records no longer count. Members of an archive have the archive's
-    /// name and a colon before their own.
+    /// name and a colon before their own. Also the name of a folder that could not be listed, whose problem no longer
+    /// counts.
     Outdated(String),
     /// A dump; if a rank has several, all are passed on.
     Dump(Box<LoadedDump>),
@@ -57,6 +60,7 @@ impl Follower {
         Self {
             paths,
             seen: BTreeMap::new(),
+            unlisted: Vec::new(),
         }
     }
 
@@ -116,6 +120,11 @@ impl Follower {
             return Ok(None);
         }
         let mut problems = found.problems;
+        let unlisted = problems.iter().map(|problem| problem.path.clone());
+        let unlisted = unlisted.collect();
+        for path in std::mem::replace(&mut self.unlisted, unlisted) {
+            take(Change::Outdated(path));
+        }
         let mut renamed = Vec::new();
         read(&fresh, options, |output| match output {
             // The stacks of one moment do not hold for later moments of a folder that is followed.
@@ -131,5 +140,34 @@ impl Follower {
             problems,
             files: self.seen.len(),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_cannot_be_listed_is_one_problem_in_however_many_polls() {
+        let folder = tempfile::tempdir().expect("a temporary directory can be made");
+        let deep: PathBuf = (0..20).map(|depth| depth.to_string()).collect();
+        fs::create_dir_all(folder.path().join(deep)).expect("folders can be made");
+        let mut follower = Follower::new(vec![folder.path().to_owned()]);
+        let mut standing: Vec<Problem> = Vec::new();
+        for rank in 0..3 {
+            let file = folder.path().join(format!("rank_{rank}"));
+            fs::write(file, "no dump").expect("a file can be written");
+            let poll = follower.poll(&LoadOptions::default(), |change| {
+                if let Change::Outdated(path) = change {
+                    standing.retain(|problem| problem.path != path);
+                }
+            });
+            let poll = poll.expect("the path is no pattern");
+            standing.extend(poll.expect("a file is new").problems);
+            let unlisted = standing
+                .iter()
+                .filter(|problem| problem.sentence.contains("folders below the named one"));
+            assert_eq!(unlisted.count(), 1, "{standing:?}");
+        }
     }
 }

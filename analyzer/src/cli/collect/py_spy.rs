@@ -53,7 +53,15 @@ pub(super) fn dump(
             command.args(["dump", "--nonblocking", "--json", "--pid", &pid.to_string()]);
             match start(&mut command) {
                 Ok((child, output)) => running.push((rank, child, output)),
-                Err(error) if error.kind() == ErrorKind::NotFound => return None,
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    // If others have started before, it has been removed since.
+                    for (_, mut child, _) in running {
+                        // The program may have ended.
+                        let _ = child.kill();
+                        let _ = child.wait();
+                    }
+                    return None;
+                }
                 Err(error) => {
                     answers.push((rank, Err(format!("{PROGRAM} cannot be started: {error}"))))
                 }

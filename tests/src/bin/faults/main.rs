@@ -85,7 +85,11 @@ enum Action {
     Stranger(StrangerArgs),
     /// Try one row in this mount namespace, and print it as JSON.
     #[command(hide = true)]
-    Inside { name: String },
+    Inside {
+        name: String,
+        /// How much later than its time-out an error may come, in milliseconds.
+        slack_ms: u64,
+    },
 }
 
 fn main() -> ExitCode {
@@ -116,7 +120,9 @@ fn main() -> ExitCode {
         Action::Rank(args) => rank::run(&args).map(|()| true),
         Action::Observe { rings } => around::observe(&rings),
         Action::Stranger(args) => stranger::run(&args).map(|()| true),
-        Action::Inside { name } => inside(&name).map(|()| true),
+        Action::Inside { name, slack_ms } => {
+            inside(&name, Duration::from_millis(slack_ms)).map(|()| true)
+        }
     };
     match all_right {
         Ok(true) => ExitCode::SUCCESS,
@@ -205,7 +211,7 @@ fn print_row(row: &Row, took: Duration) {
 fn attempt(scenario: &Scenario, slack: Duration) -> Row {
     let tried = match scenario.fault {
         Fault::Memory(_) | Fault::DumpFolder | Fault::DiskStalls | Fault::ReadOnlyRings => {
-            in_mount_namespace(scenario)
+            in_mount_namespace(scenario, slack)
         }
         _ => run(scenario, slack),
     };
@@ -225,7 +231,7 @@ fn skip(scenario: &Scenario, reason: impl std::fmt::Display) -> Row {
     }
 }
 
-fn in_mount_namespace(scenario: &Scenario) -> anyhow::Result<Row> {
+fn in_mount_namespace(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     let probe = Command::new("unshare").args(["-m", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
         return Ok(skip(scenario, "this user may not make a mount namespace"));
@@ -234,17 +240,20 @@ fn in_mount_namespace(scenario: &Scenario) -> anyhow::Result<Row> {
     command
         .args(["-m", "--propagation", "private"])
         .arg(std::env::current_exe()?);
-    let done = command.args(["inside", scenario.name]).output()?;
+    let slack_ms = slack.as_millis().to_string();
+    let done = command
+        .args(["inside", scenario.name, &slack_ms])
+        .output()?;
     let error = String::from_utf8_lossy(&done.stderr);
     serde_json::from_slice(&done.stdout).with_context(|| format!("the row ended early: {error}"))
 }
 
-fn inside(name: &str) -> anyhow::Result<()> {
+fn inside(name: &str, slack: Duration) -> anyhow::Result<()> {
     let scenario = SCENARIOS
         .iter()
         .find(|row| row.name == name)
         .context("no row has this name")?;
-    println!("{}", serde_json::to_string(&run(scenario, job::SLACK)?)?);
+    println!("{}", serde_json::to_string(&run(scenario, slack)?)?);
     Ok(())
 }
 

@@ -191,7 +191,11 @@ impl Tally {
             let (runs, right, wrong) = (line.runs, line.right, line.wrong);
             let (first, last) = (answers(&line.first, runs), answers(&line.last, runs));
             let min = line.seconds.iter().copied().fold(f64::INFINITY, f64::min);
-            let max = line.seconds.iter().copied().fold(0.0, f64::max);
+            let max = line
+                .seconds
+                .iter()
+                .copied()
+                .fold(f64::NEG_INFINITY, f64::max);
             let after = match source {
                 "live" if !line.seconds.is_empty() => format!("{min:.1} to {max:.1}"),
                 _ => String::new(),

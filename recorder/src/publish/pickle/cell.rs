@@ -23,9 +23,9 @@ impl Span {
     }
 }
 
-/// One value. A container is a number; equal numbers are the same object.
+/// One value. A container is held by its number; cells with equal numbers refer to the same object.
 ///
-/// Every variant holds 64 bits or nothing, so that a cell is passed in two registers. In memory it would be
+/// Every variant holds 64 bits or nothing, so that a cell fits two registers. A cell passed through memory would be
 /// written in two parts and read as one, which stalls the processor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::publish) enum Cell {
@@ -54,7 +54,7 @@ pub(in crate::publish) enum Fault {
     Cut { at: usize },
     /// An instruction that builds or calls objects.
     Refused { opcode: &'static str, at: usize },
-    /// An instruction that is not valid at its position.
+    /// Input that is not a valid pickle, or uses an instruction that dumps do not use.
     Damaged { what: &'static str, at: usize },
     /// More values than this reader accepts.
     TooLarge { at: usize },

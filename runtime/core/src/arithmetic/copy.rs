@@ -36,7 +36,7 @@ const LIBRARY_COPY_MAX: usize = 1 << 10;
 pub struct AdaptiveCopy {
     /// Pieces copied since the last one that was timed.
     untimed: u32,
-    /// Pieces copied through the caches since the last one that was streamed for comparison.
+    /// Pieces copied through the caches, while that was slow, since the last one that was streamed for comparison.
     untried: u32,
     /// Bytes of consecutive slow pieces. A piece that was not timed counts as slow if the next timed one is slow.
     slow_bytes: usize,
@@ -200,7 +200,8 @@ pub fn copy(to: &mut [u8], from: &[u8]) {
     }
 }
 
-/// Copies `from` to `to` past the caches, for a reader that reads only after many more bytes were copied.
+/// Copies `from` to `to` past the caches, for a reader that reads only after many more bytes were copied. On a
+/// processor without AVX2, it copies through the caches.
 ///
 /// # Panics
 /// If the lengths differ.

@@ -240,7 +240,7 @@ impl Format for F16 {
         let mut values = [0.0; N];
         for (index, chunk) in values.chunks_exact_mut(16).enumerate() {
             // SAFETY: the caller guarantees that `N` elements of two bytes at `from` can be read. `N` is a
-            // multiple of 16 (checked), so the 32 bytes at `at * 32` are among them; and the processor has
+            // multiple of 16 (checked), so the 32 bytes at `index * 32` are among them; and the processor has
             // `I`.
             chunk.copy_from_slice(&unsafe { I::load_f16(from.add(index * 32)) });
         }
@@ -254,7 +254,7 @@ impl Format for F16 {
             let mut sixteen = [0.0; 16];
             sixteen.copy_from_slice(chunk);
             // SAFETY: the caller guarantees that `N` elements of two bytes at `to` can be written. `N` is a
-            // multiple of 16 (checked), so the 32 bytes at `at * 32` are among them; and the processor has
+            // multiple of 16 (checked), so the 32 bytes at `index * 32` are among them; and the processor has
             // `I`.
             unsafe { I::store_f16(to.add(index * 32), sixteen) }
         }

@@ -194,7 +194,8 @@ impl<T: Gradient> Reducer<T> {
     /// in this step, and zeros before. [`mark_ready`](Self::mark_ready) says that the gradient is complete.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such parameter, if its gradient is ready, or if it is sparse.
+    /// `InvalidArgument` if there is no such parameter, if its gradient is ready, if it is sparse, or if the graph is
+    /// static and it had no gradient in the first step.
     pub fn gradient_mut(&mut self, parameter: usize) -> Result<&mut [T]> {
         self.check_dense(parameter)?;
         self.touch();
@@ -214,8 +215,8 @@ impl<T: Gradient> Reducer<T> {
     /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such parameter, or if it has no gradient in this step or was ready before;
-    /// otherwise the hook's error.
+    /// As [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the parameter has no gradient in this step;
+    /// otherwise the error of the hook or the group.
     pub fn mark_ready(&mut self, parameter: usize) -> Result<()> {
         self.check_dense(parameter)?;
         if self.step.states[parameter] == GradientState::Absent {
@@ -264,8 +265,8 @@ impl<T: Gradient> Reducer<T> {
     /// Does not wait for other ranks, unless the hook does.
     ///
     /// # Errors
-    /// `InvalidArgument` if there is no such parameter, if it already had its gradient in this step, or if the
-    /// length is not that of its shape; in these cases nothing was sent. Otherwise the hook's error.
+    /// As [`gradient_mut`](Self::gradient_mut), and `InvalidArgument` if the length is not that of the parameter's
+    /// shape; in these cases nothing was sent. Otherwise the error of the hook or the group.
     pub fn ready(&mut self, parameter: usize, gradient: &[T]) -> Result<()> {
         self.accumulate(parameter, gradient)?;
         self.mark_ready(parameter)

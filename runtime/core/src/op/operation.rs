@@ -457,7 +457,7 @@ operations! {
             /// The receive must have the same tag.
             tag: u32 as tag,
         },
-        /// The next message from `peer` with this tag, which must have the length of `buffer`.
+        /// `buffer` ends as the next message from `peer` with this tag, which must have the same length.
         Recv {
             /// The message is written here.
             buffer: Buffer<'a> as output,

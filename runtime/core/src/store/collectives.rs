@@ -40,7 +40,7 @@ pub struct StoreCollectives {
 struct State {
     /// The number of the last call.
     calls: u64,
-    /// The keys that this rank has set since the last call that waited for all ranks.
+    /// The keys that this rank has set and not removed yet.
     set_keys: Vec<String>,
 }
 

@@ -246,7 +246,7 @@ fn timed_out<'a>(missing: impl IntoIterator<Item = &'a str>, timeout: Duration) 
     )
 }
 
-/// The error of a barrier that `arrived` of `world_size` ranks reached; `None` if the number is not known.
+/// The error of a barrier that `arrived` of `world_size` ranks reached. `arrived` is `None` if the number is not known.
 fn barrier_timed_out(key: &str, arrived: Option<i64>, world_size: u32, timeout: Duration) -> Error {
     let ranks = match arrived {
         Some(arrived) => format!("{arrived} of {world_size} ranks"),

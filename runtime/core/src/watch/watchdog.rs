@@ -172,8 +172,7 @@ struct RunningSlot {
 }
 
 impl Running {
-    /// Takes a slot for a call and returns it; `None` if all are taken. One caller at a time, under the issue
-    /// lock.
+    /// Takes a slot for a call and returns it; `None` if all are taken. The caller holds the issue lock.
     pub(crate) fn enter(&self, op_info: &OpInfo) -> Option<usize> {
         let free = |slot: &RunningSlot| slot.record_id.load(Ordering::Relaxed) == 0;
         let index = self.slots.iter().position(free)?;

@@ -19,9 +19,9 @@ use rcomm_recorder::record::{
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Clears PyTorch's flag if an earlier attempt of the job left it in the store, which an agent that outlives
-/// its ranks serves. Otherwise this attempt would make needless dumps, and a flag that it raises would be
-/// overlooked: PyTorch's key carries no attempt number.
+/// Clears PyTorch's flag if an earlier attempt of the job left it in the store: an agent that outlives its ranks may
+/// serve that store. Otherwise this attempt would make needless dumps, and a flag that it raises would be overlooked:
+/// PyTorch's key carries no attempt number.
 ///
 /// The last rank to check in calls this before it publishes that all have arrived, and every rank reads the
 /// flag only after that: so no flag of this attempt's own ranks is cleared.
@@ -38,11 +38,11 @@ fn clear_earlier_flag(root: &dyn Store, notes: &dyn Store, place: &Rendezvous) -
 /// Checks in ([`Rendezvous::check_in`]), waits until all ranks have arrived, verifies that all were given the
 /// same secret, or none, and reads the settings that rank 0 writes for all.
 ///
-/// Each rank writes a statement on its secret to the store, and rank 0 its settings; the last to check in
-/// compares the statements and publishes the result, so that all ranks fail if one statement differs. The
-/// request that waits for the result also reads rank 0's settings. A rank writes all its keys in one request,
-/// before it knows whether it may check in. A refused rank's keys do no harm: keys contain the job and the
-/// world size, and of two ranks with one number the first to check in is accepted.
+/// Each rank writes a statement about its secret to the store, and rank 0 its settings; the last to check in compares
+/// the statements and publishes the result, so that all ranks fail if one statement differs. The request that waits for
+/// the result also reads rank 0's settings. A rank writes all its keys in one request, before it knows whether it may
+/// check in. A refused rank's keys do no harm: keys contain the job and the world size, and of two ranks with one
+/// number the first to check in is accepted.
 ///
 /// # Errors
 /// `Rendezvous` if this rank may not check in, if not all ranks arrive before the deadline, or if their secrets
@@ -240,7 +240,7 @@ const YES: &str = "yes\n";
 /// The most ranks that a message lists.
 const MAX_RANKS: usize = 16;
 
-/// The key of a rank's statement on its secret.
+/// The key of a rank's statement about its secret.
 fn statement_key(place: &Rendezvous, rank: Rank) -> String {
     format!("here/{}/{rank}", place.key_scope())
 }
@@ -269,8 +269,8 @@ fn result_for_all(notes: &dyn Store, place: &Rendezvous, deadline: Deadline) -> 
     Ok(compare_secrets(statements).unwrap_or_else(|| format!("{YES}{settings}")))
 }
 
-/// The part of a rank's statement on its secret that is compared with the others': without the public key of
-/// a rank that has no secret, which is different on each rank.
+/// The part of a rank's statement about its secret that is compared with the others': without the public key of a rank
+/// that has no secret, which is different on each rank.
 fn comparable(statement: &[u8]) -> &[u8] {
     match statement.starts_with(b"none ") {
         true => b"none",

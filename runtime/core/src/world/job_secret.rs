@@ -1,14 +1,14 @@
 //! The source of a rank's job secret, and whether the store of the job requires a proof of it.
 //!
-//! | `RCOMM_JOB_SECRET` | all ranks on one host | ranks on several hosts |
+//! | `RCOMM_JOB_SECRET` | all ranks on one host | other jobs |
 //! |---|---|---|
 //! | set | the given secret | the given secret |
 //! | not set | derived from the [user's secret](Secret::of_user), in a file of mode 0600 | rank 0 generates a secret and seals it for each other rank |
 //!
 //! The store never holds the secret itself. To *seal* it is to encrypt it with a key that rank 0 and one
 //! other rank agree on (X25519, RFC 7748): an attacker who reads the store does not learn the secret. An
-//! attacker who *writes* to the store while the job starts can replace the ranks' public keys; only a given
-//! secret is safe from that attack.
+//! attacker who *writes* to the store while the job starts can replace the ranks' public keys, and so learn or choose
+//! the sealed secret; a given secret is safe from that attack.
 
 use crate::config::Config;
 use crate::config::rendezvous::Rendezvous;
@@ -58,7 +58,7 @@ impl JobSecret {
         Ok(Self::OfUser { user, job })
     }
 
-    /// The access that this rank requires of clients if it serves the store, or offers as a client.
+    /// How this rank protects the store if it serves it, or connects to it as a client.
     ///
     /// # Errors
     /// `InvalidArgument` if the configuration requires a proof and the ranks have yet to agree on a secret.
@@ -87,14 +87,14 @@ impl JobSecret {
             (_, Some(secret)) => Ok(access_with(Some(secret))),
             (StoreChoice::Secret, None) => Err(Error::new(
                 ErrorKind::InvalidArgument,
-                "RCOMM_STORE is \"secret\", and the ranks of several hosts were given none: set \
+                "RCOMM_STORE is \"secret\", but no secret is set and the ranks are not known to be on one host: set \
                  RCOMM_JOB_SECRET to the same value on all ranks",
             )),
         }
     }
 
-    /// Connects to the store at the rendezvous, and serves it if this rank has to; warns on standard error if
-    /// the served store requires no proof.
+    /// Connects to the store at the rendezvous, and serves it if this rank has to; warns on standard error if the
+    /// served store requires no proof, and if a job with TLS uses its store without TLS.
     ///
     /// # Errors
     /// Those of [`store_access`](Self::store_access) and [`Rendezvous::connect_store`].
@@ -116,9 +116,9 @@ impl JobSecret {
         Ok(store)
     }
 
-    /// The text on its secret that this rank writes to the store, so that the ranks can detect different
-    /// secrets: a fingerprint of a given secret; `user ` and the fingerprint of a derived one; or, without a
-    /// secret, `none ` and this rank's public key.
+    /// This rank's statement about its secret, which it writes to the store, so that the ranks can detect different
+    /// secrets: a fingerprint of a given secret; `user ` and the fingerprint of a derived one; or, without a secret,
+    /// `none ` and this rank's public key.
     pub(crate) fn statement(&self, place: &Rendezvous) -> String {
         let fingerprint =
             |secret: &Secret| text::hex(&secret.derive("fingerprint").tag(&[place.job.as_bytes()]));
@@ -139,8 +139,9 @@ impl JobSecret {
     /// If the ranks have yet to agree on the secret: until rank 0 has sealed it, or the deadline.
     ///
     /// # Errors
-    /// Those of the store. `Unauthorized` if the sealed secret cannot be opened, `Rendezvous` if a statement
-    /// holds no public key, `Io` if the system's random source cannot be read.
+    /// Those of the store. On rank 0, `Rendezvous` if another rank's statement holds no public key, and `Io` if the
+    /// system's random source cannot be read; on others, `Unauthorized` if rank 0's statement holds no key or the
+    /// sealed secret cannot be opened.
     pub(crate) fn agree(
         self,
         notes: &dyn Store,
@@ -163,7 +164,7 @@ impl JobSecret {
             };
             return opened.ok_or_else(|| {
                 let message = "the secret that rank 0 sealed for this rank cannot be opened: another process \
-                            writes to the store. Set RCOMM_JOB_SECRET to the same value on all ranks";
+                            may have written to the store. Set RCOMM_JOB_SECRET to the same value on all ranks";
                 Error::new(ErrorKind::Unauthorized, message)
             });
         }

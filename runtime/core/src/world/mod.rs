@@ -151,7 +151,8 @@ impl<B: BackendSet> World<B> {
     /// prefix pass the store to [`WorldBuilder::store`].
     ///
     /// # Blocking
-    /// For `timeout` at most. Later calls to the store that do not wait for other ranks have the same limit.
+    /// For `timeout` at most, but for the system's look-up of a host name. Later calls to the store that do not wait
+    /// for other ranks have the same limit.
     ///
     /// # Errors
     /// Those of [`Rendezvous::connect_store`]. `Io` if a secret can neither be read nor generated,

@@ -24,7 +24,7 @@ use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Rank};
 use rustix::event::Timespec;
 use rustix::thread::futex;
-use service::{Service, send_end, send_get, send_put, send_signal};
+use service::{Service, fetch, send_end, send_put, send_signal};
 use shared::{SharedMemory, WindowBuffer};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -426,7 +426,7 @@ impl BackendWindow for CpuWindow {
             Some(memory) => memory.read(offset, bytes),
             None => {
                 let _exchange = lock(&part.exchange);
-                send_get(&self.shared, peer, offset, bytes, deadline.started())
+                fetch(&self.shared, peer, offset, bytes, deadline.started())
             }
         })
     }

@@ -1,4 +1,5 @@
-//! Windows by message: a rank's requests for a part that it cannot map, and the thread that answers them.
+//! Windows by message: a rank's requests for a member's part of the window (its memory) that it cannot map, and the
+//! thread that answers them.
 //!
 //! A request begins with a head, a message that any member may send to the thread. The bytes of a put follow the
 //! head, and the bytes of a get are sent back. Heads, bytes of puts and bytes of gets have different tags. A request
@@ -50,7 +51,7 @@ impl WindowRequest {
     }
 
     /// Decodes a request for a part of `size` bytes; `None` if the bytes are not a request, or if the request reaches
-    /// beyond the part.
+    /// beyond the part or exceeds [`PIECE`].
     fn decode(bytes: &[u8; HEAD], size: usize) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<8>();
         let [kind, offset, len] = [0, 1, 2].map(|index| u64::from_le_bytes(words[index]));
@@ -120,7 +121,7 @@ pub(super) fn send_put(
 }
 
 /// Gets bytes of a peer's part from its service.
-pub(super) fn send_get(
+pub(super) fn fetch(
     shared: &WindowState,
     peer: u32,
     offset: usize,

@@ -482,7 +482,8 @@ impl Connection {
         }
     }
 
-    /// Sleeps until the socket reports `event`, or the deadline passes (`Late`). May wake earlier.
+    /// Sleeps until the socket reports `event` or the deadline passes; may wake earlier. `Late` if the deadline has
+    /// already passed.
     fn sleep(&self, event: PollFlags, deadline: Instant) -> Result<(), Broken> {
         let left = left_until(deadline);
         if left.is_zero() {

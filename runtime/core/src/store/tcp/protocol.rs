@@ -4,8 +4,9 @@
 //! little-endian, a string is its `u64` length and its bytes. Replies are sent in the order of the requests, except
 //! that the reply to a WAIT or BARRIER may be sent later. The protocol has no error replies: the server closes the
 //! connection of a client that breaks a rule. rcomm adds the requests HELLO and PROOF
-//! ([`StoreCaller`](rcomm_recorder::publish::StoreCaller)). A client that uses them, or that should have used them,
-//! gets the reason before its connection is closed ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
+//! ([`StoreCaller`](rcomm_recorder::publish::StoreCaller)). A client that uses them, or that should have used them, or
+//! whose use of TLS is not the server's, gets the reason before its connection is closed
+//! ([`STORE_REFUSAL`](rcomm_recorder::publish::STORE_REFUSAL)).
 //!
 //! [`Scanner`] finds the end of a request in bytes that arrive in any pieces, [`Request`] reads it, and
 //! [`Encoder`] writes one. None of them does I/O.

@@ -140,7 +140,7 @@ impl TcpStore {
     /// If this store hosts the server, it waits until `world_size` workers have been counted.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`] gives the number of workers that were counted.
+    /// [`ErrorKind::Timeout`] gives the number of workers that were counted. Otherwise the error of the store.
     pub fn wait_for_workers(&self, world_size: u32, timeout: Duration) -> Result<()> {
         let deadline = after(timeout);
         let mut count = self.add_raw(WORKERS, 1)?;

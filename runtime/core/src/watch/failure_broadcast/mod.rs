@@ -198,8 +198,9 @@ impl FailureBroadcast {
     /// - If the ranks of a time-out wait for others themselves, the error names the ranks at which these waits end.
     ///   If it names no rank, or only ranks that have arrived, it names the absent ranks. In both cases its sentence
     ///   begins with the new ranks.
-    /// - If rank 0 is another process and serves the store, the error names only rank 0 if the connection to it was lost. A
-    ///   time-out, and an error that names rank 0 among others, names only rank 0 also if the store has left the alarm
+    /// - If rank 0 is another process and serves the store, the error names only rank 0 if the connection to it was
+    ///   lost, unless it names this rank alone. A time-out, and an error that names rank 0 among others, names only
+    ///   rank 0 also if the store has left the alarm
     ///   unanswered and has not replied for [`STORE_SILENT`].
     ///
     /// # Blocking

@@ -24,7 +24,7 @@ const READ: usize = 256 << 10;
 const BACK_PRESSURE: usize = 1 << 20;
 /// The most connections that are accepted before other events are handled.
 const ACCEPTS: usize = 128;
-/// How long to wait for a free file descriptor before accepting is tried again.
+/// How long to wait before accepting is tried again, after file descriptors or memory ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The epoll token of the stop signal. The tokens of connections count up from 0.
@@ -36,7 +36,7 @@ const LISTENER: u64 = STOP - 1;
 pub(super) struct EventLoop {
     epoll: OwnedFd,
     listeners: Vec<OwnedFd>,
-    /// When to accept again, after file descriptors ran out.
+    /// When to accept again, after file descriptors or memory ran out.
     listen_at: Option<Instant>,
     connections: Slab<ClientConnection>,
     state: State,
@@ -205,7 +205,7 @@ impl EventLoop {
             %error,
             connections = self.connections.len(),
             "the store server cannot accept a connection; it tries again every {ACCEPT_PAUSE:?}. \
-             Raise the limit of open files (ulimit -n)"
+             If the limit of open files is reached, raise it (ulimit -n)"
         );
         for listener in &self.listeners {
             let _ = epoll::delete(&self.epoll, listener);
@@ -311,8 +311,9 @@ impl EventLoop {
         }
     }
 
-    /// Answers the requests that are complete; returns how many bytes they took. A client that breaks a
-    /// rule is refused, and all that it sent counts as taken.
+    /// Answers the complete requests, until too many replies are unread; returns how many bytes they took. A client
+    /// that breaks a rule is refused: all that it sent then counts as taken, or the violation is returned if the
+    /// connection is to be closed at once.
     fn answer_requests(&mut self, id: ConnectionId, bytes: &[u8]) -> Result<usize, Violation> {
         let connection = &mut self.connections[id];
         if connection.outbox.capacity() == 0 {
@@ -472,8 +473,9 @@ impl EventLoop {
         }
     }
 
-    /// Stops serving the connection. A client that uses rcomm's extension, or that was to prove the secret,
-    /// gets the reason; a client of PyTorch would read the text as a reply.
+    /// Stops serving the connection. A client that has proved the secret or was to prove it, or that sent HELLO or TLS
+    /// where it cannot be used or lacks TLS, gets the reason. For any other client the connection is `Lost`: PyTorch's
+    /// would read the text as a reply.
     fn refuse(&mut self, id: ConnectionId, violation: Violation) -> LinkState {
         let Some(connection) = self.connections.get_mut(id) else {
             return LinkState::Open;

@@ -145,8 +145,8 @@ impl RemoteMemory {
         })
     }
 
-    /// Whether this is the only reference in this process to any part of the memory. If so, no former holder
-    /// accesses the memory any more, and what they wrote is visible.
+    /// Whether this is the only reference in this process to any part of the memory. If so, no former holder accesses
+    /// the memory any more, and what former holders wrote is visible.
     pub fn is_alone(&self) -> bool {
         let is_alone = Arc::strong_count(&self.owner) == 1;
         // Other holders release their reference with `Release` order, and the count is read without order.

@@ -25,9 +25,9 @@
 //! [`Reducer`] averages gradients over the ranks of a group while the backward pass still computes others.
 //! Gradients are put into *buckets* ([`assign_buckets`]). A bucket is sent as soon as all of its gradients are
 //! computed and all buckets before it have been sent. So every rank sends the same buckets in the same order, in
-//! whatever order it computes its gradients. A [`CommHook`] averages each bucket. The method is that of PyTorch's
-//! DistributedDataParallel (Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
-//! VLDB 2020).
+//! whatever order it computes its gradients. An `all_reduce` averages each bucket, or a [`CommHook`] if there is one.
+//! The method is that of PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed: Experiences on
+//! Accelerating Data Parallel Training", VLDB 2020).
 //!
 //! No tensor library is required: gradients are slices of `f32`, `f64`, `f16` or `bf16`. A model with
 //! parameters of several types has a reducer, and a group, for each type.

@@ -48,8 +48,8 @@ impl<T: Element> SparseTensor<T> {
         let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
         if sparse_dims == 0 || sparse_dims > shape.len() || shape.len() > MAX_DIMENSIONS {
             return refuse(format!(
-                "{sparse_dims} sparse dimensions of a tensor of shape {shape:?}: there must be one at \
-                 least, and {MAX_DIMENSIONS} dimensions at most"
+                "{sparse_dims} sparse dimensions of a tensor of shape {shape:?}: it may have 1 to \
+                 {MAX_DIMENSIONS} dimensions, of which at least one is sparse"
             ));
         }
         let tensor = Self {

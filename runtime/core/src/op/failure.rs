@@ -38,7 +38,7 @@ impl Error {
     }
 
     /// The error for ranks whose processes are known to have ended. Its message begins with that, and continues with
-    /// `why`.
+    /// `reason`.
     pub fn gone(ranks: &[Rank], reason: &str) -> Self {
         let message = format!("{}{reason}", gone_clause(ranks));
         Self::new(ErrorKind::PeerLost, message).with_ranks(ranks)

@@ -28,7 +28,7 @@ const LOOKUP_TIME: Duration = Duration::from_secs(1);
 const CHUNK: usize = 256;
 
 /// Serves the rank's endpoint, as configured, and returns it with the key and value by which others find it.
-/// The caller writes these to the store. `None` if no endpoint is configured or can be opened, or if a Unix
+/// The caller writes these to the store. `None` if no endpoint is configured, if it cannot be opened, or if a Unix
 /// socket is configured and the ring has no directory.
 pub(crate) fn serve(
     rendezvous: &Rendezvous,
@@ -122,7 +122,7 @@ struct Peers {
 }
 
 impl Peers {
-    /// The endpoints of the other ranks that can be reached from this host.
+    /// The endpoints of the other ranks, except Unix sockets on other hosts.
     fn find(&self) -> Vec<PeerEndpoint> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let until = Instant::now() + LOOKUP_TIME;

@@ -22,9 +22,9 @@ impl<B: BackendSet> World<B> {
     ///
     /// Every remaining rank calls this with the same list of `lost` ranks
     /// ([`find_absent`](crate::ProcessGroup::find_absent) returns one) and the same size; ranks that were excluded by
-    /// [`shrink`](Self::shrink) need not be listed. Afterwards [`group`](Self::group) is the group of all `size` ranks.
-    /// All other groups have ended, and the program makes those that it needs anew, as the processes that joined do.
-    /// The processes that joined know nothing of the program's state: the program sends it to them.
+    /// [`shrink`](Self::shrink) are not listed again. Afterwards [`group`](Self::group) is the group of all `size`
+    /// ranks. All other groups have ended, and the program makes those that it needs anew, as the processes that joined
+    /// do. The processes that joined know nothing of the program's state: the program sends it to them.
     ///
     /// The new world has a new attempt number ([`Rendezvous::attempt`]), in records too: readers judge the newest
     /// attempt. The store must still be there: it must not be served by a rank that was lost.
@@ -94,7 +94,7 @@ impl<B: BackendSet> World<B> {
         }
         if let Some(outsider) = lost.iter().find(|rank| !self.group.ranks().contains(rank)) {
             return refuse(format!(
-                "rank {outsider} is listed as lost and is not in the world"
+                "rank {outsider} is listed as lost and is not in the world's group"
             ));
         }
         if lost.contains(&own_rank) {

@@ -198,7 +198,7 @@ impl JobSecret {
 fn warn_open(host: &str, port: u16) {
     eprintln!(
         "rcomm: the store at {host} port {port} is open: whoever reaches that port can read and change the job's \
-         keys. RCOMM_JOB_SECRET, the same on all ranks, closes it to others"
+         keys. RCOMM_JOB_SECRET, the same on all ranks, closes it to others unless RCOMM_STORE is \"open\""
     );
 }
 

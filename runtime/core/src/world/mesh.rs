@@ -33,15 +33,15 @@ impl<B> World<B> {
     /// See [`new_group`](Self::new_group).
     ///
     /// # Errors
-    /// `InvalidArgument` if a name is empty or used twice, or if the product of the sizes is not the number of ranks;
-    /// otherwise as [`new_group`](Self::new_group).
+    /// `InvalidArgument` if a name is empty or used twice, if there is no dimension, or if the product of the sizes is
+    /// not the number of ranks; otherwise as [`new_group`](Self::new_group).
     pub fn device_mesh(&self, dimensions: &[(&str, u32)]) -> Result<DeviceMesh> {
         let ranks = self.group().ranks().to_vec();
         let refuse = |message: String| Err(Error::new(ErrorKind::InvalidArgument, message));
         for (index, (name, _)) in dimensions.iter().enumerate() {
             if name.is_empty() || dimensions[..index].iter().any(|(other, _)| other == name) {
                 return refuse(format!(
-                    "the dimensions of a mesh need different names: {dimensions:?}"
+                    "the dimensions of a mesh need different names, none of them empty: {dimensions:?}"
                 ));
             }
         }

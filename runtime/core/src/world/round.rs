@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `rcomm/round/<attempt>` | the world size and the ranks whose processes stay: `4\n0,1,3` | the first rank that stays to call [`World::grow`](crate::World::grow) |
 //! | `rcomm/round/<attempt>/callers` | how many ranks have called it | each rank that stays |
-//! | `rcomm/round/newest` | the attempt of the newest round | the first rank of each round |
+//! | `rcomm/round/newest` | the attempt of the newest round | the first rank that is counted among the callers of each round |
 //!
 //! A round is a rendezvous like that of the job's start, under a new attempt number: so no key of an earlier one is
 //! read, and records say to which world they belong. A round that has failed is not repeated: the next one has the next
@@ -42,7 +42,9 @@ impl Round {
         if held != wanted.as_bytes() {
             let message = match Self::from_text(self.attempt, &held) {
                 Some(held) => format!("this rank wants {self}, another rank {held}"),
-                None => format!("{key} in the store holds no round: another program writes to it"),
+                None => format!(
+                    "{key} in the store holds no round: another program may have written to it"
+                ),
             };
             return Err(Error::new(ErrorKind::Mismatch, message));
         }
@@ -62,8 +64,9 @@ impl Round {
             attempt => attempt?,
         };
         let foreign = || {
-            let message =
-                format!("{NEWEST} in the store names no round: another program writes to it");
+            let message = format!(
+                "{NEWEST} in the store names no round: another program may have written to it"
+            );
             Error::new(ErrorKind::Store, message)
         };
         let attempt = std::str::from_utf8(&attempt).ok();

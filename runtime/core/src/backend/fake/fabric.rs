@@ -115,7 +115,7 @@ impl FakeFabric {
     ///
     /// # Errors
     /// `InvalidArgument` if groups were made and none has this name, or if the rank is not in the group: the fault
-    /// would never happen. The message lists the names.
+    /// would never happen. The message lists the groups, or the ranks of this group.
     pub fn add_fault(&self, fault: FakeFault) -> Result<()> {
         let mut state = self.lock();
         state.check(&fault)?;

@@ -40,8 +40,8 @@ impl StoreAccess {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StoreChoice {
     /// Clients that prove the job's secret, where a rank or `rcomm-run` serves the store and the ranks were
-    /// given a secret or are on one host. Elsewhere (torchrun's store, or no secret) every client that
-    /// reaches the store's port.
+    /// given a secret or are on one host. Elsewhere (torchrun's store, or no secret) every client that reaches the
+    /// store's port; with TLS and no secret, every client with a certificate of the same CA.
     #[default]
     Auto,
     /// Clients that prove the job's secret.

@@ -114,7 +114,7 @@ impl std::fmt::Display for Obstacle {
             ),
             Obstacle::Foreign(answer) => write!(
                 f,
-                "what listens there is not a store, it answered {answer}. Is MASTER_PORT another \
+                "what listens there is not a store: it answered {answer}. Is MASTER_PORT another \
                  program's port?"
             ),
         }

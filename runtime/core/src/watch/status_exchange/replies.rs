@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct StatusReplies {
     /// The whole status, as text.
     pub(crate) text: String,
-    /// Members that have issued the operation. Empty for messages, and if another member's summary was read that has
-    /// only the text.
+    /// Members that have issued the operation; if another member's summary was read, all members that are not `absent`.
+    /// Empty for messages without a summary, and if the summary has only the text.
     pub(crate) arrived: Vec<Rank>,
     /// Members that have not issued the operation, have not answered, or have ended; for a message, only the latter
     /// two. Empty if another member's summary was read that has only the text.

@@ -50,7 +50,7 @@ pub(super) enum Admission {
     Challenged(StoreChallenge),
     /// The client may use the store. `proved`: it has proved the secret, and so understands a refusal.
     Served { proved: bool },
-    /// The server has sent the reason of the refusal; bytes that the client still sends are discarded.
+    /// The client was refused, and is sent the reason or an alert of TLS; bytes that it still sends are discarded.
     Refused,
 }
 

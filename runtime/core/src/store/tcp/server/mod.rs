@@ -169,7 +169,7 @@ fn refused(address: IpAddr, port: u16, error: Errno) -> Error {
     Error::new(
         ErrorKind::Rendezvous,
         format!(
-            "port {port} of {address} is taken: another job, or an earlier run of this one, still \
+            "port {port} of {address} is taken: another program, perhaps an earlier run of this job, \
              listens there. Choose another MASTER_PORT"
         ),
     )

@@ -44,8 +44,8 @@ impl Quota {
         }
     }
 
-    /// Adds a new connection. If too many have not proved the secret, returns the one whose deadline is first, for the
-    /// caller to close.
+    /// Adds a new connection. If too many connections may not use the store, returns the one whose deadline is first,
+    /// for the caller to close.
     pub(super) fn accepted(
         &mut self,
         id: ConnectionId,

@@ -63,7 +63,8 @@ pub fn format_time(ms: f64) -> String {
     }
 }
 
-/// An age in ms, of which a clock that was set back may make a negative one: as [`duration_ms`], `--` if unknown.
+/// An age in ms, as [`duration_ms`]; `--` if unknown. A negative age, which comes from a clock that was set back, is
+/// shown as 0.
 pub fn age(ms: Option<f64>) -> String {
     let known = ms.filter(|ms| ms.is_finite());
     known.map_or_else(|| "--".into(), |ms| duration_ms(ms.max(0.0)))

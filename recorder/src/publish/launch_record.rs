@@ -66,7 +66,7 @@ pub struct LaunchedRank {
     /// The signals that the launcher sent to the rank, in order, including those that the launcher passed on.
     #[serde(default)]
     pub sent: Vec<LaunchSignal>,
-    /// How the rank's process ended; `None` while it runs.
+    /// How the rank's process ended; `None` until the launcher has noted that.
     #[serde(default)]
     pub end: Option<RankEnd>,
 }

@@ -34,7 +34,7 @@ pub struct RingPoll {
     /// Whether something was written since the last read, except the heartbeat and the waits for a processor, or the
     /// owner's state has changed.
     pub changed: bool,
-    /// Whether the file still has its whole size. If not, nothing was read, also not `alive` and `heartbeat_ns`.
+    /// Whether the file still has its whole size. If not, nothing was read: `alive` is false and `heartbeat_ns` 0.
     pub whole: bool,
     /// Whether the process that writes the ring is alive.
     pub alive: bool,

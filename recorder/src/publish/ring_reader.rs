@@ -375,7 +375,8 @@ pub fn list_rings(directory: &Path) -> Result<Vec<RingListing>> {
         .collect())
 }
 
-/// Removes the rings below this directory whose owners are dead, of one job or of all, and returns their paths.
+/// Removes the rings below this directory whose owners are dead or have closed them, of one job or of all, and returns
+/// their paths.
 ///
 /// # Errors
 /// If the directory cannot be listed or a ring cannot be removed.

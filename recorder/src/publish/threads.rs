@@ -36,9 +36,11 @@ pub struct OwnThread {
     pub state: String,
     /// The kernel function in which the thread sleeps; empty if it does not sleep, or if the system does not say.
     pub kernel_function: String,
-    /// The number, on this machine's architecture, of the system call in which the thread sleeps; `None` if it runs.
+    /// The number, on this machine's architecture, of the system call in which the thread sleeps; `None` if it runs, or
+    /// sleeps outside of a system call.
     pub system_call: Option<i64>,
-    /// Where the thread's code has called the system; `None` if the thread runs.
+    /// Where the thread's code has called the system; `None` if the thread runs, or if that code was not mapped from a
+    /// file.
     pub at: Option<CodeAddress>,
     /// The probable callers of that code, innermost first; empty if the thread runs, or continued while its stack was
     /// read.

@@ -163,7 +163,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
     }
 
-    /// The number of rows in use by this word of the header, at most `rows`.
+    /// The number of rows in use according to this word of the header, at most `rows`.
     fn used(&self, word: usize, rows: usize) -> usize {
         let used = self.memory.load(word).min(rows as u64) as usize;
         // The rows must be loaded after their count.
@@ -409,7 +409,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             .or_insert_with_key(|signature| push(signatures, signature.clone()))
     }
 
-    /// What the lap ring holds for record `id`; `None` if newer records have replaced it.
+    /// What the lap ring holds for record `id`; `None` if newer records have replaced it, or if it is not valid.
     fn lap_facts(&mut self, id: u64, range: LapRange) -> Option<lap::LapFacts> {
         let ring = rings::lap_ring(self.layout);
         let words = usize::try_from(range.words).ok()?;

@@ -501,8 +501,9 @@ impl RingLayout {
         }
     }
 
-    /// Reads the layout from a header. The error is the reason why the layout is invalid: a section beyond the memory
-    /// or with more rows than its limit, or a ring whose number of rows is not a power of two.
+    /// Reads the layout from a header. The error is the reason why the layout is invalid: a truncated file; a section
+    /// that begins in the header or not at a word, reaches beyond the file, or has more rows than its limit; or a ring
+    /// whose number of rows is not a power of two.
     pub(crate) fn load(memory: &impl Read) -> Result<Self, String> {
         let available = memory.len().saturating_mul(8);
         let bytes = usize::try_from(memory.load(header::FILE_BYTES)).unwrap_or(usize::MAX);

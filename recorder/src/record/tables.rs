@@ -286,7 +286,7 @@ impl Tables {
         Some(row)
     }
 
-    /// The call site's row; `None` if it is new and the table is full.
+    /// The call site's row; `None` if it is new and the table or the arena is full.
     #[inline]
     pub(super) fn call_site(&self, map: &Map, site: &'static Location<'static>) -> Option<u32> {
         let address = std::ptr::from_ref(site).addr();
@@ -336,7 +336,7 @@ impl Tables {
         Some(row)
     }
 
-    /// The row of a location given as text; `None` if it is new and the table is full.
+    /// The row of a location given as text; `None` if it is new and the table or the arena is full.
     pub(super) fn source_site(
         &self,
         map: &Map,
@@ -394,7 +394,7 @@ impl Tables {
         Some(row)
     }
 
-    /// The row of the calling thread; `None` if it is new and the table is full.
+    /// The row of the calling thread; `None` if it is new and the table or the arena is full.
     #[inline]
     pub(super) fn thread(&self, map: &Map) -> Option<u16> {
         let (tables, row) = OWN_ROW.get();

@@ -143,7 +143,7 @@ pub(super) struct Builder {
     pub(super) texts: Texts,
     pub(super) draft: Draft,
     pub(super) config: Vec<ConfigGroup>,
-    /// The lists of ranks of the files before.
+    /// The lists of ranks of the files that were read before.
     pub(super) lists: RankLists,
     pub(super) group_status: Vec<(u32, ProcessGroupStatus)>,
     /// The file's own table of stacks; each is a list of indices into the file's own table of frames.

@@ -50,7 +50,7 @@ pub enum ReadError {
         /// Why it stopped.
         cause: Cause,
     },
-    /// A pickle that would construct objects or call functions.
+    /// A pickle that would construct objects, call functions, or fetch something from outside.
     #[error(
         "refused: pickle instruction {opcode} at byte {at} would construct an object, which dumps never do"
     )]
@@ -61,7 +61,7 @@ pub enum ReadError {
         at: usize,
     },
     /// The file has more values than this reader accepts, or 4 GiB or more.
-    #[error("too many values for a dump of one rank, at byte {at}")]
+    #[error("too many values or bytes for a dump of one rank, at byte {at}")]
     TooLarge {
         /// Where the limit was reached, in bytes.
         at: usize,
@@ -76,7 +76,7 @@ pub enum ReadError {
 pub enum Cause {
     /// The file ends too early.
     Cut,
-    /// An element that is not valid at its position.
+    /// The bytes are not valid pickle or JSON, or use a pickle instruction that dumps do not use; holds what was found.
     Damaged(String),
 }
 
@@ -93,7 +93,7 @@ impl std::fmt::Display for Cause {
 /// was read: a rejected entry may have been the newest of its group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadProblem {
-    /// Reading ended before the file did.
+    /// Reading stopped early: the file is truncated or damaged.
     #[error("{cause} at byte {at} of {of}; the {entries} complete entries before that were read")]
     Stopped {
         /// Where reading stopped.
@@ -105,7 +105,7 @@ pub enum ReadProblem {
         /// Entries that were read.
         entries: usize,
     },
-    /// Entries with invalid values were skipped.
+    /// Entries with missing or invalid values were skipped.
     #[error(
         "{} skipped; the first is entry {first}, because of its `{key}`",
         if *count == 1 { "1 entry was".to_owned() } else { format!("{count} entries were") }
@@ -115,7 +115,7 @@ pub enum ReadProblem {
         count: usize,
         /// Index of the first, from 0.
         first: usize,
-        /// The key with the invalid value.
+        /// The key whose value is missing or invalid; `(not a dict)` if the entry has no keys.
         key: &'static str,
     },
     /// `entries` holds no list, so no operation could be read.

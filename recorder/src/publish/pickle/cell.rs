@@ -52,7 +52,7 @@ pub(in crate::publish) enum Cell {
 pub(in crate::publish) enum Fault {
     /// The input ends inside an instruction, or without STOP.
     Cut { at: usize },
-    /// An instruction that builds or calls objects.
+    /// An instruction that builds or calls objects, or fetches something from outside.
     Refused { opcode: &'static str, at: usize },
     /// Input that is not a valid pickle, or uses an instruction that dumps do not use.
     Damaged { what: &'static str, at: usize },

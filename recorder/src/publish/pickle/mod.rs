@@ -1,10 +1,10 @@
 //! Reads and writes pickles of plain data, without executing them.
 //!
 //! A pickle is a program for a stack machine, and some of its instructions call arbitrary functions.
-//! This reader implements the instructions that build numbers, strings, lists, tuples and dicts. It
-//! refuses by name those that build or call objects, and takes any other instruction for damage.
-//! It does not recurse: a value is a [`Cell`], containers live in flat tables, and a memoized value is one
-//! number however often it appears. Memory is therefore bounded by a small multiple of the input's length.
+//! This reader implements the instructions that build numbers, strings, lists, tuples and dicts. It refuses by name
+//! those that build or call objects or fetch something from outside, and takes any other instruction for damage. It
+//! does not recurse: a value is a [`Cell`], containers live in flat tables, and a memoized value is one number however
+//! often it appears. Memory is therefore bounded by a small multiple of the input's length.
 //!
 //! One list may be long: its items are passed on as they are read ([`Taker`]), and items of the usual form
 //! are read in place ([`Cursor`]), without the stack.

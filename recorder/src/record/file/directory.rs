@@ -3,8 +3,9 @@
 //! A ring is `<dir>/<job>/<rank>.<attempt>.ring`, or `<rank>.<attempt>.nccl.ring` for the plug-in for NCCL. Its owner
 //! holds an exclusive `flock` on it while the process lives, so a file whose lock is free belongs to a dead process. A
 //! new ring gets its name only when it is complete and locked, so readers never see half of one. A dead ring of the
-//! same name is renamed to `<rank>.<attempt>.previous.ring`; of older rings of the rank the newest is kept and the
-//! others are removed. A rank that ends well closes its ring, and the last of the job on this host removes them all.
+//! same name is renamed to `<rank>.<attempt>.previous.ring`. Of all older rings of the rank, this one included, only
+//! the newest is kept. A rank that ends well closes its ring, and the last of the job on this host removes them all if
+//! every rank has ended well.
 
 use crate::error::{Error, Result};
 use crate::model::Rank;

@@ -53,8 +53,9 @@ use std::time::Duration;
 /// a record whose slot is not reserved yet waits for the system. Calls of [`begin`](Self::begin) for one group must be
 /// made one at a time, in the order of issue.
 ///
-/// A ring in a file outlives its process: the recorder removes the file only in [`close`](Self::close). A child made
-/// by `fork` without `exec` must not use its parent's recorder: the mapping is not inherited.
+/// A ring in a file outlives its process: the recorder removes the file only in [`close`](Self::close) and
+/// [`discard`](Self::discard). A child made by `fork` without `exec` must not use its parent's recorder: the mapping is
+/// not inherited.
 #[derive(Debug)]
 pub struct FlightRecorder {
     map: Map,

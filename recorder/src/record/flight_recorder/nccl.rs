@@ -426,9 +426,9 @@ impl FlightRecorder {
     }
 
     /// Releases the links of a communicator that was destroyed, and passes each to `released`. Takes time in proportion
-    /// to the number of links. If a transfer is reported at the same time, the record of its link may mix both. The
-    /// caller that reports the transfer then calls this afterwards, which also ends a transfer that the record of a
-    /// released link shows.
+    /// to the number of links. If a transfer is reported at the same time, the record of its link may mix the transfer
+    /// and the release. The caller that reports the transfer then calls this once more, which also ends a transfer that
+    /// the record of a released link shows.
     pub fn release_links(&self, group: GroupHandle, mut released: impl FnMut(LinkHandle)) {
         let used = self.map.words()[header::LINKS_USED].load(Ordering::Relaxed) as usize;
         for (row, key) in self.links.keys.iter().enumerate().take(used) {

@@ -48,8 +48,9 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the entry at the cursor into the draft, without keeping its lists as cells. Returns the position after
-    /// the entry; `None` if the entry does not have the usual form or holds an invalid value.
+    /// Reads the entry at the cursor into the draft, and keeps only those of its lists as cells that the memo holds.
+    /// Returns the position after the entry; `None` if the entry does not have the usual form or holds an invalid
+    /// value.
     pub(super) fn entry_in_place(&mut self, mut cursor: Cursor<'_, '_>) -> Option<usize> {
         cursor.open_dict()?;
         let mut position = 0;

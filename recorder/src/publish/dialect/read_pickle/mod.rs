@@ -19,7 +19,8 @@ use crate::publish::pickle::{Cell, Cursor, Fault, Pickle, Recall, Span, Taker};
 /// reached the end.
 ///
 /// # Errors
-/// If the pickle would construct objects, or has too many values.
+/// `Refused` if the pickle would construct objects, call functions or fetch something from outside; `TooLarge` if it
+/// has too many values or bytes.
 pub(super) fn read(
     bytes: &[u8],
     pickle: &mut Pickle,

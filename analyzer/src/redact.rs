@@ -15,10 +15,10 @@ use std::sync::{Mutex, PoisonError};
 
 /// Folders of packages: what follows them in a path says nothing about its user.
 const PACKAGES: [&str; 3] = ["/site-packages/", "/dist-packages/", "/rustc/"];
-/// The folder of Python's own modules, with the version after it.
+/// The folder of Python's own modules, without the version that ends its name.
 const PYTHON: &str = "/lib/python";
 
-/// Where the folder of a package begins in a path; `None` if it has none.
+/// Where the folder of a package begins in a path; `None` if the path has none.
 fn start_of_package(path: &str) -> Option<usize> {
     let is_version = |start: &usize| {
         let after = path[start + PYTHON.len()..].split('/').next();
@@ -69,12 +69,12 @@ impl Redactor {
         }
     }
 
-    /// As [`learn`](Self::learn), from a launcher's record.
+    /// Learns the host that a launcher's record names, see [`learn`](Self::learn).
     pub fn learn_launch(&self, launch: &LaunchRecord) {
         self.learn_host(&launch.host);
     }
 
-    /// Learns a host, if it has a name, and its name within its domain.
+    /// Learns a host's name, in full and without its domain; an empty name is ignored.
     pub fn learn_host(&self, host: &str) {
         let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
         for name in [host, first_label(host)] {
@@ -84,7 +84,8 @@ impl Redactor {
         }
     }
 
-    /// Learns the hosts that a sentence names by its form: "at NAME port N", and "the name NAME of the store".
+    /// Learns the hosts that a sentence names in one of these forms: "at NAME port N", "to NAME port N", and "name NAME
+    /// of the store".
     pub fn learn_from(&self, text: &str) {
         let words: Vec<&str> = text
             .split(|c: char| !is_part(c))
@@ -149,7 +150,7 @@ impl Redactor {
         }
     }
 
-    /// The pseudonym of a host; empty if it has no name.
+    /// The pseudonym of a host, which is learned, too; empty if the name is.
     pub fn host(&self, host: &str) -> String {
         self.learn_host(host);
         self.name("host", host)
@@ -161,7 +162,7 @@ impl Redactor {
         parts.join(":")
     }
 
-    /// The pseudonym of a path without colons, with the file's extension.
+    /// The pseudonym of a path without colons, with the file's extension if that is at most eight letters.
     fn file(&self, path: &str) -> String {
         let is_kept = |extension: &&str| {
             extension.len() <= 8 && extension.chars().all(|c| c.is_ascii_alphabetic())
@@ -188,7 +189,8 @@ impl Redactor {
         }
     }
 
-    /// Replaces what looks like a path or an address in a sentence, and the hosts that are known by now.
+    /// Replaces in a sentence what looks like a path, an address or a host with a port, and the hosts that are known by
+    /// now, with the users before them (`user@host`).
     pub fn text(&self, text: &str) -> String {
         self.learn_from(text);
         let hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -277,7 +279,8 @@ fn is_host_name(word: &str) -> bool {
         && !ORDINARY_WORDS.contains(&word)
 }
 
-/// Whether a word before a colon and a port is the name of a host. A name with a common extension is that of a file.
+/// Whether a word before a colon and a port is taken for the name of a host: it has a digit, a hyphen or a dot. A name
+/// with a common extension is that of a file.
 fn looks_like_host(word: &str) -> bool {
     let is_digit_or_mark = |c: char| c.is_ascii_digit() || c == '-' || c == '.';
     let is_file = [".py", ".rs", ".cpp", ".c", ".h", ".cu", ".json"]

@@ -14,10 +14,10 @@ pub(crate) enum Failure {
     /// The code given to `explain` does not exist.
     #[error("there is no code {given:?}")]
     UnknownCode { given: String },
-    /// The arguments contradict each other or are incomplete.
+    /// The arguments cannot be used, or a file that the command needs is not installed.
     #[error("{sentence}")]
     Usage { sentence: String },
-    /// A file in the arguments could not be read.
+    /// A file or folder could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// The system has no random numbers for pseudonyms.

@@ -9,7 +9,7 @@ use rcomm_verdict::logs::Log;
 /// The dump of one rank.
 #[derive(Debug)]
 pub struct LoadedDump {
-    /// The dump; its identity holds the rank, from the dump or from the name of the file.
+    /// The dump; its identity holds the rank, from the dump, from its groups or from the name of the file.
     pub dump: Dump,
     /// The path of the file; for a member of an archive, the archive's path, a colon and the member's name.
     pub path: String,
@@ -33,7 +33,7 @@ pub(crate) fn written_ns(path: &str) -> Option<i64> {
 pub struct Loaded {
     /// Problems of files, in the order of their paths.
     pub problems: Vec<Problem>,
-    /// The number of files; in place of an archive its members count, and in place of a summary the files in it.
+    /// The number of files. An archive counts as its members, a summary as the files it was made from.
     pub files: usize,
     /// The number of dumps that were passed on; a rank may have several.
     pub dumps: usize,
@@ -41,7 +41,7 @@ pub struct Loaded {
     pub ras: Vec<(String, RasReport)>,
     /// Logs, in the order of their paths.
     pub logs: Vec<Log>,
-    /// Python stacks of ranks, in the order of their paths.
+    /// Python and native stacks of ranks, in the order of their paths.
     pub stacks: Vec<RankStacks>,
     /// Whether an archive of `rcomm-fr collect` was read.
     pub has_manifest: bool,

@@ -159,7 +159,7 @@ fn the_age_of_old_records_comes_before_their_verdict() {
     copy_dumps("cascade-2x2x2", 8, &dumps.join("b-1"), earlier);
     let run = look(home.path(), &home.path().join("none"));
     // Ranks of other tests may run here.
-    let beginning = "No process with a record runs here.";
+    let beginning = "No process has a record in the paths searched.";
     assert!(run.stdout.starts_with(beginning), "{run:?}");
     let verdict = "The newest records are 1 h old:\nSTUCK  rank 5";
     assert!(run.stdout.contains(verdict), "{run:?}");

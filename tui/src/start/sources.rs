@@ -121,8 +121,9 @@ fn token(from: &SourceOptions) -> anyhow::Result<Option<EndpointToken>> {
     token.context("--token")
 }
 
-/// Whether only rings are to be shown: the user asks for them, or names their directory. A directory that comes from the
-/// environment holds the rings of some jobs of this node, not of all.
+/// Whether this node is read by its rings only, not by processes without rings: the user asks for that, or names the
+/// directory of the rings. A directory that comes from the environment holds the rings of some jobs of this node, not
+/// of all.
 fn asks_for_rings(from: &SourceOptions) -> bool {
     let of_environment = std::env::var_os("RCOMM_RING_DIR").map(PathBuf::from);
     from.rings || (from.ring_dir.is_some() && from.ring_dir != of_environment)

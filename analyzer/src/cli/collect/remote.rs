@@ -85,7 +85,7 @@ pub(super) fn hosts(args: &CollectArgs) -> Result<Vec<String>, Failure> {
     Ok(hosts)
 }
 
-/// Whether this is a name, an address or `user@name`: never a text that a command could take for an option.
+/// Whether this is a name, an address, `user@name` or `pod/name`: never a text that a command could take for an option.
 fn is_host_name(text: &str) -> bool {
     let is_no_option =
         text.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[' || c == ':');

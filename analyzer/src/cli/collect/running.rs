@@ -38,7 +38,7 @@ const MAX_NATIVE_STACKS: usize = 4;
 pub(super) struct Asked {
     /// The number of ranks of the job, as the environment of a process states it.
     stated_world_size: Option<NonZeroU32>,
-    /// Why a rank gave no record.
+    /// Why each of the ranks without a record gave none.
     pub(super) silent: BTreeMap<Rank, String>,
     /// Where the rings of the job are.
     pub(super) rings: Option<RingPlace>,

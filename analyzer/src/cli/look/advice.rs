@@ -65,8 +65,8 @@ pub(in crate::cli) fn advice_for_paths() -> String {
     )
 }
 
-/// The list of these jobs, whose ranks run on this node without records, and how to get their records. `jobs` must not
-/// be empty.
+/// The list of these jobs, whose ranks run on this node and of which no record was found, and how to get their records.
+/// `jobs` must not be empty.
 pub(super) fn running(jobs: &[RankJob]) -> String {
     let mut text = format!("{}\n", heading(jobs));
     list(jobs, &mut text);

@@ -1,6 +1,6 @@
-//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest, or those of a
-//! living job with an error. For jobs that run here without a record, and where there are no records at all, it prints
-//! how to get records.
+//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest; if several
+//! jobs live, the newest whose report has an error. For jobs of which these paths hold no record, and where there are
+//! no records at all, it prints how to get records.
 
 mod advice;
 
@@ -43,7 +43,7 @@ struct Records {
     /// The command that repeats the analysis.
     command: String,
     written: SystemTime,
-    /// When the newest ring was created; for dumps as `written`.
+    /// When the newest ring was created; for dumps, the same as `written`.
     created: SystemTime,
     /// Whether a process of the job is alive: then a pending operation alone is not a finding.
     alive: bool,
@@ -143,7 +143,7 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
             duration_ms(age.as_secs_f64() * 1e3)
         )
     };
-    let without_record = jobs_without_records(&search.records);
+    let not_found = jobs_not_found(&search.records);
     let which = match shown_index {
         0 => "the newest records here",
         _ => "the records of the newest living job whose report has an error",
@@ -156,10 +156,10 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
         let are_old = !records.alive && age > OLD;
         if are_old {
             let age = duration_ms(age.as_secs_f64() * 1e3);
-            let line = "No process with a record runs here.";
-            if !without_record.is_empty() {
+            let line = "No process has a record in the paths searched.";
+            if !not_found.is_empty() {
                 writeln!(out, "{line}")?;
-                out.write_all(advice::running(&without_record).as_bytes())?;
+                out.write_all(advice::running(&not_found).as_bytes())?;
                 writeln!(out, "\nThe newest records are {age} old:")?;
             } else {
                 writeln!(out, "{line} The newest records are {age} old:")?;
@@ -184,9 +184,9 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
             writeln!(out, "  and {} more", others_count - MOST_LISTED)?;
         }
         write!(out, "looked in:\n{}", list_of(&search.searched))?;
-        if !are_old && !without_record.is_empty() {
+        if !are_old && !not_found.is_empty() {
             writeln!(out)?;
-            out.write_all(advice::running(&without_record).as_bytes())?;
+            out.write_all(advice::running(&not_found).as_bytes())?;
         }
         Ok(())
     })?;
@@ -194,7 +194,7 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
 }
 
 /// The jobs with ranks on this node whose rings are not among these records.
-fn jobs_without_records(records: &[Records]) -> Vec<RankJob> {
+fn jobs_not_found(records: &[Records]) -> Vec<RankJob> {
     let mut jobs = RankJob::of_node();
     let is_among = |folder: &PathBuf| {
         let mut living = records.iter().filter(|records| records.alive);
@@ -303,8 +303,7 @@ impl Search {
         self.add(description.to_owned(), &argument, files);
     }
 
-    /// Adds the files directly in a folder as one item, and the files of each subfolder, which holds one run, as an
-    /// item of their own.
+    /// Adds the files directly in a folder as one item, and those of each subfolder (one run) as a separate item.
     fn add_folder(&mut self, description: &str, folder: &Path) {
         let mut files = Vec::new();
         let mut runs = Vec::new();

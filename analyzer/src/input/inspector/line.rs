@@ -61,8 +61,8 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// Parses a line; `None` if it is not one of this log. `latest` holds the newest header, which also belongs to the
-/// lines after it that have none.
+/// Parses a line; `None` if it is no object of this log, or an operation with invalid values or without a header.
+/// `latest` holds the newest header, which also belongs to the lines after it that have none.
 pub(super) fn parse(bytes: &[u8], latest: &mut Record) -> Option<Line> {
     let record: Record = serde_json::from_slice(bytes).ok()?;
     if record.header.is_some() {

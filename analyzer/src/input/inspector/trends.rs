@@ -86,7 +86,7 @@ pub struct Trends {
     pub schema: String,
     /// The number of files with records.
     pub files: u64,
-    /// The number of records.
+    /// The number of records, including those that were left out.
     pub records: u64,
     /// The number of lines that could not be used: torn, too long, without a header before them, or with invalid
     /// values.

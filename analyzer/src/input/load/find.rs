@@ -53,12 +53,12 @@ impl InputFile {
 pub(super) struct Found {
     /// The inputs. When [`find`] returns them, they are sorted and each occurs once.
     pub(super) inputs: Vec<InputFile>,
-    /// Folders that could not be listed.
+    /// Folders that could not be listed, and paths and patterns that gave no file.
     pub(super) problems: Vec<Problem>,
 }
 
 /// Finds the files that the paths name. A path that does not exist and a pattern that matches nothing become problems.
-/// That this holds for all paths, or that a pattern is not valid, is an error. A folder may be empty.
+/// If this is so for all paths, or if a pattern is not valid, an error is returned. A folder may be empty.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
     let mut missing = Vec::new();

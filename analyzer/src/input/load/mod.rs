@@ -63,7 +63,7 @@ pub struct LoadOptions<'a> {
 #[derive(Debug, Default)]
 pub struct Spare(Mutex<Vec<Vec<Entry>>>);
 
-/// The number of dumps whose memory is kept at most.
+/// The largest number of dumps whose memory is kept.
 const SPARES: usize = 16;
 
 impl Spare {
@@ -215,7 +215,7 @@ fn read(
 /// Reads all dumps below `paths` and returns them in order of rank and path. See [`load`].
 ///
 /// # Errors
-/// As [`load`].
+/// Those of [`load`].
 pub fn load_all(
     paths: &[PathBuf],
     options: &LoadOptions<'_>,
@@ -269,7 +269,7 @@ impl Worker<'_> {
         self.send(Output::Problem(problem));
     }
 
-    /// Reports a file that could not be read at all.
+    /// Reports a file that could not be read, or only in part.
     fn unreadable(&self, path: &str, reason: impl std::fmt::Display) {
         let sentence = format!("could not be read: {reason}");
         self.problem(Problem::unreadable_dump(path, sentence));

@@ -13,9 +13,9 @@ use std::collections::BTreeSet;
 /// The rank of a dump, and how it was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placed {
-    /// As the name states it, or as another number in the name does.
+    /// The number that was found in the name or, if the groups allow only that, another one in it; `None` without one.
     Named(Option<Rank>),
-    /// As the groups show it: the name states another rank or none.
+    /// The rank that the groups show; the name states another one or none.
     ByGroups(Rank),
 }
 

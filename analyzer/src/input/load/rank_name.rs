@@ -3,13 +3,13 @@
 //! PyTorch's dumps state their rank only in the name, and users rename them and add prefixes and suffixes
 //! (`host-node07_40`, `rank_3.json`, `comm_lib_trace_rank_12`). So all names are examined together: names that differ
 //! only in numbers form a series, and within a series the rank is the number that differs in all files. A number after
-//! the word `rank` takes precedence over all others; numbers after words with another meaning (`node07`, `pid812`) are
-//! never the rank.
+//! the word `rank` or `global` takes precedence over all others; numbers after words with another meaning (`node07`,
+//! `pid812`) are never the rank.
 
 use rcomm_recorder::model::Rank;
 use std::collections::{HashMap, HashSet};
 
-/// How likely a number is the rank, by the word before it; the most likely first.
+/// How likely a number is to be the rank, by the word before it; the most likely first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum NumberMeaning {
     Rank,
@@ -45,7 +45,7 @@ impl Numbered {
     }
 }
 
-/// The name without endings that state how a file is packed.
+/// The name without endings that state how a file is packed or in which format it is.
 fn without_endings(mut name: &str) -> &str {
     const ENDINGS: [&str; 9] = [
         ".gz", ".zst", ".tar", ".tgz", ".tzst", ".json", ".pickle", ".pkl", ".rcap",

@@ -30,7 +30,7 @@ enum Kind {
     Plain,
 }
 
-/// The first bytes of archives that are not supported.
+/// The first bytes of archives and packed files that are not supported, and the names of their kinds.
 const FOREIGN: [(&[u8], &str); 4] = [
     (b"PK\x03\x04", "zip"),
     (b"\xfd7zXZ\0", "xz"),

@@ -1,4 +1,4 @@
-//! Lists the files below a folder that the user named or that a program found.
+//! Lists the files below a folder.
 
 use rcomm_recorder::publish::LaunchRecord;
 use std::fs;
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 const MAX_DEPTH: usize = 16;
 
 /// Calls `found` with every regular file below `folder` that is neither hidden nor a launch record, in no particular
-/// order. A hidden file may be a dump that is still being written.
+/// order. Hidden folders are not entered. A hidden file may be a dump that is still being written.
 ///
 /// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets and devices are
-/// skipped, since they would block the reader. Folders more than 16 levels down are not listed. `unlisted` is called for
-/// these and for what could not be listed; the other files are found nevertheless.
+/// skipped, since they would block the reader. Folders more than 16 levels down are not listed. `unlisted` is called
+/// for these and for what could not be listed; the other files are found nevertheless.
 pub fn walk(
     folder: &Path,
     found: &mut dyn FnMut(PathBuf),

@@ -155,8 +155,8 @@ fn numeric(text: &str, is_first: bool) -> Option<(usize, LabelKind)> {
     is_time(word).then_some((word.len(), LabelKind::Other))
 }
 
-/// Whether this is a date, a time or both: at least eight digits and punctuation marks of dates and times, a digit
-/// first, with at least one hyphen, slash or colon.
+/// Whether this is a date, a time or both: at least eight characters, all digits or the marks and letters of dates and
+/// times, a digit first, with at least one hyphen, slash or colon.
 fn is_time(word: &str) -> bool {
     let bytes = word.bytes();
     let allowed = |byte: u8| byte.is_ascii_digit() || b"-:./,TZ+ ".contains(&byte);

@@ -58,7 +58,7 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
         sizes(text)
     } else if SEGMENT_FAILED.iter().any(|words| text.contains(words)) {
         Some(Event::NoSharedMemory {
-            bytes: number_after(text, "(size ").or_else(|| number_after(text, " to ")),
+            bytes: number_after(text, "(size ").or_else(|| extended_to(text)),
             is_full: text.contains("No space left on device"),
         })
     } else if text.contains("Got completion from peer") {
@@ -72,12 +72,18 @@ pub(super) fn read_line(line: &Line<'_>, found: &mut Events) -> Option<String> {
     process(text)
 }
 
-/// NCCL's warnings if it cannot create a segment of shared memory.
+/// Parts of the warnings that NCCL prints when it cannot create a segment of shared memory.
 const SEGMENT_FAILED: &[&str] = &[
     "Call to posix_fallocate failed",
     "failed to extend /dev/shm/",
     "Error while creating shared memory segment",
 ];
+
+/// The number in `failed to extend /dev/shm/nccl-a1 to 4096 bytes`.
+fn extended_to(text: &str) -> Option<u64> {
+    let (_, rest) = text.split_once("failed to extend ")?;
+    number_after(rest, " to ")
+}
 
 /// Reads `Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 2000`, which PyTorch repeats in its error.
 fn same_device(text: &str) -> Option<Event> {
@@ -91,7 +97,7 @@ fn same_device(text: &str) -> Option<Event> {
     })
 }
 
-/// The operating system's errors if no network path leads to an address.
+/// Errors of the operating system when a host cannot be reached over the network.
 const UNREACHABLE: &[&str] = &[
     "No route to host",
     "Network is unreachable",
@@ -131,8 +137,8 @@ fn gloo_peer(text: &str) -> Option<String> {
     (!address.is_empty()).then(|| truncated(address, 200))
 }
 
-/// Reads gloo's `op.preamble.length <= op.nbytes. 4196 vs 4. Received data size doesn't match expected size`, which names
-/// no peer.
+/// Reads gloo's `op.preamble.length <= op.nbytes. 4196 vs 4. Received data size doesn't match expected size`, which
+/// names no peer.
 fn gloo_sizes(text: &str) -> Option<Event> {
     let there = number_after(text, "op.nbytes. ")?;
     let here = number_after(text, " vs ")?;
@@ -161,4 +167,29 @@ fn completion(text: &str) -> Option<Event> {
         peer,
         status: format!("InfiniBand completion status {status}"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::input::log::Label;
+
+    #[test]
+    fn the_size_of_a_segment_that_cannot_be_extended_is_read() {
+        let text = "n07:812:870 [3] NCCL WARN failed to extend /dev/shm/nccl-a1 to 33030532 bytes, error: No space left on device (28)";
+        let after_another = format!("unable to go on: {text}");
+        for text in [text, &after_another] {
+            let line = Line {
+                label: Label::default(),
+                text,
+            };
+            let mut found = Events::new();
+            read_line(&line, &mut found);
+            let event = Event::NoSharedMemory {
+                bytes: Some(33_030_532),
+                is_full: true,
+            };
+            assert_eq!(found, [(None, event)]);
+        }
+    }
 }

@@ -63,8 +63,8 @@ impl Signs {
         }
     }
 
-    /// As [`attempt_start`](Self::attempt_start), for a rank's counters. Those of one process never decrease, so a
-    /// decrease shows that another process counts.
+    /// Does what [`attempt_start`](Self::attempt_start) does, for a rank's counters. Those of one process never
+    /// decrease, so a decrease shows that another process counts.
     fn counter(&mut self, rank: Rank, progress: &Progress, index: usize) -> Option<usize> {
         let key = (rank, progress.group.clone());
         let before = self.completed.get(&key).copied();

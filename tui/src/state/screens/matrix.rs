@@ -181,7 +181,11 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         rows: rows.collect(),
         columns,
         headings: Headings::Shown,
-        empty: "no collective of this group is in any record".into(),
+        empty: if matrix.rows.is_empty() {
+            "no collective of this group is in the records of ranks that answer".into()
+        } else {
+            model.none_left("rank")
+        },
     }
 }
 

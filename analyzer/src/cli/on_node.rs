@@ -108,8 +108,8 @@ impl OnNode {
     }
 
     /// The rings in the default ring directory of ranks whose records were not read, each with its path; only for jobs
-    /// of which a dump with its time was read. A ring that was created after the earliest dump was taken belongs to another run of
-    /// the same name and is left out.
+    /// of which a dump that states its time was read. A ring that was created after the earliest dump was taken belongs
+    /// to another run of the same name and is left out.
     pub(super) fn rings(&self) -> Vec<(String, Dump)> {
         if self.jobs.values().all(|job| job.taken_ns == 0) {
             return Vec::new();

@@ -85,7 +85,7 @@ impl NodeJobs {
     ///
     /// # Blocking
     ///
-    /// As [`poll`](Self::poll) if several jobs are alive, else for one listing of the directory.
+    /// For as long as [`poll`](Self::poll) if several jobs are alive, else for one listing of the directory.
     pub fn begin(directory: PathBuf, choice: &JobChoice, anchor: Anchor) {
         if choice.shown().is_some() {
             return;
@@ -116,8 +116,8 @@ impl NodeJobs {
         self.poll_while(anchor, || true)
     }
 
-    /// As [`poll`](Self::poll), but judges no further job once `go_on` returns false: the jobs that are left are listed
-    /// without a report.
+    /// Does what [`poll`](Self::poll) does, but judges no further job once `go_on` returns false: the jobs that are left
+    /// are listed without a report.
     fn poll_while(
         &mut self,
         anchor: Anchor,

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// While operations are pending, the records are judged again after this time if they were polled since, because
-/// sentences contain ages.
+/// While operations are pending, or the job may have stopped communicating, the records are judged again after this
+/// time if they were polled since, because sentences contain ages.
 const AGES_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How urgent a new judgment is.

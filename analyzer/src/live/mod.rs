@@ -13,7 +13,7 @@
 //! | `seen` | findings that no record shows |
 //! | `snapshot` | [`Snapshot`] and [`RankView`]: the data that a view shows |
 //! | `views` | the ranks as views show them |
-//! | [`source`] | the sources of records: rings, endpoints, files, collectors |
+//! | [`source`] | the sources of records, such as rings, endpoints, files and collectors |
 //! | `watch` | the threads that read sources and refresh a [`Live`] |
 //! | [`recording`] | recorded views, and their replay |
 //! | [`simulate`] | a simulated job |

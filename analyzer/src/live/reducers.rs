@@ -20,7 +20,7 @@ pub struct ReducerView<'a> {
 }
 
 impl Snapshot {
-    /// The newest step of each reducer on each rank, by rank and group; empty if no program uses one.
+    /// The newest step of each reducer on each rank, by rank and group; empty if no record has one.
     pub fn reducers(&self) -> Vec<ReducerView<'_>> {
         let mut views = Vec::new();
         for (rank, dump) in self.counted() {

@@ -76,9 +76,9 @@ pub(super) fn silence(silent: &BTreeSet<Rank>, ranks: &[RankView]) -> Option<Fin
     })
 }
 
-/// The time until the findings on ended processes may change although no record does; `None` if they will not. They
-/// change when the end of a process or a recorded failure is as old as [`Policy::SETTLE`], and when a process that
-/// ended outside of any operation has been gone for `overdue`.
+/// The time until the findings on ended processes and recorded failures may change although no record does; `None` if
+/// they will not. They may change when the end of a process or a recorded failure is as old as [`Policy::SETTLE`], and
+/// when a process that ended outside of any operation has been gone for `overdue`.
 pub(super) fn until_change(ranks: &[RankView], now_ns: i64, overdue: Duration) -> Option<Duration> {
     let left = |since_ns: i64, limit: Duration| {
         let since = now_ns.saturating_sub(since_ns);

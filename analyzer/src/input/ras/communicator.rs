@@ -9,7 +9,7 @@ pub struct Communicator {
     pub name: String,
     /// The number of ranks; 0 if unknown.
     pub size: u32,
-    /// All members. A report in text form lists only some of them: those with other counts than most, with a fault, or
+    /// The members. A report in text form lists only some of them: those with other counts than most, with a fault, or
     /// missing.
     pub members: Vec<Member>,
     /// The number of operations that most members launched, by kind, if the report lists only some of the members.
@@ -89,8 +89,8 @@ pub(crate) struct Behind<'a> {
 }
 
 impl Communicator {
-    /// The members that launched fewer operations of a kind than most. If two numbers are equally frequent, the larger
-    /// one counts.
+    /// The members that launched fewer operations of a kind than most, without those that are dead or do not answer. If
+    /// two numbers are equally frequent, the larger one counts.
     pub(crate) fn behind(&self) -> Vec<Behind<'_>> {
         let mut by_kind: BTreeMap<&str, Vec<(&Member, u64)>> = BTreeMap::new();
         for member in &self.members {

@@ -61,7 +61,7 @@ enum Block {
     Processes(MemberState),
 }
 
-/// The state in a line about one or several ranks.
+/// The state or the number of launches in a line about one or several ranks.
 #[derive(Clone)]
 enum Parsed {
     Launched(u64),

@@ -45,7 +45,7 @@ pub enum Piece {
         dump: Box<Dump>,
         /// The path of the record's file when the summary was made.
         path: String,
-        /// Whether its newest operations are missing.
+        /// Whether operations may be missing.
         cut: bool,
         /// When its file was written, ns since the epoch; `None` if the record states a time itself, or if that is
         /// unknown.
@@ -81,7 +81,7 @@ pub fn read(reader: impl Read, take: impl FnMut(Piece)) -> Result<(), RsumError>
     read_within(reader, &mut |_| Ok(()), take)
 }
 
-/// Works as [`read`], and passes to `count` how many bytes each part unpacks to; an error of `count` ends the reading.
+/// Works like [`read`], and passes to `count` how many bytes each part unpacks to; an error of `count` ends the reading.
 pub(crate) fn read_within(
     reader: impl Read,
     count: Count<'_>,

@@ -68,7 +68,7 @@ pub(super) fn ranks_in(runs: &[Run]) -> u64 {
     runs.iter().map(|&(.., len)| u64::from(len)).sum()
 }
 
-/// The ranks in runs; `None` if one has more than 32 bits.
+/// The ranks in runs; `None` if one is negative or has more than 32 bits.
 pub(super) fn ranks(runs: &[Run]) -> Option<Arc<[Rank]>> {
     let list = runs.iter().flat_map(|&(first, step, len)| {
         (0..i64::from(len)).map(move |nth| {
@@ -111,7 +111,7 @@ pub(super) struct End {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) path: String,
-    /// Whether the newest operations are missing.
+    /// Whether operations may be missing.
     pub(super) cut: bool,
     version: (u32, u32),
     recorder: String,

@@ -184,7 +184,7 @@ impl Simulation {
         self.each_at(now_ns).collect()
     }
 
-    /// As [`Self::dumps_at`], one record after the other.
+    /// The records of [`Self::dumps_at`], each made when it is taken.
     pub fn each_at(&self, now_ns: i64) -> impl Iterator<Item = Dump> + '_ {
         let progress = self.progress(now_ns);
         (0..self.ranks).map(move |rank| {

@@ -116,8 +116,8 @@ impl NodeJobs {
         self.poll_while(anchor, || true)
     }
 
-    /// Does what [`poll`](Self::poll) does, but judges no further job once `go_on` returns false: the jobs that are left
-    /// are listed without a report.
+    /// Does what [`poll`](Self::poll) does, but judges no further job once `go_on` returns false: the jobs that are
+    /// left are listed without a report.
     fn poll_while(
         &mut self,
         anchor: Anchor,

@@ -47,8 +47,8 @@ impl Default for LiveOptions {
 }
 
 impl LiveOptions {
-    /// Options for records that will not change any more: an operation that is pending in them counts as a hang, no rank
-    /// falls silent, and all operations are kept.
+    /// Options for records that will not change any more: an operation that is pending in them counts as a hang, no
+    /// rank falls silent, and all operations are kept.
     pub fn post_mortem() -> Self {
         let mut options = Self {
             silent_after: Duration::MAX,

@@ -1,8 +1,8 @@
 //! `collect --ask`: takes the records of a running PyTorch job from its ranks.
 //!
 //! PyTorch's worker servers are asked first. A rank that gave no record there, and has no ring on this node, is then
-//! asked to write a dump to a file: through the pipe of PyTorch's NCCL backend and, with `--exception-dump`, by a key in
-//! the job's store. All steps have one deadline; only Python stacks may take up to five seconds beyond it. Native
+//! asked to write a dump to a file: through the pipe of PyTorch's NCCL backend and, with `--exception-dump`, by a key
+//! in the job's store. All steps have one deadline; only Python stacks may take up to five seconds beyond it. Native
 //! stacks are taken later, with a time limit for each program. A rank that does not answer delays no other: the archive
 //! lists why it is absent.
 

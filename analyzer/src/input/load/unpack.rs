@@ -437,8 +437,8 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
     }
 }
 
-/// Reads a ring in an archive. A ring can only be read from a file, so it is copied to a temporary one, which has no name
-/// and so does not outlive this process.
+/// Reads a ring in an archive. A ring can only be read from a file, so it is copied to a temporary one, which has no
+/// name and so does not outlive this process.
 fn ring(
     reader: &mut dyn Read,
     name: &str,

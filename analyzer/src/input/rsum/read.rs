@@ -81,7 +81,8 @@ pub fn read(reader: impl Read, take: impl FnMut(Piece)) -> Result<(), RsumError>
     read_within(reader, &mut |_| Ok(()), take)
 }
 
-/// Works like [`read`], and passes to `count` how many bytes each part unpacks to; an error of `count` ends the reading.
+/// Works like [`read`], and passes to `count` how many bytes each part unpacks to; an error of `count` ends the
+/// reading.
 pub(crate) fn read_within(
     reader: impl Read,
     count: Count<'_>,

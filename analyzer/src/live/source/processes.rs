@@ -205,8 +205,8 @@ pub struct ProcessSource {
 }
 
 impl ProcessSource {
-    /// Reads the ranks of one attempt of one job, until all its processes have ended: of those that run PyTorch, or of
-    /// all if none does, the one that started last.
+    /// Reads the ranks of one attempt of one job, until all its processes have ended. It is the job that started last
+    /// of those that run PyTorch or, if none does, of those that run Python, or else of all.
     pub fn new() -> Self {
         Self::default()
     }

@@ -31,15 +31,16 @@ pub struct RankJob {
     pub processes: Vec<RankProcess>,
     /// What its ranks run.
     pub program: Program,
-    /// The folder of the rings that its ranks have mapped; `None` if none of them keeps a record that can be read.
+    /// The folder of the rings that its ranks have mapped; `None` if none of them has mapped one, or if their mappings
+    /// cannot be read.
     pub rings: Option<PathBuf>,
     /// When the first of its processes started, s since the boot of this node; 0 if that cannot be read.
     started: f64,
 }
 
 impl RankJob {
-    /// The jobs of these processes: those that run PyTorch first, of these the ones that keep rings, and then the ones
-    /// that started last.
+    /// The jobs of these processes: those that run PyTorch first, then those that run Python; among equals, those that
+    /// keep rings first, and then those that started last.
     pub fn group(processes: Vec<RankProcess>) -> Vec<Self> {
         let mut jobs: Vec<Self> = Vec::new();
         for process in processes {

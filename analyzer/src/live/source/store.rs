@@ -192,7 +192,7 @@ fn connect(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     }
 }
 
-/// Connects to a store that requires the secret.
+/// Connects to a store that requires the secret, and proves that this process knows it.
 fn prove(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     let given = std::env::var("RCOMM_JOB_SECRET")
         .ok()

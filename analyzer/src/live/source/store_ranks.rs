@@ -10,7 +10,7 @@ use std::time::Instant;
 /// The ranks that a job's store lists: the endpoints of ranks of rcomm or, if there is none, PyTorch's worker servers.
 ///
 /// The store is searched until it lists either; then the source keeps to that kind, and searches for the other one
-/// only if no rank of it is listed any more.
+/// only if no rank of that kind is listed any more.
 pub struct StoreSource {
     store: HostPort,
     endpoints: EndpointSource,

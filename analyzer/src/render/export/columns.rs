@@ -129,7 +129,7 @@ fn column<R, T: Value>(rows: &[R], name: &'static str, pick: impl Fn(&R) -> Opti
     }
 }
 
-/// As [`column`], where each row has a value.
+/// A [`column`] in which each row has a value.
 fn full<R, T: Value>(rows: &[R], name: &'static str, pick: impl Fn(&R) -> T) -> Column {
     column(rows, name, |row| Some(pick(row)))
 }

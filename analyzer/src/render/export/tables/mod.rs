@@ -18,7 +18,7 @@ use std::io::{Seek, Write};
 /// Why a table could not be built, queried or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// An error of polars; the text names the column or the query.
+    /// An error of polars, such as a column that does not exist; also an error of writing.
     #[error("{0}")]
     Polars(#[from] PolarsError),
     /// There is no table of this name.

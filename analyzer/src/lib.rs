@@ -28,7 +28,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`load`], [`rsum`], [`ras`], [`log`], [`inspector`], [`stacks`] | readers of files: dumps, summaries, NCCL's RAS reports, logs, the log of NCCL's Inspector, stacks |
-//! | [`source`] | readers of a running job: rings, endpoints, worker servers, NCCL's RAS service, collectors |
+//! | [`source`] | readers of a running job: rings, endpoints, worker servers, NCCL's RAS, collectors |
 //! | [`mod@print`], [`export`] | a report as text, JSON or HTML; records for other tools |
 //! | [`redact`] | pseudonyms in place of paths, hosts and frames |
 //! | [`recording`], [`simulate`] | recorded and simulated jobs as sources |

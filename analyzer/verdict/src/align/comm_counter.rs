@@ -10,8 +10,8 @@ use crate::align::record::{Record, Shared};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 
-/// The shift that gives the newest completed operations of both lanes the same number is tried first, and shifts up
-/// to this much smaller or larger.
+/// Shifts are tried that differ by at most this much from the one that gives the newest completed operations of both
+/// lanes the same number. Of shifts that fit equally well, the one nearest to that counts.
 const REACH: i64 = 4;
 /// A shift is judged by at most this many of the newest operations.
 const DEPTH: usize = 256;

@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 /// For each group whose records state only their own group rank: the global ranks in order of group rank. The global
 /// rank of a member without a record is derived if it is the only such rank of the job, or if the known members lie at
-/// equal steps.
-/// Groups with contradicting records, or with a member that cannot be derived, are left out.
+/// equal steps. Groups with contradicting records, or with a member that cannot be derived, are left out.
 pub(crate) fn members(records: &[Record], world_size: Option<u32>) -> HashMap<u32, Arc<[Rank]>> {
     let mut groups: HashMap<u32, KnownRanks> = HashMap::new();
     for record in records {

@@ -246,7 +246,7 @@ fn same<T: PartialEq>(
 
 impl Lag {
     /// How many transfers wait for the network, and what they have in common; `None` if all are between the same two
-    /// ranks, or if they have nothing in common.
+    /// ranks, if they have nothing in common, or if a record had no room for some transfers.
     pub(crate) fn common(
         &self,
         host_of: impl Fn(Rank) -> Option<String>,

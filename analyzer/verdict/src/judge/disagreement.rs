@@ -420,9 +420,9 @@ pub(crate) enum Shift {
     Extra(usize),
     /// The rank issued this many collectives in another order.
     Reordered(usize),
-    /// As `Reordered`, but the calls after these, if any, fit as well if it left some out, or issued more.
+    /// Like `Reordered`, but the rank's calls fit as well if it left out some collectives or issued more.
     ReorderedOrShifted(usize),
-    /// One operation differs; the following ones agree or are unknown.
+    /// One operation differs, and the following ones agree or are unknown; or the rank's calls fit in no other way.
     None,
 }
 

@@ -48,7 +48,8 @@ struct Pace {
     waits: bool,
 }
 
-/// The silence of ranks of a job that runs; `None` if a rank that communicates again may do so soon.
+/// The silence of ranks of a job of several ranks that runs; `None` for any other job, for one that is ending, or if no
+/// rank is silent.
 pub(crate) fn of(ctx: &Context<'_>) -> Option<Silence> {
     let runs = ctx.policy.snapshot && ctx.life.lives_on() && ctx.aligned.expected.len() > 1;
     // In a job that is ending, the last ranks may still write a checkpoint.

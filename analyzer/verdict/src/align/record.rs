@@ -281,7 +281,7 @@ pub(crate) struct Shared {
     frame_ids: hashbrown::HashMap<Frame, u32>,
     pub(crate) stacks: Vec<Vec<u32>>,
     stack_ids: hashbrown::HashMap<Vec<u32>, u32>,
-    /// For each group, the list of a record that was found equal to the group's last.
+    /// For each group, the list of the record that was last found to be of it. The list equals the group's.
     equal_lists: Vec<Arc<[Rank]>>,
     /// Threads of the caller, if it lends some.
     pub(crate) workers: Option<Arc<dyn Workers>>,

@@ -26,7 +26,7 @@ pub(crate) struct MatchKey {
     pub(crate) dtype: Option<u64>,
     /// Elements, or bytes if the type may differ.
     pub(crate) size: Option<u64>,
-    /// A hash of the numbers of elements of each tensor, if several are one operation.
+    /// A hash of the numbers of elements of each tensor, for an all-reduce of several.
     pub(crate) tensors: Option<u64>,
     /// The root, if recorded.
     pub(crate) root: Option<u32>,

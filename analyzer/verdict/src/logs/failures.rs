@@ -315,8 +315,8 @@ pub(super) fn same_device(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// The first line about a transfer whose two ends have different sizes: the address of the other side, and the bytes on
-/// this side and the other.
+/// The first line about a transfer whose two ends have different sizes: the address of the other side, which is empty
+/// if the line does not name it, and the bytes on this side and the other.
 fn sizes_differ<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a str, u64, u64)> {
     digest.all.iter().find_map(|&seen| match &seen.fact.event {
         Event::SizesDiffer { peer, here, there } => Some((seen, peer.as_str(), *here, *there)),

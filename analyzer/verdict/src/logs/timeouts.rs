@@ -233,7 +233,7 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
     })
 }
 
-/// Nearly all ranks of the job report a time-out, and a few do not.
+/// More than two thirds of the ranks of the job report a time-out, and the others do not.
 pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
     let timeouts = group_timeouts(digest)
         .into_iter()

@@ -95,7 +95,7 @@ struct Line<'a> {
 
 /// The matrix of the last `columns` collectives of `group`. Members without a dump have [`Cell::NoRecord`].
 ///
-/// `dumps` are (rank, dump) in any order; ranks outside of the group are ignored.
+/// `dumps` are (rank, dump) in any order; ranks outside of the group are ignored, if its ranks are known.
 pub fn matrix<'a>(
     dumps: impl IntoIterator<Item = (Rank, &'a Dump)>,
     group: &GroupRef,

@@ -9,7 +9,8 @@ use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
 const RANKS: Rank = 4;
 
 /// The report on ranks whose second all_reduce timed out after 30 s. `others` holds each rank but rank 2, when the
-/// operation timed out there, and the rank that this time-out names; `second` is the operation of rank 2.
+/// operation timed out there, and the rank that this time-out names, if it is recorded; `second` is what rank 2 issued
+/// after its first one.
 fn judge_ring(others: [(Rank, f64, Option<Rank>); 3], second: &[(f64, State)]) -> Report {
     let first = (0.0, State::Done(0.1));
     let rank_2: Vec<_> = [first].iter().chain(second).copied().collect();

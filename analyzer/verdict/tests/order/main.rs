@@ -1,5 +1,6 @@
 //! Orders of issue that do no visible harm: crossed call sites (W270), inverted groups (W280), opposite
-//! sends (W290). And one rank's collectives that are shifted against those of the others (E103, E104, E113).
+//! sends (W290). And one rank's collectives that are shifted against those of the others (E103, E104, E113), and an
+//! operation that only the status of its group shows.
 
 mod job;
 

@@ -323,7 +323,7 @@ impl<'a> ArrivalReader<'a> {
             .collect()
     }
 
-    /// Adds a member's part in one instance to `row`; `false` if the member has not completed it.
+    /// Adds a member's part in one instance to `instance`; `false` if the member has not completed it.
     fn read(&self, cursor: &mut MemberCursor, seq: u32, instance: &mut InstanceArrivals) -> bool {
         let aligned = self.aligned;
         let (record, lane) = (cursor.record, &aligned.lanes[cursor.record][cursor.lane]);

@@ -33,8 +33,8 @@ const NOTICED_NS: i64 = 100_000_000;
 pub(crate) struct Life {
     /// The end of the job; `None` while a process may live.
     pub(crate) end: Option<End>,
-    /// Ranks whose processes are gone, have not ended in order, and were not ended by another's end, nor because they
-    /// gave up.
+    /// Ranks whose processes are gone, and were not ended by another's end, nor because they gave up. One that ended in
+    /// order is among them only if the job is over and its end made others fail.
     first: Vec<Rank>,
     /// Whether only some of `first` may have ended by themselves, and the others because of them.
     is_open: bool,
@@ -54,7 +54,8 @@ pub(crate) struct Life {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) kind: EndKind,
-    /// Ranks whose processes ended before the others', ascending; empty if that is unknown.
+    /// Ranks whose processes ended before the others', ascending; empty if that is unknown, or if the kind of the end
+    /// is not [`EndKind::Crashed`].
     pub(crate) first: Vec<Rank>,
     /// If `first` is unknown, the ranks of which one ended first, ascending; empty if any may have.
     possible: Vec<Rank>,
@@ -205,8 +206,9 @@ impl Life {
         self.asked_ns
     }
 
-    /// Whether the end of a rank's process is a cause: it did not end in order, and no other process ended before it.
-    /// Processes that were ended together explain no wait, and neither do those that gave up.
+    /// Whether the end of a rank's process is a cause: no other process ended before it, and it did not end in order,
+    /// unless its end made others fail. Processes that were ended together explain no wait, and neither do those that
+    /// gave up.
     pub(crate) fn went_first(&self, rank: Rank) -> bool {
         self.first.contains(&rank)
     }

@@ -72,7 +72,8 @@ pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone]) -> Order {
     went_first(aligned, gone).map_or(Order::Unknown, Order::First)
 }
 
-/// The ranks, ascending, whose processes ended first and not in order; `None` if that is unknown.
+/// The ranks, ascending, whose processes ended first: not in order, or in order if the others failed because they were
+/// gone. `None` if that is unknown.
 fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
     let rank_count = aligned.expected.len();
@@ -154,7 +155,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
 
 /// The ranks, ascending, that exited first with an error of their own, if others noted no exit: those were killed, as
 /// by a launcher once a rank has failed. Only processes for which `may_be_first` holds count. `None` if all exited by
-/// themselves, or none of those that may be first did.
+/// themselves, none of those that may be first did, or a process had died long before.
 fn exited_first(
     aligned: &Aligned<'_>,
     failed: &[&Gone],
@@ -196,7 +197,7 @@ pub(super) fn was_asked(aligned: &Aligned<'_>, process: &Gone) -> bool {
 
 /// Which processes ended first if others noted that a signal asked them to end, as a launcher sends it once a process
 /// has failed: those that noted no exit, since they were killed or aborted, and that gave no sign of life afterward.
-/// `None` if no process noted such a signal, or one noted another exit.
+/// `None` if no process noted such a signal, one noted another exit, or no process remains that may have ended first.
 fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
     let (asked, others): (Vec<&Gone>, Vec<&Gone>) = failed
         .iter()
@@ -335,9 +336,9 @@ fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
     first.map_or(&[], |(_, failure)| &failure.ranks)
 }
 
-/// Whether the other processes waited until their own ends for processes that had given no sign of life for a long time
-/// (`quiet`). They would have noticed if the quiet processes had been gone: so these were stopped or without processor
-/// time, and ended together with the others.
+/// Whether one of the other processes waited until its own end for processes that had given no sign of life for a long
+/// time (`quiet`). It would have noticed if the quiet processes had been gone: so these were stopped or without
+/// processor time, and ended together with the others.
 fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
     let Some(last) = quiet.last() else {
         return false;

@@ -12,7 +12,8 @@ use std::collections::HashMap;
 const AT_TIMEOUT: f32 = 0.9;
 
 /// Adds to each ring without recorded failures the time-out of its newest operation that failed, with the members that
-/// had not issued it by then. Leaves out groups with a record of another host, whose clock is not compared yet.
+/// had not issued it by then. Leaves out groups with a dump, or with a ring of another host, whose clock is not
+/// compared yet.
 pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
     let by_rank: HashMap<Rank, usize> = records
         .iter()

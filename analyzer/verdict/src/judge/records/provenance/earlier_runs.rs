@@ -71,8 +71,8 @@ fn is_earlier(record: &Record, launch: &LaunchRecord) -> bool {
 /// A process may live this long after its newest recorded sign of life, ns.
 const BEAT_NS: i64 = 1_500_000_000;
 
-/// Leaves aside the rings of one job and attempt whose processes gave their last sign of life more than `apart_ns`
-/// before each newer ring was made. Only rings with the same `key` are compared.
+/// Leaves aside the rings of one job and attempt whose processes are gone, and gave their last sign of life more than
+/// [`BEAT_NS`] and `apart_ns` before each newer ring was made. Only rings with the same `key` are compared.
 ///
 /// A process that died before all others began is left aside as well: nothing distinguishes it from one of an earlier
 /// run.

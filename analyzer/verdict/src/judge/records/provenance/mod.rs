@@ -37,8 +37,8 @@ const CONTRADICTIONS: usize = 3;
 const CONTRADICTING_SHARE: f64 = 0.25;
 
 /// Keeps the records of one job, ordered by rank: one for each rank, or one for each recorder that its process ran side
-/// by side, the newest first. The others are left aside (N300). If the kept records were aligned to decide that, their
-/// alignment and the offsets of their clocks are returned, too.
+/// by side, uncut ones first and then the newest. The others are left aside (N300). If the kept records were aligned to
+/// decide that, their alignment and the offsets of their clocks are returned, too.
 pub(crate) fn select(
     shared: &Shared,
     mut records: Vec<Record>,

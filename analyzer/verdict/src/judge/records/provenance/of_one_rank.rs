@@ -9,7 +9,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Keeps the best of several records of a rank (one that was not cut, then the newest), and those of other recorders of
 /// the same process: each may hold the operations of another backend. What only another record of the same process
-/// holds is joined to the best.
+/// holds is joined to the best. Leaves aside all of PyTorch's NCCL recorder of a rank if they are of several processes
+/// that ran at one time.
 pub(super) fn keep_newest_of_each_recorder(
     shared: &Shared,
     records: &mut Vec<Record>,

@@ -92,11 +92,21 @@ pub(crate) struct InFlightOp {
 
 impl InFlightOp {
     pub(crate) fn new(group: Arc<Group>, op_info: OpInfo, tickets: Tickets) -> Arc<Self> {
+        Self::issued_at(Instant::now(), group, op_info, tickets)
+    }
+
+    /// As [`new`](Self::new), for a caller that has read the clock.
+    pub(crate) fn issued_at(
+        issued: Instant,
+        group: Arc<Group>,
+        op_info: OpInfo,
+        tickets: Tickets,
+    ) -> Arc<Self> {
         group.pending().fetch_add(1, Ordering::Relaxed);
         Arc::new(Self {
             group,
             op_info,
-            issued: Instant::now(),
+            issued,
             tickets,
             pending: OnceLock::new(),
             started: AtomicBool::new(false),

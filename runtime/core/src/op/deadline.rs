@@ -22,7 +22,7 @@ impl Deadline {
     pub fn start(self) -> Instant {
         match self {
             Self::At(at) => at,
-            Self::In(duration) => after(duration),
+            Self::In(duration) => after(Instant::now(), duration),
         }
     }
 
@@ -30,6 +30,15 @@ impl Deadline {
     #[inline]
     pub fn started(self) -> Self {
         Self::At(self.start())
+    }
+
+    /// As [`started`](Self::started), for a caller that has read the clock.
+    #[inline]
+    pub(crate) fn started_at(self, now: Instant) -> Self {
+        Self::At(match self {
+            Self::At(at) => at,
+            Self::In(duration) => after(now, duration),
+        })
     }
 
     /// How long there is still to wait: zero if the moment has passed, the whole duration if the wait has not
@@ -55,11 +64,10 @@ impl From<Duration> for Deadline {
     }
 }
 
-/// Now plus `duration`; if that exceeds the range of the clock, now plus thirty years.
+/// `now` plus `duration`; if that exceeds the range of the clock, plus thirty years.
 #[inline]
-fn after(duration: Duration) -> Instant {
+fn after(now: Instant, duration: Duration) -> Instant {
     const FAR: Duration = Duration::from_secs(30 * 365 * 24 * 3600);
-    let now = Instant::now();
     now.checked_add(duration)
         .or_else(|| now.checked_add(FAR))
         .unwrap_or(now)

@@ -18,6 +18,8 @@ struct State {
     last: u64,
     /// Turns after `last` that have passed before an earlier turn, because their operations failed.
     passed: BTreeSet<u64>,
+    /// How many threads wait for their turn.
+    waiting: usize,
     closed: bool,
 }
 
@@ -35,6 +37,24 @@ pub(crate) struct Turn<'a> {
     turns: &'a Turns,
     number: u64,
     pub(crate) wait: TurnWait,
+}
+
+impl State {
+    /// Returns whether threads wait that may now have their turn.
+    fn pass(&mut self, number: u64) -> bool {
+        if number <= self.last {
+            return false;
+        }
+        if number != self.last + 1 {
+            self.passed.insert(number);
+            return false;
+        }
+        self.last = number;
+        while self.passed.remove(&(self.last + 1)) {
+            self.last += 1;
+        }
+        self.waiting > 0
+    }
 }
 
 impl Turns {
@@ -64,29 +84,26 @@ impl Turns {
                     "earlier collectives of the group were not issued before the deadline",
                 ));
             }
+            state.waiting += 1;
             let (guard, _) = self
                 .moved
                 .wait_timeout(state, rest)
                 .unwrap_or_else(PoisonError::into_inner);
             state = guard;
+            state.waiting -= 1;
         }
         drop(state);
         Ok(turn)
     }
 
-    /// Notes that a turn has passed, used or not, so that the next one may be taken.
+    /// Notes that a turn has passed, used or not, so that the next one may be taken. Calls the system only if a thread
+    /// waits.
     pub(crate) fn pass(&self, number: u64) {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        if number <= state.last {
-            return;
+        let mut state = self.lock();
+        if state.pass(number) {
+            drop(state);
+            self.moved.notify_all();
         }
-        state.passed.insert(number);
-        while state.passed.remove(&(state.last + 1)) {
-            state.last += 1;
-        }
-        drop(guard);
-        self.moved.notify_all();
     }
 
     /// Ends all waits for turns, since the group has failed.
@@ -123,6 +140,16 @@ mod tests {
             }
         });
         assert_eq!(*order.lock().unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_turn_wakes_threads_only_if_some_wait() {
+        let mut state = State::default();
+        assert!(!state.pass(1), "no thread waits");
+        state.waiting = 1;
+        assert!(!state.pass(3), "turn 2 is missing");
+        assert!(state.pass(2));
+        assert_eq!(state.last, 3);
     }
 
     #[test]

@@ -102,16 +102,14 @@ pub(crate) struct Doubt {
     question: Option<(ForeignCall<Result<Option<String>>>, Instant)>,
 }
 
-impl Default for Doubt {
-    fn default() -> Self {
+impl Doubt {
+    pub(crate) fn of_op_issued(at: Instant) -> Self {
         Self {
-            idle: Instant::now(),
+            idle: at,
             question: None,
         }
     }
-}
 
-impl Doubt {
     /// Notes that the device has not begun the operation.
     pub(crate) fn note_idle(&mut self) {
         self.idle = Instant::now();

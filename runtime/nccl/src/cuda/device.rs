@@ -153,17 +153,26 @@ impl CudaDevice {
         drop(deferred);
     }
 
-    /// Makes the context current on this thread until the guard is dropped.
+    /// Makes the context current on this thread until the guard is dropped. On a thread of the program, it mostly is
+    /// current already, and the question costs less than a push and a pop.
     pub(crate) fn enter(&self) -> Result<Entered<'_>> {
         let table = self.driver.table();
-        // SAFETY: the context is retained from `open` until `self` is dropped, and any thread may push it.
-        let status = unsafe { (table.ctx_push_current)(self.context) };
-        self.driver.check("cuCtxPushCurrent", status)?;
+        let mut current: CuContext = null_mut();
+        // SAFETY: the call writes one handle to a local that outlives it.
+        let status = unsafe { (table.ctx_get_current)(&mut current) };
+        self.driver.check("cuCtxGetCurrent", status)?;
+        let is_pushed = current != self.context;
+        if is_pushed {
+            // SAFETY: the context is retained from `open` until `self` is dropped, and any thread may push it.
+            let status = unsafe { (table.ctx_push_current)(self.context) };
+            self.driver.check("cuCtxPushCurrent", status)?;
+        }
         let mut mode = cuda::CAPTURE_MODE_RELAXED;
         // SAFETY: the call exchanges one int of a local that outlives it.
         let status = unsafe { (table.thread_exchange_stream_capture_mode)(&mut mode) };
         let entered = Entered {
             device: self,
+            is_pushed,
             mode,
             thread: PhantomData,
         };
@@ -192,6 +201,7 @@ impl fmt::Debug for CudaDevice {
 /// Keeps a device's context current on this thread. Not `Send`: each thread has its own stack of contexts.
 pub(crate) struct Entered<'a> {
     device: &'a CudaDevice,
+    is_pushed: bool,
     mode: c_int,
     thread: PhantomData<*const ()>,
 }
@@ -202,8 +212,11 @@ impl Drop for Entered<'_> {
         let mut mode = self.mode;
         // SAFETY: the call exchanges one int with a local that outlives it, and so restores the thread's own mode.
         unsafe { (table.thread_exchange_stream_capture_mode)(&mut mode) };
+        if !self.is_pushed {
+            return;
+        }
         let mut popped: CuContext = null_mut();
-        // SAFETY: each guard pops one context, as `enter` has pushed one on this thread. Scopes drop guards in
+        // SAFETY: the guard pops one context, as `enter` has pushed one on this thread. Scopes drop guards in
         // reverse order, so it is the same one; in another order the thread would have a wrong context, and its next
         // call would fail.
         unsafe { (table.ctx_pop_current)(&mut popped) };

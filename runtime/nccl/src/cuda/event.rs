@@ -5,6 +5,7 @@ use super::stream::CudaStream;
 use crate::cuda::{self, CuEvent};
 use rcomm_core::Result;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -113,6 +114,8 @@ pub(crate) struct EventPool {
     device: Arc<CudaDevice>,
     timing: EventTiming,
     free: Mutex<Vec<Event>>,
+    /// Whether there may be a free event, read without the lock.
+    has_free: AtomicBool,
 }
 
 impl EventPool {
@@ -124,12 +127,18 @@ impl EventPool {
             device: device.clone(),
             timing,
             free: Mutex::default(),
+            has_free: AtomicBool::new(false),
         })
     }
 
     /// Returns an event that marks the end of the work that is enqueued on `stream`. The context must be current.
     pub(crate) fn mark(self: &Arc<Self>, stream: &CudaStream) -> Result<Mark> {
-        let free = self.free().pop();
+        let free = {
+            let mut free = self.free();
+            let event = free.pop();
+            self.has_free.store(!free.is_empty(), Ordering::Relaxed);
+            event
+        };
         let event = match free {
             Some(event) => event,
             None => Event::new(&self.device, self.timing)?,
@@ -139,6 +148,11 @@ impl EventPool {
             event: Some(event),
             pool: self.clone(),
         })
+    }
+
+    /// Whether the next mark will probably need a new event.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        !self.has_free.load(Ordering::Relaxed)
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<Event>> {
@@ -169,6 +183,7 @@ impl Drop for Mark {
             // beyond the limit, left over from a burst of operations, are destroyed.
             if free.len() < EventPool::MAX_FREE {
                 free.push(event);
+                self.pool.has_free.store(true, Ordering::Relaxed);
             }
         }
     }

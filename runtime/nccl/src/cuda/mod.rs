@@ -105,6 +105,8 @@ table! {
         primary_ctx_retain = "cuDevicePrimaryCtxRetain": fn(*mut CuContext, CuDevice) -> CuResult;
         /// `cuDevicePrimaryCtxRelease_v2`
         primary_ctx_release = "cuDevicePrimaryCtxRelease_v2": fn(CuDevice) -> CuResult;
+        /// `cuCtxGetCurrent`
+        ctx_get_current = "cuCtxGetCurrent": fn(*mut CuContext) -> CuResult;
         /// `cuCtxPushCurrent_v2`
         ctx_push_current = "cuCtxPushCurrent_v2": fn(CuContext) -> CuResult;
         /// `cuCtxPopCurrent_v2`

@@ -1,7 +1,7 @@
 //! Enqueues operations on a queue's stream, after the pending work of their buffers' streams and followed by an event;
 //! or into the graph into which those streams are captured.
 
-use super::pending::Start;
+use super::pending::{Marks, OpCall, Start};
 use super::registry::LastUse;
 use super::{Captured, CommQueue, Enqueued, LatestOp, QueueState, Stage};
 use crate::comm::{Comm, CommStatus};
@@ -69,7 +69,7 @@ impl CommQueue {
     pub(super) fn enqueue(
         &self,
         op: &Op<'static>,
-        (seq, deadline): (u64, Deadline),
+        call: &OpCall,
         graph: Option<Option<Graph>>,
     ) -> Result<Enqueued, IncompleteCall> {
         let early = IncompleteCall::untouched;
@@ -90,7 +90,7 @@ impl CommQueue {
             (Some(_), _) => None,
             (None, Timing::On) => {
                 let mark = shared.marks.mark(&self.stream).map_err(early)?;
-                Some(Start::Marked(Arc::new(mark)))
+                Some(Start::Marked(mark))
             }
             // The operation starts when the work before it is done, and events already mark the end of that work.
             (None, Timing::Off) => {
@@ -101,7 +101,7 @@ impl CommQueue {
         let launched = comm.with(|library, raw| {
             let target = LaunchTarget {
                 staging: staging.as_ref().map_or(null_mut(), address_of),
-                tag: shared.options.tags.then_some(seq),
+                tag: shared.options.tags.then_some(call.seq),
                 ..self.target(comm, library, raw)
             };
             // SAFETY: the communicator is live and locked while it is lent, and the queue owns the stream. The
@@ -114,7 +114,7 @@ impl CommQueue {
         let finished = match launched {
             // If the library is still launching at an error, it enqueues work after any event.
             Ok(Ok(launched)) => self
-                .complete_launch(comm, launched, deadline)
+                .complete_launch(comm, launched, call.deadline)
                 .inspect_err(|_| is_marked = false),
             Ok(Err(error)) => {
                 // Calls of the group before the one that failed may still be in progress (`Group` ends the group
@@ -131,12 +131,12 @@ impl CommQueue {
         };
         let end = shared.marks.mark(&self.stream).map(Arc::new);
         self.registry.note_use(op, || match &end {
-            Ok(end) if is_marked => LastUse::Op(LatestOp::new(op, seq, end.clone())),
-            _ => LastUse::Unknown(op.op_type(), seq),
+            Ok(end) if is_marked => LastUse::Op(LatestOp::new(op, call, end.clone())),
+            _ => LastUse::Unknown(op.op_type(), call.seq),
         });
         match (finished, end) {
             (Ok(()), Ok(end)) => {
-                *self.latest() = Some(LatestOp::new(op, seq, end.clone()));
+                *self.latest() = Some(LatestOp::new(op, call, end.clone()));
                 Ok(Enqueued::Between(start, end))
             }
             (Err(error), Ok(end)) if is_marked => Err(IncompleteCall {
@@ -422,14 +422,15 @@ impl CommQueue {
 
     /// Makes the queue's stream wait for the pending work of the buffers' streams; returns the events for
     /// which it waits.
-    fn wait_for_buffer_streams(&self, op: &Op<'_>) -> Result<Vec<Mark>> {
-        let streams = Streams::of(op, &self.shared.default_stream);
-        streams
-            .into_iter()
+    fn wait_for_buffer_streams(&self, op: &Op<'_>) -> Result<Marks> {
+        let mut marks = Marks::default();
+        for stream in Streams::of(op, &self.shared.default_stream).into_iter() {
             // The operation runs after the pending work of the queue's own stream in any case.
-            .filter(|stream| stream.raw() != self.stream.raw())
-            .map(|stream| self.wait_for_stream(stream))
-            .collect()
+            if stream.raw() != self.stream.raw() {
+                marks.push(self.wait_for_stream(stream)?);
+            }
+        }
+        Ok(marks)
     }
 
     /// Makes the queue's stream wait for the pending work of this stream; returns the event that marks its end.

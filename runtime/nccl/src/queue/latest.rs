@@ -1,5 +1,6 @@
 //! The latest operation of a queue, by which an abort of another group finds out whether this queue hangs.
 
+use super::pending::OpCall;
 use super::{CommQueue, LatestOp};
 use crate::context::Shared;
 use crate::cuda::event::Mark;
@@ -7,16 +8,16 @@ use rcomm_core::Op;
 use rcomm_recorder::model::text;
 use std::fmt;
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 impl LatestOp {
     /// An operation that has just been put on the device.
-    pub(super) fn new(op: &Op<'_>, seq: u64, end: Arc<Mark>) -> Self {
+    pub(super) fn new(op: &Op<'_>, call: &OpCall, end: Arc<Mark>) -> Self {
         Self {
             end,
             op: op.op_type(),
-            seq,
-            issued: Instant::now(),
+            seq: call.seq,
+            issued: call.issued,
         }
     }
 

@@ -10,6 +10,7 @@
 mod ending;
 mod enqueue;
 mod latest;
+mod launched;
 pub(crate) mod pending;
 pub(crate) mod registry;
 mod separate_thread;
@@ -28,6 +29,7 @@ use crate::cuda::memory::DeviceBuffer;
 use crate::cuda::stream::CudaStream;
 use crate::library::hash;
 use ending::AbandonedOp;
+use launched::Launched;
 use pending::{Start, Ticket};
 use rcomm_core::Deadline;
 use rcomm_core::Op;
@@ -56,6 +58,8 @@ pub(crate) struct QueueState {
     waiting: VecDeque<Arc<Ticket>>,
     /// The keys of the calls for which the library has connected to peers.
     connected: HashSet<ConnectionKey>,
+    /// The last one of these that an operation needed: most need the same as the one before.
+    latest_connected: Option<ConnectionKey>,
     /// The calls, other than operations, that have returned once.
     called: HashSet<&'static str>,
 }
@@ -134,6 +138,7 @@ pub(crate) struct CommQueue {
     /// The latest operation on the stream.
     latest: Mutex<Option<LatestOp>>,
     state: Mutex<QueueState>,
+    on_device: Launched,
     abandoned: Mutex<Vec<AbandonedOp>>,
     /// Staging memory for lists whose parts the library requires to be contiguous.
     staging: Mutex<Option<DeviceBuffer>>,
@@ -202,8 +207,10 @@ impl CommQueue {
                 stage,
                 waiting: VecDeque::new(),
                 connected: HashSet::new(),
+                latest_connected: None,
                 called: HashSet::new(),
             }),
+            on_device: Launched::default(),
             abandoned: Mutex::default(),
             staging: Mutex::default(),
             error_since: OnceLock::new(),
@@ -325,6 +332,7 @@ impl CommQueue {
     ) -> Arc<Ticket> {
         let ticket = Ticket::new(self.clone(), op, seq, deadline);
         self.free_finished();
+        self.release_ended();
         let mut state = match self.lock(deadline) {
             Ok(state) => state,
             Err(error) => {

@@ -12,22 +12,28 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
+/// What a queue notes of the call that issued an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct OpCall {
+    /// The sequence number under which the group records the operation.
+    pub(crate) seq: u64,
+    pub(crate) deadline: Deadline,
+    pub(crate) issued: Instant,
+}
+
 /// One operation of a queue.
 pub(crate) struct Ticket {
     queue: Arc<CommQueue>,
-    /// The sequence number under which the group records the operation.
-    seq: u64,
-    deadline: Deadline,
+    call: OpCall,
     /// The operation, locked while it is being launched; `None` after it was reclaimed.
     op: Mutex<Option<Op<'static>>>,
-    /// Start and end of the operation, once it was put on the device completely.
-    marks: OnceLock<(Start, Arc<Mark>)>,
+    placed: Mutex<Placed>,
     /// Set if the operation is part of a graph, and runs when the graph is launched.
     captured: OnceLock<()>,
     /// What an operation that could not be launched completely may have left on the device.
     failed_launch: OnceLock<RemainingWork>,
     outcome: OnceLock<Result<Done>>,
-    /// Set before the launch: from then on work of the operation may be on the device. `marks`, `captured` or
+    /// Set before the launch: from then on work of the operation may be on the device. `placed`, `captured` or
     /// `failed_launch` has the result of the launch.
     may_be_on_device: OnceLock<()>,
     /// Whether the operation's progress was queried after it was put on the device.
@@ -36,13 +42,44 @@ pub(crate) struct Ticket {
     doubt: Mutex<Doubt>,
 }
 
+/// Where an operation is that was put on the device completely.
+enum Placed {
+    /// It is not on the device, or was not put there completely.
+    No,
+    /// The device runs it between this start and this end.
+    Between(Start, Arc<Mark>),
+    /// The device has passed its end. The events may mark other operations since.
+    Passed,
+}
+
 /// The point at which the device starts an operation.
 pub(crate) enum Start {
     /// The operation starts when this event is complete.
-    Marked(Arc<Mark>),
+    Marked(Mark),
     /// The operation starts when the operation before it has ended, and the work on other streams for which it
     /// waits is done.
-    Follows(Option<Arc<Mark>>, Vec<Mark>),
+    Follows(Option<Arc<Mark>>, Marks),
+}
+
+/// Some events, mostly one.
+#[derive(Default)]
+pub(crate) struct Marks {
+    first: Option<Mark>,
+    /// The list is nearly always empty, and then allocates nothing.
+    others: Vec<Mark>,
+}
+
+impl Marks {
+    pub(super) fn push(&mut self, mark: Mark) {
+        match &self.first {
+            None => self.first = Some(mark),
+            Some(_) => self.others.push(mark),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Mark> {
+        self.first.iter().chain(&self.others)
+    }
 }
 
 impl Start {
@@ -52,7 +89,7 @@ impl Start {
             Self::Marked(mark) => mark.is_done(),
             Self::Follows(former, sync_events) => {
                 let former = former.iter().map(|mark| &**mark);
-                for mark in former.chain(sync_events) {
+                for mark in former.chain(sync_events.iter()) {
                     if !mark.is_done()? {
                         return Ok(false);
                     }
@@ -70,18 +107,22 @@ impl Ticket {
         seq: u64,
         deadline: Deadline,
     ) -> Arc<Self> {
+        let issued = Instant::now();
         Arc::new(Self {
             queue,
-            seq,
-            deadline,
+            call: OpCall {
+                seq,
+                deadline,
+                issued,
+            },
             op: Mutex::new(Some(op)),
-            marks: OnceLock::new(),
+            placed: Mutex::new(Placed::No),
             captured: OnceLock::new(),
             failed_launch: OnceLock::new(),
             outcome: OnceLock::new(),
             may_be_on_device: OnceLock::new(),
             was_polled: AtomicBool::new(false),
-            doubt: Mutex::default(),
+            doubt: Mutex::new(Doubt::of_op_issued(issued)),
         })
     }
 
@@ -89,23 +130,32 @@ impl Ticket {
         self.op.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn placed(&self) -> MutexGuard<'_, Placed> {
+        self.placed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_placed(&self) -> bool {
+        !matches!(*self.placed(), Placed::No)
+    }
+
     /// Puts the operation on the device, unless it has already failed.
     pub(crate) fn launch(
-        &self,
-        enqueue: impl FnOnce(&Op<'static>, (u64, Deadline)) -> Result<Enqueued, IncompleteCall>,
+        self: &Arc<Self>,
+        enqueue: impl FnOnce(&Op<'static>, &OpCall) -> Result<Enqueued, IncompleteCall>,
     ) {
         let op = self.op();
         let Some(op) = op.as_ref().filter(|_| self.outcome.get().is_none()) else {
             return;
         };
         let _ = self.may_be_on_device.set(());
-        match enqueue(op, (self.seq, self.deadline)) {
-            // A ticket is launched once, so each of these cells is set for the first time.
+        // A ticket is launched once, so each of the cells below is set for the first time.
+        match enqueue(op, &self.call) {
             Ok(Enqueued::Between(start, end)) => {
-                let _ = self.marks.set((start, end));
+                *self.placed() = Placed::Between(start, end);
+                self.queue.on_device.push(self);
             }
             Ok(Enqueued::Captured(graph)) => {
-                self.queue.note_captured(graph, self.seq);
+                self.queue.note_captured(graph, self.call.seq);
                 let _ = self.captured.set(());
                 // The operation counts as complete, since the host does not see when the graph is launched.
                 let done = Done {
@@ -126,7 +176,7 @@ impl Ticket {
     }
 
     pub(crate) fn deadline(&self) -> Deadline {
-        self.deadline
+        self.call.deadline
     }
 
     /// Returns whether `condition` is true of the operation; `true` if the operation was reclaimed.
@@ -136,7 +186,7 @@ impl Ticket {
 
     /// Whether the operation was put on the device, or into a graph, completely.
     pub(crate) fn is_enqueued(&self) -> bool {
-        self.marks.get().is_some() || self.captured.get().is_some()
+        self.is_placed() || self.captured.get().is_some()
     }
 
     /// Ends the operation with an error, if it has not ended.
@@ -152,7 +202,7 @@ impl Ticket {
     /// Decides on the end that the device reports; `None` while the group's store is asked.
     fn judge(&self) -> Option<Result<()>> {
         match self.queue.shared.notes.get() {
-            Some(notes) => self.doubt().judge(notes, self.deadline),
+            Some(notes) => self.doubt().judge(notes, self.call.deadline),
             None => Some(Ok(())),
         }
     }
@@ -166,7 +216,8 @@ impl Ticket {
 
     /// Queries the device: `None` if the operation is not on the device or has not started.
     fn poll(&self) -> Result<Option<Progress>> {
-        let Some((start, end)) = self.marks.get() else {
+        let mut placed = self.placed();
+        let Placed::Between(start, end) = &*placed else {
             return Ok(None);
         };
         let _entered = self.queue.shared.device.enter()?;
@@ -177,6 +228,30 @@ impl Ticket {
             }
             return Ok(has_started.then_some(Progress::Started));
         }
+        self.settle(&mut placed);
+        Ok(Some(self.outcome().unwrap_or(Progress::Started)))
+    }
+
+    /// Whether the device has passed the end of the operation. The context must be current.
+    pub(crate) fn has_passed_end(&self) -> bool {
+        match &*self.placed() {
+            Placed::No => false,
+            Placed::Between(_, end) => matches!(end.is_done(), Ok(true)),
+            Placed::Passed => true,
+        }
+    }
+
+    /// Notes that the device has passed the end of the operation, and releases its events. The context must be current.
+    pub(crate) fn note_passed_end(&self) {
+        self.settle(&mut self.placed());
+    }
+
+    /// Decides on the outcome of an operation whose end the device has passed, and then releases its events; while the
+    /// group's store is asked, there is no outcome yet. The context must be current.
+    fn settle(&self, placed: &mut Placed) {
+        let Placed::Between(start, end) = &*placed else {
+            return;
+        };
         let duration = match start {
             Start::Marked(start) => start.until(end),
             Start::Follows(..) => None,
@@ -190,23 +265,25 @@ impl Ticket {
             Some(error) => Err(error.clone()),
             // The work of this rank is also ended by an abort on another one.
             None => match self.judge() {
-                None => return Ok(Some(Progress::Started)),
+                None => return,
                 Some(believed) => believed.map(|()| done),
             },
         };
         // Only the first outcome is kept.
         let _ = self.outcome.set(outcome);
-        Ok(self.outcome())
+        *placed = Placed::Passed;
     }
 
     /// Whether the device has provably finished with the buffers.
     fn is_free(&self) -> bool {
-        let end = match (self.marks.get(), self.failed_launch.get()) {
-            (Some((_, end)), _) | (None, Some(RemainingWork::Until(end))) => end,
-            (None, Some(RemainingWork::Nothing)) => return true,
-            (None, Some(RemainingWork::Unknown)) => return false,
+        let placed = self.placed();
+        let end = match (&*placed, self.failed_launch.get()) {
+            (Placed::Passed, _) => return true,
+            (Placed::Between(_, end), _) | (Placed::No, Some(RemainingWork::Until(end))) => end,
+            (Placed::No, Some(RemainingWork::Nothing)) => return true,
+            (Placed::No, Some(RemainingWork::Unknown)) => return false,
             // An operation that was never launched is not on the device; one in a graph is kept by the graph.
-            (None, None) => {
+            (Placed::No, None) => {
                 return self.may_be_on_device.get().is_none() || self.captured.get().is_some();
             }
         };
@@ -220,7 +297,7 @@ impl Pending for Ticket {
         if let Some(outcome) = self.outcome() {
             return outcome;
         }
-        if self.marks.get().is_none() {
+        if !self.is_placed() {
             self.queue.try_progress();
         } else if !self.was_polled.swap(true, Ordering::Relaxed) {
             // The first query comes right after the launch. The operation has rarely ended by then, and a query is a
@@ -272,9 +349,13 @@ impl Pending for Ticket {
         };
         let mut pause = Duration::from_micros(20);
         loop {
-            if let Some((_, end)) = self.marks.get() {
-                let _entered = self.queue.shared.device.enter()?;
-                return stream.wait_for(end);
+            match &*self.placed() {
+                Placed::No => {}
+                Placed::Between(_, end) => {
+                    let _entered = self.queue.shared.device.enter()?;
+                    return stream.wait_for(end);
+                }
+                Placed::Passed => return Ok(()),
             }
             if self.captured.get().is_some() {
                 return self.queue.make_stream_wait(stream);
@@ -283,7 +364,7 @@ impl Pending for Ticket {
                 return Err(error.clone());
             }
             // The operation is not launched yet: it waits for the ranks to join.
-            if self.deadline.has_passed() {
+            if self.call.deadline.has_passed() {
                 return Err(Error::new(
                     ErrorKind::Timeout,
                     "the operation was not enqueued on the device before its deadline",
@@ -317,11 +398,15 @@ impl Drop for Ticket {
         let Some(op) = op.take().filter(|_| !is_free) else {
             return;
         };
-        match (self.marks.take(), self.failed_launch.take()) {
-            (Some((_, end)), _) | (None, Some(RemainingWork::Until(end))) => {
+        let placed = self.placed.get_mut();
+        let placed = std::mem::replace(placed.unwrap_or_else(PoisonError::into_inner), Placed::No);
+        match (placed, self.failed_launch.take()) {
+            (Placed::Between(_, end), _) | (_, Some(RemainingWork::Until(end))) => {
                 self.queue.keep_until(op.op_type(), Box::new(op), end);
             }
-            (None, _) => self.queue.shared.leak(op.op_type(), Box::new(op)),
+            (Placed::No | Placed::Passed, _) => {
+                self.queue.shared.leak(op.op_type(), Box::new(op));
+            }
         }
     }
 }

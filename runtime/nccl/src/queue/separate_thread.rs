@@ -174,9 +174,18 @@ impl CommQueue {
         graph: Option<Option<Graph>>,
     ) {
         let blocks = self.shared.options.comm.blocking == Blocking::Yes;
-        let is_known = !blocks
-            || ticket
-                .check_op(|op| ConnectionKey::all(op, &mut |key| state.connected.contains(&key)));
+        let mut is_connected = |key| {
+            let latest = Some(key);
+            if state.latest_connected == latest {
+                return true;
+            }
+            let is_connected = state.connected.contains(&key);
+            if is_connected {
+                state.latest_connected = latest;
+            }
+            is_connected
+        };
+        let is_known = !blocks || ticket.check_op(|op| ConnectionKey::all(op, &mut is_connected));
         if is_known {
             ticket.launch(|op, call| self.enqueue(op, call, graph));
             return;

@@ -1,6 +1,5 @@
 //! Communicators that are in use when they end, or when the program calls again: by graphs that hold operations, by
-//! kernels that hang, by launches during which memory is registered. Also how many events a burst of operations keeps,
-//! and how many calls of the driver an operation makes.
+//! kernels that hang, by launches during which memory is registered. Also how many events a burst of operations keeps.
 
 use super::graph::Graphs;
 use super::stuck::Gate;
@@ -8,8 +7,7 @@ use super::{Gpu, all_reduce, count, print_communicators, stay_for};
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{CudaStream, DeviceBuffer, NcclOptions, Priority};
 use rcomm::{
-    Buffer, Config, DType, DeviceKind, GroupOptions, Op, PrefixStore, ProcessGroup, ReduceOp,
-    Result, World,
+    Config, DType, DeviceKind, GroupOptions, Op, PrefixStore, ProcessGroup, Result, World,
 };
 use rcomm_tests::process::CULPRIT;
 use rustix::process::{Signal, getpid, kill_process};
@@ -533,46 +531,5 @@ pub(super) fn burst(world: &World, gpu: &Gpu) -> Result<()> {
         .try_for_each(|work| work.wait().map(drop))?;
     eprintln!("events: {peak} at once");
     wait_until("the destruction of most events", || events() <= MAX_KEPT);
-    Ok(())
-}
-
-/// Prints how many calls of the driver operations make, as the simulator counts them.
-pub(super) fn driver_calls(world: &World, gpu: &Gpu) -> Result<()> {
-    const MANY: u64 = 100;
-    let calls = counter(world, "driver_calls");
-    let group = world.group();
-    let backend = group
-        .backend(DeviceKind::Cuda)
-        .expect("the CUDA backend is configured");
-    let numbers = gpu.buffer(&[1i64; 100])?;
-    let of_program = || numbers.buffer();
-    // On the group's stream.
-    let of_group = || backend.allocate(DType::I64, 100);
-    let kinds: [(&str, &dyn Fn() -> Result<Buffer<'static>>); 2] = [
-        ("a stream of the program", &of_program),
-        ("the group's stream", &of_group),
-    ];
-    for (name, make) in kinds {
-        let round = || -> Result<u64> {
-            let buffers = (0..MANY).map(|_| make()).collect::<Result<Vec<_>>>()?;
-            let mut works = Vec::new();
-            let before = calls();
-            for buffer in buffers {
-                let op = ReduceOp::Sum.into();
-                works.push(group.execute_async(Op::AllReduce { buffer, op })?);
-            }
-            let made = calls() - before;
-            works
-                .into_iter()
-                .try_for_each(|work| work.wait().map(drop))?;
-            Ok(made)
-        };
-        // Events are made once: after some rounds there are enough of them.
-        let mut least = round()?;
-        for _ in 0..20 {
-            least = least.min(round()?);
-        }
-        eprintln!("calls on {name}: {least} for {MANY} operations");
-    }
     Ok(())
 }

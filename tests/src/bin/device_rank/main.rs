@@ -3,6 +3,7 @@
 #![allow(clippy::print_stderr)]
 
 mod communicators;
+mod cost;
 mod cudarc;
 mod ends;
 mod graph;
@@ -92,7 +93,8 @@ fn run(scenario: &str) -> Result<()> {
         "register_during_launches" => registered::register_during_launches(&world, &gpu)?,
         "deregister_used" => registered::deregister_used(&world, &gpu)?,
         "deregister_hung" => return registered::deregister_hung(world, &gpu),
-        "driver_calls" => ends::driver_calls(&world, &gpu)?,
+        "host_cost" => cost::host_cost(&world, &gpu)?,
+        "bursts" => cost::bursts(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,
         "no_registration" => no_registration(&world, &gpu)?,
         "nan" => nan(&world, &gpu)?,

@@ -247,14 +247,15 @@ impl Group {
             Duration::ZERO => self.cleanup_time(),
             _ => Duration::ZERO,
         };
-        let deadline = Deadline::In(op_info.timeout.saturating_add(grace)).started();
+        let issued = Instant::now();
+        let deadline = Deadline::In(op_info.timeout.saturating_add(grace)).started_at(issued);
         let call = Call {
             seq: op_info.seq,
             turn,
             deadline,
             hints: options.hints.clone(),
         };
-        let in_flight = InFlightOp::new(self.clone(), op_info, tickets);
+        let in_flight = InFlightOp::issued_at(issued, self.clone(), op_info, tickets);
         // Added before the call, so that a call that does not return is found overdue as well.
         self.watch.add_in_flight(in_flight.clone());
         match self.lanes[lane].backend.issue(op, call, in_flight.clone()) {

@@ -1,0 +1,79 @@
+//! What operations cost the thread that issues them, as counts, which do not depend on the machine: calls of the driver,
+//! allocations, events.
+
+use super::ends::counter;
+use super::{Gpu, all_reduce, count};
+use allocation_counter::measure;
+use rcomm::{Buffer, DType, DeviceKind, Op, ReduceOp, Result, World};
+
+/// Prints how many calls of the driver operations make, as the simulator counts them, and how many allocations.
+pub(super) fn host_cost(world: &World, gpu: &Gpu) -> Result<()> {
+    let backend = world.group().backend(DeviceKind::Cuda);
+    let backend = backend.expect("the CUDA backend is configured");
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    let of_program = || numbers.buffer();
+    let of_group = || backend.allocate(DType::I64, 100);
+    print_cost(world, "a stream of the program", &of_program)?;
+    print_cost(world, "the group's stream", &of_group)?;
+    // This thread has the device's context, other threads of a program need not.
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| print_cost(world, "a thread without context", &of_program));
+        thread.join().expect("the thread does not panic")
+    })
+}
+
+fn print_cost(world: &World, name: &str, make: &dyn Fn() -> Result<Buffer<'static>>) -> Result<()> {
+    const MANY: u64 = 100;
+    let driver_calls = counter(world, "driver_calls");
+    let round = || -> Result<[u64; 2]> {
+        let buffers = (0..MANY).map(|_| make()).collect::<Result<Vec<_>>>()?;
+        let mut works = Vec::with_capacity(buffers.len());
+        let before = driver_calls();
+        let mut issued: Result<()> = Ok(());
+        let used = measure(|| {
+            issued = buffers.into_iter().try_for_each(|buffer| {
+                let op = ReduceOp::Sum.into();
+                let op = Op::AllReduce { buffer, op };
+                works.push(world.group().execute_async(op)?);
+                Ok(())
+            });
+        });
+        issued?;
+        let calls = driver_calls() - before;
+        works
+            .into_iter()
+            .try_for_each(|work| work.wait().map(drop))?;
+        Ok([calls, used.count_total])
+    };
+    // Events, and the space of lists, are made once: after some rounds there is enough of them.
+    let mut least = round()?;
+    for _ in 0..20 {
+        let next = round()?;
+        least = std::array::from_fn(|at| least[at].min(next[at]));
+    }
+    let [calls, allocations] = least;
+    eprintln!("cost on {name}: {calls} calls, {allocations} allocations for {MANY} operations");
+    Ok(())
+}
+
+/// Issues operations in bursts that the device has ended before the next, and asks for none of them: prints how many
+/// events they have used.
+pub(super) fn bursts(world: &World, gpu: &Gpu) -> Result<()> {
+    let events = counter(world, "live_events");
+    let numbers = gpu.buffer(&[1i64; 8])?;
+    count(world.group(), gpu)?;
+    let before = events();
+    let mut works = Vec::new();
+    for _ in 0..40 {
+        for _ in 0..50 {
+            works.push(world.group().execute_async(all_reduce(&numbers)?)?);
+        }
+        if let Some(last) = works.last() {
+            last.wait_stream(&gpu.stream)?;
+        }
+        gpu.stream.synchronize()?;
+    }
+    let made = events().saturating_sub(before);
+    eprintln!("events: {made} for {} operations", works.len());
+    works.into_iter().try_for_each(|work| work.wait().map(drop))
+}

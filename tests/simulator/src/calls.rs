@@ -1,6 +1,6 @@
-//! Counters for tests. The driver calls of each thread show the host cost of an operation whatever the load of the
-//! machine. The process's live events, live allocations of the library, destroys after an error, and joins are counted
-//! too. The functions exported here are not part of CUDA.
+//! Counters for tests. The driver calls of each thread and its questions for times show the host cost of an operation
+//! whatever the load of the machine. The process's live events, live allocations of the library, destroys after an
+//! error, and joins are counted too. The functions exported here are not part of CUDA.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +17,18 @@ pub(crate) static JOINED: AtomicU64 = AtomicU64::new(0);
 thread_local! {
     /// Driver calls of this thread.
     static CALLS: Cell<u64> = const { Cell::new(0) };
+    static TIMES_READ: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Counts one question of the calling thread for the time between two events.
+pub(crate) fn note_time_read() {
+    TIMES_READ.set(TIMES_READ.get() + 1);
+}
+
+/// Returns how often the calling thread has asked for the time between two events.
+#[unsafe(no_mangle)]
+pub extern "C" fn rcomm_simulator_times_read() -> u64 {
+    TIMES_READ.get()
 }
 
 /// Counts one driver call of the calling thread.

@@ -3,10 +3,12 @@
 //! A burst of operations would make new events for each of them, since the events of those that have ended return only
 //! once someone asks: a waiting thread, or the watchdog in its next round. A new event costs the thread that issues more
 //! than an old one. So where the pool has none left, that thread asks about one operation of the burst: if it has
-//! ended, all before it on the stream have.
+//! ended, all before it on the stream have. With timing on, it makes new events: those of an operation must be asked for
+//! the time before they are used again, and that costs more.
 
 use super::CommQueue;
 use super::pending::Ticket;
+use crate::context::options::Timing;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -15,18 +17,40 @@ const BATCH: usize = 32;
 
 /// Operations in the order in which the stream runs them. The queue does not keep them alive.
 #[derive(Default)]
-pub(super) struct Launched(Mutex<State>);
+pub(super) struct Launched(Mutex<State<Ticket>>);
 
-#[derive(Default)]
-struct State {
-    tickets: VecDeque<Weak<Ticket>>,
+struct State<T> {
+    tickets: VecDeque<Weak<T>>,
     /// The question is not worth a call of the driver while there are fewer operations.
     ask_at: usize,
+    /// The list is not searched for dropped operations while it is shorter.
+    tidy_at: usize,
 }
 
-impl State {
-    /// Forgets the first operations, as far as they have been dropped.
-    fn forget_dropped(&mut self) {
+impl<T> Default for State<T> {
+    fn default() -> Self {
+        Self {
+            tickets: VecDeque::new(),
+            ask_at: 0,
+            tidy_at: BATCH,
+        }
+    }
+}
+
+impl<T> State<T> {
+    /// Adds an operation. A program may keep some operations for long: the others are forgotten when they are dropped,
+    /// so that the list does not grow.
+    fn push(&mut self, ticket: &Arc<T>) {
+        if self.tickets.len() >= self.tidy_at {
+            self.tickets.retain(|it| it.strong_count() > 0);
+            // So each operation is looked at twice on average, however many are kept.
+            self.tidy_at = BATCH.max(2 * self.tickets.len());
+        }
+        self.tickets.push_back(Arc::downgrade(ticket));
+    }
+
+    /// Returns the operations of the next batch that still exist; `None` if there are too few for a question.
+    fn next_batch(&mut self) -> Option<Vec<Arc<T>>> {
         while self
             .tickets
             .front()
@@ -34,11 +58,6 @@ impl State {
         {
             self.tickets.pop_front();
         }
-    }
-
-    /// Returns the operations of the next batch that still exist; `None` if there are too few for a question.
-    fn next_batch(&mut self) -> Option<Vec<Arc<Ticket>>> {
-        self.forget_dropped();
         if self.tickets.len() < self.ask_at.max(2 * BATCH) {
             return None;
         }
@@ -50,18 +69,15 @@ impl State {
 impl Launched {
     pub(super) fn push(&self, ticket: &Arc<Ticket>) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // So the list does not grow while each operation ends before the next is issued.
-        if state.tickets.len() >= BATCH {
-            state.forget_dropped();
-        }
-        state.tickets.push_back(Arc::downgrade(ticket));
+        state.push(ticket);
     }
 }
 
 impl CommQueue {
-    /// Releases the events of operations that have ended, if the pool has none left. The context must be current.
+    /// Releases the events of operations that have ended, if the pool has none left and no time is read of them. The
+    /// context must be current.
     pub(super) fn release_ended(&self) {
-        if !self.shared.marks.is_exhausted() {
+        if self.shared.options.timing == Timing::On || !self.shared.marks.is_exhausted() {
             return;
         }
         // The lock is held during the question, so that the list stays in order.
@@ -83,5 +99,38 @@ impl CommQueue {
         if has_ended {
             batch.iter().for_each(|ticket| ticket.note_passed_end());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dropped_operations_are_forgotten_though_an_earlier_one_is_kept() {
+        let mut state = State::default();
+        let kept: Vec<Arc<u32>> = (0..3).map(Arc::new).collect();
+        kept.iter().for_each(|ticket| state.push(ticket));
+        for number in 0..10_000 {
+            state.push(&Arc::new(number));
+            assert!(state.tickets.len() <= BATCH, "{number}");
+        }
+        let left = state.tickets.iter().filter_map(Weak::upgrade);
+        assert!(left.eq(kept));
+    }
+
+    #[test]
+    fn a_question_waits_until_there_are_two_batches() {
+        let mut state = State::default();
+        let kept: Vec<Arc<usize>> = (0..3 * BATCH).map(Arc::new).collect();
+        let (early, late) = kept.split_at(2 * BATCH - 1);
+        early.iter().for_each(|ticket| state.push(ticket));
+        assert!(state.next_batch().is_none());
+        late.iter().for_each(|ticket| state.push(ticket));
+        assert!(
+            state
+                .next_batch()
+                .is_some_and(|it| it.iter().eq(&kept[..BATCH]))
+        );
     }
 }

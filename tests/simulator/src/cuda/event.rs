@@ -99,6 +99,7 @@ pub unsafe extern "C" fn cuEventElapsedTime(
     to: *mut c_void,
 ) -> c_int {
     crate::calls::note();
+    crate::calls::note_time_read();
     let (Some(from), Some(to)) = (event_of(from), event_of(to)) else {
         return INVALID_HANDLE;
     };

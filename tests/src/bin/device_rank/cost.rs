@@ -57,12 +57,13 @@ fn print_cost(world: &World, name: &str, make: &dyn Fn() -> Result<Buffer<'stati
 }
 
 /// Issues operations in bursts that the device has ended before the next, and asks for none of them: prints how many
-/// events they have used.
+/// events they have used, and for how many times the thread has asked the driver.
 pub(super) fn bursts(world: &World, gpu: &Gpu) -> Result<()> {
     let events = counter(world, "live_events");
+    let times_read = counter(world, "times_read");
     let numbers = gpu.buffer(&[1i64; 8])?;
     count(world.group(), gpu)?;
-    let before = events();
+    let (before, read_before) = (events(), times_read());
     let mut works = Vec::new();
     for _ in 0..40 {
         for _ in 0..50 {
@@ -74,6 +75,8 @@ pub(super) fn bursts(world: &World, gpu: &Gpu) -> Result<()> {
         gpu.stream.synchronize()?;
     }
     let made = events().saturating_sub(before);
+    let read = times_read() - read_before;
     eprintln!("events: {made} for {} operations", works.len());
+    eprintln!("times read: {read}");
     works.into_iter().try_for_each(|work| work.wait().map(drop))
 }

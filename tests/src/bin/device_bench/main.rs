@@ -120,15 +120,30 @@ impl Bench {
         }
     }
 
+    /// Prints medians, so that one round during which the machine was busy decides nothing.
     fn compare_hosts(&self) -> Result<()> {
         let timing = NcclOptions::of(self.world.config())?.timing;
         let bytes = SIZES[0];
-        let (raw_cost, our_cost) = self.costs(bytes)?;
+        let rounds = self.rounds(bytes, 9)?;
+        let sorted = |of: fn(&(Cost, Cost)) -> f64| {
+            let mut numbers: Vec<f64> = rounds.iter().map(of).collect();
+            numbers.sort_by(f64::total_cmp);
+            numbers
+        };
+        let median = |numbers: &[f64]| numbers[numbers.len() / 2];
+        let more = sorted(|(raw, ours)| ours.host_ns - raw.host_ns);
+        self.say(&format!(
+            "{} rounds of {} calls, raw and ProcessGroup in turn: more by {:.0} to {:.0} host ns",
+            rounds.len(),
+            self.calls(bytes),
+            more[0],
+            more[more.len() - 1]
+        ));
         self.say(&format!(
             "timing {timing:?}, {bytes} bytes: host ns of a call: raw {:.0}, ProcessGroup {:.0}, more {:.0}",
-            raw_cost.host_ns,
-            our_cost.host_ns,
-            our_cost.host_ns - raw_cost.host_ns
+            median(&sorted(|(raw, _)| raw.host_ns)),
+            median(&sorted(|(_, ours)| ours.host_ns)),
+            median(&more)
         ));
         Ok(())
     }
@@ -146,8 +161,15 @@ impl Bench {
         Ok(())
     }
 
-    /// The costs of raw calls, and of calls through rcomm.
+    /// The least costs of raw calls, and of calls through rcomm.
     fn costs(&self, bytes: usize) -> Result<(Cost, Cost)> {
+        let (raw_costs, our_costs): (Vec<_>, Vec<_>) = self.rounds(bytes, 3)?.into_iter().unzip();
+        Ok((best(&raw_costs), best(&our_costs)))
+    }
+
+    /// Measures raw calls and calls through rcomm in turn, so that both meet the same temperature of the device and the
+    /// same load of the machine.
+    fn rounds(&self, bytes: usize, rounds: usize) -> Result<Vec<(Cost, Cost)>> {
         let buffer = DeviceBuffer::zeroed(&self.stream, DType::F32, bytes / 4)?;
         let calls = self.calls(bytes);
         let raw = |many: u32| {
@@ -157,13 +179,9 @@ impl Bench {
             Ok(())
         };
         let ours = |many: u32| self.issue(&buffer, many);
-        // The two are measured in turn, so that the device has the same temperature for both.
-        let (mut raw_costs, mut our_costs) = (Vec::new(), Vec::new());
-        for _ in 0..3 {
-            raw_costs.push(self.measure(calls, raw)?);
-            our_costs.push(self.measure(calls, ours)?);
-        }
-        Ok((best(&raw_costs), best(&our_costs)))
+        (0..rounds)
+            .map(|_| Ok((self.measure(calls, raw)?, self.measure(calls, ours)?)))
+            .collect()
     }
 
     /// Issues this many all-reduces and makes the stream wait for the last.

@@ -330,7 +330,7 @@ mod tests {
         assert!(
             refusal(make(2, &[0, 2], &[1.0; 3])).contains("3 values for 1 index tuples of 2 each")
         );
-        assert!(refusal(make(0, &[], &[])).contains("must be one at least"));
+        assert!(refusal(make(0, &[], &[])).contains("at least one is sparse"));
         assert!(refusal(make(4, &[], &[])).contains("shape [3, 4, 2]"));
         let huge = SparseTensor::<f32>::new(vec![1, u64::MAX, 2], 1, vec![0], vec![]);
         assert!(refusal(huge).contains("no size in memory"));

@@ -31,7 +31,7 @@ messages of one peer that no receive has taken (CPU backend) | runtime/cpu/src/p
 a message that a peer sends without an offer (CPU backend) | runtime/cpu/src/p2p/frame.rs | MAX_EAGER_BYTES
 an object of an object collective, as JSON | runtime/core/src/group/objects/encoding.rs | MAX_OBJECT_BYTES
 the text of a world that is made anew | runtime/core/src/world/round.rs | MAX_BYTES
-the file of `RCOMM_TUNING_FILE` | runtime/core/src/config/mod.rs | MAX_TABLE
+the file of `RCOMM_TUNING_FILE` | runtime/core/src/config/mod.rs | MAX_TABLE_BYTES
 a file of the TLS identity (what follows is ignored) | recorder/src/publish/tls/files.rs | MAX_FILE
 NCCL's RAS report that a rank reads | runtime/nccl/src/context/ras.rs | MAX_BYTES
 `rcomm-run`: launchers of one job | runtime/tools/src/launch/rounds.rs | MAX_LAUNCHERS
@@ -155,8 +155,8 @@ analyzer/src/live/source/threads.rs | MOST_THREADS | of processes of this host, 
 analyzer/src/live/source/store.rs | MOST_REASON | shortens a text for a message
 analyzer/src/live/source/surroundings/log.rs | MOST_AGE_MS | an age of messages
 analyzer/src/live/source/surroundings/mod.rs | MOST_RANKS | shortens a list in a message
-analyzer/src/cli/collect/native_stack.rs | MOST_FRAMES | of processes of this host, from the kernel
-analyzer/src/cli/collect/running.rs | MOST_NATIVE | how many processes are looked at
+analyzer/src/cli/collect/native_stack.rs | MAX_FRAMES | of processes of this host, from the kernel
+analyzer/src/cli/collect/running.rs | MAX_NATIVE_STACKS | how many processes are looked at
 web/src/http/compress.rs | MAX_BYTES | of this server's own answers
 web/src/api/uploaded.rs | MAX_UNPACKED_RATIO | a ratio, stated below the table
 web/src/api/matrix.rs | MAX_COLUMNS | of this server's own answers

@@ -223,7 +223,7 @@ impl Spec {
 }
 
 impl Job {
-    /// The analyzer's report on the records; it is told which files were cut short.
+    /// The analyzer's report on the records, each passed to it as whole or as cut short.
     pub fn judge(&self, policy: &Policy) -> Report {
         let mut analysis = Analysis::new(policy.clone());
         for dump in &self.dumps {

@@ -370,7 +370,9 @@ int32_t rcomm_init_with(const struct rcomm_config *config, struct rcomm_world **
 //
 // # Safety
 // `group` is a valid handle; `rank` and `size` are NULL or may be written.
-int32_t rcomm_group_place(const struct rcomm_group *group, uint32_t *rank, uint32_t *size);
+int32_t rcomm_group_place(const struct rcomm_group *group,
+                          uint32_t *rank,
+                          uint32_t *size);
 
 // Splits the group: members with the same color (0 or more) form a new group, ordered by key. A member with a negative
 // color gets NULL.

@@ -335,7 +335,8 @@ mod tests {
             largest = largest.max(now - before);
             before = now;
         }
-        let most = began.elapsed() / rules.part + rules.saved + 2 * largest;
+        // Accepting connections and waking up is not counted as answering; it may take as much again.
+        let most = 2 * began.elapsed() / rules.part + rules.saved + 2 * largest;
         assert!(before <= most, "{before:?} used, {most:?} allowed");
         assert!(before > 4 * largest, "too few requests to tell");
     }

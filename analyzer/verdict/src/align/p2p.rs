@@ -73,11 +73,13 @@ impl Messages {
             }
         }
         messages.status_ops = status_ops;
-        let keys: Vec<(GroupIx, Ends)> = messages.pairs.keys().copied().collect();
-        for key in keys {
-            if let Some(pair) = messages.pairs.get_mut(&key) {
-                align_pair(aligned, key, pair);
-            }
+        let pairs: Vec<_> = messages.pairs.iter().collect();
+        let shifts = aligned.shared.map(pairs.len(), |index| {
+            let (&between, pair) = pairs[index];
+            shift_of(aligned, between, pair)
+        });
+        for (pair, shift) in messages.pairs.values_mut().zip(shifts) {
+            (pair.shift, pair.certain) = shift;
         }
         messages
     }
@@ -202,24 +204,24 @@ fn status_ops_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u3
     status_ops
 }
 
-fn align_pair(
+/// The shift of a pair's receives against its sends, and whether it is certain.
+fn shift_of(
     aligned: &Aligned<'_>,
     (group, (source, destination)): (GroupIx, Ends),
-    pair: &mut Pair,
-) {
+    pair: &Pair,
+) -> (i64, bool) {
     let (Some((sender, _)), Some((receiver, _))) = (
         aligned.lane(group, source as usize),
         aligned.lane(group, destination as usize),
     ) else {
-        return;
+        return (0, false);
     };
     let is_complete = |record: RecordIx| {
         let record = &aligned.records[record];
         !record.wrapped() && !record.only_active
     };
     if is_complete(sender) && is_complete(receiver) {
-        pair.certain = true;
-        return;
+        return (0, true);
     }
     let completed = |record: RecordIx, list: &[Half]| {
         list.iter()
@@ -249,11 +251,12 @@ fn align_pair(
         })
         .collect();
     ranked.sort_unstable();
-    pair.shift = ranked.first().map_or(preferred, |best| best.3);
-    pair.certain = match ranked[..] {
+    let shift = ranked.first().map_or(preferred, |best| best.3);
+    let is_certain = match ranked[..] {
         [best, next, ..] => next.0 - best.0 >= CERTAIN_BY,
         _ => true,
     };
+    (shift, is_certain)
 }
 
 /// A shift is certain if its cost is lower than that of every other by at least this much.

@@ -3,13 +3,13 @@
 use crate::align::pending::{Arrival, Pending, PendingKind};
 use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::bandwidth;
-use crate::judge::context::Context;
+use crate::judge::context::{Context, OpRef};
 use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::report::{
     GroupReport, InstanceReport, InstanceState, RankReport, SeqKind, StackNode, Wait,
 };
 use rcomm_recorder::model::{EntryState, OpType, Rank};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// The unfinished operations of a record, each with whether it is overdue.
 fn pending<'a>(
@@ -292,28 +292,28 @@ const LISTED: usize = 1 << 22;
 pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
     let mut waits = Vec::new();
     let mut listed = 0;
-    for (node, places) in ctx.graph.waits_in.iter().enumerate() {
-        for &place in places {
-            let mut on = ctx.ranks(
-                &ctx.graph.missing[place]
-                    .iter()
-                    .map(|&(node, _)| node)
-                    .collect::<Vec<_>>(),
-            );
-            on.sort_unstable();
-            if on.is_empty() {
+    // Many ranks wait at one place.
+    let mut places: HashMap<usize, Option<(Vec<Rank>, OpRef)>> = HashMap::new();
+    for (node, waits_in) in ctx.graph.waits_in.iter().enumerate() {
+        for &place in waits_in {
+            let known = places.entry(place).or_insert_with(|| {
+                let missing = ctx.graph.missing[place].iter();
+                let mut on = ctx.ranks(&missing.map(|&(node, _)| node).collect::<Vec<_>>());
+                on.sort_unstable();
+                (!on.is_empty()).then(|| (on, ctx.op_ref_of_place(place)))
+            });
+            let Some((on, op_ref)) = known else {
                 continue;
-            }
-            let op_ref = ctx.op_ref_of_place(place);
+            };
             listed += on.len() + ctx.aligned.groups[op_ref.group].ranks.len();
             if listed > LISTED {
                 return waits;
             }
             waits.push(Wait {
                 rank: ctx.rank(node),
-                on,
+                on: on.clone(),
                 group: ctx.group_ref(op_ref.group),
-                op: op_ref.op,
+                op: op_ref.op.clone(),
                 seq: op_ref.seq,
                 seq_kind: op_ref.kind,
             });

@@ -32,14 +32,17 @@ impl Check for CallSiteOrder {
             return Vec::new();
         }
         let places = Places::new(ctx);
-        let groups = 0..ctx.aligned.groups.len();
-        let crossings = groups.filter_map(|group| crossing(ctx, &places, group));
+        let groups = ctx.aligned.groups.len();
+        let shared = &ctx.aligned.shared;
+        let crossings = shared.map(groups, |group| crossing(ctx, &places, group));
         // Where the operations themselves differ, a mismatch is reported instead.
         let differs = |crossing: &Crossing| {
             let mut known = ctx.disagreements.iter();
             known.any(|known| known.group == crossing.group && known.seq <= crossing.last)
         };
         crossings
+            .into_iter()
+            .flatten()
             .filter(|crossing| !differs(crossing))
             .map(|crossing| draft(ctx, &crossing))
             .collect()

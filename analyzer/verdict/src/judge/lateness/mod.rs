@@ -16,6 +16,7 @@
 //! being late. Reports, screens, metrics and alerts all use this rule.
 
 mod chance;
+mod hosts;
 mod rows;
 mod starved;
 
@@ -26,6 +27,7 @@ use crate::align::clocks::Offset;
 use crate::align::{Aligned, GroupIx, RecordIx, is_message};
 use crate::judge::policy::Policy;
 use chance::{Loss, Tally};
+use hosts::Hosts;
 use rcomm_recorder::model::Rank;
 use rows::{ArrivalReader, Arrived, InstanceArrivals};
 use std::collections::BTreeMap;
@@ -79,7 +81,7 @@ pub(crate) enum Pattern {
     None,
     /// These ranks, as indices of their first records.
     Ranks(Vec<Late>),
-    /// All ranks of these hosts, as indices into [`Lateness::hosts`].
+    /// All ranks of these hosts of [`Lateness::hosts`].
     Hosts(Vec<Late>),
     /// Ranks take turns.
     ByTurns,
@@ -92,8 +94,7 @@ pub(crate) enum Pattern {
 pub(crate) struct Lateness {
     /// By record: `lost` is at the first record of a rank, the rest at each record that took part.
     pub(crate) ranks: Vec<RankLateness>,
-    /// Names of the hosts, ascending.
-    pub(crate) hosts: Vec<String>,
+    pub(crate) hosts: Hosts,
     pub(crate) pattern: Pattern,
     /// The number of ranks that took part in an instance.
     pub(crate) among: usize,
@@ -137,11 +138,11 @@ impl Lateness {
         let mut lateness = Self {
             ranks: vec![RankLateness::default(); aligned.records.len()],
             groups: vec![Vec::new(); aligned.groups.len()],
-            hosts: hosts_of(aligned),
+            hosts: Hosts::new(aligned),
             span_ms: span_ms(aligned),
             ..Self::default()
         };
-        let reader = ArrivalReader::new(aligned, clocks);
+        let reader = ArrivalReader::new(aligned, clocks, &lateness.hosts);
         let groups = aligned.groups.len();
         // For each operation: how long its rank waited in it, ms, or, if negative, how long others waited for the rank.
         // Each operation is of one group, so no two threads write one value.
@@ -212,10 +213,10 @@ impl Lateness {
         let mut ms = self.by_rank.price(first);
         if let Pattern::Hosts(late) = &self.pattern {
             // The ranks of a late host share what it costs.
-            let host = &aligned.records[first].identity.host;
-            let late_host = late.iter().find(|late| self.hosts[late.unit] == *host);
+            let host = self.hosts.of(first);
+            let late_host = late.iter().find(|late| Some(late.unit) == host);
             ms = late_host.map_or(0.0, |late| {
-                let ranks = ranks_of_host(aligned, host).len().max(1) as f64;
+                let ranks = self.hosts.ranks(late.unit).len() as f64;
                 self.by_host.price(late.unit) / ranks
             });
         }
@@ -293,19 +294,14 @@ impl Lateness {
         if lost > least {
             gathered.ranks.push((loss, least));
         }
-        if self.hosts.len() > 1 {
-            let host = self.late_host(aligned, reader, instance, borne);
-            let alone = self.host_of(aligned, last.record).filter(|_| lost > least);
+        if self.hosts.count() > 1 {
+            let host = self.late_host(reader, instance, borne);
+            let alone = self.hosts.of(last.record).filter(|_| lost > least);
             let host = host.filter(|&(_, ms)| ms > least);
             if let Some((unit, ms)) = host.or(alone.map(|host| (host, lost))) {
                 gathered.hosts.push((Loss { unit, ms, ..loss }, least));
             }
         }
-    }
-
-    fn host_of(&self, aligned: &Aligned<'_>, record: RecordIx) -> Option<usize> {
-        let host = &aligned.records[record].identity.host;
-        self.hosts.binary_search(host).ok()
     }
 
     /// The host that was last as a whole and the loss that it caused, ms. A host is late if all its ranks are, so its
@@ -314,14 +310,13 @@ impl Lateness {
     /// if the order is within the error of the clocks.
     fn late_host(
         &self,
-        aligned: &Aligned<'_>,
         reader: &ArrivalReader<'_>,
         instance: &InstanceArrivals,
         borne: impl Fn(&Arrived) -> f32,
     ) -> Option<(usize, f32)> {
         let mut hosts: Vec<HostPart<'_>> = Vec::new();
         for member in &instance.members {
-            let (host, excuse) = (self.host_of(aligned, member.record)?, borne(member));
+            let (host, excuse) = (self.hosts.of(member.record)?, borne(member));
             if let Some(part) = hosts.iter_mut().find(|part| part.host == host) {
                 if member.wait_ms > part.earliest.wait_ms {
                     part.earliest = member;
@@ -387,24 +382,25 @@ impl Lateness {
         self.among = among.len();
         let mut ranks = self.by_rank.late(self.among, least_ms, &before);
         let was_late = |host: &usize| {
-            let ranks = ranks_of_host(aligned, &self.hosts[*host]);
-            ranks.iter().all(|rank| policy.late.contains(rank))
+            let mut ranks = self.hosts.ranks(*host).iter();
+            ranks.all(|rank| policy.late.contains(rank))
         };
-        let before: Vec<usize> = (0..self.hosts.len()).filter(was_late).collect();
-        let mut hosts = self.by_host.late(self.hosts.len(), least_ms, &before);
-        hosts.retain(|late| ranks_of_host(aligned, &self.hosts[late.unit]).len() > 1);
+        let before: Vec<usize> = (0..self.hosts.count()).filter(was_late).collect();
+        let mut hosts = self.by_host.late(self.hosts.count(), least_ms, &before);
+        hosts.retain(|late| self.hosts.ranks(late.unit).len() > 1);
         // A host counts only if it cost more than twice as much as any rank of it: one late rank alone can make its
         // host late. The ranks of a late host share its cost.
         hosts.retain(|late| {
-            let ranks = ranks_of_host(aligned, &self.hosts[late.unit]).into_iter();
-            let costs = ranks.map(|rank| self.by_rank.cost(aligned.records_of(rank).start));
+            let ranks = self.hosts.ranks(late.unit).iter();
+            let costs = ranks.map(|&rank| self.by_rank.cost(aligned.records_of(rank).start));
             costs.fold(0.0, f64::max) * 2.0 < self.by_host.cost(late.unit)
         });
         ranks.retain(|late| {
-            let host = self.host_of(aligned, late.unit);
+            let host = self.hosts.of(late.unit);
             host.is_none_or(|host| hosts.iter().all(|late| late.unit != host))
         });
-        let starved = |late: &Late| starved::starved(aligned, late.unit, &gathered.ranks);
+        let starved =
+            |late: &Late| starved::starved(aligned, &self.hosts, late.unit, &gathered.ranks);
         let starving: Vec<Starved> = ranks.iter().filter_map(starved).collect();
         ranks.retain(|late| starving.iter().all(|starved| starved.record != late.unit));
         let lost_ms = self.by_rank.total_ms().max(self.by_host.total_ms());
@@ -489,29 +485,6 @@ fn latest(instance: &InstanceArrivals) -> [Option<&Arrived>; 3] {
         }
     }
     by_wait
-}
-
-/// The names of all hosts, ascending; empty if a record does not name its host.
-fn hosts_of(aligned: &Aligned<'_>) -> Vec<String> {
-    let names = aligned.records.iter().map(|record| &record.identity.host);
-    let mut names: Vec<String> = names.cloned().collect();
-    names.sort_unstable();
-    names.dedup();
-    if names.first().is_some_and(String::is_empty) {
-        names.clear();
-    }
-    names
-}
-
-/// The ranks of a host, ascending.
-pub(crate) fn ranks_of_host(aligned: &Aligned<'_>, host: &str) -> Vec<Rank> {
-    let records = aligned.records.iter();
-    let mut ranks: Vec<Rank> = records
-        .filter(|record| record.identity.host == host)
-        .map(|record| record.rank)
-        .collect();
-    ranks.dedup();
-    ranks
 }
 
 fn span_ms(aligned: &Aligned<'_>) -> f64 {

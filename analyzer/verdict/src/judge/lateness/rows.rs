@@ -1,5 +1,6 @@
 //! Reads the members' waits in each completed instance of a group.
 
+use super::hosts::Hosts;
 use crate::align::clocks::Offset;
 use crate::align::record::Op;
 use crate::align::{Aligned, GroupIx, Lane, RecordIx, position, retiring_is_all};
@@ -80,6 +81,7 @@ struct MemberCursor {
 /// Reads the instances of all groups.
 pub(super) struct ArrivalReader<'a> {
     aligned: &'a Aligned<'a>,
+    hosts: &'a Hosts,
     /// For each record: the error of its clock, ms; `f32::MAX` if unknown.
     clock_ms: Vec<f32>,
     /// For each record: the time between two rounds that notice completions, ms.
@@ -91,7 +93,11 @@ pub(super) struct ArrivalReader<'a> {
 }
 
 impl<'a> ArrivalReader<'a> {
-    pub(super) fn new(aligned: &'a Aligned<'a>, clocks: &[Option<Offset>]) -> Self {
+    pub(super) fn new(
+        aligned: &'a Aligned<'a>,
+        clocks: &[Option<Offset>],
+        hosts: &'a Hosts,
+    ) -> Self {
         let clock_ms = |record: RecordIx| match clocks[record].and_then(|clock| clock.error_ns) {
             Some(ns) => ns as f32 / 1e6 * STANDARD_ERRORS,
             None => f32::MAX,
@@ -121,6 +127,7 @@ impl<'a> ArrivalReader<'a> {
             all_recorded: (aligned.groups.iter())
                 .map(|group| group.lanes.iter().all(Option::is_some))
                 .collect(),
+            hosts,
             aligned,
         }
     }
@@ -162,9 +169,9 @@ impl<'a> ArrivalReader<'a> {
     }
 
     fn one_host(&self, one: RecordIx, other: RecordIx) -> bool {
-        let host = |record: RecordIx| self.aligned.records[record].identity.host.as_str();
         let same = self.aligned.offsets_ns[one] == self.aligned.offsets_ns[other];
-        same && !host(one).is_empty() && host(one) == host(other)
+        let host = self.hosts.of(one);
+        same && host.is_some() && host == self.hosts.of(other)
     }
 
     /// How long the rank's device was still busy with earlier operations when its host issued this one, and the error

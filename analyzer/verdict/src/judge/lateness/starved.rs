@@ -9,7 +9,7 @@
 //! lateness has another cause.
 
 use super::chance::Loss;
-use super::ranks_of_host;
+use super::hosts::Hosts;
 use crate::align::{Aligned, RecordIx};
 use rcomm_recorder::model::{ProcessorWait, Rank};
 
@@ -34,6 +34,7 @@ pub(crate) struct Starved {
 /// The waits of a rank, if they explain its losses.
 pub(super) fn starved(
     aligned: &Aligned<'_>,
+    hosts: &Hosts,
     first: RecordIx,
     losses: &[(Loss, f32)],
 ) -> Option<Starved> {
@@ -45,7 +46,7 @@ pub(super) fn starved(
     let cost_ms: f64 = of_rank.map(|loss| f64::from(loss.ms)).sum();
     let waited_ms = wait.waited_ns as f64 / 1e6;
     let explains = cost_ms > 0.0 && waited_ms >= cost_ms * EXPLAINS;
-    (explains && !waits_less(aligned, rank)).then_some(Starved {
+    (explains && !waits_less(aligned, hosts, rank)).then_some(Starved {
         record: first,
         waited_ms,
         cost_ms,
@@ -61,21 +62,18 @@ fn wait_of(aligned: &Aligned<'_>, rank: Rank) -> Option<(RecordIx, ProcessorWait
 }
 
 /// Whether a rank waited clearly less than each other rank of its host whose waits are known. False if none are.
-fn waits_less(aligned: &Aligned<'_>, rank: Rank) -> bool {
+fn waits_less(aligned: &Aligned<'_>, hosts: &Hosts, rank: Rank) -> bool {
     // The records count for times of different lengths.
     let share = |rank: Rank| -> Option<f64> {
         let (record, wait) = wait_of(aligned, rank)?;
         let counted_ns = aligned.records[record].latest_ns() - wait.since_ns;
         (counted_ns > 0).then(|| wait.waited_ns as f64 / counted_ns as f64)
     };
-    let host = aligned
-        .records_of(rank)
-        .map(|record| aligned.records[record].identity.host.as_str())
-        .find(|host| !host.is_empty());
+    let host = aligned.records_of(rank).find_map(|record| hosts.of(record));
     let Some((waited, host)) = share(rank).zip(host) else {
         return false;
     };
-    let others = ranks_of_host(aligned, host).into_iter();
+    let others = hosts.ranks(host).iter().copied();
     let least = others
         .filter(|other| *other != rank)
         .filter_map(share)

@@ -5,9 +5,7 @@
 use crate::align::retiring_is_all;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::lateness::{
-    ERROR_RATE, Late, Lateness, Pattern, Starved, percentile, ranks_of_host,
-};
+use crate::judge::lateness::{ERROR_RATE, Late, Lateness, Pattern, Starved, percentile};
 use crate::report::format::{format_lateness, format_percent, format_ranks};
 use crate::report::{Code, Problem, Severity};
 use rcomm_recorder::model::Rank;
@@ -196,8 +194,8 @@ fn after_longest_gap<'a>(
 
 fn late_host(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let lateness = ctx.lateness;
-    let host = lateness.hosts[late.unit].as_str();
-    let ranks = ranks_of_host(ctx.aligned, host);
+    let host = lateness.hosts.name(late.unit);
+    let ranks = lateness.hosts.ranks(late.unit).to_vec();
     let tally = &lateness.by_host;
     let price_ms = tally.price(late.unit);
     let sentence = format!(
@@ -211,7 +209,7 @@ fn late_host(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let mut draft = FindingDraft::new(Code::W220, sentence);
     draft.confidence = 0.85;
     draft.price_ms = Some(price_ms);
-    let (stretches, hosts) = (tally.stretches, lateness.hosts.len());
+    let (stretches, hosts) = (tally.stretches, lateness.hosts.count());
     draft.ruled_out = vec![
         no_chance(late, stretches, tally.stretch_ms, hosts, "hosts"),
         format!(

@@ -21,7 +21,8 @@ __all__ = ["AnalysisError", "Finding", "Report", "analyze", "diff", "explain", "
 
 
 class AnalysisError(RuntimeError):
-    """Nothing could be read, or ``rcomm-fr`` or ``rcomm-top`` failed; the text is that program's."""
+    """Nothing could be read, ``rcomm-fr`` or ``rcomm-top`` failed, or a report has no files. Where one of the programs
+    failed, the text is that program's."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,8 @@ def analyze(
 def query(sql: str, *paths: str | os.PathLike[str]) -> list[dict[str, str]]:
     """The rows of an SQL query over the tables of the records at these paths, all values as text.
 
-    Raises AnalysisError if the program was built without tables, or refuses the query.
+    Raises AnalysisError if the records cannot be read, the program was built without tables, or it refuses the query;
+    FileNotFoundError if the program is missing.
     """
     names = [os.fspath(path) for path in paths]
     done = _fr("query", sql, *names, "--format", "csv")
@@ -198,13 +200,16 @@ def query(sql: str, *paths: str | os.PathLike[str]) -> list[dict[str, str]]:
 def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> dict[str, Any]:
     """What changed between two runs, or two moments of one (``rcomm.diff/1``).
 
-    Raises AnalysisError if one of the two cannot be read.
+    Raises AnalysisError if one of the two cannot be read, and FileNotFoundError if ``rcomm-fr`` is missing.
     """
     return _json(_fr("diff", "--format", "json", os.fspath(before), os.fspath(after)))
 
 
 def explain(code: str) -> str:
-    """What a code means, where it usually comes from, and what to do. Raises AnalysisError for an unknown code."""
+    """What a code means, where it usually comes from, and what to do.
+
+    Raises AnalysisError for an unknown code, and FileNotFoundError if ``rcomm-fr`` is missing.
+    """
     done = _fr("explain", "--color", "never", code)
     if done.returncode != 0:
         raise AnalysisError(_failure_text(done))

@@ -372,7 +372,7 @@ def _create_shrunk(
 
 
 def _is_one_of_several(group: Any) -> bool:
-    """Whether the group has backends for other devices, as in "cpu:rcomm,cuda:nccl"."""
+    """Whether the group has another backend for some device, as in "cpu:rcomm,cuda:nccl"."""
     if group is None:
         return False
     config = sys._getframe(2).f_locals.get("backend_config")

@@ -38,7 +38,8 @@ class Error(RuntimeError):
         """The verdict over the records of this job's ranks on this host, as they are now.
 
         Starts ``rcomm-fr`` and waits for its output, a few tenths of a second. Raises `rcomm.AnalysisError` if
-        there are no records, as after a clean shutdown of the job, or for an error that belongs to no job.
+        there are no records, as after a clean shutdown of the job, or for an error that belongs to no job; and
+        FileNotFoundError if ``rcomm-fr`` is missing.
         """
         from ._analysis import AnalysisError, analyze
 
@@ -74,7 +75,8 @@ class Closed(Error):
 
 
 class InvalidArgument(Error, ValueError):
-    """An argument is wrong. Nothing was sent, and the group is usable."""
+    """An argument is wrong: nothing was sent. Or another rank sent a pickle, and this rank did not pass
+    ``pickle=True``. The group is usable."""
 
 
 class Unsupported(Error, NotImplementedError):

@@ -43,7 +43,7 @@ def record() -> None:
     """Records every process group of this process from now on, and those that it has already.
 
     Needs PyTorch 2.5; with an older one it logs that it does not record. A second call does nothing.
-    ``RCOMM_JOB`` names the job (else torchrun's run id, Slurm's job, or ``MASTER_ADDR-MASTER_PORT``),
+    ``RCOMM_JOB`` names the job (else torchrun's run id, Slurm's job and step, ``MASTER_ADDR-MASTER_PORT``, or "torch"),
     ``RCOMM_RING_DIR`` the folder of the rings (else ``/dev/shm/rcomm-UID``), ``RCOMM_RING_ENTRIES`` how many
     operations a ring holds (else 16,384).
     """
@@ -89,7 +89,8 @@ def phase(name: str) -> Iterator[None]:
 
 
 def step(number: int) -> None:
-    """Records which step the training is in. Without it, calls of optimizers' ``step()`` are counted."""
+    """Records which step the training is in. Without it, the calls of ``step()`` of the optimizer that has most of them
+    are counted."""
     recorder = _recorder
     if recorder is not None:
         recorder.has_own_steps = True
@@ -101,7 +102,7 @@ def why() -> Report:
     """The verdict over all ranks of this job whose rings are on this host, now.
 
     For a debugger: it starts ``rcomm-fr`` and waits for its output, a few tenths of a second. `why_on_signal` prints
-    it on a signal. Raises RuntimeError if this process does not record.
+    it on a signal. Raises RuntimeError if this process does not record, and else as `rcomm.analyze` does.
     """
     path = recording()
     if path is None:
@@ -118,8 +119,8 @@ def why_on_signal(number: int = signal.SIGUSR2) -> None:
     interpreter writes each signal into a pipe (``signal.set_wakeup_fd``), and a thread of this module reads the pipe.
     That needs the interpreter's lock, which PyTorch's waits give up.
 
-    Raises ValueError outside of the main thread, and RuntimeError if another library has taken the pipe, as asyncio
-    may. A handler that was set for the signal is replaced.
+    Raises ValueError outside of the main thread, and RuntimeError if another library, such as asyncio, has already
+    given the interpreter a pipe for this. A handler that was set for the signal is replaced.
     """
     reads, writes = os.pipe()
     for end in (reads, writes):
@@ -185,7 +186,7 @@ class _Recorder:
 
     def __init__(self, c10d: Any, has_hooks: bool) -> None:
         self.c10d = c10d
-        # Whether this PyTorch has hooks, as 2.15 and later.
+        # Whether this PyTorch has hooks, as 2.15 and later have.
         self.has_hooks = has_hooks
         self.ring: Ring | None = None
         self.hooks: dict[tuple[str, tuple[int, ...]], GroupHooks] = {}
@@ -268,7 +269,8 @@ class _Recorder:
         key = (pg.group_name, tuple(global_ranks))
         hooks = self.hooks.get(key)
         if hooks is None:
-            # A group that is made again under its name continues its sequence numbers, as it does on all members.
+            # A group that is made again with its name and its ranks continues its sequence numbers, as it does on all
+            # members.
             hooks = self.hooks[key] = ring.group(
                 pg.group_name,
                 pg.group_desc,

@@ -150,8 +150,8 @@ impl Ring {
 /// The time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Writes the heartbeat once a second, from a thread that never takes the interpreter's lock: it stops only
-/// if the whole process does. If the thread cannot be started, only the heartbeat is missing in the ring.
+/// Writes the heartbeat once a second until the ring is dropped. The thread never takes the interpreter's lock, so it
+/// is stopped only together with the whole process. If the thread cannot be started, only the heartbeat is missing in the ring.
 fn beat(shared: &Arc<RingState>) {
     let ring: Weak<RingState> = Arc::downgrade(shared);
     let run = move || {

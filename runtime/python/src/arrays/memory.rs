@@ -109,7 +109,8 @@ impl Memory {
         })
     }
 
-    /// The memory of an object that has Python's buffer protocol only, such as a `bytearray`.
+    /// The memory of an object that has Python's buffer protocol only, such as a `bytearray`; that of a copy if the
+    /// object may only be read, such as `bytes`.
     fn of_buffer(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
         let py = array.py();
         let reader = py.import(intern!(py, "rcomm._arrays"))?;

@@ -22,7 +22,7 @@ pub(super) struct Arrays<'py> {
 /// The rows of all parts together.
 ///
 /// # Errors
-/// `ValueError` if they are more than an array can have.
+/// `rcomm.InvalidArgument` if they are more than an array can have.
 pub(super) fn total(py: Python<'_>, rows: &[usize]) -> PyResult<usize> {
     let total = rows
         .iter()
@@ -35,7 +35,7 @@ impl ArrayGroup {
         self.group.size() as usize
     }
 
-    /// The array that a reduction works in: `x`, or `out`, which first becomes a copy of it.
+    /// The array that a reduction works in: `x`, or `out`, which first becomes a copy of `x`.
     pub(super) fn in_place<'py>(
         x: Any<'_, 'py>,
         out: Option<Any<'_, 'py>>,

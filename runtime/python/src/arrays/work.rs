@@ -204,7 +204,8 @@ impl ArrayWork {
         self.seq
     }
 
-    /// How many seconds the operation ran; None until its end was seen, or where the time was not measured.
+    /// How many seconds the operation ran; None until its end was seen, after an error, or where the time was not
+    /// measured.
     #[getter]
     fn duration(&self, py: Python<'_>) -> PyResult<Option<f64>> {
         Ok(match self.of_this_process(py)?.outcome(py) {

@@ -55,7 +55,7 @@ impl Group {
         Ok(())
     }
 
-    /// Gives the operations issued from now on more time, until the first collective among them has ended.
+    /// Gives the operations issued from now on this much more time, until the first collective among them has ended.
     fn _add_ephemeral_timeout(&self, py: Python<'_>, timeout: Any<'_, '_>) -> PyResult<()> {
         if let Some(timeout) = options::duration(timeout)? {
             self.of_this_process(py)?.extend_timeout(timeout);
@@ -556,8 +556,9 @@ impl Group {
         self.issue(py, &options, memory, Op::Barrier, as_list(py, &[])?)
     }
 
-    /// A barrier through the store, in which rank 0 of the group waits for each member. Rank 0's error names the
-    /// members that did not arrive; the error of another member says only that it waited for rank 0.
+    /// A barrier through the store, in which rank 0 of the group waits for each member. The error of a time-out begins
+    /// with gloo's text, which names the members that did not arrive on rank 0 of the group only. What follows names
+    /// them on every rank or, if rank 0 of the group published no result, names that rank.
     #[pyo3(signature = (timeout=None, wait_all_ranks=false))]
     fn monitored_barrier(
         &self,
@@ -598,7 +599,7 @@ impl Group {
         Ok(Self::new(remaining, self.shared.clone()))
     }
 
-    /// Waits for pending operations, for this long at most, and refuses later ones.
+    /// Waits for pending operations, for this long at most, and refuses later ones. Does nothing in a forked child.
     fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
         if !self.group.is_own() {
             return Ok(());

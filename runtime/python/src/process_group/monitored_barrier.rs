@@ -10,7 +10,8 @@ use std::time::Duration;
 
 impl Group {
     /// Runs a monitored barrier. The error of a time-out begins with gloo's text, which names the missing members on
-    /// rank 0 of the group only, and goes on with rcomm's, which names them on every rank.
+    /// rank 0 of the group only, and there not if the time-out is zero. It goes on with rcomm's text, which names them
+    /// on every rank or, if rank 0 of the group published no result, names that rank.
     pub(crate) fn run_monitored_barrier(
         &self,
         py: Python<'_>,

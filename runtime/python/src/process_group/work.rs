@@ -290,7 +290,8 @@ impl Work {
         self._source_rank(py)
     }
 
-    /// A `torch.futures.Future` of the tensors that the operation writes. Callbacks run on separate threads.
+    /// A `torch.futures.Future` of the tensors that the operation writes. Callbacks of the future run on separate
+    /// threads, or on the one that adds them if the operation has ended.
     fn get_future<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let inner = self.of_this_process()?;
         let futures = py.import(intern!(py, "torch.futures"))?;
@@ -335,7 +336,7 @@ impl Work {
         Ok(self.of_this_process()?.seq)
     }
 
-    /// How long the operation ran in milliseconds, where that was measured; else -1.
+    /// How long the operation ran in milliseconds, if it has ended without an error and that was measured; else -1.
     fn _get_duration(&self, py: Python<'_>) -> PyResult<f64> {
         Ok(match self.of_this_process()?.poll(py)? {
             Some(Ok(Done {

@@ -72,7 +72,7 @@ pub enum ThemeName {
     /// For dark backgrounds; distinguishable for the color-blind (Okabe and Ito's palette).
     #[default]
     Dark,
-    /// For light backgrounds, with the same hues. With 16 colors it is the same as `dark`.
+    /// For light backgrounds, with the same hues. With 16 colors or none it is the same as `dark`.
     Light,
     /// Saturated colors, for dark backgrounds.
     Contrast,

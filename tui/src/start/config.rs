@@ -103,7 +103,7 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 
 /// The part of the file that follows the keys, up to `[actions]`.
 const TABLES: &str = r#"
-# Findings can be muted by code; some have a threshold.
+# Findings can be muted by code; W220 has a threshold as well.
 #[warnings.W240]
 #enabled = false
 #[warnings.W220]

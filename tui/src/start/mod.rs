@@ -47,7 +47,8 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
 ///
 /// # Errors
 ///
-/// Wrong usage, no terminal, an unreadable configuration, a failure of the view. The program then exits with 2.
+/// Wrong usage, no terminal, a configuration or a recording that cannot be read, a source that cannot be opened, a file
+/// that cannot be recorded to, a failure of the view or of standard output. The program then exits with 2.
 pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     match &cli.command {
@@ -402,7 +403,7 @@ fn once(
 const ROWS_OF_ONCE: u16 = 24;
 
 /// Prints the report or the first screen; returns the exit code. Without any rank, prints to standard error what each
-/// source reported, and returns 2.
+/// source reported and the problems of the input, and returns 2.
 fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     let empty = snapshot.ranks.is_empty();

@@ -64,7 +64,7 @@ pub enum GroupState {
     Bad,
     /// Members are blocked in this group.
     Waiting,
-    /// An operation of this group has failed, and no member is in one.
+    /// An operation of this group has failed, and none is pending.
     Failed,
     /// Operations are in flight.
     Busy,

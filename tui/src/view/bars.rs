@@ -150,7 +150,8 @@ fn clock(state: &State) -> String {
     format!("{} UTC", time_of_day(wall_ns))
 }
 
-/// The state of the connection: live, paused, a replay, over, or failing in part or whole.
+/// The state of the connection: not yet connected, live, live with silent ranks, paused, a replay, over, or failing in
+/// part or whole.
 fn connection(state: &State) -> crate::page::StyledText {
     let Some(snapshot) = state.snapshot() else {
         return styled("CONNECTING", Tone::Silent);

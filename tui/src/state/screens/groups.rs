@@ -68,7 +68,8 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
             *messages.entry(&instance.group).or_default() += 1;
         }
     }
-    // Causes first, then waiting groups by waiting time, then the rest in the report's order.
+    // Causes first, then waiting and then failed groups, each kind by the age of the oldest operation, then the rest in
+    // the report's order.
     folds.sort_by(|(left_state, left), (right_state, right)| {
         let order = |state: GroupState| state.min(GroupState::Busy);
         let waited_ms = |reports: &[&GroupReport]| match order(*left_state) {

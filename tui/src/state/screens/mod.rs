@@ -1,4 +1,5 @@
-//! Builds the page of each screen from a snapshot: one file per screen.
+//! Builds the page of each screen from a snapshot: one file per screen, and `look_further` for a pane that several
+//! screens have.
 
 mod compare;
 mod finding;

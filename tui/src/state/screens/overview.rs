@@ -440,7 +440,7 @@ fn by_host(model: &ViewModel<'_>) -> bool {
     hosts.len() > 1 && model.snapshot.ranks.len() > 256
 }
 
-/// The meanings of the glyphs that stand for ranks.
+/// The meanings of the characters that show the states of ranks.
 fn legend() -> String {
     let mut legend = String::new();
     for (_, glyph, _, word) in RankState::ALL {

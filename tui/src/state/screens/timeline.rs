@@ -1,4 +1,4 @@
-//! The timeline of ranks: marked ranks first, then root causes, late, silent and waiting ranks. A cursor goes from
+//! The timeline of ranks: marked ranks first, then root causes, late, silent, failed and waiting ranks. A cursor goes from
 //! operation to operation of the selected rank, and a line describes the operation under the cursor.
 
 use super::ViewModel;
@@ -275,7 +275,8 @@ fn seq_of(entry: &Entry) -> u64 {
     }
 }
 
-/// When the end of an operation was noticed, ns since the epoch; `None` while it is pending.
+/// When the end of an operation was noticed, ns since the epoch: the time of its issue if the record has none for the
+/// end. `None` while it is pending.
 pub(super) fn end_of(entry: &Entry) -> Option<i64> {
     let pending = entry.state < EntryState::Completed && !entry.retired;
     (!pending).then(|| {

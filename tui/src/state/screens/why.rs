@@ -176,7 +176,7 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     path.iter().map(step).collect()
 }
 
-/// What ranks do in the operations that they wait in: `failed` if all of these have ended with an error.
+/// What ranks do in the operations that they wait in: `failed` if each of these ranks has one that ended with an error.
 pub(super) fn verb(model: &ViewModel<'_>, ranks: &[Rank]) -> &'static str {
     let report = &model.snapshot.report;
     match ranks {

@@ -9,7 +9,7 @@
 //! use rcomm_top::start::cli::Cli;
 //! use rcomm_top::start::start;
 //!
-//! let cli = Cli::parse_from(["rcomm-top", "--once", "dumps"]);
+//! let cli = Cli::parse_from(["rcomm-top", "--once", "replay", "dumps"]);
 //! let exit_code = start(cli, |name| std::env::var(name).ok())?;
 //! # Ok::<(), anyhow::Error>(())
 //! ```

@@ -14,9 +14,9 @@ struct Sample {
     step: Option<i64>,
     /// Steps per second since the previous sample; `None` if a step is unknown or decreased.
     steps_per_s: Option<f64>,
-    /// Bus bandwidth of the group with the highest, GB/s.
+    /// The highest bus bandwidth of any group, GB/s.
     busbw_gbs: Option<f64>,
-    /// Median arrival lag of the rank with the longest, ms.
+    /// The longest median arrival lag of any rank, ms.
     late_ms: Option<f64>,
     /// Age of the oldest pending operation, ms; 0 if none is pending.
     oldest_ms: Option<f64>,

@@ -21,7 +21,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         body: Body::Table(table(
             model,
             &model.snapshot.report.stacks,
-            "no call site is recorded",
+            "no recorded call site to show",
         )),
     };
     let mut panes = Vec::new();

@@ -35,7 +35,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             .filter_map(|rank| late.get(&rank).copied())
             .filter(|report| passes(model, report))
             .collect();
-        // A host whose ranks are all late is one cause and gets one row; other late ranks are separate causes.
+        // If all ranks of a host are late, the host is taken for the cause and gets one row; other late ranks have a
+        // row each.
         let is_host_late =
             here.len() > 1 && here.len() == host.ranks.len() && !host.name.is_empty();
         if is_host_late {

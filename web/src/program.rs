@@ -37,7 +37,8 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Makes the process's log go to standard error, at the level of `RCOMM_LOG`.
+/// Makes the process's log go to standard error, at the level of `RCOMM_LOG`; if that is not set or not valid, the log
+/// has warnings, and information from this crate.
 fn log(format: LogFormat) {
     let wanted = std::env::var("RCOMM_LOG").unwrap_or_default();
     let filter = EnvFilter::try_new(&wanted)

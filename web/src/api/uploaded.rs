@@ -46,7 +46,7 @@ impl Uploads {
     /// servers that were killed.
     ///
     /// # Errors
-    /// If no private directory can be created.
+    /// If no private directory can be created or locked.
     pub(crate) fn new(max_bytes: u64) -> io::Result<Self> {
         Self::below(&std::env::temp_dir(), max_bytes)
     }

@@ -32,7 +32,7 @@ pub(crate) enum Refusal {
     NoGroup(String),
     #[error("snapshot {0} is not kept (any more); GET /api/v1/history lists the kept ones")]
     NoSnapshot(u64),
-    #[error("only the report of snapshot {0} is kept, not its records")]
+    #[error("the records of snapshot {0} are not kept; only the newest snapshot has its records")]
     NoRecords(u64),
     #[error("job {0:?} has no rings on this node; GET /api/v1/jobs lists the jobs that have")]
     NoJob(String),

@@ -45,7 +45,7 @@ pub enum Exemplars {
     /// No: traces are not exported.
     #[default]
     Without,
-    /// Yes: the ids of the exported spans.
+    /// Yes: the ids of the exported traces.
     OfTraces,
 }
 

@@ -11,7 +11,7 @@
 //! | `GET /api/v1/status` | job, age and sources of the snapshot |
 //! | `GET /api/v1/jobs` | the jobs with rings on this node, those in trouble first |
 //! | `GET /api/v1/events` | server-sent events: `picture` first, then `delta` or `picture` whenever it changes |
-//! | `GET /api/v1/history` | the snapshots that are kept |
+//! | `GET /api/v1/history` | number, time and some figures of each snapshot that is kept |
 //! | `GET /api/v1/select?filter=` | rows that match a filter |
 //! | `GET /api/v1/filter-keys` | the terms of the filter language |
 //! | `GET /api/v1/explain?code=` | what a finding's code means, and what to do |

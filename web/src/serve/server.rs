@@ -93,7 +93,7 @@ impl Server {
     /// Binds the socket; port 0 picks a free one.
     ///
     /// # Errors
-    /// The system's error (the port is in use, or not allowed).
+    /// The system's error, for example because the port is in use, or not allowed.
     pub async fn bind(
         address: SocketAddr,
         store: SnapshotStore,

@@ -116,7 +116,8 @@
 // The group was aborted.
 #define RCOMM_ABORTED 2
 
-// The connection to a peer broke, or its process is gone.
+// The connection to a peer broke, or its process is gone; or another rank has ended the group because of a rank that
+// the text names.
 #define RCOMM_PEER_LOST 3
 
 // The ranks disagree on the operation.
@@ -374,8 +375,8 @@ int32_t rcomm_group_place(const struct rcomm_group *group,
                           uint32_t *rank,
                           uint32_t *size);
 
-// Splits the group: members with the same color (0 or more) form a new group, ordered by key. A member with a negative
-// color gets NULL.
+// Splits the group: members with the same color (0 to 4294967295) form a new group, ordered by key. A member with
+// another color, such as -1, gets NULL.
 //
 // # Safety
 // `group` is a valid handle, `purpose` a text that ends with a zero byte; `part` may be written.

@@ -67,7 +67,8 @@ pub const RCOMM_OK: i32 = 0;
 pub const RCOMM_TIMEOUT: i32 = 1;
 /// The group was aborted.
 pub const RCOMM_ABORTED: i32 = 2;
-/// The connection to a peer broke, or its process is gone.
+/// The connection to a peer broke, or its process is gone; or another rank has ended the group because of a rank that
+/// the text names.
 pub const RCOMM_PEER_LOST: i32 = 3;
 /// The ranks disagree on the operation.
 pub const RCOMM_MISMATCH: i32 = 4;

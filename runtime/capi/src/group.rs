@@ -86,8 +86,8 @@ pub unsafe extern "C" fn rcomm_group_place(
     })
 }
 
-/// Splits the group: members with the same color (0 or more) form a new group, ordered by key. A member with a negative
-/// color gets NULL.
+/// Splits the group: members with the same color (0 to 4294967295) form a new group, ordered by key. A member with
+/// another color, such as -1, gets NULL.
 ///
 /// # Safety
 /// `group` is a valid handle, `purpose` a text that ends with a zero byte; `part` may be written.

@@ -173,8 +173,8 @@ impl WorkHandle {
 /// The error of a work that has nothing of this kind to take.
 pub(crate) fn nothing_to_take(kind: &str) -> String {
     format!(
-        "this work has no {kind} to take: it is another operation, has not completed, has failed, \
-         or its {kind} was taken before"
+        "this work has no {kind} to take: it is another operation, no wait or test has reported its end yet, it has \
+         failed, or its {kind} was taken before"
     )
 }
 
@@ -395,8 +395,8 @@ pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut
             }) => done.source,
             _ => None,
         };
-        let message =
-            "this work has no sender: it is not a receive, has not completed, or has failed";
+        let message = "this work has no sender: it is not a receive from any rank, it has failed, or no wait or \
+             test has reported its end yet";
         let sender = sender.ok_or_else(|| refused(message))?;
         // SAFETY: `source` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(source, sender) }

@@ -14,7 +14,7 @@ const METRICS = {
   lost: { valueOf: (r) => r.lost, steps: [1, 100, 10000], format: String, title: "records lost" },
 };
 const GLYPHS = [".", "o", "O", "@"];
-/** With more ranks than this, cells are small, and hosts whose ranks are all fine or only wait are folded into one line. */
+/** With more ranks than this, cells are small, and hosts without a rank in trouble (`TROUBLE`) share one line. */
 const MANY = 256;
 /** The classes of cells that keep a host from being folded: states, and the upper steps of the other metrics. */
 const TROUBLE = new Set(["root", "unread", "silent", "late", "heat2", "heat3"]);
@@ -81,7 +81,7 @@ function fold(many) {
   const button = byId("ranks-fold");
   button.hidden = !many || hosts === 0;
   byId("ranks").classList.toggle("folded", many && !unfolded);
-  // The text does not call these hosts healthy, since their ranks may wait.
+  // The text does not call these hosts healthy, since their ranks may wait or have failed.
   const what = `${hosts} more ${hosts === 1 ? "host" : "hosts"} (${ranks} ranks)`;
   const text = unfolded ? `Fold ${what}` : `Show ${what}`;
   if (button.textContent !== text) button.textContent = text;

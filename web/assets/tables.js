@@ -67,7 +67,7 @@ export function drawInFlight(report, passes, problemsOnly) {
         : [i.error, rankSet(i.missing), i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
       return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
         i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", " "), missing];
-    }), report.in_flight.length === 0 ? "Nothing is pending." : "No pending operation matches the filter.", folds.length - shown.length);
+    }), report.in_flight.length === 0 ? "Nothing is pending." : "No operation to show: the filter or “problems only” hides them.", folds.length - shown.length);
 }
 
 /** Draws the table of groups; `open` is called for a clicked group. @param {object} report @param {(group: object) => void} open */
@@ -87,7 +87,7 @@ export function drawGroups(report, passes, problemsOnly, open) {
       make("button", { class: "link", "data-rank": g.group.ranks[0], onclick: () => open(g.group) }, name(g.group)),
       g.group.ranks.length, g.ranks_read, g.last_seq ?? "", (g.last_seq ?? 0) - (g.min_seq ?? 0), g.in_flight,
       age(g.oldest_ms), age(g.lag_p50_ms), age(g.lag_p99_ms), g.busbw_gbs == null ? "" : g.busbw_gbs.toFixed(1), g.backend,
-    ]), "No group matches the filter.", more);
+    ]), "No group to show: none is recorded, or the filter or “problems only” hides them.", more);
 }
 
 /** Draws the table of the twelve ranks with the largest shares of lost time. @param {object} report */
@@ -101,7 +101,7 @@ export function drawStragglers(report, passes) {
       make("meter", { min: 0, max: 1, low: 0.02, high: 0.05, optimum: 0, value: r.lag_share,
         "aria-label": `rank ${r.rank}: ${percent(r.lag_share)} of the job's time` })]),
     report.findings.some((finding) => finding.severity === "error") ? "Not judged: the job has an error."
-      : "No share is known: too few collectives were measured on all their members.");
+      : "No share to show: too few collectives were measured on all their members, or the filter hides the ranks.");
 }
 
 /** Draws the table of sources, and names the silent ranks. @param {object} status */

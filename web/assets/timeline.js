@@ -32,7 +32,8 @@ function recordedRange() {
   return { from: starts.length > 0 && first > length / 4 ? first - (length - first) / 50 : 0, to: length };
 }
 
-/** Requests the newest operations, unless the timeline is not visible. @param {object} [query] */
+/** Requests the newest operations, unless the timeline is far out of view. Without a new setting, also not while the
+ * user looks at a part of it, or points at it. @param {object} [query] */
 export async function refresh(query = {}) {
   Object.assign(wanted, query);
   if (wanted.past) {

@@ -46,7 +46,7 @@ const USAGE: &str = "\
 Usage: rcomm PROGRAM [ARGUMENTS...]
        rcomm pages DIR
 
-Programs (a link to rcomm with one of these names runs that program, without PROGRAM):
+Programs (a link to rcomm with the longer of two names runs that program, without PROGRAM):
   rcomm-fr, fr        reads records, and names the rank at fault
   rcomm-top, top      the live view in a terminal
   rcomm-web, web      the live view in a browser, metrics and traces

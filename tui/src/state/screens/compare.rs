@@ -100,7 +100,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             .filter(|row| row.problem || !model.problems_only)
             .collect(),
         headings: Headings::Shown,
-        empty: "no collective, or none with a problem, among the newest 40 operations of each".into(),
+        empty: "no collective, or none with a problem, among the newest 40 operations of each"
+            .into(),
     };
     let head = vec![vec![plain(
         "newest first; empty: not a member; -: not among its newest 40 operations",

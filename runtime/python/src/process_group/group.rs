@@ -1,8 +1,9 @@
 //! The operations of a group under the names that `torch.distributed` calls them by.
 //!
-//! Each takes tensors and PyTorch's option object, or its fields one by one as older programs pass them. An operation
-//! whose options say that it is not asynchronous runs in the calling thread, as does every operation of a group of one
-//! rank; for another, the call starts it and returns. In a coalescing block a call only keeps the operation.
+//! Most take tensors and PyTorch's option object or, as older programs pass them, the fields of that object one by one.
+//! An operation whose options say that it is not asynchronous runs in the calling thread, as does every operation of a
+//! group of one rank. The call of any other operation starts it and returns. In a coalescing block a call only keeps the
+//! operation.
 
 use super::errors::exception_for;
 use super::issue::Group;

@@ -47,7 +47,7 @@ await page.waitForFunction(() => document.querySelector("#verdict .stuck"));
 assert.match(await text("#verdict"), new RegExp(`rank ${culprit} never issued`));
 assert.equal(await text("#graph .box.root .head"), `! rank ${culprit}`);
 assert.match(await text("#graph .box.root title"), /^root cause: rank \d+: not waiting; last: /);
-// Groups that share a label are told apart by their ranks.
+// The names of groups that share a label have the ranks as well.
 const texts = await page.evaluate(async () => {
   const { boxes } = await import("/assets/graph.js");
   const [one, other] = [[0, 1], [2, 3]].map((ranks) => ({ name: "tp", desc: "tp", ranks }));

@@ -67,7 +67,8 @@ export function drawInFlight(report, passes, problemsOnly) {
         : [i.error, rankSet(i.missing), i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
       return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
         i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", " "), missing];
-    }), report.in_flight.length === 0 ? "Nothing is pending." : "No operation to show: the filter or “problems only” hides them.", folds.length - shown.length);
+    }), report.in_flight.length === 0 ? "Nothing is pending."
+      : "No operation to show: the filter or “problems only” hides them.", folds.length - shown.length);
 }
 
 /** Draws the table of groups; `open` is called for a clicked group. @param {object} report @param {(group: object) => void} open */

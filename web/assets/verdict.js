@@ -144,7 +144,8 @@ export function drawFindings(report, passes) {
     }
     return element;
   });
-  byId("findings").replaceChildren(...(articles.length > 0 ? articles : [make("p", { class: "empty" }, "No findings to show.")]));
+  const none = make("p", { class: "empty" }, "No findings to show.");
+  byId("findings").replaceChildren(...(articles.length > 0 ? articles : [none]));
   const problems = report.problems.slice(0, 100).map((problem) => make("li", {}, `${problem.code} ${problem.path}: ${problem.sentence}`));
   byId("problems").replaceChildren(...(problems.length > 0
     ? [make("details", {}, make("summary", {}, `Problems with the input (${report.problems.length})`), make("ul", {}, ...problems))]

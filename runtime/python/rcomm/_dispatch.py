@@ -2,9 +2,10 @@
 
 In these versions every operation of every group, from Python or C++, runs through PyTorch's dispatcher as one of
 the operators ``c10d::*``. For each of them but the monitored barrier, whose calls `rcomm.torch` records, this module
-registers a kernel that runs before the backend's, notes the operation, and calls the next kernel. The dispatch key of these kernels is BackendSelect, which is used whatever the
-tensors' devices, and under which PyTorch has no kernels of these operators. A call into Python costs tens of
-microseconds, so the same kernels in C++ (`_hooks.cpp`) are used instead if they were built.
+registers a kernel that runs before the backend's, notes the operation, and calls the next kernel. The dispatch key of
+these kernels is BackendSelect, which is used whatever the tensors' devices, and under which PyTorch has no kernels of
+these operators. A call into Python costs tens of microseconds, so the same kernels in C++ (`_hooks.cpp`) are used
+instead if they were built.
 """
 
 from __future__ import annotations

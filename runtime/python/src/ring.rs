@@ -151,7 +151,8 @@ impl Ring {
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// Writes the heartbeat once a second until the ring is dropped. The thread never takes the interpreter's lock, so it
-/// is stopped only together with the whole process. If the thread cannot be started, only the heartbeat is missing in the ring.
+/// is stopped only together with the whole process. If the thread cannot be started, only the heartbeat is missing in
+/// the ring.
 fn beat(shared: &Arc<RingState>) {
     let ring: Weak<RingState> = Arc::downgrade(shared);
     let run = move || {

@@ -55,8 +55,9 @@ impl Inbox {
     }
 }
 
-/// Runs the view until the user quits, or a signal, the end of the terminal or a panic ends it. `targets` are the ranks that can be asked for dumps and call
-/// stacks, the reader of facts on processes of this node, and the choice of the job.
+/// Runs the view until the user quits, or a signal, the end of the terminal or a panic ends it. `targets` are the ranks
+/// that can be asked for dumps and call stacks, the reader of facts on processes of this node, and the choice of the
+/// job.
 ///
 /// # Errors
 ///

@@ -2,8 +2,8 @@
 //!
 //! Most take tensors and PyTorch's option object or, as older programs pass them, the fields of that object one by one.
 //! An operation whose options say that it is not asynchronous runs in the calling thread, as does every operation of a
-//! group of one rank. The call of any other operation starts it and returns. In a coalescing block a call only keeps the
-//! operation.
+//! group of one rank. The call of any other operation starts it and returns. In a coalescing block a call only keeps
+//! the operation.
 
 use super::errors::exception_for;
 use super::issue::Group;

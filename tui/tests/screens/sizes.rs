@@ -3,9 +3,11 @@
 use super::VIEWS;
 use super::common::{START_NS, judged, press, recorded, showing};
 use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_recorder::model::EntryState;
 use rcomm_top::page::theme::{Depth, Theme, ThemeName, Tone};
 use rcomm_top::view::text;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 fn all_views(situation: Situation, size: (u16, u16)) -> String {
     let mut all = String::new();
@@ -96,6 +98,40 @@ fn thousands_of_ranks_do_not_make_a_longer_first_screen() {
     assert!(text::of(&state).lines().count() <= 24);
     let rows: usize = (0..2).map(|pane| state.page.rows(pane)).sum();
     assert!(rows < 40, "{rows} rows at the top level");
+}
+
+#[test]
+fn stragglers_that_the_filter_hides_are_not_called_absent() {
+    let mut state = showing(recorded(Situation::Straggler), (80, 24));
+    press(&mut state, "5/rank:0<enter>");
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("no straggler passes the filter"),
+        "{screen}"
+    );
+}
+
+#[test]
+fn an_end_without_a_time_is_not_called_an_end_at_once() {
+    let mut snapshot = recorded(Situation::Healthy);
+    let mut ranks = snapshot.ranks.to_vec();
+    for view in &mut ranks {
+        for dump in &mut view.dumps {
+            for entry in &mut Arc::make_mut(dump).entries {
+                entry.state = EntryState::Scheduled;
+                entry.retired = true;
+                entry.time_discovered_completed_ns = 0;
+            }
+        }
+    }
+    snapshot.ranks = ranks.into();
+    let mut state = showing(snapshot, (120, 40));
+    press(&mut state, "7");
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("ended at a time that is not recorded"),
+        "{screen}"
+    );
 }
 
 #[test]

@@ -60,6 +60,14 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         );
         head.push(vec![plain(text)]);
     }
+    let has_error = (report.findings.iter()).any(|it| it.severity == Severity::Error);
+    let empty = if has_error {
+        "not judged: the job has an error".into()
+    } else if late.is_empty() {
+        "no stragglers found".into()
+    } else {
+        model.none_left("straggler")
+    };
     let table = Table {
         columns: vec![
             text("ranks", 0),
@@ -72,14 +80,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         ],
         rows,
         headings: Headings::Shown,
-        empty: match report
-            .findings
-            .iter()
-            .any(|it| it.severity == Severity::Error)
-        {
-            true => "not judged: the job has an error".into(),
-            false => "no stragglers found".into(),
-        },
+        empty,
     };
     Page::of(head, "stragglers", table)
 }

@@ -240,6 +240,10 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
     }
     let (fate, tone) = match (entry.state, end_of(entry)) {
         (EntryState::Failed, _) => ("failed".to_owned(), Tone::Bad),
+        (_, Some(_)) if entry.time_discovered_completed_ns == 0 => (
+            "ended at a time that is not recorded".to_owned(),
+            Tone::Plain,
+        ),
         (_, Some(end_ns)) => {
             let ms = (end_ns - entry.time_created_ns) as f64 / 1e6;
             (format!("ended after {}", duration_ms(ms)), Tone::Plain)

@@ -2,13 +2,18 @@
 
 import { age, byId, fillTable, label, labels, make, percent, rankSet, ranksInWords, size } from "./format.js";
 
+/** The order of names with numbers. */
+const byName = new Intl.Collator("en", { numeric: true });
+
 /** Maximum number of rows of a table; the filter finds the others. */
 const MAX_ROWS = 200;
 
-/** The rows that pass the filter: those to show, and the number of others.
- * @param {object[]} rows @param {string} section @param {(section: string, index: number) => boolean} passes */
-function passing(rows, section, passes) {
+/** The rows that pass the filter: the first in the order of `compare`, which are shown, and the number of others.
+ * @param {object[]} rows @param {string} section @param {(section: string, index: number) => boolean} passes
+ * @param {(a: object, b: object) => number} compare */
+function passing(rows, section, passes, compare) {
   const matching = rows.map((row, index) => [row, index]).filter(([, index]) => passes(section, index)).map(([row]) => row);
+  matching.sort(compare);
   return { shown: matching.slice(0, MAX_ROWS), more: matching.length - MAX_ROWS };
 }
 
@@ -77,11 +82,11 @@ export function drawGroups(report, passes, problemsOnly, open) {
   // Groups may share a name: their first ranks distinguish them.
   const key = (group) => `${group.ranks[0]} ${group.name}`;
   const overdue = new Set(report.in_flight.filter((i) => i.overdue).map((i) => key(i.group)));
-  const { shown, more } = passing(report.groups, "groups", (section, index) =>
-    passes(section, index) && (!problemsOnly || overdue.has(key(report.groups[index].group))));
+  const passesHere = (section, index) => passes(section, index) && (!problemsOnly || overdue.has(key(report.groups[index].group)));
   // Groups in trouble come first; tp_2 comes before tp_10.
-  shown.sort((a, b) => overdue.has(key(b.group)) - overdue.has(key(a.group))
-    || name(a.group).localeCompare(name(b.group), "en", { numeric: true }));
+  const order = (a, b) => overdue.has(key(b.group)) - overdue.has(key(a.group))
+    || byName.compare(name(a.group), name(b.group));
+  const { shown, more } = passing(report.groups, "groups", passesHere, order);
   fillTable(byId("groups"),
     ["group", "ranks", "read", "newest", "behind", "in flight", "oldest", "lag p50", "lag p99", "bus GB/s", "backend"],
     shown.map((g) => [
@@ -93,9 +98,8 @@ export function drawGroups(report, passes, problemsOnly, open) {
 
 /** Draws the table of the twelve ranks with the largest shares of lost time. @param {object} report */
 export function drawStragglers(report, passes) {
-  const { shown } = passing(report.ranks, "ranks", (section, index) =>
-    passes(section, index) && report.ranks[index].lag_share != null);
-  shown.sort((a, b) => b.lag_share - a.lag_share);
+  const passesHere = (section, index) => passes(section, index) && report.ranks[index].lag_share != null;
+  const { shown } = passing(report.ranks, "ranks", passesHere, (a, b) => b.lag_share - a.lag_share);
   fillTable(byId("stragglers"),
     ["rank", "host", "lag p50", "share of the job's time", "meter"],
     shown.slice(0, 12).map((r) => [r.rank, r.host, age(r.lag_p50_ms), percent(r.lag_share),

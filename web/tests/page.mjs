@@ -55,6 +55,15 @@ const texts = await page.evaluate(async () => {
   return boxes({ groups: [{ group: one }, { group: other }], findings: [], ranks: [], waits }).map((box) => box.text);
 });
 assert.ok(texts.includes("tp of 0,1"), `${texts}`);
+// Of more groups than a table has rows, those in trouble are shown.
+const firstGroup = await page.evaluate(async () => {
+  const { drawGroups } = await import("/assets/tables.js");
+  const groups = Array.from({ length: 300 }, (_, index) => ({ group: { name: `pair_${index}`, desc: "", ranks: [index, index + 1] } }));
+  const pending = { ...groups[299], overdue: true };
+  drawGroups({ groups, in_flight: [pending] }, () => true, false, () => {});
+  return document.querySelector("#groups tbody tr").textContent;
+});
+assert.match(firstGroup, /^pair_299/);
 assert.equal(await page.locator("#ranks .root").count(), 1);
 assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegExp(`^rank ${culprit}:`));
 assert.ok(await page.locator("#matrix .never_issued").count() >= 1);

@@ -20,7 +20,7 @@ const MAGIC: u32 = 0x7263_6d31;
 /// The longest message that is accepted, in bytes. Headers with lists for about ten thousand ranks fit.
 const MAX_MESSAGE: usize = 1 << 30;
 
-/// The headers of all ranks for one operation, with the bytes that follow each.
+/// The exchange of headers, and the bytes after each, between participants; it keeps what the last exchange gave.
 #[derive(Default)]
 pub(super) struct Agreement {
     op_headers: Vec<OpHeader>,

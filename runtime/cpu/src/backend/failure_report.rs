@@ -57,7 +57,7 @@ impl CpuGroup {
     /// Makes all pending and later operations fail with this error, on this rank and on the peers that wait
     /// for it. If the group has failed before, the first error is kept, and the peers are released at once.
     ///
-    /// A thread publishes the reason, and releases the peers once the store has it, or after [`NOTE_TIME`].
+    /// A thread publishes the reason, and releases the peers once the store has answered, or after [`NOTE_TIME`].
     ///
     /// # Blocking
     /// Until the peers are released, for [`RELEASE_TIME`] at most: a member that comes once this rank has its
@@ -172,7 +172,7 @@ impl CpuGroup {
     /// ended the channel, the error names this rank instead.
     ///
     /// # Blocking
-    /// For about [`REASON_TIME`], whether or not the store answers, and [`OTHERS_TIME`] more if the process is
+    /// For about [`REASON_TIME`] at most, whether or not the store answers, and [`OTHERS_TIME`] more if the process is
     /// gone.
     pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<io::Error>) -> Error {
         // Another operation may have read the error before.
@@ -248,8 +248,9 @@ impl CpuGroup {
         Error::gone(&lost, ": their connections ended")
     }
 
-    /// Returns the other members that were found to be gone within [`OTHERS_TIME`]; none if the group has more
-    /// than [`MAX_CHECKED`] others. A member that has left a note did not die: it gave up.
+    /// Returns the other members that were found to be gone within [`OTHERS_TIME`]; none if the group has more than
+    /// [`MAX_CHECKED`] others. A member that has left a note did not die: it gave up. One for whose note the store
+    /// gives no answer is left out too.
     fn other_lost(&self, rank: Rank) -> Vec<Rank> {
         let stop = Stop::default();
         let deadline = Instant::now() + OTHERS_TIME;

@@ -157,7 +157,8 @@ impl CpuGroup {
         }
     }
 
-    /// Makes all pending and later operations fail with this reason, and releases the peers.
+    /// Makes all pending and later operations fail with this reason, and releases the peers. If the group is only
+    /// closed after another group of the world has failed, the reason is that failure.
     pub(crate) fn give_up(&self, reason: &AbortReason) {
         // A program that ends because one of its groups has failed closes the others: their peers need the cause.
         let is_end = reason.error.kind() == ErrorKind::Closed;

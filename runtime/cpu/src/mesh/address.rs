@@ -3,7 +3,8 @@
 //! By default the rank publishes the source address of this host's route to the store: an interface that leads to
 //! the store most likely leads to the other ranks too, and a job whose store is on the loopback interface stays
 //! there. If other hosts of the job cannot reach that address, the rank publishes the host's first address that is
-//! not a loopback address. If the configuration names a network interface, the rank publishes an address of it.
+//! not a loopback address. If the configuration names a network interface, the rank publishes an address of it. Without
+//! a network interface and without the store's address, it publishes 127.0.0.1.
 
 use nix::net::if_::InterfaceFlags;
 use rcomm_core::backend::support::addresses_of;
@@ -91,8 +92,8 @@ fn address_towards(target: SocketAddr) -> io::Result<IpAddr> {
     Ok(SocketAddr::try_from(local)?.ip())
 }
 
-/// Whether the address is valid on another host. A link-local address of IPv6 is not: it needs the number of an
-/// interface, and each host numbers its own interfaces.
+/// Whether the address may be published. The unspecified addresses may not, nor a link-local address of IPv6: it needs
+/// the number of an interface, and each host numbers its own interfaces.
 fn is_usable_by_others(address: IpAddr) -> bool {
     !address.is_unspecified()
         && match address {
@@ -101,7 +102,7 @@ fn is_usable_by_others(address: IpAddr) -> bool {
         }
 }
 
-/// A network interface, with those of its addresses that other hosts can use.
+/// A network interface, with those of its addresses that [may be published](is_usable_by_others).
 struct Interface {
     name: String,
     is_up: bool,

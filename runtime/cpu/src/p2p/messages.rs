@@ -123,7 +123,8 @@ impl P2p {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Runs posted requests, and waits until all have ended, or one has failed otherwise than by a mismatch.
+    /// Runs posted requests, and waits until all have ended, one has failed otherwise than by a mismatch, or `policy`
+    /// ends the wait.
     pub(crate) fn run(
         &self,
         op: &mut Op<'_>,

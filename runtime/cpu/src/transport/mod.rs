@@ -85,7 +85,7 @@ impl Channel {
     ///
     /// # Errors
     /// `UnexpectedEof` once the peer has closed its end and all it sent was read; in memory only after
-    /// [`prepare_sleep`](shm::ShmStream::prepare_sleep) has found that.
+    /// [`prepare_sleep`](shm::ShmStream::prepare_sleep) has found that. Otherwise the system's.
     #[inline]
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {

@@ -4,8 +4,8 @@
 //! 1. In one phase, the ranks of a host compare signatures and show each other their bytes. If signatures
 //!    differ, they show their headers in another phase.
 //! 2. The first rank of each host sends its host's headers to the other hosts' first ranks ([`Agreement`]).
-//! 3. The first rank of each host shows the other ranks of its host the result: all data, or the reason why
-//!    there is no agreement.
+//! 3. The first rank of each host shows the other ranks of its host the result: the data of all ranks (of lists of
+//!    counts only the largest sum), or the reason why there is no agreement.
 
 use super::HostTransports;
 use super::host_exchange::HostExchange;
@@ -66,8 +66,8 @@ pub(super) struct HostAgreement {
 const AGREED: u8 = 1;
 /// First byte of this line if the ranks do not agree: the slot of the next phase then holds the reason.
 const REFUSED: u8 = 2;
-/// Bytes of this line before the data of all ranks, if the data fits into the line: the first byte, and seven of
-/// [`HostAgreement::max_listed`].
+/// Bytes at the beginning of this line: the first byte, and seven of [`HostAgreement::max_listed`]. The data of all
+/// ranks follows them if it fits into the line.
 const HEAD: usize = 8;
 /// The largest number in seven bytes.
 const MAX_LISTED: u64 = u64::MAX >> 8;
@@ -89,7 +89,8 @@ impl HostAgreement {
     /// Exchanges headers and data with all ranks.
     ///
     /// # Errors
-    /// `Mismatch` on all ranks if the headers differ or the lists of counts do not match.
+    /// `Mismatch` on all ranks if the headers differ or the lists of counts do not match. `Garbled` if this rank's list
+    /// does not fit into a slot, or another rank sends malformed bytes. Otherwise those of the phases and channels.
     pub(super) fn exchange(
         &mut self,
         via: &mut HostTransports<'_>,

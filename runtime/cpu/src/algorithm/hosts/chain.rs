@@ -4,11 +4,13 @@
 //! The data is processed in *blocks*. Every rank that has a stripe of a block forwards it in *chunks*: the slots of
 //! one phase hold a chunk of each stripe. In one phase the ranks of a host show each other the inputs of a chunk,
 //! and while a host combines a chunk, the host before it combines the next one. On the last host the stripe is
-//! complete. It is sent back to the first host, each host forwards the bytes as they arrive, and the ranks of each
-//! host put their stripes together.
+//! complete. A reduce sends it from there to the root, and a reduce_scatter sends each rank its part. An all_reduce
+//! sends it back to the first host; each host forwards the bytes as they arrive, and the ranks of each host put their
+//! stripes together.
 //!
 //! Two ranks cannot wait for each other. In the phases of a block, bytes flow only from each host to the next, which
-//! receives the bytes of a phase as soon as it reaches that phase. When results are sent back, no rank is in a phase.
+//! receives the bytes of a phase as soon as it reaches that phase. Results are sent between phases: a rank enters the
+//! next phase only when it has its results and has sent on those that it forwards.
 
 use super::HostTransports;
 use crate::channels::Transfer;

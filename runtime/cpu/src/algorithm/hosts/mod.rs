@@ -15,9 +15,10 @@
 //! channel.
 //!
 //! Reductions combine in order of ranks: the first host sends its result to the second, which combines its ranks'
-//! values with it one by one and forwards the result. The last host has the complete result and sends it back. So
-//! the result has the same bits as with every other algorithm here, and the hosts send no more bytes than in a
-//! ring. If the ranks of a host are not consecutive in the group, reductions use [`ChannelEngine`] instead.
+//! values with it one by one and forwards the result. The last host has the complete result and sends it back, or only
+//! to the ranks that get it. So the result has the same bits as with every other algorithm here, and the hosts send no
+//! more bytes than in a ring. If the ranks of a host are not consecutive in the group, reductions of more than small
+//! data use [`ChannelEngine`] instead.
 
 mod agree;
 mod chain;
@@ -87,7 +88,8 @@ struct HostTransports<'a> {
 }
 
 impl HostsEngine {
-    /// Makes the engine, and publishes in the group's `store` whether this host has an exchange area.
+    /// Makes the engine. On the first of several ranks of a host, it also publishes in the group's `store` whether this
+    /// host has an exchange area.
     ///
     /// # Errors
     /// Those of the store.
@@ -121,8 +123,8 @@ impl HostsEngine {
         })
     }
 
-    /// Reads from the store whether every host has an exchange area. The first operation does this, so that making a
-    /// group does not wait for other hosts.
+    /// Reads from the store whether every host with several ranks of the group has an exchange area. The first
+    /// operation does this, so that making a group does not wait for other hosts.
     fn find_hierarchy(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Hierarchy, Failure> {
         let hosts = (0..self.layout.hosts()).filter(|&host| self.layout.ranks_of(host).len() > 1);
         let hosts: Vec<usize> = hosts.collect();
@@ -154,8 +156,8 @@ impl HostsEngine {
         }
     }
 
-    /// Works like [`ChannelEngine::run`]; the first operation also waits until all hosts have published whether
-    /// they have an exchange area.
+    /// Works like [`ChannelEngine::run`]; the first operation also waits until all hosts with several ranks of the
+    /// group have published whether they have an exchange area.
     pub(crate) fn run(
         &mut self,
         step: Step<'_>,

@@ -13,7 +13,7 @@ use rcomm_core::arithmetic::copy;
 pub(super) enum Sizes {
     /// The sizes are equal.
     Even,
-    /// Each rank knows only the size of its own part.
+    /// Each rank knows only the sizes of the parts that it sends or receives.
     Listed,
 }
 
@@ -133,7 +133,7 @@ fn lens_on_host(
     Ok((0..here).map(len_of).collect())
 }
 
-/// The parts of these sizes, one after the other.
+/// Splits `bytes` into parts of these sizes, one after the other.
 fn split<'a>(mut bytes: &'a mut [u8], lens: &[usize]) -> Vec<&'a mut [u8]> {
     let mut parts = Vec::with_capacity(lens.len());
     for &len in lens {

@@ -24,8 +24,8 @@ fn traffic_of(len: usize) -> Traffic {
 /// The division of an all_reduce or reduce: in each chunk every rank combines one part of all inputs, which is its
 /// share of the result.
 ///
-/// In phase c a slot holds, for each rank other than the writer, the part of chunk c that this rank combines, and then
-/// the writer's share of the result of chunk c - 1. The last phase has only shares of the result.
+/// In phase c a slot holds, for each rank other than the writer, the part of chunk c that the other rank combines, and
+/// then the writer's share of the result of chunk c - 1. The last phase has only shares of the result.
 #[derive(Clone, Copy)]
 struct Shares {
     len: usize,

@@ -11,8 +11,8 @@
 //!
 //! Counts belong to the compiler that made the program: with another one, `check` prints them and compares nothing.
 //!
-//! Exit codes: 0: all counts are within the tolerance, or could not be compared; 1: a path has become longer, or could
-//! not be counted; 2: the command line is wrong.
+//! Exit codes: 0: all counts are within the tolerance, or could not be compared; 1: a path has become longer or could
+//! not be counted, or the file could not be read or written; 2: the command line is wrong.
 #![expect(
     clippy::print_stdout,
     reason = "a program whose result is what it prints"

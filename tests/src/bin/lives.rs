@@ -12,8 +12,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs jobs of real processes, does one thing to each, and judges it live and from what it leaves.
 ///
-/// Prints every answer when it is given, and at the end one line for each row, transport and source. The exit code is
-/// 1 if any answer was wrong: the last one, or one on the way to it. "Not yet" is allowed on the way.
+/// When a job has ended, prints the first and the last answer of each source, and the wrong ones between them; at the
+/// end one line for each row, transport and source. The exit code is 1 if any answer was wrong: the last one, or one on
+/// the way to it. "Not yet" is allowed on the way.
 #[derive(Parser)]
 #[command(name = "lives")]
 struct Options {

@@ -7,7 +7,8 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 
 /// Stops all ranks of the rank's host, and for [`Kind::HostsDown`] those of another host too, around the same point of
-/// their programs. `None` if too little of the job is left, or if the same host was drawn twice.
+/// their programs. `None` if only one rank would stop, if too little of the job is left, or if the same host was drawn
+/// twice.
 pub(super) fn inject(
     kind: Kind,
     spec: &Spec,

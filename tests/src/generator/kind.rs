@@ -111,7 +111,7 @@ impl Kind {
         Self::Fails,
     ];
 
-    /// Kinds in which the halves of messages do not match.
+    /// Kinds in which the halves of messages do not match, or are posted in the wrong order.
     pub const MESSAGES: &'static [Self] = &[
         Self::SendLeftOut,
         Self::ReceiveLeftOut,

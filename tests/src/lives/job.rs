@@ -193,7 +193,7 @@ impl Job {
     }
 
     /// Whether the job went as its row describes. It did not if the kernel killed a second rank before the memory of
-    /// the first was free, nor if the ranks were killed so far apart, on a busy host, that one noticed the end of
+    /// the first was free, or if the ranks were killed so far apart, on a busy host, that one noticed the end of
     /// another.
     pub(super) fn matches_its_row(&self) -> bool {
         let at_most_one_killed = self.group.as_ref().is_none_or(|group| group.killed() <= 1);

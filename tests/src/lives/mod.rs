@@ -1,6 +1,6 @@
 //! The matrix of how jobs live and end. Each row describes a job of real processes under a launcher, with at most one
-//! fault or intervention. The job runs over each transport. It is judged live while it runs, and from its files after
-//! its end.
+//! fault and one intervention from outside. The job runs over each transport. It is judged live while it runs, and from
+//! its files after its end.
 //!
 //! | file | holds |
 //! |---|---|

@@ -41,7 +41,7 @@ pub struct Expected {
     pub ranks: &'static [Rank],
 }
 
-/// A job with at most one fault or intervention, and the answers that are right for it.
+/// A job with at most one fault and one intervention from outside, and the answers that are right for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// The row's name on the command line.
@@ -195,7 +195,7 @@ pub const ROWS: &[Row] = &[
     ),
     row(
         "kill-all",
-        "all ranks are killed with_timeout a second, before any notices the end of another",
+        "all ranks are killed within a second, before any notices the end of another",
         CulpritAct::Forever,
         Intervention::KillAll,
         (CANCELLED, &[], None),

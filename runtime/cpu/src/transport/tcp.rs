@@ -223,8 +223,9 @@ impl TcpChannel {
 }
 
 impl Drop for TcpChannel {
-    /// Reads the bytes that were never read. If a socket is closed with unread bytes, the system resets the connection,
-    /// and bytes that this rank has sent and the peer has not received yet are lost.
+    /// Reads the bytes that have arrived and were never read, at most [`LAST_BYTES`] of each socket. If a socket is
+    /// closed with unread bytes, the system resets the connection, and bytes that this rank has sent and the peer has
+    /// not received yet are lost.
     fn drop(&mut self) {
         for stream in &self.streams {
             let mut taken = 0;

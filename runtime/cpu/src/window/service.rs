@@ -5,8 +5,8 @@
 //! head, and the bytes of a get are sent back. Heads, bytes of puts and bytes of gets have different tags. A request
 //! is for at most [`PIECE`] bytes, which limits the thread's memory; longer accesses are several requests. The thread
 //! handles requests in the order in which they arrive, so the requests of one sender are carried out in the order in
-//! which they were made. The thread ends when every other member has announced that it makes no more requests, or when
-//! a request fails.
+//! which they were made. The thread ends when every other member has announced that it makes no more requests, when a
+//! request fails, or when the window is aborted or dropped.
 
 use super::WindowState;
 use rcomm_core::Buffer;

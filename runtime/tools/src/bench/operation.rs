@@ -175,11 +175,11 @@ pub(crate) struct Case<'a, T> {
     part: usize,
 }
 
-/// Element number `element` of rank `rank`'s input, in a job of `ranks` ranks whose values `op` combines: 1 or 2, or the
-/// neutral value of `op`.
+/// Element number `element` of rank `rank`'s input, in a job of `ranks` ranks whose values `op` combines: 1 or 2, or
+/// the neutral value of `op`.
 ///
-/// Every [`Whole`] type represents the numbers up to 255 exactly. No sum or product is larger, because only some ranks
-/// have a 1 or 2 at an element; it is other ranks at the next element.
+/// Every [`Whole`] type represents the numbers up to 255 exactly. No sum or product is larger: of too many ranks only
+/// some have a 1 or 2 at an element, the others have the neutral value, and at the next element they are other ranks.
 fn input_value(op: ReduceOp, rank: u32, ranks: u32, element: usize) -> u8 {
     // How many ranks may have a 1 or 2, if half of them have a 1.
     let (limit, neutral) = match op {

@@ -123,8 +123,8 @@ fn ring_dir() -> RingDir {
     Config::from_environment().map_or(RingDir::Memory, |config| config.ring_dir)
 }
 
-/// Removes the job's rings, launch record and dumps. Errors are ignored: `rcomm-fr rings remove-stale` finds the rings
-/// that stay.
+/// Removes the job's rings and launch record, and its dumps unless `RCOMM_DUMP_DIR` names their directory. Errors are
+/// ignored: `rcomm-fr rings remove-stale` finds the rings that stay.
 fn clean_up(job: &str) {
     if std::env::var_os("RCOMM_DUMP_DIR").is_none() {
         let _ = std::fs::remove_dir_all(dump_directory(job));

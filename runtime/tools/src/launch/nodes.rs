@@ -49,8 +49,8 @@ pub(super) enum BeginOutcome {
     Over(Option<Failure>),
 }
 
-/// A failure that a launcher reported, or that was detected because the pulse of a launcher stopped or the store could
-/// not be reached.
+/// A failure that a launcher reported, or that was detected because the pulse of a launcher stopped, another host came
+/// or the store could not be reached.
 #[derive(Default)]
 struct RemoteFailure {
     failure: Mutex<Option<Failure>>,

@@ -203,7 +203,8 @@ impl Ranks {
         Ok(true)
     }
 
-    /// Supervises the ranks until the last has ended; returns the first failure, on this host or on another.
+    /// Supervises the ranks until the last has ended. Returns the failure of the first rank that was ended because it
+    /// was stopped; without one, the first failure, on this host or on another.
     pub(super) fn supervise(
         mut self,
         options: &Options,
@@ -337,7 +338,8 @@ impl Ranks {
             .collect())
     }
 
-    /// Handles the end of a process, if it has ended: a failed one is replaced, or ends the job.
+    /// Handles the end of a process, if it has ended: a failed one is replaced or ends the job, unless the job is
+    /// ending already or this process was asked to end because it was stopped.
     fn reap(
         &mut self,
         index: usize,

@@ -50,7 +50,8 @@ pub(super) struct Rounds {
     serves_store: bool,
     /// The number of the next round.
     next: u32,
-    /// The attempt and the members of the last round, the one with the store first; none before the first round.
+    /// The attempt and the members of the last round, the one with the store first; `None` before the first round, and
+    /// if this launcher was not in the last one.
     round: Option<(u32, Vec<Member>)>,
     /// How many launchers had come when the last round was decided.
     seen: i64,
@@ -214,7 +215,7 @@ impl Rounds {
                 None if is_reported => {}
                 None => {
                     sinks.print_message(
-                        "the job runs with as many hosts as it takes: this one waits until one of them is lost",
+                        "the job runs with as many hosts as it takes: this one waits until one is lost or leaves",
                     );
                     is_reported = true;
                 }
@@ -432,7 +433,7 @@ impl Rounds {
 }
 
 const INVALID_KEY: &str =
-    "a key of the launchers in the store has an invalid value: another program writes to it";
+    "a key of the launchers in the store has an invalid value: another program may have written it";
 
 fn member_key(id: u32) -> String {
     format!("member/{id}")

@@ -1,8 +1,9 @@
 //! [`StopWatch`]: ends ranks that a signal has stopped and that nothing continues, so that the launcher does not wait
 //! for them without a limit.
 //!
-//! A rank that runs is never ended here, however long the others have ended before it: it may be saving a checkpoint.
-//! Nor is one that a debugger has stopped: its user looks at it.
+//! A rank is ended here only if another has ended with 0, or if all ranks that are left are stopped: otherwise the
+//! ranks that wait for it fail at their time-out. A rank that runs is never ended here, however long the others have
+//! ended before it: it may be saving a checkpoint. Nor is one that a debugger has stopped: its user looks at it.
 
 use super::output::in_words;
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ const NAMED_AFTER: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(1);
 /// The shortest pause between two looks.
 const SHORTEST_LOOK: Duration = Duration::from_millis(20);
-/// Without a limit, ranks that still run are named this long after the first rank has ended.
+/// Without a limit, ranks that still run are named this long after the first rank has ended with 0.
 const RUNNING_NAMED_AFTER: Duration = Duration::from_secs(600);
 
 /// The state of a process, according to the kernel.

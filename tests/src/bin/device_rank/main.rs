@@ -241,7 +241,7 @@ fn stay_for(world: &World, event: &str, ranks: impl Iterator<Item = u32>) {
     let keys: Vec<String> = ranks.map(key).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let store = world.store();
-    // The store is gone when all other ranks have left.
+    // The store may be gone when other ranks have left.
     let _ = store
         .set(&key(world.rank()), b"1")
         .and_then(|()| store.wait(&keys, Duration::from_secs(60)));

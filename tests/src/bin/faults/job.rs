@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 /// The time-out of the start.
 pub(crate) const INIT_TIMEOUT: Duration = Duration::from_secs(6);
-/// An error that is reported later than this after its time-out is late.
+/// An error that is reported later than this after its time-out is late, unless `--slack` sets another limit.
 pub(crate) const SLACK: Duration = Duration::from_secs(2);
 /// Limit of each wait of the driver: until all ranks are ready, until the survivors have left, until the job has
 /// ended.

@@ -6,11 +6,11 @@
 //! cargo run -p rcomm-tests --bin faults -- all
 //! ```
 //!
-//! A row in which a rank is lost is right if every surviving rank got an error in time (time-out and two
-//! seconds) that names the right ranks and no other, the analysis of the records names them too, and every rank
+//! A row in which a rank is lost is right if every surviving rank got an error in time (the time-out and two seconds,
+//! or `--slack`) that names the right ranks and no other, the analysis of the records names them too, and every rank
 //! left a record. Other rows expect an error at the start or of the store, the end of all processes, or a job that runs
-//! to its end (`scenario::Expect`). In every row no descriptor, thread, process, socket or
-//! temporary file may be left, and the same job must be able to start again in the same way at the same port.
+//! to its end (`scenario::Expect`). In every row no descriptor, thread, process, socket or temporary file may be left,
+//! and the same job must be able to start again in the same way at the same port.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,

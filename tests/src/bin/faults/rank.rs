@@ -216,8 +216,8 @@ pub(crate) fn run(args: &RankArgs) -> anyhow::Result<()> {
     Ok(ended?)
 }
 
-/// Sums and broadcasts until an operation fails, or rank 0 is asked to stop. With [`At::End`], until the step of the
-/// fault.
+/// Sums and broadcasts until an operation fails, or rank 0 is asked to stop. With [`At::End`] or
+/// `--held-before-shutdown`, until the step of the fault.
 fn work(world: &World, args: &RankArgs, log: &Log, act_at: &impl Fn(At)) -> rcomm::Result<()> {
     let (rank, size) = (world.rank(), world.size());
     let pair = [rank / 2 * 2, rank / 2 * 2 + 1];

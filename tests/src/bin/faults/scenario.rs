@@ -186,8 +186,8 @@ pub(crate) enum Hit {
 pub(crate) enum Fault {
     /// Each of the ranks does this to itself.
     Itself(Act, At),
-    /// The launcher is killed or stopped, and then this happens to the rank; with `None`, a launcher that was stopped
-    /// is resumed after the time-out of operations.
+    /// The launcher gets the signal of the first act, and then the rank that of the second. With `None`, nothing
+    /// happens to the rank, and a launcher that was stopped is resumed after the time-out of operations.
     Launcher(Act, Option<Act>),
     /// The launcher, which serves the store, runs only a tenth of the time, and the rank freezes.
     SlowStore,

@@ -11,7 +11,7 @@
 //! choices, and a round that was wrong is printed as the command that repeats it.
 //!
 //! With `--long`, one job lives through all rounds and makes and destroys their groups. Memory, threads and descriptors
-//! of each rank must be the same at its end as after its first quarter.
+//! of each rank must not grow between its second and its last quarter, except for noise.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,

@@ -2,8 +2,7 @@
 //!
 //! NCCL fixes the events of an operation when it is called, so nothing more can be learned of an operation that hangs.
 //! But NCCL reads the mask of events at each call (`ncclProfilerEventMask`, plugin/profiler.cc:219 and 280 of NCCL
-//! 2.30.7; in
-//! 2.26 as well), and a plug-in may change the mask at any time, as NVIDIA's example does
+//! 2.30.7; in 2.26 as well), and a plug-in may change the mask at any time, as NVIDIA's example does
 //! (plugins/profiler/example/plugin.cc, 1063). Since a hang or a stall often comes again, the operations after it are
 //! recorded with the steps of their transfers.
 

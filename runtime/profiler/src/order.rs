@@ -1,10 +1,10 @@
 //! The order in which the device carries out the plans of a communicator.
 //!
 //! NCCL's kernels on one communicator run one after another, also if their calls name several streams: before each
-//! launch NCCL makes the stream wait for the communicator's last kernel (`ncclLaunchPrepare`, enqueue.cc:1418 of 2.26.2,
-//! 1485 of 2.28.3 and 1674 of 2.30.7). So once an operation of a later plan has completed, those of earlier plans have, too. On a device that four
-//! processes shared, NCCL 2.30.7 reported neither the start nor the end of one channel of two operations in some 650;
-//! without this rule they would be in progress until the process ends.
+//! launch NCCL makes the stream wait for the communicator's last kernel (`ncclLaunchPrepare`, enqueue.cc:1418 of
+//! 2.26.2, 1485 of 2.28.3 and 1674 of 2.30.7). So once an operation of a later plan has completed, those of earlier
+//! plans have, too. On a device that four processes shared, NCCL 2.30.7 reported neither the start nor the end of one
+//! channel of two operations in some 650; without this rule they would be in progress until the process ends.
 //!
 //! The operations of one plan run side by side, so one that has completed shows nothing about the others. What graphs
 //! replay is left out: CUDA orders it.

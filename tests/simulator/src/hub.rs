@@ -168,7 +168,7 @@ impl State {
         Some((key, rank))
     }
 
-    /// Handles the end of a rank's connection, after a destroy or because the rank died.
+    /// Handles the end of a rank's connection, after a destroy or an abort, or because the rank died.
     fn leave(&mut self, key: u64, rank: usize) {
         let Some(communicator) = self.communicators.get_mut(&key) else {
             return;

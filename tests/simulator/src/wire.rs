@@ -23,7 +23,8 @@ pub(crate) enum RequestKind {
     Scatter = 13,
     /// All ranks receive the bytes of all ranks.
     Exchange = 14,
-    /// The rank has stopped its kernels: it has aborted or revoked the communicator.
+    /// The rank has stopped its kernels: it has aborted or revoked the communicator, or shrinks it with
+    /// `NCCL_SHRINK_ABORT`.
     Stop = 15,
 }
 

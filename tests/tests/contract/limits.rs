@@ -8,7 +8,8 @@ pub(crate) enum Limits {
     /// The backend supports all operations.
     None,
     /// NCCL has no 16-bit integers, no bitwise operations, no product of complex numbers, no tags, and
-    /// receives from a named rank only (`ncclDataType_t`, `ncclRedOp_t` and `ncclRecv` in nccl.h).
+    /// receives from a named rank only (`ncclDataType_t`, `ncclRedOp_t` and `ncclRecv` in nccl.h). On truth values,
+    /// bitwise "and" and "or" are its minimum and maximum.
     Nccl,
 }
 

@@ -150,7 +150,7 @@ impl StoreExchange {
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::debug!(%error, counter, "keys exchange a step stay in the store")
+                tracing::debug!(%error, counter, "keys of a step stay in the store")
             }
         }
     }
@@ -163,11 +163,12 @@ impl StoreExchange {
     pub(crate) fn publish_failure(&self, failure: &Error) {
         let text = format!("rank {}: {failure}", self.ranks[self.own_index as usize]);
         if let Err(error) = self.store.compare_set("failed", b"", text.as_bytes()) {
-            tracing::debug!(%error, "failed to publish the failure exchange this rank");
+            tracing::debug!(%error, "failed to publish the failure of this rank");
         }
     }
 
-    /// Fails with `Mismatch` and the message of the first rank that gave up, if one did.
+    /// Fails with `Mismatch` and the message of the first rank that gave up, if one did; with the store's error if the
+    /// store cannot be read.
     pub(crate) fn check_failed(&self) -> Result<()> {
         if !self.store.check(&["failed"])? {
             return Ok(());

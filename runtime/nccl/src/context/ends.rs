@@ -1,8 +1,8 @@
 //! The time for which a world waits for the ends of all its communicators together.
 //!
 //! To free a communicator, NCCL waits for all kernels of the device. So a kernel that keeps one end from returning
-//! keeps the others from returning too, and all ends have one deadline, which counts from the begin of the oldest end
-//! that has not returned.
+//! keeps the others from returning too, and all ends have one deadline, which counts from the beginning of the oldest
+//! end that has not returned.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -91,7 +91,7 @@ fn is_single_threaded() -> bool {
 ///
 /// # Errors
 /// `Unsupported` if the options ask for the order and the library does not know it; `InvalidArgument` if they ask for
-/// it and the environment does not.
+/// it and the environment rules it out, or neither the environment nor the communicators' options switch it on.
 pub(crate) fn check(options: &NcclOptions, version: Version) -> Result<&'static str> {
     let value_of = |name: &str| {
         let value = std::env::var(name).ok();

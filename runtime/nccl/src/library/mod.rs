@@ -171,9 +171,9 @@ impl NcclLibrary {
         &self.table
     }
 
-    /// Returns the name of a communicator as a string that is never freed: the library keeps the pointer
-    /// (`parseCommConfig`, init.cc) and passes it to a profiler plug-in, which may read the name for as long as
-    /// the plug-in is loaded. Each distinct name is allocated once.
+    /// Returns the name of a communicator, or a selection of algorithms, as a string that is never freed: the library
+    /// keeps the pointer to a name (`parseCommConfig`, init.cc) and passes it to a profiler plug-in, which may read the
+    /// name for as long as the plug-in is loaded. Each distinct name is allocated once.
     ///
     /// # Errors
     /// `InvalidArgument` for a name with a NUL byte.

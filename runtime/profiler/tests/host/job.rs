@@ -244,8 +244,8 @@ fn exchange(rank: i32) -> Call {
 /// Environment variable with a rank, and how far NCCL reports its first operation on the world: `rank until`.
 pub(crate) const FIRST: &str = "RCOMM_TEST_FIRST";
 
-/// Environment variable that makes each rank issue one more operation on its pair, with a rank, and how far that one gets:
-/// `rank until`.
+/// Environment variable that makes each rank issue one more operation on its pair, with a rank, and how far that one
+/// gets: `rank until`.
 pub(crate) const ON_PAIR: &str = "RCOMM_TEST_ON_PAIR";
 
 /// Environment variable with the number of a signal that the rank sends itself once it is ready.

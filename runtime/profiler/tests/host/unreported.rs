@@ -1,4 +1,4 @@
-//! Operations of which NCCL does not report all channels, although the device has carried them out. It was seen once with
+//! Operations of which NCCL does not report all channels, although the device has carried them out. This was seen with
 //! NCCL 2.30.7 on a device that four processes shared.
 
 use crate::faults::{COUNT, PROFILER_VERSIONS, all, first, judge, one_channel_stuck, with_one};

@@ -130,7 +130,8 @@ fn run(case: Case, group: &mut Group, rank: u32, ranks: u32) -> Result<()> {
         Call::ReceiveLate if rank == case.late => message(group, timeout, false, Some(other)),
         Call::ReceiveAnyLate if rank == case.late => message(group, timeout, false, None),
         Call::ReceiveLate | Call::ReceiveAnyLate if rank == other => {
-            // The send completes here without the late rank; the operation after it does not.
+            // If the connection is open, or this rank's number is larger than the late rank's, the send completes here
+            // without the late rank. The operation after it does not.
             let sent = message(group, timeout, true, Some(case.late));
             if case.is_used || rank > case.late {
                 sent.unwrap();

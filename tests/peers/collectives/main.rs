@@ -1,9 +1,9 @@
 //! Compares rcomm's collectives with those of MPI libraries and of gloo.
 //!
-//! `cargo run --release -p rcomm-tests --bin peers-collectives -- --ranks 2`, with `RCOMM_TEST_PYTHON`
-//! naming a Python that has torch. It builds and starts the peers that are asked for and installed: ours over shared
-//! memory or TCP, Open MPI, MPICH, gloo through torch, and gloo through a C++ program (`gloo.cc`), where gloo can
-//! poll in place of sleeping. A peer that is missing is named and left out.
+//! `cargo run --release -p rcomm-tests --bin peers-collectives -- --ranks 2`, with `RCOMM_TEST_PYTHON` naming a Python
+//! that has torch, for gloo through torch. It builds and starts the peers that are asked for and installed: ours over
+//! shared memory or TCP, Open MPI, MPICH, gloo through torch, and gloo through a C++ program (`gloo.cc`), where gloo
+//! can poll in place of sleeping. A peer that is missing is named and left out.
 //!
 //! All peers stay up, asleep on a socket. In each round the program wakes one peer after the other for a few
 //! milliseconds of one operation at one size, with a probe of the machine before and after: the round trip of a cache

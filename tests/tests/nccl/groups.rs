@@ -106,8 +106,11 @@ fn the_remaining_ranks_continue_on_a_shrunk_communicator() {
         });
         for output in check_shrink(&mut job) {
             assert!(output.contains("end of keys"), "{mode}: {output}");
-            // Only the note stays that a rank has given the first group up, for a rank that comes late to it.
-            let is_note = |key: &&str| key.ends_with("/nccl/given-up");
+            // Only the note stays that a rank has given the first group up, for a rank that comes late to it, with the
+            // count of the ranks that need it no more.
+            let is_note = |key: &&str| {
+                key.ends_with("/nccl/given-up") || key.ends_with("/nccl/given-up/left")
+            };
             assert!(
                 lines(&output, "key:").iter().all(is_note),
                 "{mode}: {output}"

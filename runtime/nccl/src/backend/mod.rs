@@ -309,15 +309,19 @@ impl Backend for NcclBackend {
         let aborted = AbortedGroup::new(self, reason);
         let shared = self.shared.clone();
         let spawned = thread.spawn(move || {
+            let notes = shared.notes.get();
             // The note is written before the kernels stop, since their stop may end the kernels of other ranks as if
             // they were done.
-            if let (Some(notes), Some(error)) = (shared.notes.get(), shared.aborted.get())
+            if let (Some(notes), Some(error)) = (notes, shared.aborted.get())
                 && CommQueue::may_run(&shared, &queues)
             {
                 notes.give_up(error);
             }
             let mut others = aborted.others();
             CommQueue::end_all(&queues, &mut || others.stop_those_that_hang());
+            if let Some(notes) = notes {
+                notes.leave();
+            }
         });
         match spawned {
             Ok(thread) => {

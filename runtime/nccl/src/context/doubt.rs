@@ -10,6 +10,10 @@
 //! Most ends are believed at once, since an operation that waits for a missing rank runs for seconds before a rank
 //! gives up. An end is in doubt if the operation may have run for [`LONG`] or longer, if its deadline has passed, or if
 //! another rank has reported that the group failed.
+//!
+//! A rank that has aborted the group itself believes no end, and so needs the note no more. Once all ranks have aborted
+//! it, the last one removes the note. If a rank never does, since it is gone or has no error, the note stays: this rank
+//! may still come late to an operation.
 
 use crate::library::foreign_call::ForeignCall;
 use rcomm_core::Deadline;
@@ -23,6 +27,9 @@ use std::time::{Duration, Instant};
 /// The key of the note that a rank has given up the group. The note has the rank and its reason.
 const KEY: &str = "given-up";
 
+/// The key of the counter of the ranks that have aborted the group.
+const LEFT: &str = "given-up/left";
+
 /// The end of an operation that has run for less than this is believed.
 const LONG: Duration = Duration::from_secs(1);
 
@@ -33,6 +40,8 @@ const KEPT: usize = 1_024;
 pub(crate) struct Notes {
     store: Arc<dyn Store>,
     rank: u32,
+    /// The number of ranks of the group.
+    ranks: u32,
     /// Whether another rank has reported that the group failed.
     reported: AtomicBool,
 }
@@ -48,6 +57,7 @@ impl Notes {
         Self {
             store: group.store.clone(),
             rank: rank.unwrap_or(group.group_rank),
+            ranks: group.size(),
             reported: AtomicBool::new(false),
         }
     }
@@ -77,6 +87,28 @@ impl Notes {
             %error,
             "the store has no note that this rank aborts the group: operations of the other ranks may seem to succeed"
         );
+    }
+
+    /// Notes that this rank has aborted the group, and removes the note if it is the last rank of the group to do so. The
+    /// caller calls this once, and believes no end any more.
+    ///
+    /// # Blocking
+    /// Until the store has answered, for [`WRITE`](Self::WRITE) at most.
+    pub(crate) fn leave(&self) {
+        let (store, ranks) = (self.store.clone(), self.ranks);
+        let count = move || {
+            if store.add(LEFT, 1)? < i64::from(ranks) {
+                return Ok(());
+            }
+            [KEY, LEFT]
+                .iter()
+                .try_for_each(|key| store.delete(key).map(drop))
+        };
+        let counted = ForeignCall::begin("rcomm/nccl-note", count)
+            .and_then(|mut call| call.wait(Self::WRITE));
+        if let Ok(Some(Err(error))) | Err(error) = counted {
+            tracing::debug!(%error, "a note that a rank has given up the group stays in the store");
+        }
     }
 
     /// The note of the first rank that has given up the group; `None` if no rank has.
@@ -173,10 +205,13 @@ mod tests {
     use super::*;
     use rcomm_core::HashStore;
 
+    const RANKS: u32 = 4;
+
     fn notes(store: &Arc<HashStore>, rank: u32) -> Notes {
         Notes {
             store: store.clone(),
             rank,
+            ranks: RANKS,
             reported: AtomicBool::new(false),
         }
     }
@@ -221,5 +256,19 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Timeout);
         ours.note_report();
         decide(&ours, short, far).unwrap_err();
+    }
+    #[test]
+    fn the_note_stays_until_the_last_rank_has_aborted_the_group() {
+        let far = Deadline::In(Duration::from_secs(600)).started();
+        let store = Arc::new(HashStore::default());
+        let late = notes(&store, RANKS - 1);
+        for rank in 0..RANKS - 1 {
+            let notes = notes(&store, rank);
+            notes.give_up(&Error::new(ErrorKind::Timeout, "not done after 5.0 s"));
+            notes.leave();
+            decide(&late, LONG, far).unwrap_err();
+        }
+        late.leave();
+        assert_eq!(store.num_keys().unwrap(), 0);
     }
 }

@@ -260,14 +260,20 @@ impl Ticket {
             duration,
             ..Done::default()
         };
-        // The abort is checked after the event: work that an abort stops also reaches its end.
-        let outcome = match self.queue.shared.aborted.get() {
-            Some(error) => Err(error.clone()),
-            // The work of this rank is also ended by an abort on another one.
+        let aborted = &self.queue.shared.aborted;
+        // The work of this rank is also ended by an abort on another one.
+        let believed = match aborted.get() {
+            Some(_) => Ok(()),
             None => match self.judge() {
                 None => return,
-                Some(believed) => believed.map(|()| done),
+                Some(believed) => believed,
             },
+        };
+        // The abort is checked after the event: work that an abort stops also reaches its end. It is checked after the
+        // store was asked, too: once this rank has aborted the group, the answer says nothing.
+        let outcome = match aborted.get() {
+            Some(error) => Err(error.clone()),
+            None => believed.map(|()| done),
         };
         // Only the first outcome is kept.
         let _ = self.outcome.set(outcome);

@@ -237,6 +237,13 @@ pub(super) fn after_the_others(world: World, gpu: &Gpu) -> Result<()> {
         ended.map(|_| ()).expect_err("all came, but not together")
     );
     stay_for(&world, "lost", 0..world.size());
+    // All ranks have aborted the group by now, and the last one removes the note.
+    let has_note = || {
+        let keys = world.store().list_keys();
+        let keys = keys.expect("the store answers");
+        keys.iter().any(|key| key.contains("given-up"))
+    };
+    wait_until("the removal of the note", || !has_note());
     stay_for(&world, "seen", 0..world.size());
     Ok(())
 }

@@ -7,7 +7,7 @@
 
 use crate::capture::{Capture, Member, Seen};
 use std::collections::VecDeque;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -34,15 +34,18 @@ pub struct Stream {
     pub(crate) device: i32,
     /// The priority with which the stream was made.
     pub(crate) priority: c_int,
+    /// The flags with which the stream was made.
+    pub(crate) flags: c_uint,
     queue: Mutex<Queue>,
     changed: Condvar,
 }
 
 impl Stream {
-    pub(crate) fn new(device: i32, priority: c_int) -> Arc<Self> {
+    pub(crate) fn new(device: i32, priority: c_int, flags: c_uint) -> Arc<Self> {
         let stream = Arc::new(Self {
             device,
             priority,
+            flags,
             ..Self::default()
         });
         let worker = Arc::clone(&stream);

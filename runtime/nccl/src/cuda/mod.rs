@@ -121,6 +121,10 @@ table! {
         stream_synchronize = "cuStreamSynchronize": fn(CuStream) -> CuResult;
         /// `cuStreamWaitEvent`
         stream_wait_event = "cuStreamWaitEvent": fn(CuStream, CuEvent, c_uint) -> CuResult;
+        /// `cuStreamQuery`
+        stream_query = "cuStreamQuery": fn(CuStream) -> CuResult;
+        /// `cuStreamGetFlags`
+        stream_get_flags = "cuStreamGetFlags": fn(CuStream, *mut c_uint) -> CuResult;
         /// `cuStreamGetCtx`
         stream_get_ctx = "cuStreamGetCtx": fn(CuStream, *mut CuContext) -> CuResult;
         /// `cuStreamGetCaptureInfo_v2`

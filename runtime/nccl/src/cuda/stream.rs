@@ -9,6 +9,7 @@ use std::any::Any;
 use std::fmt;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The scheduling priority of a stream on its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,11 +36,71 @@ pub struct CudaStream {
     device: Arc<CudaDevice>,
     raw: CuStream,
     ownership: Ownership,
+    idleness: Idleness,
+}
+
+/// Decides when the driver is asked whether a stream has pending work.
+///
+/// The answer spares an operation two pieces of work of the device, the event that marks the end of the pending work and
+/// the wait for it. A stream of a program that runs ahead of the device nearly always has pending work, and the question
+/// is then in vain. So after each such answer, about twice as many operations pass before the next question.
+#[derive(Default)]
+struct Idleness {
+    /// How many operations pass before the next question; [`NEVER`](Self::NEVER) if the driver is not asked.
+    skip: AtomicU32,
+    /// What `skip` was set to by the last answer.
+    last_skip: AtomicU32,
+}
+
+impl Idleness {
+    const NEVER: u32 = u32::MAX;
+    const MOST_SKIPPED: u32 = 63;
+
+    /// Of a stream about which the driver is not asked.
+    fn never() -> Self {
+        Self {
+            skip: AtomicU32::new(Self::NEVER),
+            last_skip: AtomicU32::new(0),
+        }
+    }
+
+    /// Of a stream with these flags. Work on a stream that synchronizes with the null stream also waits for work of that
+    /// stream, of which the driver's answer says nothing.
+    fn of_flags(flags: u32) -> Self {
+        match flags & cuda::STREAM_NON_BLOCKING {
+            0 => Self::never(),
+            _ => Self::default(),
+        }
+    }
+
+    /// Whether the stream is known to have no pending work. Calls `ask` if it is time to.
+    fn is_idle(&self, ask: impl FnOnce() -> bool) -> bool {
+        // Threads that use one stream at once may ask more or less often, which is all that a race can do.
+        match self.skip.load(Ordering::Relaxed) {
+            Self::NEVER => false,
+            0 => {
+                let is_idle = ask();
+                let skip = match is_idle {
+                    true => 0,
+                    false => {
+                        (self.last_skip.load(Ordering::Relaxed) * 2 + 1).min(Self::MOST_SKIPPED)
+                    }
+                };
+                self.last_skip.store(skip, Ordering::Relaxed);
+                self.skip.store(skip, Ordering::Relaxed);
+                is_idle
+            }
+            skip => {
+                self.skip.store(skip - 1, Ordering::Relaxed);
+                false
+            }
+        }
+    }
 }
 
 // SAFETY: streams are handles of the driver that any thread may use, several at once.
 unsafe impl Send for CudaStream {}
-// SAFETY: the driver lets several threads use a stream at once, and nothing here changes after it is made.
+// SAFETY: the driver lets several threads use a stream at once, and only atomics change here after it is made.
 unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
@@ -71,6 +132,7 @@ impl CudaStream {
             device: device.clone(),
             raw,
             ownership: Ownership::Own,
+            idleness: Idleness::default(),
         }))
     }
 
@@ -80,6 +142,7 @@ impl CudaStream {
             device: device.clone(),
             raw: null_mut(),
             ownership: Ownership::Borrowed(None),
+            idleness: Idleness::never(),
         })
     }
 
@@ -96,13 +159,16 @@ impl CudaStream {
         raw: *mut std::ffi::c_void,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>> {
-        let mut context: CuContext = null_mut();
+        let (mut context, mut flags): (CuContext, _) = (null_mut(), 0);
         {
-            let _entered = device.enter()?;
+            let (_entered, driver) = (device.enter()?, device.driver());
             // SAFETY: the caller's `raw` is a live stream, which `owner` keeps; the call writes one handle
             // through a reference.
-            let status = unsafe { (device.driver().table().stream_get_ctx)(raw, &mut context) };
-            device.driver().check("cuStreamGetCtx", status)?;
+            let status = unsafe { (driver.table().stream_get_ctx)(raw, &mut context) };
+            driver.check("cuStreamGetCtx", status)?;
+            // SAFETY: as above, with one unsigned int.
+            let status = unsafe { (driver.table().stream_get_flags)(raw, &mut flags) };
+            driver.check("cuStreamGetFlags", status)?;
         }
         if !device.has_context(context) {
             return Err(Error::new(
@@ -114,6 +180,7 @@ impl CudaStream {
             device: device.clone(),
             raw,
             ownership: Ownership::Borrowed(Some(owner)),
+            idleness: Idleness::of_flags(flags),
         }))
     }
 
@@ -173,6 +240,17 @@ impl CudaStream {
         Ok((state != cuda::CAPTURE_STATUS_NONE).then_some(Graph { id, raw }))
     }
 
+    /// Whether all work that was enqueued so far is known to be done. `false` also if the driver was not asked. The
+    /// context must be current, and the stream must not be captured, since a question would end its capture.
+    pub(crate) fn is_known_idle(&self) -> bool {
+        self.idleness.is_idle(|| {
+            // SAFETY: the stream is live as long as `self`.
+            let status = unsafe { (self.device.driver().table().stream_query)(self.raw) };
+            // The next call on the stream reports an error of it.
+            status == cuda::SUCCESS
+        })
+    }
+
     /// Enqueues a copy between two addresses on devices. The context must be current.
     ///
     /// # Safety
@@ -225,5 +303,42 @@ impl Drop for CudaStream {
 impl fmt::Debug for CudaStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stream {:p} of {:?}", self.raw, self.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The operations, of this many, for which the driver is asked.
+    fn asked(idleness: &Idleness, operations: u32, answer: bool) -> Vec<u32> {
+        let mut asked = Vec::new();
+        for operation in 0..operations {
+            let is_idle = idleness.is_idle(|| {
+                asked.push(operation);
+                answer
+            });
+            assert_eq!(is_idle, answer && asked.last() == Some(&operation));
+        }
+        asked
+    }
+
+    #[test]
+    fn a_stream_with_pending_work_is_asked_about_ever_more_rarely() {
+        let idleness = Idleness::default();
+        let busy = asked(&idleness, 260, false);
+        assert_eq!(busy, [0, 2, 6, 14, 30, 62, 126, 190, 254]);
+        // Of the 63 operations without a question, 58 are left.
+        let idle = asked(&idleness, 61, true);
+        assert_eq!(idle, [58, 59, 60]);
+        assert_eq!(asked(&idleness, 4, false), [0, 2]);
+    }
+
+    #[test]
+    fn the_driver_is_not_asked_about_streams_that_wait_for_the_null_stream() {
+        assert!(asked(&Idleness::never(), 100, true).is_empty());
+        assert!(asked(&Idleness::of_flags(0), 100, true).is_empty());
+        let other = Idleness::of_flags(cuda::STREAM_NON_BLOCKING);
+        assert_eq!(asked(&other, 2, true), [0, 1]);
     }
 }

@@ -84,7 +84,7 @@ impl CommQueue {
             self.keep_for(graph, op, &staging).map_err(early)?;
             self.may_be_captured.store(true, Ordering::Release);
         }
-        let sync_events = self.wait_for_buffer_streams(op).map_err(early)?;
+        let sync_events = self.wait_for_buffer_streams(op, graph).map_err(early)?;
         // Events recorded in a capture are part of the graph, and cannot be queried.
         let start = match (graph, shared.options.timing) {
             (Some(_), _) => None,
@@ -421,12 +421,15 @@ impl CommQueue {
     }
 
     /// Makes the queue's stream wait for the pending work of the buffers' streams; returns the events for
-    /// which it waits.
-    fn wait_for_buffer_streams(&self, op: &Op<'_>) -> Result<Marks> {
+    /// which it waits. `graph` is the graph into which these streams are captured.
+    fn wait_for_buffer_streams(&self, op: &Op<'_>, graph: Option<Graph>) -> Result<Marks> {
         let mut marks = Marks::default();
         for stream in Streams::of(op, &self.shared.default_stream).into_iter() {
-            // The operation runs after the pending work of the queue's own stream in any case.
-            if stream.raw() != self.stream.raw() {
+            // The operation runs after the pending work of the queue's own stream in any case. The wait is what makes
+            // that stream part of a capture.
+            let is_ordered =
+                stream.raw() == self.stream.raw() || graph.is_none() && stream.is_known_idle();
+            if !is_ordered {
                 marks.push(self.wait_for_stream(stream)?);
             }
         }

@@ -21,13 +21,13 @@ static CREATED: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
 pub(crate) fn stream_of(handle: *mut c_void) -> Arc<Stream> {
     static DEFAULT: OnceLock<Arc<Stream>> = OnceLock::new();
     let stream = STREAMS.get(handle);
-    stream.unwrap_or_else(|| Arc::clone(DEFAULT.get_or_init(|| Stream::new(0, 0))))
+    stream.unwrap_or_else(|| Arc::clone(DEFAULT.get_or_init(|| Stream::new(0, 0, 0))))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreateWithPriority(
     out: *mut *mut c_void,
-    _flags: c_uint,
+    flags: c_uint,
     priority: c_int,
 ) -> c_int {
     crate::calls::note();
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn cuStreamCreateWithPriority(
         return INVALID_CONTEXT;
     }
     // The driver clamps a priority to the range of cuCtxGetStreamPriorityRange.
-    let stream = Stream::new(current(), priority.clamp(-5, 0));
+    let stream = Stream::new(current(), priority.clamp(-5, 0), flags);
     {
         let mut created = lock(&CREATED);
         created.retain(|stream| stream.strong_count() > 0);
@@ -58,6 +58,13 @@ pub unsafe extern "C" fn cuStreamGetPriority(handle: *mut c_void, priority: *mut
     crate::calls::note();
     // SAFETY: `priority` is null, which `put` refuses, or the caller lets an int be written there.
     unsafe { put(priority, stream_of(handle).priority) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamGetFlags(handle: *mut c_void, flags: *mut c_uint) -> c_int {
+    crate::calls::note();
+    // SAFETY: `flags` is null, which `put` refuses, or the caller lets an int be written there.
+    unsafe { put(flags, stream_of(handle).flags) }
 }
 
 #[unsafe(no_mangle)]
@@ -126,6 +133,10 @@ pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> c_int {
     if let Some(capture) = stream.capture() {
         capture.invalidate();
         return capture::UNSUPPORTED;
+    }
+    let allowed = check_capture();
+    if allowed != SUCCESS {
+        return allowed;
     }
     if stream.is_idle() { SUCCESS } else { NOT_READY }
 }
@@ -259,7 +270,7 @@ mod tests {
 
     #[test]
     fn an_invalidated_capture_is_neither_active_nor_none() {
-        let stream = Stream::new(1, 0);
+        let stream = Stream::new(1, 0, 0);
         assert_eq!(stream.capture_status(), 0);
         // A capture that is not global forbids nothing to the tests beside this one.
         assert!(Capture::begin(&stream, 1));

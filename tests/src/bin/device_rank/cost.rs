@@ -2,6 +2,7 @@
 //! allocations, events.
 
 use super::ends::counter;
+use super::stuck::Gate;
 use super::{Gpu, all_reduce, count};
 use allocation_counter::measure;
 use rcomm::{Buffer, DType, DeviceKind, Op, ReduceOp, Result, World};
@@ -13,21 +14,32 @@ pub(super) fn host_cost(world: &World, gpu: &Gpu) -> Result<()> {
     let numbers = gpu.buffer(&[1i64; 100])?;
     let of_program = || numbers.buffer();
     let of_group = || backend.allocate(DType::I64, 100);
-    print_cost(world, "a stream of the program", &of_program)?;
-    print_cost(world, "the group's stream", &of_group)?;
+    let idle = || Ok(None);
+    print_cost(world, "an idle stream of the program", &of_program, &idle)?;
+    let busy = || Gate::shut(world, gpu).map(Some);
+    print_cost(world, "a busy stream of the program", &of_program, &busy)?;
+    print_cost(world, "the group's stream", &of_group, &idle)?;
     // This thread has the device's context, other threads of a program need not.
     std::thread::scope(|scope| {
-        let thread = scope.spawn(|| print_cost(world, "a thread without context", &of_program));
+        let print = || print_cost(world, "a thread without context", &of_program, &idle);
+        let thread = scope.spawn(print);
         thread.join().expect("the thread does not panic")
     })
 }
 
-fn print_cost(world: &World, name: &str, make: &dyn Fn() -> Result<Buffer<'static>>) -> Result<()> {
+/// Counts for operations on buffers that `make` returns. What `shut` returns is opened once all are issued.
+fn print_cost(
+    world: &World,
+    name: &str,
+    make: &dyn Fn() -> Result<Buffer<'static>>,
+    shut: &dyn Fn() -> Result<Option<Gate>>,
+) -> Result<()> {
     const MANY: u64 = 100;
     let driver_calls = counter(world, "driver_calls");
     let round = || -> Result<[u64; 2]> {
         let buffers = (0..MANY).map(|_| make()).collect::<Result<Vec<_>>>()?;
         let mut works = Vec::with_capacity(buffers.len());
+        let gate = shut()?;
         let before = driver_calls();
         let mut issued: Result<()> = Ok(());
         let used = measure(|| {
@@ -40,6 +52,9 @@ fn print_cost(world: &World, name: &str, make: &dyn Fn() -> Result<Buffer<'stati
         });
         issued?;
         let calls = driver_calls() - before;
+        if let Some(gate) = gate {
+            gate.open();
+        }
         works
             .into_iter()
             .try_for_each(|work| work.wait().map(drop))?;

@@ -445,7 +445,8 @@ mod tests {
         }
     }
 
-    /// The variables that PyTorch's ProcessGroupNCCL and flight recorder read: each prefix, and the rest of each name.
+    /// The variables that PyTorch's ProcessGroupNCCL and flight recorder read, in 2.15 or, for two of them, before: each
+    /// prefix, and the rest of each name.
     const PYTORCH: [(&str, &[&str]); 3] = [
         (
             "TORCH_NCCL_",
@@ -509,6 +510,10 @@ mod tests {
     const TORCHCOMMS: &[&str] = &[
         "TORCHCOMMS_BACKEND_LIB_PATH_NCCL",
         "TORCHCOMMS_BACKEND_LIB_PATH_NCCLX",
+        "TORCHCOMMS_COMPILE_IGNORE_PYTORCH_VERSION_REQUIREMENT",
+        "TORCHCOMMS_PATCH_FOR_COMPILE",
+        "TORCHCOMMS_RDMA_ENABLE_REG_VERBOSE_LOG",
+        "TORCHCOMMS_SERIALIZATION",
         "TORCHCOMM_ABORT_ON_ERROR",
         "TORCHCOMM_BOOTSTRAP_RANKSIZE_QUERY_METHOD",
         "TORCHCOMM_FR_BUFFER_SIZE",

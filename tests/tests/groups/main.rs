@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod blocks;
+mod elsewhere;
 mod keys;
 mod monitored_barrier;
 mod together;

@@ -89,8 +89,8 @@ impl Notes {
         );
     }
 
-    /// Notes that this rank has aborted the group, and removes the note if it is the last rank of the group to do so. The
-    /// caller calls this once, and believes no end any more.
+    /// Notes that this rank has aborted the group, and removes the note if it is the last rank of the group to do so.
+    /// The caller calls this once, and believes no end any more.
     ///
     /// # Blocking
     /// Until the store has answered, for [`WRITE`](Self::WRITE) at most.

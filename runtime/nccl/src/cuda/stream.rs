@@ -41,9 +41,9 @@ pub struct CudaStream {
 
 /// Decides when the driver is asked whether a stream has pending work.
 ///
-/// The answer spares an operation two pieces of work of the device, the event that marks the end of the pending work and
-/// the wait for it. A stream of a program that runs ahead of the device nearly always has pending work, and the question
-/// is then in vain. So after each such answer, about twice as many operations pass before the next question.
+/// If it has none, an operation spares the device two pieces of work: the event that marks the end of the pending work,
+/// and the wait for it. A stream of a program that runs ahead of the device nearly always has pending work, and the
+/// question is then in vain. So after each such answer, about twice as many operations pass before the next question.
 #[derive(Default)]
 struct Idleness {
     /// How many operations pass before the next question; [`NEVER`](Self::NEVER) if the driver is not asked.
@@ -64,8 +64,8 @@ impl Idleness {
         }
     }
 
-    /// Of a stream with these flags. Work on a stream that synchronizes with the null stream also waits for work of that
-    /// stream, of which the driver's answer says nothing.
+    /// Of a stream with these flags. Work on a stream that synchronizes with the null stream also waits for the work of
+    /// that stream, of which the driver's answer says nothing.
     fn of_flags(flags: u32) -> Self {
         match flags & cuda::STREAM_NON_BLOCKING {
             0 => Self::never(),

@@ -15,12 +15,14 @@ Ranks take the devices in turn; more ranks than devices take NCCL 2.30 or newer.
 
 import argparse
 import concurrent.futures
+import ctypes
 import glob
 import json
 import os
-import random
+import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,10 @@ HEALTHY = "healthy"
 MOMENTS = {"hung": "while it hung", "after": "afterward", "dumps": "PyTorch's dumps"}
 # Seconds within which all ranks of a job must have begun.
 BEGIN = 180
+# Seconds within which a process that was killed must be gone: its device's work has to be torn down first.
+GONE = 60
+# The first NCCL that lets ranks share a device, as NCCL itself numbers it.
+SHARES_DEVICES = 23000
 DECIDED = {"stuck", "mismatch", "crashed", "slow"}
 
 
@@ -68,9 +74,9 @@ def table(out, names):
     rows, good = [], True
     print(f"{'job':9}" + "".join(f"{heading:17}" for heading in MOMENTS.values()) + "first line")
     for name in names:
-        row, line = {"job": name}, ""
+        row, line = {"job": name}, text_of(out / name / "why")
         if name == HEALTHY:
-            row["hung"] = (out / name / "state").read_text().strip()
+            row["hung"] = text_of(out / name / "state") or "none"
             good &= row["hung"] == "right"
         for moment in MOMENTS if name != HEALTHY else []:
             path = out / name / f"{moment}.json"
@@ -91,25 +97,45 @@ def table(out, names):
     return rows, good
 
 
+def text_of(path):
+    """The text of a file; empty if there is none."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def analyze(fr, paths):
     """The report of rcomm-fr as text; None if there is nothing to read, or it fails."""
     if not paths:
         return None
-    done = subprocess.run(
-        [fr, "analyze", "--format", "json", *paths], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60
-    )
-    return done.stdout.decode() if done.returncode in (0, 1, 2) and done.stdout else None
+    command = [fr, "analyze", "--format", "json", *paths]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60)
+    except subprocess.TimeoutExpired:
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode in (0, 1, 2) and done.stdout else None
+
+
+def free_port():
+    """A port that no socket has."""
+    with socket.socket() as it:
+        it.bind(("127.0.0.1", 0))
+        return it.getsockname()[1]
 
 
 class Job:
     """The processes of one job, with their files below a folder."""
 
-    def __init__(self, options, name, port):
+    def __init__(self, options, name):
         self.options, self.name = options, name
         self.at = options.out / name
+        # What an earlier run left there would be taken for this job's.
+        shutil.rmtree(self.at, ignore_errors=True)
         self.rings = self.at / "rings"
         for folder in (self.rings, self.at / "dumps"):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True)
+        port = free_port()
         self.processes = [self.start(rank, port) for rank in range(options.ranks)]
 
     def start(self, rank, port):
@@ -131,6 +157,8 @@ class Job:
             "TORCH_FR_DUMP_TEMP_FILE": dumps,
             "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": dumps,
             "OMP_NUM_THREADS": 1,
+            # NCCL's errors, for the logs.
+            "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"),
         }
         if options.ranks > options.devices:
             variables["NCCL_MULTI_RANK_GPU_ENABLE"] = 1
@@ -174,6 +202,14 @@ class Job:
         self.keep("hung", text)
         return True
 
+    def explain(self, what):
+        """Keeps why there is no report, with the last lines of the ranks' logs."""
+        lines = [f"{what};"]
+        for rank in range(self.options.ranks):
+            last = text_of(self.at / f"log.{rank}").splitlines()[-3:]
+            lines.append(f"rank {rank}: {' | '.join(last) or 'printed nothing'}")
+        (self.at / "why").write_text("\n    ".join(lines) + "\n")
+
     def run(self):
         try:
             if self.name == HEALTHY:
@@ -182,8 +218,14 @@ class Job:
                 left = self.ring_files()
                 state = "right" if well and not left else f"WRONG: {'rings are left' if well else 'a rank failed'}"
                 (self.at / "state").write_text(state)
-            elif self.within(BEGIN, lambda: self.have_begun() or self.has_ended()) and self.have_begun():
-                self.within(self.options.timeout * 0.8, self.look)
+                if not well:
+                    self.explain("not all ranks have ended well" if ended else f"it did not end in {BEGIN} s")
+            elif not (self.within(BEGIN, lambda: self.have_begun() or self.has_ended()) and self.have_begun()):
+                self.explain("a rank ended early" if self.has_ended() else f"not all ranks began in {BEGIN} s")
+            else:
+                if not self.within(self.options.timeout * 0.8, self.look):
+                    rings = self.ring_files()
+                    self.explain("rcomm-fr found no fault" if rings else "the plug-in made no ring")
                 _, rank, _ = FAULTS[self.name]
                 self.within(self.options.timeout + 60, lambda: self.has_ended(but=(rank,)))
                 self.keep("after", analyze(self.options.fr, self.ring_files()))
@@ -192,21 +234,42 @@ class Job:
             for process in self.processes:
                 if process.poll() is None:
                     process.kill()
-                process.wait()
+            for process in self.processes:
+                try:
+                    process.wait(GONE)
+                except subprocess.TimeoutExpired:
+                    print(f"{self.name}: process {process.pid} was killed and is still there", file=sys.stderr)
+
+
+def run_job(options, name):
+    """Runs one job, and says so once it is over."""
+    began = time.monotonic()
+    try:
+        Job(options, name).run()
+    except Exception as error:
+        # The table must have the other jobs nevertheless.
+        (options.out / name / "why").write_text(f"the script failed: {error!r}\n")
+    print(f"{name}: over after {time.monotonic() - began:.0f} s", flush=True)
 
 
 def rank_of_job(fault, timeout):
     """One rank of a PyTorch job over NCCL, which knows nothing of rcomm."""
     import datetime
 
+    # It must not outlive the script, which may be ended by a signal: PR_SET_PDEATHSIG of prctl(2).
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    # A rank that aborts leaves no file with its memory.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import torch
     import torch.distributed as dist
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=timeout))
-    pairs = [dist.new_group([first, first + 1]) for first in range(0, size - 1, 2)]
+    patience = datetime.timedelta(seconds=timeout)
+    dist.init_process_group("nccl", timeout=patience)
+    # A sub-group does not have the time-out of the whole group by itself.
+    pairs = [dist.new_group([first, first + 1], timeout=patience) for first in range(0, size - 1, 2)]
     pair = pairs[rank // 2] if rank // 2 < len(pairs) else None
     part = torch.ones(1 << 16, device=device)
     whole = torch.empty(2 << 16, device=device)
@@ -245,18 +308,33 @@ def rank_of_job(fault, timeout):
     os._exit(0)
 
 
+# Prints the number of devices, PyTorch's version, and that of the NCCL that is loaded with it (0 = not found).
+# `torch.cuda.nccl.version` would be that of the headers that PyTorch was built with.
+PROBE = """
+import ctypes, torch
+version = ctypes.c_int(0)
+try:
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+except (OSError, AttributeError):
+    pass
+print(torch.cuda.device_count(), torch.__version__, version.value)
+"""
+
+
 def devices_of(python):
-    """The number of devices that a Python's PyTorch sees, or why there is none."""
-    code = "import torch; print(torch.cuda.device_count(), torch.__version__)"
+    """The number of devices that a Python's PyTorch sees, the version of its NCCL, and both in words."""
     try:
-        done = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+        done = subprocess.run([python, "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return 0, str(error)
+        return 0, 0, str(error)
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").strip().splitlines()
-        return 0, last[-1] if last else f"{python} failed"
-    number, version = done.stdout.decode().split()
-    return int(number), f"PyTorch {version} sees {number} devices"
+        return 0, 0, last[-1] if last else f"{python} failed"
+    words = done.stdout.decode(errors="replace").split()[-3:]
+    if len(words) != 3 or not (words[0].isdigit() and words[2].isdigit()):
+        return 0, 0, f"{python} printed {' '.join(words) or 'nothing'}"
+    number, version, nccl = words
+    return int(number), int(nccl), f"PyTorch {version} with NCCL {nccl} sees {number} devices"
 
 
 def main():
@@ -296,12 +374,15 @@ def main():
 
 def run(parser, options):
     """Runs the jobs, whose reports are then below `options.out`."""
-    options.devices, why = devices_of(options.python)
+    options.devices, nccl, why = devices_of(options.python)
     if options.devices == 0:
         print(f"skipped: no device for PyTorch over NCCL: {why}", file=sys.stderr)
         sys.exit(0)
+    if 0 < nccl < SHARES_DEVICES and options.ranks > options.devices:
+        print(f"skipped: {options.ranks} ranks cannot share devices before NCCL 2.30: {why}", file=sys.stderr)
+        sys.exit(0)
     here = Path(__file__).resolve().parent
-    places = [here / "rcomm-fr", here / "bin" / "rcomm-fr", here.parents[1] / "target/release/rcomm-fr"]
+    places = [here / "rcomm-fr", here / "bin" / "rcomm-fr", here.parent.parent / "target/release/rcomm-fr"]
     options.fr = options.fr or shutil.which("rcomm-fr") or next((str(it) for it in places if it.is_file()), None)
     if options.fr is None:
         parser.error("there is no rcomm-fr: name it with --fr")
@@ -310,13 +391,16 @@ def run(parser, options):
         if asked.returncode != 0:
             parser.error("rcomm-fr finds no plug-in: name it with --plugin")
         options.plugin = asked.stdout.decode().strip()
+    options.plugin = os.path.abspath(options.plugin)
+    try:
+        # NCCL would go on without a plug-in that it cannot load.
+        ctypes.CDLL(options.plugin)
+    except OSError as error:
+        parser.error(f"the plug-in cannot be loaded: {error}")
     options.out = (options.out or Path(tempfile.mkdtemp(prefix="rcomm-torch-jobs-"))).resolve()
     print(f"{why}; {options.ranks} ranks; files in {options.out}", flush=True)
-    port = random.randrange(20000, 30000)
-    numbered = list(enumerate(options.jobs))
     with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
-        for done in [pool.submit(lambda it: Job(options, it[1], port + it[0]).run(), it) for it in numbered]:
-            done.result()
+        list(pool.map(lambda name: run_job(options, name), options.jobs))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ fn write_rank(at: &Path) {
     let program = std::env::current_exe().expect("a file");
     let text = format!(
         r#"#!/usr/bin/env bash
-[ "$1" != -c ] || {{ echo "4 2.0"; exit 0; }}
+[ "$1" != -c ] || {{ echo "4 2.0 23007"; exit 0; }}
 job=$3 count={COUNT} until=running waits="[ ! -e $RCOMM_RING_DIR/../hung.json ]"
 case $job:$RANK in
 never:2) until=not_called waits=true ;;
@@ -146,4 +146,63 @@ fn the_script_for_pytorch_on_a_device_explains_itself_and_skips_aloud_without_on
     let said = String::from_utf8_lossy(&skipped.stderr);
     assert!(said.starts_with("skipped: no device"), "{said}");
     assert_eq!(run(&["no-such-job"]).status.code(), Some(2));
+}
+
+/// What the script prints on its output and its errors with this Python in the place of one with PyTorch, and its exit
+/// code.
+fn run_with(python: &str, directory: &Path) -> (String, String, Option<i32>) {
+    let at = directory.join("python");
+    write_program(&at, python);
+    let out = directory.join("out");
+    let text_of = |path: &Path| path.to_str().expect("text").to_owned();
+    let output = run(&[
+        "--fr",
+        "true",
+        "--plugin",
+        &text_of(&loader::path()),
+        "--python",
+        &text_of(&at),
+        "--out",
+        &text_of(&out),
+        "never",
+        "healthy",
+    ]);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        text(&output.stdout),
+        text(&output.stderr),
+        output.status.code(),
+    )
+}
+
+#[test]
+fn the_script_for_pytorch_on_a_device_says_why_a_job_did_not_begin() {
+    if !has_python() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a folder");
+    let python = "#!/bin/sh\n[ \"$1\" != -c ] || { echo 1 2.0 23007; exit 0; }\necho no memory on $RANK >&2\nexit 1\n";
+    let (printed, errors, code) = run_with(python, directory.path());
+    assert_eq!(code, Some(1), "{printed}\n{errors}");
+    assert!(printed.contains("rank 3: no memory on 3"), "{printed}");
+    for row in ["never", "healthy"] {
+        assert!(
+            printed.lines().any(|line| line.starts_with(row)),
+            "{printed}"
+        );
+    }
+}
+
+#[test]
+fn the_script_for_pytorch_on_a_device_skips_where_ranks_cannot_share_a_device() {
+    if !has_python() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a folder");
+    let (printed, errors, code) = run_with("#!/bin/sh\necho 1 2.0 22803\n", directory.path());
+    assert_eq!((code, printed.as_str()), (Some(0), ""), "{errors}");
+    assert!(
+        errors.starts_with("skipped: 4 ranks cannot share"),
+        "{errors}"
+    );
 }

@@ -174,7 +174,6 @@ fn a_communicator_of_another_name_or_with_other_operations_stays_a_group_of_its_
     };
     assert_eq!(group_count("default_pg", &SEEN), 1);
     assert_eq!(group_count("tp", &SEEN), 2);
-    assert_eq!(group_count("", &SEEN), 2);
     let other = [OpType::AllReduce, OpType::Broadcast, OpType::AllReduce];
     assert_eq!(group_count("default_pg", &other), 2);
 }
@@ -212,6 +211,48 @@ fn few_operations_of_records_that_lack_the_process_are_joined_by_the_communicato
     assert_eq!(groups("default_pg", true), 1);
 }
 
+#[test]
+fn a_communicator_without_a_name_is_the_one_group_whose_calls_were_recorded_at_the_same_times() {
+    let groups = |later_ns: i64, has_second_group: bool| {
+        let mut dumps = job("", &SEEN);
+        for dump in &mut dumps {
+            // One call each second.
+            for (ago, entry) in dump.entries.iter_mut().rev().enumerate() {
+                entry.time_created_ns -= ago as i64 * 1_000_000_000;
+            }
+            match dump.recorder {
+                Recorder::NcclProfiler => {
+                    for entry in &mut dump.entries {
+                        entry.time_created_ns += later_ns;
+                    }
+                }
+                _ if has_second_group => {
+                    let mut second = dump.groups[0].clone();
+                    (second.info.id, second.info.name) = (1, "1".to_owned());
+                    dump.groups.push(second);
+                    let mut calls = dump.entries.clone();
+                    for (number, call) in (100..).zip(&mut calls) {
+                        (call.group, call.record_id) = (1, number);
+                    }
+                    dump.entries.extend(calls);
+                }
+                _ => {}
+            }
+        }
+        let report = analyze(&dumps, &Policy::default());
+        let named = report
+            .groups
+            .iter()
+            .map(|known| known.group.name.to_string());
+        named.collect::<Vec<_>>()
+    };
+    assert_eq!(groups(0, false), ["0"]);
+    // The same calls at other times.
+    assert_eq!(groups(200_000_000, false), ["0", "nccl-00000000000000ab"]);
+    // Two groups of the same ranks, whose calls are the same: it may be either.
+    assert_eq!(groups(0, true), ["0", "1", "nccl-00000000000000ab"]);
+}
+
 /// The dumps that PyTorch's recorder left of a job that hangs, in order of rank.
 fn torch_dumps() -> Vec<Dump> {
     macro_rules! rank {
@@ -241,8 +282,9 @@ fn torch_dumps() -> Vec<Dump> {
 }
 
 /// What the plug-in records in the process of this dump: its collectives, each `later_ns` after the program's recorder
-/// noted it, by communicators that have the description of PyTorch's group and no name.
-fn plugin_of(torch: &Dump, later_ns: i64) -> Dump {
+/// noted it. The communicators have no names, as PyTorch gives them none, or those of PyTorch's groups, if
+/// `are_named`.
+fn plugin_of(torch: &Dump, later_ns: i64, are_named: bool) -> Dump {
     let rank = torch.identity.rank.expect("`torch_dumps` set the rank");
     let mut dump = torch.clone();
     dump.recorder = Recorder::NcclProfiler;
@@ -269,6 +311,9 @@ fn plugin_of(torch: &Dump, later_ns: i64) -> Dump {
                 .parse::<u64>()
                 .expect("the group's name is a number");
         group.info.name = format!("nccl-{hash:016x}");
+        if !are_named {
+            group.info.desc.clear();
+        }
         group.status = None;
         let communicator = Communicator {
             group: group.info.name.clone(),
@@ -283,28 +328,26 @@ fn plugin_of(torch: &Dump, later_ns: i64) -> Dump {
 }
 
 #[test]
-fn pytorch_s_dumps_are_joined_by_name_order_and_time() {
+fn pytorch_s_dumps_are_joined_by_order_and_time_with_and_without_names() {
     let torch = torch_dumps();
     assert!(torch.iter().all(|dump| dump.identity.pid == 0));
     let alone = analyze(&torch, &Policy::default());
-    let judge_with_plugin = |later_ns: i64| {
-        let rings = torch.iter().map(|dump| plugin_of(dump, later_ns));
+    let judge_with_plugin = |later_ns: i64, are_named: bool| {
+        let rings = torch
+            .iter()
+            .map(|dump| plugin_of(dump, later_ns, are_named));
         analyze(
             &torch.iter().cloned().chain(rings).collect::<Vec<_>>(),
             &Policy::default(),
         )
     };
-    let communicators = |report: &rcomm_verdict::Report, kind: &str| {
-        let groups = report.groups.iter().map(|known| &known.group);
+    // Those with operations: without any, nothing shows which group a communicator is.
+    let communicators = |report: &rcomm_verdict::Report| {
+        let groups = report.groups.iter();
         groups
-            .filter(|group| group.name.starts_with("nccl-") && group.desc == kind)
+            .filter(|known| known.group.name.starts_with("nccl-") && known.last_seq.is_some())
             .count()
     };
-    let joined = judge_with_plugin(20_000);
-    assert_eq!(joined.ranks.len(), 8);
-    for kind in ["tp", "dp", "default_pg"] {
-        assert_eq!(communicators(&joined, kind), 0, "{kind}");
-    }
     let named = |report: &rcomm_verdict::Report| {
         let first = &report.findings[0];
         (
@@ -313,7 +356,13 @@ fn pytorch_s_dumps_are_joined_by_name_order_and_time() {
             first.sentence.clone(),
         )
     };
-    assert_eq!(named(&joined), named(&alone));
-    // Another run of the same program: the same calls in the same order, at other times.
-    assert_eq!(communicators(&judge_with_plugin(3_000_000_000), "tp"), 4);
+    for are_named in [true, false] {
+        let joined = judge_with_plugin(20_000, are_named);
+        assert_eq!(joined.ranks.len(), 8);
+        assert_eq!(communicators(&joined), 0, "{are_named}");
+        assert_eq!(named(&joined), named(&alone));
+        // Another run of the same program: the same calls in the same order, at other times.
+        let apart = judge_with_plugin(3_000_000_000, are_named);
+        assert!(communicators(&apart) > 4, "{are_named}");
+    }
 }

@@ -143,9 +143,10 @@ fn communicator_of<'a>(
 }
 
 /// The program's group that this communicator carries, with the operations that both records hold: by NCCL's number
-/// where the program's record has it, else by the communicator's name. Without the number, and unless
-/// `is_one_process`, the operations must also have been recorded at the same times. `None` unless exactly one such
-/// group has operations that agree.
+/// where the program's record has it, else by the communicator's name, and where it has no name, as PyTorch gives it
+/// none, by the process's place in the group. Without the number, and unless `is_one_process`, the operations must also
+/// have been recorded at the same times; without the name in any case. `None` unless exactly one such group has
+/// operations that agree.
 fn partner(
     shared: &Shared,
     plugin: &Record,
@@ -175,7 +176,7 @@ fn partner(
     };
     let by_name = |local: &LocalGroup| {
         let group = &shared.groups[local.group as usize];
-        !known.desc.is_empty() && (known.desc == group.name || known.desc == group.desc)
+        known.desc == group.name || known.desc == group.desc
     };
     let groups_that = |also_fits: &dyn Fn(&LocalGroup) -> bool| -> Vec<usize> {
         let groups = program.groups.iter().enumerate();
@@ -184,15 +185,24 @@ fn partner(
             .map(|(index, _)| index)
             .collect()
     };
+    let by_place = |local: &LocalGroup| {
+        place.is_some() && !shared.groups[local.group as usize].ranks.is_empty()
+    };
     let mut candidates = groups_that(&by_number);
     let is_numbered = !candidates.is_empty();
+    let is_named = !known.desc.is_empty();
     if !is_numbered {
-        candidates = groups_that(&by_name);
+        candidates = match is_named {
+            true => groups_that(&by_name),
+            false => groups_that(&by_place),
+        };
     }
     let agreeing = candidates.into_iter().filter_map(|group| {
         let pairs = pairs([plugin, program], local, group, is_one_process)?;
-        let has_times = || pairs.len() >= ENOUGH && are_near([plugin, program], &pairs);
-        let is_certain = is_numbered || is_one_process || has_times();
+        let has_times = || are_near([plugin, program], &pairs);
+        let is_certain = is_numbered
+            || is_one_process && (is_named || has_times())
+            || pairs.len() >= ENOUGH && has_times();
         is_certain.then_some((group, pairs))
     });
     let mut agreeing: Vec<_> = agreeing.collect();

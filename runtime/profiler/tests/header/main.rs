@@ -1,6 +1,8 @@
 //! The interface has the memory layout of NCCL's public headers. A C compiler computed the expected offsets and sizes,
 //! in bytes on 64-bit Linux, for the headers of NCCL 2.26.2, 2.27.7, 2.28.3, 2.29.7 and 2.30.7. Releases with the same
-//! version of the interface agree.
+//! version of the interface agree. `releases` compares all of it with the headers themselves.
+
+mod releases;
 
 use rcomm_nccl_profiler::abi::{
     Coll, CollApi, CollV5, DescriptorV3, DescriptorV4, DescriptorV5, FactsV5, GroupApi, InitV3,

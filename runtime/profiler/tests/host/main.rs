@@ -24,6 +24,7 @@ mod network;
 mod orders;
 mod races;
 mod recorded;
+mod second_name;
 mod torch_jobs;
 mod unreported;
 mod views;

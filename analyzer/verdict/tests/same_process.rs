@@ -356,6 +356,21 @@ fn pytorch_s_dumps_are_joined_by_order_and_time_with_and_without_names() {
             first.sentence.clone(),
         )
     };
+    // A thread that lost its processor between the two records of a call.
+    let paused = torch.iter().map(|dump| {
+        let mut ring = plugin_of(dump, 20_000, false);
+        let longest = (0..ring.groups.len() as u32)
+            .max_by_key(|&group| ring.entries.iter().filter(|it| it.group == group).count());
+        let mut calls = ring
+            .entries
+            .iter_mut()
+            .filter(|it| Some(it.group) == longest);
+        let call = calls.nth(3).expect("a call");
+        call.time_created_ns += 300_000_000;
+        ring
+    });
+    let paused: Vec<Dump> = torch.iter().cloned().chain(paused).collect();
+    assert_eq!(communicators(&analyze(&paused, &Policy::default())), 0);
     for are_named in [true, false] {
         let joined = judge_with_plugin(20_000, are_named);
         assert_eq!(joined.ranks.len(), 8);

@@ -2,9 +2,9 @@
 """Jobs of an unchanged PyTorch over NCCL with the profiler plug-in, on real devices, each with one fault.
 
 While a job hangs, the first line of rcomm-fr on the plug-in's rings must name the rank at fault. Once the others have
-given up, and on the dumps that PyTorch writes then, it must accuse no other rank. A job without a fault must leave no
-ring. Prints a table; exits with 1 if a line of it is wrong, and with 0 and a line that begins with "skipped" if there is
-no PyTorch that sees a device.
+given up, on the dumps that PyTorch writes then, and on both together, it must accuse no other rank. A job without a
+fault must leave no ring. Prints a table; exits with 1 if a line of it is wrong, and with 0 and a line that begins with
+"skipped" if there is no PyTorch that sees a device.
 
     tests/gpu/torch_jobs.py                         all jobs of 4 ranks, two at a time
     tests/gpu/torch_jobs.py --ranks 8 kill freeze   two of them, with 8 ranks
@@ -40,7 +40,7 @@ FAULTS = {
 }
 HEALTHY = "healthy"
 # The reports on each job, by the file that holds them, and the heading of the table.
-MOMENTS = {"hung": "while it hung", "after": "afterward", "dumps": "PyTorch's dumps"}
+MOMENTS = {"hung": "while it hung", "after": "afterward", "dumps": "PyTorch's dumps", "both": "rings and dumps"}
 # Seconds within which all ranks of a job must have begun.
 BEGIN = 180
 # Seconds within which a process that was killed must be gone: its device's work has to be torn down first.
@@ -69,6 +69,13 @@ def judge(fault, moment, report):
     return "right" if moment != "hung" or finding["code"] in codes else "WRONG"
 
 
+def apart(report):
+    """The number of the plug-in's communicators with operations that are not joined with a group of PyTorch's."""
+    groups = report.get("groups") or []
+    names = [it["group"]["name"] for it in groups if it.get("last_seq") is not None]
+    return sum(name.startswith("nccl-") for name in names)
+
+
 def table(out, names):
     """Prints what the reports below `out` say of each job; returns the rows for a file, and whether all are right."""
     rows, good = [], True
@@ -88,6 +95,8 @@ def table(out, names):
                 continue
             row[moment] = judge(name, moment, report)
             good &= row[moment] == "right" or (moment != "hung" and row[moment] == "silent")
+            if moment == "both":
+                row["apart"] = apart(report)
             finding = first_error(report)
             if moment == "hung" or row[moment] == "WRONG":
                 line = finding["sentence"] if finding else report.get("verdict", "")
@@ -228,8 +237,11 @@ class Job:
                     self.explain("rcomm-fr found no fault" if rings else "the plug-in made no ring")
                 _, rank, _ = FAULTS[self.name]
                 self.within(self.options.timeout + 60, lambda: self.has_ended(but=(rank,)))
-                self.keep("after", analyze(self.options.fr, self.ring_files()))
-                self.keep("dumps", analyze(self.options.fr, sorted(glob.glob(str(self.at / "dumps" / "*")))))
+                rings, dumps = self.ring_files(), sorted(glob.glob(str(self.at / "dumps" / "*")))
+                self.keep("after", analyze(self.options.fr, rings))
+                self.keep("dumps", analyze(self.options.fr, dumps))
+                if rings and dumps:
+                    self.keep("both", analyze(self.options.fr, rings + dumps))
         finally:
             for process in self.processes:
                 if process.poll() is None:

@@ -122,6 +122,22 @@ fn the_script_for_pytorch_on_a_device_judges_jobs_of_this_program() {
     let judged = |out: &Path| run(&["--judge", &text_of(out)]);
     let again = judged(&out);
     assert!(again.status.success(), "{again:?}");
+    // A report on rings and dumps together, in which the plug-in's two communicators stayed apart.
+    let both = out.join("launch/both.json");
+    std::fs::copy(out.join("launch/hung.json"), &both).expect("a report");
+    let (path, table) = (text_of(&out), at("again.json"));
+    let with_both = run(&["--judge", &path, "--json", &text_of(&table)]);
+    assert!(with_both.status.success(), "{with_both:?}");
+    let table = std::fs::read_to_string(&table).expect("the table");
+    let table: serde_json::Value = serde_json::from_str(&table).expect("JSON");
+    let rows = table["jobs"].as_array().expect("a list");
+    let row = rows.iter().find(|row| row["job"] == "launch");
+    let row = row.expect("a row");
+    assert_eq!(row["both"], "right");
+    assert!(row["apart"].as_u64() >= Some(1), "{row}");
+    std::fs::copy(out.join("never/hung.json"), out.join("size/both.json")).expect("a report");
+    assert_eq!(judged(&out).status.code(), Some(1));
+    std::fs::remove_file(out.join("size/both.json")).expect("a report");
     std::fs::copy(out.join("size/hung.json"), out.join("kill/hung.json")).expect("two reports");
     let wrong = judged(&out);
     assert_eq!(wrong.status.code(), Some(1), "{wrong:?}");

@@ -23,6 +23,7 @@ mod neighbors;
 mod network;
 mod orders;
 mod races;
+mod random;
 mod recorded;
 mod second_name;
 mod torch_jobs;

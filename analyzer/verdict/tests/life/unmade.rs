@@ -4,7 +4,7 @@ use super::job::{State, closed, dead, fails, record};
 use super::{judge, root};
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, Verdict};
+use rcomm_verdict::{Code, Report, Verdict};
 
 /// Adds to the record of a rank that it could not make a group at this time.
 fn with_unmade_group(
@@ -23,11 +23,10 @@ fn with_unmade_group(
     dump
 }
 
-#[test]
-fn a_rank_that_lost_another_while_it_made_a_group_did_not_end_first() {
-    let waits = [(1.0, State::Failed(1.09))];
-    // Rank 2 could not make the group of the world, and rank 3 was about to make one with it. Then rank 3 ends at once,
-    // and rank 2 takes longer.
+/// Four ranks. Rank 2 could not make the group of the world, and rank 3 was about to make one with it, which rank 3
+/// recorded as `kind`. Rank 3 ends at `ended`, and rank 2 later than 1.1 s. The others fail at `failed`.
+fn of_an_unready_rank(kind: FailureKind, ended: f64, failed: f64) -> Report {
+    let waits = [(1.0, State::Failed(failed))];
     let mut unready = with_unmade_group(
         record(2, 4, &[]),
         FailureKind::Backend,
@@ -38,25 +37,49 @@ fn a_rank_that_lost_another_while_it_made_a_group_did_not_end_first() {
     unready.groups.clear();
     let pair = with_unmade_group(
         record(3, 4, &[]),
-        FailureKind::PeerGone,
+        kind,
         &[2],
         1.0,
         "group pair: rank 2 is gone: its connection ended",
     );
-    let lost = |rank| fails(record(rank, 4, &waits), FailureKind::PeerGone, &[2], 1.09);
+    let lost = |rank| fails(record(rank, 4, &waits), FailureKind::PeerGone, &[2], failed);
     let dumps = [
-        dead(lost(0), 2.7),
-        dead(lost(1), 2.7),
-        closed(unready, 2.6),
-        dead(pair, 1.1),
+        dead(lost(0), failed + 1.6),
+        dead(lost(1), failed + 1.6),
+        closed(unready, 1.5),
+        dead(pair, ended),
     ];
-    let report = judge(&dumps, 3600.0);
-    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
-    let roots = report
-        .findings
-        .iter()
-        .filter(|finding| finding.caused_by.is_none());
-    assert_eq!(roots.count(), 1, "{:?}", report.findings);
+    judge(&dumps, 3600.0)
+}
+
+#[test]
+fn a_rank_that_lost_another_while_it_made_a_group_is_not_at_fault() {
+    // The wait of the others may be a short one, or one that counts, and rank 3 may end before rank 2 or with the others.
+    let crashed = (Verdict::Crashed, Code::E150, &[2][..]);
+    let late = (Verdict::Stuck, Code::E101, &[2][..]);
+    for (kind, ended, failed, expected) in [
+        (FailureKind::PeerGone, 1.1, 1.09, crashed),
+        (FailureKind::PeerGone, 1.1, 2.6, crashed),
+        (FailureKind::PeerGone, 4.2, 2.6, crashed),
+        (FailureKind::Timeout, 1.1, 2.6, late),
+        (FailureKind::Timeout, 4.2, 2.6, crashed),
+    ] {
+        let report = of_an_unready_rank(kind, ended, failed);
+        assert_eq!(root(&report), expected, "{:?}", report.findings);
+        let roots = report
+            .findings
+            .iter()
+            .filter(|finding| finding.caused_by.is_none());
+        assert_eq!(roots.count(), 1, "{:?}", report.findings);
+    }
+    // A failure of another kind explains no absence: rank 3 is missed as well.
+    let report = of_an_unready_rank(FailureKind::Backend, 4.2, 2.6);
+    let mut findings = report.findings.iter();
+    assert!(
+        findings.any(|finding| finding.culprit_ranks == [3]),
+        "{:?}",
+        report.findings
+    );
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::format::{count_ranks, format_ranks};
 use crate::report::{Code, Finding};
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
 
@@ -38,6 +38,7 @@ impl Check for NotJoined {
             if let Some((place, why)) = first_missed(ctx, node)
                 && matches!(ctx.graph.places[place], Place::Collective { .. })
                 && !ctx.failed_at_once(place)
+                && !lost_another(ctx, place, node)
             {
                 by_place.entry(place).or_default().push((node, why));
             }
@@ -67,6 +68,39 @@ impl Check for NotJoined {
         });
         drafts.collect()
     }
+}
+
+/// Whether a rank is missing at a place because it lost another one that is missing there, too: in a call that makes a
+/// group, which is not recorded as an operation, since which it has issued none. Of two ranks that lost each other,
+/// neither counts.
+fn lost_another(ctx: &Context<'_>, place: usize, node: Node) -> bool {
+    let is_missing = |rank: Rank| {
+        let mut missing = ctx.graph.missing[place].iter();
+        missing.any(|&(other, _)| ctx.rank(other) == rank)
+    };
+    let rank = ctx.rank(node);
+    let lost = lost_in_no_operation(ctx, rank);
+    let is_cause =
+        |&other: &Rank| is_missing(other) && !lost_in_no_operation(ctx, other).contains(&rank);
+    !lost.is_empty() && lost.iter().all(is_cause)
+}
+
+/// The other ranks that the newest failure of this rank names, if it is the loss of them or a wait for them until its
+/// deadline, outside of any operation, and the rank has issued no operation since.
+fn lost_in_no_operation(ctx: &Context<'_>, rank: Rank) -> Vec<Rank> {
+    let of_record = |record: usize| {
+        let full_record = &ctx.aligned.records[record];
+        let newest = full_record.failures.last()?;
+        let is_loss = matches!(newest.kind, FailureKind::PeerGone | FailureKind::Timeout);
+        let went_on = full_record
+            .ops
+            .last()
+            .is_some_and(|op| op.created_ns > newest.time_ns);
+        let is_outside = newest.operation.is_none() && !newest.ranks.contains(&rank);
+        (is_loss && is_outside && !went_on).then(|| newest.ranks.clone())
+    };
+    let mut records = ctx.aligned.records_of(rank);
+    records.find_map(of_record).unwrap_or_default()
 }
 
 /// The highest confidence if ranks do not agree on their groups: less than that of the finding that says so.

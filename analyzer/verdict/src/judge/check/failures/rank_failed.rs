@@ -5,7 +5,7 @@
 //! recorded error counts against its rank only if it came long before the time-out and before every other rank's, and
 //! nothing else explains why the others wait.
 
-use super::recorded_failure::gave_up_before;
+use super::recorded_failure::{gave_up_before, text};
 use crate::align::record::Op;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
@@ -17,7 +17,7 @@ use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::format::{count_ranks, format_ranks, format_time};
 use crate::report::{Code, Finding};
-use rcomm_recorder::model::{EntryState, Rank};
+use rcomm_recorder::model::{EntryState, Failure as RankFailure, FailureKind, Rank};
 use std::collections::BTreeMap;
 
 /// Reports ranks whose process is gone and for which others wait.
@@ -336,9 +336,27 @@ pub(in crate::judge::check) fn how_they_ended(ctx: &Context<'_>, ranks: &[Rank])
     match (known, ranks.len()) {
         (Some((_, words)), 1) => format!("; it {words}"),
         (Some((rank, words)), _) => format!("; rank {rank} {words}"),
-        (None, 1) if ctx.life.ended_in_order(ranks[0]) => "; it ended in order".to_owned(),
+        (None, 1) if ctx.life.ended_in_order(ranks[0]) => {
+            let error = last_error(ctx, ranks[0]);
+            let error = error.map(|failure| format!(" after an error{}", text(failure)));
+            format!("; it ended in order{}", error.unwrap_or_default())
+        }
         (None, _) => String::new(),
     }
+}
+
+/// The newest failure that a rank recorded, if it is an error of its own and names no rank, and the rank has issued no
+/// operation since.
+fn last_error<'a>(ctx: &'a Context<'_>, rank: Rank) -> Option<&'a RankFailure> {
+    let mut records = ctx.aligned.records_of(rank);
+    records.find_map(|record| {
+        let full_record = &ctx.aligned.records[record];
+        let newest = full_record.failures.last()?;
+        let mut ops = full_record.ops.iter();
+        let is_last = ops.all(|op| op.created_ns <= newest.time_ns);
+        let is_own = newest.kind == FailureKind::Backend && newest.seen_by == rank;
+        (is_own && newest.ranks.is_empty() && is_last).then_some(newest)
+    })
 }
 
 /// Changes the next step to finding out why the first culprit's process ended, if that process ended in order or its

@@ -4,7 +4,8 @@ use super::handshake::{ANSWER_LEN, ChannelKind, Decision, End, Handshake, Identi
 use super::host::Host;
 use super::links::Links;
 use super::listener::{ChannelId, Listener, ListenerState, milliseconds};
-use super::{KeysToPublish, PeerState, fill_random, lock};
+use super::shortage::is_shortage;
+use super::{KeysToPublish, PeerState, address_key, fill_random, lock};
 use crate::registered::Registry;
 use crate::transport::Wire;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
@@ -19,8 +20,8 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -95,13 +96,8 @@ impl Mesh {
             .map_err(|error| port_error(error.into()))?;
         let wake = Arc::new(wake);
         let identity = Identity::new(world.rank, world.world_size, &world.job, &world.secret);
-        let shared = Arc::new(ListenerState {
-            arrived: Mutex::default(),
-            changed: Condvar::new(),
-            refused: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
-        });
-        let (host, segment_server) = Host::enter(world, &identity)?;
+        let shared = Arc::new(ListenerState::new());
+        let (host, segment_server) = Host::enter(world, &identity, shared.shortage.clone())?;
         let listener = Listener::new(
             identity.clone(),
             world.tls.clone(),
@@ -252,7 +248,8 @@ impl Mesh {
     }
 
     /// Works like [`connect`](Self::connect), but the lower rank does not wait: it gets `None` if the peer has
-    /// not connected all sockets yet. The higher rank dials and waits for the handshakes in either case.
+    /// not connected all sockets yet, and fails if callers cannot be accepted. The higher rank dials and waits for the
+    /// handshakes in either case.
     pub(crate) fn try_connect(
         &self,
         request: ChannelRequest,
@@ -269,6 +266,8 @@ impl Mesh {
         });
         let mut arrived = lock(&self.shared.arrived);
         if !ids.clone().all(|id| arrived.channels.contains_key(&id)) {
+            drop(arrived);
+            self.shared.shortage.check().map_err(Failure::Io)?;
             return Ok(None);
         }
         Ok(Some(
@@ -321,7 +320,13 @@ impl Mesh {
             }
             Ok(None) => Ok(PeerState::Unknown),
             // Only a refusal shows that the peer does not listen any more; any other error may be one of the network.
-            Err(Failure::Gone(_, Some(error))) if is_refusal(&error) => Ok(PeerState::Gone),
+            Err(Failure::Gone(_, Some(error)))
+                if error.kind() == io::ErrorKind::ConnectionRefused =>
+            {
+                Ok(PeerState::Gone)
+            }
+            // This rank lacks a descriptor, which shows nothing about the peer.
+            Err(Failure::Io(error)) if is_shortage(&error) => Ok(PeerState::Unknown),
             Err(failure) => Err(failure),
         }
     }
@@ -372,6 +377,7 @@ impl Mesh {
             if self.is_closed.load(Ordering::Acquire) {
                 return Err(Failure::Closed);
             }
+            self.shared.shortage.check().map_err(Failure::Io)?;
             if began.elapsed() >= LIVENESS_CHECK {
                 drop(arrived);
                 let is_gone = self.is_gone(handshake.to, policy);
@@ -414,6 +420,7 @@ impl Mesh {
                         tracing::warn!(rank = handshake.to, %address, "the rank does not answer yet: retrying");
                     }
                 }
+                Err(error) if is_shortage(&error) => return Err(Failure::Io(error)),
                 Err(error) => {
                     let message = format!("{address}: {error}");
                     return Err(gone(io::Error::new(error.kind(), message)));
@@ -509,14 +516,6 @@ impl Drop for Mesh {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-fn is_refusal(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::ConnectionRefused
-}
-
-fn address_key(rank: Rank) -> String {
-    format!("cpu/addr/{rank}")
 }
 
 /// Sends and receives the bytes of a handshake over a non-blocking socket, until the policy ends the wait.

@@ -11,6 +11,7 @@
 use super::fill_random;
 use super::handshake::{ANSWER_LEN, ChannelKind, Decision, End, Handshake, Identity};
 use super::layout::Layout;
+use super::shortage::Shortage;
 use crate::transport::fd_passing;
 use crate::transport::shm::{Segment, ShmExchange, ShmExchangeError};
 use crate::wait::processors::{self, Processors, own_processors, wait_mode_of};
@@ -30,12 +31,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The time-out of each read and write in the handshake with the rank that made the segment.
+/// The longest time-out of each read and write in the handshake with the rank that made the segment.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// The time-out of one that begins at the deadline.
+const SHORTEST_TIME: Duration = Duration::from_millis(1);
 /// How long to wait for ranks to enter the shared memory before looking for their notes in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
 /// How long before the deadline a rank checks which ranks have not published their host.
 const LOOK_TIME: Duration = Duration::from_millis(200);
+/// How often a rank that waits for others checks whether it can accept their connections.
+const SHORTAGE_CHECK: Duration = Duration::from_millis(20);
 /// At most this many ranks that have not published their host are named.
 const MAX_NAMED: usize = 8;
 /// The host's name in the note of a rank that shares no memory.
@@ -58,6 +63,8 @@ pub(crate) struct Host {
     /// Whether all ranks are on one host, according to the launcher.
     is_single_host: bool,
     store: Arc<dyn Store>,
+    /// Whether this rank can accept its callers.
+    shortage: Arc<Shortage>,
 }
 
 /// What a rank publishes about its host: the name, the machine, and the processors on which the rank may run.
@@ -101,9 +108,10 @@ impl Host {
     /// # Errors
     /// `Store` if the store fails or has an invalid entry. Any other error, mostly `Io`, is returned only if the
     /// configuration requires shared memory; otherwise it is logged, and this rank uses sockets.
-    pub(crate) fn enter(
+    pub(super) fn enter(
         world: &WorldContext,
         identity: &Identity,
+        shortage: Arc<Shortage>,
     ) -> Result<(Self, SegmentServer)> {
         let boot = boot_id();
         let machine = boot.as_ref().ok();
@@ -122,6 +130,7 @@ impl Host {
             segment: None,
             is_single_host: world.local_world_size == Some(world.world_size),
             store: world.store.clone(),
+            shortage,
         };
         let mut segment_server = None;
         if world.config.transport != TransportChoice::Tcp {
@@ -184,7 +193,8 @@ impl Host {
                 format!("the store has {stored:?} under {maker_key}"),
             )
         })?;
-        let segment = request_segment(identity, maker, socket, world.world_size);
+        let limit = HANDSHAKE_TIME.min(world.deadline.remaining());
+        let segment = request_segment(identity, maker, socket, world.world_size, limit);
         let segment = segment.map_err(|error| {
             let message = format!("cannot share memory with rank {maker} of this host");
             Error::io(message, error).with_rank(maker)
@@ -197,7 +207,7 @@ impl Host {
     /// not published their host yet.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Those of the store; `Io` if this rank cannot accept the connections of others.
     pub(crate) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
         let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let segment = self.segment.as_ref();
@@ -212,16 +222,15 @@ impl Host {
         }
         if !unread.is_empty() {
             let keys: Vec<String> = unread.iter().map(|&rank| host_key(rank)).collect();
-            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             let time_left = deadline.remaining();
             let first = time_left.saturating_sub(LOOK_TIME.min(time_left / 4));
-            let notes = match self.store.multi_get(&keys, first) {
+            let notes = match self.read_notes(&keys, first) {
                 Err(error) if error.kind() == ErrorKind::Timeout => {
                     // Checks before the deadline: at the deadline, the rank that serves the store may give up as well.
                     let Ok(absent) = self.ranks_without_notes(&unread, deadline) else {
                         return Err(error);
                     };
-                    let notes = self.store.multi_get(&keys, deadline.remaining());
+                    let notes = self.read_notes(&keys, deadline.remaining());
                     notes.map_err(|error| self.not_connected_error(error, absent, time_left))?
                 }
                 notes => notes?,
@@ -241,6 +250,26 @@ impl Host {
         };
         let names: Vec<Option<&str>> = ranks.iter().map(name_of).collect();
         Ok(Layout::new(&names, rank))
+    }
+
+    /// Reads the notes under these keys; waits for them for `limit` at most. A rank publishes its note only once the
+    /// maker of the segment has answered it: so the wait ends early if this rank cannot accept callers.
+    ///
+    /// # Errors
+    /// Those of the store; `Io` if this rank cannot accept the connections of others.
+    fn read_notes(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>> {
+        let keys = keys.to_vec();
+        let query = StoreQuery::put(&self.store, move |store| {
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            store.multi_get(&keys, limit)
+        })?;
+        loop {
+            if let Some(notes) = query.answer_within(SHORTAGE_CHECK) {
+                return notes;
+            }
+            let short = self.shortage.check();
+            short.map_err(|error| Error::io("cannot meet the other ranks", error))?;
+        }
     }
 
     /// The first of these ranks that have no note.
@@ -316,7 +345,7 @@ impl Host {
     /// returns `None` on all of them. Waits only for ranks whose host is not known yet.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Those of [`layout`](Self::layout).
     pub(crate) fn agree(
         &self,
         number: u64,
@@ -425,17 +454,21 @@ fn listen() -> io::Result<(String, UnixListener)> {
     Ok((socket, listener))
 }
 
-/// Requests the segment from the rank `maker`, which listens on this abstract unix socket.
+/// Requests the segment from the rank `maker`, which listens on this abstract unix socket. Each read and write takes
+/// `limit` at most.
 fn request_segment(
     identity: &Identity,
     maker: Rank,
     socket: &str,
     world_size: u32,
+    limit: Duration,
 ) -> io::Result<Segment> {
     let address = SocketAddr::from_abstract_name(socket)?;
     let mut stream = UnixStream::connect_addr(&address)?;
-    stream.set_read_timeout(Some(HANDSHAKE_TIME))?;
-    stream.set_write_timeout(Some(HANDSHAKE_TIME))?;
+    // Zero is refused.
+    let limit = Some(limit.max(SHORTEST_TIME));
+    stream.set_read_timeout(limit)?;
+    stream.set_write_timeout(limit)?;
     let user = rustix::net::sockopt::socket_peercred(&stream)?.uid;
     if user != rustix::process::geteuid() {
         return Err(io::Error::other("the socket belongs to another user"));

@@ -3,6 +3,7 @@
 use super::handshake::{
     ANSWER_LEN, ChannelKind, Decision, End, HANDSHAKE_LEN, Handshake, Identity, PROOF_LEN,
 };
+use super::shortage::{Shortage, has_caller, is_shortage};
 use super::{fill_random, lock};
 use crate::transport::{Wire, fd_passing, shm::Segment};
 use rcomm_recorder::model::Rank;
@@ -29,6 +30,8 @@ const LEAST_TIME: Duration = Duration::from_secs(1);
 const ACCEPTED_AT_ONCE: usize = 64;
 /// The time-out of a handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// How long the listener waits after a shortage of descriptors or memory before it accepts again.
+const RETRY_TIME: Duration = Duration::from_millis(10);
 /// How long a caller whose TLS was refused may take to read why.
 const REASON_TIME: Duration = Duration::from_secs(2);
 
@@ -58,8 +61,21 @@ pub(super) struct ListenerState {
     pub(super) changed: Condvar,
     /// Number of callers whose handshake was not completed.
     pub(super) refused: AtomicU64,
+    pub(super) shortage: Arc<Shortage>,
     /// Set to end the thread.
     pub(super) stop: AtomicBool,
+}
+
+impl ListenerState {
+    pub(super) fn new() -> Self {
+        Self {
+            arrived: Mutex::default(),
+            changed: Condvar::new(),
+            refused: AtomicU64::new(0),
+            shortage: Arc::default(),
+            stop: AtomicBool::new(false),
+        }
+    }
 }
 
 pub(super) fn milliseconds(count: i64) -> Timespec {
@@ -81,6 +97,8 @@ pub(super) struct Listener {
     wake: Arc<OwnedFd>,
     pending: Vec<PendingHandshake>,
     limits: Limits,
+    /// When to accept again after a shortage; `None` without one.
+    retry_at: Option<Instant>,
     /// Callers whose TLS was refused, each with the time of the refusal. Their sockets stay open for a while: closing a
     /// socket with unread bytes resets it, and the caller loses the reason.
     without_tls: Vec<(TcpStream, Instant)>,
@@ -204,6 +222,7 @@ impl Listener {
             wake,
             pending: Vec::new(),
             limits: Limits::default(),
+            retry_at: None,
             without_tls: Vec::new(),
         }
     }
@@ -213,7 +232,8 @@ impl Listener {
         while !self.shared.stop.load(Ordering::Acquire) {
             let mut sockets = vec![PollFd::new(&*self.wake, PollFlags::IN)];
             // At the limit, new callers wait in the system's queue until a handshake is old enough to make room.
-            if self.pending.len() < self.limits.total || self.most_crowding().is_some() {
+            let has_room = self.pending.len() < self.limits.total || self.most_crowding().is_some();
+            if has_room && self.retry_at.is_none() {
                 sockets.push(PollFd::new(&self.tcp, PollFlags::IN));
                 if let Some((listener, _)) = &self.segment_server {
                     sockets.push(PollFd::new(listener, PollFlags::IN));
@@ -226,10 +246,10 @@ impl Listener {
                 ));
             }
             // A pending handshake may expire without any further event.
-            let timeout = if self.pending.is_empty() && self.without_tls.is_empty() {
-                None
-            } else {
-                Some(milliseconds(250))
+            let timeout = match self.retry_at {
+                Some(at) => at.saturating_duration_since(Instant::now()).try_into().ok(),
+                None if self.pending.is_empty() && self.without_tls.is_empty() => None,
+                None => Some(milliseconds(250)),
             };
             match rustix::event::poll(&mut sockets, timeout.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -239,7 +259,13 @@ impl Listener {
                 }
             }
             drop(sockets);
-            self.accept();
+            if self.retry_at.is_none_or(|at| at <= Instant::now()) {
+                self.retry_at = None;
+                self.accept();
+                if self.retry_at.is_none() {
+                    self.shared.shortage.end();
+                }
+            }
             self.advance_handshakes();
             self.without_tls.retain_mut(|(socket, since)| {
                 since.elapsed() < REASON_TIME && drop_received(socket)
@@ -273,15 +299,26 @@ impl Listener {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_shortage(&error) => {
+                    if has_caller(&self.tcp) {
+                        self.note_shortage(&error);
+                    }
+                    return;
+                }
                 Err(error) => {
-                    // The process has no free file descriptor, or a caller has already closed its connection: other
-                    // callers may still connect.
+                    // A caller has already closed its connection: others may still connect.
                     tracing::warn!(%error, "failed to accept a connection");
                     std::thread::sleep(Duration::from_millis(1));
                     return;
                 }
             }
         }
+    }
+
+    /// Notes that a caller cannot be accepted, and leaves it in the system's queue for a while.
+    fn note_shortage(&mut self, error: &io::Error) {
+        self.retry_at = Some(Instant::now() + RETRY_TIME);
+        self.shared.shortage.note(error);
     }
 
     /// Whether a handshake can begin: at the limit, another one is ended for it.
@@ -334,13 +371,16 @@ impl Listener {
             if self.segment_server.is_none() || !self.make_room() {
                 return;
             }
-            let accepted = self
-                .segment_server
-                .as_ref()
-                .map(|(listener, _)| listener.accept());
-            let Some(Ok((stream, _))) = accepted else {
-                // There is no caller, or its connection cannot be accepted.
+            let Some((listener, _)) = &self.segment_server else {
                 return;
+            };
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if is_shortage(&error) && has_caller(listener) => {
+                    return self.note_shortage(&error);
+                }
+                // There is no caller, or it has already closed its connection.
+                Err(_) => return,
             };
             let user = rustix::net::sockopt::socket_peercred(&stream).map(|peer| peer.uid);
             if user == Ok(rustix::process::geteuid()) && stream.set_nonblocking(true).is_ok() {
@@ -518,80 +558,5 @@ impl PendingHandshake {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use rcomm_recorder::publish::Secret;
-    use rustix::event::EventfdFlags;
-
-    const GROUP: u64 = 7;
-
-    /// Performs the handshake of rank 3 with rank 1 at this port; returns the last answer.
-    fn shake_hands(port: u16, dialer: &Identity) -> [u8; 4] {
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        stream.set_read_timeout(Some(HANDSHAKE_TIME / 2)).unwrap();
-        let handshake = Handshake {
-            kind: ChannelKind::P2p,
-            from: 3,
-            to: 1,
-            group: GROUP,
-            stream: 0,
-        };
-        let first = handshake.encode(dialer, &[7; 32]);
-        stream.write_all(&first).unwrap();
-        let mut answer = [0; ANSWER_LEN];
-        stream.read_exact(&mut answer).unwrap();
-        let nonce = <[u8; 32]>::try_from(&answer[4..36]).unwrap();
-        let proof = dialer.prove(End::Dialer, &first, &nonce);
-        stream.write_all(&proof).unwrap();
-        let mut last = [0; 4];
-        stream.read_exact(&mut last).unwrap();
-        last
-    }
-
-    #[test]
-    fn idle_connections_make_room_for_ranks_and_the_oldest_goes_first() {
-        let secret = Secret::from_text("secret");
-        let identity = |rank| Identity::new(rank, 4, "job", &secret);
-        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-        tcp.set_nonblocking(true).unwrap();
-        let port = tcp.local_addr().unwrap().port();
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = Arc::new(rustix::event::eventfd(0, flags).unwrap());
-        let shared = Arc::new(ListenerState {
-            arrived: Mutex::default(),
-            changed: Condvar::new(),
-            refused: AtomicU64::new(0),
-            stop: AtomicBool::new(false),
-        });
-        let mut listener =
-            Listener::new(identity(1), None, shared.clone(), tcp, None, wake.clone());
-        listener.limits = Limits {
-            total: 8,
-            per_host: 4,
-            least_time: Duration::from_millis(50),
-        };
-        let thread = std::thread::spawn(move || listener.work());
-        // Twice as many as there is room for in all.
-        let idle = |_| TcpStream::connect(("127.0.0.1", port)).unwrap();
-        let mut idle: Vec<TcpStream> = (0..16).map(idle).collect();
-        let welcome = shake_hands(port, &identity(3));
-        assert_eq!(welcome, Decision::Welcome.to_bytes());
-        let id = ChannelId {
-            group: GROUP,
-            kind: ChannelKind::P2p,
-            peer: 3,
-            stream: 0,
-        };
-        assert!(lock(&shared.arrived).channels.contains_key(&id));
-        assert!(shared.refused.load(Ordering::Relaxed) >= 9);
-        for socket in &idle {
-            socket.set_nonblocking(true).unwrap();
-        }
-        let is_open = |socket: &mut TcpStream| drop_received(socket);
-        assert!(!is_open(&mut idle[0]));
-        assert!(is_open(&mut idle[15]));
-        shared.stop.store(true, Ordering::Release);
-        rustix::io::write(&*wake, &1_u64.to_ne_bytes()).unwrap();
-        thread.join().unwrap();
-    }
-}
+#[path = "listener_tests.rs"]
+mod tests;

@@ -15,9 +15,11 @@ mod host;
 pub(crate) mod layout;
 pub(crate) mod links;
 mod listener;
+mod shortage;
 
 pub(super) use connections::{ChannelRequest, Mesh};
 
+use rcomm_recorder::model::Rank;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -34,6 +36,11 @@ pub(super) enum PeerState {
     Runs,
     /// The check showed neither.
     Unknown,
+}
+
+/// The key of a rank's address in the store.
+fn address_key(rank: Rank) -> String {
+    format!("cpu/addr/{rank}")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -6,6 +6,7 @@ mod faults;
 mod leaving;
 mod messages;
 mod registered;
+mod shortage;
 mod waiting;
 
 use crate::CpuFactory;

@@ -11,5 +11,6 @@ mod p2p;
 pub(crate) mod process_group;
 pub(crate) mod sparse;
 mod split;
+pub(crate) mod tickets;
 pub(crate) mod window;
 pub(crate) mod work;

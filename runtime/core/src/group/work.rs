@@ -8,6 +8,7 @@
 
 use crate::backend::{Done, Observer, Pending, Progress, Stream};
 use crate::group::process_group::Group;
+use crate::group::tickets::Tickets;
 use crate::op::Op;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -15,7 +16,6 @@ use crate::op::info::{OpInfo, WorkStatus};
 use crate::watch::wait_counters::{RuntimeWait, Waiting};
 use crate::watch::watched::{WatchedGroup, WatchedOperation};
 use rcomm_recorder::model::{Frame, OpType};
-use rcomm_recorder::record::{FlightRecorder, Ticket};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -23,47 +23,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
-
-/// The records of one operation: if it is a coalesced block, those of the operations in it; then its own.
-pub(crate) struct Tickets {
-    pub(crate) members: Vec<Ticket>,
-    pub(crate) operation: Ticket,
-}
-
-impl Tickets {
-    #[inline]
-    fn for_each(&self, mut note: impl FnMut(Ticket)) {
-        self.members.iter().for_each(|&member| note(member));
-        note(self.operation);
-    }
-
-    pub(crate) fn started(&self, recorder: &FlightRecorder) {
-        self.for_each(|ticket| recorder.started(ticket));
-    }
-
-    pub(crate) fn completed(&self, recorder: &FlightRecorder, done: Done) {
-        let now = recorder.now();
-        self.for_each(|ticket| match done.graph_id {
-            None => recorder.completed_at(ticket, now, done.duration),
-            Some(graph) => recorder.captured_at(ticket, now, graph),
-        });
-    }
-
-    /// Records completion and the end of watching in one step. For operations outside of graphs only.
-    #[inline]
-    pub(crate) fn settled(&self, recorder: &FlightRecorder, duration: Option<Duration>) {
-        let now = recorder.now();
-        self.for_each(|ticket| recorder.completed_and_retired_at(ticket, now, duration));
-    }
-
-    pub(crate) fn failed(&self, recorder: &FlightRecorder) {
-        self.for_each(|ticket| recorder.failed(ticket));
-    }
-
-    pub(crate) fn retired(&self, recorder: &FlightRecorder) {
-        self.for_each(|ticket| recorder.retired(ticket));
-    }
-}
 
 type Callback = Box<dyn FnOnce(&Result<Done>) + Send>;
 
@@ -290,6 +249,12 @@ impl WatchedOperation for InFlightOp {
 
     fn retire(&self) {
         self.tickets.retired(self.group.recorder());
+    }
+
+    fn release(self: Arc<Self>) {
+        let group = self.group.clone();
+        drop(self);
+        group.release();
     }
 }
 

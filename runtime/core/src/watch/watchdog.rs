@@ -4,7 +4,8 @@
 //! *fault* if it is overdue, or if it failed with an error after which its group is unusable. For a fault the watchdog
 //! raises the alarm so that the other ranks write dumps, makes this rank's dump, collects the others' answers, and then
 //! aborts the group with an error that contains the answers and the location of the dump; it ends the process if a
-//! backend of the group requires that. The watchdog takes no lock that a stuck call could hold.
+//! backend of the group requires that. The watchdog takes no lock that a stuck call could hold, and a group of which it
+//! holds the last reference ends on another thread.
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::info::{OpInfo, WorkStatus};
@@ -15,6 +16,7 @@ use crate::watch::wait_counters::WaitCounters;
 use crate::watch::watched::{WatchedGroup, WatchedOperation};
 use rcomm_recorder::model::OpType;
 use rcomm_recorder::model::text;
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -90,6 +92,8 @@ pub(crate) struct Watch {
     /// How many rounds the watchdog has made; the heartbeat monitor reads this.
     rounds: AtomicU64,
     waits: Arc<WaitCounters>,
+    /// The threads on which groups end whose last reference the watchdog held.
+    ends: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Watch {
@@ -148,9 +152,31 @@ impl Watch {
         self.rounds.load(Ordering::Relaxed)
     }
 
+    /// Drops a group on a thread of its own.
+    pub(crate) fn drop_elsewhere(&self, group: Box<dyn Any + Send>) {
+        // Invariant 10 of docs/ARCHITECTURE.md: `Watchdog::stop` joins these threads.
+        let thread = std::thread::Builder::new()
+            .name("rcomm/group-end".to_owned())
+            .spawn(move || drop(group));
+        match thread {
+            Ok(thread) => {
+                let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+                ends.retain(|end| !end.is_finished());
+                ends.push(thread);
+            }
+            // The closure has been dropped, on this thread, and the group with it.
+            Err(error) => tracing::warn!(%error, "cannot start the thread rcomm/group-end"),
+        }
+    }
+
     fn stop(&self) {
         self.inbox.stop();
     }
+}
+
+/// Joins a thread, unless it is the caller's own, which then ends by itself. Returns whether it has not panicked.
+fn join_another(thread: JoinHandle<()>) -> bool {
+    thread.thread().id() == std::thread::current().id() || thread.join().is_ok()
 }
 
 /// Blocking calls in flight in one group, readable without a lock.
@@ -273,13 +299,20 @@ impl Watchdog {
         })
     }
 
-    /// Makes a last round and ends the thread, then its helpers.
+    /// Makes a last round and ends the thread, the groups that it has dropped, and its helpers. The thread itself may
+    /// call this, if a callback of an operation held the world: it is not joined then, and ends after its round.
     pub(crate) fn stop(&mut self) {
         self.watch.stop();
         if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
+            && !join_another(thread)
         {
             tracing::error!("the watchdog panicked");
+        }
+        let ends = self.watch.ends.lock();
+        let ends = std::mem::take(&mut *ends.unwrap_or_else(PoisonError::into_inner));
+        for end in ends {
+            // A panic of the thread was already reported where it happened.
+            join_another(end);
         }
         let helpers = self.helpers.lock();
         let helpers = helpers.unwrap_or_else(PoisonError::into_inner).take();
@@ -398,43 +431,45 @@ impl Rounds {
         let now = Instant::now();
         let mut faults = Vec::new();
         let mut failed = Vec::new();
-        self.in_flight_ops
-            .retain(|in_flight| match in_flight.poll_state() {
-                WorkStatus::Failed if in_flight.was_rejected() => false,
-                WorkStatus::Completed => {
-                    in_flight.retire();
-                    false
+        let is_over = |in_flight: &mut Arc<dyn WatchedOperation>| match in_flight.poll_state() {
+            WorkStatus::Failed if in_flight.was_rejected() => true,
+            WorkStatus::Completed => {
+                in_flight.retire();
+                true
+            }
+            WorkStatus::Failed => {
+                if let Some(Err(error)) = in_flight.outcome()
+                    && !error.is_recoverable()
+                {
+                    faults.push(fault_of(&**in_flight, error.clone()));
                 }
-                WorkStatus::Failed => {
-                    if let Some(Err(error)) = in_flight.outcome()
-                        && !error.is_recoverable()
-                    {
-                        faults.push(fault_of(&**in_flight, error.clone()));
+                failed.push(in_flight.clone());
+                true
+            }
+            WorkStatus::Queued | WorkStatus::Started => {
+                let overdue_at = (!in_flight.op_info().ends_itself)
+                    .then(|| in_flight.due() + in_flight.group().overdue_time());
+                if overdue_at.is_some_and(|due| due <= now) && !in_flight.group().has_failed() {
+                    let mut error = overdue_error(in_flight.op_info());
+                    if !in_flight.is_issued() {
+                        let rank = in_flight.group().global_rank();
+                        let stuck = "is still inside the library's call that starts it";
+                        error = error.with_more(&format!("rank {rank} {stuck}"));
                     }
-                    failed.push(in_flight.clone());
-                    false
+                    faults.push(fault_of(&**in_flight, error));
                 }
-                WorkStatus::Queued | WorkStatus::Started => {
-                    let overdue_at = (!in_flight.op_info().ends_itself)
-                        .then(|| in_flight.due() + in_flight.group().overdue_time());
-                    if overdue_at.is_some_and(|due| due <= now) && !in_flight.group().has_failed() {
-                        let mut error = overdue_error(in_flight.op_info());
-                        if !in_flight.is_issued() {
-                            let rank = in_flight.group().global_rank();
-                            let stuck = "is still inside the library's call that starts it";
-                            error = error.with_more(&format!("rank {rank} {stuck}"));
-                        }
-                        faults.push(fault_of(&**in_flight, error));
-                    }
-                    true
-                }
-            });
+                false
+            }
+        };
+        let over: Vec<_> = self.in_flight_ops.extract_if(.., is_over).collect();
+        over.into_iter().for_each(WatchedOperation::release);
         for fault in faults {
             self.handle(fault);
         }
         for in_flight in failed {
             in_flight.announce_failure();
             in_flight.retire();
+            in_flight.release();
         }
     }
 
@@ -456,21 +491,24 @@ impl Rounds {
                     });
                 }
             }
+            group.release();
         }
         self.first_seen = seen;
     }
 
     /// Handles a fault, unless its group has already failed, in the order that the head of this file gives.
     fn handle(&self, fault: Fault) {
-        let groups = self.watch.groups();
-        let Some(group) = groups.iter().find(|group| group.wire_id() == fault.wire_id) else {
-            return;
-        };
-        if group.has_failed() {
-            return;
+        for group in self.watch.groups() {
+            if group.wire_id() == fault.wire_id && !group.has_failed() {
+                self.end_group(&*group, &fault);
+            }
+            group.release();
         }
+    }
+
+    fn end_group(&self, group: &dyn WatchedGroup, fault: &Fault) {
         let op_info = &fault.op_info;
-        let mut error = group.explain(op_info, fault.error);
+        let mut error = group.explain(op_info, fault.error.clone());
         // The end of the group is recorded before the dump, so that the dump shows it.
         group.record_end(Some(op_info), &error);
         let finding = error.to_string();

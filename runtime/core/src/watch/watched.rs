@@ -6,6 +6,7 @@ use crate::op::error::{Error, Result};
 use crate::op::info::{OpInfo, WorkStatus};
 use crate::watch::watchdog::Running;
 use rcomm_recorder::model::{ProcessGroupInfo, ProcessGroupStatus, Rank};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A group. No function but [`shut_down`](Self::shut_down) takes a lock that a stuck call could hold.
@@ -61,6 +62,10 @@ pub(crate) trait WatchedGroup: Send + Sync {
 
     /// Whether one of the group's backends requires that the process ends after a failure.
     fn ends_process(&self) -> bool;
+
+    /// Gives this reference up. If it is the last one, the group ends on a thread of its own: the end of its backends
+    /// and of its threads may take long, and the caller's thread must not wait for it.
+    fn release(self: Arc<Self>);
 }
 
 /// An issued operation.
@@ -90,4 +95,7 @@ pub(crate) trait WatchedOperation: Send + Sync {
 
     /// Records that the watchdog no longer watches the operation.
     fn retire(&self);
+
+    /// Gives this reference up, and that to the group as [`WatchedGroup::release`] does.
+    fn release(self: Arc<Self>);
 }

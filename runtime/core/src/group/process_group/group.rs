@@ -443,4 +443,11 @@ impl WatchedGroup for Group {
     fn ends_process(&self) -> bool {
         self.lanes.iter().any(|lane| lane.backend.ends_process())
     }
+
+    fn release(self: Arc<Self>) {
+        if let Some(group) = Arc::into_inner(self) {
+            let watch = group.watch.clone();
+            watch.drop_elsewhere(Box::new(group));
+        }
+    }
 }

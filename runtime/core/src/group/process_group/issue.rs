@@ -4,7 +4,8 @@
 
 use super::group::Group;
 use crate::backend::{Call, Done, Observer, Pending, Progress};
-use crate::group::work::{InFlightOp, Tickets};
+use crate::group::tickets::Tickets;
+use crate::group::work::InFlightOp;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::deadline::Deadline;

@@ -1,0 +1,170 @@
+//! What the watchdog drops last: a group whose backend takes long to end, or the world itself.
+
+use super::failing;
+use rcomm::backend::{AbortReason, Call, GroupContext, Observer};
+use rcomm::{
+    Backend, BackendFactory, Config, Deadline, DeviceKind, Done, FakeFabric, GroupOptions,
+    HashStore, Op, Pending, ReduceOp, Result, Store, World,
+};
+use rcomm_tests::process::wait_until;
+use rcomm_tests::world::{self, Carrier, on_threads};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+/// A time-out that is reached only if there is a fault.
+const LONG: Duration = Duration::from_secs(60);
+
+/// A backend that takes long to be dropped, if its group has this name.
+const SLOW: &str = "slow";
+
+/// Sends the name of the thread that drops a slow backend, and receives when it may go on.
+type Ends = (Sender<String>, Receiver<()>);
+
+struct Slow {
+    inner: Arc<dyn Backend>,
+    ends: Mutex<Option<Ends>>,
+}
+
+struct SlowFactory {
+    inner: Arc<dyn BackendFactory>,
+    /// Taken by the first slow backend.
+    ends: Mutex<Option<Ends>>,
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        if let Some((ended, go_on)) = self.ends.get_mut().unwrap() {
+            let thread = std::thread::current();
+            let _ = ended.send(thread.name().unwrap_or_default().to_owned());
+            let _ = go_on.recv_timeout(LONG);
+        }
+    }
+}
+
+impl BackendFactory for SlowFactory {
+    fn name(&self) -> &'static str {
+        SLOW
+    }
+
+    fn device(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        let is_slow = group.info.desc == SLOW;
+        Ok(Arc::new(Slow {
+            ends: Mutex::new(is_slow.then(|| self.ends.lock().unwrap().take()).flatten()),
+            inner: self.inner.connect(group, deadline)?,
+        }))
+    }
+}
+
+impl Backend for Slow {
+    fn name(&self) -> &'static str {
+        SLOW
+    }
+
+    fn issue(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        self.inner.issue(op, call, observer)
+    }
+
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        self.inner.run(op, call, observer)
+    }
+
+    fn abort(&self, reason: &AbortReason) {
+        self.inner.abort(reason);
+    }
+
+    fn shutdown(&self, deadline: Deadline) -> Result<()> {
+        self.inner.shutdown(deadline)
+    }
+}
+
+#[test]
+fn a_group_that_the_watchdog_holds_last_does_not_hold_it_up() {
+    let fabric = FakeFabric::new();
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (ended, has_ended) = channel();
+    let (go_on, may_go_on) = channel();
+    let ends = Mutex::new(Some((ended, may_go_on)));
+    let world = |rank| {
+        let config = Config {
+            backend: format!("cpu:{SLOW}"),
+            ..world::config(rank, 2)
+        };
+        let (inner, store) = (fabric.factory(rank), store.clone());
+        let ends = (rank == 0).then(|| ends.lock().unwrap().take()).flatten();
+        let builder = World::builder(config).store(store);
+        let factory = move |_: &_| -> Result<Arc<dyn BackendFactory>> {
+            Ok(Arc::new(SlowFactory {
+                inner,
+                ends: Mutex::new(ends),
+            }))
+        };
+        builder.backend(factory).init().unwrap()
+    };
+    let issued = Barrier::new(2);
+    let options = GroupOptions::named(SLOW);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let world = world(1);
+            let group = world.new_group(&[0, 1], &options).unwrap();
+            issued.wait();
+            let work = group.all_reduce_async(vec![1u8], ReduceOp::Sum).unwrap();
+            assert_eq!(work.wait().unwrap(), [2]);
+            drop(group);
+            world.shutdown().unwrap();
+        });
+        let world = world(0);
+        let group = world.new_group(&[0, 1], &options).unwrap();
+        // The operation ends only once this rank has dropped all that it holds.
+        drop(group.all_reduce_async(vec![1u8], ReduceOp::Sum).unwrap());
+        drop(group);
+        issued.wait();
+        let thread = has_ended.recv_timeout(LONG).unwrap();
+        assert_eq!(thread, "rcomm/group-end");
+        // The backend has not ended, and the watchdog goes on.
+        let heartbeat = || {
+            world
+                .snapshot()
+                .status
+                .map_or(0, |status| status.heartbeat_ns)
+        };
+        let before = heartbeat();
+        wait_until("another round", || (heartbeat() > before).then_some(()));
+        go_on.send(()).unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_callback_of_the_watchdog_may_drop_the_world() {
+    let carrier = Carrier::Fake(FakeFabric::new());
+    let over = Barrier::new(2);
+    on_threads(2, &carrier, failing, |world| {
+        if world.rank() == 1 {
+            over.wait();
+            return;
+        }
+        let group = world.group().within(Duration::from_millis(100));
+        // Rank 1 does not come, so the watchdog ends the operation.
+        let work = group.all_reduce_async(vec![1u8], ReduceOp::Sum).unwrap();
+        let (called, was_called) = channel();
+        work.on_completion(move |outcome| {
+            assert!(outcome.is_err());
+            drop(world);
+            let thread = std::thread::current();
+            let _ = called.send(thread.name().unwrap_or_default().to_owned());
+        });
+        let thread = was_called.recv_timeout(LONG);
+        over.wait();
+        assert_eq!(thread.as_deref(), Ok("rcomm/watchdog"));
+    });
+}

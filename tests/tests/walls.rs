@@ -263,3 +263,45 @@ fn modules_use_only_those_below_them() {
     assert!(uses > 100, "only {uses} uses of modules were found");
     assert!(upward.is_empty(), "{}", upward.join("\n"));
 }
+
+/// The files of the runtime that read the wall clock, and what for. No deadline is among it, and of ages only that of
+/// files: all others are counted on the monotonic clock, which does not jump.
+const WALL_CLOCK: &[(&str, &str)] = &[
+    (
+        "recorder/src/record/clock/mod.rs",
+        "the time at a ring's anchor",
+    ),
+    (
+        "recorder/src/record/file/directory.rs",
+        "the age of files, which the file system dates",
+    ),
+    ("runtime/core/src/world/init.rs", "the name of a run"),
+];
+
+#[test]
+fn deadlines_and_ages_of_operations_do_not_depend_on_the_wall_clock() {
+    let folders = [
+        "recorder/src/record",
+        "runtime/core/src",
+        "runtime/cpu/src",
+        "runtime/nccl/src",
+    ];
+    let mut found: Vec<String> = Vec::new();
+    for file in folders
+        .iter()
+        .flat_map(|folder| files_of(&root().join(folder)))
+    {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let program = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        if ["SystemTime", "Realtime"]
+            .iter()
+            .any(|word| program.contains(word))
+        {
+            let name = file.strip_prefix(root()).unwrap();
+            found.push(name.display().to_string());
+        }
+    }
+    found.sort();
+    let known: Vec<&str> = WALL_CLOCK.iter().map(|(file, _)| *file).collect();
+    assert_eq!(found, known);
+}

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// A fault of this rank belongs to another rank's alarm if this rank read that alarm at most this long before: the
 /// members of a group time out at about the same time, and one of them may poll the store in between.
@@ -311,11 +311,7 @@ impl Responder {
             .map(|group| (group.info().id, group.wire_id()));
         let wire_ids = wire_ids.collect();
         let groups = groups.iter().map(|group| (group.wire_id(), group.status()));
-        let dump = parts.recorder.snapshot();
-        let status = dump.status.clone().unwrap_or_default();
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let now_ms = now.map_or(0, |now| now.as_millis() as i64);
-        RankReport::new(groups, now_ms, status).with_waits(&dump, &wire_ids)
+        RankReport::of(groups, &parts.recorder.snapshot(), &wire_ids)
     }
 
     /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the status

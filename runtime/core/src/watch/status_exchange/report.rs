@@ -2,7 +2,7 @@
 
 use super::SMALL_GROUP;
 use rcomm_recorder::model::{
-    EntryState, Failure, FailureKind, GroupId, LinkEnd, ProcessGroupStatus, Rank, RankStatus,
+    EntryState, Failure, FailureKind, GroupId, LinkEnd, ProcessGroupStatus, Rank,
 };
 use rcomm_recorder::publish::Dump;
 use serde::{Deserialize, Serialize};
@@ -45,33 +45,33 @@ pub(super) struct PendingCollective {
 }
 
 impl RankReport {
-    /// A report of these groups, by `wire_id`. `now_ms` is the wall clock, in ms since the epoch.
-    pub(crate) fn new(
+    /// A report of these groups, by `wire_id`, and of what this rank's record says now: its phase, and what it waits
+    /// for, which are the ranks at the other ends of connections on which an operation waits, the ranks that its recent
+    /// time-outs name, and the oldest pending collective of each small group in `wire_ids`, which has the groups' wire
+    /// ids by their numbers in this process.
+    ///
+    /// All ages are by the record's own clock, which does not jump with the wall clock.
+    pub(crate) fn of(
         groups: impl Iterator<Item = (u64, ProcessGroupStatus)>,
-        now_ms: i64,
-        status: RankStatus,
+        record: &Dump,
+        wire_ids: &BTreeMap<GroupId, u64>,
     ) -> Self {
-        Self {
+        let now_ns = record.identity.dump_time_ns;
+        let ms_since = |ns: i64| u64::try_from((now_ns - ns) / 1_000_000).unwrap_or(0);
+        let status = record.status.clone().unwrap_or_default();
+        let mut report = Self {
             groups: groups.map(|(id, status)| (wire_name(id), status)).collect(),
-            phase_ms: u64::try_from(now_ms - status.phase_since_ns / 1_000_000).unwrap_or(0),
+            phase_ms: ms_since(status.phase_since_ns),
             phase: status.phase,
             step: status.step,
             waits: BTreeMap::new(),
             pending: Vec::new(),
-        }
-    }
-
-    /// Adds what this rank waits for according to its record: the ranks at the other ends of connections on which an
-    /// operation waits, the ranks that its recent time-outs name, and the oldest pending collective of each small group
-    /// in `wire_ids`, which has the groups' wire ids by their numbers in this process.
-    pub(crate) fn with_waits(mut self, record: &Dump, wire_ids: &BTreeMap<GroupId, u64>) -> Self {
-        let now_ns = record.identity.dump_time_ns;
-        let ms_since = |ns: i64| u64::try_from((now_ns - ns) / 1_000_000).unwrap_or(0);
+        };
         for link in &record.peers {
             if let LinkEnd::Rank(rank) = link.end
                 && link.waited_since_ns > 0
             {
-                self.waits.insert(rank, ms_since(link.waited_since_ns));
+                report.waits.insert(rank, ms_since(link.waited_since_ns));
             }
         }
         let is_recent_timeout = |failure: &&Failure| {
@@ -84,7 +84,7 @@ impl RankReport {
             });
             for &rank in &failure.ranks {
                 let waited_ms = failed.map_or(0, |entry| ms_since(entry.time_created_ns));
-                let longest = self.waits.entry(rank).or_default();
+                let longest = report.waits.entry(rank).or_default();
                 *longest = waited_ms.max(*longest);
             }
         }
@@ -98,7 +98,7 @@ impl RankReport {
             if let Some(&wire_id) = wire_ids.get(&group.id)
                 && group.ranks.len() <= SMALL_GROUP
             {
-                self.pending.push(PendingCollective {
+                report.pending.push(PendingCollective {
                     group: wire_name(wire_id),
                     seq: entry.collective_seq_id,
                     members: group.ranks.to_vec(),
@@ -106,7 +106,7 @@ impl RankReport {
                 });
             }
         }
-        self
+        report
     }
 
     /// The ranks for which this rank has waited for at least half of `timeout`.
@@ -133,4 +133,37 @@ pub(super) fn is_long(waited_ms: u64, timeout: Duration) -> bool {
 /// The name of a group in keys and reports.
 pub(super) fn wire_name(wire_id: u64) -> String {
     format!("{wire_id:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::model::RankStatus;
+    use std::time::SystemTime;
+
+    #[test]
+    fn a_jump_of_the_wall_clock_changes_no_age_of_a_report() {
+        let wall = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+        let wall = i64::try_from(wall).unwrap();
+        let hour = 3_600_000_000_000;
+        // The wall clock has jumped by an hour since the record began, which its own clock does not follow.
+        for now in [wall - hour, wall, wall + hour] {
+            let mut record = Dump::default();
+            record.identity.dump_time_ns = now;
+            record.status = Some(RankStatus {
+                phase: "load data".to_owned(),
+                phase_since_ns: now - 5_000_000_000,
+                ..RankStatus::default()
+            });
+            let mut late = Failure::new(FailureKind::Timeout, &[3], 0, "it did not come");
+            late.time_ns = now - 1_000_000_000;
+            record.failures.push(late);
+            let report = RankReport::of(std::iter::empty(), &record, &BTreeMap::new());
+            assert_eq!(
+                (report.phase.as_str(), report.phase_ms),
+                ("load data", 5_000)
+            );
+            assert_eq!(report.waits, BTreeMap::from([(3, 0)]));
+        }
+    }
 }

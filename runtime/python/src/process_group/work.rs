@@ -9,7 +9,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use rcomm::{Done, Error, Op, WorkStatus};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 pub(crate) type CoreWork = rcomm::Work<(Op<'static>, Done)>;
@@ -26,10 +28,19 @@ enum WorkState {
     Ended(Result<Done, Error>),
 }
 
+/// The copies of results that are still to be made.
+struct Copies {
+    left: VecDeque<CopyBack>,
+    /// The thread that makes some of them now.
+    by: Option<ThreadId>,
+}
+
 struct WorkCell {
     state: Mutex<WorkState>,
     tensors: Py<PyAny>,
-    copies: Mutex<Vec<CopyBack>>,
+    copies: Mutex<Copies>,
+    /// Notified when a thread no longer copies.
+    copied: Condvar,
     timeout: Duration,
     name: &'static str,
     seq: u64,
@@ -82,7 +93,11 @@ impl Work {
         let inner = WorkCell {
             state: Mutex::new(state),
             tensors: results.tensors,
-            copies: Mutex::new(results.copies),
+            copies: Mutex::new(Copies {
+                left: results.copies.into(),
+                by: None,
+            }),
+            copied: Condvar::new(),
             timeout,
             name,
             seq,
@@ -158,11 +173,43 @@ impl WorkCell {
         drop(before);
     }
 
-    /// Copies results, once, into tensors that are not in row-major order.
+    fn copies(&self) -> MutexGuard<'_, Copies> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_copy(&self) -> Option<CopyBack> {
+        self.copies().left.pop_front()
+    }
+
+    /// Copies results, once, into tensors that are not in row-major order. If another thread does so, waits until it has:
+    /// PyTorch lets other threads run while it copies. Copies that fail are tried again by the next call.
     fn copy_back(&self, py: Python<'_>) -> PyResult<()> {
-        let copies =
-            std::mem::take(&mut *self.copies.lock().unwrap_or_else(PoisonError::into_inner));
-        copies.into_iter().try_for_each(|copy| copy.make(py))
+        let own_id = thread::current().id();
+        {
+            let mut copies = self.copies();
+            // A copy may run code of a subclass, which may wait for this operation on the same thread.
+            if copies.by == Some(own_id) || (copies.by.is_none() && copies.left.is_empty()) {
+                return Ok(());
+            }
+            if copies.by.is_none() {
+                copies.by = Some(own_id);
+            } else {
+                drop(copies);
+                py.detach(|| {
+                    let copies = self.copies();
+                    let waited = self.copied.wait_while(copies, |copies| copies.by.is_some());
+                    waited.unwrap_or_else(PoisonError::into_inner).by = Some(own_id);
+                });
+            }
+        }
+        let _copying = Copying(self);
+        while let Some(copy) = self.next_copy() {
+            if let Err(error) = copy.make(py) {
+                self.copies().left.push_front(copy);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Waits for the end, for this long at most; then raises a time-out error.
@@ -206,6 +253,16 @@ impl WorkCell {
             }
         }
         Ok(())
+    }
+}
+
+/// The time in which this thread makes an operation's copies.
+struct Copying<'a>(&'a WorkCell);
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        self.0.copies().by = None;
+        self.0.copied.notify_all();
     }
 }
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
@@ -410,6 +411,35 @@ def test_an_exception_in_the_block_of_a_world_reaches_the_others(ranks):
         with pytest.raises(rcomm.Error, match="raised ZeroDivisionError"):
             world.group.all_reduce(np.zeros(2))
         world.abandon("the test is over")
+
+    assert ranks(2, body, ends=False).wait() == [0, 0]
+
+
+def test_dump_and_abandon_do_not_wait_for_a_thread_that_makes_a_group(ranks, tmp_path, until):
+    over = tmp_path / "over"
+
+    def body(world):
+        if world.rank == 0:
+            # The group is never made: its first member does not call `new_group`.
+            until(over.exists)
+            return
+        maker = threading.Thread(target=world.new_group, args=([0, 1],), daemon=True)
+        maker.start()
+
+        def is_making():
+            frame = sys._current_frames().get(maker.ident)
+            return frame and frame.f_code.co_name == "new_group"
+
+        until(is_making)
+        began = time.monotonic()
+        for _ in range(10):
+            world.dump()
+        world.abandon("the test is over")
+        took = time.monotonic() - began
+        assert took < TIME_LIMIT / 4 and maker.is_alive()
+        with pytest.raises(rcomm.Error):
+            world.dump()
+        over.touch()
 
     assert ranks(2, body, ends=False).wait() == [0, 0]
 

@@ -6,17 +6,18 @@ use super::issue::{Shared, duration};
 use crate::frames::CallSites;
 use crate::process_group::callbacks::Callbacks;
 use crate::process_group::fork::OfProcess;
+use crate::process_group::held_world::HeldWorld;
 use pyo3::prelude::*;
 use rcomm::{Config, Error, ErrorKind, GroupOptions, HashStore, Rendezvous};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// One process's place in a job, and its groups.
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct ArrayWorld {
-    world: OfProcess<Mutex<Option<rcomm::World>>>,
+    world: OfProcess<HeldWorld>,
     group: OfProcess<Mutex<rcomm::ProcessGroup>>,
     is_open: AtomicBool,
     place: Rendezvous,
@@ -25,24 +26,17 @@ pub(crate) struct ArrayWorld {
 }
 
 impl ArrayWorld {
-    fn lock(&self) -> MutexGuard<'_, Option<rcomm::World>> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Runs an operation on the world without the GIL, since it may wait for other ranks.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        operation: impl FnOnce(&mut rcomm::World) -> Result<T, Error> + Send,
+        operation: impl FnOnce(&HeldWorld) -> Option<Result<T, Error>> + Send,
     ) -> PyResult<T> {
         if !self.world.is_own() {
             return Err(used_after_fork(py, "world"));
         }
-        let used = py.detach(|| {
-            let mut world = self.lock();
-            let closed = || Error::new(ErrorKind::Closed, "the world was shut down");
-            operation(world.as_mut().ok_or_else(closed)?)
-        });
+        let closed = || Err(Error::new(ErrorKind::Closed, "the world was shut down"));
+        let used = py.detach(|| operation(&self.world)).unwrap_or_else(closed);
         used.map_err(|error| self.shared.exception_for(py, &error))
     }
 }
@@ -99,7 +93,7 @@ impl ArrayWorld {
             group: OfProcess::new(Mutex::new(world.group().clone())),
             place: world.place().clone(),
             dump_dir: world.dump_dir().to_owned(),
-            world: OfProcess::new(Mutex::new(Some(world))),
+            world: OfProcess::new(HeldWorld::new(world)),
             is_open: AtomicBool::new(true),
             shared: Arc::new(shared),
         })
@@ -157,15 +151,19 @@ impl ArrayWorld {
             timeout: timeout.map(duration).transpose()?,
             ..GroupOptions::named(name)
         };
-        let group = self.with(py, |world| world.new_group(&ranks, &options))?;
+        let group = self.with(py, |held| {
+            held.read(|world| world.new_group(&ranks, &options))
+        })?;
         Ok(ArrayGroup::new(group, self.shared.clone()))
     }
 
     fn shrink(slf: &Bound<'_, Self>, without: Vec<u32>) -> PyResult<Py<Self>> {
         let (py, this) = (slf.py(), slf.get());
-        let group = this.with(py, |world| {
-            world.shrink(&without)?;
-            Ok(world.group().clone())
+        let group = this.with(py, |held| {
+            held.change(|world| {
+                world.shrink(&without)?;
+                Ok(world.group().clone())
+            })
         })?;
         *this.group.lock().unwrap_or_else(PoisonError::into_inner) = group;
         Ok(slf.clone().unbind())
@@ -187,7 +185,7 @@ impl ArrayWorld {
 
     /// Writes this rank's dump and returns where it is.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |world| world.dump())
+        self.with(py, |held| held.read(rcomm::World::dump))
     }
 
     /// Waits for what is pending, then for the other ranks, and ends the world. Does nothing the second time, and
@@ -199,7 +197,7 @@ impl ArrayWorld {
             return Ok(());
         }
         self.is_open.store(false, Ordering::Relaxed);
-        let ended = py.detach(|| match (self.lock().take(), timeout) {
+        let ended = py.detach(|| match (self.world.take(), timeout) {
             (None, _) => Ok(()),
             (Some(world), Some(timeout)) => world.shutdown_within(timeout),
             (Some(world), None) => world.shutdown(),
@@ -211,15 +209,16 @@ impl ArrayWorld {
     /// group of all ranks, with this reason. The ring stays. A rank that serves the store keeps it for the others for
     /// the time that it waits for their status.
     fn abandon(&self, py: Python<'_>, reason: &str) {
-        if !self.world.is_own() {
+        if !self.world.is_own() || !self.is_open.swap(false, Ordering::Relaxed) {
             return;
         }
-        self.is_open.store(false, Ordering::Relaxed);
         py.detach(|| {
-            if let Some(world) = self.lock().take() {
-                self.shared.recorder.phase(reason);
-                world.group().abort(reason);
-            }
+            // Another thread may use the world, and wait for other ranks.
+            let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
+            let group = group.clone();
+            self.shared.recorder.phase(reason);
+            group.abort(reason);
+            self.world.abandon();
         });
     }
 

@@ -14,12 +14,14 @@
 //! | `options` | PyTorch's option objects |
 //! | `errors` | the core's errors as PyTorch's exceptions |
 //! | `callbacks` | threads that complete futures and run callbacks |
+//! | `held_world` | a world that threads share, and that one may abandon while others wait in it |
 //! | `fork` | what a forked child must not use |
 
 pub(crate) mod callbacks;
 pub(crate) mod errors;
 pub(crate) mod fork;
 pub(crate) mod group;
+pub(crate) mod held_world;
 pub(crate) mod issue;
 mod monitored_barrier;
 pub(crate) mod options;

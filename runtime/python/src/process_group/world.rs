@@ -4,6 +4,7 @@
 use super::callbacks::Callbacks;
 use super::errors::exception_for;
 use super::fork::OfProcess;
+use super::held_world::HeldWorld;
 use super::issue::{Group, USED_AFTER_FORK, WorldState};
 use crate::frames::CallSites;
 use crate::tensors::Types;
@@ -53,7 +54,7 @@ impl StoreServer {
 /// One process's place in a job, and its groups.
 #[pyclass(module = "rcomm._native", frozen)]
 pub(crate) struct World {
-    world: OfProcess<Mutex<Option<rcomm::World>>>,
+    world: OfProcess<HeldWorld>,
     /// The group of all ranks, or of those that remain. It has a lock of its own, since that of `world` is held while a
     /// call waits for other ranks.
     group: OfProcess<Mutex<rcomm::ProcessGroup>>,
@@ -62,10 +63,6 @@ pub(crate) struct World {
 }
 
 impl World {
-    fn lock(&self) -> MutexGuard<'_, Option<rcomm::World>> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn main_group(&self) -> MutexGuard<'_, rcomm::ProcessGroup> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -76,17 +73,14 @@ impl World {
         &self,
         py: Python<'_>,
         timeout: Option<Duration>,
-        operation: impl FnOnce(&mut rcomm::World) -> Result<T, Error> + Send,
+        operation: impl FnOnce(&HeldWorld) -> Option<Result<T, Error>> + Send,
     ) -> PyResult<T> {
-        let closed = |message: &str| Error::new(ErrorKind::Closed, message);
+        let closed = |message: &str| Err(Error::new(ErrorKind::Closed, message));
         let used = match self.world.is_own() {
-            false => Err(closed(USED_AFTER_FORK)),
-            true => py.detach(|| {
-                let mut world = self.lock();
-                let world = world.as_mut();
-                let world = world.ok_or_else(|| closed("the process group was destroyed"))?;
-                operation(world)
-            }),
+            false => closed(USED_AFTER_FORK),
+            true => py
+                .detach(|| operation(&self.world))
+                .unwrap_or_else(|| closed("the process group was destroyed")),
         };
         used.map_err(|error| exception_for(py, &error, timeout))
     }
@@ -173,7 +167,7 @@ impl World {
         };
         Ok(Self {
             group: OfProcess::new(Mutex::new(world.group().clone())),
-            world: OfProcess::new(Mutex::new(Some(world))),
+            world: OfProcess::new(HeldWorld::new(world)),
             is_open: AtomicBool::new(true),
             shared: Arc::new(shared),
         })
@@ -193,9 +187,11 @@ impl World {
     fn shrink(&self, py: Python<'_>, excluding: Vec<u32>) -> PyResult<Group> {
         // In a forked child, `with` refuses, and the lock may be one that a thread of the parent held.
         let timeout = (self.group.is_own()).then(|| self.main_group().timeout());
-        let group = self.with(py, timeout, |world| {
-            world.shrink(&excluding)?;
-            Ok(world.group().clone())
+        let group = self.with(py, timeout, |held| {
+            held.change(|world| {
+                world.shrink(&excluding)?;
+                Ok(world.group().clone())
+            })
         })?;
         *self.main_group() = group.clone();
         Ok(Group::new(group, self.shared.clone()))
@@ -213,7 +209,9 @@ impl World {
             timeout: Some(timeout),
             ..GroupOptions::named(name)
         };
-        let group = self.with(py, Some(timeout), |world| world.new_group(&ranks, &options))?;
+        let group = self.with(py, Some(timeout), |held| {
+            held.read(|world| world.new_group(&ranks, &options))
+        })?;
         Ok(Group::new(group, self.shared.clone()))
     }
 
@@ -227,7 +225,7 @@ impl World {
         }
         self.is_open.store(false, Ordering::Relaxed);
         let ended = py.detach(|| {
-            let world = self.lock().take();
+            let world = self.world.take();
             world.map_or(Ok(()), |world| world.leave_within(within))
         });
         ended.map_err(|error| exception_for(py, &error, Some(within)))
@@ -237,14 +235,14 @@ impl World {
     /// of all ranks, with this reason. The ring stays. A rank whose `StoreServer` the others use keeps it for them for
     /// the time that it waits for their status.
     fn abandon(&self, py: Python<'_>, reason: &str) {
-        if !self.world.is_own() {
+        if !self.world.is_own() || !self.is_open.swap(false, Ordering::Relaxed) {
             return;
         }
-        self.is_open.store(false, Ordering::Relaxed);
         py.detach(|| {
-            if let Some(world) = self.lock().take() {
-                world.group().abort(reason);
-            }
+            // Another thread may use the world, and wait for other ranks.
+            let group = self.main_group().clone();
+            group.abort(reason);
+            self.world.abandon();
         });
     }
 
@@ -275,6 +273,6 @@ impl World {
 
     /// Writes this rank's dump and returns where it is.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, None, |world| world.dump())
+        self.with(py, None, |held| held.read(rcomm::World::dump))
     }
 }

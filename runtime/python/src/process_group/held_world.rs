@@ -1,0 +1,81 @@
+//! [`HeldWorld`]: a world that several threads use, and that one of them may abandon while others wait in it.
+
+use rcomm::{Error, World};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock, TryLockError};
+
+/// A world, until it is taken or abandoned.
+pub(crate) struct HeldWorld {
+    world: RwLock<Option<World>>,
+    /// Whether the last thread that uses the world drops it.
+    is_abandoned: AtomicBool,
+}
+
+impl HeldWorld {
+    pub(crate) fn new(world: World) -> Self {
+        Self {
+            world: RwLock::new(Some(world)),
+            is_abandoned: AtomicBool::new(false),
+        }
+    }
+
+    /// Uses the world, at the same time as other threads; `None` if it was taken or abandoned.
+    pub(crate) fn read<T>(
+        &self,
+        operation: impl FnOnce(&World) -> Result<T, Error>,
+    ) -> Option<Result<T, Error>> {
+        let world = self.world.read().unwrap_or_else(PoisonError::into_inner);
+        let used = world
+            .as_ref()
+            .filter(|_| !self.is_abandoned())
+            .map(operation);
+        drop(world);
+        self.drop_if_abandoned();
+        used
+    }
+
+    /// Changes the world, once no other thread uses it; `None` if it was taken or abandoned.
+    pub(crate) fn change<T>(
+        &self,
+        operation: impl FnOnce(&mut World) -> Result<T, Error>,
+    ) -> Option<Result<T, Error>> {
+        let mut world = self.world.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = world
+            .as_mut()
+            .filter(|_| !self.is_abandoned())
+            .map(operation);
+        drop(world);
+        self.drop_if_abandoned();
+        changed
+    }
+
+    /// Takes the world, once no thread uses it; `None` if it was taken or abandoned before.
+    pub(crate) fn take(&self) -> Option<World> {
+        let mut world = self.world.write().unwrap_or_else(PoisonError::into_inner);
+        world.take()
+    }
+
+    /// Drops the world: now, or when the last thread that uses it is done. Waits for no thread.
+    pub(crate) fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::SeqCst);
+        self.drop_if_abandoned();
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.is_abandoned.load(Ordering::SeqCst)
+    }
+
+    /// Drops an abandoned world that no thread uses. A thread that uses it calls this when it is done.
+    fn drop_if_abandoned(&self) {
+        if !self.is_abandoned() {
+            return;
+        }
+        let taken = match self.world.try_write() {
+            Ok(mut world) => world.take(),
+            Err(TryLockError::Poisoned(world)) => world.into_inner().take(),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        // Dropped outside of the lock: this may wait for other ranks.
+        drop(taken);
+    }
+}

@@ -425,6 +425,7 @@ fn summary(reader: &mut dyn Read, name: &str, worker: &mut Worker<'_>) {
         } => worker.send_dump_written(&inner(&path), *dump, cut, (None, written_ns)),
         Piece::Problem(problem) => worker.problem(Problem {
             path: inner(&problem.path),
+            more_paths: problem.more_paths.iter().map(|path| inner(path)).collect(),
             ..problem
         }),
         Piece::Ras(path, report) => worker.send(Output::Ras(inner(&path), report)),

@@ -53,6 +53,7 @@ mod tests {
         Failure, FailureKind, GroupPlace, LinkEnd, PeerLink, ProcessExit, ProcessorWait, RankStatus,
     };
     use rcomm_recorder::publish::Dump;
+    use rcomm_verdict::Problem;
 
     fn dump(more: &str) -> Dump {
         let entry = |id: u32, more: &str| {
@@ -128,6 +129,33 @@ mod tests {
         });
         failed.groups[0].place = Some(GroupPlace { rank: 3, size: 8 });
         assert_eq!(unpack(&pack(&failed)), [failed]);
+    }
+
+    #[test]
+    fn a_problem_keeps_all_its_paths() {
+        let mut of_several = Problem::stale_dump("a/rank_1", "was given its rank by its groups");
+        of_several.more_paths = vec!["b/rank_2".to_owned(), "c".to_owned()];
+        let problems = vec![
+            Problem::unreadable_dump("", "concerns no file"),
+            Problem::unreadable_dump("x", "could not be read"),
+            of_several,
+        ];
+        let loaded = Loaded {
+            problems: problems.clone(),
+            ..Loaded::default()
+        };
+        let writer = Writer::new(Vec::new()).expect("writing to memory does not fail");
+        let bytes = writer
+            .finish(&loaded)
+            .expect("writing to memory does not fail");
+        let mut found = Vec::new();
+        let take = |piece| {
+            if let Piece::Problem(problem) = piece {
+                found.push(problem);
+            }
+        };
+        read(bytes.as_slice(), take).expect("the bytes are a summary");
+        assert_eq!(found, problems);
     }
 
     #[test]

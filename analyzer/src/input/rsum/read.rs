@@ -1,6 +1,6 @@
 //! Reads the records of a summary.
 
-use super::wire::{Part, Record, Run, WireTables, ranks, ranks_in};
+use super::wire::{BETWEEN_PATHS, Part, Record, Run, WireTables, ranks, ranks_in};
 use super::{MAGIC, MAX_PART, OLDEST, VERSION};
 use crate::input::ras::RasReport;
 use flate2::read::GzDecoder;
@@ -259,13 +259,14 @@ impl<'a, R: Read> PartReader<'a, R> {
             }
             Part::Record(record) => self.record(*record, &[])?,
             Part::Captured(record, captured) => self.record(*record, &captured)?,
-            Part::Problem(code, path, sentence) => {
+            Part::Problem(code, paths, sentence) => {
                 let code = Code::parse(&code).ok_or_else(|| damaged("an unknown code"))?;
+                let mut paths = paths.split(BETWEEN_PATHS).map(str::to_owned);
                 Piece::Problem(Problem {
                     code,
-                    path,
+                    path: paths.next().unwrap_or_default(),
                     sentence,
-                    more_paths: Vec::new(),
+                    more_paths: paths.collect(),
                 })
             }
             Part::Ras(path, report) => Piece::Ras(path, report),

@@ -17,7 +17,7 @@ pub(super) enum Part {
     /// Rows of the tables, before the first record that needs them.
     WireTables(WireTables),
     Record(Box<Record>),
-    /// A problem of an input: code, path, sentence.
+    /// A problem of an input: code, paths, sentence. Several paths are separated by [`BETWEEN_PATHS`].
     Problem(String, String, String),
     End(End),
     /// The name of a file and the report of NCCL's RAS in it.
@@ -43,6 +43,9 @@ pub(super) enum Part {
     /// 9).
     Written(i64),
 }
+
+/// What separates the paths of a problem: no path holds it. A reader that knows only one path prints it escaped.
+pub(super) const BETWEEN_PATHS: char = '\0';
 
 /// Ranks at equal distances: the first, the distance, and how many. The members of most groups are one run, and the
 /// list of all ranks would be most of the summary of a node of a large job.

@@ -1,6 +1,6 @@
 //! Writes the dumps of ranks into a summary.
 
-use super::wire::{End, Part, Record, Rows, WireTables, captured, runs};
+use super::wire::{BETWEEN_PATHS, End, Part, Record, Rows, WireTables, captured, runs};
 use super::{MAGIC, MAX_PART, VERSION};
 use crate::input::loaded::{Loaded, LoadedDump};
 use flate2::Compression;
@@ -117,9 +117,13 @@ impl<W: Write> Writer<W> {
     /// If the destination cannot be written to, or a problem or a report is longer than 32 MiB.
     pub fn finish(mut self, loaded: &Loaded) -> Result<W, SummarizeError> {
         for problem in &loaded.problems {
-            let (code, path) = (problem.code.id().to_owned(), problem.path.clone());
-            let sentence = problem.sentence.clone();
-            self.part(&Part::Problem(code, path, sentence), &problem.path)?;
+            let mut paths = problem.path.clone();
+            for path in &problem.more_paths {
+                paths.push(BETWEEN_PATHS);
+                paths.push_str(path);
+            }
+            let (code, sentence) = (problem.code.id().to_owned(), problem.sentence.clone());
+            self.part(&Part::Problem(code, paths, sentence), &problem.path)?;
         }
         for (path, report) in &loaded.ras {
             self.part(&Part::Ras(path.clone(), report.clone()), path)?;

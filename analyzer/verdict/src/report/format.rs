@@ -223,10 +223,14 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
-/// Whether this is a control character or one that changes the direction of the text.
+/// Whether this is a control character or one that changes the direction of the text: those with Unicode's property
+/// `Bidi_Control`.
 fn is_unprintable(c: char) -> bool {
     c.is_control()
-        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(
+            c,
+            '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
 }
 
 #[cfg(test)]
@@ -262,5 +266,13 @@ mod tests {
             "dp\\u{1b}[2J\\u{a}\\u{202e}x"
         );
         assert!(matches!(printable("größe"), Cow::Borrowed("größe")));
+        // All characters with the property Bidi_Control, as Unicode's PropList.txt has them.
+        for c in [
+            '\u{061c}', '\u{200e}', '\u{200f}', '\u{202a}', '\u{202b}', '\u{202c}', '\u{202d}',
+            '\u{202e}', '\u{2066}', '\u{2067}', '\u{2068}', '\u{2069}',
+        ] {
+            let escaped = format!("\\u{{{:x}}}", u32::from(c));
+            assert_eq!(printable(&c.to_string()), escaped);
+        }
     }
 }

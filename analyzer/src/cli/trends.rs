@@ -18,13 +18,13 @@ const MAX_ROWS: usize = 20;
 
 pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
     let mut files = Vec::new();
+    let mut stderr = AutoStream::new(io::stderr(), color);
     for path in &args.paths {
-        files.extend(files_of(path)?);
+        files.extend(files_of(path, &mut stderr)?);
     }
     files.sort();
     files.dedup();
     let mut reader = Reader::default();
-    let mut stderr = AutoStream::new(io::stderr(), color);
     let mut has_records = false;
     let meter = Meter::new("reading", "files");
     for (done, path) in files.iter().enumerate() {
@@ -65,8 +65,8 @@ pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Fai
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file, or the files below the folder.
-fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
+/// The file, or the files below the folder. Links below it that were not followed are named on `stderr`.
+fn files_of(path: &Path, stderr: &mut dyn Write) -> Result<Vec<PathBuf>, Failure> {
     let failed = |source| Failure::Read {
         path: path.to_owned(),
         source,
@@ -75,11 +75,15 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>, Failure> {
         return Ok(vec![path.to_owned()]);
     }
     let (mut files, mut problem) = (Vec::new(), None);
-    walk(path, &mut |file| files.push(file), &mut |path, error| {
-        problem.get_or_insert_with(|| {
-            let text = error.to_string();
-            (path.to_owned(), std::io::Error::new(error.kind(), text))
-        });
+    walk(path, &mut |file| files.push(file), &mut |left| {
+        let text = left.why.to_string();
+        if left.is_link {
+            let path = left.path.display().to_string();
+            let _ = writeln!(stderr, "{}: not followed: {text}", printable(&path));
+        } else {
+            let error = io::Error::new(left.why.kind(), text);
+            problem.get_or_insert_with(|| (left.path.to_owned(), error));
+        }
     });
     match problem {
         None => Ok(files),

@@ -40,7 +40,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
                 walk(
                     path,
                     &mut |file| files.push((file, Origin::Found)),
-                    &mut |folder, error| archive.add_absence(absent(folder, error.to_string())),
+                    &mut |left| archive.add_absence(absent(left.path, left.why.to_string())),
                 );
                 if files.len() == before {
                     archive.add_absence(absent(path, "the folder holds no file".to_owned()));

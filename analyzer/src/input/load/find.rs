@@ -53,7 +53,7 @@ impl InputFile {
 pub(super) struct Found {
     /// The inputs. When [`find`] returns them, they are sorted and each occurs once.
     pub(super) inputs: Vec<InputFile>,
-    /// Folders that could not be listed, and paths and patterns that gave no file.
+    /// Folders that could not be listed, links that were not followed, and paths and patterns that gave no file.
     pub(super) problems: Vec<Problem>,
 }
 
@@ -122,7 +122,12 @@ impl Found {
         walk(
             path,
             &mut |file| inputs.push(InputFile::File(file)),
-            &mut |folder, error| problems.push(unlisted(folder, error)),
+            &mut |left| {
+                problems.push(match left.is_link {
+                    true => not_followed(left.path, left.why),
+                    false => unlisted(left.path, left.why),
+                });
+            },
         );
     }
 
@@ -147,6 +152,13 @@ impl Found {
             })
         }
     }
+}
+
+fn not_followed(link: &Path, error: &std::io::Error) -> Problem {
+    Problem::unreadable_dump(
+        link.display().to_string(),
+        format!("the link was not followed: {error}"),
+    )
 }
 
 fn unlisted(folder: &Path, error: &std::io::Error) -> Problem {

@@ -22,7 +22,7 @@ mod zstd;
 pub use super::loaded::{Loaded, LoadedDump};
 pub use find::FindError;
 pub use follow::{Change, Follower, FollowerPoll};
-pub use walk::walk;
+pub use walk::{Unsearched, walk};
 
 use crate::input::inspector;
 use crate::input::loaded::written_ns;

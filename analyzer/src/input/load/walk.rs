@@ -8,60 +8,152 @@ use std::path::{Path, PathBuf};
 /// The largest depth of folders below a named one.
 const MAX_DEPTH: usize = 16;
 
+/// A path below a folder that was not searched for files.
+#[derive(Debug)]
+pub struct Unsearched<'a> {
+    /// The path, which begins with that of the folder.
+    pub path: &'a Path,
+    /// Whether it is a link: one that leads to a folder elsewhere, or nowhere.
+    pub is_link: bool,
+    /// Why it was not searched.
+    pub why: &'a io::Error,
+}
+
 /// Calls `found` with every regular file below `folder` that is neither hidden nor a launch record, in no particular
 /// order. Hidden folders are not entered. A hidden file may be a dump that is still being written.
 ///
 /// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets and devices are
-/// skipped, since they would block the reader. Folders more than 16 levels down are not listed. `unlisted` is called
-/// for these and for what could not be listed; the other files are found nevertheless.
+/// skipped, since they would block the reader. Folders more than 16 levels down are not listed. `unsearched` is called
+/// for these, for what could not be listed, and for links that lead nowhere or to a folder that is not below `folder`;
+/// the other files are found nevertheless.
 pub fn walk(
     folder: &Path,
     found: &mut dyn FnMut(PathBuf),
-    unlisted: &mut dyn FnMut(&Path, &io::Error),
+    unsearched: &mut dyn FnMut(Unsearched<'_>),
 ) {
-    descend(folder, 0, found, unlisted);
+    let mut walk = Walk {
+        folder,
+        found,
+        unsearched,
+    };
+    walk.descend(folder, 0);
 }
 
-fn descend(
-    folder: &Path,
-    depth: usize,
-    found: &mut dyn FnMut(PathBuf),
-    unlisted: &mut dyn FnMut(&Path, &io::Error),
-) {
-    let items = match fs::read_dir(folder) {
-        Ok(items) => items,
-        Err(error) => return unlisted(folder, &error),
-    };
-    for item in items {
-        let item = match item {
-            Ok(item) => item,
-            Err(error) => {
-                unlisted(folder, &error);
+struct Walk<'a> {
+    /// The folder that the caller names.
+    folder: &'a Path,
+    found: &'a mut dyn FnMut(PathBuf),
+    unsearched: &'a mut dyn FnMut(Unsearched<'_>),
+}
+
+impl Walk<'_> {
+    fn descend(&mut self, folder: &Path, depth: usize) {
+        let items = match fs::read_dir(folder) {
+            Ok(items) => items,
+            Err(error) => return self.leave_out(folder, &error),
+        };
+        for item in items {
+            let item = match item {
+                Ok(item) => item,
+                Err(error) => {
+                    self.leave_out(folder, &error);
+                    continue;
+                }
+            };
+            if item.file_name().as_encoded_bytes().starts_with(b".") {
                 continue;
             }
+            let path = item.path();
+            // Launch records hold no operations and are read separately.
+            if LaunchRecord::has_record_name(&path) {
+                continue;
+            }
+            match item.file_type() {
+                Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => self.descend(&path, depth + 1),
+                Ok(kind) if kind.is_dir() => {
+                    let why = format!(
+                        "it is more than {MAX_DEPTH} folders below the named one: give its path as an argument, too"
+                    );
+                    self.leave_out(&path, &io::Error::other(why));
+                }
+                Ok(kind) if kind.is_file() => (self.found)(path),
+                Ok(kind) if kind.is_symlink() => self.add_target(path),
+                Ok(_) => {}
+                Err(error) => self.leave_out(&path, &error),
+            }
+        }
+    }
+
+    /// Adds the file that a link leads to.
+    fn add_target(&mut self, link: PathBuf) {
+        let why = match fs::metadata(&link) {
+            Ok(target) if target.is_file() => return (self.found)(link),
+            // A folder below the named one, such as that of the newest run, is listed under its own path.
+            Ok(target) if target.is_dir() && !self.holds_target(&link) => io::Error::other(
+                "it leads to a folder elsewhere: give its path as an argument, too",
+            ),
+            Ok(_) => return,
+            Err(error) => error,
         };
-        if item.file_name().as_encoded_bytes().starts_with(b".") {
-            continue;
+        (self.unsearched)(Unsearched {
+            path: &link,
+            is_link: true,
+            why: &why,
+        });
+    }
+
+    /// Whether a link leads to the named folder or to one below it.
+    fn holds_target(&self, link: &Path) -> bool {
+        let resolved = self.folder.canonicalize().ok();
+        let target = link.canonicalize().ok();
+        resolved
+            .zip(target)
+            .is_some_and(|(folder, target)| target.starts_with(folder))
+    }
+
+    fn leave_out(&mut self, path: &Path, why: &io::Error) {
+        (self.unsearched)(Unsearched {
+            path,
+            is_link: false,
+            why,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn links_that_lead_elsewhere_or_nowhere_are_named_and_the_others_are_not() {
+        let named = tempfile::tempdir().expect("a temporary directory can be made");
+        let elsewhere = tempfile::tempdir().expect("a temporary directory can be made");
+        let below = |name: &str| named.path().join(name);
+        fs::create_dir(below("run7")).expect("a directory can be made");
+        fs::write(below("run7/rank_0"), "").expect("a file can be written");
+        fs::write(elsewhere.path().join("rank_1"), "").expect("a file can be written");
+        for (target, link) in [
+            (below("run7"), "newest"),
+            (named.path().to_owned(), "run7/up"),
+            (elsewhere.path().join("rank_1"), "rank_1"),
+            (elsewhere.path().to_owned(), "other"),
+            (elsewhere.path().join("rank_2"), "rank_2"),
+        ] {
+            symlink(target, below(link)).expect("a link can be made");
         }
-        let path = item.path();
-        // Launch records hold no operations and are read separately.
-        if LaunchRecord::has_record_name(&path) {
-            continue;
-        }
-        match item.file_type() {
-            Ok(kind) if kind.is_dir() && depth < MAX_DEPTH => {
-                descend(&path, depth + 1, found, unlisted);
-            }
-            Ok(kind) if kind.is_dir() => {
-                let why = format!(
-                    "it is more than {MAX_DEPTH} folders below the named one: give its path as an argument, too"
-                );
-                unlisted(&path, &io::Error::other(why));
-            }
-            Ok(kind) if kind.is_file() => found(path),
-            Ok(kind) if kind.is_symlink() && path.is_file() => found(path),
-            Ok(_) => {}
-            Err(error) => unlisted(&path, &error),
-        }
+        let (mut found, mut unsearched) = (Vec::new(), Vec::new());
+        walk(named.path(), &mut |file| found.push(file), &mut |left| {
+            assert!(left.is_link, "{left:?}");
+            unsearched.push((left.path.to_owned(), left.why.kind()));
+        });
+        found.sort();
+        unsearched.sort();
+        assert_eq!(found, [below("rank_1"), below("run7/rank_0")]);
+        let expected = [
+            (below("other"), io::ErrorKind::Other),
+            (below("rank_2"), io::ErrorKind::NotFound),
+        ];
+        assert_eq!(unsearched, expected);
     }
 }

@@ -17,7 +17,7 @@ pub struct Follower {
     paths: Vec<PathBuf>,
     /// The files of the last poll, by name.
     seen: BTreeMap<String, FileStamp>,
-    /// What the last poll could not list: the next one lists it anew.
+    /// What the last poll could not list or follow: the next one tries anew.
     unlisted: Vec<String>,
 }
 
@@ -34,8 +34,8 @@ struct FileStamp {
 #[derive(Debug)]
 pub enum Change {
     /// The file is gone or is read again: its earlier records no longer count. Members of an archive have the archive's
-    /// name and a colon before their own. Also the name of a folder that could not be listed, whose problem no longer
-    /// counts.
+    /// name and a colon before their own. Also the name of a folder that could not be listed or of a link that was
+    /// not followed, whose problem no longer counts.
     Outdated(String),
     /// A dump; if a rank has several, all are passed on.
     Dump(Box<LoadedDump>),
@@ -48,7 +48,8 @@ pub enum Change {
 /// The result of one poll, apart from the changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FollowerPoll {
-    /// The problems of the files that were read, and of folders that could not be listed.
+    /// The problems of the files that were read or left aside, of folders that could not be listed, and of links that were
+    /// not followed.
     pub problems: Vec<Problem>,
     /// The number of files that exist now.
     pub files: usize,
@@ -126,14 +127,20 @@ impl Follower {
             take(Change::Outdated(path));
         }
         let mut renamed = Vec::new();
-        read(&fresh, options, |output| match output {
+        read(&fresh, options, |output| {
+            match output {
+            Output::Files(_) | Output::Manifest(_) => {}
             // The stacks of one moment do not hold for later moments of a folder that is followed.
-            Output::Files(_) | Output::Stacks(_) | Output::Manifest(_) => {}
+            Output::Stacks(stacks) => problems.push(Problem::stale_dump(
+                stacks.path,
+                "left aside: stacks hold for one moment of a folder that is followed; `rcomm-fr analyze` reads this file",
+            )),
             Output::Problem(problem) => problems.push(problem),
             Output::Renamed(dump) => renamed.push(dump),
             Output::Dump(dump) => take(Change::Dump(dump)),
             Output::Ras(path, report) => take(Change::Ras(path, report)),
             Output::Log(log) => take(Change::Log(log)),
+        }
         });
         problems.extend(placing::note(renamed));
         Ok(Some(FollowerPoll {
@@ -146,6 +153,23 @@ impl Follower {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn stacks_in_a_folder_are_named_as_left_aside() {
+        let folder = tempfile::tempdir().expect("a temporary directory can be made");
+        let stacks =
+            "Thread 0x00007f00 (most recent call first):\n  File \"train.py\", line 3 in step\n";
+        fs::write(folder.path().join("rank_1.txt"), stacks).expect("a file can be written");
+        let mut follower = Follower::new(vec![folder.path().to_owned()]);
+        let poll = follower.poll(&LoadOptions::default(), |change| panic!("{change:?}"));
+        let poll = poll.expect("the path is no pattern");
+        let problems = poll.expect("a file is new").problems;
+        let [problem] = problems.as_slice() else {
+            panic!("{problems:?}");
+        };
+        assert!(problem.path.ends_with("rank_1.txt"), "{problem:?}");
+        assert!(problem.sentence.contains("left aside"), "{problem:?}");
+    }
 
     #[test]
     fn a_folder_that_cannot_be_listed_is_one_problem_in_however_many_polls() {

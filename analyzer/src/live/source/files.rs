@@ -34,9 +34,15 @@ impl Source for FileSource {
             hint: "name folders, files or archives of dumps, or a recording".into(),
         })?;
         let mut problems = loaded.problems;
-        problems.extend(loaded.logs.into_iter().map(|log| {
-            let sentence = "left aside: a log is no record; `rcomm-fr analyze` reads it";
-            Problem::stale_dump(log.path, sentence)
+        let logs = loaded.logs.into_iter().map(|log| (log.path, "a log is"));
+        let ras = loaded.ras.into_iter();
+        let ras = ras.map(|(path, _)| (path, "a report of NCCL's RAS is"));
+        let stacks = loaded.stacks.into_iter();
+        let stacks = stacks.map(|stacks| (stacks.path, "the stacks of a rank are"));
+        problems.extend(logs.chain(ras).chain(stacks).map(|(path, what)| {
+            let sentence =
+                format!("left aside: {what} no record; `rcomm-fr analyze` reads this file");
+            Problem::stale_dump(path, sentence)
         }));
         let mut observations: Vec<Observation> = Vec::new();
         let mut written_ns = None;
@@ -71,5 +77,41 @@ impl Source for FileSource {
 
     fn is_still(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_that_is_no_record_is_named() {
+        let folder = tempfile::tempdir().expect("a temporary directory can be made");
+        let ras = r#"{"nccl_version": "2.30", "communicators_count": 0, "communicators": []}"#;
+        let stacks =
+            "Thread 0x00007f00 (most recent call first):\n  File \"train.py\", line 3 in step\n";
+        let log = "[rank0]: ValueError: of no use\n";
+        let files = [
+            ("ras.json", ras, "a report of NCCL's RAS"),
+            ("rank_1.txt", stacks, "the stacks of a rank"),
+            ("job.log", log, "a log"),
+        ];
+        for (name, text, _) in files {
+            let path = folder.path().join(name);
+            std::fs::write(path, text).expect("a file can be written");
+        }
+        let mut source = FileSource::new(vec![folder.path().to_owned()]);
+        let poll = source.poll(Instant::now()).expect("the folder exists");
+        for (name, _, what) in files {
+            let mut problems = poll.problems.iter();
+            let named = problems.find(|problem| problem.path.ends_with(name));
+            let sentence = named.map(|problem| problem.sentence.as_str());
+            assert!(
+                sentence.is_some_and(|sentence| sentence.contains(what)),
+                "{name}: {:?}",
+                poll.problems
+            );
+        }
+        assert_eq!(poll.problems.len(), files.len());
     }
 }

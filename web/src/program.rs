@@ -13,7 +13,6 @@ use rcomm_analyzer::source::{
 };
 use rcomm_analyzer::{Anchor, LiveOptions, NodeJobs, Pace};
 use rcomm_recorder::publish::EndpointToken;
-use rcomm_recorder::record::default_directory;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -109,7 +108,7 @@ fn token_in(path: &Path) -> anyhow::Result<String> {
 }
 
 fn ring_directory(cli: &Cli) -> PathBuf {
-    cli.ring_dir.clone().unwrap_or_else(default_directory)
+    rcomm_analyzer::source::ring_directory(cli.ring_dir.as_deref())
 }
 
 /// Whether the rings of this node are the source.

@@ -6,10 +6,10 @@ use crate::cli::output;
 use anstream::ColorChoice;
 use rcomm_analyzer::format::{bytes, count, duration_ms, grouped};
 use rcomm_analyzer::print::human::{self, Detail, Layout};
+use rcomm_analyzer::source::ring_directory;
 use rcomm_recorder::publish::{
     RingListing, RingReader, RingSummary, list_rings, remove_stale_rings,
 };
-use rcomm_recorder::record::default_directory;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,7 +25,7 @@ pub(super) fn run(args: &RingsArgs, color: ColorChoice) -> Result<ExitCode, Fail
 
 /// The directory in the arguments, or the user's default one.
 pub(super) fn directory(place: &RingPlace) -> PathBuf {
-    place.dir.clone().unwrap_or_else(default_directory)
+    ring_directory(place.dir.as_deref())
 }
 
 /// The rings in the directory; if a job is given, only its rings and those that cannot be read.

@@ -10,7 +10,6 @@ use rcomm_analyzer::source::{
 };
 use rcomm_analyzer::{Anchor, LiveOptions, NodeJobs, Source};
 use rcomm_recorder::publish::EndpointToken;
-use rcomm_recorder::record::default_directory;
 use std::path::PathBuf;
 
 /// The sources on the command line. If it names none: the rings of a job of this node that is in trouble, else of the
@@ -129,14 +128,37 @@ fn asks_for_rings(from: &SourceOptions) -> bool {
     from.rings || (from.ring_dir.is_some() && from.ring_dir != of_environment)
 }
 
-/// The rings of this node, if requested (`--rings`, `--job`) or if there is no other source.
+/// The rings of this node, if requested (`--rings`, `--ring-dir`, `--job`) or if there is no other source.
 fn rings(from: &SourceOptions, job: &JobChoice) -> Option<RingSource> {
     let no_other_source = from.network.is_empty() && from.collector.is_empty();
-    (no_other_source || from.rings || from.job.is_some())
+    (no_other_source || asks_for_rings(from) || from.job.is_some())
         .then(|| RingSource::showing(ring_directory(from), job.clone()))
 }
 
 /// Directory of the rings of this node's jobs.
 pub(crate) fn ring_directory(from: &SourceOptions) -> PathBuf {
-    from.ring_dir.clone().unwrap_or_else(default_directory)
+    rcomm_analyzer::source::ring_directory(from.ring_dir.as_deref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    #[test]
+    fn a_named_directory_of_rings_is_read_besides_other_sources() {
+        let directory = tempfile::tempdir().expect("a temporary directory can be made");
+        let directory = directory.path().display().to_string();
+        let is_read = |arguments: &[&str]| {
+            let arguments = ["rcomm-top"].iter().chain(arguments);
+            let cli = Cli::try_parse_from(arguments).expect("the arguments are valid");
+            let job = JobChoice::of(cli.from.job.clone());
+            rings(&cli.from, &job).is_some()
+        };
+        let network = ["--endpoint", "0=http://127.0.0.1:9"];
+        assert!(!is_read(&network));
+        assert!(is_read(
+            &[&network[..], &["--ring-dir", &directory]].concat()
+        ));
+    }
 }

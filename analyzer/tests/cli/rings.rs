@@ -117,6 +117,18 @@ fn rings_of_the_living_and_the_dead_are_listed() {
 }
 
 #[test]
+fn a_list_has_all_rings_of_a_large_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let _rings: Vec<_> = (0..70)
+        .map(|job| ring_of(dir.path(), &format!("large-{job}"), 0))
+        .collect();
+    let listed = rings(dir.path(), &["list"]);
+    let lines = listed.stdout.lines();
+    let of_job = lines.filter(|line| line.trim().starts_with("large"));
+    assert_eq!(of_job.count(), 70, "{}", listed.stdout);
+}
+
+#[test]
 fn directory_without_rings_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let listed = rings(dir.path(), &[]);

@@ -7,7 +7,7 @@ use rcomm_verdict::{InstanceState, Report, StackNode};
 use std::io::{self, Write};
 use textwrap::core::display_width;
 
-/// The largest number of rows of a table; the rest is counted.
+/// The largest number of rows of a table of a report; the rest is counted.
 const MAX_ROWS: usize = 64;
 
 /// The largest depth of the stack tree that is drawn.
@@ -15,8 +15,7 @@ const MAX_DEPTH: usize = 64;
 
 /// Writes a table with a title, which may be empty; writes nothing if there is no row.
 ///
-/// Every row must have as many cells as `heads`. Rows beyond 64 are counted, and lines are cut at the width of the
-/// page.
+/// Every row must have as many cells as `heads`. All rows are written, and lines are cut at the width of the page.
 ///
 /// # Errors
 /// If `out` cannot be written to.
@@ -27,7 +26,7 @@ pub fn write_table(
     layout: &Layout,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    table(title, heads, rows.into_iter(), &mut Page::new(layout, out))
+    write_rows(title, heads, &rows, &mut Page::new(layout, out))
 }
 
 pub(super) fn write(report: &Report, names: &GroupNames, page: &mut Page<'_>) -> io::Result<()> {
@@ -150,11 +149,24 @@ pub(super) fn table(
     page: &mut Page<'_>,
 ) -> io::Result<()> {
     let mut rows: Vec<Vec<String>> = rows.collect();
+    let cut = rows.len().saturating_sub(MAX_ROWS);
+    rows.truncate(MAX_ROWS);
+    write_rows(name, heads, &rows, page)?;
+    if cut > 0 {
+        page.row(DIM, &format!("  and {cut} more"))?;
+    }
+    Ok(())
+}
+
+fn write_rows(
+    name: &str,
+    heads: &[&str],
+    rows: &[Vec<String>],
+    page: &mut Page<'_>,
+) -> io::Result<()> {
     if rows.is_empty() {
         return Ok(());
     }
-    let cut = rows.len().saturating_sub(MAX_ROWS);
-    rows.truncate(MAX_ROWS);
     let widths: Vec<usize> = (0..heads.len())
         .map(|column| {
             rows.iter()
@@ -169,11 +181,8 @@ pub(super) fn table(
     }
     let heads: Vec<String> = heads.iter().map(|&head| head.to_owned()).collect();
     page.row(DIM, &join(&heads, &widths))?;
-    for row in &rows {
+    for row in rows {
         page.row(PLAIN, &join(row, &widths))?;
-    }
-    if cut > 0 {
-        page.row(DIM, &format!("  and {cut} more"))?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use crate::cli::args::{DumpArgs, DumpFormat};
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use anstream::ColorChoice;
+use rcomm_analyzer::format::count;
 use rcomm_recorder::publish::{Dump, RingReader, write_dump_file};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,9 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
     }
     let mut written = Vec::new();
     let mut unread = Vec::new();
-    for path in &paths {
+    let mut failed = None;
+    let mut rings = paths.iter();
+    for path in rings.by_ref() {
         match RingReader::attach(path).and_then(|ring| ring.read()) {
             Err(error) => unread.push(error),
             Ok(dump) => {
@@ -38,7 +41,14 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
                     DumpFormat::Json => dump.to_json(),
                 };
                 let target = file_for(&dump, &args.output, args.format);
-                written.push(write_dump_file(&target, &bytes)?);
+                match write_dump_file(&target, &bytes) {
+                    Ok(path) => written.push(path),
+                    // The next dump would meet the same disk.
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
             }
         }
     }
@@ -50,6 +60,13 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
     let mut stderr = anstream::AutoStream::new(std::io::stderr(), color);
     for error in &unread {
         let _ = writeln!(stderr, "left out: {error}");
+    }
+    if let Some(error) = failed {
+        let left = rings.len() as u64;
+        if left > 0 {
+            let _ = writeln!(stderr, "not reached: {}", count(left, "ring"));
+        }
+        return Err(error.into());
     }
     Ok(match (written.is_empty(), unread.is_empty()) {
         (true, _) => ExitCode::from(2),

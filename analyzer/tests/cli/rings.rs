@@ -243,6 +243,26 @@ fn ring_becomes_a_dump_in_both_forms_and_nothing_is_overwritten() {
 }
 
 #[test]
+fn a_dump_that_cannot_be_written_does_not_hide_those_that_were() {
+    let dir = tempfile::tempdir().unwrap();
+    let ring_dir = dir.path().join("rings");
+    std::fs::create_dir(&ring_dir).unwrap();
+    let _rings = ["a", "b", "c"].map(|job| ring_of(&ring_dir, job, 0));
+    let out = dir.path().join("dumps");
+    std::fs::create_dir(&out).unwrap();
+    // No user, root included, can make a file below a file.
+    std::fs::write(out.join("b"), "").unwrap();
+    let (out_name, ring_dir) = (out.to_str().unwrap(), ring_dir.to_str().unwrap());
+    let dumped = run(&["dump", "-o", out_name, "--dir", ring_dir]);
+    assert_eq!(dumped.code, Some(2), "{dumped:?}");
+    let written = out.join("a").join("rank_0");
+    assert_eq!(dumped.stdout, format!("{}\n", written.display()));
+    for part in ["not reached: 1 ring\n", "error: ", "/dumps/b"] {
+        assert!(dumped.stderr.contains(part), "{part}: {dumped:?}");
+    }
+}
+
+#[test]
 fn nothing_to_dump_is_exit_code_two() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().to_str().unwrap();

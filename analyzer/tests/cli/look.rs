@@ -63,6 +63,42 @@ fn of_several_runs_in_the_folder_of_dumps_the_newest_is_judged_and_the_others_na
 }
 
 #[test]
+fn the_commands_for_files_leave_out_what_was_not_judged_with_them() {
+    let home = tempfile::tempdir().unwrap();
+    let dumps = home.path().join("rcomm-dumps");
+    let now = SystemTime::now();
+    copy_dumps("healthy-w4", 4, &dumps, now);
+    copy_dumps(
+        "cascade-2x2x2",
+        8,
+        &dumps.join("b-1"),
+        now - Duration::from_secs(60),
+    );
+    // A dump that is still being written, and a link to a dump elsewhere.
+    std::fs::write(dumps.join(".rank_0.77.0.part"), "half").unwrap();
+    let other = home.path().join("other");
+    std::fs::rename(dumps.join("rank_3"), &other).unwrap();
+    std::os::unix::fs::symlink(&other, dumps.join("rank_3")).unwrap();
+    let pytorch = home.path().join("pytorch");
+    copy_dumps("healthy-w4", 4, &pytorch, now - Duration::from_secs(120));
+    std::fs::write(pytorch.join("rank_of_another_kind"), "").unwrap();
+    let run = look(home.path(), &pytorch);
+    let command_after = |line: &str| {
+        let mut lines = run.stdout.lines();
+        lines.find(|found| found.contains(line));
+        lines.next().unwrap_or_default().trim().to_owned()
+    };
+    let direct = command_after("dumps of rcomm, 4 files");
+    assert_eq!(direct, "rcomm-fr analyze rcomm-dumps/rank_*", "{run:?}");
+    let of_run = command_after("dumps of rcomm of the run b-1, 8 files");
+    assert_eq!(of_run, "rcomm-fr analyze rcomm-dumps/b-1", "{run:?}");
+    let of_pytorch = command_after("PyTorch's dumps, 4 files");
+    let expected = format!("rcomm-fr analyze {}/rank_[0-9]*", pytorch.display());
+    assert_eq!(of_pytorch, expected, "{run:?}");
+    assert!(run.stdout.contains("12 files"), "{run:?}");
+}
+
+#[test]
 fn of_several_living_jobs_the_one_with_an_error_is_shown_and_the_others_have_their_verdicts() {
     let home = tempfile::tempdir().unwrap();
     let rings = home.path().join("rings");
@@ -126,8 +162,8 @@ fn without_records_it_names_where_it_looked_and_what_to_do() {
     assert_eq!(run.code, Some(2), "{run:?}");
     for part in [
         "no records on this node",
-        "comm_lib_trace_rank_*",
-        "/tmp/nccl_trace_rank_*",
+        "comm_lib_trace_rank_[0-9]*",
+        "/tmp/nccl_trace_rank_[0-9]*",
         "TORCH_FR_BUFFER_SIZE",
         "rcomm-top --ras",
     ] {

@@ -1,5 +1,5 @@
-//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest; if several
-//! jobs live, the newest whose report has an error. For jobs of which these paths hold no record, and where there are
+//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest that can be
+//! judged; if several jobs live, the newest whose report has an error. For jobs of which these paths hold no record, and where there are
 //! no records at all, it prints how to get records.
 
 mod advice;
@@ -48,6 +48,9 @@ struct Records {
     /// Whether a process of the job is alive: then a pending operation alone is not a finding.
     alive: bool,
 }
+
+/// The end of a pattern for names that go on with a digit.
+const A_DIGIT_FIRST: &str = "[0-9]*";
 
 /// What the rings of one job state together.
 struct JobRings {
@@ -110,29 +113,38 @@ fn judge_records(records: &Records) -> Result<Judged, Failure> {
 /// Records older than this may belong to another job than the one the user means.
 const OLD: Duration = Duration::from_secs(600);
 
-/// Shows the report on the newest records or, if several jobs live and some reports have findings of severity error,
-/// the newest of these reports. The list of the other records has the verdicts of those that were judged.
+/// Shows the report on the newest records that can be judged or, if several jobs live and some reports have findings of
+/// severity error, the newest of these reports. The list of the other records has the verdicts of those that were
+/// judged, and why others could not be.
 fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> {
     let is_error = |judged: &Judged| {
         let mut findings = judged.report.findings.iter();
         findings.any(|finding| finding.severity == Severity::Error)
     };
     let living = search.records.iter().take_while(|records| records.alive);
-    let mut reports: Vec<Option<Judged>> = match living.clone().count() {
-        0 | 1 => Vec::new(),
-        // A job whose records cannot be judged, as when it has ended meanwhile, has no report.
-        _ => living
-            .take(MOST_JUDGED)
-            .map(|records| judge_records(records).ok())
-            .collect(),
+    let judged_at_once = match living.count() {
+        0 | 1 => 1,
+        living => living.min(MOST_JUDGED),
     };
-    let in_trouble = reports
-        .iter()
-        .position(|report| report.as_ref().is_some_and(is_error));
-    let shown_index = in_trouble.unwrap_or(0);
-    let shown = match reports.get_mut(shown_index).and_then(Option::take) {
-        Some(shown) => shown,
-        None => judge_records(&search.records[shown_index])?,
+    let mut reports = Vec::new();
+    for records in &search.records {
+        // Records cannot be judged if, for example, their job has ended meanwhile and removed them.
+        if reports.len() >= judged_at_once && reports.iter().any(Result::is_ok) {
+            break;
+        }
+        reports.push(judge_records(records));
+    }
+    let in_trouble = (reports.iter().take(judged_at_once))
+        .position(|report| report.as_ref().is_ok_and(is_error));
+    let judged = reports.iter().position(Result::is_ok);
+    let Some(shown_index) = in_trouble.or(judged) else {
+        return match reports.into_iter().next() {
+            Some(Err(error)) => Err(error),
+            _ => Ok(ExitCode::from(2)),
+        };
+    };
+    let Ok(shown) = &reports[shown_index] else {
+        return Ok(ExitCode::from(2));
     };
     let now = SystemTime::now();
     let line = |records: &Records| {
@@ -146,7 +158,10 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
     let not_found = jobs_not_found(&search.records);
     let which = match shown_index {
         0 => "the newest records here",
-        _ => "the records of the newest living job whose report has an error",
+        _ if in_trouble.is_some() => {
+            "the records of the newest living job whose report has an error"
+        }
+        _ => "the newest records here that can be judged",
     };
     output::write_to(None, color, |out| {
         let records = &search.records[shown_index];
@@ -174,10 +189,11 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
             writeln!(out, "others:")?;
         }
         for (other, records) in others.take(MOST_LISTED) {
-            let report = reports.get(other).and_then(Option::as_ref);
-            let verdict = report.map_or(String::new(), |judged| {
-                format!(": {}", judged.report.verdict.word())
-            });
+            let verdict = match reports.get(other) {
+                Some(Ok(judged)) => format!(": {}", judged.report.verdict.word()),
+                Some(Err(error)) => format!(": cannot be judged: {error}"),
+                None => String::new(),
+            };
             writeln!(out, "  {}{verdict}\n    {}", line(records), records.command)?;
         }
         if others_count > MOST_LISTED {
@@ -217,6 +233,54 @@ fn entries_of(folder: &Path) -> Result<Vec<DirEntry>, String> {
         Ok(entries) => Ok(entries.flatten().collect()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(format!("cannot be listed: {error}")),
+    }
+}
+
+/// What an entry of a folder of dumps is, as [`load`](rcomm_analyzer::load) sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Folder,
+    /// A hidden file, such as a dump that is still being written (`.rank_0.77.0.part`), a link to a folder, or what
+    /// cannot be read as a file.
+    Other,
+}
+
+fn kind_of(entry: &DirEntry) -> Kind {
+    if entry.file_name().as_encoded_bytes().starts_with(b".") {
+        return Kind::Other;
+    }
+    match entry.file_type() {
+        Ok(kind) if kind.is_dir() => Kind::Folder,
+        Ok(kind) if kind.is_file() => Kind::File,
+        Ok(kind) if kind.is_symlink() && entry.path().is_file() => Kind::File,
+        Ok(_) | Err(_) => Kind::Other,
+    }
+}
+
+/// What names these files of a folder, and none of the folders beside them, in a shell command: a pattern, or each file
+/// if no pattern does. Sorts the files.
+fn argument_for(folder: &Path, files: &mut [PathBuf], folders: &[PathBuf]) -> String {
+    files.sort();
+    let (Some(first), Some(last)) = (files.first(), files.last()) else {
+        return String::new();
+    };
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_os_string();
+    let (first, last) = (name(first), name(last));
+    // All names between the first and the last in order begin as these two do.
+    let common = first.as_encoded_bytes().iter();
+    let common = common.zip(last.as_encoded_bytes());
+    let common = common.take_while(|(one, other)| one == other && one.is_ascii());
+    let beginning = &first.as_encoded_bytes()[..common.count()];
+    let is_shared = |path: &PathBuf| name(path).as_encoded_bytes().starts_with(beginning);
+    match std::str::from_utf8(beginning) {
+        Ok(beginning) if files.len() > 1 && !folders.iter().any(is_shared) => {
+            format!("{}*", quoted(&folder.join(beginning)))
+        }
+        _ => {
+            let files: Vec<String> = files.iter().map(|file| quoted(file)).collect();
+            files.join(" ")
+        }
     }
 }
 
@@ -297,9 +361,9 @@ impl Search {
             .map(|entry| entry.path())
             .collect();
         let mut pattern = beginning.to_owned().into_os_string();
-        pattern.push("*");
+        pattern.push(A_DIGIT_FIRST);
         self.note(Path::new(&pattern), files.len(), problem);
-        let argument = format!("{}*", quoted(beginning));
+        let argument = format!("{}{A_DIGIT_FIRST}", quoted(beginning));
         self.add(description.to_owned(), &argument, files);
     }
 
@@ -312,25 +376,29 @@ impl Search {
             Err(problem) => (Vec::new(), Some(problem)),
         };
         for entry in entries {
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => runs.push(entry.path()),
-                Ok(kind) if kind.is_file() => files.push(entry.path()),
-                Ok(_) | Err(_) => {}
+            match kind_of(&entry) {
+                Kind::Folder => runs.push(entry.path()),
+                Kind::File => files.push(entry.path()),
+                Kind::Other => {}
             }
         }
-        let mut found = vec![(description.to_owned(), folder.to_owned(), files)];
+        let argument = match runs.is_empty() {
+            true => quoted(folder),
+            false => argument_for(folder, &mut files, &runs),
+        };
+        let mut found = vec![(description.to_owned(), argument, files)];
         runs.sort();
         for run in runs {
             let name = run.file_name().unwrap_or_default().display();
             let description = format!("{description} of the run {name}");
             let (files, unlisted) = Self::files_of_run(&run);
             problem = problem.or(unlisted);
-            found.push((description, run, files));
+            found.push((description, quoted(&run), files));
         }
         let number = found.iter().map(|(_, _, files)| files.len()).sum();
         self.note(folder, number, problem);
-        for (description, folder, files) in found {
-            self.add(description, &quoted(&folder), files);
+        for (description, argument, files) in found {
+            self.add(description, &argument, files);
         }
     }
 
@@ -344,12 +412,10 @@ impl Search {
                 Vec::new()
             });
             for entry in entries {
-                match entry.file_type() {
-                    Ok(kind) if kind.is_dir() && depth < 1 => {
-                        pending.push((entry.path(), depth + 1))
-                    }
-                    Ok(kind) if kind.is_file() => files.push(entry.path()),
-                    Ok(_) | Err(_) => {}
+                match kind_of(&entry) {
+                    Kind::Folder if depth < 1 => pending.push((entry.path(), depth + 1)),
+                    Kind::File => files.push(entry.path()),
+                    Kind::Folder | Kind::Other => {}
                 }
             }
         }
@@ -424,6 +490,48 @@ mod tests {
         }
         assert!(!is_same(folder.path(), &real));
         assert!(!is_same(Path::new("/nowhere/a"), Path::new("/nowhere/b")));
+    }
+
+    #[test]
+    fn a_living_job_that_cannot_be_judged_does_not_hide_the_others() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/dumps");
+        let records = |path: PathBuf, alive| Records {
+            description: path.display().to_string(),
+            command: format!("rcomm-fr analyze {}", quoted(&path)),
+            paths: vec![path],
+            written: SystemTime::now(),
+            created: SystemTime::now(),
+            alive,
+        };
+        let gone = || records(PathBuf::from("/nowhere/rings/job"), true);
+        let search = |records| Search {
+            searched: Vec::new(),
+            records,
+        };
+        let dumps = records(fixtures.join("healthy-w4/pickle"), false);
+        assert!(show_first(&search(vec![gone(), dumps]), ColorChoice::Never).is_ok());
+        let both = search(vec![gone(), gone()]);
+        assert!(show_first(&both, ColorChoice::Never).is_err());
+    }
+
+    #[test]
+    fn files_beside_folders_are_named_without_these() {
+        let folder = Path::new("dumps of me");
+        let argument = |files: &[&str], folders: &[&str]| {
+            let paths = |names: &[&str]| names.iter().map(|name| folder.join(name)).collect();
+            let (mut files, folders): (Vec<_>, Vec<_>) = (paths(files), paths(folders));
+            argument_for(folder, &mut files, &folders)
+        };
+        let ranks = ["rank_1", "rank_0.json", "rank_10"];
+        assert_eq!(argument(&ranks, &["run7"]), "'dumps of me/rank_'*");
+        let each = "'dumps of me/rank_0' 'dumps of me/rank_1'";
+        assert_eq!(argument(&["rank_0", "rank_1"], &["rank_of_b"]), each);
+        assert_eq!(argument(&["rank_0"], &["run7"]), "'dumps of me/rank_0'");
+        assert_eq!(
+            argument(&["a", "b"], &["run7"]),
+            "'dumps of me/a' 'dumps of me/b'"
+        );
+        assert_eq!(argument(&[], &["run7"]), "");
     }
 
     #[test]

@@ -368,6 +368,54 @@ fn a_log_agrees_with_records_or_contradicts_them() {
 }
 
 #[test]
+fn a_log_of_another_group_does_not_contradict_records() {
+    let alone = judge_with_log(&["[rank0]: ValueError: of no use".to_owned()]);
+    let culprit = alone.findings[0].culprit_ranks[0];
+    let mut others = (0..4).filter(|&rank| rank != culprit);
+    let odd = others.next().expect("three ranks are left");
+    let in_group = |group: &str| -> Vec<String> {
+        let lines = (0..4).filter(|&rank| rank != culprit).flat_map(|rank| {
+            let op = if rank == odd {
+                "BROADCAST"
+            } else {
+                "ALLREDUCE"
+            };
+            timed_out(rank, 9, op, 512, 9)
+        });
+        lines
+            .map(|line| line.replace("0(default_pg)", group))
+            .collect()
+    };
+    let of_same = judge_with_log(&in_group("0(default_pg)"));
+    let line = &of_same.findings[0].log[0];
+    assert!(line.contradicts, "{line:?}");
+    let of_other = judge_with_log(&in_group("tp_1"));
+    let log = &of_other.findings[0].log;
+    let cited = log.iter().find(|line| line.text.contains("on group tp_1"));
+    assert!(cited.is_some_and(|line| !line.contradicts), "{log:?}");
+}
+
+#[test]
+fn a_finding_of_a_log_has_the_group_that_the_records_know_by_its_name() {
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    let log = folder.path().join("job.log");
+    let lines = (0..3).flat_map(|rank| timed_out(rank, 41, "ALLREDUCE", 512, 41));
+    let mut lines: Vec<String> = lines.collect();
+    lines.push(dump_signal(3, 40));
+    std::fs::write(&log, lines.join("\n")).expect("the file system has space");
+    let report = judge(&[fixtures().join("dumps/healthy-w4"), log]);
+    let first = &report.findings[0];
+    assert_eq!((first.code, first.seq), (Code::E101, Some(41)));
+    let group = first.group.as_ref();
+    assert_eq!(
+        group.map(|group| group.name.as_str()),
+        Some("0"),
+        "{first:?}"
+    );
+    assert_eq!(group.map(|group| group.ranks.len()), Some(4), "{first:?}");
+}
+
+#[test]
 fn the_json_of_a_log_keeps_to_the_schema() {
     let schema = serde_json::from_str(json::SCHEMA).expect("the schema is valid");
     let validator = jsonschema::validator_for(&schema).expect("the schema is valid");

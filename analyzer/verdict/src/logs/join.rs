@@ -5,7 +5,9 @@ use super::conclusion::Conclusion;
 use super::digest::{Digest, TimedOutWait, is_world};
 use super::facts::{Log, LoggedOp};
 use super::rules;
-use crate::report::{Code, Finding, LogInput, LogLine, Report, SeqKind, Severity, Verdict};
+use crate::report::{
+    Code, Finding, GroupRef, LogInput, LogLine, Report, SeqKind, Severity, Verdict,
+};
 use rcomm_recorder::model::OpType;
 use std::collections::BTreeSet;
 
@@ -122,7 +124,13 @@ fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
         .max()
         .unwrap_or(0)
         + 1;
-    report.findings.insert(0, finding(id, found));
+    let group = found.group.as_deref();
+    let group = group.and_then(|name| group_of(report, name));
+    let finding = Finding {
+        group,
+        ..finding(id, found)
+    };
+    report.findings.insert(0, finding);
 }
 
 fn finding(id: u32, found: Conclusion) -> Finding {
@@ -172,13 +180,22 @@ fn cite_waits(finding: &mut Finding, waits: &[TimedOutWait<'_>]) {
     }
 }
 
+/// The group that a log means by this name; `None` if the report has no group of this name, or several.
+fn group_of(report: &Report, name: &str) -> Option<GroupRef> {
+    let groups = report.groups.iter().map(|found| &found.group);
+    let mut groups = groups.filter(|group| group.name == bare(name));
+    let group = groups.next()?;
+    groups.next().is_none().then(|| group.clone())
+}
+
 /// The name of a group without its description: `0` of `0(default_pg)`.
 fn bare(name: &str) -> &str {
     name.split('(').next().unwrap_or(name).trim_end()
 }
 
 /// Compares the conclusion of the logs alone with a finding of the records, and cites it as agreeing or contradicting.
-/// Does nothing if the logs name no culprit.
+/// If the two are about different groups, both may be true, and it is only cited. Does nothing if the logs name no
+/// culprit.
 fn compare(finding: &mut Finding, found: Conclusion) {
     if found.culprits.is_empty() {
         return;
@@ -195,7 +212,9 @@ fn compare(finding: &mut Finding, found: Conclusion) {
         return;
     };
     line.text = found.sentence;
-    line.contradicts = !agrees;
+    let groups = finding.group.as_ref().zip(found.group.as_deref());
+    let is_elsewhere = groups.is_some_and(|(group, name)| group.name != bare(name));
+    line.contradicts = !agrees && !is_elsewhere;
     push(finding, line);
 }
 

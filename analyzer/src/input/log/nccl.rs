@@ -146,13 +146,22 @@ fn gloo_sizes(text: &str) -> Option<Event> {
     (here != there).then_some(Event::SizesDiffer { peer, here, there })
 }
 
-/// Reads `peer 10.10.23.6<58683> collective mismatch error, local size 496640 remote size 65536`.
+/// Reads `peer 10.10.23.6<58683> collective mismatch error, local size 496640 remote size 65536`, or the older
+/// form, `collective mismatch error local size 546816 remote 524288 addr 7ff7d1530000 rkey 2553d seq 14/1c`,
+/// which names no peer.
+///
+/// The sender logs it. A message that is shorter than what the receiver has room for is in order: the older form then
+/// has another cause, such as its last two numbers.
 fn sizes(text: &str) -> Option<Event> {
-    let here = number_after(text, "local size ")?;
+    let here: u64 = number_after(text, "local size ")?;
     let there = number_after(text, "remote size ").or_else(|| number_after(text, " remote "))?;
-    let peer = peer(text, "peer ").unwrap_or_else(|| "the other side".to_owned());
-    (here != there).then_some(Event::SizesDiffer { peer, here, there })
+    let peer = peer(text, "peer ").unwrap_or_else(|| NO_ADDRESS.to_owned());
+    (here > there).then_some(Event::SizesDiffer { peer, here, there })
 }
+
+/// What a sentence has in the place of an address that the line does not have. An empty address is gloo's, whose
+/// receiver logs the line.
+const NO_ADDRESS: &str = "an address that is not logged";
 
 /// Reads `Got completion from peer 10.0.0.7<5491> with status=12 …` and `… with error 12, …`.
 fn completion(text: &str) -> Option<Event> {
@@ -173,6 +182,39 @@ fn completion(text: &str) -> Option<Event> {
 mod tests {
     use super::*;
     use crate::input::log::Label;
+
+    fn event_of(text: &str) -> Option<Event> {
+        let line = Line {
+            label: Label::default(),
+            text,
+        };
+        let mut found = Events::new();
+        read_line(&line, &mut found);
+        found.into_iter().next().map(|(_, event)| event)
+    }
+
+    #[test]
+    fn sizes_differ_only_if_the_sender_has_more_than_the_receiver_takes() {
+        let line = |sizes: &str| {
+            let begin = "n1:15483:15645 [0] transport/net_ib.cc:665 NCCL WARN NET/IB : collective mismatch error";
+            event_of(&format!(
+                "{begin} {sizes} addr 7ff7d1530000 rkey 2553d seq 14/1c"
+            ))
+        };
+        let expected = Event::SizesDiffer {
+            peer: "an address that is not logged".to_owned(),
+            here: 546_816,
+            there: 524_288,
+        };
+        assert_eq!(line("local size 546816 remote 524288"), Some(expected));
+        for other_cause in [
+            "local size 4096 remote 524288",
+            "local size 4096 remote 4096",
+            "local size 4096 remote -1",
+        ] {
+            assert_eq!(line(other_cause), None, "{other_cause}");
+        }
+    }
 
     #[test]
     fn the_size_of_a_segment_that_cannot_be_extended_is_read() {

@@ -49,6 +49,19 @@ fn groups_that_share_a_label_are_distinguished_by_their_ranks() {
 }
 
 #[test]
+fn a_folded_row_has_the_mark_of_its_worst_rank() {
+    // All ranks have completed the same, and those of one host, not the first, are late in every step.
+    let mut state = showing(recorded(Situation::Straggler), (120, 40));
+    press(&mut state, "2<enter>");
+    let screen = text::of(&state);
+    let row = screen.lines().find(|line| line.contains(" x32 "));
+    assert!(
+        row.is_some_and(|row| row.starts_with("~ 0-31 ")),
+        "{screen}"
+    );
+}
+
+#[test]
 fn a_click_selects_a_row_and_another_opens_it() {
     let mut state = showing(recorded(Situation::StuckRank), (80, 24));
     press(&mut state, "2");

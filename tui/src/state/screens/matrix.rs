@@ -161,7 +161,10 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
             waited.unwrap_or(f64::NAN),
         ));
         cells.push(Cell::text(last_calls(model, &ranks)));
-        let state = model.index.rank(model.snapshot, first);
+        // The worst state, so that a folded row does not hide it.
+        let states = ranks.iter();
+        let states = states.map(|&rank| model.index.rank(model.snapshot, rank));
+        let state = states.max().unwrap_or(RankState::Ok);
         Some(Row {
             mark: if state == RankState::Ok {
                 crate::page::table::Mark::NONE

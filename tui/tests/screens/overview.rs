@@ -98,21 +98,30 @@ fn pending_operations_are_in_flight_at_once_and_no_rank_is_accused() {
     );
 }
 
+/// The screen after as many seconds as there are numbers, in each of which every rank made this many steps.
+fn after_steps(
+    situation: Situation,
+    size: (u16, u16),
+    steps: impl IntoIterator<Item = i64>,
+) -> String {
+    let mut snapshot = recorded(situation);
+    let mut state = showing(snapshot.clone(), size);
+    for made in steps {
+        snapshot.at.wall_ns += 1_000_000_000;
+        let mut report = Report::clone(&snapshot.report);
+        for rank in &mut report.ranks {
+            rank.step = rank.step.map(|step| step + made);
+        }
+        snapshot.report = Arc::new(report);
+        update(&mut state, Event::Observed(Arc::new(snapshot.clone())));
+    }
+    text::of(&state)
+}
+
 #[test]
 fn trends_are_shown_without_root_causes_and_on_high_terminals() {
     let steps = |situation, size| {
-        let mut snapshot = recorded(situation);
-        let mut state = showing(snapshot.clone(), size);
-        for second in 1..5 {
-            snapshot.at.wall_ns += 1_000_000_000;
-            let mut report = Report::clone(&snapshot.report);
-            for rank in &mut report.ranks {
-                rank.step = rank.step.map(|step| step + second);
-            }
-            snapshot.report = Arc::new(report);
-            update(&mut state, Event::Observed(Arc::new(snapshot.clone())));
-        }
-        let screen = text::of(&state);
+        let screen = after_steps(situation, size, [1, 2, 3, 4]);
         let line = screen.lines().find(|line| line.contains("steps/s"));
         line.map(str::to_owned)
     };
@@ -125,18 +134,7 @@ fn trends_are_shown_without_root_causes_and_on_high_terminals() {
 
 #[test]
 fn trends_get_the_rows_that_no_pane_needs() {
-    let mut snapshot = recorded(Situation::Healthy);
-    let mut state = showing(snapshot.clone(), (120, 60));
-    for second in [1, 2, 4, 8] {
-        snapshot.at.wall_ns += 1_000_000_000;
-        let mut report = Report::clone(&snapshot.report);
-        for rank in &mut report.ranks {
-            rank.step = rank.step.map(|step| step + second);
-        }
-        snapshot.report = Arc::new(report);
-        update(&mut state, Event::Observed(Arc::new(snapshot.clone())));
-    }
-    let screen = text::of(&state);
+    let screen = after_steps(Situation::Healthy, (120, 60), [1, 2, 4, 8]);
     let rows: Vec<&str> = screen
         .lines()
         .skip_while(|line| !line.contains("─ trends"))

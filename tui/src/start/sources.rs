@@ -155,7 +155,7 @@ mod tests {
             let job = JobChoice::of(cli.from.job.clone());
             rings(&cli.from, &job).is_some()
         };
-        let network = ["--endpoint", "0=http://127.0.0.1:9"];
+        let network = ["--endpoint", "tcp:127.0.0.1:9"];
         assert!(!is_read(&network));
         assert!(is_read(
             &[&network[..], &["--ring-dir", &directory]].concat()

@@ -1,6 +1,7 @@
 //! The checks that a client makes before it sends: the server would close the connection without a reply.
 
-use super::protocol::{Encoder, MAX_KEY, MAX_KEYS, MAX_MESSAGE, MAX_VALUE};
+use super::encoder::Encoder;
+use super::protocol::{MAX_KEY, MAX_KEYS, MAX_MESSAGE, MAX_VALUE};
 use crate::op::error::{Error, ErrorKind, Result};
 
 /// PyTorch's clients put this before every key of the user.

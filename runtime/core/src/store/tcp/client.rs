@@ -2,8 +2,9 @@
 //! sending and reading with deadlines.
 
 use super::access::StoreAccess;
+use super::encoder::Encoder;
 use super::obstacle::Obstacle;
-use super::protocol::{Encoder, MAGIC, OpCode, WAIT_CANCELED};
+use super::protocol::{MAGIC, OpCode, WAIT_CANCELED};
 use super::spin::Spin;
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::text;

@@ -7,6 +7,7 @@
 mod access;
 mod checks;
 mod client;
+mod encoder;
 mod obstacle;
 mod protocol;
 mod server;

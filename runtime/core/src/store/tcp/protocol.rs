@@ -399,51 +399,9 @@ impl<'a> Iterator for Strings<'a> {
     }
 }
 
-/// Writes requests, one after the other, into one buffer.
-#[derive(Default)]
-pub(super) struct Encoder(Vec<u8>);
-
-impl Encoder {
-    pub(super) fn op(mut self, op: OpCode) -> Self {
-        self.0.push(op as u8);
-        self
-    }
-
-    pub(super) fn string(mut self, string: &[u8]) -> Self {
-        self.0
-            .extend_from_slice(&(string.len() as u64).to_le_bytes());
-        self.0.extend_from_slice(string);
-        self
-    }
-
-    pub(super) fn strings(self, strings: &[Vec<u8>]) -> Self {
-        let counted = self.i64(strings.len() as i64);
-        strings.iter().fold(counted, |e, string| e.string(string))
-    }
-
-    pub(super) fn i64(mut self, number: i64) -> Self {
-        self.0.extend_from_slice(&number.to_le_bytes());
-        self
-    }
-
-    pub(super) fn u32(mut self, number: u32) -> Self {
-        self.0.extend_from_slice(&number.to_le_bytes());
-        self
-    }
-
-    /// The requests of `next` after these.
-    pub(super) fn then(mut self, next: &Self) -> Self {
-        self.0.extend_from_slice(&next.0);
-        self
-    }
-
-    pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::encoder::Encoder;
     use super::*;
     use proptest::prelude::*;
 
@@ -482,7 +440,7 @@ mod tests {
                         .string(b""),
                     OpCode::GetNumKeys | OpCode::CancelWait | OpCode::ListKeys => encoder,
                 };
-                encoder.0
+                encoder.bytes().to_vec()
             })
             .collect()
     }
@@ -545,7 +503,7 @@ mod tests {
             assert_eq!(claim(op, u64::MAX), Err(Violation::TooManyKeys(u64::MAX)));
         }
         let value = Encoder::default().op(OpCode::Set).string(b"k");
-        let over = value.i64(MAX_VALUE as i64 + 1).0;
+        let over = value.i64(MAX_VALUE as i64 + 1).bytes().to_vec();
         assert_eq!(
             Scanner::default().advance(&over),
             Err(Violation::ValueTooLong(MAX_VALUE + 1))
@@ -565,7 +523,11 @@ mod tests {
             vec![0; MAX_VALUE as usize].as_slice(),
         ]
         .concat();
-        let mut request = Encoder::default().op(OpCode::MultiSet).i64(1000).0;
+        let mut request = Encoder::default()
+            .op(OpCode::MultiSet)
+            .i64(1000)
+            .bytes()
+            .to_vec();
         let mut scanner = Scanner::default();
         let refused = (0..MAX_MESSAGE / pair.len() + 1).find_map(|_| {
             request.extend_from_slice(&pair);

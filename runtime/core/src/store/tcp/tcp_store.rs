@@ -3,7 +3,8 @@
 use super::access::{StoreAccess, StoreLimits};
 use super::checks::{PREFIX, checked_number, checked_request, checked_value, name_of, names_of};
 use super::client::{Broken, Connection, GRACE, NONCE, Waited};
-use super::protocol::{Encoder, OpCode};
+use super::encoder::Encoder;
+use super::protocol::OpCode;
 use super::server::TcpStoreServer;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{BatchReply, BatchRequest, QueueStore, Store, barrier_timed_out, timed_out};

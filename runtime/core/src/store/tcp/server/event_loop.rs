@@ -1,6 +1,7 @@
 //! The server's one thread, which accepts, reads, replies and wakes waiters.
 
 use super::connection::{Admission, Buffers, ClientConnection, LinkState};
+use super::open_files::raise_descriptor_limit;
 use super::quota::{Overdue, Quota};
 use super::state::{ConnectionId, State};
 use crate::store::tcp::access::{StoreAccess, StoreLimits};
@@ -11,7 +12,6 @@ use rustix::event::{Timespec, epoll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, shutdown, sockopt};
-use rustix::process::{Resource, getrlimit, setrlimit};
 use slab::Slab;
 use std::io;
 use std::net::SocketAddr;
@@ -587,15 +587,4 @@ impl EventLoop {
             self.buffers.give(connection.outbox);
         }
     }
-}
-
-/// Raises the soft limit of open files to the hard one; returns whether this has raised it.
-fn raise_descriptor_limit() -> bool {
-    let mut limit = getrlimit(Resource::Nofile);
-    if limit.current == limit.maximum {
-        return false;
-    }
-    tracing::info!(from = ?limit.current, to = ?limit.maximum, "the store server needs more open files");
-    limit.current = limit.maximum;
-    setrlimit(Resource::Nofile, limit).is_ok()
 }

@@ -2,6 +2,7 @@
 
 mod connection;
 mod event_loop;
+mod open_files;
 mod quota;
 mod state;
 

@@ -5,6 +5,7 @@ mod concurrent;
 mod faults;
 mod leaving;
 mod messages;
+mod order;
 mod registered;
 mod shortage;
 mod waiting;

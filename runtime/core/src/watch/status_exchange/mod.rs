@@ -3,8 +3,9 @@
 //! | key, below `rcomm/status/<attempt>/<alarm>` | holds | writer |
 //! |---|---|---|
 //! | `<rank>` | progress of this rank, in JSON | every rank |
-//! | `<group>/<seq>/asking` | how many members have asked about this operation of a large group | each rank that asks |
+//! | `<group>/<seq>/asking` | how many members have asked about this collective of a large group | each rank that asks |
 //! | `<group>/<seq>` | the summary of the answers, in JSON | the first rank that asked |
+//! | `<group>/p2p/<seq>/asking`, `<group>/p2p/<seq>` | the same of a message, since messages are counted apart | as above |
 //!
 //! In a small group every member reads every answer. In a group of thousands that would be millions of reads
 //! from one store within two seconds. So in a large group the first member that asks reads the answers, in
@@ -87,7 +88,9 @@ impl StatusExchange {
         if query.members.len() <= SMALL_GROUP {
             return self.read_all(store, query);
         }
-        let topic = self.key(format_args!("{}/{}", wire_name(query.wire_id), query.seq));
+        let kind = if query.is_p2p { "p2p/" } else { "" };
+        let name = wire_name(query.wire_id);
+        let topic = self.key(format_args!("{name}/{kind}{}", query.seq));
         match store.add(&format!("{topic}/asking"), 1) {
             Ok(1) => {
                 let answers = self.read_all(store, query);
@@ -99,7 +102,7 @@ impl StatusExchange {
             }
             Ok(_) => match store.get(&topic, self.wait_time + self.read_time) {
                 Ok(summary) => match serde_json::from_slice::<Summary>(&summary) {
-                    Ok(summary) => summary.replies(query.members),
+                    Ok(summary) => summary.replies(query, self.rank),
                     Err(error) => StatusReplies::text(format!(
                         "the answers of the {} members cannot be read: {error}",
                         query.members.len()
@@ -539,6 +542,32 @@ mod tests {
             .collect(&*store, &other)
             .text;
         assert!(third.starts_with("arrived: none;"), "{third}");
+    }
+
+    #[test]
+    fn what_is_passed_on_of_a_large_group_accuses_no_rank_that_its_own_answers_would_not() {
+        let store = HashStore::new();
+        let members: Vec<Rank> = (0..100).collect();
+        for &rank in members.iter().filter(|rank| ![6, 40].contains(rank)) {
+            let published = exchange(rank, Duration::ZERO).publish(&store, &report(41, ""));
+            published.expect("the store in memory failed");
+        }
+        let ask = |rank: Rank, is_p2p: bool, waited_for: &[Rank]| {
+            let query = StatusQuery {
+                is_p2p,
+                waited_for,
+                ..query(&members)
+            };
+            let replies = exchange(rank, Duration::ZERO).collect(&store, &query);
+            let cause = replies.cause_of_wait(waited_for);
+            cause.map(|cause| cause.ranks.to_vec())
+        };
+        // Rank 3 has answered, which does not show that it has come to the message: it stays the one that is named.
+        assert_eq!([5, 7].map(|rank| ask(rank, true, &[3])), [None, None]);
+        // Rank 3 has come to the collective of the same number. Rank 6 asks, so it has come, too.
+        assert_eq!(ask(5, false, &[3]), Some(vec![6, 40]));
+        assert_eq!(ask(7, false, &[3]), Some(vec![6, 40]));
+        assert_eq!(ask(6, false, &[3]), Some(vec![40]));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! [`StatusReplies`]: what the members of an operation have answered, and which ranks hold it up by these answers.
 
-use super::MAX_RANKS;
+use super::{MAX_RANKS, StatusQuery};
 use rcomm_recorder::model::{Rank, text};
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ pub(crate) struct StatusReplies {
     /// The whole status, as text.
     pub(crate) text: String,
     /// Members that have issued the operation; if another member's summary was read, all members that are not `absent`.
-    /// Empty for messages without a summary, and if the summary has only the text.
+    /// Empty for messages, and if the summary has only the text.
     pub(crate) arrived: Vec<Rank>,
     /// Members that have not issued the operation, have not answered, or have ended; for a message, only the latter
     /// two. Empty if another member's summary was read that has only the text.
@@ -103,14 +103,16 @@ impl Summary {
         }
     }
 
-    pub(super) fn replies(self, members: &[Rank]) -> StatusReplies {
-        let Some(absent) = self.absent else {
+    /// The replies for `asks`, the rank that reads the summary. By asking it shows that it has come, though the first
+    /// rank that asked may not have had its answer. That a member of a message has answered does not show that it has
+    /// come.
+    pub(super) fn replies(self, query: &StatusQuery<'_>, asks: Rank) -> StatusReplies {
+        let Some(mut absent) = self.absent else {
             return StatusReplies::text(self.text);
         };
-        let arrived = members
-            .iter()
-            .copied()
-            .filter(|rank| !absent.contains(rank));
+        absent.retain(|&rank| rank != asks);
+        let members = query.members.iter().copied();
+        let arrived = members.filter(|rank| !query.is_p2p && !absent.contains(rank));
         StatusReplies {
             text: self.text,
             arrived: arrived.collect(),
@@ -145,8 +147,17 @@ mod tests {
         let uncertain = "ranks 1, 3 have not come or not answered";
         assert_eq!(lead(&replies), Some((vec![1, 3], uncertain.to_owned())));
         // The others read the same from the summary.
-        let members = [0, 1, 2, 3];
-        let passed_on = Summary::of(&replies).replies(&members);
+        let query = |members| StatusQuery {
+            members,
+            wire_id: 7,
+            seq: 41,
+            is_p2p: false,
+            gone: &[],
+            lost: &[],
+            waited_for: &[0],
+            timeout: std::time::Duration::from_secs(3),
+        };
+        let passed_on = Summary::of(&replies).replies(&query(&[0, 1, 2, 3]), 0);
         assert_eq!(lead(&passed_on), lead(&replies));
         let many: Vec<Rank> = (1..=300).collect();
         let too_many = StatusReplies {
@@ -154,7 +165,7 @@ mod tests {
             absent: many.clone(),
             ..StatusReplies::text("as text".to_owned())
         };
-        let passed_on = Summary::of(&too_many).replies(&many);
+        let passed_on = Summary::of(&too_many).replies(&query(&many), 0);
         assert_eq!(
             (passed_on.text.as_str(), lead(&passed_on)),
             ("as text", None)

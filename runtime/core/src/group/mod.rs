@@ -4,6 +4,7 @@
 pub(crate) mod coalescing;
 pub(crate) mod collectives;
 pub(crate) mod hook;
+pub(crate) mod in_flight;
 pub(crate) mod maker;
 pub(crate) mod monitored_barrier;
 pub(crate) mod objects;
@@ -11,6 +12,5 @@ mod p2p;
 pub(crate) mod process_group;
 pub(crate) mod sparse;
 mod split;
-pub(crate) mod tickets;
 pub(crate) mod window;
 pub(crate) mod work;

@@ -4,8 +4,7 @@
 
 use super::group::Group;
 use crate::backend::{Call, Done, Observer, Pending, Progress};
-use crate::group::tickets::Tickets;
-use crate::group::work::InFlightOp;
+use crate::group::in_flight::{InFlightOp, Tickets};
 use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::deadline::Deadline;

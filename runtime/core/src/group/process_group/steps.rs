@@ -10,7 +10,7 @@
 use super::composite::Share;
 use super::worker::Worker;
 use crate::backend::{Done, Observer, Pending, Progress};
-use crate::group::work::InFlightOp;
+use crate::group::in_flight::InFlightOp;
 use crate::op::Op;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};

@@ -253,6 +253,12 @@ pub trait Pending: Send + Sync {
     /// The operation with its buffers, once, after it has ended and the backend provably no longer uses the
     /// buffers. `None` until then, and always if the backend cannot prove it.
     fn reclaim(&self) -> Option<Op<'static>>;
+
+    /// This handle as a value of its own type, for the backend that made it and gets it in [`Backend::issue_again`].
+    /// `None` if the backend has no use for it, as by default.
+    fn into_any(self: Arc<Self>) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
 }
 
 /// A listener for the progress of an issued operation.
@@ -315,6 +321,25 @@ pub trait Backend: Send + Sync {
         call: Call,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Pending>>;
+
+    /// Works like [`issue`](Self::issue). `former` is the handle of an operation of this group that has ended, and whose
+    /// memory the backend may use for this one. By default it is dropped.
+    ///
+    /// # Blocking
+    /// As [`issue`](Self::issue).
+    ///
+    /// # Errors
+    /// Those of [`issue`](Self::issue).
+    fn issue_again(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+        former: Arc<dyn Pending>,
+    ) -> Result<Arc<dyn Pending>> {
+        drop(former);
+        self.issue(op, call, observer)
+    }
 
     /// Runs `op` on the caller's thread, over the caller's memory.
     ///

@@ -4,6 +4,7 @@ use super::gradient::Gradient;
 use super::options::{UnevenInputs, UnusedParameters};
 use super::reducer::Reducer;
 use super::step::{GradientState, UnderWay};
+use crate::group::spare::SpareOps;
 use crate::group::work::Work;
 use crate::op::error::Result;
 use crate::watch::watched::WatchedGroup;
@@ -84,12 +85,13 @@ impl<T: Gradient> Reducer<T> {
         let mut vote = std::mem::take(&mut self.vote);
         vote.clear();
         vote.push(own_vote);
-        self.group.all_reduce_async(vote, ReduceOp::Sum)
+        let (group, spare) = (&self.group, &mut self.spare);
+        group.all_reduce_again(vote, ReduceOp::Sum, spare)
     }
 
     /// Waits for the vote; returns how many ranks have input.
     pub(super) fn count(&mut self, vote: Work<Vec<u32>>) -> Result<u32> {
-        self.vote = vote.wait()?;
+        self.vote = vote.wait_keeping(&mut self.spare)?;
         Ok(self.vote.first().copied().unwrap_or(0))
     }
 
@@ -109,7 +111,8 @@ impl<T: Gradient> Reducer<T> {
                 if self.options.static_graph && has_input {
                     self.uses = used.iter().map(|&used| used != 0).collect();
                 }
-                Some(self.group.all_reduce_async(used, ReduceOp::Max)?)
+                let (group, spare) = (&self.group, &mut self.spare);
+                Some(group.all_reduce_again(used, ReduceOp::Max, spare)?)
             }
             _ => {
                 self.step.used = used;
@@ -137,7 +140,8 @@ impl<T: Gradient> Reducer<T> {
         }
         self.step.under_way = under_way;
         if let Some(used) = used_anywhere {
-            let former = std::mem::replace(&mut self.used_anywhere, used.wait()?);
+            let former =
+                std::mem::replace(&mut self.used_anywhere, used.wait_keeping(&mut self.spare)?);
             self.step.used = former;
         }
         if is_first && self.may_rebuild() {
@@ -165,30 +169,31 @@ impl<T: Gradient> Reducer<T> {
     /// Waits for a bucket, and puts its averages into its memory. Returns how long it was under way, where that is
     /// known.
     fn take_averages(&mut self, bucket: usize, averaging: UnderWay<T>) -> Result<Option<Duration>> {
-        fn wait_timed<R>(work: Work<R>) -> Result<(R, Option<Duration>)> {
+        fn wait_timed<R>(work: Work<R>, spare: &mut SpareOps) -> Result<(R, Option<Duration>)> {
             work.join()?;
             let elapsed = work.elapsed();
-            Ok((work.wait()?, elapsed))
+            Ok((work.wait_keeping(spare)?, elapsed))
         }
+        let spare = &mut self.spare;
         match averaging {
             UnderWay::Plain(work) => {
-                let (averages, elapsed) = wait_timed(work)?;
+                let (averages, elapsed) = wait_timed(work, spare)?;
                 self.memory[bucket] = averages;
                 Ok(elapsed)
             }
             UnderWay::F16(work) => {
-                let (sums, elapsed) = wait_timed(work)?;
+                let (sums, elapsed) = wait_timed(work, spare)?;
                 self.narrow.take_f16(bucket, sums, &mut self.memory[bucket]);
                 Ok(elapsed)
             }
             UnderWay::Bf16(work) => {
-                let (sums, elapsed) = wait_timed(work)?;
+                let (sums, elapsed) = wait_timed(work, spare)?;
                 self.narrow
                     .take_bf16(bucket, sums, &mut self.memory[bucket]);
                 Ok(elapsed)
             }
             UnderWay::Sparse(work) => {
-                let (sum, elapsed) = wait_timed(work)?;
+                let (sum, elapsed) = wait_timed(work, spare)?;
                 self.sparse[bucket] = Some(sum);
                 Ok(elapsed)
             }

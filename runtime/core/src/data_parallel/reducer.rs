@@ -8,6 +8,7 @@ use super::options::{ReducerOptions, UnevenInputs, UnusedParameters, Wire};
 use super::statistics::{Meter, StepStatistics};
 use super::step::{GradientState, Narrow, Step, UnderWay};
 use crate::group::process_group::ProcessGroup;
+use crate::group::spare::SpareOps;
 use crate::group::sparse::SparseTensor;
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::ReduceOp;
@@ -21,7 +22,8 @@ use std::fmt;
 ///
 /// A gradient is a part of its bucket, from the backward pass to the average: the program computes it in the memory of
 /// [`gradient_mut`](Self::gradient_mut), calls [`mark_ready`](Self::mark_ready), and reads the average with
-/// [`average`](Self::average). Buckets are allocated once. [`ready`](Self::ready) copies a gradient from elsewhere.
+/// [`average`](Self::average). Buckets are allocated once, and the operations of a step use the memory of earlier ones.
+/// [`ready`](Self::ready) copies a gradient from elsewhere.
 ///
 /// To accumulate gradients over several backward passes, call [`accumulate`](Self::accumulate) in each but the last:
 /// nothing is sent. In the last pass [`ready`](Self::ready) adds what it gets.
@@ -54,6 +56,8 @@ pub struct Reducer<T = f32> {
     pub(super) uses: Vec<bool>,
     /// Memory for the all-reduce that counts the ranks with input.
     pub(super) vote: Vec<u32>,
+    /// Operations of earlier steps, whose memory is used again.
+    pub(super) spare: SpareOps,
     pub(super) meter: Meter,
 }
 
@@ -124,6 +128,7 @@ impl<T: Gradient> Reducer<T> {
             has_averages: false,
             uses: Vec::new(),
             vote: Vec::new(),
+            spare: SpareOps::default(),
             meter: Meter::new(),
         };
         reducer.allocate();
@@ -350,6 +355,7 @@ impl<T: Gradient> Reducer<T> {
     pub fn regroup(&mut self, group: &ProcessGroup) -> Result<()> {
         check_parameters(group, &self.parameters, &self.is_sparse)?;
         self.group = group.clone();
+        self.spare.clear();
         // A step may have ended on some ranks only, and with it the buckets may have been formed anew.
         let order: Vec<usize> = (0..self.lens.len()).rev().collect();
         self.lay_out(&order);
@@ -468,11 +474,11 @@ impl<T: Gradient> Reducer<T> {
             };
             return hook.start(group, bucket).map(UnderWay::Hook);
         }
-        if let Some(sent) = self.narrow.send(bucket, &self.memory[bucket], group) {
+        let (memory, spare) = (&mut self.memory[bucket], &mut self.spare);
+        if let Some(sent) = self.narrow.send(bucket, memory, group, spare) {
             return sent;
         }
-        let gradients = std::mem::take(&mut self.memory[bucket]);
-        let work = group.all_reduce_async(gradients, ReduceOp::Avg)?;
+        let work = group.all_reduce_again(std::mem::take(memory), ReduceOp::Avg, spare)?;
         Ok(UnderWay::Plain(work))
     }
 

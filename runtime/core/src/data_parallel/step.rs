@@ -5,6 +5,7 @@ use super::gradient::Gradient;
 use super::hook::{Averaging, compress, expand};
 use super::options::Wire;
 use crate::group::process_group::ProcessGroup;
+use crate::group::spare::SpareOps;
 use crate::group::sparse::SparseTensor;
 use crate::group::work::Work;
 use crate::op::error::Result;
@@ -120,23 +121,25 @@ impl Narrow {
         bucket: usize,
         gradients: &[T],
         group: &ProcessGroup,
+        spare: &mut SpareOps,
     ) -> Option<Result<UnderWay<T>>> {
         fn start_sum<T: Gradient, N: Gradient>(
             memory: &mut Vec<N>,
             gradients: &[T],
             group: &ProcessGroup,
+            spare: &mut SpareOps,
         ) -> Result<Work<Vec<N>>> {
             let mut narrow = std::mem::take(memory);
             compress(gradients, group.size(), &mut narrow);
-            group.all_reduce_async(narrow, ReduceOp::Sum)
+            group.all_reduce_again(narrow, ReduceOp::Sum, spare)
         }
         match self {
             Self::None => None,
             Self::F16(memory) => {
-                Some(start_sum(&mut memory[bucket], gradients, group).map(UnderWay::F16))
+                Some(start_sum(&mut memory[bucket], gradients, group, spare).map(UnderWay::F16))
             }
             Self::Bf16(memory) => {
-                Some(start_sum(&mut memory[bucket], gradients, group).map(UnderWay::Bf16))
+                Some(start_sum(&mut memory[bucket], gradients, group, spare).map(UnderWay::Bf16))
             }
         }
     }

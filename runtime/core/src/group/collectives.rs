@@ -10,6 +10,7 @@
 
 use crate::backend::Done;
 use crate::group::process_group::ProcessGroup;
+use crate::group::spare::SpareOps;
 use crate::group::work::Work;
 use crate::op::buffer::Buffer;
 use crate::op::element::Element;
@@ -140,6 +141,22 @@ impl ProcessGroup {
     on_one_buffer! {
         /// Every rank's `buffer` ends as the reduction of all ranks' buffers.
         all_reduce, all_reduce_async, AllReduce { op: impl Into<Reduction> }
+    }
+
+    /// Works like [`all_reduce_async`](Self::all_reduce_async), in the memory of an operation that has ended, if one is
+    /// free. [`Work::wait_keeping`] makes it free.
+    #[track_caller]
+    pub(crate) fn all_reduce_again<T: Element>(
+        &self,
+        buffer: Vec<T>,
+        op: impl Into<Reduction>,
+        spare: &mut SpareOps,
+    ) -> Result<Work<Vec<T>>> {
+        let (buffer, op) = (Buffer::from_vec(buffer), op.into());
+        self.submit_again(Op::AllReduce { buffer, op }, spare, |op, _| match op {
+            Op::AllReduce { buffer, .. } => vec_of(buffer),
+            op => Err(wrong_op_error(op)),
+        })
     }
 
     on_one_buffer! {

@@ -114,6 +114,27 @@ impl InFlightOp {
         })
     }
 
+    /// Makes this the next operation of the same group. The caller has the only reference, and this operation has ended.
+    /// Returns the backend's handle on it.
+    pub(super) fn renew(
+        &mut self,
+        issued: Instant,
+        op_info: OpInfo,
+        tickets: Tickets,
+    ) -> Option<Arc<dyn Pending>> {
+        self.group.pending().fetch_add(1, Ordering::Relaxed);
+        let former = self.pending.take();
+        self.op_info = op_info;
+        self.issued = issued;
+        self.tickets = tickets;
+        self.started = AtomicBool::new(false);
+        self.started_after = AtomicU64::new(0);
+        self.outcome = OnceLock::new();
+        self.elapsed = AtomicU64::new(0);
+        self.waiters = Mutex::default();
+        former
+    }
+
     /// Stores the backend's handle on the operation, which may have ended already.
     pub(crate) fn launched(&self, pending: Arc<dyn Pending>) {
         // Set once, by the issuing thread.

@@ -10,6 +10,7 @@ pub(crate) mod monitored_barrier;
 pub(crate) mod objects;
 mod p2p;
 pub(crate) mod process_group;
+pub(crate) mod spare;
 pub(crate) mod sparse;
 mod split;
 pub(crate) mod window;

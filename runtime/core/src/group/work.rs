@@ -1,6 +1,7 @@
 //! [`Work`]: an operation under way, for its caller.
 
 use super::in_flight::InFlightOp;
+use super::spare::SpareOps;
 use crate::backend::{Done, Stream};
 use crate::op::Op;
 use crate::op::deadline::Deadline;
@@ -93,6 +94,14 @@ impl<T> Work<T> {
     pub fn wait(mut self) -> Result<T> {
         let done = self.until_end()?;
         self.unpack(done)
+    }
+
+    /// As [`wait`](Self::wait), and keeps the memory of the operation for a later one, unless it ended with an error.
+    pub(crate) fn wait_keeping(mut self, spare: &mut SpareOps) -> Result<T> {
+        let done = self.until_end()?;
+        let result = self.unpack(done)?;
+        spare.keep(self.in_flight);
+        Ok(result)
     }
 
     /// As [`wait`](Self::wait), but returns the operation and its buffers after an error too, if the

@@ -9,6 +9,7 @@ use rcomm_core::Op;
 use rcomm_core::backend::{Call, Done, Observer, Pending, Progress};
 use rcomm_core::{Error, ErrorKind, Result};
 use rustix::event::EventfdFlags;
+use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,6 +47,18 @@ impl Issued {
             ended: Condvar::new(),
             observer: Mutex::new(Some(observer)),
         }
+    }
+
+    /// A new operation, in the memory of `former` if nothing else refers to that.
+    fn again(former: Option<Arc<Self>>, observer: Arc<dyn Observer>) -> Arc<Self> {
+        let new = Self::new(observer);
+        if let Some(mut former) = former
+            && let Some(memory) = Arc::get_mut(&mut former)
+        {
+            *memory = new;
+            return former;
+        }
+        Arc::new(new)
     }
 
     fn start(&self) {
@@ -97,6 +110,10 @@ impl Pending for Issued {
 
     fn reclaim(&self) -> Option<Op<'static>> {
         lock(&self.state).op.take()
+    }
+
+    fn into_any(self: Arc<Self>) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(self)
     }
 }
 
@@ -178,7 +195,8 @@ impl Executor {
         })
     }
 
-    /// Queues an operation for the thread, which is started if it does not run yet.
+    /// Queues an operation for the thread, which is started if it does not run yet. `former` is one that has ended, whose
+    /// memory is used if nothing else refers to it.
     ///
     /// # Errors
     /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started; for a message also those of
@@ -189,6 +207,7 @@ impl Executor {
         op: Op<'static>,
         call: Call,
         observer: Arc<dyn Observer>,
+        former: Option<Arc<Issued>>,
     ) -> Result<Arc<dyn Pending>> {
         self.start(group)?;
         if self.kind == ExecutorKind::P2p {
@@ -202,7 +221,7 @@ impl Executor {
         if self.kind == ExecutorKind::P2p {
             group.p2p.post(&op, &mut requests);
         }
-        let issued = Arc::new(Issued::new(observer));
+        let issued = Issued::again(former, observer);
         queue.open += 1;
         queue.tasks.push_back(Task {
             op,

@@ -201,6 +201,14 @@ impl CpuBackend {
             windows: Mutex::default(),
         })
     }
+
+    fn executor_of(&self, op: &Op<'_>) -> &Executor {
+        if op.is_p2p() {
+            &self.messages
+        } else {
+            &self.collectives
+        }
+    }
 }
 
 impl Backend for CpuBackend {
@@ -224,12 +232,21 @@ impl Backend for CpuBackend {
         call: Call,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<dyn Pending>> {
-        let executor = if op.is_p2p() {
-            &self.messages
-        } else {
-            &self.collectives
-        };
-        executor.issue(&self.group, op, call, observer)
+        let executor = self.executor_of(&op);
+        executor.issue(&self.group, op, call, observer, None)
+    }
+
+    fn issue_again(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+        former: Arc<dyn Pending>,
+    ) -> Result<Arc<dyn Pending>> {
+        let former = former.into_any();
+        let former = former.and_then(|former| former.downcast().ok());
+        let executor = self.executor_of(&op);
+        executor.issue(&self.group, op, call, observer, former)
     }
 
     fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {

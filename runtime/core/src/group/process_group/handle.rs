@@ -4,6 +4,7 @@ use super::group::{Group, Timing};
 use super::issue::CallOptions;
 use crate::backend::{Backend, Done};
 use crate::group::p2p::coalesced_ops;
+use crate::group::spare::SpareOps;
 use crate::group::work::Work;
 use crate::op::Op;
 use crate::op::buffer::DeviceKind;
@@ -264,7 +265,20 @@ impl ProcessGroup {
         unpack: impl FnOnce(Op<'static>, Done) -> Result<T> + Send + 'static,
     ) -> Result<Work<T>> {
         let site = Location::caller();
-        let in_flight = self.group.submit(op, self.options(), site)?;
+        let in_flight = self.group.submit(op, self.options(), site, None)?;
+        Ok(Work::new(in_flight, unpack))
+    }
+
+    /// Works like [`submit`](Self::submit), in the memory of an operation that has ended, if one is free.
+    #[track_caller]
+    pub(crate) fn submit_again<T>(
+        &self,
+        op: Op<'static>,
+        spare: &mut SpareOps,
+        unpack: impl FnOnce(Op<'static>, Done) -> Result<T> + Send + 'static,
+    ) -> Result<Work<T>> {
+        let site = Location::caller();
+        let in_flight = self.group.submit(op, self.options(), site, Some(spare))?;
         Ok(Work::new(in_flight, unpack))
     }
 

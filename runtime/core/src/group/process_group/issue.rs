@@ -5,6 +5,7 @@
 use super::group::Group;
 use crate::backend::{Call, Done, Observer, Pending, Progress};
 use crate::group::in_flight::{InFlightOp, Tickets};
+use crate::group::spare::SpareOps;
 use crate::op::Op;
 use crate::op::buffer::Buffer;
 use crate::op::deadline::Deadline;
@@ -221,12 +222,14 @@ impl Group {
         result
     }
 
-    /// Starts an operation, and returns its handle without waiting for other ranks.
+    /// Starts an operation, and returns its handle without waiting for other ranks. `spare` holds operations of this
+    /// group whose memory may be used.
     pub(crate) fn submit(
         self: &Arc<Self>,
         mut op: Op<'static>,
         options: CallOptions<'_>,
         site: &'static Location<'static>,
+        spare: Option<&mut SpareOps>,
     ) -> Result<Arc<InFlightOp>> {
         let lane = self.check(&mut op)?;
         // Invariant 3 of docs/ARCHITECTURE.md: one lock is held from the number until the backend has accepted the
@@ -255,10 +258,21 @@ impl Group {
             deadline,
             hints: options.hints.clone(),
         };
-        let in_flight = InFlightOp::issued_at(issued, self.clone(), op_info, tickets);
+        let (in_flight, former) = match spare {
+            Some(spare) => spare.issued_at(issued, self, op_info, tickets),
+            None => {
+                let new = InFlightOp::issued_at(issued, self.clone(), op_info, tickets);
+                (new, None)
+            }
+        };
         // Added before the call, so that a call that does not return is found overdue as well.
         self.watch.add_in_flight(in_flight.clone());
-        match self.lanes[lane].backend.issue(op, call, in_flight.clone()) {
+        let (backend, observer) = (&self.lanes[lane].backend, in_flight.clone());
+        let pending = match former {
+            Some(former) => backend.issue_again(op, call, observer, former),
+            None => backend.issue(op, call, observer),
+        };
+        match pending {
             Ok(pending) => {
                 in_flight.launched(pending);
                 Ok(in_flight)

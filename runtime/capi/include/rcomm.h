@@ -216,6 +216,22 @@ typedef struct rcomm_store_calls {
   void (*release)(void *context);
 } rcomm_store_calls;
 
+// One operation of a group, as the functions of a hook see it. Its texts are valid until the function returns.
+typedef struct rcomm_hooked_operation {
+  // The name of the group.
+  const char *group;
+  // The name of the operation, such as `all_reduce`.
+  const char *op;
+  // Its sequence number: that of a collective, or of a send or receive, which are counted apart.
+  uint64_t seq;
+  // 1 for a send, a receive and a block of these, else 0.
+  int32_t is_p2p;
+  // The number of its record in this rank's recorder.
+  uint64_t record_id;
+  // Its time-out, in milliseconds.
+  uint64_t timeout_ms;
+} rcomm_hooked_operation;
+
 // One message of a batch.
 typedef struct rcomm_message {
   // 1 to send, 0 to receive.
@@ -589,6 +605,24 @@ int32_t rcomm_wait_for_pending(const struct rcomm_world *world, uint64_t timeout
 // # Safety
 // `world` is a valid handle; `reason` is a text that ends with a zero byte.
 int32_t rcomm_abort_groups(const struct rcomm_world *world, const char *reason);
+
+// Calls `begun(context, operation)` for each operation that this rank issues in the group from now on, and
+// `ended(context, operation, code)` when it ends; `code` is its result. One of the two functions may be NULL. The hook
+// stays until the group ends: `RCOMM_INVALID_ARGUMENT` if the group has one.
+//
+// `begun` is called on the thread that issues the operation, while the group takes no other operation; `ended` on a
+// thread of rcomm, or on one that waits for the operation or asks about it, and a thread that waits may go on
+// meanwhile. Both must be short, must not wait, and must not use the group.
+//
+// # Safety
+// `group` is a valid handle; the functions may be called with `context`, on any thread, until the world has ended.
+int32_t rcomm_group_set_hook(const struct rcomm_group *group,
+                             void (*begun)(void *context,
+                                           const struct rcomm_hooked_operation *operation),
+                             void (*ended)(void *context,
+                                           const struct rcomm_hooked_operation *operation,
+                                           int32_t code),
+                             void *context);
 
 // `outputs[r]`, with `counts[r]` elements, ends as rank r's `input`.
 //

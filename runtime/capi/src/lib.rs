@@ -24,6 +24,7 @@
 //! | `status` | results of calls: the code and an error's text; no panic unwinds into C |
 //! | `memory`, `operate` | C pointers as buffers; the common part of all operations |
 //! | `world`, `group`, `groups` | worlds and groups; groups in a mesh, shared, merged, changed together |
+//! | `hook` | functions that are called for each operation of a group |
 //! | `reducer`, `reducer_options` | gradients averaged in buckets |
 //! | `config`, `store` | options of a world; stores of the caller |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
@@ -36,6 +37,7 @@ pub mod collective;
 pub mod config;
 pub mod group;
 pub mod groups;
+pub mod hook;
 pub mod list;
 mod memory;
 pub mod message;

@@ -522,6 +522,51 @@ static void tests_while_another_waits(void) {
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_keeping(group, NULL, NULL, &kept));
 }
 
+/* What a hook has seen. */
+struct seen {
+    atomic_int begun, ended;
+};
+
+static void hook_begun(void *context, const rcomm_hooked_operation *operation) {
+    struct seen *seen = context;
+    CHECK(strlen(operation->group) > 0 && operation->record_id > 0 && operation->timeout_ms > 0);
+    bool is_message = strcmp(operation->op, "send") == 0 || strcmp(operation->op, "recv") == 0;
+    CHECK(is_message || strcmp(operation->op, "all_reduce") == 0);
+    CHECK(operation->is_p2p == is_message && operation->seq == 1);
+    atomic_fetch_add(&seen->begun, 1);
+}
+
+static void hook_ended(void *context, const rcomm_hooked_operation *operation, int32_t code) {
+    struct seen *seen = context;
+    CHECK(code == RCOMM_OK && operation->seq == 1);
+    atomic_fetch_add(&seen->ended, 1);
+}
+
+/* A hook sees each operation of its group begin and end, blocking or not, and no other. It stays until the group ends. */
+static void hooks(void) {
+    static struct seen seen;
+    rcomm_group *hooked = NULL;
+    rcomm_work *work = NULL;
+    float number = 1.0f;
+    uint32_t token = 0;
+    OK(rcomm_split(group, 0, rank, "hooked", &hooked));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_set_hook(hooked, NULL, NULL, &seen));
+    OK(rcomm_group_set_hook(hooked, hook_begun, hook_ended, &seen));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_set_hook(hooked, hook_begun, NULL, &seen));
+    OK(rcomm_all_reduce(hooked, &number, 1, RCOMM_F32, SUM, &work));
+    finish(work);
+    int expected = 1;
+    if (size > 1 && rank < 2) {
+        if (rank == 0) OK(rcomm_send(hooked, &token, 1, RCOMM_U32, 1, 0, NULL));
+        else OK(rcomm_recv(hooked, &token, 1, RCOMM_U32, 0, 0, NULL));
+        expected = 2;
+    }
+    OK(rcomm_barrier(group, NULL));
+    await_count(&seen.ended, expected);
+    CHECK(atomic_load(&seen.begun) == expected);
+    rcomm_group_free(hooked);
+}
+
 /* The texts that a rank writes about itself. */
 static void records(rcomm_world *world) {
     char *text = NULL;
@@ -772,6 +817,7 @@ int main(void) {
     in_place();
     coalesced();
     tests_while_another_waits();
+    hooks();
     records(world);
     groups(world);
     more_groups(world);

@@ -208,6 +208,59 @@ fn a_rank_that_was_asked_to_end_is_not_accused_in_place_of_the_one_that_aborted(
 }
 
 #[test]
+fn ranks_that_were_all_interrupted_were_cancelled_however_long_each_took_to_end() {
+    let interrupted = |mut dump: Dump, since: f64| {
+        let status = dump.status.as_mut().expect("the record has a status");
+        status.phase = "raised KeyboardInterrupt".to_owned();
+        status.phase_since_ns = at(since);
+        dump
+    };
+    let done = (0.0, State::Done(0.1));
+    let inside = [done, (1.0, State::Pending)];
+    // Rank 0 returns from its wait, and sees the interrupt, only once rank 1 is gone.
+    let dumps = [
+        interrupted(dead(record(0, 3, &inside), 9.5), 9.0),
+        interrupted(dead(record(1, 3, &[done]), 8.5), 1.5),
+        interrupted(dead(record(2, 3, &[done]), 3.0), 1.5),
+    ];
+    let report = judge(&dumps, 40.0);
+    let expected = "all 3 ranks ended by 13:00:09 UTC, none in order; each was in phase `raised KeyboardInterrupt`; rank 0 \
+                    was inside all_reduce #2 on group default_pg";
+    assert_eq!(end(&report), (EndKind::Cancelled, expected));
+    assert_eq!(report.verdict, Verdict::Cancelled);
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    // While some are on their way to their ends, those that have ended are not at fault.
+    let [first, second, third] = dumps;
+    let living = |rank, operations: &[(f64, State)]| {
+        interrupted(alive(record(rank, 3, operations), 12.0), 1.5)
+    };
+    let beside = [living(0, &inside), living(1, &[done]), third];
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(12.0)),
+        ..Policy::default()
+    };
+    let report = analyze(&beside, &policy);
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+    // A rank that ended by something else is named.
+    let dumps = [first, second, dead(record(2, 3, &[done]), 1.2)];
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
+    // A wait that had lasted long before the interrupt was a hang.
+    let waits = [done, (1.0, State::Pending)];
+    let dumps = [
+        interrupted(dead(record(0, 3, &waits), 27.0), 26.0),
+        interrupted(dead(record(1, 3, &[done]), 26.5), 25.0),
+        interrupted(dead(record(2, 3, &waits), 29.0), 26.0),
+    ];
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+    let then = "; then the processes ended, as a signal asked them to, all by 13:00:29 UTC";
+    assert!(report.findings[0].sentence.ends_with(then), "{report:?}");
+}
+
+#[test]
 fn of_processes_that_are_gone_while_another_lives_none_is_said_to_be_the_first() {
     let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let dumps = [

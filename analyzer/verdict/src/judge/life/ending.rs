@@ -104,6 +104,9 @@ fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
         EndKind::Ended => format!("; then every process ended in order, the last at {last_time}"),
         EndKind::Cancelled => match ended_by(ctx, end) {
             Some(cause) => format!("; then the job was terminated {cause} at {last_time}"),
+            None if ctx.life.asked_each() => {
+                format!("; then the processes ended, as a signal asked them to, all by {last_time}")
+            }
             None => format!("; then all processes ended together, the last at {last_time}"),
         },
         EndKind::Crashed if finding.code == Code::E150 && !named.is_empty() => {
@@ -165,6 +168,7 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             };
             let how = match ended_by(ctx, end) {
                 Some(cause) => format!("{were} terminated {cause} at {last_time}"),
+                None if ctx.life.asked_each() => asked_each(ctx, &last_time),
                 None => format!(
                     "ended together at {last_time}, {none} probably terminated from outside"
                 ),
@@ -209,6 +213,26 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
             launcher_too(ctx)
         ),
     }
+}
+
+/// A predicate of all ranks, each of which ended in order or noted that a signal asked it to end.
+fn asked_each(ctx: &Context<'_>, last_time: &str) -> String {
+    let ranks = ctx.aligned.expected.iter().copied();
+    let asked: Vec<Rank> = ranks
+        .filter(|&rank| !ctx.life.ended_in_order(rank))
+        .collect();
+    let who = match ctx.aligned.expected.len() {
+        1 => "not in order".to_owned(),
+        number if number == asked.len() => "none in order".to_owned(),
+        _ => format!("{} not in order", format_ranks(&asked)),
+    };
+    let as_noted = match common_phase(ctx) {
+        phase if phase.is_empty() => {
+            "; a signal had asked for that, as their exit codes or phases show".to_owned()
+        }
+        phase => phase,
+    };
+    format!("ended by {last_time}, {who}{as_noted}")
 }
 
 /// The end of a clause: the phase that all ranks named last, if it is the same. The recorder for PyTorch names an

@@ -15,7 +15,7 @@ use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::is_overcome;
 use crate::judge::policy::{Policy, now_ns};
 use crate::report::EndKind;
-use order::{Order, are_whole_hosts, is_inside, order_of, was_asked};
+use order::{Order, are_whole_hosts, asked_each_ns, is_inside, order_of, was_asked, were_asked};
 use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,6 +48,9 @@ pub(crate) struct Life {
     /// From this common time on, ns, failures follow from the signal by which the launcher was asked to end the job;
     /// `i64::MAX` if it was not asked.
     asked_ns: i64,
+    /// When the first process noted that a signal asked it to end, common time, ns, if each has noted that, except those
+    /// that ended in order, and some are gone.
+    asked_each_ns: Option<i64>,
 }
 
 /// The end of a job that has no process left.
@@ -146,10 +149,12 @@ impl Life {
             _ => i64::MAX,
         };
         let asked_ns = asked(launches).map_or(i64::MAX, |asked| asked.time_ns);
+        let asked_each_ns = asked_each_ns(aligned, &gone);
         // While others live, each end may be a cause if no order of them is known, unless the whole job is being
         // terminated.
         let is_cause = |process: &&Gone| {
-            let by_itself = !process.in_order && !process.was_signalled && process.at_ns < asked_ns;
+            let was_asked = process.was_signalled || asked_each_ns.is_some();
+            let by_itself = !process.in_order && !was_asked && process.at_ns < asked_ns;
             // A stopped process that is killed with all others gave its last sign of life long before.
             let is_dated = !is_being_noted || process.exit.is_some();
             by_itself && is_dated && process.at_ns <= settled_ns
@@ -187,6 +192,7 @@ impl Life {
                 .collect(),
             settled_ns,
             asked_ns: asked_from(aligned, launches),
+            asked_each_ns,
         }
     }
 
@@ -211,6 +217,11 @@ impl Life {
     /// gave up.
     pub(crate) fn went_first(&self, rank: Rank) -> bool {
         self.first.contains(&rank)
+    }
+
+    /// Whether each process has noted that a signal asked it to end, except those that ended in order.
+    pub(crate) const fn asked_each(&self) -> bool {
+        self.asked_each_ns.is_some()
     }
 
     /// Whether a process whose end is a cause may have been ended, by a launcher, because another's was: which of them
@@ -240,14 +251,15 @@ impl Life {
         self.gone.get(&rank)
     }
 
-    /// The policy for this job. If the job is over, the time of judgment is its end, or when its launcher was asked to
-    /// end it: operations that were young at that time are not a hang. If the time of the end is unknown, all pending
+    /// The policy for this job. If the job is over, the time of judgment is its end, or when its launcher or its
+    /// processes were asked to end: operations that were young at that time are not a hang. If the time of the end is unknown, all pending
     /// operations count.
     pub(crate) fn policy(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         if let Some(end) = &self.end {
             // A process may take its time to end; what waited only since it was asked to was no hang.
-            let asked_ns = end.asked.map_or(i64::MAX, |asked| asked.time_ns);
+            let asked_ns = end.asked.map(|asked| asked.time_ns);
+            let asked_ns = asked_ns.or(self.asked_each_ns).unwrap_or(i64::MAX);
             policy.now_ns = end.is_dated.then_some(end.last_ns.min(asked_ns));
             policy.snapshot = end.is_dated;
             // The last sign of life is somewhat older than the end.
@@ -259,6 +271,9 @@ impl Life {
             policy.snapshot = true;
             let age = Duration::from_nanos(TOGETHER_NS.unsigned_abs());
             policy.overdue = policy.overdue.saturating_sub(age);
+        } else if let Some(asked_ns) = self.asked_each_ns {
+            // The programs have left their operations.
+            policy.now_ns = Some(policy.now_ns.map_or(asked_ns, |now| now.min(asked_ns)));
         }
         policy
     }
@@ -405,7 +420,7 @@ impl End {
         let mut possible = Vec::new();
         let (kind, first) = match order {
             _ if failed.is_empty() => (EndKind::Ended, Vec::new()),
-            _ if asked.is_some() => (EndKind::Cancelled, Vec::new()),
+            _ if asked.is_some() || were_asked(aligned, gone) => (EndKind::Cancelled, Vec::new()),
             Order::First(first) => (EndKind::Crashed, first),
             Order::OneOf(ranks) => {
                 possible = ranks;

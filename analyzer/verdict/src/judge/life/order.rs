@@ -56,6 +56,9 @@ pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone]) -> Order {
         return Order::Unknown;
     }
     let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
+    if were_asked(aligned, gone) {
+        return Order::Unknown;
+    }
     let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
     let is_noted = failed
         .iter()
@@ -188,11 +191,45 @@ pub(super) fn was_asked(aligned: &Aligned<'_>, process: &Gone) -> bool {
     let code = process.exit.and_then(|exit| exit.exit_code);
     // As shells and programs that handle signals report it.
     let by_code = code.is_some_and(|code| code > SIGNALLED && ends(code - SIGNALLED));
-    let interrupted = |record: RecordIx| {
-        let status = aligned.records[record].status.as_ref();
-        status.is_some_and(|status| status.phase.starts_with(INTERRUPTED))
-    };
-    !process.is_launched && (by_code || aligned.records_of(process.rank).any(interrupted))
+    !process.is_launched && (by_code || was_interrupted(aligned, process.rank))
+}
+
+/// Whether the exception of an interrupt has ended a rank's program.
+fn was_interrupted(aligned: &Aligned<'_>, rank: Rank) -> bool {
+    interrupted_ns(aligned, rank).is_some()
+}
+
+/// When the exception of an interrupt left a rank's program, common time, ns; `None` if it did not.
+fn interrupted_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
+    aligned.records_of(rank).find_map(|record| {
+        let status = aligned.records[record].status.as_ref()?;
+        let offset = aligned.offsets_ns[record];
+        let since = status.phase_since_ns.saturating_sub(offset);
+        status.phase.starts_with(INTERRUPTED).then_some(since)
+    })
+}
+
+/// Whether a signal asked every process to end that did not end in order, as a terminal sends it to all: some are gone,
+/// and those that are left are on their way. Which of them is the first to end shows no cause, since each takes as long
+/// as its program and its libraries do.
+pub(super) fn were_asked(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
+    let of_rank = |rank: Rank| gone.iter().find(|process| process.rank == rank);
+    let mut failed = gone.iter().filter(|process| !process.in_order).peekable();
+    let mut ranks = aligned.expected.iter();
+    failed.peek().is_some()
+        && failed.all(|process| was_asked(aligned, process))
+        && ranks.all(|&rank| of_rank(rank).is_some() || was_interrupted(aligned, rank))
+}
+
+/// When the first process noted that a signal asked it to end, common time, ns, if each noted that that did not end in
+/// order; else `None`.
+pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64> {
+    let noted = gone.iter().filter(|process| !process.in_order);
+    let noted = noted.map(|process| {
+        let since = interrupted_ns(aligned, process.rank).filter(|&since| since > 0);
+        since.unwrap_or(process.at_ns)
+    });
+    noted.min().filter(|_| were_asked(aligned, gone))
 }
 
 /// Which processes ended first if others noted that a signal asked them to end, as a launcher sends it once a process

@@ -82,9 +82,21 @@ fn gone(ctx: &Context<'_>, is_healthy: bool) -> Option<String> {
         1 => ("process", "is", "it", "it"),
         _ => ("processes", "are", "they", "them"),
     };
+    // While ends are being noted, no process may be left.
+    let is_gone = |&rank: &Rank| ctx.life.gone(rank).is_some();
+    let may = match ctx.aligned.expected.iter().all(is_gone) {
+        true => "the job is ending",
+        false => "the job may be ending, or hang at its next operation",
+    };
+    // A program may end by `os._exit(0)`, which closes no record.
+    let is_known = |&rank: &Rank| ctx.life.gone(rank).is_some_and(|gone| gone.exit.is_some());
+    let not_in_order = match gone.iter().all(is_known) {
+        true => format!("{they} did not end in order"),
+        false => format!("no record shows that {they} ended in order"),
+    };
     Some(format!(
-        "the {processes} of {} {are} gone, and {they} did not end in order{exit}; no rank has waited for {them} for long, \
-         as far as is recorded: the job may be ending, or hang at its next operation",
+        "the {processes} of {} {are} gone, and {not_in_order}{exit}; no rank has waited for {them} for long, \
+         as far as is recorded: {may}",
         format_ranks(&gone)
     ))
 }

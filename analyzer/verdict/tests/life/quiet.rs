@@ -1,7 +1,7 @@
 //! Tests of jobs in which nothing is pending or wrong, and that are not called healthy: a rank failed for which no
 //! other waits yet, or ranks have stopped communicating.
 
-use crate::job::{State, alive, at, closed, dead, fails, record};
+use crate::job::{State, alive, at, closed, dead, fails, launch, record};
 use rcomm_recorder::model::{FailureKind, ProcessExit, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
@@ -73,9 +73,24 @@ fn a_process_that_is_gone_is_shown_before_another_waits_for_it() {
     let operations = paced(0, 10);
     let dump_of = |rank| record(rank, 3, &operations);
     let dumps = |gone: Dump| [alive(dump_of(0), 12.0), gone, alive(dump_of(2), 12.0)];
-    let expected = "the process of rank 1 is gone, and it did not end in order; no rank has waited for it for long";
+    let expected = "the process of rank 1 is gone, and no record shows that it ended in order; no rank has waited for it for long";
     let report = judge_live(&dumps(dead(dump_of(1), 11.0)), 12.0);
     assert!(note(&report).starts_with(expected), "{report:?}");
+    // Once all are gone, none hangs.
+    let mut noted = launch(None, &[(None, Some(9), 11.5); 3]);
+    for process in &mut noted.ranks {
+        process.end = None;
+    }
+    let launched = Policy {
+        launches: vec![noted],
+        snapshot: true,
+        now_ns: Some(at(11.8)),
+        ..Policy::default()
+    };
+    let all_gone: Vec<Dump> = (0..3).map(|rank| dead(dump_of(rank), 11.5)).collect();
+    let expected = "the processes of ranks 0-2 are gone, and no record shows that they ended in order; no rank has waited \
+                    for them for long, as far as is recorded: the job is ending";
+    assert_eq!(note(&analyze(&all_gone, &launched)), expected);
     // A process that exited with an error is named once the others had time to end as well.
     let mut failed = dead(dump_of(1), 11.5);
     let status = failed.status.as_mut().expect("the record has a status");

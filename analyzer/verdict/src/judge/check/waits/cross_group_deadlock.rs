@@ -120,32 +120,41 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
             ctx.group_name(op_ref.group)
         )
     };
-    let here = ctx
-        .record_at(first.waits_at, first.node)
-        .and_then(|record| {
-            let index = position_of(ctx, record, first.waits_at)?;
-            let position = ctx.graph.pending[record][index].position;
-            Some(Point { record, position })
-        });
-    let site = here.map_or(String::new(), |here| {
-        ctx.at_site(ctx.aligned.op(here.record, here.position))
+    let here = waits_here(ctx, first);
+    let steps = steps(ctx, minority);
+    let swapped = steps.iter().map(|step| {
+        format!(
+            "{} went to {}{} before {}",
+            format_ranks(&step.ranks),
+            name(&step.waits_in),
+            step.site,
+            name(&step.missed)
+        )
     });
+    let peers = match culprits.len() {
+        1 => "its peers",
+        _ => "their peers",
+    };
     let sentence = format!(
-        "{} went to {}{site} before {}, where its peers wait: a wait cycle; {} of {} ranks put them the other way \
-         round",
-        format_ranks(&culprits),
-        name(&waits_in),
-        name(&op_ref),
+        "{}, where {peers} wait: a wait cycle; {} of {} ranks put them the other way round",
+        in_words(swapped.collect(), &culprits, &steps),
         first.votes.first,
         first.votes.first + first.votes.second,
     );
     let skipped = minority.iter().all(|odd| left_out(ctx, odd));
     let (code, sentence) = if skipped {
+        let left_out = steps.iter().map(|step| {
+            format!(
+                "{} left out {} and went on to {}{}",
+                format_ranks(&step.ranks),
+                name(&step.missed),
+                name(&step.waits_in),
+                step.site
+            )
+        });
         let sentence = format!(
-            "{} left out {} and went on to {}{site}, where {}",
-            format_ranks(&culprits),
-            name(&op_ref),
-            name(&waits_in),
+            "{}, where {}",
+            in_words(left_out.collect(), &culprits, &steps),
             if culprits.len() == 1 {
                 "it waits for those that wait for it"
             } else {
@@ -171,8 +180,8 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
     }
     draft.next = format!(
         "compare the order in which {} {} {} and {} with another rank's",
-        format_ranks(&culprits),
-        if culprits.len() == 1 {
+        format_ranks(&steps[0].ranks),
+        if steps[0].ranks.len() == 1 {
             "issues"
         } else {
             "issue"
@@ -188,6 +197,67 @@ pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDra
     draft.culprits = culprits;
     draft.at = Some(op_ref);
     draft
+}
+
+/// Ranks that took the same two steps in another order than most.
+struct Step {
+    ranks: Vec<Rank>,
+    missed: OpRef,
+    waits_in: OpRef,
+    /// Where the first of the ranks issued the operation in which it waits, like ` (train.py:61)`; empty if that is not
+    /// recorded.
+    site: String,
+}
+
+/// The steps of ranks of the minority: those that wait in one place, and are missed at one, took the same.
+fn steps(ctx: &Context<'_>, minority: &[MinorityRank]) -> Vec<Step> {
+    let mut by_places: Vec<(usize, usize, Step)> = Vec::new();
+    for odd in minority {
+        let rank = ctx.rank(odd.node);
+        let same = by_places.iter_mut().find(|(missed_at, waits_at, _)| {
+            (*missed_at, *waits_at) == (odd.missed_at, odd.waits_at)
+        });
+        if let Some((.., step)) = same {
+            step.ranks.push(rank);
+            continue;
+        }
+        let site = waits_here(ctx, odd).map_or(String::new(), |here| {
+            ctx.at_site(ctx.aligned.op(here.record, here.position))
+        });
+        let step = Step {
+            ranks: vec![rank],
+            missed: ctx.op_ref_of_place(odd.missed_at),
+            waits_in: ctx.op_ref_of_place(odd.waits_at),
+            site,
+        };
+        by_places.push((odd.missed_at, odd.waits_at, step));
+    }
+    by_places.into_iter().map(|(.., step)| step).collect()
+}
+
+/// At most this many steps are told in one sentence.
+const MOST_STEPS: usize = 2;
+
+/// Clauses on steps as one; of more than [`MOST_STEPS`], the other ranks are named only.
+fn in_words(clauses: Vec<String>, culprits: &[Rank], steps: &[Step]) -> String {
+    let told = steps.iter().take(MOST_STEPS).flat_map(|step| &step.ranks);
+    let told: Vec<Rank> = told.copied().collect();
+    let others = culprits.iter().filter(|rank| !told.contains(rank));
+    let others: Vec<Rank> = others.copied().collect();
+    let mut text = clauses[..clauses.len().min(MOST_STEPS)].join(", and ");
+    if !others.is_empty() {
+        let rest = format!(", and so did {} on groups of theirs", format_ranks(&others));
+        text.push_str(&rest);
+    }
+    text
+}
+
+/// The operation in which a rank of the minority waits.
+fn waits_here(ctx: &Context<'_>, odd: &MinorityRank) -> Option<Point> {
+    let record = ctx.record_at(odd.waits_at, odd.node)?;
+    let index = position_of(ctx, record, odd.waits_at)?;
+    let position = ctx.graph.pending[record][index].position;
+    Some(Point { record, position })
 }
 
 /// Whether a rank issued more operations after the one that it waits in, but still not the one that its peers wait for.

@@ -1,0 +1,67 @@
+//! Tests the sentences on ranks that took two steps in another order than their peers, each on groups of its own.
+
+use crate::job::{Call, job};
+use rcomm_recorder::model::EntryState;
+use rcomm_recorder::publish::Dump;
+use rcomm_verdict::{Code, Policy, Report, analyze};
+
+const TP: Call = Call::AllReduce { group: 0, line: 10 };
+const DP: Call = Call::AllReduce { group: 1, line: 20 };
+
+/// The records of ranks in a grid, two in a row: each has a group `tp` with its row and a group `dp` with its column.
+/// All have done `tp` and `dp` by turns; then each waits in one of the two, and the ranks of `crossed` do in `dp`.
+fn grid(rows: u32, crossed: &[u32]) -> Vec<Dump> {
+    let ranks = 0..2 * rows;
+    let programs = ranks.map(|rank| {
+        let last = if crossed.contains(&rank) { DP } else { TP };
+        vec![TP, DP, TP, DP, TP, DP, last]
+    });
+    let mut dumps = job("gloo", &programs.collect::<Vec<_>>());
+    for (rank, dump) in (0..).zip(&mut dumps) {
+        let (row, column): (u32, u32) = (rank / 2, rank % 2);
+        dump.identity.world_size = Some(2 * rows);
+        let groups = [
+            (format!("row{row}"), "tp", vec![2 * row, 2 * row + 1]),
+            (
+                format!("column{column}"),
+                "dp",
+                (0..rows).map(|row| 2 * row + column).collect(),
+            ),
+        ];
+        for (group, (name, desc, ranks)) in dump.groups.iter_mut().zip(groups) {
+            group.info.name = name;
+            group.info.desc = desc.to_owned();
+            group.info.ranks = ranks.into();
+        }
+        let last = dump.entries.last_mut().expect("a rank has operations");
+        last.state = EntryState::Started;
+        last.retired = false;
+        last.time_discovered_completed_ns = 0;
+    }
+    dumps
+}
+
+fn judge(dumps: &[Dump]) -> Report {
+    analyze(dumps, &Policy::default())
+}
+
+#[test]
+fn each_rank_that_crossed_is_said_to_be_on_its_own_groups() {
+    let report = judge(&grid(2, &[1, 2]));
+    let finding = &report.findings[0];
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E130, &[1, 2][..])
+    );
+    let expected = "rank 1 went to all_reduce #4 on group dp/column1 (train.py:20) before all_reduce #4 on group \
+                    tp/row0, and rank 2 went to all_reduce #4 on group dp/column0 (train.py:20) before all_reduce #4 on \
+                    group tp/row1, where their peers wait: a wait cycle; 2 of 4 ranks put them the other way round";
+    assert!(
+        finding.sentence.starts_with(expected),
+        "{}",
+        finding.sentence
+    );
+    let next = "compare the order in which rank 1 issues all_reduce #4 on group dp/column1 and all_reduce #4 on group \
+                tp/row0 with another rank's";
+    assert_eq!(finding.next, next);
+}

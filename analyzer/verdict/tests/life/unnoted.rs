@@ -258,6 +258,38 @@ fn ranks_that_were_all_interrupted_were_cancelled_however_long_each_took_to_end(
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let then = "; then the processes ended, as a signal asked them to, all by 13:00:29 UTC";
     assert!(report.findings[0].sentence.ends_with(then), "{report:?}");
+    // The waits end with errors once the process of the rank that they wait for is gone.
+    let failed = [done, (1.0, State::Failed(26.6))];
+    let [first, second, third] = [
+        record(0, 3, &failed),
+        dumps[1].clone(),
+        record(2, 3, &failed),
+    ];
+    let dumps = [
+        interrupted(dead(first, 27.0), 26.6),
+        second,
+        interrupted(dead(third, 29.0), 26.6),
+    ];
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+}
+
+#[test]
+fn ranks_whose_operation_failed_at_once_are_not_said_to_wait() {
+    let operations = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.04))];
+    let beside = |rank| alive(record(rank, 3, &operations), 3.0);
+    let gone = dead(record(1, 3, &operations[..1]), 0.9);
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(3.0)),
+        ..Policy::default()
+    };
+    let report = analyze(&[beside(0), gone, beside(2)], &policy);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
+    let expected = "the process of rank 1 is gone: it never issued all_reduce #2 on group default_pg, where 2 ranks \
+                    waited until it failed; it last issued all_reduce #1";
+    let sentence = &report.findings[0].sentence;
+    assert!(sentence.starts_with(expected), "{sentence}");
 }
 
 #[test]

@@ -102,7 +102,7 @@ impl Context<'_> {
 
     /// When the last of the ranks at a place gave up, common time, ns; `None` while one still waits, or if a record
     /// does not state it.
-    fn gave_up_ns(&self, place: usize) -> Option<i64> {
+    pub(crate) fn gave_up_ns(&self, place: usize) -> Option<i64> {
         let ended = |record: RecordIx, position: u32| {
             let failed_ns = self.aligned.op(record, position).failed_ns()?;
             Some(failed_ns.saturating_sub(self.aligned.offsets_ns[record]))

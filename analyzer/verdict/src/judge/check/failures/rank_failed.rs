@@ -155,6 +155,9 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
             &format!("waits for {time}"),
             &format!("wait for {time}"),
         ),
+        (None, None) if ctx.gave_up_ns(place).is_some() => {
+            count_ranks(arrived, "waited until it failed", "waited until it failed")
+        }
         (None, None) => count_ranks(arrived, "waits", "wait"),
         (None, Some(_)) => count_ranks(
             arrived,

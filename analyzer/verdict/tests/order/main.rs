@@ -4,6 +4,7 @@
 
 mod crossed;
 mod job;
+mod moments;
 
 use job::{Call, job};
 use rcomm_recorder::model::{EntryState, ProcessGroupStatus};

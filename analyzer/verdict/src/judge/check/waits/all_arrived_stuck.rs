@@ -8,7 +8,7 @@
 
 use super::tags;
 use crate::align::pending::on_device;
-use crate::align::{Presence, RecordIx};
+use crate::align::{Presence, RecordIx, UnknownReason};
 use crate::judge::channels::{Common, lag_of, lag_of_messages};
 use crate::judge::check::Check;
 use crate::judge::check::calls::p2p_size_mismatch::both_ends;
@@ -53,6 +53,13 @@ impl Check for AllArrivedStuck {
 }
 
 fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
+    // The others have gone on since these records were taken: so may have the operation.
+    let is_outdated =
+        |record: RecordIx| ctx.aligned.lacks_newest(record) == Some(UnknownReason::Outdated);
+    let mut members = inside(ctx, place).into_iter();
+    if members.any(|rank| ctx.aligned.records_of(rank).any(is_outdated)) {
+        return false;
+    }
     let (group, seq) = match ctx.graph.places[place] {
         // Of a group whose members are guessed, a rank without a record may be one that never came.
         Place::Collective { group, .. }
@@ -145,8 +152,8 @@ fn came_too_late(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     Some(draft)
 }
 
-fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
-    let op_ref = ctx.op_ref_of_place(place);
+/// The ranks that issued the operation of a place or posted the other halves of its messages, ascending.
+fn inside(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
     let mut inside: Vec<Rank> = ctx.ranks(&ctx.graph.arrived[place]);
     if let Place::Batch {
         group,
@@ -161,6 +168,12 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
     }
     inside.sort_unstable();
     inside.dedup();
+    inside
+}
+
+fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
+    let op_ref = ctx.op_ref_of_place(place);
+    let inside = inside(ctx, place);
     let waited = ctx
         .waited_ms(place)
         .map_or(String::new(), |ms| format!(" after {}", format_time(ms)));

@@ -10,7 +10,8 @@ use std::time::Duration;
 const AFTER_HELP: &str = "\
 The table has a line for each size: the median (p50) and the 99th percentile (p99) of the time of a call, each the \
 maximum over the ranks, in microseconds, and algbw and busbw, defined as in nccl-tests, in 10^9 bytes per second. \
-Buffers are in host memory.
+Buffers are in host memory. nccl-tests has these columns twice, for calls out of place and in place; here \
+all_reduce, reduce and broadcast work in place, and the other collectives out of place.
 
 Without -n, the ranks are those of a launcher: rcomm-run, torchrun, mpirun or srun.
 
@@ -39,7 +40,8 @@ pub struct Args {
         short = 'n',
         visible_short_alias = 'g',
         long = "ranks",
-        value_name = "N"
+        value_name = "N",
+        value_parser = number
     )]
     pub(crate) ranks: Option<NonZeroU32>,
     /// Smallest size, in bytes; K, M and G are powers of 1024.
@@ -67,10 +69,10 @@ pub struct Args {
     #[arg(short = 'R', long)]
     pub(crate) registered: bool,
     /// How long to measure each size; the number of iterations follows from it.
-    #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = duration)]
     pub(crate) time: Duration,
     /// Measure each size with exactly this many iterations.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number)]
     pub(crate) iterations: Option<NonZeroU32>,
     /// Number of calls that are not measured, before those that are [default: a tenth of the iterations].
     #[arg(short = 'w', long, value_name = "N")]
@@ -106,7 +108,8 @@ pub(crate) struct TuneArgs {
         long = "ranks",
         value_name = "N",
         value_delimiter = ',',
-        default_value = "2,4"
+        default_value = "2,4",
+        value_parser = number
     )]
     pub(crate) ranks: Vec<NonZeroU32>,
     /// Topologies to measure, separated by commas: all ranks share memory, none do, or only those of one host do; the
@@ -120,10 +123,10 @@ pub(crate) struct TuneArgs {
     #[arg(short = 'e', long, value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
     pub(crate) max_bytes: usize,
     /// How long to measure each size of each algorithm in each round.
-    #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "20ms", value_parser = duration)]
     pub(crate) time: Duration,
     /// Number of rounds; each measures everything once, and the best time counts.
-    #[arg(long, value_name = "N", default_value = "3")]
+    #[arg(long, value_name = "N", default_value = "3", value_parser = number)]
     pub(crate) rounds: NonZeroU32,
     /// Write the table to this file [default: standard output].
     #[arg(short = 'o', long, value_name = "FILE")]
@@ -194,6 +197,17 @@ pub(crate) enum Format {
     Csv,
 }
 
+/// Parses a duration, such as `500ms`, `5s`, `2m`, `1h 30m`.
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|_| "not a duration: write 200ms, 5s or 2m".to_owned())
+}
+
+/// Parses a number of things, at least one of them.
+fn number(text: &str) -> Result<NonZeroU32, String> {
+    text.parse()
+        .map_err(|_| "not a whole number from 1, or too large".to_owned())
+}
+
 /// Parses a size: `8`, `64K`, `1.5M`.
 fn parse_size(text: &str) -> Result<usize, String> {
     let split = text
@@ -229,6 +243,21 @@ mod tests {
         assert_eq!(parse_size("1.5MiB"), Ok(1_572_864));
         assert!(parse_size("many").is_err());
         assert!(parse_size("3Q").is_err());
+    }
+
+    #[test]
+    fn wrong_numbers_and_durations_are_answered_by_what_to_write() {
+        let answer = |option: &str, value: &str| {
+            let line = ["rcomm-bench", "all_reduce", option, value];
+            let wrong = Args::try_parse_from(line).expect_err("the value is wrong");
+            wrong.to_string()
+        };
+        for (option, value) in [("-n", "0"), ("-n", "x"), ("--iterations", "0")] {
+            let text = answer(option, value);
+            assert!(text.contains("not a whole number from 1"), "{text}");
+        }
+        let text = answer("--time", "5");
+        assert!(text.contains("write 200ms, 5s or 2m"), "{text}");
     }
 
     #[test]

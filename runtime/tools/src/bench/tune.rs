@@ -11,8 +11,10 @@ use anyhow::{Context, bail, ensure};
 use rcomm::tuning::{Algorithm, Choice, Pattern, Topology};
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroU32;
+use std::path::Path;
 use std::process::Stdio;
 
 /// The output of `rcomm-bench`, reduced to the fields needed here.
@@ -44,6 +46,8 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
         args.min_bytes,
         args.max_bytes
     );
+    // Before minutes of measuring: whether the table can be written.
+    let mut output = args.output.as_deref().map(writable).transpose()?;
     let mut table = String::from(
         "# Written by rcomm-bench tune. A line applies to at most this many ranks and bytes.\n\
          # operation     topology  ranks  bytes  algorithm\n",
@@ -61,12 +65,21 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
             }
         }
     }
-    match &args.output {
-        Some(path) => std::fs::write(path, table)
+    match (&args.output, &mut output) {
+        (Some(path), Some(file)) => file
+            .set_len(0)
+            .and_then(|()| file.write_all(table.as_bytes()))
             .with_context(|| format!("failed to write {}", path.display()))?,
-        None => std::io::stdout().lock().write_all(table.as_bytes())?,
+        _ => std::io::stdout().lock().write_all(table.as_bytes())?,
     }
     Ok(())
+}
+
+/// The file at `path`, for writing; what it holds stays until it is written.
+fn writable(path: &Path) -> anyhow::Result<File> {
+    let mut options = File::options();
+    let file = options.create(true).append(true).open(path);
+    file.with_context(|| format!("failed to write {}", path.display()))
 }
 
 /// The best choices for this number of ranks, operation by operation.

@@ -226,6 +226,11 @@ impl Options {
                     .to_owned(),
             );
         }
+        if let Some(program) = self.program.first().filter(|name| name.starts_with('-')) {
+            return Err(format!(
+                "unexpected argument '{program}' found: options stand before PROGRAM (./{program} is a program of that name)"
+            ));
+        }
         if self.replace > 0 && least < most {
             return Err(
                 "--replace keeps the other ranks, and --nnodes MIN:MAX starts all again: give one of the two"
@@ -345,6 +350,17 @@ mod tests {
         assert_eq!((torchrun.nproc, torchrun.node_rank), (2, Some(1)));
         assert_eq!(torchrun.nnodes, NodeCount { least: 2, most: 2 });
         assert_eq!((&*torchrun.master_addr, torchrun.master_port), ("a", 7));
+    }
+
+    #[test]
+    fn an_unknown_option_is_not_taken_for_the_program() {
+        let check = |line: &[&str]| Options::try_parse_from(line).unwrap().check();
+        let wrong = check(&["rcomm-run", "-n", "2", "--verbose", "program"]).unwrap_err();
+        assert!(wrong.contains("unexpected argument '--verbose'"), "{wrong}");
+        assert_eq!(
+            check(&["rcomm-run", "-n", "2", "program", "--verbose"]),
+            Ok(())
+        );
     }
 
     #[test]

@@ -143,17 +143,17 @@ pub(crate) struct JudgeArgs {
     pub(crate) snapshot: bool,
     /// With --snapshot or --as-of: the age from which a pending operation is overdue; half of its own time-out if that
     /// is shorter.
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub(crate) overdue: Duration,
     /// Judge as of this time: `now`, or a time like `2026-01-31T13:00:05Z`. For records that state no time themselves,
     /// such as PyTorch's; operations younger than --overdue at that time are no finding.
     #[arg(long, value_name = "TIME")]
     pub(crate) as_of: Option<AsOf>,
     /// The number of ranks of the job, if the records do not show it.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<NonZeroU32>)]
     pub(crate) world_size: Option<NonZeroU32>,
     /// Files read at a time [default: one for each core].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<NonZeroUsize>)]
     pub(crate) jobs: Option<NonZeroUsize>,
     /// Give up, with exit code 2, once more memory than this is used (`512MiB`, `4GiB`).
     #[arg(long, value_name = "SIZE")]
@@ -228,6 +228,18 @@ impl std::str::FromStr for ByteSize {
     }
 }
 
+/// Parses a duration, such as `500ms`, `5s`, `2m`, `1h 30m`.
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| "not a duration: write 500ms, 5s, 2m or 1h".to_owned())
+}
+
+/// Parses a number of things, at least one of them.
+fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
+    text.parse()
+        .map_err(|_| "not a whole number from 1, or too large".to_owned())
+}
+
 /// Watch a folder while dumps arrive in it, and report once the dumps of all ranks are there.
 ///
 /// Each change of the verdict, its sentence or the number of ranks is a line on standard error; the report follows at
@@ -240,10 +252,10 @@ pub(crate) struct WatchArgs {
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
     /// Report what is there after this time, complete or not.
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
     /// How long the folder must be unchanged before the report is final.
-    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = duration)]
     pub(crate) settle: Duration,
     #[command(flatten)]
     pub(crate) show: ShowReportArgs,
@@ -341,7 +353,7 @@ pub(crate) struct CollectArgs {
     #[arg(long)]
     pub(crate) exception_dump: bool,
     /// How long the ranks may take to answer and to write.
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
     pub(crate) wait: Duration,
     /// Judge the archive and print the report, with the stack of the rank at fault where one was taken.
     #[arg(long)]
@@ -349,7 +361,7 @@ pub(crate) struct CollectArgs {
     #[command(flatten)]
     pub(crate) place: RingPlace,
     /// The number of ranks of the job, if the records do not show it: those without a record are named.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<NonZeroU32>)]
     pub(crate) world_size: Option<NonZeroU32>,
     /// Also collect from this host; may be repeated, or hold several separated by commas.
     #[arg(long, value_name = "HOST", value_delimiter = ',', requires = "command")]
@@ -361,10 +373,10 @@ pub(crate) struct CollectArgs {
     #[arg(long, value_name = "COMMAND")]
     pub(crate) command: Option<String>,
     /// How long one host may take.
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
     pub(crate) timeout: Duration,
     /// How many hosts are asked at once.
-    #[arg(long, value_name = "N", default_value = "16")]
+    #[arg(long, value_name = "N", default_value = "16", value_parser = number::<NonZeroUsize>)]
     pub(crate) jobs: NonZeroUsize,
     /// Put pseudonyms in place of paths, hosts and the program's own frames into the archive. Summaries, RAS reports
     /// and other files that are no dumps are left out.
@@ -392,13 +404,18 @@ pub(crate) struct SummarizeArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
     /// Files read at a time [default: one for each core].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = number::<NonZeroUsize>)]
     pub(crate) jobs: Option<NonZeroUsize>,
 }
 
+/// The exit codes in the help of `rings` and its commands.
+const RINGS_EXIT_CODES: &str = "\
+Exit codes: 0 done, even if there was no ring to list or remove; 2 the ring or its directory could not be read, or a ring \
+could not be removed.";
+
 /// List, show or remove the rings of this node: the records of jobs that run, hang, or died.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
+#[command(args_conflicts_with_subcommands = true, after_help = RINGS_EXIT_CODES)]
 pub(crate) struct RingsArgs {
     #[command(subcommand)]
     pub(crate) action: Option<RingsAction>,
@@ -409,11 +426,14 @@ pub(crate) struct RingsArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum RingsAction {
     /// List every ring, and whether its process is alive (what `rings` alone does).
+    #[command(after_help = RINGS_EXIT_CODES)]
     List(RingPlace),
     /// Show one rank's ring: its groups, its pending and its newest operations.
+    #[command(after_help = RINGS_EXIT_CODES)]
     Show(ShowArgs),
     /// Remove the rings whose processes are gone. They are the record of what happened: dump or
     /// analyze them first.
+    #[command(after_help = RINGS_EXIT_CODES)]
     RemoveStale(RemoveStaleArgs),
 }
 
@@ -530,6 +550,7 @@ pub(crate) enum QueryFormat {
 
 /// Explain a code: what it means, where it usually comes from and what to do.
 #[derive(Debug, Args)]
+#[command(after_help = "Exit codes: 0 explained; 2 there is no such code.")]
 pub(crate) struct ExplainArgs {
     /// A code or its name (`E101`, `not_joined`); without one, all codes, one a line.
     #[arg(value_name = "CODE")]
@@ -568,10 +589,14 @@ pub(crate) enum TrendsFormat {
 /// Print the path of the profiler plug-in for NCCL: `NCCL_PROFILER_PLUGIN=$(rcomm-fr nccl-plugin)` records any NCCL
 /// program.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 printed; 2 the plug-in is not installed next to this program."
+)]
 pub(crate) struct NcclPluginArgs {}
 
 /// Print a completion script for a shell.
 #[derive(Debug, Args)]
+#[command(after_help = "Exit codes: 0 printed; 2 wrong usage, such as an unknown shell.")]
 pub(crate) struct CompletionsArgs {
     /// The shell.
     #[arg(value_enum)]
@@ -580,6 +605,7 @@ pub(crate) struct CompletionsArgs {
 
 /// Print the manual page (roff), or write one page for each command into a folder.
 #[derive(Debug, Args)]
+#[command(after_help = "Exit codes: 0 written; 2 a page or the folder could not be written.")]
 pub(crate) struct ManArgs {
     /// Write the pages of all commands into this folder, which is created if it does not exist.
     #[arg(long, value_name = "DIR")]

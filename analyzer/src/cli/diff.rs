@@ -27,15 +27,15 @@ pub(super) fn run(args: &DiffArgs, color: ColorChoice) -> Result<ExitCode, Failu
             writeln!(out)
         }
     })?;
-    Ok(
-        if before.input.ranks_read == 0 || after.input.ranks_read == 0 {
-            ExitCode::from(2)
-        } else if difference.new.is_empty() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::from(1)
-        },
-    )
+    for (path, report) in [(&args.before, &before), (&args.after, &after)] {
+        if report.input.ranks_read == 0 {
+            return Err(Failure::NothingToCompare { path: path.clone() });
+        }
+    }
+    Ok(match difference.new.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(1),
+    })
 }
 
 /// The report that was saved at this path as JSON, or else the report on the records there.

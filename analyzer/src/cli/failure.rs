@@ -32,6 +32,9 @@ pub(crate) enum Failure {
     /// Nothing arrived in a watched folder.
     #[error("nothing arrived in {} within {}", dir.display(), duration_ms(after.as_secs_f64() * 1e3))]
     NothingArrived { dir: PathBuf, after: Duration },
+    /// One side of a comparison has no record.
+    #[error("no record of any rank could be read in {}, so there is nothing to compare", path.display())]
+    NothingToCompare { path: PathBuf },
     /// The recorder could not read or remove a ring.
     #[error(transparent)]
     Ring(#[from] rcomm_recorder::Error),
@@ -84,6 +87,7 @@ impl Failure {
             | Self::Find(_)
             | Self::NoKey(_)
             | Self::NothingArrived { .. }
+            | Self::NothingToCompare { .. }
             | Self::Ring(_)
             | Self::DumpFile(_)
             | Self::Summarize(_)
@@ -105,6 +109,7 @@ impl Failure {
             | Self::NoKey(_)
             | Self::MemoryLimit { .. }
             | Self::NothingArrived { .. }
+            | Self::NothingToCompare { .. }
             | Self::Ring(_)
             | Self::NoRing { .. }
             | Self::SeveralRings { .. }

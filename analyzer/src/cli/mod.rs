@@ -45,8 +45,8 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
     })
 }
 
-/// Inserts the sub-command `analyze` if the first argument is `-` or an existing path, and not a sub-command. Options and
-/// the value of `--color` do not count as the first argument.
+/// Inserts the sub-command `analyze` if the first argument is no sub-command, but `-`, an existing path, or a name that
+/// only a path can have: one with a `/` or a `.`. Options and the value of `--color` do not count as the first argument.
 fn with_sub_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let mut rest = arguments.iter().skip(1);
     let first = loop {
@@ -60,7 +60,9 @@ fn with_sub_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     };
     let names_a_record = first.is_some_and(|first| {
         let is_sub_command = || Cli::command().find_subcommand(first).is_some();
-        !is_sub_command() && (first == "-" || Path::new(first).exists())
+        let bytes = first.as_encoded_bytes();
+        let can_only_be_a_path = first == "-" || bytes.contains(&b'/') || bytes.contains(&b'.');
+        !is_sub_command() && (can_only_be_a_path || Path::new(first).exists())
     });
     if names_a_record {
         arguments.insert(1, "analyze".into());

@@ -82,7 +82,10 @@ pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
         .suffix(PARTIAL)
         .tempfile_in(folder)
         // The error has no path: the temporary file's name means nothing to the user.
-        .map_err(|error| io::Error::from(error.kind()))?;
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => io::Error::other("its folder does not exist"),
+            kind => io::Error::from(kind),
+        })?;
     // Where files cannot be locked, none is taken for abandoned.
     let _ = partial.as_file().try_lock();
     Ok(partial)

@@ -54,5 +54,7 @@ fn side_without_a_record_cannot_be_compared() {
     let healthy = fixture("healthy-w4", "pickle");
     let empty = run(&["diff", dir.path().to_str().unwrap(), &healthy]);
     assert_eq!(empty.code, Some(2), "{}", empty.stdout);
+    let reason = "no record of any rank could be read in ";
+    assert!(empty.stderr.contains(reason), "{}", empty.stderr);
     assert_eq!(run(&["diff", "/nowhere", &healthy]).code, Some(2));
 }

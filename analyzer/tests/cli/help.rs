@@ -35,6 +35,13 @@ fn usage_error_exits_with_2_and_names_the_argument() {
         (&["--no-such-flag"][..], "--no-such-flag"),
         (&["nonsense"][..], "nonsense"),
         (&["completions", "tcl"][..], "tcl"),
+        (&["/nowhere/dumps"][..], "/nowhere/dumps: No such file"),
+        (&["dumps-of-rank.7"][..], "dumps-of-rank.7: No such file"),
+        (
+            &["analyze", "--world-size", "0", "x"][..],
+            "not a whole number from 1",
+        ),
+        (&["analyze", "--overdue", "5", "x"][..], "write 500ms, 5s"),
     ] {
         let wrong = run(args);
         assert_eq!(wrong.code, Some(2), "{args:?}");
@@ -45,6 +52,21 @@ fn usage_error_exits_with_2_and_names_the_argument() {
             wrong.stderr
         );
     }
+}
+
+#[test]
+fn an_output_in_a_folder_that_is_not_there_is_answered_by_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("missing/report.txt");
+    let wrong = run(&[
+        "analyze",
+        folder.path().to_str().unwrap(),
+        "-o",
+        output.to_str().unwrap(),
+    ]);
+    assert_eq!(wrong.code, Some(2));
+    let reason = "report.txt: its folder does not exist";
+    assert!(wrong.stderr.contains(reason), "{}", wrong.stderr);
 }
 
 #[test]

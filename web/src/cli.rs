@@ -25,22 +25,22 @@ pub struct Cli {
     pub paths: Vec<PathBuf>,
     /// Address to listen on; port 0 picks a free one. Unless it is a loopback address, a token (--token-file or
     /// RCOMM_WEB_TOKEN) and TLS or --plain-http are required.
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8765")]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8765", value_parser = address)]
     pub listen: SocketAddr,
     /// Read only the rings of this job [default: one that is in trouble, else the newest].
     #[arg(long, value_name = "NAME")]
     pub job: Option<String>,
-    /// Directory of the rings.
+    /// Directory of the rings [default: /dev/shm/rcomm-UID].
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub ring_dir: Option<PathBuf>,
-    /// Show a simulated job: healthy, stuck, deadlock, mismatch, straggler or silent.
-    #[arg(long, value_name = "SITUATION", value_parser = situation, conflicts_with = "network")]
+    /// Show a simulated job.
+    #[arg(long, value_name = "SITUATION", conflicts_with = "network")]
     pub demo: Option<Situation>,
     /// Number of ranks of the simulated job.
     #[arg(long, value_name = "N", default_value_t = 16, requires = "demo", value_parser = clap::value_parser!(u32).range(2..=8192))]
     pub ranks: u32,
     /// Collect from this rcomm-web instance (one per node) instead of reading rings; repeatable.
-    #[arg(long, value_name = "URL", conflicts_with_all = ["paths", "demo", "network"])]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["paths", "demo", "network"], value_parser = url)]
     pub node: Vec<String>,
     /// Collect from every address that this DNS name resolves to (a headless service).
     #[arg(long, value_name = "NAME", conflicts_with_all = ["paths", "demo", "node", "network"])]
@@ -94,10 +94,10 @@ pub struct Cli {
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     pub upload_limit: u64,
     /// Interval between two reads of the records.
-    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
     pub refresh: Duration,
     /// Age from which a pending operation is overdue; half of its own time-out if that is shorter.
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
     pub overdue: Duration,
     /// Format of the log on standard error; RCOMM_LOG sets its level (`info`, `rcomm_web=debug`).
     #[arg(long, value_name = "FORMAT", default_value = "text")]
@@ -113,7 +113,30 @@ pub enum LogFormat {
     Json,
 }
 
-fn situation(name: &str) -> Result<Situation, String> {
-    let known: Vec<_> = Situation::ALL.iter().map(|(_, name)| *name).collect();
-    Situation::from_name(name).ok_or_else(|| format!("expected one of {}", known.join(", ")))
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| "not an address and a port: write 127.0.0.1:8765, or [::1]:8765".to_owned())
+}
+
+fn url(text: &str) -> Result<String, String> {
+    let host = text
+        .strip_prefix("http://")
+        .or_else(|| text.strip_prefix("https://"));
+    match host {
+        Some(host) if !host.is_empty() => Ok(text.to_owned()),
+        _ => Err("not the URL of a rcomm-web instance: write http://n07:8765".to_owned()),
+    }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| "not a duration: write 500ms, 5s, 2m or 1h".to_owned())
+}
+
+/// Parses a duration that is not zero.
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("the time between two reads must be longer than zero".to_owned()),
+        interval => Ok(interval),
+    }
 }

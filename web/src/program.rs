@@ -170,6 +170,12 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
         };
         return Ok((vec![source], LiveOptions::default()));
     }
+    // They are read once, so a path that is missing now stays missing.
+    let is_pattern = |path: &Path| path.to_string_lossy().contains(['*', '?', '[']);
+    let may_be_there = |path: &PathBuf| path.exists() || is_pattern(path);
+    if let (Some(path), false) = (cli.paths.first(), cli.paths.iter().any(may_be_there)) {
+        bail!("{} does not exist", path.display());
+    }
     let dumps = FileSource::new(cli.paths.clone());
     Ok((vec![Box::new(dumps)], LiveOptions::post_mortem()))
 }

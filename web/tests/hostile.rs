@@ -215,6 +215,35 @@ fn unfinished_requests_make_room_for_clients_and_admitted_clients_do_not() {
 }
 
 #[test]
+fn wrong_arguments_are_answered_by_what_to_write() {
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    let text = folder.path().join("text").display().to_string();
+    std::fs::write(&text, "no certificate").expect("the directory is writable");
+    let missing = folder.path().join("missing").display().to_string();
+    for (args, wanted) in [
+        (&[&*missing][..], "missing does not exist"),
+        (&["--node", "n07"], "write http://n07:8765"),
+        (&["--refresh", "0s"], "longer than zero"),
+        (&["--overdue", "5"], "write 500ms, 5s"),
+        (&["--listen", "8765"], "write 127.0.0.1:8765"),
+        (
+            &["--tls-cert", &text, "--tls-key", &text],
+            "no certificate in PEM",
+        ),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-web"));
+        if !args.contains(&"--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        let output = command.args(args).output();
+        let output = output.expect("the program of this package starts");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+        assert!(text.contains(wanted), "{args:?}: {text}");
+    }
+}
+
+#[test]
 fn exposure_beyond_this_machine_needs_explicit_options() {
     let start = |args: &[&str], token: Option<&str>| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rcomm-web"));

@@ -3,6 +3,7 @@
 use crate::page::theme::{Depth, ThemeName};
 use clap::{Args, Parser, Subcommand};
 use rcomm_analyzer::filter::parse_duration_ms;
+use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::source::{HttpAddress, NetworkSources};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +13,10 @@ Exit codes of --once and --json:
   0  healthy, running or ended, or cancelled with nothing wrong before;
      notes alone are healthy
   1  at least one error or warning was found, or the job crashed
-  2  inconclusive, or nothing to judge: wrong usage, no job, no readable input";
+  2  inconclusive, or nothing to judge: wrong usage, no job, no readable input
+Without them:
+  0  the view was left
+  2  the view could not be shown: wrong usage, no terminal";
 
 /// Shows a job's collectives live: whether it is stuck, which rank is the cause, and since when.
 ///
@@ -40,7 +44,7 @@ pub struct Cli {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Sources")]
 pub struct SourceOptions {
-    /// Directory of the rings [default: RCOMM_RING_DIR, else /dev/shm/rcomm-UID]
+    /// Directory of the rings [default: /dev/shm/rcomm-UID]
     #[arg(long, value_name = "DIR", env = "RCOMM_RING_DIR")]
     pub ring_dir: Option<PathBuf>,
     /// Job whose rings to read [default: one that is in trouble, else the newest]
@@ -69,6 +73,7 @@ pub struct SourceOptions {
 #[derive(Debug, Subcommand)]
 pub enum CliCommand {
     /// Show dumps, or a recording made with --record, on the same screens
+    #[command(after_help = EXIT_CODES)]
     Replay {
         /// Directories, files or archives of dumps, or one recording
         #[arg(required = true, value_name = "PATH")]
@@ -78,12 +83,13 @@ pub enum CliCommand {
         snapshot: bool,
     },
     /// Show a simulated job
+    #[command(after_help = EXIT_CODES)]
     Demo {
-        /// healthy, stuck, deadlock, mismatch, straggler or silent
-        #[arg(default_value = "stuck", value_parser = situation)]
-        situation: rcomm_analyzer::simulate::Situation,
+        /// What is wrong with the job
+        #[arg(default_value = "stuck")]
+        situation: Situation,
         /// Number of simulated ranks, eight per host
-        #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=65536))]
+        #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(2..=65536))]
         ranks: u32,
     },
     /// Print the configuration file with every setting
@@ -113,10 +119,10 @@ pub struct ViewOptions {
     #[arg(long, global = true, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Interval between two reads of a source [default: 1s]
-    #[arg(long, global = true, env = "RCOMM_TOP_REFRESH", value_parser = duration)]
+    #[arg(long, global = true, value_name = "DURATION", env = "RCOMM_TOP_REFRESH", value_parser = duration)]
     pub refresh: Option<Duration>,
     /// Age from which a pending operation is overdue; half of its own time-out if that is shorter [default: 5s]
-    #[arg(long, global = true, env = "RCOMM_TOP_OVERDUE", value_parser = duration)]
+    #[arg(long, global = true, value_name = "DURATION", env = "RCOMM_TOP_OVERDUE", value_parser = duration)]
     pub overdue: Option<Duration>,
     /// Show only rows that match this filter, as typed after / in the view
     #[arg(long, global = true)]
@@ -154,14 +160,6 @@ pub struct ViewOptions {
     /// Configuration file [default: $XDG_CONFIG_HOME/rcomm/top.toml]
     #[arg(long, global = true, env = "RCOMM_TOP_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-}
-
-fn situation(name: &str) -> Result<rcomm_analyzer::simulate::Situation, String> {
-    use rcomm_analyzer::simulate::Situation;
-    Situation::from_name(name).ok_or_else(|| {
-        let known: Vec<_> = Situation::ALL.iter().map(|(_, name)| *name).collect();
-        format!("expected one of {}", known.join(", "))
-    })
 }
 
 /// Parses a duration: `500ms`, `5s`, `2m`.

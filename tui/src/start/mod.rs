@@ -16,6 +16,7 @@ use crate::state::event::Event;
 use crate::state::{Options, State, update};
 use crate::view::text;
 use anyhow::{Context as _, bail};
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory as _, Parser as _};
 use rcomm_analyzer::filter::Filter;
 use rcomm_analyzer::recording::{RecordingReader, RecordingWriter};
@@ -26,6 +27,7 @@ use rcomm_analyzer::{
 };
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +35,7 @@ use std::time::{Duration, Instant};
 /// Runs the program `rcomm-top` with these arguments, the first of which is its name, and returns its exit code. Blocks
 /// until the user quits or the report is printed. Ends the process if the arguments are wrong or ask for help.
 pub fn main(arguments: Vec<OsString>) -> ExitCode {
-    match start(Cli::parse_from(arguments), |name| std::env::var(name).ok()) {
+    match start(parse(arguments), |name| std::env::var(name).ok()) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
             // The terminal is restored by now; standard error is the only output left.
@@ -41,6 +43,22 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// Parses the command line; ends the process if it is wrong or asks for help.
+fn parse(arguments: Vec<OsString>) -> Cli {
+    Cli::try_parse_from(&arguments).unwrap_or_else(|mut wrong| {
+        let name = match wrong.get(ContextKind::InvalidSubcommand) {
+            Some(ContextValue::String(name)) => name.clone(),
+            _ => wrong.exit(),
+        };
+        if Path::new(&name).exists() {
+            let tip = format!("records of a job are shown by `rcomm-top replay {name}`");
+            let tips = vec![tip.into()];
+            wrong.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+        }
+        wrong.exit()
+    })
 }
 
 /// Executes the command line; returns the exit code. Blocks until the user quits or the report is printed.

@@ -43,6 +43,8 @@ fn failures_end_with_status_two_and_a_sentence() {
             "/does/not/exist",
         ),
         (&["--no-such-option"], "--no-such-option"),
+        (&["replay", "--once", &ring_dir], "no file in"),
+        (&[&ring_dir, "--once"], "rcomm-top replay"),
     ] {
         let (status, _, err) = run(arguments, directory.path());
         assert_eq!(status, Some(2), "{arguments:?}: {err}");

@@ -61,7 +61,9 @@ impl AddressSource {
             }
             Self::Store(store) => {
                 let hosts = hosts_in_store(store, Instant::now() + STORE_TIME);
-                let hosts = hosts.map_err(io::Error::other)?.into_iter();
+                // As text: the sentence of the error contains that of its source.
+                let hosts = hosts.map_err(|error| io::Error::other(error.to_string()))?;
+                let hosts = hosts.into_iter();
                 let address = |host| HostPort { host, port }.to_string();
                 Ok(hosts.map(address).collect())
             }

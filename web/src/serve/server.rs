@@ -33,7 +33,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ServerConfig, crypto};
 
@@ -61,7 +61,13 @@ impl Tls {
         let chain = CertificateDer::pem_file_iter(certificates)
             .and_then(Iterator::collect::<Result<Vec<_>, _>>)
             .map_err(|error| unreadable(certificates, &error))?;
-        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
+        if chain.is_empty() {
+            return Err(unreadable(certificates, &"it holds no certificate in PEM"));
+        }
+        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
+            pem::Error::NoItemsFound => unreadable(key, &"it holds no private key in PEM"),
+            error => unreadable(key, &error),
+        })?;
         let provider = Arc::new(crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()

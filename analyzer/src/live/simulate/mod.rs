@@ -15,19 +15,21 @@ use std::sync::Arc;
 
 /// The fault of a simulated job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "args", derive(clap::ValueEnum))]
 pub enum Situation {
-    /// No fault.
+    /// Nothing is wrong.
     Healthy,
     /// One rank never issues an all-reduce that its group waits in.
+    #[cfg_attr(feature = "args", value(name = "stuck"))]
     StuckRank,
-    /// One rank enters the barrier of all before the collective of its tensor-parallel group, the
-    /// others after it.
+    /// One rank enters the barrier of all before its own group's collective, the others after it.
     Deadlock,
     /// One rank issues another operation than its group.
     Mismatch,
     /// The ranks of one host arrive late in every step.
     Straggler,
     /// One rank's record can no longer be read; the job runs on.
+    #[cfg_attr(feature = "args", value(name = "silent"))]
     SilentRank,
 }
 
@@ -48,14 +50,6 @@ impl Situation {
             .iter()
             .find(|(situation, _)| *situation == self)
             .map_or("", |&(_, name)| name)
-    }
-
-    /// The situation of this name, if there is one.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL
-            .iter()
-            .find(|(_, known)| *known == name)
-            .map(|&(situation, _)| situation)
     }
 }
 

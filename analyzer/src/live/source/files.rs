@@ -33,6 +33,14 @@ impl Source for FileSource {
             what: error.to_string(),
             hint: "name folders, files or archives of dumps, or a recording".into(),
         })?;
+        if loaded.files == 0 && loaded.problems.is_empty() {
+            let paths = self.paths.iter().map(|path| path.display().to_string());
+            let paths: Vec<String> = paths.collect();
+            return Err(SourceError::Nothing {
+                what: format!("no file in {}", paths.join(", ")),
+                hint: "name folders, files or archives of dumps, or a recording".into(),
+            });
+        }
         let mut problems = loaded.problems;
         let logs = loaded.logs.into_iter().map(|log| (log.path, "a log is"));
         let ras = loaded.ras.into_iter();

@@ -24,7 +24,7 @@ pub struct NetworkSources {
     /// PyTorch worker server, http://HOST:PORT or unix:PATH; without RANK= the rank is its position
     #[cfg_attr(feature = "args", arg(long, value_name = "[RANK=]ADDRESS"))]
     pub worker_server: Vec<WorkerAddress>,
-    /// NCCL RAS service; one process reports on the whole job
+    /// NCCL's RAS service; one process reports on the whole job [without an address: localhost:28028]
     #[cfg_attr(feature = "args", arg(
         long,
         value_name = "HOST:PORT",
@@ -33,7 +33,7 @@ pub struct NetworkSources {
         default_missing_value = super::RAS_ADDRESS
     ))]
     pub ras: Vec<HostPort>,
-    /// World size, if no source provides it
+    /// The number of ranks of the job, if no source states it
     #[cfg_attr(feature = "args", arg(
         long,
         value_name = "RANKS",

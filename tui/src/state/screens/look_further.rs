@@ -72,7 +72,8 @@ const BEFORE: usize = 11;
 /// nothing of this is known.
 pub(super) fn pane(model: &ViewModel<'_>, rank: Rank, width: u16) -> Option<Pane> {
     let mut lines: Vec<Line> = Vec::new();
-    lines.extend(shown_command(model, rank).map(|command| vec![plain(command)]));
+    let command = shown_command(model, rank);
+    lines.extend(command.map(|command| vec![plain(format!("  {:<9}{command}", "command"))]));
     let around = model.surroundings.iter().find(|it| it.rank == rank);
     if let Some(around) = around {
         for fact in &around.facts {

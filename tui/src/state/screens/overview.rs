@@ -121,11 +121,28 @@ impl OverviewPane {
 }
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    let blocked = !model.index.roots.is_empty();
+    let panes = OverviewPane::shown(model.layout, model.size, blocked);
+    let page = page_of(model, panes);
+    // Of a job that stands still, a low terminal shows what is in flight where that leaves every pane whole. While a job
+    // runs, its operations would come and go.
+    let (last, others) = match panes.split_last() {
+        Some(parts) if blocked && model.layout.is_empty() && !is_roomy(model) => parts,
+        _ => return page,
+    };
+    let more = [others, &[OverviewPane::InFlight, *last]].concat();
+    let more = page_of(model, &more);
+    match needed(&more, model.size) <= model.size.1 {
+        true => more,
+        false => page,
+    }
+}
+
+/// The first screen with these panes.
+fn page_of(model: &ViewModel<'_>, panes: &[OverviewPane]) -> Page {
     let mut head = vec![headline(model)];
     head.extend(next_line(model));
     head.extend(remains_line(model));
-    let blocked = !model.index.roots.is_empty();
-    let panes = OverviewPane::shown(model.layout, model.size, blocked);
     if !panes.contains(&OverviewPane::Look) && model.size.1 >= TALL {
         head.extend(look_further::line(model));
     }

@@ -24,13 +24,19 @@ export function boxes(report) {
   const blamed = new Set(report.findings.filter((f) => f.severity === "error" && f.caused_by == null).flatMap((f) => f.culprit_ranks));
   for (const box of all) if (box.ranks.some((rank) => blamed.has(rank))) box.kind = "root";
   const lastCall = (number) => report.ranks.find((rank) => rank.rank === number)?.last_call ?? "no record";
-  if (roots.size > 0) {
-    const ranks = [...roots].sort((a, b) => a - b);
-    all.unshift({ ranks, on: new Set(), kind: "root", title: "not waiting", text: ranks.length === 1 ? `last: ${lastCall(ranks[0])}` : "waited for" });
+  // A rank that is waited for is at fault only if a finding says so: it may itself have failed because of another. If no
+  // finding names one of them, the ranks that do not wait are where the waiting begins.
+  const named = [...roots].filter((rank) => blamed.has(rank));
+  const causes = named.length > 0 ? named : [...roots];
+  const others = [...roots].filter((rank) => !causes.includes(rank));
+  for (const [kind, ranks] of [["waits", others], ["root", causes]]) {
+    if (ranks.length === 0) continue;
+    ranks.sort((a, b) => a - b);
+    all.unshift({ ranks, on: new Set(), kind, title: "not waiting", text: ranks.length === 1 ? `last: ${lastCall(ranks[0])}` : "waited for" });
   }
   for (const box of all) box.ranks.sort((a, b) => a - b);
   const failed = new Set(report.ranks.filter((rank) => rank.failure != null && rank.pending === 0).map((rank) => rank.rank));
-  for (const box of all) if (box.kind === "waits" && box.ranks.every((rank) => failed.has(rank))) box.title += " failed";
+  for (const box of all) if (box.kind === "waits" && box.ranks.every((rank) => failed.has(rank))) box.title = box.on.size === 0 ? "failed" : `${box.title} failed`;
   const boxesOfRank = new Map();
   all.forEach((box, i) => box.ranks.forEach((rank) => boxesOfRank.set(rank, [...(boxesOfRank.get(rank) ?? []), i])));
   for (const box of all) box.before = [...new Set([...box.on].flatMap((rank) => boxesOfRank.get(rank) ?? []))];

@@ -59,6 +59,7 @@ export function drawInFlight(report, passes, problemsOnly) {
   const wanted = report.in_flight.filter((row, index) => passes("in_flight", index) && (!problemsOnly || isProblem(row)));
   const folds = foldEqual(wanted);
   const shown = folds.slice(0, MAX_ROWS);
+  byId("flight-title").firstChild.textContent = report.in_flight.some((i) => i.state === "failed") ? "In flight or failed " : "In flight ";
   const button = byId("flight-fold");
   button.hidden = !unfolded && folds.length === wanted.length;
   button.textContent = unfolded ? "Fold equal rows" : `Show all ${wanted.length}`;

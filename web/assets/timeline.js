@@ -131,7 +131,8 @@ export function paint() {
         context.fillRect(left, y + 3, wide, laneHeight - 6);
       }
       const call = `${drawn.ops[slice.op]} #${slice.seq}`;
-      const names = slice.length == null ? [`${call} ${drawn.groups[slice.group]} pending`, `${call} pending`] : [`${call} ${drawn.groups[slice.group]}`, call];
+      const fate = slice.state === "failed" ? " failed" : slice.length == null ? " pending" : "";
+      const names = [`${call} ${drawn.groups[slice.group]}${fate}`, `${call}${fate}`];
       const name = wide > 40 ? names.find((text) => context.measureText(text).width <= wide - 8) : undefined;
       if (name) {
         context.fillStyle = slice.length == null ? text : INKS[kindOf(slice) % INKS.length];
@@ -222,7 +223,8 @@ function describeTogether(lane, slices) {
 function describeState(slice) {
   // An operation of a CUDA graph runs when the graph is launched; launches are not recorded.
   if (slice.graph_id != null) return `in graph ${slice.graph_id}`;
-  return slice.length == null ? `pending for ${age((drawn.length - slice.start) / 1e3)}` : `${slice.state} after ${age(slice.length / 1e3)}`;
+  if (slice.length != null) return `${slice.state} after ${age(slice.length / 1e3)}`;
+  return slice.state === "failed" ? "failed; when is not recorded" : `pending for ${age((drawn.length - slice.start) / 1e3)}`;
 }
 
 /** Describes the operation under the pointer. @param {PointerEvent} event */

@@ -64,6 +64,23 @@ const firstGroup = await page.evaluate(async () => {
   return document.querySelector("#groups tbody tr").textContent;
 });
 assert.match(firstGroup, /^pair_299/);
+// Of two ranks that are waited for, only the one that a finding names is at fault.
+const heads = await page.evaluate(async () => {
+  const { boxes } = await import("/assets/graph.js");
+  const group = { name: "tp", desc: "tp", ranks: [0, 1, 2] };
+  const waits = [{ rank: 0, on: [1, 2], op: "all_reduce", seq: 6, seq_kind: "collective_seq_id", group }];
+  const ranks = [{ rank: 1, failure: "rank 2 is gone", pending: 0 }, { rank: 2, failure: null, pending: 1 }];
+  const findings = [{ severity: "error", caused_by: null, culprit_ranks: [2] }];
+  return boxes({ groups: [{ group }], findings, ranks, waits }).map((box) => `${box.kind} ${box.ranks}: ${box.title}`);
+});
+assert.deepEqual(heads, ["root 2: not waiting", "waits 1: failed", "waits 0: all_reduce #6"]);
+const title = await page.evaluate(async () => {
+  const { drawInFlight } = await import("/assets/tables.js");
+  const failed = { group: { name: "tp", desc: "tp", ranks: [0, 1] }, op: "all_reduce", seq: 6, state: "failed", joined: [0], missing: [1], unknown: [], bytes: 8, age_ms: 1 };
+  drawInFlight({ groups: [], in_flight: [failed] }, () => true, false);
+  return document.querySelector("#flight-title").textContent;
+});
+assert.match(title, /^In flight or failed/);
 assert.equal(await page.locator("#ranks .root").count(), 1);
 assert.match(await page.locator("#ranks .root").getAttribute("title"), new RegExp(`^rank ${culprit}:`));
 assert.ok(await page.locator("#matrix .never_issued").count() >= 1);

@@ -8,7 +8,8 @@ use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::format::GroupNames;
 use rcomm_analyzer::{GroupRef, Snapshot};
-use rcomm_recorder::model::{Entry, EntryState, Rank};
+use rcomm_recorder::model::{Entry, EntryState, Failure, Rank};
+use rcomm_recorder::publish::Dump;
 use serde::{Deserialize, Serialize};
 
 /// Target for the number of operations in an answer, divided equally among the ranks. An answer may exceed it: the
@@ -103,6 +104,21 @@ fn index_in<T: PartialEq>(list: &mut Vec<T>, value: T) -> usize {
     })
 }
 
+/// When the operation ended, wall clock, ns since the epoch: when it completed or, if it failed, when the rank recorded
+/// its failure. 0 if it is pending, or that was not recorded.
+fn end_of(entry: &Entry, dump: &Dump) -> i64 {
+    let completed_ns = entry.time_discovered_completed_ns;
+    if completed_ns > 0 || entry.state != EntryState::Failed {
+        return completed_ns;
+    }
+    let is_its = |failure: &&Failure| {
+        let operation = failure.operation;
+        operation.is_some_and(|operation| operation.record_id == entry.record_id)
+    };
+    let failure = dump.failures.iter().find(is_its);
+    failure.map_or(0, |failure| failure.time_ns)
+}
+
 fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
     let ends = snapshot.dumps().flat_map(|(_, dump)| {
         let newest = dump.entries.iter().rev().take(64);
@@ -183,7 +199,7 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
                 timeline.omitted += 1;
                 continue;
             }
-            let ended = entry.time_discovered_completed_ns;
+            let ended = end_of(entry, dump);
             slices.push(Slice {
                 start: entry.time_created_ns.saturating_sub(origin) / 1000,
                 length: (ended > 0)
@@ -213,7 +229,7 @@ mod tests {
     use rcomm_analyzer::simulate::{Simulation, Situation};
     use rcomm_analyzer::source::{SimulatedSource, Source};
     use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
-    use rcomm_recorder::model::OpType;
+    use rcomm_recorder::model::{FailedOperation, FailureKind, OpType};
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
@@ -250,6 +266,34 @@ mod tests {
         assert_eq!(timeline.groups, ["dp_5"]);
         // The timeline ends at the present, 8 s after the fault, and not at the last event.
         assert!(timeline.length > 7_000_000, "{}", timeline.length);
+    }
+
+    #[test]
+    fn a_failed_operation_ends_when_its_failure_was_recorded() {
+        let mut snapshot = snapshot(4);
+        let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[2].dumps[0]);
+        let newest = dump.entries.last_mut().expect("the rank has operations");
+        newest.state = EntryState::Failed;
+        newest.time_discovered_completed_ns = 0;
+        let mut failure = Failure::new(FailureKind::PeerGone, &[1], 2, "its connection ended");
+        failure.operation = Some(FailedOperation {
+            op: newest.op,
+            seq: newest.collective_seq_id,
+            is_p2p: false,
+            record_id: newest.record_id,
+        });
+        failure.time_ns = newest.time_created_ns + 5_000_000;
+        let without = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
+        let dump = Arc::make_mut(&mut Arc::make_mut(&mut snapshot.ranks)[2].dumps[0]);
+        dump.failures.push(failure);
+        let with = build_timeline(&snapshot, &Filter::default(), 2_000_000_000);
+        let newest_of = |timeline: &Timeline| {
+            let lane = timeline.lanes.iter().find(|lane| lane.rank == 2);
+            let slice = lane.and_then(|lane| lane.slices.last());
+            slice.map(|slice| (slice.state, slice.length))
+        };
+        assert_eq!(newest_of(&without), Some((EntryState::Failed, None)));
+        assert_eq!(newest_of(&with), Some((EntryState::Failed, Some(5_000))));
     }
 
     #[test]

@@ -10,7 +10,10 @@ const STEPS_PER_SECOND: f64 = 10.0;
 /// Start a job of real processes on this host that is healthy, slow or faulty, to watch with rcomm-top or
 /// rcomm-web. It runs until ctrl-c.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "rcomm-run demo", version)]
+#[command(name = "rcomm-run demo", version, max_term_width = 100)]
+#[command(
+    after_help = "Exit codes: those of rcomm-run; after ctrl-c 130, or 137 if a rank had been killed before (`kill`)."
+)]
 pub struct Demo {
     /// What the job does.
     #[arg(value_enum, value_name = "KIND")]

@@ -4,6 +4,7 @@ mod again;
 mod at_once;
 mod beside;
 mod causes;
+mod exchanges;
 mod failed;
 mod few_dumps;
 mod file_times;

@@ -14,7 +14,7 @@ use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::wait_graph::Place;
 use crate::report::Code;
 use crate::report::format::format_ranks;
-use rcomm_recorder::model::{Layout, OpType, Pattern, Rank};
+use rcomm_recorder::model::{Layout, OpType, Parts, Pattern, Rank};
 
 pub(crate) struct UnequalParts;
 
@@ -142,6 +142,19 @@ fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
         };
         sizes.iter().map(elements).collect()
     })
+}
+
+/// Whether a member of an exchange may have named a size to another that does not fit, without a record that shows it:
+/// the sizes for each pair of members belong to the operation, and the record of a member that issued it lacks them.
+pub(in crate::judge::check) fn hides_sizes(ctx: &Context<'_>, group: GroupIx, seq: u32) -> bool {
+    let instance = InstanceCalls::new(ctx, group, seq);
+    let members = instance.ranks.len();
+    let lacks = |call: &Call| {
+        let of_side = [true, false].map(|sends| parts(call, members, sends));
+        call.op.parts() == Parts::PerPair && of_side.contains(&None)
+    };
+    let mut calls = instance.calls.iter().flatten();
+    calls.any(|(_, _, call)| lacks(call))
 }
 
 fn exchange(instance: &InstanceCalls<'_>) -> Option<Found> {

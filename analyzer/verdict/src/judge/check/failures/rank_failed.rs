@@ -5,6 +5,7 @@
 //! recorded error counts against its rank only if it came long before the time-out and before every other rank's, and
 //! nothing else explains why the others wait.
 
+use super::hidden_sizes;
 use super::recorded_failure::{gave_up_before, text};
 use crate::align::record::Op;
 use crate::judge::check::Check;
@@ -115,6 +116,9 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     draft.targets = gone;
     draft.targets.push(place + ctx.graph.ranks);
     draft.at = Some(op_ref);
+    if let Place::Collective { group, seq } = ctx.graph.places[place] {
+        hidden_sizes::leave_end_open(ctx, group, seq, &mut draft);
+    }
     Some(draft)
 }
 
@@ -308,6 +312,10 @@ fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
     }
     let nodes = gone.iter().filter_map(|&(rank, _)| ctx.graph.node(rank));
     draft.targets = nodes.collect();
+    if let Some((_, record, op)) = inside.filter(|(.., op)| !op.is_p2p) {
+        let lane = &ctx.aligned.lanes[record][usize::from(op.group)];
+        hidden_sizes::leave_end_open(ctx, lane.group, op.seq, &mut draft);
+    }
     draft
 }
 
@@ -543,5 +551,8 @@ fn failed_draft(
         draft.targets.push(place + ctx.graph.ranks);
     }
     draft.at = Some(op_ref);
+    if !op.is_p2p {
+        hidden_sizes::leave_open(ctx, lane.group, op.seq, &mut draft);
+    }
     draft
 }

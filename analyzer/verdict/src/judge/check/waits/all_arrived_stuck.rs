@@ -12,6 +12,7 @@ use crate::align::{Presence, RecordIx, UnknownReason};
 use crate::judge::channels::{Common, lag_of, lag_of_messages};
 use crate::judge::check::Check;
 use crate::judge::check::calls::p2p_size_mismatch::both_ends;
+use crate::judge::check::calls::unequal_parts::hides_sizes;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::missed::peer_rank;
 use crate::judge::waits::wait_graph::{Node, Place};
@@ -51,6 +52,9 @@ impl Check for AllArrivedStuck {
             .collect()
     }
 }
+
+/// The highest confidence of a finding on an exchange whose sizes no record holds.
+const SIZES_UNKNOWN: f64 = 0.5;
 
 fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
     // The others have gone on since these records were taken: so may have the operation.
@@ -198,7 +202,15 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
         (!host.is_empty()).then(|| host.clone())
     };
     let why = lag.as_ref().and_then(|lag| lag.describe(host_of));
-    let why = why.unwrap_or_else(|| "the fabric, a device or the library".to_owned());
+    let hides_sizes = match ctx.graph.places[place] {
+        Place::Collective { group, seq } => hides_sizes(ctx, group, seq),
+        Place::Batch { .. } => false,
+    };
+    let unknown = match hides_sizes {
+        true => "the fabric, a device, the library, or split sizes that do not fit",
+        false => "the fabric, a device or the library",
+    };
+    let why = why.unwrap_or_else(|| unknown.to_owned());
     // A lag is measured in the operation itself.
     let is_inside = lag.is_some() || shows_arrival(ctx, place);
     let are = match (is_inside, inside.len() == 1) {
@@ -236,9 +248,18 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
                 .to_owned(),
         );
     }
-    draft
-        .ruled_out
-        .push("op_mismatch, dtype_mismatch, size_mismatch: the calls agree".to_owned());
+    if hides_sizes {
+        draft.confidence = draft.confidence.min(SIZES_UNKNOWN);
+        draft.doubts.push(
+            "the sizes that each pair of ranks exchanges there are not recorded: they may not fit"
+                .to_owned(),
+        );
+    }
+    let agree = match hides_sizes {
+        true => "op_mismatch, dtype_mismatch: operation and type agree",
+        false => "op_mismatch, dtype_mismatch, size_mismatch: the calls agree",
+    };
+    draft.ruled_out.push(agree.to_owned());
     let needs_steps = lag.as_ref().is_some_and(|lag| lag.needs_steps());
     draft
         .doubts

@@ -67,6 +67,8 @@ pub(crate) struct Tally {
     cost_ms: BTreeMap<usize, f64>,
     /// For each unit, the job's loss because of it, ms: of the losses in `cost_ms`, each delay once.
     price_ms: BTreeMap<usize, f64>,
+    /// For each unit, what the dearest of the delays in `price_ms` cost, ms.
+    dearest_ms: BTreeMap<usize, f64>,
     /// For each unit, its largest loss in each deciding stretch in which no other unit cost more, ms.
     delays_ms: BTreeMap<usize, Vec<f64>>,
 }
@@ -124,12 +126,19 @@ impl Tally {
                 .get(&stretch)
                 .is_some_and(|cost| cost.unit == loss.unit)
         };
-        tally.price_ms = prices(losses.iter().filter(counts).copied().collect());
+        for (unit, delay_ms) in delays(losses.iter().filter(counts).copied().collect()) {
+            *tally.price_ms.entry(unit).or_default() += delay_ms;
+            let dearest = tally.dearest_ms.entry(unit).or_default();
+            *dearest = dearest.max(delay_ms);
+        }
         // A job cannot lose more than all of its time.
         let total: f64 = tally.price_ms.values().sum();
         if total > span_ms {
             let part = span_ms / total;
-            tally.price_ms.values_mut().for_each(|ms| *ms *= part);
+            let prices = tally.price_ms.values_mut();
+            prices
+                .chain(tally.dearest_ms.values_mut())
+                .for_each(|ms| *ms *= part);
         }
         tally.decide(worst.into_values().collect());
         tally
@@ -163,6 +172,11 @@ impl Tally {
         self.price_ms.get(&unit).copied().unwrap_or(0.0)
     }
 
+    /// What the job lost because of the dearest delay of a unit, ms.
+    pub(crate) fn dearest(&self, unit: usize) -> f64 {
+        self.dearest_ms.get(&unit).copied().unwrap_or(0.0)
+    }
+
     /// What the job lost because of all units together, ms: its time at most.
     pub(crate) fn total_ms(&self) -> f64 {
         self.price_ms.values().sum()
@@ -185,8 +199,9 @@ impl Tally {
 
     /// The units that are late too often for chance. `among` is the number of units compared, `least_ms` the lowest
     /// price that is reported, `before` the units that were late in the previous snapshot, for which half of `least_ms`
-    /// suffices. Empty if the late units are more than a quarter of all (and more than one), do not clearly cost more
-    /// than all others, or did not cost most in enough of the deciding stretches.
+    /// suffices. The dearest delay of a unit does not count for that price: one long halt is not repeated. Empty if the
+    /// late units are more than a quarter of all (and more than one), do not clearly cost more than all others, or did
+    /// not cost most in enough of the deciding stretches.
     pub(crate) fn late(&self, among: usize, least_ms: f64, before: &[usize]) -> Vec<Late> {
         let mut late: Vec<Late> = Vec::new();
         let (mut late_stretches, mut repeated) = (0, false);
@@ -197,7 +212,8 @@ impl Tally {
             } else {
                 (ERROR_RATE, least_ms)
             };
-            if self.price(unit) >= least_ms && self.by_chance(delays, among) <= rate {
+            let repeated_ms = self.price(unit) - self.dearest(unit);
+            if repeated_ms >= least_ms && self.by_chance(delays, among) <= rate {
                 late_stretches += delays.len();
                 repeated |= was_late;
                 late.push(Late {
@@ -240,15 +256,15 @@ impl Tally {
     }
 }
 
-/// What each unit's delays cost, ms.
+/// Each delay: its unit and what it cost, ms.
 ///
 /// A unit that comes late cannot come late by as much again before that time has passed. Losses that follow each other
 /// sooner are one delay, which costs as much as its largest loss: it costs in each group in which the unit comes next.
 /// Losses that devices measured are added up: the times are those at which hosts issued the operations, and a host may
 /// issue many at once.
-fn prices(mut losses: Vec<Loss>) -> BTreeMap<usize, f64> {
+fn delays(mut losses: Vec<Loss>) -> Vec<(usize, f64)> {
     losses.sort_by_key(|loss| (loss.unit, loss.at_ns));
-    let mut prices: BTreeMap<usize, f64> = BTreeMap::new();
+    let mut delays: Vec<(usize, f64)> = Vec::new();
     let mut rest = losses.as_slice();
     while let Some(first) = rest.first() {
         let is_same = |loss: &Loss| {
@@ -259,10 +275,10 @@ fn prices(mut losses: Vec<Loss>) -> BTreeMap<usize, f64> {
         let others = rest[1..].iter().take_while(|loss| is_same(loss)).count();
         let (delay, later) = rest.split_at(1 + others);
         let ms = delay.iter().map(|loss| f64::from(loss.ms));
-        *prices.entry(first.unit).or_default() += ms.fold(0.0, f64::max);
+        delays.push((first.unit, ms.fold(0.0, f64::max)));
         rest = later;
     }
-    prices
+    delays
 }
 
 /// The probability that at least `k` of `n` independent events of probability `p` happen.
@@ -343,6 +359,19 @@ mod tests {
             }
         }
         assert_eq!(late(&repeated, 4), [0]);
+    }
+
+    #[test]
+    fn one_long_halt_does_not_make_small_delays_dear() {
+        let with_halt = |halt_ms: f32| {
+            let ms = move |nth: usize| if nth == 7 { halt_ms } else { 2.0 };
+            Tally::new(&losses(40, |nth| (3, ms(nth))), 10_000.0)
+        };
+        // The bar is 2 % of the time. 40 delays of 2 ms cost less, whatever the halt costs.
+        let late = |halt_ms: f32| with_halt(halt_ms).late(4, 200.0, &[]).len();
+        assert_eq!((late(2.0), late(6000.0)), (0, 0));
+        let repeated = losses(40, |nth| (3, if nth == 7 { 6000.0 } else { 20.0 }));
+        assert_eq!(Tally::new(&repeated, 10_000.0).late(4, 200.0, &[]).len(), 1);
     }
 
     #[test]

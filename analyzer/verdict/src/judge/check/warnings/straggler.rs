@@ -106,8 +106,14 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let price_ms = lateness.by_rank.price(record);
     let typical = percentile(&of_rank.lost, 0.5).unwrap_or(0.0);
     let host = on_host(&full_record.identity.host);
+    // One long halt would make the rest look dear.
+    let dearest_ms = lateness.by_rank.dearest(record);
+    let at_once = match dearest_ms * 2.0 > price_ms {
+        true => format!(", of which {} at once", format_lateness(dearest_ms)),
+        false => String::new(),
+    };
     let sentence = format!(
-        "rank {}{host} is repeatedly last: {} of {} collectives waited for it, typically {}, in all {}; that \
+        "rank {}{host} is repeatedly last: {} of {} collectives waited for it, typically {}, in all {}{at_once}; that \
          is {} of the job's time",
         full_record.rank,
         of_rank.lost.len(),

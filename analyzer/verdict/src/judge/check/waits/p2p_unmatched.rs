@@ -4,7 +4,8 @@
 //! within the same group, for the rank that posted the message: then both are in a cycle that only the missing half
 //! would end.
 
-use crate::align::record::{ANY, Op};
+use crate::align::pending::on_device;
+use crate::align::record::{ANY, NONE, Op};
 use crate::align::{GroupIx, Lane, RecordIx, event};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
@@ -389,6 +390,25 @@ fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
         })
 }
 
+/// The highest confidence of a finding on a message after whose call its rank went on.
+const NOT_WAITED_FOR: f64 = 0.6;
+
+/// Whether the thread that issued this message has completed an operation that it issued later, on a backend whose
+/// operations run on hosts: then the call did not block. Operations on devices never block their threads.
+fn went_on_after(ctx: &Context<'_>, record: RecordIx, position: u32) -> bool {
+    let full_record = &ctx.aligned.records[record];
+    let op = ctx.aligned.op(record, position);
+    let backend = &ctx.aligned.shared.calls.get(op.call).signature.backend;
+    if op.thread == NONE || full_record.recorder.sees_device() || on_device(backend) {
+        return false;
+    }
+    let later = full_record.ops[position as usize + 1..].iter();
+    let is_done = |other: &&Op| other.thread == op.thread && other.completed();
+    later
+        .filter(is_done)
+        .any(|other| other.p2p_seq != op.p2p_seq || !other.is_p2p)
+}
+
 /// At most this many earlier messages are looked at.
 const PAST_MESSAGES: usize = 64;
 
@@ -437,16 +457,25 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> Find
         (Some(time), None) => format!("waited {time}"),
         (None, _) => "waits".to_owned(),
     };
+    let went_on = who != Culprits::NotStarted && went_on_after(ctx, record, position);
     let have = if culprits.len() == 1 { "has" } else { "have" };
     let did = match who {
         Culprits::NotPosted | Culprits::AnyOf => format!("never posted the {half}"),
         Culprits::NotStarted => format!("posted but {have} not started the {half}"),
     };
-    let mut sentence = format!(
-        "{} {did} that rank {waiting} {waited} for in {}",
-        format_ranks(&culprits),
-        ctx.describe_op(record, op)
-    );
+    let call = ctx.describe_op(record, op);
+    let whose = format_ranks(&culprits);
+    let mut sentence = match (went_on, ctx.waited_ms(place).map(format_time)) {
+        (false, _) => format!("{whose} {did} that rank {waiting} {waited} for in {call}"),
+        (true, Some(time)) => format!(
+            "{whose} {did} for {call}, which rank {waiting} issued {time} ago by a call that did not block"
+        ),
+        (true, None) => {
+            format!(
+                "{whose} {did} for {call}, which rank {waiting} issued by a call that did not block"
+            )
+        }
+    };
     if let [rank] = culprits[..]
         && let Some(peer_record) = ctx.aligned.record_in(group, rank)
     {
@@ -491,6 +520,16 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> Find
             "a receive from any source does not show which rank was to send, nor whether rank {waiting} \
              posted one too many"
         ));
+    }
+    if went_on {
+        draft.confidence = draft.confidence.min(NOT_WAITED_FOR);
+        draft.doubts.push(format!(
+            "rank {waiting} went on after that call: whether it waits for its end now, or \
+             issued one too many, is not recorded"
+        ));
+        if !any_of_them && draft.alternatives.is_empty() {
+            draft.alternatives = vec![culprits.clone(), vec![waiting]];
+        }
     }
     if any_of_them {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();

@@ -160,11 +160,15 @@ fn own_written_ns(record: &Record) -> Option<i64> {
 
 /// A file that is younger than its record by this much, ns, was copied.
 const COPIED_NS: i64 = 86_400_000_000_000;
+/// PyTorch takes a dump's operations, then names the frames of all stacks, and writes the file last: on a busy host, the
+/// file is younger than the operations in it by this much.
+const NAMING: Duration = Duration::from_secs(10);
 /// A file may be older than its record by this much, ns: some file systems keep coarse times.
 const SLACK_NS: i64 = 1_000_000_000;
 
 /// The policy for records that state no time and in which, when their files were written, operations were pending but
-/// none was overdue: they are judged as of that time, as a snapshot. `None` for all others.
+/// none was overdue, apart from the time that it may take to write a file ([`NAMING`]): they are judged as of that time,
+/// as a snapshot. `None` for all others.
 ///
 /// Such files are no sign of a hang: what a time-out has written is older than half of it.
 pub(crate) fn of_young_files(
@@ -178,6 +182,12 @@ pub(crate) fn of_young_files(
         return None;
     }
     let written = written_ns(aligned, policy)?;
+    let as_of_writing = Policy {
+        snapshot: true,
+        now_ns: Some(written),
+        overdue: policy.overdue.saturating_add(NAMING),
+        ..policy.clone()
+    };
     let mut has_pending = false;
     for record in 0..aligned.records.len() {
         for operation in pending_of(aligned, messages, record) {
@@ -190,16 +200,12 @@ pub(crate) fn of_young_files(
                 age = age.min(own.saturating_sub(op.created_ns));
             }
             let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
-            if age >= policy.overdue_after(timeout_ms) {
+            if age >= as_of_writing.overdue_after(timeout_ms) {
                 return None;
             }
         }
     }
-    has_pending.then(|| Policy {
-        snapshot: true,
-        now_ns: Some(written),
-        ..policy.clone()
-    })
+    has_pending.then_some(as_of_writing)
 }
 
 #[cfg(test)]

@@ -389,11 +389,10 @@ impl Shared {
         if dump.recorder == Recorder::Nccl && !wrapped {
             number_without_batches(&mut ops, &mut groups);
         }
-        // None of the operations completed, and record ids are missing between them or a wrapped ring holds fewer than
-        // any ring would: the dump was written with onlyActive.
-        let is_short = wrapped && ops.len() < LEAST_RING;
+        // None of the operations completed, and record ids are missing between them: the dump was written with
+        // onlyActive. A ring that is read while it is written may lack an entry.
         let none_done = !ops.iter().any(|op| op.completed() || op.retired);
-        let only_active = none_done && (!ids_follow || is_short);
+        let only_active = none_done && !ids_follow && may_leave_out(dump.recorder);
         Ok(Record {
             rank,
             path,
@@ -568,8 +567,11 @@ struct Arguments {
     timeout_ms: u64,
 }
 
-/// A ring is assumed to hold at least this many operations.
-const LEAST_RING: usize = 64;
+/// Whether dumps by this recorder may leave out completed operations: those of PyTorch's recorders do if they are asked
+/// to (onlyActive).
+pub(crate) fn may_leave_out(recorder: Recorder) -> bool {
+    !matches!(recorder, Recorder::Rcomm | Recorder::NcclProfiler)
+}
 
 /// The number that a recorder gives to its first operation.
 fn first_id_of(recorder: Recorder) -> u64 {

@@ -8,7 +8,9 @@ use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::policy::{Policy, each_written_ns, of_young_files};
 use crate::judge::records::provenance::LeftAside;
-use crate::judge::records::{aborted, misnamed, provenance, refused, timeouts, unkept};
+use crate::judge::records::{
+    aborted, misnamed, only_active, provenance, refused, timeouts, unkept,
+};
 use crate::judge::waits::busy;
 use crate::judge::waits::wait_graph::WaitGraph;
 use crate::judge::waits::wait_root;
@@ -162,6 +164,7 @@ fn judge(
         world_size: newest_world.or(policy.world_size),
         ..policy.clone()
     };
+    only_active::settle(&mut records);
     comm_counter::number_by_communicator(shared, &mut records);
     refused::leave_out(&mut records);
     aborted::reopen(shared, &mut records);

@@ -34,6 +34,7 @@ fn empty(verdict: Verdict) -> Report {
             files: 8,
             ranks_expected: 8,
             ranks_read: 8,
+            may_have_more: false,
             entries: 1024,
             logs: None,
         },
@@ -61,6 +62,7 @@ pub(crate) fn inconclusive() -> Report {
         files: 1,
         ranks_expected: 0,
         ranks_read: 0,
+        may_have_more: false,
         entries: 0,
         logs: None,
     };

@@ -48,6 +48,7 @@ fn judge_without_rules(dumps: &[Arc<Dump>], policy: &Policy) -> Report {
             files: dumps.len(),
             ranks_expected: policy.world_size.unwrap_or(0) as usize,
             ranks_read: dumps.len(),
+            may_have_more: false,
             entries: 0,
             logs: None,
         },

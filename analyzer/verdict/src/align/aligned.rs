@@ -7,7 +7,7 @@
 //! may lack newer ones. [`Aligned::presence`] alone decides between "never issued", "issued" and "unknown".
 
 use crate::align::membership::{
-    Group, GroupIx, RecordIx, number_families, position, resolve_groups,
+    Group, GroupIx, RecordIx, names_newest_only, number_families, position, resolve_groups,
 };
 use crate::align::presence::{CompletedTo, UnknownReason};
 use crate::align::record::{NONE, Op, Record, Shared};
@@ -59,6 +59,8 @@ pub(crate) struct Aligned<'a> {
     pub(crate) lanes: Vec<Vec<Lane>>,
     /// Ranks that should have left a record, ascending.
     pub(crate) expected: Vec<Rank>,
+    /// Whether the job may have more ranks than `expected`: no record states the members of the world.
+    pub(crate) may_have_more: bool,
     /// For each record: the offset to subtract from its clock to get common time, ns.
     pub(crate) offsets_ns: Vec<i64>,
     /// For each record: whether common collectives connect its clock to the others'.
@@ -95,6 +97,7 @@ impl<'a> Aligned<'a> {
             groups: alignment.groups,
             lanes: alignment.lanes,
             expected: Vec::new(),
+            may_have_more: false,
             offsets_ns: vec![0; records.len()],
             clock_known: vec![false; records.len()],
             families: alignment.families,
@@ -135,6 +138,7 @@ impl<'a> Aligned<'a> {
             groups,
             lanes: Vec::new(),
             expected: Vec::new(),
+            may_have_more: false,
             offsets_ns: vec![0; records.len()],
             clock_known: vec![false; records.len()],
             families: 0,
@@ -147,6 +151,13 @@ impl<'a> Aligned<'a> {
         aligned.find_pending();
         aligned.find_starts();
         aligned.expected = aligned.expected_ranks(world_size);
+        let mut stated = records
+            .iter()
+            .filter_map(|record| record.identity.world_size);
+        aligned.may_have_more = world_size.or(stated.next()).is_none()
+            && records
+                .iter()
+                .any(|record| names_newest_only(shared, record));
         aligned
     }
 

@@ -2,7 +2,8 @@
 
 use crate::align::aligned::MAX_WORLD;
 use crate::align::comm_members;
-use crate::align::record::{Record, Shared};
+use crate::align::record::{LocalGroup, Record, Shared};
+use crate::align::retiring_is_all;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -31,6 +32,16 @@ pub(crate) struct Group {
     pub(crate) backend: Option<String>,
 }
 
+/// Whether a record's group without a name may be another than the world: gloo's own recorder keeps the members of the
+/// newest group only, and the record shows that its process made others.
+pub(crate) fn names_newest_only(shared: &Shared, record: &Record) -> bool {
+    let is_other = |local: &LocalGroup| {
+        let group = &shared.groups[local.group as usize];
+        !group.name.is_empty() && group.desc != "default_pg"
+    };
+    retiring_is_all(record.recorder) && record.groups.iter().any(is_other)
+}
+
 /// The groups that any record lists, with their members, and for each record the group of each of its lanes.
 pub(crate) fn resolve_groups(
     shared: &Shared,
@@ -55,7 +66,11 @@ pub(crate) fn resolve_groups(
             }
         }
     }
-    let nameless_world = world_of(records, &nameless, world_size);
+    let newest_only = records
+        .iter()
+        .any(|record| names_newest_only(shared, record));
+    let nameless_world = world_of(records, &nameless, newest_only, world_size);
+    let is_guessed = newest_only && world_size.is_none();
     let nameless_world = nameless_world.as_ref();
     let mut worlds = records
         .iter()
@@ -82,7 +97,7 @@ pub(crate) fn resolve_groups(
                 let assembled = assembled.get(&local.group);
                 let members_recorded = !group.ranks.is_empty()
                     || assembled.is_some()
-                    || (nameless_world.is_some() && group.desc == "default_pg");
+                    || (nameless_world.is_some() && !is_guessed && group.desc == "default_pg");
                 let ranks: Arc<[Rank]> = if !group.ranks.is_empty() {
                     group.ranks.clone()
                 } else if let Some(members) = assembled {
@@ -124,10 +139,11 @@ pub(crate) fn resolve_groups(
 }
 
 /// The members of the world, from the groups without a name of gloo's own recorder: that recorder keeps one group under
-/// the empty name, which is the world until a program makes another group. `None` if there is none.
+/// the empty name, which is the world until a program makes another group (`newest_only`). `None` if there is none.
 fn world_of(
     records: &[Record],
     nameless: &[&Arc<[Rank]>],
+    newest_only: bool,
     world_size: Option<u32>,
 ) -> Option<Arc<[Rank]>> {
     let &newest = nameless.last()?;
@@ -135,7 +151,7 @@ fn world_of(
         let mut read = records.iter().map(|record| record.rank);
         read.all(|rank| position(ranks, rank).is_some())
     };
-    if nameless.iter().all(|ranks| *ranks == newest) && holds_all(newest) {
+    if !newest_only && nameless.iter().all(|ranks| *ranks == newest) && holds_all(newest) {
         return Some(newest.clone());
     }
     // Groups that were made later: every rank is a member of the world.

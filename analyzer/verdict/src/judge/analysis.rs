@@ -262,6 +262,7 @@ fn judge(
         files,
         ranks_expected: aligned.expected.len(),
         ranks_read: aligned.ranks_read(),
+        may_have_more: aligned.may_have_more,
         entries,
         logs: None,
     };

@@ -293,6 +293,9 @@ pub struct Input {
     pub ranks_expected: usize,
     /// The number of ranks whose record was read.
     pub ranks_read: usize,
+    /// Whether the job may have more ranks than `ranks_expected`: no input states how many it has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_have_more: bool,
     /// The number of operations read.
     pub entries: u64,
     /// The logs that were read; `None` without logs.

@@ -1,6 +1,6 @@
 //! Detects which recorder wrote a dump.
 
-use crate::model::dump::{Dump, Recorder};
+use crate::model::dump::{Dump, DumpGroup, Recorder};
 use crate::model::{Entry, EntryState, OpType};
 use std::collections::HashSet;
 
@@ -69,7 +69,8 @@ fn markers_hold_states(dump: &Dump) -> bool {
 }
 
 /// Moves the ranks and the status of gloo's unnamed group to `default_pg`, and removes the unnamed group. Does nothing
-/// if an entry refers to it, if it is not the last group, or if there is no `default_pg` without ranks.
+/// if an entry refers to it, if it is not the last group, if there is no `default_pg` without ranks, or if there are other
+/// groups: gloo's unnamed group is the one that was made last, which is then not the world.
 pub(super) fn merge_unnamed_gloo_group(dump: &mut Dump) {
     let Some(unnamed) = dump.groups.iter().position(|group| {
         group.info.name.is_empty() && group.info.desc.is_empty() && !group.info.ranks.is_empty()
@@ -80,10 +81,15 @@ pub(super) fn merge_unnamed_gloo_group(dump: &mut Dump) {
         .entries
         .iter()
         .any(|entry| entry.group as usize == unnamed);
+    let is_world = |group: &DumpGroup| group.info.desc == "default_pg";
+    let mut others = dump.groups.iter().enumerate();
+    if others.any(|(index, group)| index != unnamed && !is_world(group)) {
+        return;
+    }
     let world = dump
         .groups
         .iter()
-        .position(|group| group.info.desc == "default_pg" && group.info.ranks.is_empty());
+        .position(|group| is_world(group) && group.info.ranks.is_empty());
     // Groups without entries come last. Removing the unnamed group keeps the indices of the others only if it is the
     // last.
     if let (false, Some(world), true) = (used, world, unnamed + 1 == dump.groups.len())
@@ -93,5 +99,45 @@ pub(super) fn merge_unnamed_gloo_group(dump: &mut Dump) {
         if dump.groups[world].status.is_none() {
             dump.groups[world].status = group.status;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ProcessGroupInfo;
+
+    fn group(name: &str, desc: &str, ranks: &[u32]) -> DumpGroup {
+        DumpGroup {
+            info: ProcessGroupInfo {
+                id: 0,
+                name: name.to_owned(),
+                desc: desc.to_owned(),
+                ranks: ranks.into(),
+            },
+            place: None,
+            status: None,
+        }
+    }
+
+    fn merged(groups: Vec<DumpGroup>) -> Vec<DumpGroup> {
+        let mut dump = Dump {
+            groups,
+            ..Dump::default()
+        };
+        merge_unnamed_gloo_group(&mut dump);
+        dump.groups
+    }
+
+    #[test]
+    fn the_newest_group_is_the_world_only_if_there_is_no_other_group() {
+        let world = group("0", "default_pg", &[]);
+        let newest = group("", "", &[0, 1]);
+        assert_eq!(
+            merged(vec![world.clone(), newest.clone()]),
+            [group("0", "default_pg", &[0, 1])]
+        );
+        let with_pair = vec![world, group("1", "tp", &[]), newest];
+        assert_eq!(merged(with_pair.clone()), with_pair);
     }
 }

@@ -12,6 +12,7 @@ mod stacks;
 mod tables;
 mod timeline;
 
+use super::human::format_ranks_read;
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::format::{GroupNames, count, printable};
 use rcomm_verdict::{Report, Verdict};
@@ -85,9 +86,8 @@ fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     }
     writeln!(
         out,
-        "<p class=\"input\">Read {} of {}, {} from {}.</p>\n</header>",
-        input.ranks_read,
-        count(input.ranks_expected.max(input.ranks_read) as u64, "rank"),
+        "<p class=\"input\">Read {}, {} from {}.</p>\n</header>",
+        format_ranks_read(input),
         count(input.entries, "operation"),
         count(input.files as u64, "file"),
     )

@@ -25,7 +25,7 @@ pub(crate) use waiters::failures;
 
 use page::{ALARM, CAUTION, DIM, FINE, Page};
 use rcomm_verdict::format::{GroupNames, count, grouped, printable};
-use rcomm_verdict::{Code, Finding, LogInput, Place, Report, Severity, Verdict};
+use rcomm_verdict::{Code, Finding, Input, LogInput, Place, Report, Severity, Verdict};
 use std::io::{self, Write};
 
 /// Writes the report.
@@ -239,9 +239,8 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
     page.blank()?;
     let expected = input.ranks_expected.max(input.ranks_read);
     let mut text = format!(
-        "read {} of {}, {} from {}",
-        input.ranks_read,
-        count(expected as u64, "rank"),
+        "read {}, {} from {}",
+        format_ranks_read(input),
         count(input.entries, "operation"),
         count(input.files as u64, "file"),
     );
@@ -253,6 +252,9 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
         .collect();
     if !unread.is_empty() {
         text += &format!("; no record of {}", rcomm_verdict::format::Ranks(&unread));
+    }
+    if input.may_have_more {
+        text += "; no record states how many ranks the job has";
     }
     if let Some(logs) = &input.logs {
         text = match input.ranks_read {
@@ -274,6 +276,16 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
         page.plain(DIM, &format!("rcomm-fr explain {code} gives details{more}"))?;
     }
     Ok(())
+}
+
+/// How many ranks were read, like `7 of 8 ranks`; `8 ranks` if all that are known were read and there may be more.
+pub(crate) fn format_ranks_read(input: &Input) -> String {
+    let expected = input.ranks_expected.max(input.ranks_read);
+    let ranks = count(expected as u64, "rank");
+    match input.may_have_more && input.ranks_read == expected {
+        true => ranks,
+        false => format!("{} of {ranks}", input.ranks_read),
+    }
 }
 
 /// The logs that were read, like `12 facts about 8 ranks from 4,096 lines of 1 log`.
@@ -303,11 +315,9 @@ pub fn one_line(report: &Report) -> String {
         (None, Some(end)) => format!("{word}  {}", printable(&end.sentence)),
         (None, None) => {
             let input = &report.input;
-            let expected = input.ranks_expected.max(input.ranks_read);
             format!(
-                "{word}  read {} of {}, {}",
-                input.ranks_read,
-                count(expected as u64, "rank"),
+                "{word}  read {}, {}",
+                format_ranks_read(input),
                 count(input.entries, "operation"),
             )
         }

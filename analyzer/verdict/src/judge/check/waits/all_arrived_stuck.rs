@@ -68,7 +68,8 @@ fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
         // Of a group whose members are guessed, a rank without a record may be one that never came.
         Place::Collective { group, .. }
             if !ctx.aligned.groups[group].members_recorded
-                && ctx.aligned.ranks_read() < ctx.aligned.expected.len() =>
+                && (ctx.aligned.may_have_more
+                    || ctx.aligned.ranks_read() < ctx.aligned.expected.len()) =>
         {
             return false;
         }

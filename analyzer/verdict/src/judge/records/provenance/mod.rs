@@ -15,7 +15,9 @@ pub(crate) use earlier_runs::leave_earlier_runs_aside;
 
 use crate::align::record::{Record, Shared};
 use crate::align::signature::CallDifference;
-use crate::align::{Aligned, Alignment, Number, Numbers, RecordIx, UnknownReason, clocks};
+use crate::align::{
+    Aligned, Alignment, Number, Numbers, RecordIx, UnknownReason, clocks, names_newest_only,
+};
 use crate::judge::policy::Policy;
 use of_one_rank::keep_newest_of_each_recorder;
 use rcomm_recorder::model::Rank;
@@ -111,6 +113,9 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
 
 /// The members of the world according to a record.
 fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
+    if names_newest_only(shared, record) {
+        return None;
+    }
     let groups = record
         .groups
         .iter()

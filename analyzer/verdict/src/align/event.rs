@@ -5,7 +5,7 @@
 
 use crate::align::p2p::{Counterpart, Messages, peer_of};
 use crate::align::record::{ANY, NONE, Op};
-use crate::align::{Aligned, GroupIx, Lane, Presence, RecordIx};
+use crate::align::{Aligned, GroupIx, Lane, Presence, RecordIx, position, retiring_is_all};
 use rcomm_recorder::model::OpType;
 
 /// An operation that all ranks that run the same program issue at the same point of it.
@@ -216,7 +216,9 @@ pub(crate) fn when(
             seq,
             call,
         } => {
-            let lane_index = lane_of_family(aligned, record, family, nth)?;
+            let Some(lane_index) = lane_of_family(aligned, record, family, nth) else {
+                return has_not_used(aligned, record, family).then_some(Occurrence::Never);
+            };
             let lane = &aligned.lanes[record][lane_index];
             match aligned.presence(lane.group, lane.member as usize, seq) {
                 Presence::Issued(index) => {
@@ -246,6 +248,27 @@ pub(crate) fn when(
         }
         ProgramEvent::OtherHalf(posted) => when_answered(aligned, messages, record, posted),
     }
+}
+
+/// Whether a rank has issued nothing on the only group of a family, although it is a member: its recorder learns of a
+/// group with the group's first operation, and its record is whole.
+fn has_not_used(aligned: &Aligned<'_>, record: RecordIx, family: u32) -> bool {
+    let full_record = &aligned.records[record];
+    let groups = aligned.groups.iter().enumerate();
+    let of_family: Vec<GroupIx> = groups
+        .filter(|(_, group)| group.family == family)
+        .map(|(index, _)| index)
+        .collect();
+    let &[group] = of_family.as_slice() else {
+        return false;
+    };
+    let is_whole = !full_record.wrapped() && !full_record.cut && !full_record.only_active;
+    let lists = aligned.lanes[record].iter().any(|lane| lane.group == group);
+    is_whole
+        && !lists
+        && aligned.lacks_newest(record).is_none()
+        && retiring_is_all(full_record.recorder)
+        && position(&aligned.groups[group].ranks, full_record.rank).is_some()
 }
 
 /// When the peer of a message, whose record is `record`, posted the other half; `None` if that is unknown.

@@ -12,6 +12,8 @@
 
 use crate::align::event::ProgramEvent;
 use crate::align::pending::PendingKind;
+use crate::align::record::Record;
+use crate::align::retiring_is_all;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::program_order::{Votes, past, vote};
@@ -46,6 +48,9 @@ impl Check for CrossGroupDeadlock {
                 drafts.push(draft(ctx, ranks, places));
             }
         }
+        if drafts.is_empty() && !so_far.iter().any(|draft| draft.is_root) {
+            drafts.extend(behind_reopened(ctx));
+        }
         drafts
     }
 }
@@ -60,6 +65,41 @@ pub(super) struct MinorityRank {
     pub(super) missed_at: usize,
     /// Place where the rank waits instead.
     waits_at: usize,
+}
+
+/// The finding on ranks that left the order of the others, if the waits lead to an operation that all have joined and
+/// that only `retired` shows as over: whether such an operation was reopened rightly is a guess. `None` if no rank is
+/// outvoted, or if the records show more.
+fn behind_reopened(ctx: &Context<'_>) -> Option<FindingDraft> {
+    // With more waits than this, the orders are not compared: it would take too long.
+    const MAX_WAITS: usize = 1 << 14;
+    let mut roots = ctx.wait_roots.iter();
+    let waits: usize = ctx.graph.missing.iter().map(Vec::len).sum();
+    let vague = |record: &Record| retiring_is_all(record.recorder);
+    if !roots.any(|root| matches!(root, WaitRoot::Full(_)))
+        || waits > MAX_WAITS
+        || !ctx.aligned.records.iter().all(vague)
+    {
+        return None;
+    }
+    let ranks: Vec<Node> = (0..ctx.graph.ranks)
+        .filter(|&node| ctx.graph.waits(node))
+        .collect();
+    let places: Vec<usize> = (0..ctx.graph.places.len()).collect();
+    let odd = strongest_minority(ctx, &ranks, &places);
+    if odd.is_empty() || !odd.iter().all(MinorityRank::is_outvoted) {
+        return None;
+    }
+    let mut draft = blamed(ctx, &odd);
+    draft.targets = odd.iter().map(|rank| rank.node).collect();
+    Some(draft)
+}
+
+impl MinorityRank {
+    /// Whether at least two ranks put the steps the other way round, and more than put them as this one.
+    fn is_outvoted(&self) -> bool {
+        self.votes.first >= 2 && self.votes.first > self.votes.second
+    }
 }
 
 fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {

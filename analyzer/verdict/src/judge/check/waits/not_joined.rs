@@ -17,6 +17,7 @@ use crate::report::{Code, Finding};
 use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 pub(crate) struct NotJoined;
 
@@ -112,6 +113,37 @@ const GROUP_UNMADE: f64 = 0.6;
 /// The highest confidence if another thread of a missing rank is in an operation: the threads may wait for each other.
 const BUSY: f64 = 0.8;
 
+/// The highest confidence if several ranks are missing that wait for nothing: all may be at fault, or one alone.
+const SEVERAL: f64 = 0.75;
+
+/// The highest confidence if the missing ranks live and are missed for less than [`LONG`].
+const MAY_COME: f64 = 0.85;
+
+/// Work of a program between two operations takes longer than this only rarely.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Whether the processes of these ranks live, and they are missed at a place for less than [`LONG`] and half of the
+/// operation's time-out: then they may be at work in the program's own code.
+fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) -> bool {
+    let lives = |rank: &Rank| {
+        let mut records = ctx.aligned.records_of(*rank);
+        records.all(|record| ctx.aligned.records[record].lives() && ctx.raised(record).is_none())
+    };
+    let timeouts = ctx.arrivals(place).map(|(_, timeout_ms)| timeout_ms);
+    let half_ms = timeouts
+        .filter(|&ms| ms > 0)
+        .min()
+        .map_or(f64::INFINITY, |ms| ms as f64 / 2.0);
+    let long_ms = half_ms.min(LONG.as_secs_f64() * 1e3);
+    let is_short = ctx.waits_ms(place).is_some_and(|ms| ms < long_ms);
+    ctx.policy.snapshot && ctx.life.lives_on() && is_short && ranks.iter().all(lives)
+}
+
+/// Whether each of these ranks has named a phase: then each is at work by itself.
+fn all_named_phases(ctx: &Context<'_>, records: &[usize]) -> bool {
+    records.iter().all(|&record| ctx.phase(record).is_some())
+}
+
 /// The highest confidence if a rank is missing whose process is gone: less than that of the finding on that rank.
 const BESIDE_GONE: f64 = 0.8;
 
@@ -172,6 +204,25 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     let mut draft = FindingDraft::from(Finding::not_joined(culprits, sentence));
     draft.age_ms = ctx.waits_ms(place);
     draft.confidence = confidence(ctx, arrived.len(), nodes);
+    if nodes.len() > 1 && held.is_empty() && !all_named_phases(ctx, &records) {
+        draft.confidence = draft.confidence.min(SEVERAL);
+        draft.doubts.push(format!(
+            "one of {} may wait for another in a call that records no operation, such as that which makes a group",
+            format_ranks(&draft.culprits)
+        ));
+    }
+    if may_still_come(ctx, place, &draft.culprits) {
+        draft.confidence = draft.confidence.min(MAY_COME);
+        draft.doubts.push(format!(
+            "{} in no operation and {}: a checkpoint or other work of the program looks the same, if it may take \
+             that long",
+            match nodes.len() {
+                1 => format!("{} waits", format_ranks(&draft.culprits)),
+                _ => format!("{} wait", format_ranks(&draft.culprits)),
+            },
+            if nodes.len() == 1 { "its process lives" } else { "their processes live" },
+        ));
+    }
     if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
         // A few wait for many: they may have issued an operation that no other rank was to issue.
         draft.alternatives.push(ctx.ranks(arrived));

@@ -19,6 +19,7 @@ mod then;
 mod timed_out;
 mod unmade;
 mod unnoted;
+mod unproven;
 mod windows;
 
 use job::{State, alive, at, closed, dead, fails, launch, record};

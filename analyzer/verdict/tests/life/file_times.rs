@@ -58,3 +58,21 @@ fn a_look_at_a_running_job_is_no_hang_if_the_clock_of_one_host_is_ahead() {
         "files that are half a minute younger than the wait show a hang"
     );
 }
+
+#[test]
+fn the_last_sign_of_a_dead_rank_is_not_when_other_ranks_dumps_were_taken() {
+    let done: Vec<(f64, State)> = (0..10)
+        .map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)))
+        .collect();
+    let waits = [&done[..], &[(10.0, State::Pending)]].concat();
+    let report = judge_files(&[
+        (by_pytorch(0, &waits, 0.0), 40.0),
+        (dead(record(1, 2, &done), 10.2), 40.0),
+    ]);
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
+    let finding = &report.findings[0];
+    let since = finding.since.as_ref().map(ToString::to_string);
+    let since = since.unwrap_or_default();
+    assert!(!since.contains("before the records were taken"), "{since}");
+    assert!(!finding.sentence.contains(" for "), "{}", finding.sentence);
+}

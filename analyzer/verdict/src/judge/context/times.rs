@@ -3,6 +3,7 @@
 use super::Context;
 use crate::align::RecordIx;
 use crate::align::pending::PendingKind;
+use crate::align::record::Record;
 use crate::judge::life::End;
 use crate::judge::policy::now_ns;
 use crate::judge::waits::wait_graph::Place;
@@ -18,13 +19,17 @@ const BEFORE_TIMEOUT: f64 = 0.9;
 impl Context<'_> {
     /// What states the end of the time that ages measure.
     pub(crate) fn until(&self) -> Until {
-        let mut records = self.aligned.records.iter();
+        // The record of a process that is gone states its last sign of life, after which others may have waited on.
+        let dated = |record: &&Record| record.identity.dump_time_ns > 0;
+        let undated = self.aligned.records.iter().any(|record| !dated(&record));
+        let mut dated = self.aligned.records.iter().filter(dated);
+        let states_end = |record: &Record| !undated || self.life.gone(record.rank).is_none();
         match (&self.life.end, self.policy.now_ns) {
             _ if self.young_files => Until::Written,
             (Some(_), _) => Until::Ended,
             (None, _) if !self.life.lives_on() => Until::Taken,
             (None, Some(_)) => Until::Now,
-            (None, None) if records.any(|record| record.identity.dump_time_ns > 0) => Until::Taken,
+            (None, None) if dated.any(states_end) => Until::Taken,
             (None, None) => Until::Written,
         }
     }

@@ -1,4 +1,5 @@
-//! Every screen in every size, without colors and in ASCII.
+//! The views in several sizes, and what holds in all of them: no panic, ASCII screens are ASCII, problems show
+//! without colors.
 
 use super::VIEWS;
 use super::common::{START_NS, judged, press, recorded, showing};

@@ -58,11 +58,11 @@ const MS: i64 = 1_000_000;
 const STEP_NS: i64 = 200 * MS;
 /// The time between two slots of a step, ns.
 const SLOT_NS: i64 = 50 * MS;
-/// The slots of one step, one for each operation: gather, scatter, barrier (or nothing), all-reduce.
+/// The slots of one step, one for each operation: all-gather, reduce-scatter, barrier (or nothing), all-reduce.
 const SLOTS: u64 = 4;
 /// The slot of each operation in a step.
-const GATHER: u64 = 0;
-const SCATTER: u64 = 1;
+const ALL_GATHER: u64 = 0;
+const REDUCE_SCATTER: u64 = 1;
 const BARRIER: u64 = 2;
 const ALL_REDUCE: u64 = 3;
 /// The delay of the ranks of the straggling host, ns.
@@ -92,7 +92,7 @@ struct Members {
 
 /// One operation of the program; step and slot determine everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct ProgramStep {
+struct ProgramOp {
     step: u64,
     slot: u64,
 }
@@ -172,8 +172,8 @@ impl Simulation {
             || now_ns < self.fault_ns()
     }
 
-    /// The records of all ranks as of `now_ns`, ascending by rank. For a rank that no longer answers, it is its last
-    /// record.
+    /// The records of all ranks as of `now_ns`, ascending by rank. The record of a rank that no longer
+    /// answers is the last that it gave.
     pub fn dumps_at(&self, now_ns: i64) -> Vec<Dump> {
         self.each_at(now_ns).collect()
     }
@@ -205,23 +205,24 @@ impl Simulation {
             && step == Self::FAULT_STEP
             && rank == self.culprit();
         if is_out_of_order {
-            &[GATHER, BARRIER, SCATTER, ALL_REDUCE]
+            &[ALL_GATHER, BARRIER, REDUCE_SCATTER, ALL_REDUCE]
         } else if step.is_multiple_of(8) {
-            &[GATHER, SCATTER, BARRIER, ALL_REDUCE]
+            &[ALL_GATHER, REDUCE_SCATTER, BARRIER, ALL_REDUCE]
         } else {
-            &[GATHER, SCATTER, ALL_REDUCE]
+            &[ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE]
         }
     }
 
     /// When `operation` is due without any delay, ns since the epoch.
-    fn nominal_ns(&self, operation: ProgramStep) -> i64 {
+    fn nominal_ns(&self, operation: ProgramOp) -> i64 {
         self.start_ns + operation.step as i64 * STEP_NS + operation.slot as i64 * SLOT_NS
     }
 
-    /// When `rank` issues `operation` if no other rank delays it: the nominal time with some jitter, ns.
-    fn arrival_ns(&self, rank: Rank, operation: ProgramStep) -> i64 {
+    /// When `rank` issues `operation` if no other rank delays it: the nominal time, some jitter, and the delay of a
+    /// straggler; ns since the epoch.
+    fn arrival_ns(&self, rank: Rank, operation: ProgramOp) -> i64 {
         let mut x = (u64::from(rank) << 32) ^ (operation.step * SLOTS + operation.slot);
-        // The finisher of splitmix64, which gives the same jitter in every run.
+        // The multiplications of splitmix64's finalizer: the jitter is the same in every run.
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let jitter = (x >> 40) as i64 % 200_000;
@@ -244,7 +245,7 @@ impl Simulation {
     }
 
     /// When `operation` ends in the group of `rank` if all members arrived, ns.
-    fn end_ns(&self, rank: Rank, operation: ProgramStep) -> i64 {
+    fn end_ns(&self, rank: Rank, operation: ProgramOp) -> i64 {
         let delay = if self.situation == Situation::Straggler {
             let late_host = self.host_of(self.culprit());
             let has_late_member = operation.slot == BARRIER

@@ -1,6 +1,6 @@
 //! Computes how far each rank gets after the fault.
 
-use super::{ALL_REDUCE, ProgramStep, SCATTER, Simulation, Situation};
+use super::{ALL_REDUCE, ProgramOp, REDUCE_SCATTER, Simulation, Situation};
 use rcomm_recorder::model::Rank;
 use std::collections::HashMap;
 
@@ -26,13 +26,13 @@ impl Simulation {
         // The operations of each rank from the step of the fault on that are due by now. Blocked ranks never get
         // further than two steps.
         let steps = Self::FAULT_STEP..Self::FAULT_STEP + 3;
-        let program: Vec<Vec<ProgramStep>> = (0..self.ranks)
+        let program: Vec<Vec<ProgramOp>> = (0..self.ranks)
             .map(|rank| {
                 steps
                     .clone()
                     .flat_map(|step| {
                         let slots = self.slots(rank, step);
-                        slots.iter().map(move |&slot| ProgramStep { step, slot })
+                        slots.iter().map(move |&slot| ProgramOp { step, slot })
                     })
                     .filter(|&operation| self.arrival_ns(rank, operation) <= now_ns)
                     .take_while(|&operation| {
@@ -43,7 +43,7 @@ impl Simulation {
                     .collect()
             })
             .collect();
-        let mut entered: HashMap<(ProgramStep, u32), u32> = HashMap::new();
+        let mut entered: HashMap<(ProgramOp, u32), u32> = HashMap::new();
         let mut issued = vec![0usize; program.len()];
         let mut blocked = vec![false; program.len()];
         loop {
@@ -75,19 +75,19 @@ impl Simulation {
     }
 
     /// Whether `operation` cannot end in the group of `rank` although all members arrived.
-    fn is_broken(&self, rank: Rank, operation: ProgramStep) -> bool {
+    fn is_broken(&self, rank: Rank, operation: ProgramOp) -> bool {
         self.situation == Situation::Mismatch
             && operation == Self::fault_of(Situation::Mismatch)
             && self.host_of(rank) == self.host_of(self.culprit())
     }
 
     /// The operation that the rank at fault misses or replaces in this situation.
-    pub(super) fn fault_of(situation: Situation) -> ProgramStep {
+    pub(super) fn fault_of(situation: Situation) -> ProgramOp {
         let slot = match situation {
             Situation::StuckRank => ALL_REDUCE,
-            _ => SCATTER,
+            _ => REDUCE_SCATTER,
         };
-        ProgramStep {
+        ProgramOp {
             step: Self::FAULT_STEP,
             slot,
         }

@@ -2,7 +2,8 @@
 
 use super::progress::RankProgress;
 use super::{
-    ALL_REDUCE, BARRIER, GATHER, MS, ProgramStep, SCATTER, SLOTS, STEP_NS, Simulation, Situation,
+    ALL_GATHER, ALL_REDUCE, BARRIER, MS, ProgramOp, REDUCE_SCATTER, SLOTS, STEP_NS, Simulation,
+    Situation,
 };
 use rcomm_recorder::model::{
     Entry, EntryState, Frame, OpType, Peer, ProcessGroupInfo, ProcessGroupStatus, Rank, RankStatus,
@@ -12,10 +13,10 @@ use rcomm_recorder::publish::{Dump, DumpGroup, FormatVersion, Identity, Recorder
 
 impl Simulation {
     /// The sequence number of `operation` in its group, from 1.
-    fn seq(operation: ProgramStep) -> u64 {
+    fn seq(operation: ProgramOp) -> u64 {
         match operation.slot {
-            GATHER => operation.step * 2 + 1,
-            SCATTER => operation.step * 2 + 2,
+            ALL_GATHER => operation.step * 2 + 1,
+            REDUCE_SCATTER => operation.step * 2 + 2,
             BARRIER => operation.step / 8 + 1,
             _ => operation.step + 1,
         }
@@ -34,7 +35,7 @@ impl Simulation {
         let mut issued = 0;
         for step in first_step..=last_step {
             for &slot in self.slots(rank, step) {
-                let operation = ProgramStep { step, slot };
+                let operation = ProgramOp { step, slot };
                 if self.arrival_ns(rank, operation) > now_ns {
                     break;
                 }
@@ -80,7 +81,7 @@ impl Simulation {
         };
         let groups = vec![
             group(0, "0".into(), "default_pg", BARRIER),
-            group(1, format!("tp_{}", self.host_of(rank)), "tp", GATHER),
+            group(1, format!("tp_{}", self.host_of(rank)), "tp", ALL_GATHER),
             group(2, format!("dp_{}", rank % self.per_host), "dp", ALL_REDUCE),
         ];
         let phase_since = entries.last().map_or(self.start_ns, |e| e.time_created_ns);
@@ -135,7 +136,7 @@ impl Simulation {
     fn entry(
         &self,
         rank: Rank,
-        operation: ProgramStep,
+        operation: ProgramOp,
         now_ns: i64,
         progress: Option<&RankProgress>,
     ) -> Entry {
@@ -163,8 +164,8 @@ impl Simulation {
             && operation == Self::fault_of(Situation::Mismatch);
         let (signature, op) = match operation.slot {
             _ if is_mismatched => (4, OpType::AllReduce),
-            GATHER => (0, OpType::AllGatherSingle),
-            SCATTER => (1, OpType::ReduceScatterSingle),
+            ALL_GATHER => (0, OpType::AllGatherSingle),
+            REDUCE_SCATTER => (1, OpType::ReduceScatterSingle),
             BARRIER => (2, OpType::Barrier),
             _ => (3, OpType::AllReduce),
         };

@@ -217,7 +217,7 @@ mod tests {
         let polled = poller.ask(vec![0, 1, 2], short, move |&rank| {
             if rank == 1 {
                 let held = frozen.lock().expect("no thread panics");
-                // Rank 1 continues on a signal and when the sender is dropped.
+                // Rank 1 continues when it is released, or when a failed assertion drops the sender.
                 let _ = held.recv_timeout(limit);
             }
             rank

@@ -5,6 +5,7 @@
 //! ([`StoreAccess`]). `protocol` holds the wire format of both ends.
 
 mod access;
+mod addresses;
 mod checks;
 mod client;
 mod encoder;
@@ -15,6 +16,6 @@ mod spin;
 mod tcp_store;
 
 pub use access::{StoreAccess, StoreChoice, StoreLimits};
+pub use addresses::addresses_of;
 pub use server::TcpStoreServer;
 pub use tcp_store::TcpStore;
-pub use tcp_store::addresses_of;

@@ -1,6 +1,7 @@
 //! The client: each call of the [`Store`] as requests and replies.
 
 use super::access::{StoreAccess, StoreLimits};
+use super::addresses::addresses_of;
 use super::checks::{PREFIX, checked_number, checked_request, checked_value, name_of, names_of};
 use super::client::{Broken, Connection, GRACE, NONCE, Waited};
 use super::encoder::Encoder;
@@ -9,7 +10,6 @@ use super::server::TcpStoreServer;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{BatchReply, BatchRequest, QueueStore, Store, barrier_timed_out, timed_out};
 use rcomm_recorder::model::text;
-use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -355,23 +355,6 @@ impl TcpStore {
             Ok,
         )
     }
-}
-
-/// The addresses to which the name or address `host` resolves.
-///
-/// # Errors
-/// [`ErrorKind::Rendezvous`] if it does not resolve.
-pub fn addresses_of(host: &str) -> Result<Vec<IpAddr>> {
-    let found = (host, 0).to_socket_addrs().map_err(|error| {
-        Error::new(
-            ErrorKind::Rendezvous,
-            format!("the name {host:?} of the store has no address"),
-        )
-        .with_source(error)
-    })?;
-    let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
-    addresses.dedup();
-    Ok(addresses)
 }
 
 /// The moment `timeout` from now, at most a year.

@@ -4,6 +4,7 @@
 pub(crate) mod busy;
 mod components;
 mod delivered;
+mod from_any;
 pub(crate) mod missed;
 mod one_sided;
 mod stopped;

@@ -207,14 +207,16 @@ fn a_rank_that_was_asked_to_end_is_not_accused_in_place_of_the_one_that_aborted(
     assert_eq!(judge(&dumps, 40.0).verdict, Verdict::Cancelled);
 }
 
+/// The record of a rank whose program the exception of SIGINT left at this time.
+fn interrupted(mut dump: Dump, since: f64) -> Dump {
+    let status = dump.status.as_mut().expect("the record has a status");
+    status.phase = "raised KeyboardInterrupt".to_owned();
+    status.phase_since_ns = at(since);
+    dump
+}
+
 #[test]
 fn ranks_that_were_all_interrupted_were_cancelled_however_long_each_took_to_end() {
-    let interrupted = |mut dump: Dump, since: f64| {
-        let status = dump.status.as_mut().expect("the record has a status");
-        status.phase = "raised KeyboardInterrupt".to_owned();
-        status.phase_since_ns = at(since);
-        dump
-    };
     let done = (0.0, State::Done(0.1));
     let inside = [done, (1.0, State::Pending)];
     // Rank 0 returns from its wait, and sees the interrupt, only once rank 1 is gone.
@@ -272,6 +274,67 @@ fn ranks_that_were_all_interrupted_were_cancelled_however_long_each_took_to_end(
     ];
     let report = judge(&dumps, 40.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+}
+
+#[test]
+fn failures_that_follow_from_an_interrupt_of_all_ranks_accuse_none() {
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.9))];
+    // Rank 1 leaves its program first.
+    let ended = |rank: Rank, kind: FailureKind, failed_at: f64| {
+        let last = if rank == 1 { 1.8 } else { 2.0 };
+        let dump = interrupted(dead(record(rank, 3, &failed), last), 1.5);
+        match kind {
+            FailureKind::PeerGone if rank == 1 => dump,
+            FailureKind::PeerGone => fails(dump, kind, &[1], failed_at),
+            _ => {
+                let mut dump = fails(dump, kind, &[rank], failed_at);
+                dump.failures[0].text = "raised KeyboardInterrupt".to_owned();
+                dump
+            }
+        }
+    };
+    for (kind, failed_at) in [
+        (FailureKind::PeerGone, 1.9),
+        (FailureKind::Abort, 1.55),
+        (FailureKind::Abort, 1.45),
+    ] {
+        let report = judge(&[0, 1, 2].map(|rank| ended(rank, kind, failed_at)), 40.0);
+        assert_eq!(report.verdict, Verdict::Cancelled, "{:?}", report.findings);
+        assert!(report.findings.is_empty(), "{:?}", report.findings);
+    }
+    // A program that had aborted its group before is at fault.
+    let report = judge(
+        &[0, 1, 2].map(|rank| ended(rank, FailureKind::Abort, 1.2)),
+        40.0,
+    );
+    assert_eq!(report.findings[0].code, Code::E150, "{report:?}");
+}
+
+#[test]
+fn a_rank_that_was_asked_to_end_long_before_the_others_ended_first() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let dump_of = |rank| {
+        let mut dump = record(rank, 3, &inside);
+        dump.signatures[0].backend = "nccl".to_owned();
+        dump
+    };
+    let asked = |rank, last| with_exit(dead(dump_of(rank), last), 143, last);
+    // Rank 1 was preempted; the others waited for it until they were asked to end, too.
+    for others in [
+        [asked(0, 130.0), asked(2, 130.1)],
+        [asked(0, 130.0), asked(2, 130.0)],
+        [
+            interrupted(dead(dump_of(0), 130.3), 130.0),
+            interrupted(dead(dump_of(2), 130.2), 130.1),
+        ],
+    ] {
+        let [first, last] = others;
+        let report = judge(&[first, asked(1, 10.0), last], 200.0);
+        assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+    }
+    // A rank whose end lets the next one note its signal was asked with it.
+    let chain = [asked(0, 3.0), asked(1, 5.5), asked(2, 8.0)];
+    assert_eq!(judge(&chain, 200.0).verdict, Verdict::Cancelled);
 }
 
 #[test]

@@ -15,10 +15,10 @@ use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::is_overcome;
 use crate::judge::policy::{Policy, now_ns};
 use crate::report::EndKind;
-use order::{Order, are_whole_hosts, asked_each_ns, is_inside, order_of, was_asked, were_asked};
+use order::{Order, are_whole_hosts, asked_each_ns, is_inside, order_of, was_asked};
 use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::{LaunchRecord, LaunchSignal, RankEnd};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 /// Last signs of life closer together than this, ns, show no order: a watchdog makes one to ten rounds a second, and
@@ -45,11 +45,11 @@ pub(crate) struct Life {
     /// When the last process that left a record ended, common time, ns, if none of these is left and the ends of ranks
     /// without a record are unknown; `None` if one is left, if the job is over, or if no sign of life dates the end.
     none_left_ns: Option<i64>,
-    /// From this common time on, ns, failures follow from the signal by which the launcher was asked to end the job;
-    /// `i64::MAX` if it was not asked.
+    /// From this common time on, ns, failures follow from the signal by which the launcher or each process was asked to
+    /// end; `i64::MAX` if none was.
     asked_ns: i64,
-    /// When the first process noted that a signal asked it to end, common time, ns, if each has noted that, except those
-    /// that ended in order, and some are gone.
+    /// When the first process noted that a signal asked it to end, common time, ns, if each has noted that at about one
+    /// time, except those that ended in order, and some are gone.
     asked_each_ns: Option<i64>,
 }
 
@@ -127,10 +127,14 @@ impl Life {
             .collect();
         gone.sort_by_key(|process| (process.at_ns, process.rank));
         let is_over = !gone.is_empty() && gone.len() == aligned.expected.len();
-        let is_gone = |rank: Rank| gone.iter().any(|process| process.rank == rank);
-        let mut ranks_read = aligned.records.iter().map(|record| record.rank);
-        let none_left = !is_over && !aligned.records.is_empty() && ranks_read.all(is_gone);
-        let order = order_of(aligned, &gone);
+        let gone_ranks: HashSet<Rank> = gone.iter().map(|process| process.rank).collect();
+        let mut records = aligned.records.iter();
+        let none_left = !is_over
+            && !aligned.records.is_empty()
+            && records.all(|record| gone_ranks.contains(&record.rank));
+        let asked_each_ns = asked_each_ns(aligned, &gone);
+        let were_asked = asked_each_ns.is_some();
+        let order = order_of(aligned, &gone, were_asked);
         let now = policy.snapshot.then(|| now_ns(aligned, policy)).flatten();
         let last_ns = gone.last().map_or(i64::MIN, |process| process.at_ns);
         // A launcher writes down one end after the other: a launch record that is only half written shows a wrong
@@ -139,8 +143,8 @@ impl Life {
             && gone
                 .iter()
                 .any(|process| is_awaited(aligned, process, launches));
-        let end =
-            (is_over && !is_being_noted).then(|| End::of(aligned, &gone, order.clone(), launches));
+        let end = (is_over && !is_being_noted)
+            .then(|| End::of(aligned, &gone, order.clone(), were_asked, launches));
         let settled_ns = match (&end, now) {
             (None, Some(now)) => match is_over {
                 true => last_ns.saturating_sub(SETTLE_NS),
@@ -149,11 +153,10 @@ impl Life {
             _ => i64::MAX,
         };
         let asked_ns = asked(launches).map_or(i64::MAX, |asked| asked.time_ns);
-        let asked_each_ns = asked_each_ns(aligned, &gone);
         // While others live, each end may be a cause if no order of them is known, unless the whole job is being
         // terminated.
         let is_cause = |process: &&Gone| {
-            let was_asked = process.was_signalled || asked_each_ns.is_some();
+            let was_asked = process.was_signalled || were_asked;
             let by_itself = !process.in_order && !was_asked && process.at_ns < asked_ns;
             // A stopped process that is killed with all others gave its last sign of life long before.
             let is_dated = !is_being_noted || process.exit.is_some();
@@ -191,7 +194,7 @@ impl Life {
                 .map(|process| (process.rank, process))
                 .collect(),
             settled_ns,
-            asked_ns: asked_from(aligned, launches),
+            asked_ns: asked_from(aligned, launches, asked_each_ns),
             asked_each_ns,
         }
     }
@@ -202,12 +205,13 @@ impl Life {
         at_ns <= self.settled_ns
     }
 
-    /// Whether the launcher had been asked to end the job by this common time, ns: a failure then may follow from that.
+    /// Whether the launcher or each process had been asked to end by this common time, ns: a failure then may follow
+    /// from that.
     pub(crate) const fn is_being_ended(&self, at_ns: i64) -> bool {
         at_ns >= self.asked_ns
     }
 
-    /// When the launcher was asked to end the job, common time, ns; `i64::MAX` if it was not.
+    /// When the launcher or each process was asked to end, common time, ns; `i64::MAX` if none was.
     pub(crate) const fn asked_ns(&self) -> i64 {
         self.asked_ns
     }
@@ -219,7 +223,8 @@ impl Life {
         self.first.contains(&rank)
     }
 
-    /// Whether each process has noted that a signal asked it to end, except those that ended in order.
+    /// Whether each process has noted at about one time that a signal asked it to end, except those that ended in
+    /// order.
     pub(crate) const fn asked_each(&self) -> bool {
         self.asked_each_ns.is_some()
     }
@@ -251,9 +256,9 @@ impl Life {
         self.gone.get(&rank)
     }
 
-    /// The policy for this job. If the job is over, the time of judgment is its end, or when its launcher or its
-    /// processes were asked to end: operations that were young at that time are not a hang. If the time of the end is unknown, all pending
-    /// operations count.
+    /// The policy for this job. If the job is over, the time of judgment is its end, or when its launcher was asked to
+    /// end it, or its processes were asked to end: operations that were young at that time are not a hang. If the time
+    /// of the end is unknown, all pending operations count.
     pub(crate) fn policy(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         if let Some(end) = &self.end {
@@ -328,9 +333,9 @@ fn asked(launches: &[LaunchRecord]) -> Option<LaunchSignal> {
         .copied()
 }
 
-/// From when on failures follow from the signal by which the launcher of these records was asked to end the job, ns;
-/// `i64::MAX` if it was not asked.
-fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> i64 {
+/// From when on failures follow from the signal by which the launcher of these records was asked to end the job, or
+/// each process was, the first at this time, ns; `i64::MAX` if none was asked.
+fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord], asked_each_ns: Option<i64>) -> i64 {
     let is_theirs = |launch: &&LaunchRecord| {
         let mut records = aligned.records.iter();
         records.all(|record| record.identity.attempt == launch.attempt)
@@ -338,8 +343,9 @@ fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> i64 {
     let received = launches.iter().filter(is_theirs);
     let signals = received.flat_map(|launch| &launch.received);
     let asked = signals.filter(|received| ends(received.signal));
-    let first = asked.map(|received| received.time_ns).min();
-    // A terminal sends its signal to the launcher and to the ranks at once, and a rank may note it first.
+    let first = asked.map(|received| received.time_ns);
+    let first = first.chain(asked_each_ns).min();
+    // A terminal sends its signal to the launcher and to the ranks at once, and any of them may note it first.
     first.map_or(i64::MAX, |time_ns| time_ns.saturating_sub(NOTICED_NS))
 }
 
@@ -401,7 +407,15 @@ fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Op
 }
 
 impl End {
-    fn of(aligned: &Aligned<'_>, gone: &[Gone], order: Order, launches: &[LaunchRecord]) -> Self {
+    /// The end of a job whose processes are `gone`, in this order. `were_asked` states whether a signal asked all to
+    /// end ([`asked_each_ns`]).
+    fn of(
+        aligned: &Aligned<'_>,
+        gone: &[Gone],
+        order: Order,
+        were_asked: bool,
+        launches: &[LaunchRecord],
+    ) -> Self {
         let last_ns = gone.last().map_or(0, |process| process.at_ns);
         let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
         let earliest = failed.first().map_or(i64::MAX, |process| process.at_ns);
@@ -420,7 +434,7 @@ impl End {
         let mut possible = Vec::new();
         let (kind, first) = match order {
             _ if failed.is_empty() => (EndKind::Ended, Vec::new()),
-            _ if asked.is_some() || were_asked(aligned, gone) => (EndKind::Cancelled, Vec::new()),
+            _ if asked.is_some() || were_asked => (EndKind::Cancelled, Vec::new()),
             Order::First(first) => (EndKind::Crashed, first),
             Order::OneOf(ranks) => {
                 possible = ranks;

@@ -5,7 +5,7 @@ use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::{is_history, is_overcome};
 use rcomm_recorder::model::{EntryState, Failure, FailureKind, Rank};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// The CPU backend notices within this time, ns, that a peer's process is gone, even on a busy host.
 const PEERS_NOTICE_NS: i64 = 3_000_000_000;
@@ -15,6 +15,8 @@ const CPU: &str = "cpu";
 const SIGNALLED: i32 = 128;
 /// The beginning of the phase that the recorder for PyTorch notes for the exception of SIGINT.
 const INTERRUPTED: &str = "raised KeyboardInterrupt";
+/// Ranks that note within this time, ns, that a signal asked them to end, were asked at one time, even on a busy host.
+const ASKED_TOGETHER_NS: i64 = 3_000_000_000;
 /// An operation that failed within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
 
@@ -48,17 +50,14 @@ pub(super) enum Order {
     Unknown,
 }
 
-/// Which processes ended first. A process that ended in order counts only if its end made others fail. `gone` is sorted
-/// by time.
-pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone]) -> Order {
+/// Which processes ended first. A process that ended in order counts only if its end made others fail. If a signal
+/// asked all to end ([`asked_each_ns`]), that is unknown. `gone` is sorted by time.
+pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone], were_asked: bool) -> Order {
     // A process whose last event is old may have lived on long after it.
-    if !is_dated(aligned, gone) {
+    if were_asked || !is_dated(aligned, gone) {
         return Order::Unknown;
     }
     let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
-    if were_asked(aligned, gone) {
-        return Order::Unknown;
-    }
     let suffers = |rank: Rank| suffered_ns(aligned, rank).is_some();
     let is_noted = failed
         .iter()
@@ -209,27 +208,48 @@ fn interrupted_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
     })
 }
 
-/// Whether a signal asked every process to end that did not end in order, as a terminal sends it to all: some are gone,
-/// and those that are left are on their way. Which of them is the first to end shows no cause, since each takes as long
-/// as its program and its libraries do.
-pub(super) fn were_asked(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
-    let of_rank = |rank: Rank| gone.iter().find(|process| process.rank == rank);
-    let mut failed = gone.iter().filter(|process| !process.in_order).peekable();
-    let mut ranks = aligned.expected.iter();
-    failed.peek().is_some()
-        && failed.all(|process| was_asked(aligned, process))
-        && ranks.all(|&rank| of_rank(rank).is_some() || was_interrupted(aligned, rank))
-}
-
-/// When the first process noted that a signal asked it to end, common time, ns, if each noted that that did not end in
-/// order; else `None`.
+/// When the first process noted that a signal asked it to end, common time, ns, if a signal asked every process to end
+/// at about one time that did not end in order, as a terminal sends it to all; else `None`. Some of them are gone, and
+/// those that are left are on their way: which of them is the first to end shows no cause, since each takes as long as
+/// its program and its libraries do.
 pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64> {
-    let noted = gone.iter().filter(|process| !process.in_order);
-    let noted = noted.map(|process| {
-        let since = interrupted_ns(aligned, process.rank).filter(|&since| since > 0);
-        since.unwrap_or(process.at_ns)
-    });
-    noted.min().filter(|_| were_asked(aligned, gone))
+    // When each noted it, and when it ended.
+    let mut asked: Vec<(i64, i64)> = Vec::new();
+    let dated = |rank: Rank| interrupted_ns(aligned, rank).filter(|&since| since > 0);
+    for process in gone.iter().filter(|process| !process.in_order) {
+        if !was_asked(aligned, process) {
+            return None;
+        }
+        let noted = dated(process.rank).unwrap_or(process.at_ns);
+        asked.push((noted, process.at_ns));
+    }
+    if asked.is_empty() {
+        return None;
+    }
+    let is_gone: HashSet<Rank> = gone.iter().map(|process| process.rank).collect();
+    for &rank in aligned
+        .expected
+        .iter()
+        .filter(|rank| !is_gone.contains(rank))
+    {
+        if !was_interrupted(aligned, rank) {
+            return None;
+        }
+        asked.extend(dated(rank).map(|noted| (noted, i64::MAX)));
+    }
+    asked.sort_unstable();
+    let first_ns = asked.first()?.0;
+    let mut ended: BTreeSet<i64> = BTreeSet::new();
+    for (noted, at_ns) in asked {
+        // A rank may be inside an operation that returns only once a peer's process is gone.
+        let since = ended.range(..=noted).next_back().copied();
+        let since = since.map_or(first_ns, |since| since.max(first_ns));
+        if noted.saturating_sub(since) > ASKED_TOGETHER_NS {
+            return None;
+        }
+        ended.insert(at_ns);
+    }
+    Some(first_ns)
 }
 
 /// Which processes ended first if others noted that a signal asked them to end, as a launcher sends it once a process

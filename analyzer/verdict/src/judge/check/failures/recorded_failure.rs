@@ -94,8 +94,8 @@ pub(crate) fn first_recorded_failure(ctx: &Context<'_>) -> Option<String> {
     ))
 }
 
-/// All recorded failures that are settled, not overcome, and do not follow from the end that the launcher was asked
-/// for, ordered by time.
+/// All recorded failures that are settled, not overcome, and do not follow from the end that the launcher or each
+/// process was asked for, ordered by time.
 fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut found = lasting(ctx);
     found.retain(|recorded| ctx.life.is_settled(recorded.at_ns));
@@ -109,7 +109,8 @@ fn recorded<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     found
 }
 
-/// All recorded failures that are not overcome and do not follow from the end that the launcher was asked for.
+/// All recorded failures that are not overcome and do not follow from the end that the launcher or each process was
+/// asked for.
 fn lasting<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     let mut found: Vec<Recorded<'a>> = Vec::new();
     // While the job goes on in other groups, no rank waits because of the failure.
@@ -131,9 +132,9 @@ fn lasting<'a>(ctx: &'a Context<'_>) -> Vec<Recorded<'a>> {
     found
 }
 
-/// Whether a failure follows from the signal by which the launcher was asked to end the job: a program that raises
-/// `KeyboardInterrupt` aborts its group, and its peers lose it. A time-out does not follow from it if its operation was
-/// already overdue when the signal came.
+/// Whether a failure follows from the signal by which the launcher or each process was asked to end: a program that
+/// raises `KeyboardInterrupt` aborts its group, and its peers lose it. A time-out does not follow from it if its
+/// operation was already overdue when the signal came.
 fn follows_from_the_end(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
     if !ctx.life.is_being_ended(recorded.at_ns) {
         return false;

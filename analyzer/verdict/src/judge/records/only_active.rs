@@ -6,20 +6,56 @@
 
 use crate::align::record::{Record, may_leave_out};
 use rcomm_recorder::publish::Recorder;
+use std::collections::HashMap;
 
 /// A dump with this many operations or more is taken for a ring.
 const LEAST_RING: usize = 64;
 
 /// Marks the records from which completed operations were left out, of those that do not show it themselves.
 pub(crate) fn settle(records: &mut [Record]) {
-    let looks_active: Vec<bool> = records.iter().map(looks_active).collect();
-    let marked: Vec<bool> = records
-        .iter()
-        .zip(looks_active)
-        .map(|(record, looks)| looks && are_active(records, record.recorder, record.ops.len()))
-        .collect();
-    for (record, is_marked) in records.iter_mut().zip(marked) {
-        record.only_active |= is_marked;
+    let mut dumps: HashMap<Recorder, Dumps> = HashMap::new();
+    for record in records.iter().filter(|record| !record.cut) {
+        let of_recorder = dumps.entry(record.recorder).or_default();
+        of_recorder.has_done |= !has_none_done(record);
+        of_recorder.shows_it |= record.only_active;
+        if looks_active(record) {
+            of_recorder.note(record.ops.len());
+        }
+    }
+    for record in records.iter_mut().filter(|record| looks_active(record)) {
+        let held = record.ops.len();
+        let of_recorder = dumps.get(&record.recorder);
+        let are_active = of_recorder.map_or(held == 1, |dumps| dumps.are_active(held));
+        record.only_active |= are_active;
+    }
+}
+
+/// What the dumps of a job by one recorder show, without those that are cut.
+#[derive(Default)]
+struct Dumps {
+    /// Whether one holds a completed operation.
+    has_done: bool,
+    /// Whether one shows by its record ids that operations were left out.
+    shows_it: bool,
+    /// The smallest and the largest number of operations of those that look active. Others say nothing about the size
+    /// of rings: they may not have filled theirs.
+    held: Option<(usize, usize)>,
+}
+
+impl Dumps {
+    fn note(&mut self, held: usize) {
+        let (least, most) = self.held.unwrap_or((held, held));
+        self.held = Some((least.min(held), most.max(held)));
+    }
+
+    /// Whether these dumps, one of which looks active and holds `held` operations, are no wrapped rings of one size:
+    /// none holds a completed operation, and one shows that operations were left out, or their numbers of operations
+    /// differ. A single operation is no ring.
+    fn are_active(&self, held: usize) -> bool {
+        let differ = self
+            .held
+            .is_some_and(|(least, most)| (least, most) != (held, held));
+        !self.has_done && (held == 1 || self.shows_it || differ)
     }
 }
 
@@ -35,16 +71,4 @@ fn looks_active(record: &Record) -> bool {
         && !record.ops.is_empty()
         && record.ops.len() < LEAST_RING
         && has_none_done(record)
-}
-
-/// Whether the records by this recorder, one of which looks active and holds `held` operations, are no wrapped rings of
-/// one size: none holds a completed operation, and one shows that operations were left out, or their numbers of
-/// operations differ. A single operation is no ring.
-fn are_active(records: &[Record], recorder: Recorder, held: usize) -> bool {
-    let same = || {
-        let records = records.iter();
-        records.filter(|record| record.recorder == recorder && !record.cut)
-    };
-    let differs = |record: &Record| record.only_active || record.ops.len() != held;
-    same().all(has_none_done) && (held == 1 || same().any(differs))
 }

@@ -254,21 +254,19 @@ pub(crate) fn when(
 /// group with the group's first operation, and its record is whole.
 fn has_not_used(aligned: &Aligned<'_>, record: RecordIx, family: u32) -> bool {
     let full_record = &aligned.records[record];
+    let is_whole = !full_record.wrapped() && !full_record.cut && !full_record.only_active;
+    // A large job has many groups: they are only searched for the few records to which this can apply.
+    if !retiring_is_all(full_record.recorder) || !is_whole || aligned.lacks_newest(record).is_some()
+    {
+        return false;
+    }
     let groups = aligned.groups.iter().enumerate();
-    let of_family: Vec<GroupIx> = groups
-        .filter(|(_, group)| group.family == family)
-        .map(|(index, _)| index)
-        .collect();
-    let &[group] = of_family.as_slice() else {
+    let mut of_family = groups.filter(|(_, group)| group.family == family);
+    let (Some((index, group)), None) = (of_family.next(), of_family.next()) else {
         return false;
     };
-    let is_whole = !full_record.wrapped() && !full_record.cut && !full_record.only_active;
-    let lists = aligned.lanes[record].iter().any(|lane| lane.group == group);
-    is_whole
-        && !lists
-        && aligned.lacks_newest(record).is_none()
-        && retiring_is_all(full_record.recorder)
-        && position(&aligned.groups[group].ranks, full_record.rank).is_some()
+    let lists = aligned.lanes[record].iter().any(|lane| lane.group == index);
+    !lists && position(&group.ranks, full_record.rank).is_some()
 }
 
 /// When the peer of a message, whose record is `record`, posted the other half; `None` if that is unknown.

@@ -19,19 +19,24 @@ const BEFORE_TIMEOUT: f64 = 0.9;
 impl Context<'_> {
     /// What states the end of the time that ages measure.
     pub(crate) fn until(&self) -> Until {
-        // The record of a process that is gone states its last sign of life, after which others may have waited on.
-        let dated = |record: &&Record| record.identity.dump_time_ns > 0;
-        let undated = self.aligned.records.iter().any(|record| !dated(&record));
-        let mut dated = self.aligned.records.iter().filter(dated);
-        let states_end = |record: &Record| !undated || self.life.gone(record.rank).is_none();
         match (&self.life.end, self.policy.now_ns) {
             _ if self.young_files => Until::Written,
             (Some(_), _) => Until::Ended,
             (None, _) if !self.life.lives_on() => Until::Taken,
             (None, Some(_)) => Until::Now,
-            (None, None) if dated.any(states_end) => Until::Taken,
+            (None, None) if self.states_when_taken() => Until::Taken,
             (None, None) => Until::Written,
         }
+    }
+
+    /// Whether records state when they were taken.
+    fn states_when_taken(&self) -> bool {
+        let is_dated = |record: &&Record| record.identity.dump_time_ns > 0;
+        let records = &self.aligned.records;
+        let are_all_dated = records.iter().all(|record| is_dated(&record));
+        // The record of a process that is gone states its last sign of life, after which others may have waited on.
+        let is_taken = |record: &Record| are_all_dated || self.life.gone(record.rank).is_none();
+        records.iter().filter(is_dated).any(is_taken)
     }
 
     /// The end of the time that ages measure, common time, ns. `None` if the records do not note when they were taken,

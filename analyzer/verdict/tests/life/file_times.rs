@@ -72,7 +72,7 @@ fn the_last_sign_of_a_dead_rank_is_not_when_other_ranks_dumps_were_taken() {
     assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[1][..]));
     let finding = &report.findings[0];
     let since = finding.since.as_ref().map(ToString::to_string);
-    let since = since.unwrap_or_default();
+    let since = since.expect("the finding states since when");
     assert!(!since.contains("before the records were taken"), "{since}");
     assert!(!finding.sentence.contains(" for "), "{}", finding.sentence);
 }

@@ -87,6 +87,20 @@ fn a_rank_whose_recorded_sizes_do_not_fit_leads_before_the_one_that_died_of_them
 }
 
 #[test]
+fn a_rank_that_raised_or_was_asked_to_end_did_not_end_because_of_sizes() {
+    let named = [(Some(1), "raised ValueError: bad batch"), (Some(143), "")];
+    for (exit_code, phase) in named.into_iter().chain([(None, named[0].1)]) {
+        let mut dumps = wrong_splits("gloo", false, exit_code);
+        let status = dumps[1].status.as_mut().expect("the record has a status");
+        status.phase = phase.to_owned();
+        status.phase_since_ns = at(1.0);
+        let report = judge(&dumps, 60.0);
+        assert_eq!(root(&report).1, Code::E150, "{exit_code:?}");
+        assert_eq!(report.findings[0].culprit_ranks, [1], "{exit_code:?}");
+    }
+}
+
+#[test]
 fn a_process_that_waits_for_a_device_does_not_end_because_of_sizes() {
     let report = judge(&wrong_splits("nccl", false, None), 60.0);
     assert_eq!(root(&report).1, Code::E150);

@@ -120,9 +120,16 @@ struct Found {
     proof: Vec<usize>,
 }
 
-/// The number of elements that a member sends to each member, or receives from it; `None` if its record has no such
-/// sizes.
-fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
+/// What a record holds of the sizes that a member sends to each member, or receives from it.
+enum OfPairs<'a> {
+    /// Numbers of elements.
+    Splits(&'a [u64]),
+    /// Shapes of tensors.
+    Shapes(&'a [Vec<u64>]),
+}
+
+/// The sizes that a member sends to each member, or receives from it; `None` if its record has no such sizes.
+fn of_pairs(call: &Call, members: usize, sends: bool) -> Option<OfPairs<'_>> {
     let signature = &call.signature;
     let (splits, sizes) = if sends {
         (&signature.input_splits, &signature.input_sizes)
@@ -130,19 +137,28 @@ fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
         (&signature.output_splits, &signature.output_sizes)
     };
     if splits.len() == members {
-        return Some(splits.clone());
+        return Some(OfPairs::Splits(splits));
     }
     let is_list = (call.op.pattern(), call.op.layout()) == (Pattern::AllToAll, Layout::List);
-    let one_each = is_list && sizes.len() == members;
-    one_each.then(|| {
-        let elements = |shape: &Vec<u64>| {
-            shape
-                .iter()
-                .fold(1u64, |product, &n| product.saturating_mul(n))
-        };
-        sizes.iter().map(elements).collect()
+    (is_list && sizes.len() == members).then_some(OfPairs::Shapes(sizes))
+}
+
+/// The number of elements that a member sends to each member, or receives from it; `None` if its record has no such
+/// sizes.
+fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
+    let elements = |shape: &Vec<u64>| {
+        shape
+            .iter()
+            .fold(1u64, |product, &n| product.saturating_mul(n))
+    };
+    Some(match of_pairs(call, members, sends)? {
+        OfPairs::Splits(splits) => splits.to_vec(),
+        OfPairs::Shapes(shapes) => shapes.iter().map(elements).collect(),
     })
 }
+
+/// The highest confidence of a finding on an exchange whose sizes no record holds.
+pub(in crate::judge::check) const SIZES_UNKNOWN: f64 = 0.5;
 
 /// Whether a member of an exchange may have named a size to another that does not fit, without a record that shows it:
 /// the sizes for each pair of members belong to the operation, and the record of a member that issued it lacks them.
@@ -150,11 +166,11 @@ pub(in crate::judge::check) fn hides_sizes(ctx: &Context<'_>, group: GroupIx, se
     let instance = InstanceCalls::new(ctx, group, seq);
     let members = instance.ranks.len();
     let lacks = |call: &Call| {
-        let of_side = [true, false].map(|sends| parts(call, members, sends));
-        call.op.parts() == Parts::PerPair && of_side.contains(&None)
+        let mut sides = [true, false].into_iter();
+        sides.any(|sends| of_pairs(call, members, sends).is_none())
     };
     let mut calls = instance.calls.iter().flatten();
-    calls.any(|(_, _, call)| lacks(call))
+    calls.any(|(_, _, call)| call.op.parts() == Parts::PerPair && lacks(call))
 }
 
 fn exchange(instance: &InstanceCalls<'_>) -> Option<Found> {

@@ -6,33 +6,31 @@
 
 use crate::align::pending::on_device;
 use crate::align::{GroupIx, event};
-use crate::judge::check::calls::unequal_parts::hides_sizes;
+use crate::judge::check::calls::unequal_parts::{SIZES_UNKNOWN, hides_sizes};
 use crate::judge::context::{Context, FindingDraft};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::RankEnd;
 
-/// The highest confidence of a finding on a rank that failed inside such an exchange.
-const SIZES_UNKNOWN: f64 = 0.5;
+/// The signal of a process that aborts, SIGABRT.
+const ABORTED: i32 = 6;
 
-/// The signals with which others end a process: SIGHUP, SIGINT, SIGKILL and SIGTERM.
-const FROM_OUTSIDE: [i32; 4] = [1, 2, 9, 15];
+/// The exit code of a process that aborts, where its parent is a shell.
+const ABORTED_CODE: i32 = 128 + ABORTED;
 
 /// Blames no rank for the end of its process inside the collective `seq` of a group if the collective is an exchange on
-/// hosts whose sizes are not recorded. A process that was ended from outside, or for want of memory, did not end because
-/// of sizes, and neither does one that waits for a device.
+/// hosts whose sizes are not recorded, and a process may have aborted because of them. A process that ends because it
+/// raised an exception, or in any other way than by aborting, does not end because of sizes, and neither does one that
+/// waits for a device.
 pub(super) fn leave_end_open(
     ctx: &Context<'_>,
     group: GroupIx,
     seq: u32,
     draft: &mut FindingDraft,
 ) {
-    let exit = |rank: &Rank| ctx.life.gone(*rank)?.exit;
-    let mut exits = draft.culprits.iter().filter_map(exit);
+    let has_cause = |rank: &Rank| ended_otherwise(ctx, *rank);
+    let have_causes = !draft.culprits.is_empty() && draft.culprits.iter().all(has_cause);
     let backend = |call| &ctx.aligned.shared.calls.get(call).signature.backend;
     let call = event::usual_call(ctx.aligned, group, seq);
-    if !exits.any(|exit| is_from_outside(&exit))
-        && !call.is_some_and(|call| on_device(backend(call)))
-    {
+    if !have_causes && !call.is_some_and(|call| on_device(backend(call))) {
         leave_open(ctx, group, seq, draft);
     }
 }
@@ -65,10 +63,18 @@ pub(super) fn leave_open(ctx: &Context<'_>, group: GroupIx, seq: u32, draft: &mu
         .push_str("; compare the split sizes that all members pass there");
 }
 
-/// Whether a process was ended from outside, or for want of memory.
-fn is_from_outside(exit: &RankEnd) -> bool {
-    let by_signal = exit
-        .signal
-        .is_some_and(|signal| FROM_OUTSIDE.contains(&signal));
-    by_signal || exit.out_of_memory == Some(true)
+/// Whether the process of a rank did not end because it aborted: it raised an exception, it was ended for want of
+/// memory, or it is known to have ended by another signal or exit code.
+fn ended_otherwise(ctx: &Context<'_>, rank: Rank) -> bool {
+    let mut records = ctx.aligned.records_of(rank);
+    if records.any(|record| ctx.raised(record).is_some()) {
+        return true;
+    }
+    let exit = ctx.life.gone(rank).and_then(|gone| gone.exit);
+    exit.is_some_and(|exit| match (exit.signal, exit.exit_code) {
+        _ if exit.out_of_memory == Some(true) => true,
+        (Some(signal), _) => signal != ABORTED,
+        (None, Some(code)) => code != ABORTED_CODE,
+        (None, None) => false,
+    })
 }

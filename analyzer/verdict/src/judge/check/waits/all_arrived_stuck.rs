@@ -12,7 +12,7 @@ use crate::align::{Presence, RecordIx, UnknownReason};
 use crate::judge::channels::{Common, lag_of, lag_of_messages};
 use crate::judge::check::Check;
 use crate::judge::check::calls::p2p_size_mismatch::both_ends;
-use crate::judge::check::calls::unequal_parts::hides_sizes;
+use crate::judge::check::calls::unequal_parts::{SIZES_UNKNOWN, hides_sizes};
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::missed::peer_rank;
 use crate::judge::waits::wait_graph::{Node, Place};
@@ -52,9 +52,6 @@ impl Check for AllArrivedStuck {
             .collect()
     }
 }
-
-/// The highest confidence of a finding on an exchange whose sizes no record holds.
-const SIZES_UNKNOWN: f64 = 0.5;
 
 fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
     // The others have gone on since these records were taken: so may have the operation.

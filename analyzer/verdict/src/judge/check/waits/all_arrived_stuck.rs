@@ -54,11 +54,10 @@ impl Check for AllArrivedStuck {
 }
 
 fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
-    // The others have gone on since these records were taken: so may have the operation.
-    let is_outdated =
-        |record: RecordIx| ctx.aligned.lacks_newest(record) == Some(UnknownReason::Outdated);
-    let mut members = inside(ctx, place).into_iter();
-    if members.any(|rank| ctx.aligned.records_of(rank).any(is_outdated)) {
+    // Since older records were taken, the operation may have finished there. A newer one of a rank that waits in a
+    // collective shows that it has not finished on all.
+    let outdated = outdated(ctx, inside(ctx, place));
+    if outdated.len() == ctx.graph.arrived[place].len() {
         return false;
     }
     let (group, seq) = match ctx.graph.places[place] {
@@ -78,7 +77,8 @@ fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
             pending,
         } => {
             let mut halves = ctx.halves(record, pending).iter();
-            return halves.all(|&half| both_ends(ctx, group, record, half).is_some());
+            return outdated.is_empty()
+                && halves.all(|&half| both_ends(ctx, group, record, half).is_some());
         }
     };
     (0..ctx.aligned.groups[group].ranks.len()).all(|member| {
@@ -89,6 +89,16 @@ fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
         let lane = ctx.aligned.lane(group, member);
         lane.is_none_or(|(record, lane)| !ctx.aligned.status_op(record, lane, index).completed())
     })
+}
+
+/// Those of these ranks with a record that is older than those of others: they may have gone on since.
+fn outdated(ctx: &Context<'_>, ranks: Vec<Rank>) -> Vec<Rank> {
+    let is_outdated =
+        |record: RecordIx| ctx.aligned.lacks_newest(record) == Some(UnknownReason::Outdated);
+    let ranks = ranks.into_iter();
+    ranks
+        .filter(|&rank| ctx.aligned.records_of(rank).any(is_outdated))
+        .collect()
 }
 
 /// Whether the records show that all who issued the operation are inside: their lanes show when a device starts one, or
@@ -217,8 +227,13 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
         (false, true) => "has issued",
         (false, false) => "have all issued",
     };
+    let outdated = outdated(ctx, inside.clone());
+    let has = match outdated.is_empty() {
+        true => "has",
+        false => "is known to have",
+    };
     let sentence = format!(
-        "{} {are} {} #{} on group {} and none has finished{waited}: {why}",
+        "{} {are} {} #{} on group {} and none {has} finished{waited}: {why}",
         format_ranks(&inside),
         op_ref.op,
         op_ref.seq,
@@ -245,6 +260,16 @@ fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
             "the records hold no start times, so the device of one of them may not have come to it"
                 .to_owned(),
         );
+    }
+    if !outdated.is_empty() {
+        let (records, were, they) = match outdated.len() {
+            1 => ("record", "was", "it"),
+            _ => ("records", "were", "they"),
+        };
+        draft.doubts.push(format!(
+            "the {records} of {} {were} taken before those of others, and {they} may have finished since",
+            format_ranks(&outdated)
+        ));
     }
     if hides_sizes {
         draft.confidence = draft.confidence.min(SIZES_UNKNOWN);

@@ -1,10 +1,10 @@
 //! Groups that could not be made: a rank records that as a failure without a group and without an operation.
 
-use super::job::{State, closed, dead, fails, record};
+use super::job::{State, alive, closed, dead, fails, record};
 use super::{judge, root};
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, Report, Verdict};
+use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
 
 /// Adds to the record of a rank that it could not make a group at this time.
 fn with_unmade_group(
@@ -114,4 +114,41 @@ fn a_group_that_was_made_at_the_second_try_explains_nothing_later() {
     let report = judge(&dumps, 3600.0);
     assert_eq!(report.verdict, Verdict::Ended, "{:?}", report.findings);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
+}
+
+/// Five ranks. Rank 0 waits in an operation for the others, each of which lost those that `lost` gives for it, from rank
+/// 1 on, while it made a group. The ranks that are blamed for their absence.
+fn blamed_for(lost: [&[Rank]; 4]) -> Vec<Rank> {
+    let dumps: Vec<Dump> = (0..5)
+        .map(|rank: Rank| {
+            if rank == 0 {
+                return alive(record(0, 5, &[(1.0, State::Pending)]), 100.0);
+            }
+            let dump = alive(record(rank, 5, &[]), 100.0);
+            match lost[rank as usize - 1] {
+                [] => dump,
+                about => with_unmade_group(dump, FailureKind::Timeout, about, 2.0, "no answer"),
+            }
+        })
+        .collect();
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(super::at(100.0)),
+        ..Policy::default()
+    };
+    let report = analyze(&dumps, &policy);
+    let mut findings = report.findings.iter();
+    let found = findings.find(|finding| finding.code == Code::E101);
+    found.map_or(Vec::new(), |finding| finding.culprit_ranks.clone())
+}
+
+#[test]
+fn of_ranks_that_lost_each_other_only_those_are_excused_that_lost_one_to_blame() {
+    // A chain leads to rank 4.
+    assert_eq!(blamed_for([&[2], &[3], &[4], &[]]), [4]);
+    // A pair, and a ring of three: none of these is known to be the cause.
+    assert_eq!(blamed_for([&[2], &[1], &[], &[]]), [1, 2, 3, 4]);
+    assert_eq!(blamed_for([&[2], &[3], &[1], &[]]), [1, 2, 3, 4]);
+    // Of a ring that also lost rank 4, rank 4 is the cause.
+    assert_eq!(blamed_for([&[2], &[3], &[1, 4], &[]]), [4]);
 }

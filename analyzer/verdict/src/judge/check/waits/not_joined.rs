@@ -16,7 +16,7 @@ use crate::report::format::{count_ranks, format_ranks};
 use crate::report::{Code, Finding};
 use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::Recorder;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 pub(crate) struct NotJoined;
@@ -29,6 +29,7 @@ impl Check for NotJoined {
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         // Ranks that are first missed at the same place share one finding.
         let mut by_place: BTreeMap<usize, Vec<(Node, Missing)>> = BTreeMap::new();
+        let mut lost: BTreeMap<usize, HashSet<Rank>> = BTreeMap::new();
         for wait_root in &ctx.wait_roots {
             let &WaitRoot::Idle(node) = wait_root else {
                 continue;
@@ -39,7 +40,10 @@ impl Check for NotJoined {
             if let Some((place, why)) = first_missed(ctx, node)
                 && matches!(ctx.graph.places[place], Place::Collective { .. })
                 && !ctx.failed_at_once(place)
-                && !lost_another(ctx, place, node)
+                && !lost
+                    .entry(place)
+                    .or_insert_with(|| lost_others(ctx, place))
+                    .contains(&ctx.rank(node))
             {
                 by_place.entry(place).or_default().push((node, why));
             }
@@ -71,37 +75,55 @@ impl Check for NotJoined {
     }
 }
 
-/// Whether a rank is missing at a place because it lost another one that is missing there, too: in a call that makes a
-/// group, which is not recorded as an operation, since which it has issued none. Of two ranks that lost each other,
-/// neither counts.
-fn lost_another(ctx: &Context<'_>, place: usize, node: Node) -> bool {
-    let is_missing = |rank: Rank| {
-        let mut missing = ctx.graph.missing[place].iter();
-        missing.any(|&(other, _)| ctx.rank(other) == rank)
-    };
-    let rank = ctx.rank(node);
-    let lost = lost_in_no_operation(ctx, rank);
-    let is_cause =
-        |&other: &Rank| is_missing(other) && !lost_in_no_operation(ctx, other).contains(&rank);
-    !lost.is_empty() && lost.iter().all(is_cause)
+/// The ranks that are missing at a place because they lost others that are missing there, too: in a call that makes a
+/// group, which is not recorded as an operation, since which they have issued none. The losses of each lead, directly or
+/// through those of others, to a missing rank that lost none of the missing. Of ranks that only lost each other, none
+/// counts.
+fn lost_others(ctx: &Context<'_>, place: usize) -> HashSet<Rank> {
+    let missing = ctx.graph.missing[place].iter();
+    let missing: HashSet<Rank> = missing.map(|&(node, _)| ctx.rank(node)).collect();
+    let mut lost_by: HashMap<Rank, Vec<Rank>> = HashMap::new();
+    let mut causes: Vec<Rank> = Vec::new();
+    for &rank in &missing {
+        let lost = lost_in_no_operation(ctx, rank);
+        if lost.iter().all(|other| !missing.contains(other)) {
+            causes.push(rank);
+        } else if lost.iter().all(|other| missing.contains(other)) {
+            for &other in lost {
+                lost_by.entry(other).or_default().push(rank);
+            }
+        }
+    }
+    let mut excused = HashSet::new();
+    while let Some(cause) = causes.pop() {
+        for rank in lost_by.remove(&cause).into_iter().flatten() {
+            if excused.insert(rank) {
+                causes.push(rank);
+            }
+        }
+    }
+    excused
 }
 
 /// The other ranks that the newest failure of this rank names, if it is the loss of them or a wait for them until its
 /// deadline, outside of any operation, and the rank has issued no operation since.
-fn lost_in_no_operation(ctx: &Context<'_>, rank: Rank) -> Vec<Rank> {
-    let of_record = |record: usize| {
-        let full_record = &ctx.aligned.records[record];
-        let newest = full_record.failures.last()?;
-        let is_loss = matches!(newest.kind, FailureKind::PeerGone | FailureKind::Timeout);
-        let went_on = full_record
-            .ops
-            .last()
-            .is_some_and(|op| op.created_ns > newest.time_ns);
-        let is_outside = newest.operation.is_none() && !newest.ranks.contains(&rank);
-        (is_loss && is_outside && !went_on).then(|| newest.ranks.clone())
+fn lost_in_no_operation<'a>(ctx: &'a Context<'_>, rank: Rank) -> &'a [Rank] {
+    let records = || {
+        let records = ctx.aligned.records_of(rank);
+        records.map(|record| &ctx.aligned.records[record])
     };
-    let mut records = ctx.aligned.records_of(rank);
-    records.find_map(of_record).unwrap_or_default()
+    let failures = records().filter_map(|record| record.failures.last());
+    let Some(newest) = failures.max_by_key(|failure| failure.time_ns) else {
+        return &[];
+    };
+    let is_loss = matches!(newest.kind, FailureKind::PeerGone | FailureKind::Timeout);
+    let is_outside = newest.operation.is_none() && !newest.ranks.contains(&rank);
+    let mut last = records().filter_map(|record| record.ops.last());
+    let went_on = last.any(|op| op.created_ns > newest.time_ns);
+    match is_loss && is_outside && !went_on {
+        true => &newest.ranks,
+        false => &[],
+    }
 }
 
 /// The highest confidence if ranks do not agree on their groups: less than that of the finding that says so.

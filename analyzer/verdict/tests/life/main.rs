@@ -20,6 +20,7 @@ mod timed_out;
 mod unmade;
 mod unnoted;
 mod unproven;
+mod unsure;
 mod windows;
 
 use job::{State, alive, at, closed, dead, fails, launch, record};

@@ -227,13 +227,28 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft.age_ms = ctx.waits_ms(place);
     draft.confidence = confidence(ctx, arrived.len(), nodes);
     if nodes.len() > 1 && held.is_empty() && !all_named_phases(ctx, &records) {
-        draft.confidence = draft.confidence.min(SEVERAL);
-        draft.doubts.push(format!(
-            "one of {} may wait for another in a call that records no operation, such as that which makes a group",
-            format_ranks(&draft.culprits)
-        ));
+        // A process that is gone waits for none.
+        let is_there = |rank: &&Rank| ctx.life.gone(**rank).is_none();
+        let there: Vec<Rank> = draft.culprits.iter().filter(is_there).copied().collect();
+        let ranks = format_ranks(&draft.culprits);
+        let may_wait = match there.len() {
+            0 => None,
+            there if there == nodes.len() => Some(format!("one of {ranks} may wait for another")),
+            _ => Some(format!(
+                "{} may wait for another of {ranks}",
+                format_ranks(&there)
+            )),
+        };
+        if let Some(may_wait) = may_wait {
+            draft.confidence = draft.confidence.min(SEVERAL);
+            draft.doubts.push(format!(
+                "{may_wait} in a call that records no operation, such as that which makes a group"
+            ));
+        }
     }
-    if may_still_come(ctx, place, &draft.culprits) {
+    let busy = nodes.iter().any(|&(node, _)| ctx.graph.waits(node));
+    // One that has issued the operation, or is in another, does not work between two.
+    if held.is_empty() && !busy && may_still_come(ctx, place, &draft.culprits) {
         draft.confidence = draft.confidence.min(MAY_COME);
         draft.doubts.push(format!(
             "{} in no operation and {}: a checkpoint or other work of the program looks the same, if it may take \
@@ -267,7 +282,6 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         let newest = newest.and_then(|record| ctx.evidence_of_newest(record, op_ref.group));
         draft.evidence.extend(newest);
     }
-    let busy = nodes.iter().any(|&(node, _)| ctx.graph.waits(node));
     if busy {
         draft.confidence = draft.confidence.min(BUSY);
         draft.doubts.push(format!(

@@ -465,7 +465,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> Find
     };
     let call = ctx.describe_op(record, op);
     let whose = format_ranks(&culprits);
-    let mut sentence = match (went_on, ctx.waited_ms(place).map(format_time)) {
+    // Of a wait that is over, and in a job that is, it is not known how long ago it began.
+    let ago = ctx.waits_ms(place).filter(|_| ctx.life.lives_on());
+    let mut sentence = match (went_on, ago.map(format_time)) {
         (false, _) => format!("{whose} {did} that rank {waiting} {waited} for in {call}"),
         (true, Some(time)) => format!(
             "{whose} {did} for {call}, which rank {waiting} issued {time} ago by a call that did not block"

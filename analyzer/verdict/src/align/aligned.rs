@@ -154,7 +154,13 @@ impl<'a> Aligned<'a> {
         let mut stated = records
             .iter()
             .filter_map(|record| record.identity.world_size);
+        let mut listed = records.iter().flat_map(|record| &record.groups);
+        let names_world = listed.any(|local| {
+            let group = &shared.groups[local.group as usize];
+            group.desc == "default_pg" && !group.ranks.is_empty()
+        });
         aligned.may_have_more = world_size.or(stated.next()).is_none()
+            && !names_world
             && records
                 .iter()
                 .any(|record| names_newest_only(shared, record));

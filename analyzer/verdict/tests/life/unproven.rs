@@ -140,6 +140,13 @@ fn dumps_that_name_the_newest_group_do_not_show_how_many_ranks_there_are() {
     // A record that states the members of the world leaves nothing open.
     let report = after(&[record(0, 2, &inside), record(1, 2, &inside)]);
     assert!(!report.input.may_have_more);
+    let mut dumps = [of_a_pair(0, &inside, true), of_a_pair(1, &inside, true)];
+    for dump in &mut dumps {
+        dump.groups[1].info.ranks = (0..4).collect();
+    }
+    let report = after(&dumps);
+    assert!(!report.input.may_have_more);
+    assert_eq!(report.input.ranks_expected, 4);
 }
 
 /// Three ranks whose program runs ahead of its device: ranks 0 and 1 issued one operation on a group of their own, which

@@ -107,6 +107,16 @@ fn a_rank_that_calls_a_barrier_out_of_turn_is_named_and_not_the_one_that_waits_f
         sentence.starts_with("rank 1 went to barrier #1 on group default_pg before all_reduce #11"),
         "{sentence}"
     );
+    assert_eq!(found[0].cycle, [1, 0]);
+    assert!(found[0].confidence <= 0.75, "{}", found[0].confidence);
+    let expected =
+        "gloo records no completions: ranks 2 and 3 may be stuck in all_reduce #11 on group tp";
+    let mut doubts = found[0].doubts.iter();
+    assert!(
+        doubts.any(|doubt| doubt.starts_with(expected)),
+        "{:?}",
+        found[0].doubts
+    );
     // The members of the world are not those of the pair.
     let world = report.groups.iter();
     let world = world.filter(|group| group.group.desc == "default_pg");

@@ -12,9 +12,8 @@
 
 use crate::align::event::ProgramEvent;
 use crate::align::pending::PendingKind;
-use crate::align::record::Record;
-use crate::align::retiring_is_all;
 use crate::judge::check::Check;
+use crate::judge::check::waits::reopened;
 use crate::judge::context::{Context, FindingDraft, OpRef};
 use crate::judge::program_order::{Votes, past, vote};
 use crate::judge::programs::{self, Point};
@@ -49,7 +48,7 @@ impl Check for CrossGroupDeadlock {
             }
         }
         if drafts.is_empty() && !so_far.iter().any(|draft| draft.is_root) {
-            drafts.extend(behind_reopened(ctx));
+            drafts.extend(reopened::finding_beside(ctx));
         }
         drafts
     }
@@ -64,40 +63,12 @@ pub(super) struct MinorityRank {
     /// Place where the rank is missed.
     pub(super) missed_at: usize,
     /// Place where the rank waits instead.
-    waits_at: usize,
-}
-
-/// The finding on ranks that left the order of the others, if the waits lead to an operation that all have joined and
-/// that only `retired` shows as over: whether such an operation was reopened rightly is a guess. `None` if no rank is
-/// outvoted, or if the records show more.
-fn behind_reopened(ctx: &Context<'_>) -> Option<FindingDraft> {
-    // With more waits than this, the orders are not compared: it would take too long.
-    const MAX_WAITS: usize = 1 << 14;
-    let mut roots = ctx.wait_roots.iter();
-    let waits: usize = ctx.graph.missing.iter().map(Vec::len).sum();
-    let vague = |record: &Record| retiring_is_all(record.recorder);
-    if !roots.any(|root| matches!(root, WaitRoot::Full(_)))
-        || waits > MAX_WAITS
-        || !ctx.aligned.records.iter().all(vague)
-    {
-        return None;
-    }
-    let ranks: Vec<Node> = (0..ctx.graph.ranks)
-        .filter(|&node| ctx.graph.waits(node))
-        .collect();
-    let places: Vec<usize> = (0..ctx.graph.places.len()).collect();
-    let odd = strongest_minority(ctx, &ranks, &places);
-    if odd.is_empty() || !odd.iter().all(MinorityRank::is_outvoted) {
-        return None;
-    }
-    let mut draft = blamed(ctx, &odd);
-    draft.targets = odd.iter().map(|rank| rank.node).collect();
-    Some(draft)
+    pub(super) waits_at: usize,
 }
 
 impl MinorityRank {
     /// Whether at least two ranks put the steps the other way round, and more than put them as this one.
-    fn is_outvoted(&self) -> bool {
+    pub(super) fn is_outvoted(&self) -> bool {
         self.votes.first >= 2 && self.votes.first > self.votes.second
     }
 }
@@ -128,9 +99,21 @@ fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
         }
         draft
     };
-    draft.cycle = ctx.ranks(&cycle);
+    show_cycle(ctx, &mut draft, &cycle, places);
+    draft.targets = ranks.to_vec();
+    draft
+}
+
+/// Adds the ranks of a cycle to a finding, and the operations in which they wait to its evidence.
+pub(super) fn show_cycle(
+    ctx: &Context<'_>,
+    draft: &mut FindingDraft,
+    cycle: &[Node],
+    places: &[usize],
+) {
+    draft.cycle = ctx.ranks(cycle);
     let finding_group = draft.at.as_ref().map(|op_ref| op_ref.group);
-    for &place in places_of(ctx, &cycle, places).iter().take(16) {
+    for &place in places_of(ctx, cycle, places).iter().take(16) {
         let group = ctx.group_at(place);
         let mut evidence = ctx.evidence_of_place(place, 1);
         for entry in &mut evidence {
@@ -141,8 +124,6 @@ fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
     draft
         .ruled_out
         .push("not_joined: every rank of the cycle itself waits".to_owned());
-    draft.targets = ranks.to_vec();
-    draft
 }
 
 pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDraft {
@@ -431,6 +412,7 @@ pub(super) fn strongest_minority(
 
 fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<MinorityRank> {
     let inside: HashSet<Node> = ranks.iter().copied().collect();
+    let within: HashSet<usize> = places.iter().copied().collect();
     let mut counted: HashMap<(ProgramEvent, ProgramEvent), Votes> = HashMap::new();
     let mut minority: Vec<MinorityRank> = Vec::new();
     let mut contradicted: Vec<MinorityRank> = Vec::new();
@@ -447,7 +429,7 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
                 continue;
             };
             for &wait_place in &ctx.graph.waits_in[node] {
-                if !places.contains(&wait_place) {
+                if !within.contains(&wait_place) {
                     continue;
                 }
                 let Some(done) = event_at(ctx, wait_place, rank) else {

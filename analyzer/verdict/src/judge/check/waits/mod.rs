@@ -6,4 +6,5 @@ pub(super) mod left_the_ring;
 pub(super) mod missing_dump;
 pub(super) mod not_joined;
 pub(super) mod p2p_unmatched;
+mod reopened;
 mod tags;

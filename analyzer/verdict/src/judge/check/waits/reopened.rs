@@ -1,0 +1,93 @@
+//! E130 and E103 beside operations that are reopened as a guess.
+//!
+//! Gloo's own recorder shows no completions. An operation that all members have joined may be over or stuck, and waits
+//! that lead to it are no proof of a cause. Where other waits form a cycle, the order of the program still shows who
+//! left it.
+
+use crate::align::record::Record;
+use crate::align::retiring_is_all;
+use crate::judge::check::waits::cross_group_deadlock::{
+    MinorityRank, blamed, show_cycle, strongest_minority,
+};
+use crate::judge::context::{Context, FindingDraft};
+use crate::judge::waits::wait_graph::{Missing, Node};
+use crate::judge::waits::wait_root::WaitRoot;
+use crate::report::format::format_ranks;
+use std::collections::{HashMap, VecDeque};
+
+/// The finding on ranks that left the order of the others, if the waits lead to an operation that all have joined and
+/// that only `retired` shows as over: whether such an operation was reopened rightly is a guess. `None` if no rank of a
+/// cycle is outvoted, or if the records show more.
+pub(super) fn finding_beside(ctx: &Context<'_>) -> Option<FindingDraft> {
+    // With more waits than this, the orders are not compared: it would take too long.
+    const MAX_WAITS: usize = 1 << 12;
+    let reopened = ctx.wait_roots.iter().find_map(|root| match root {
+        &WaitRoot::Full(place) => Some(place),
+        _ => None,
+    })?;
+    let waits: usize = ctx.graph.missing.iter().map(Vec::len).sum();
+    let vague = |record: &Record| retiring_is_all(record.recorder);
+    if waits > MAX_WAITS || !ctx.aligned.records.iter().all(vague) {
+        return None;
+    }
+    let ranks: Vec<Node> = (0..ctx.graph.ranks)
+        .filter(|&node| ctx.graph.waits(node))
+        .collect();
+    let places: Vec<usize> = (0..ctx.graph.places.len()).collect();
+    let mut odd = strongest_minority(ctx, &ranks, &places);
+    if !odd.iter().all(MinorityRank::is_outvoted) {
+        return None;
+    }
+    odd.retain(|rank| cycle_through(ctx, rank).is_some());
+    let cycle = cycle_through(ctx, odd.first()?)?;
+    let mut draft = blamed(ctx, &odd);
+    show_cycle(ctx, &mut draft, &cycle, &places);
+    draft.confidence = draft.confidence.min(BESIDE_REOPENED);
+    let op_ref = ctx.op_ref_of_place(reopened);
+    draft.doubts.push(format!(
+        "gloo records no completions: {} may be stuck in {} #{} on group {}, which all its members have joined",
+        format_ranks(&ctx.ranks(&ctx.graph.arrived[reopened])),
+        op_ref.op,
+        op_ref.seq,
+        ctx.group_name(op_ref.group)
+    ));
+    draft.targets = odd.iter().map(|rank| rank.node).collect();
+    Some(draft)
+}
+
+/// The highest confidence of a finding on a cycle beside an operation that may be stuck as well.
+const BESIDE_REOPENED: f64 = 0.75;
+
+/// The ranks of a shortest cycle from the place where a rank of the minority waits to the one where it is missed, that
+/// rank first: each waits for the next, and is known to miss where the one before it waits. `None` if there is none.
+fn cycle_through(ctx: &Context<'_>, odd: &MinorityRank) -> Option<Vec<Node>> {
+    // For each place, the rank that waits in it and comes before it in the cycle.
+    let mut before: HashMap<usize, Node> = HashMap::from([(odd.waits_at, odd.node)]);
+    // For each rank, the place where it is missed.
+    let mut missed_at: HashMap<Node, usize> = HashMap::new();
+    let mut queue = VecDeque::from([odd.waits_at]);
+    while let Some(place) = queue.pop_front() {
+        if place == odd.missed_at {
+            let mut cycle = vec![before[&place]];
+            while let Some(place) = cycle.last().and_then(|node| missed_at.get(node)) {
+                cycle.push(before[place]);
+            }
+            cycle.reverse();
+            return Some(cycle);
+        }
+        for &(node, why) in &ctx.graph.missing[place] {
+            let is_known = matches!(why, Missing::Absent | Missing::Held(_));
+            if !is_known || node == odd.node || missed_at.contains_key(&node) {
+                continue;
+            }
+            missed_at.insert(node, place);
+            for &next in &ctx.graph.waits_in[node] {
+                before.entry(next).or_insert_with(|| {
+                    queue.push_back(next);
+                    node
+                });
+            }
+        }
+    }
+    None
+}

@@ -8,6 +8,7 @@ mod explain;
 // The pages are those of the program as it is built by default.
 #[cfg(not(feature = "tables"))]
 mod help;
+mod links;
 mod look;
 mod nccl_plugin;
 mod program;

@@ -27,11 +27,14 @@ enum Origin {
     Found,
 }
 
-pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), Failure> {
+/// Adds the named files and the records below the named folders. Returns a sentence on each link that was not followed:
+/// the job may be complete without what it leads to, so it is not an absence.
+pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Vec<String>, Failure> {
     let host = this_host();
     let absent =
         |path: &Path, reason: String| Absence::path(&host, &path.display().to_string(), reason);
     let mut files: Vec<(PathBuf, Origin)> = Vec::new();
+    let mut notes = Vec::new();
     for path in &args.paths {
         match fs::metadata(path) {
             Err(error) => archive.add_absence(absent(path, error.to_string())),
@@ -40,7 +43,14 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
                 walk(
                     path,
                     &mut |file| files.push((file, Origin::Found)),
-                    &mut |left| archive.add_absence(absent(left.path, left.why.to_string())),
+                    &mut |left| match left.is_link {
+                        true => notes.push(format!(
+                            "the link {} was not followed: {}",
+                            left.path.display(),
+                            left.why
+                        )),
+                        false => archive.add_absence(absent(left.path, left.why.to_string())),
+                    },
                 );
                 if files.len() == before {
                     archive.add_absence(absent(path, "the folder holds no file".to_owned()));
@@ -71,7 +81,7 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<(), F
             }
         }
     }
-    Ok(())
+    Ok(notes)
 }
 
 /// Adds the rings as dumps: a plain copy of a ring in use could be inconsistent.

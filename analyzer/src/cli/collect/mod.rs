@@ -18,7 +18,7 @@ use crate::cli::args::{AsOf, CollectArgs, JudgeArgs};
 use crate::cli::failure::Failure;
 use archive::{Absence, Archive};
 use rcomm_analyzer::Place;
-use rcomm_analyzer::format::format_ranks;
+use rcomm_analyzer::format::{format_ranks, printable};
 use rcomm_analyzer::print::human;
 use rcomm_analyzer::redact::Redactor;
 use running::Asked;
@@ -42,7 +42,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
         });
     }
     let mut archive = Archive::create(&args.output, redactor)?;
-    local::collect(args, &mut archive)?;
+    let unfollowed = local::collect(args, &mut archive)?;
     if let Some(command) = command {
         remote::collect(&hosts, &command, args, &mut archive)?;
     }
@@ -81,8 +81,8 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
     for Place { ranks, place } in asked.places.iter().take(10) {
         let _ = writeln!(stderr, "now: {} in {place}", format_ranks(ranks));
     }
-    for note in &asked.notes {
-        let _ = writeln!(stderr, "note: {note}");
+    for note in unfollowed.iter().chain(&asked.notes) {
+        let _ = writeln!(stderr, "note: {}", printable(note));
     }
     if args.analyze && !manifest.files.is_empty() {
         return analyze_archive(args, asks.then_some(&asked), color);

@@ -154,10 +154,11 @@ impl Found {
     }
 }
 
+/// The job may be complete without what the link leads to, so this is not a damaged record.
 fn not_followed(link: &Path, error: &std::io::Error) -> Problem {
-    Problem::unreadable_dump(
+    Problem::stale_dump(
         link.display().to_string(),
-        format!("the link was not followed: {error}"),
+        format!("left aside: the link was not followed: {error}"),
     )
 }
 

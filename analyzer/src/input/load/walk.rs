@@ -13,7 +13,7 @@ const MAX_DEPTH: usize = 16;
 pub struct Unsearched<'a> {
     /// The path, which begins with that of the folder.
     pub path: &'a Path,
-    /// Whether it is a link: one that leads to a folder elsewhere, or nowhere.
+    /// Whether it is a link: one that leads nowhere, or to a folder that is not searched.
     pub is_link: bool,
     /// Why it was not searched.
     pub why: &'a io::Error,
@@ -24,8 +24,8 @@ pub struct Unsearched<'a> {
 ///
 /// Links to folders are not followed, since they may form a cycle; links to files are. Pipes, sockets and devices are
 /// skipped, since they would block the reader. Folders more than 16 levels down are not listed. `unsearched` is called
-/// for these, for what could not be listed, and for links that lead nowhere or to a folder that is not below `folder`;
-/// the other files are found nevertheless.
+/// for these, for what could not be listed, and for links that lead nowhere or to a folder that is not searched: one that
+/// is not below `folder`, is hidden, or lies more than 16 levels down. The other files are found nevertheless.
 pub fn walk(
     folder: &Path,
     found: &mut dyn FnMut(PathBuf),
@@ -89,8 +89,8 @@ impl Walk<'_> {
         let why = match fs::metadata(&link) {
             Ok(target) if target.is_file() => return (self.found)(link),
             // A folder below the named one, such as that of the newest run, is listed under its own path.
-            Ok(target) if target.is_dir() && !self.holds_target(&link) => io::Error::other(
-                "it leads to a folder elsewhere: give its path as an argument, too",
+            Ok(target) if target.is_dir() && !self.lists_target(&link) => io::Error::other(
+                "it leads to a folder that is not searched: give its path as an argument, too",
             ),
             Ok(_) => return,
             Err(error) => error,
@@ -102,13 +102,17 @@ impl Walk<'_> {
         });
     }
 
-    /// Whether a link leads to the named folder or to one below it.
-    fn holds_target(&self, link: &Path) -> bool {
+    /// Whether a link leads to the named folder or to one below it that is listed.
+    fn lists_target(&self, link: &Path) -> bool {
         let resolved = self.folder.canonicalize().ok();
-        let target = link.canonicalize().ok();
-        resolved
-            .zip(target)
-            .is_some_and(|(folder, target)| target.starts_with(folder))
+        let Some((folder, target)) = resolved.zip(link.canonicalize().ok()) else {
+            return false;
+        };
+        target.strip_prefix(folder).is_ok_and(|below| {
+            let mut names = below.iter();
+            below.iter().count() <= MAX_DEPTH
+                && !names.any(|name| name.as_encoded_bytes().starts_with(b"."))
+        })
     }
 
     fn leave_out(&mut self, path: &Path, why: &io::Error) {
@@ -130,7 +134,9 @@ mod tests {
         let named = tempfile::tempdir().expect("a temporary directory can be made");
         let elsewhere = tempfile::tempdir().expect("a temporary directory can be made");
         let below = |name: &str| named.path().join(name);
-        fs::create_dir(below("run7")).expect("a directory can be made");
+        let deep = below("run7").join("x/".repeat(MAX_DEPTH - 1));
+        fs::create_dir_all(deep.join("x")).expect("directories can be made");
+        fs::create_dir_all(below(".hidden/run8")).expect("directories can be made");
         fs::write(below("run7/rank_0"), "").expect("a file can be written");
         fs::write(elsewhere.path().join("rank_1"), "").expect("a file can be written");
         for (target, link) in [
@@ -139,20 +145,26 @@ mod tests {
             (elsewhere.path().join("rank_1"), "rank_1"),
             (elsewhere.path().to_owned(), "other"),
             (elsewhere.path().join("rank_2"), "rank_2"),
+            (below(".hidden/run8"), "hidden"),
+            (deep.clone(), "deepest"),
+            (deep.join("x"), "too_deep"),
         ] {
             symlink(target, below(link)).expect("a link can be made");
         }
         let (mut found, mut unsearched) = (Vec::new(), Vec::new());
         walk(named.path(), &mut |file| found.push(file), &mut |left| {
-            assert!(left.is_link, "{left:?}");
+            assert!(left.is_link || left.path == deep.join("x"), "{left:?}");
             unsearched.push((left.path.to_owned(), left.why.kind()));
         });
         found.sort();
         unsearched.sort();
         assert_eq!(found, [below("rank_1"), below("run7/rank_0")]);
         let expected = [
+            (below("hidden"), io::ErrorKind::Other),
             (below("other"), io::ErrorKind::Other),
             (below("rank_2"), io::ErrorKind::NotFound),
+            (deep.join("x"), io::ErrorKind::Other),
+            (below("too_deep"), io::ErrorKind::Other),
         ];
         assert_eq!(unsearched, expected);
     }

@@ -21,7 +21,7 @@ pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, 
             target: args.output.clone(),
             source,
         },
-        SummarizeError::TooLarge { .. } => Failure::Summarize(error),
+        SummarizeError::TooLarge { .. } | SummarizeError::TooManyPaths => Failure::Summarize(error),
     };
     let io_to_failure = |error: io::Error| to_failure(SummarizeError::Io(error));
     let (loaded, size) = if is_stdout(&args.output) {

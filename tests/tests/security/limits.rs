@@ -78,6 +78,7 @@ a summary: rows of all tables | analyzer/src/input/rsum/read.rs | MAX_ROWS
 a summary: items of one record's tables | analyzer/src/input/rsum/wire.rs | MAX_ITEMS
 a summary: failures of a record | analyzer/src/input/rsum/read.rs | MAX_FAILURES
 a summary: links of a record | analyzer/src/input/rsum/read.rs | MAX_PEERS
+a summary: paths of all problems beyond the first of each | analyzer/src/input/rsum/read.rs | MAX_MORE_PATHS
 a log: one line | analyzer/src/input/log/mod.rs | MAX_LINE
 a log: facts | analyzer/src/input/log/mod.rs | MAX_FACTS
 a log: processes with a rank | analyzer/src/input/log/mod.rs | MAX_PROCESSES

@@ -47,13 +47,17 @@ const MAX_PART: usize = 32 << 20;
 
 #[cfg(test)]
 mod tests {
+    use super::wire::{BETWEEN_PATHS, Part};
     use super::*;
     use crate::input::load::{Loaded, LoadedDump};
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
     use rcomm_recorder::model::{
         Failure, FailureKind, GroupPlace, LinkEnd, PeerLink, ProcessExit, ProcessorWait, RankStatus,
     };
     use rcomm_recorder::publish::Dump;
     use rcomm_verdict::Problem;
+    use std::io::Write as _;
 
     fn dump(more: &str) -> Dump {
         let entry = |id: u32, more: &str| {
@@ -156,6 +160,56 @@ mod tests {
         };
         read(bytes.as_slice(), take).expect("the bytes are a summary");
         assert_eq!(found, problems);
+    }
+
+    #[test]
+    fn problems_with_too_many_paths_are_neither_written_nor_read() {
+        let bytes_of = |more: &[usize]| {
+            let of = |&more: &usize| {
+                let mut problem = Problem::stale_dump("a", "left aside");
+                problem.more_paths = vec![String::new(); more];
+                problem
+            };
+            let loaded = Loaded {
+                problems: more.iter().map(of).collect(),
+                ..Loaded::default()
+            };
+            let writer = Writer::new(Vec::new()).expect("writing to memory does not fail");
+            writer.finish(&loaded)
+        };
+        let half = read::MAX_MORE_PATHS / 2;
+        let fitting = bytes_of(&[half, half]).expect("as many paths are written");
+        read(fitting.as_slice(), |_| {}).expect("as many paths are read");
+        let refused = bytes_of(&[half, half, 1]).map_err(|error| error.to_string());
+        let why = refused.expect_err("one path more is not written");
+        assert!(why.contains("more than 262144 files"), "{why}");
+
+        // A file that another program wrote: one problem whose path is nothing but separators.
+        let mut paths = 0;
+        let hostile = Part::Problem(
+            "N300".to_owned(),
+            BETWEEN_PATHS.to_string().repeat(8 << 20),
+            String::new(),
+        );
+        let hostile = postcard::to_allocvec(&hostile).expect("a part can be encoded");
+        let mut bytes = [MAGIC.as_slice(), &VERSION.to_le_bytes()].concat();
+        let mut stream = GzEncoder::new(&mut bytes, Compression::fast());
+        let len = u32::try_from(hostile.len()).expect("the part is short");
+        stream
+            .write_all(&[&len.to_le_bytes(), hostile.as_slice()].concat())
+            .expect("writing to memory does not fail");
+        stream.finish().expect("writing to memory does not fail");
+        let outcome = read(bytes.as_slice(), |piece| {
+            if let Piece::Problem(problem) = piece {
+                paths += problem.paths().count();
+            }
+        });
+        let why = outcome.expect_err("so many paths are refused").to_string();
+        assert!(
+            why.contains("more paths than its problems can have"),
+            "{why}"
+        );
+        assert_eq!(paths, 0);
     }
 
     #[test]

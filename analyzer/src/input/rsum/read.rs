@@ -73,6 +73,9 @@ const MAX_FAILURES: usize = 64;
 /// The largest number of connections of one record.
 const MAX_PEERS: usize = 1024;
 
+/// The largest number of paths of all problems of one file beyond the first path of each.
+pub(super) const MAX_MORE_PATHS: usize = 1 << 18;
+
 /// Reads a summary and passes each piece to `take`. Blocks until it is read.
 ///
 /// # Errors
@@ -148,6 +151,8 @@ struct PartReader<'a, R> {
     places: Vec<(u32, GroupPlace)>,
     /// When the file of the next record was written.
     written_ns: Option<i64>,
+    /// The paths of all problems so far beyond the first path of each.
+    more_paths: usize,
     buffer: Vec<u8>,
 }
 
@@ -176,6 +181,7 @@ impl<'a, R: Read> PartReader<'a, R> {
             process: (0, None),
             places: Vec::new(),
             written_ns: None,
+            more_paths: 0,
             buffer: Vec::new(),
         })
     }
@@ -261,6 +267,13 @@ impl<'a, R: Read> PartReader<'a, R> {
             Part::Captured(record, captured) => self.record(*record, &captured)?,
             Part::Problem(code, paths, sentence) => {
                 let code = Code::parse(&code).ok_or_else(|| damaged("an unknown code"))?;
+                // Counted before they are split: a path takes far more memory than its separator.
+                self.more_paths += paths.matches(BETWEEN_PATHS).count();
+                if self.more_paths > MAX_MORE_PATHS {
+                    return Err(damaged(format!(
+                        "more paths than its problems can have; at most {MAX_MORE_PATHS} are read"
+                    )));
+                }
                 let mut paths = paths.split(BETWEEN_PATHS).map(str::to_owned);
                 Piece::Problem(Problem {
                     code,

@@ -1,5 +1,6 @@
 //! Writes the dumps of ranks into a summary.
 
+use super::read::MAX_MORE_PATHS;
 use super::wire::{BETWEEN_PATHS, End, Part, Record, Rows, WireTables, captured, runs};
 use super::{MAGIC, MAX_PART, VERSION};
 use crate::input::loaded::{Loaded, LoadedDump};
@@ -24,6 +25,9 @@ pub enum SummarizeError {
         /// The path of the dump or report, or that of the problem.
         path: String,
     },
+    /// The problems name more files than a summary holds.
+    #[error("the problems name more than {MAX_MORE_PATHS} files, the most that a summary holds")]
+    TooManyPaths,
 }
 
 /// Writes a summary dump by dump. Memory holds the tables that ranks share and one dump.
@@ -114,8 +118,17 @@ impl<W: Write> Writer<W> {
     /// Ends the summary with the problems and the RAS reports of the input, and returns the destination.
     ///
     /// # Errors
-    /// If the destination cannot be written to, or a problem or a report is longer than 32 MiB.
+    /// If the destination cannot be written to, if a problem or a report is longer than 32 MiB, or if the problems have more
+    /// than 262,144 paths beyond the first of each.
     pub fn finish(mut self, loaded: &Loaded) -> Result<W, SummarizeError> {
+        let more_paths = loaded.problems.iter();
+        if more_paths
+            .map(|problem| problem.more_paths.len())
+            .sum::<usize>()
+            > MAX_MORE_PATHS
+        {
+            return Err(SummarizeError::TooManyPaths);
+        }
         for problem in &loaded.problems {
             let mut paths = problem.path.clone();
             for path in &problem.more_paths {

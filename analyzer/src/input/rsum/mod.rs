@@ -17,7 +17,7 @@
 //! | version | part |
 //! |---|---|
 //! | 2 | a record with operations in CUDA graphs |
-//! | 3 | the failures and the end of the process of the record that follows |
+//! | 3 | the failures of the record that follows, and when its process closed it |
 //! | 4 | the connections of that record |
 //! | 5 | its waits for a processor |
 //! | 6 | its rank in groups whose members it does not have |
@@ -42,7 +42,7 @@ const MAGIC: &[u8; 8] = b"rcommsum";
 const VERSION: u16 = 9;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;
-/// The longest part, bytes: enough for a record of a million operations.
+/// The longest part, bytes: enough for a record of some 900,000 operations.
 const MAX_PART: usize = 32 << 20;
 
 #[cfg(test)]
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_of_version_one_is_read_as_before() {
+    fn a_summary_that_states_version_one_is_read() {
         let plain = dump("");
         let mut bytes = pack(&plain);
         let version = &mut bytes[MAGIC.len()..][..2];

@@ -10,12 +10,19 @@ const headline = (report) => report.end && ["ended", "cancelled", "inconclusive"
 /** Says how many operations are pending while none of them is overdue. @param {number} count */
 const pending = (count) => count === 1 ? "1 operation is pending and not overdue" : `${count} operations are pending, none of them overdue`;
 
+/** How many ranks were read; without "of" if all that are known were read and there may be more. @param {object} input */
+export function ranksRead(input) {
+  const expected = Math.max(input.ranks_expected, input.ranks_read);
+  const ranks = expected === 1 ? "1 rank" : `${expected} ranks`;
+  return input.may_have_more && input.ranks_read === expected ? `${ranks} read` : `${input.ranks_read} of ${ranks} read`;
+}
+
 /** The sentence after the verdict's word. @param {object} report */
 export function sentence(report) {
   const first = headline(report);
   if (first) return first.sentence;
   if (report.end) return report.end.sentence;
-  const read = `${report.input.ranks_read} of ${report.input.ranks_expected} ranks read`;
+  const read = ranksRead(report.input);
   const silence = report.problems.find((problem) => problem.code === "N305");
   const calm = {
     healthy: `nothing recorded is pending or wrong; ${read}`,

@@ -244,7 +244,7 @@ fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
 ///
 /// Each change of the verdict, its sentence or the number of ranks is a line on standard error; the report follows at
 /// the end, as with `analyze`. It ends when the dumps of all expected ranks are there and nothing has changed for a
-/// moment, or at --timeout.
+/// moment, or at --timeout. Dumps that leave open how many ranks the job has need --timeout or --world-size.
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct WatchArgs {

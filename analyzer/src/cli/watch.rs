@@ -10,7 +10,7 @@ use crate::cli::failure::Failure;
 use anstream::{AutoStream, ColorChoice};
 use rcomm_analyzer::load::{Change, Follower, LoadOptions};
 use rcomm_analyzer::logs::{self, Log};
-use rcomm_analyzer::print::human::one_line;
+use rcomm_analyzer::print::human::{format_ranks_read, one_line};
 use rcomm_analyzer::ras::{self, RasReport};
 use rcomm_analyzer::{Analysis, Extent, Report, Unread};
 use std::collections::BTreeMap;
@@ -155,17 +155,12 @@ fn poll(
     Ok(Some(report))
 }
 
-/// Whether records of every expected rank were read.
+/// Whether records of every rank were read, and it is known that the job has no more ranks.
 fn is_complete(report: &Report) -> bool {
-    report.input.ranks_read > 0 && report.input.ranks_read >= report.input.ranks_expected
+    let input = &report.input;
+    input.ranks_read > 0 && input.ranks_read >= input.ranks_expected && !input.may_have_more
 }
 
 fn format_progress(report: &Report) -> String {
-    let input = &report.input;
-    format!(
-        "{} of {} ranks  {}",
-        input.ranks_read,
-        input.ranks_expected.max(input.ranks_read),
-        one_line(report)
-    )
+    format!("{}  {}", format_ranks_read(&report.input), one_line(report))
 }

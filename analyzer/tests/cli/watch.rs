@@ -2,11 +2,13 @@
 
 use crate::program::{Reader, fixture, rcomm_fr, run, wait};
 use rcomm_analyzer::Report;
+use rcomm_analyzer::print::json;
+use serde_json::Value;
 use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[test]
 fn verdict_follows_the_last_dump() {
@@ -44,6 +46,49 @@ fn verdict_follows_the_last_dump() {
     let report: Report = serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap();
     assert_eq!(report.input.ranks_read, 4);
     assert_eq!(report.findings[0].culprit_ranks, vec![1]);
+}
+
+#[test]
+fn dumps_are_awaited_while_the_job_may_have_more_ranks() {
+    let dir = tempfile::tempdir().unwrap();
+    let (dumps, out) = (dir.path().join("dumps"), dir.path().join("report.json"));
+    fs::create_dir(&dumps).unwrap();
+    // gloo's own recorder names the members of the newest group only, here those of a group other than the world.
+    for name in ["rank_0.json", "rank_1.json"] {
+        let source = Path::new(&fixture("healthy-native-w2", "json")).join(name);
+        let text = fs::read_to_string(source).unwrap();
+        let text = text.replace(r#"["0","default_pg"]"#, r#"["1","tp"]"#);
+        fs::write(dumps.join(name), text).unwrap();
+    }
+    let timeout = Duration::from_secs(1);
+    let began = Instant::now();
+    let (dumps, out_path) = (dumps.to_str().unwrap(), out.to_str().unwrap());
+    let watched = run(&[
+        "watch",
+        dumps,
+        "--settle",
+        "1ms",
+        "--timeout",
+        "1s",
+        "--format",
+        "json",
+        "-o",
+        out_path,
+    ]);
+    assert!(
+        began.elapsed() >= timeout,
+        "it took the records for complete"
+    );
+    assert!(
+        watched.stderr.contains(" s  2 ranks  "),
+        "{}",
+        watched.stderr
+    );
+    let report: Value = serde_json::from_str(&fs::read_to_string(&out).unwrap()).unwrap();
+    assert_eq!(report["input"]["may_have_more"], true, "{report}");
+    let schema: Value = serde_json::from_str(json::SCHEMA).unwrap();
+    let valid = jsonschema::validate(&schema, &report);
+    assert!(valid.is_ok(), "{valid:?}");
 }
 
 #[test]

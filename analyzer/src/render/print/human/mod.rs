@@ -279,7 +279,7 @@ fn write_footer(report: &Report, code: Option<Code>, page: &mut Page<'_>) -> io:
 }
 
 /// How many ranks were read, like `7 of 8 ranks`; `8 ranks` if all that are known were read and there may be more.
-pub(crate) fn format_ranks_read(input: &Input) -> String {
+pub fn format_ranks_read(input: &Input) -> String {
     let expected = input.ranks_expected.max(input.ranks_read);
     let ranks = count(expected as u64, "rank");
     match input.may_have_more && input.ranks_read == expected {

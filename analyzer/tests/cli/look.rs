@@ -99,6 +99,26 @@ fn the_commands_for_files_leave_out_what_was_not_judged_with_them() {
 }
 
 #[test]
+fn the_command_for_files_names_no_link_to_a_folder() {
+    let home = tempfile::tempdir().unwrap();
+    let dumps = home.path().join("rcomm-dumps");
+    let now = SystemTime::now();
+    copy_dumps("healthy-w4", 4, &dumps, now);
+    let run_before = dumps.join("b-1");
+    copy_dumps(
+        "cascade-2x2x2",
+        8,
+        &run_before,
+        now - Duration::from_secs(60),
+    );
+    std::os::unix::fs::symlink(&run_before, dumps.join("rank_before")).unwrap();
+    let run = look(home.path(), &home.path().join("none"));
+    let each = (0..4).map(|rank| format!(" rcomm-dumps/rank_{rank}"));
+    let command = format!("  rcomm-fr analyze{}\n", each.collect::<String>());
+    assert!(run.stdout.contains(&command), "{run:?}");
+}
+
+#[test]
 fn of_several_living_jobs_the_one_with_an_error_is_shown_and_the_others_have_their_verdicts() {
     let home = tempfile::tempdir().unwrap();
     let rings = home.path().join("rings");

@@ -12,7 +12,7 @@ use super::{analyze, output};
 use crate::cli::failure::Failure;
 use anstream::ColorChoice;
 use rcomm_analyzer::Severity;
-use rcomm_analyzer::format::{count, duration_ms};
+use rcomm_analyzer::format::{count, duration_ms, printable};
 use rcomm_analyzer::print::human;
 use rcomm_analyzer::source::{RankJob, dump_beginnings};
 use rcomm_recorder::publish::list_rings;
@@ -137,15 +137,16 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
     let in_trouble = (reports.iter().take(judged_at_once))
         .position(|report| report.as_ref().is_ok_and(is_error));
     let judged = reports.iter().position(Result::is_ok);
-    let Some(shown_index) = in_trouble.or(judged) else {
-        return match reports.into_iter().next() {
-            Some(Err(error)) => Err(error),
-            _ => Ok(ExitCode::from(2)),
-        };
-    };
-    let Ok(shown) = &reports[shown_index] else {
-        return Ok(ExitCode::from(2));
-    };
+    let shown_index = in_trouble.or(judged).unwrap_or(0);
+    let verdicts: Vec<String> = reports
+        .iter()
+        .map(|report| match report {
+            Ok(judged) => format!(": {}", judged.report.verdict.word()),
+            Err(error) => format!(": cannot be judged: {}", printable(&error.to_string())),
+        })
+        .collect();
+    // If none can be judged, this is the error of the newest.
+    let shown = reports.swap_remove(shown_index)?;
     let now = SystemTime::now();
     let line = |records: &Records| {
         let age = now.duration_since(records.written).unwrap_or_default();
@@ -189,11 +190,7 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
             writeln!(out, "others:")?;
         }
         for (other, records) in others.take(MOST_LISTED) {
-            let verdict = match reports.get(other) {
-                Some(Ok(judged)) => format!(": {}", judged.report.verdict.word()),
-                Some(Err(error)) => format!(": cannot be judged: {error}"),
-                None => String::new(),
-            };
+            let verdict = verdicts.get(other).map_or("", String::as_str);
             writeln!(out, "  {}{verdict}\n    {}", line(records), records.command)?;
         }
         if others_count > MOST_LISTED {
@@ -258,9 +255,9 @@ fn kind_of(entry: &DirEntry) -> Kind {
     }
 }
 
-/// What names these files of a folder, and none of the folders beside them, in a shell command: a pattern, or each file
-/// if no pattern does. Sorts the files.
-fn argument_for(folder: &Path, files: &mut [PathBuf], folders: &[PathBuf]) -> String {
+/// What names these files of a folder, and nothing else of what is beside them, in a shell command: a pattern, or each
+/// file if no pattern does. Sorts the files. `others` need not have hidden files, which no pattern names.
+fn argument_for(folder: &Path, files: &mut [PathBuf], others: &[PathBuf]) -> String {
     files.sort();
     let (Some(first), Some(last)) = (files.first(), files.last()) else {
         return String::new();
@@ -274,7 +271,7 @@ fn argument_for(folder: &Path, files: &mut [PathBuf], folders: &[PathBuf]) -> St
     let beginning = &first.as_encoded_bytes()[..common.count()];
     let is_shared = |path: &PathBuf| name(path).as_encoded_bytes().starts_with(beginning);
     match std::str::from_utf8(beginning) {
-        Ok(beginning) if files.len() > 1 && !folders.iter().any(is_shared) => {
+        Ok(beginning) if files.len() > 1 && !others.iter().any(is_shared) => {
             format!("{}*", quoted(&folder.join(beginning)))
         }
         _ => {
@@ -369,8 +366,7 @@ impl Search {
 
     /// Adds the files directly in a folder as one item, and those of each subfolder (one run) as a separate item.
     fn add_folder(&mut self, description: &str, folder: &Path) {
-        let mut files = Vec::new();
-        let mut runs = Vec::new();
+        let (mut files, mut runs, mut others) = (Vec::new(), Vec::new(), Vec::new());
         let (entries, mut problem) = match entries_of(folder) {
             Ok(entries) => (entries, None),
             Err(problem) => (Vec::new(), Some(problem)),
@@ -379,12 +375,12 @@ impl Search {
             match kind_of(&entry) {
                 Kind::Folder => runs.push(entry.path()),
                 Kind::File => files.push(entry.path()),
-                Kind::Other => {}
+                Kind::Other => others.push(entry.path()),
             }
         }
         let argument = match runs.is_empty() {
             true => quoted(folder),
-            false => argument_for(folder, &mut files, &runs),
+            false => argument_for(folder, &mut files, &[&runs[..], &others].concat()),
         };
         let mut found = vec![(description.to_owned(), argument, files)];
         runs.sort();

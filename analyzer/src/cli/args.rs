@@ -408,14 +408,13 @@ pub(crate) struct SummarizeArgs {
     pub(crate) jobs: Option<NonZeroUsize>,
 }
 
-/// The exit codes in the help of `rings` and its commands.
-const RINGS_EXIT_CODES: &str = "\
-Exit codes: 0 done, even if there was no ring to list or remove; 2 the ring or its directory could not be read, or a ring \
-could not be removed.";
+/// The exit codes in the help of `rings` and `rings list`.
+const LIST_EXIT_CODES: &str = "\
+Exit codes: 0 listed, even if there is no ring or one cannot be read; 2 the directory could not be read.";
 
 /// List, show or remove the rings of this node: the records of jobs that run, hang, or died.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, after_help = RINGS_EXIT_CODES)]
+#[command(args_conflicts_with_subcommands = true, after_help = LIST_EXIT_CODES)]
 pub(crate) struct RingsArgs {
     #[command(subcommand)]
     pub(crate) action: Option<RingsAction>,
@@ -426,14 +425,18 @@ pub(crate) struct RingsArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum RingsAction {
     /// List every ring, and whether its process is alive (what `rings` alone does).
-    #[command(after_help = RINGS_EXIT_CODES)]
+    #[command(after_help = LIST_EXIT_CODES)]
     List(RingPlace),
     /// Show one rank's ring: its groups, its pending and its newest operations.
-    #[command(after_help = RINGS_EXIT_CODES)]
+    #[command(
+        after_help = "Exit codes: 0 shown; 2 no ring matches, rings of several jobs do, or the ring or its directory could not be read."
+    )]
     Show(ShowArgs),
     /// Remove the rings whose processes are gone. They are the record of what happened: dump or
     /// analyze them first.
-    #[command(after_help = RINGS_EXIT_CODES)]
+    #[command(
+        after_help = "Exit codes: 0 done, even if there was no ring to remove or one could not be read; 2 the directory could not be read, or a ring could not be removed."
+    )]
     RemoveStale(RemoveStaleArgs),
 }
 
@@ -481,7 +484,7 @@ pub(crate) struct RemoveStaleArgs {
 /// after it. Reading disturbs no process: a ring can be dumped while its job runs, hangs, or is gone.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 all written; 1 a ring could not be read; 2 nothing was written."
+    after_help = "Exit codes: 0 all written; 1 a ring could not be read; 2 nothing was written, or a dump could not be written."
 )]
 pub(crate) struct DumpArgs {
     /// Ring files; without one, all rings in the directory.

@@ -5,7 +5,6 @@ use crate::cli::args::{DumpArgs, DumpFormat};
 use crate::cli::failure::Failure;
 use crate::cli::output;
 use anstream::ColorChoice;
-use rcomm_analyzer::format::count;
 use rcomm_recorder::publish::{Dump, RingReader, write_dump_file};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -30,9 +29,8 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
     }
     let mut written = Vec::new();
     let mut unread = Vec::new();
-    let mut failed = None;
-    let mut rings = paths.iter();
-    for path in rings.by_ref() {
+    let mut unwritten = Vec::new();
+    for path in &paths {
         match RingReader::attach(path).and_then(|ring| ring.read()) {
             Err(error) => unread.push(error),
             Ok(dump) => {
@@ -43,11 +41,8 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
                 let target = file_for(&dump, &args.output, args.format);
                 match write_dump_file(&target, &bytes) {
                     Ok(path) => written.push(path),
-                    // The next dump would meet the same disk.
-                    Err(error) => {
-                        failed = Some(error);
-                        break;
-                    }
+                    // What hinders this dump, such as its job's folder, may not hinder the next one.
+                    Err(error) => unwritten.push(error),
                 }
             }
         }
@@ -61,12 +56,12 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
     for error in &unread {
         let _ = writeln!(stderr, "left out: {error}");
     }
-    if let Some(error) = failed {
-        let left = rings.len() as u64;
-        if left > 0 {
-            let _ = writeln!(stderr, "not reached: {}", count(left, "ring"));
+    let mut unwritten = unwritten.into_iter();
+    if let Some(first) = unwritten.next() {
+        for error in unwritten {
+            let _ = writeln!(stderr, "not written: {error}");
         }
-        return Err(error.into());
+        return Err(first.into());
     }
     Ok(match (written.is_empty(), unread.is_empty()) {
         (true, _) => ExitCode::from(2),

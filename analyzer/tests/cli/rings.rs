@@ -247,18 +247,57 @@ fn a_dump_that_cannot_be_written_does_not_hide_those_that_were() {
     let dir = tempfile::tempdir().unwrap();
     let ring_dir = dir.path().join("rings");
     std::fs::create_dir(&ring_dir).unwrap();
-    let _rings = ["a", "b", "c"].map(|job| ring_of(&ring_dir, job, 0));
+    let _rings = ["a", "b", "c", "d"].map(|job| ring_of(&ring_dir, job, 0));
     let out = dir.path().join("dumps");
     std::fs::create_dir(&out).unwrap();
     // No user, root included, can make a file below a file.
-    std::fs::write(out.join("b"), "").unwrap();
+    for job in ["b", "c"] {
+        std::fs::write(out.join(job), "").unwrap();
+    }
     let (out_name, ring_dir) = (out.to_str().unwrap(), ring_dir.to_str().unwrap());
     let dumped = run(&["dump", "-o", out_name, "--dir", ring_dir]);
     assert_eq!(dumped.code, Some(2), "{dumped:?}");
-    let written = out.join("a").join("rank_0");
-    assert_eq!(dumped.stdout, format!("{}\n", written.display()));
-    for part in ["not reached: 1 ring\n", "error: ", "/dumps/b"] {
-        assert!(dumped.stderr.contains(part), "{part}: {dumped:?}");
+    let written = ["a", "d"].map(|job| format!("{}\n", out.join(job).join("rank_0").display()));
+    assert_eq!(dumped.stdout, written.concat());
+    let lines: Vec<&str> = dumped.stderr.lines().collect();
+    let [other, first] = lines[..] else {
+        panic!("{dumped:?}");
+    };
+    assert!(
+        other.starts_with("not written: ") && other.contains("/dumps/c"),
+        "{other}"
+    );
+    assert!(
+        first.starts_with("error: ") && first.contains("/dumps/b"),
+        "{first}"
+    );
+}
+
+#[test]
+fn what_is_no_ring_hinders_no_list_and_no_removal() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("a")).unwrap();
+    let damaged = dir.path().join("a").join("0.0.ring");
+    std::fs::write(&damaged, "no ring").unwrap();
+    let listed = rings(dir.path(), &["list"]);
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+    assert!(listed.stdout.contains("unreadable: "), "{listed:?}");
+    let removed = rings(dir.path(), &["remove-stale"]);
+    assert_eq!(removed.code, Some(0), "{removed:?}");
+    assert!(removed.stdout.contains("removed 0 rings"), "{removed:?}");
+    let shown = rings(dir.path(), &["show", damaged.to_str().unwrap()]);
+    assert_eq!(shown.code, Some(2), "{shown:?}");
+    for (args, code) in [
+        (
+            &["list", "--help"][..],
+            "even if there is no ring or one cannot be read",
+        ),
+        (&["show", "--help"], "2 no ring matches"),
+        (&["remove-stale", "--help"], "a ring could not be removed"),
+    ] {
+        let help = rings(dir.path(), args);
+        let text: Vec<&str> = help.stdout.split_whitespace().collect();
+        assert!(text.join(" ").contains(code), "{args:?}: {help:?}");
     }
 }
 

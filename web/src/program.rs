@@ -172,9 +172,11 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
     }
     // They are read once, so a path that is missing now stays missing.
     let is_pattern = |path: &Path| path.to_string_lossy().contains(['*', '?', '[']);
-    let may_be_there = |path: &PathBuf| path.exists() || is_pattern(path);
-    if let (Some(path), false) = (cli.paths.first(), cli.paths.iter().any(may_be_there)) {
-        bail!("{} does not exist", path.display());
+    let may_be_there = |path: &PathBuf| path.metadata().is_ok() || is_pattern(path);
+    if let (Some(path), false) = (cli.paths.first(), cli.paths.iter().any(may_be_there))
+        && let Err(error) = path.metadata()
+    {
+        bail!("{}: {error}", path.display());
     }
     let dumps = FileSource::new(cli.paths.clone());
     Ok((vec![Box::new(dumps)], LiveOptions::post_mortem()))

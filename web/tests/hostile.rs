@@ -5,7 +5,7 @@ mod common;
 use common::{Web, form, wait_until};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::process::Command;
+use std::process::{Child, Command, Output, Stdio};
 
 fn status_of(web: &Web, request: &[u8]) -> Option<u16> {
     let mut stream = web.connect();
@@ -214,14 +214,46 @@ fn unfinished_requests_make_room_for_clients_and_admitted_clients_do_not() {
     }
 }
 
+/// Waits for the end of a program that is expected to end at once, and returns what it printed. Kills it if it does not.
+fn output_of(command: &mut Command) -> Output {
+    let program = command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let program = program.stderr(Stdio::piped()).spawn();
+    let mut program = Ending(Some(program.expect("the program of this package starts")));
+    wait_until("the program to end", || {
+        program
+            .0
+            .as_mut()?
+            .try_wait()
+            .expect("a child can be waited for")
+    });
+    let program = program.0.take().expect("the program was not killed");
+    program
+        .wait_with_output()
+        .expect("the output of a child can be read")
+}
+
+/// A program that is killed with the test that waits for its end.
+struct Ending(Option<Child>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(program) = &mut self.0 {
+            let _ = program.kill();
+            let _ = program.wait();
+        }
+    }
+}
+
 #[test]
 fn wrong_arguments_are_answered_by_what_to_write() {
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let text = folder.path().join("text").display().to_string();
     std::fs::write(&text, "no certificate").expect("the directory is writable");
     let missing = folder.path().join("missing").display().to_string();
+    let beyond_a_file = format!("{text}/dump");
     for (args, wanted) in [
-        (&[&*missing][..], "missing does not exist"),
+        (&[&*missing][..], "missing: No such file or directory"),
+        (&[&*beyond_a_file][..], "text/dump: Not a directory"),
         (&["--node", "n07"], "write http://n07:8765"),
         (&["--refresh", "0s"], "longer than zero"),
         (&["--overdue", "5"], "write 500ms, 5s"),
@@ -235,8 +267,7 @@ fn wrong_arguments_are_answered_by_what_to_write() {
         if !args.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
-        let output = command.args(args).output();
-        let output = output.expect("the program of this package starts");
+        let output = output_of(command.args(args).env_remove("RCOMM_WEB_TOKEN"));
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
         assert!(text.contains(wanted), "{args:?}: {text}");
@@ -254,9 +285,7 @@ fn exposure_beyond_this_machine_needs_explicit_options() {
         if let Some(token) = token {
             command.env("RCOMM_WEB_TOKEN", token);
         }
-        let output = command
-            .output()
-            .expect("the program of this package starts");
+        let output = output_of(&mut command);
         assert_eq!(output.status.code(), Some(2));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };

@@ -239,7 +239,9 @@ fn analyze_files(folder: &Path, max_bytes: u64) -> Result<Snapshot, Refusal> {
     let loaded = loaded.map_err(|error| Refusal::Upload(error.to_string().replace(&root, "")))?;
     let mut problems = loaded.problems;
     for problem in &mut problems {
-        problem.path = problem.path.replace(&root, "");
+        for path in std::iter::once(&mut problem.path).chain(&mut problem.more_paths) {
+            *path = path.replace(&root, "");
+        }
         problem.sentence = problem.sentence.replace(&root, "");
     }
     problems.extend(unusable);
@@ -288,6 +290,35 @@ mod tests {
         assert!(!exists(&path("rcomm-web-killed")));
         assert!(exists(&path("rcomm-web-young")) && exists(&path("another")));
         assert!(exists(lives.folder.path()) && exists(next.folder.path()));
+    }
+
+    #[test]
+    fn no_path_of_a_report_shows_the_temporary_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        // Neither the dumps nor their names state the rank; the groups show it.
+        for (rank, pair) in [(1, "[1, 2]"), (2, "[2, 3]")] {
+            let dump = format!(
+                r#"{{"version":"2.10","entries":[{{"record_id":0,"pg_id":0,"process_group":["{rank}","x"],
+                "collective_seq_id":1,"op_id":1,"profiling_name":"nccl:all_reduce","time_created_ns":1,
+                "state":"completed"}}],"pg_config":{{"a":{{"name":"{rank}","desc":"x","ranks":"{pair}"}},
+                "b":{{"name":"b","desc":"x","ranks":"[{rank}]"}}}}}}"#
+            );
+            std::fs::write(
+                folder.path().join(format!("dump_{}", ["", "x", "y"][rank])),
+                dump,
+            )
+            .unwrap();
+        }
+        let snapshot = analyze_files(folder.path(), 1 << 20).unwrap();
+        let problems = &snapshot.report.problems;
+        let of_both = problems
+            .iter()
+            .find(|problem| !problem.more_paths.is_empty());
+        let of_both = of_both.unwrap_or_else(|| panic!("{problems:?}"));
+        let paths: Vec<&str> = of_both.paths().collect();
+        assert_eq!(paths, ["dump_x", "dump_y"], "{problems:?}");
+        let root = folder.path().display().to_string();
+        assert!(!format!("{problems:?}").contains(&root), "{problems:?}");
     }
 
     #[test]

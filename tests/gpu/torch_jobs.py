@@ -26,6 +26,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -47,6 +48,9 @@ BEGIN = 180
 GONE = 60
 # The first NCCL that lets ranks share a device, as NCCL itself numbers it.
 SHARES_DEVICES = 23000
+# The ports for jobs that none has had yet, from one that differs between runs of this script.
+PORTS = iter(range(20000 + os.getpid() % 8000, 30000))
+PORTS_LOCK = threading.Lock()
 DECIDED = {"stuck", "mismatch", "crashed", "slow"}
 
 
@@ -126,11 +130,29 @@ def analyze(fr, paths):
     return done.stdout.decode(errors="replace") if done.returncode in (0, 1, 2) and done.stdout else None
 
 
-def free_port():
-    """A port that no socket has."""
+def is_free(port):
+    """Whether no socket has the port."""
     with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        return it.getsockname()[1]
+        # As PyTorch's store does: connections of a job that is over do not hold the port.
+        it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            it.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_port():
+    """A port that no socket has, another one for each job.
+
+    It is below the ports that the system gives to sockets of any port: one of those could be taken by another program
+    before the job's rank 0 listens.
+    """
+    with PORTS_LOCK:
+        port = next((port for port in PORTS if is_free(port)), None)
+    if port is None:
+        raise OSError("no port is left for a job")
+    return port
 
 
 class Job:

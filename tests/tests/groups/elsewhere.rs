@@ -7,9 +7,10 @@ use rcomm::{
     Backend, BackendFactory, Config, Deadline, DeviceKind, ErrorKind, FakeFabric, GroupOptions,
     HashStore, Op, Pending, Result, World,
 };
+use rcomm_tests::process::wait_until;
 use rcomm_tests::world;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The descriptions of the groups whose backends were warned, in the order of the warnings.
 type Warned = Arc<Mutex<Vec<String>>>;
@@ -71,14 +72,6 @@ impl Backend for Warnable {
     }
 }
 
-fn wait_for(event: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < deadline, "{event} did not happen in time");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Rank 0 waits in vain for rank 1 in one of two groups.
 fn fail_in_one_group(debug: DebugLevel) {
     let (store, fabric) = (Arc::new(HashStore::new()), FakeFabric::new());
@@ -115,11 +108,13 @@ fn fail_in_one_group(debug: DebugLevel) {
                     let error = bad.within(Duration::from_millis(500)).barrier();
                     assert_eq!(error.unwrap_err().kind(), ErrorKind::Timeout);
                 } else {
-                    wait_for("the warning", || !warned.lock().unwrap().is_empty());
+                    wait_until("the warning", || {
+                        (!warned.lock().unwrap().is_empty()).then_some(())
+                    });
                 }
                 world.store().add("test/seen", 1).unwrap();
                 let seen = || world.store().add("test/seen", 0).unwrap();
-                wait_for("the other rank's part", || seen() == 2);
+                wait_until("the other rank's part", || (seen() == 2).then_some(()));
                 let warned = warned.lock().unwrap().clone();
                 let expected: &[&str] = if rank == 0 { &[] } else { &["bad"] };
                 assert_eq!(warned, expected, "rank {rank}");

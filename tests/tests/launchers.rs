@@ -24,7 +24,7 @@ fn run(command: &mut Command) -> Output {
             Duration::from_secs(30).as_millis().to_string(),
         )
         .output()
-        .expect("a launcher that answered --version starts")
+        .unwrap_or_else(|error| panic!("{command:?} does not start: {error}"))
 }
 
 /// The standard output and the standard error.

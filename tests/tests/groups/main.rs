@@ -6,6 +6,7 @@ mod elsewhere;
 mod keys;
 mod last_handle;
 mod monitored_barrier;
+mod rejected;
 mod together;
 
 use rcomm::config::TransportChoice;

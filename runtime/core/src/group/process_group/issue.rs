@@ -283,7 +283,6 @@ impl Group {
                 let error = self.settle_error(&op_info, error);
                 in_flight.announce_failure();
                 in_flight.retire();
-                self.note_end(&op_info);
                 Err(error)
             }
         }

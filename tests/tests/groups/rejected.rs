@@ -1,0 +1,122 @@
+//! An operation that the backend refuses to start.
+
+use super::failing;
+use rcomm::backend::{AbortReason, Call, GroupContext, Observer};
+use rcomm::{
+    Backend, BackendFactory, Config, Deadline, DeviceKind, Done, Error, ErrorKind, FakeFabric,
+    HashStore, Op, Pending, ReduceOp, Result, Store, World,
+};
+use rcomm_recorder::model::EntryState;
+use rcomm_tests::world;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+
+/// A backend that refuses the first operation that is issued.
+const CHOOSY: &str = "choosy";
+
+struct Choosy {
+    inner: Arc<dyn Backend>,
+    has_refused: AtomicBool,
+}
+
+struct ChoosyFactory(Arc<dyn BackendFactory>);
+
+impl BackendFactory for ChoosyFactory {
+    fn name(&self) -> &'static str {
+        CHOOSY
+    }
+
+    fn device(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(Choosy {
+            inner: self.0.connect(group, deadline)?,
+            has_refused: AtomicBool::new(false),
+        }))
+    }
+}
+
+impl Backend for Choosy {
+    fn name(&self) -> &'static str {
+        CHOOSY
+    }
+
+    fn issue(
+        &self,
+        op: Op<'static>,
+        call: Call,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Arc<dyn Pending>> {
+        if !self.has_refused.swap(true, Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Unsupported, "not the first one"));
+        }
+        self.inner.issue(op, call, observer)
+    }
+
+    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
+        self.inner.run(op, call, observer)
+    }
+
+    fn abort(&self, reason: &AbortReason) {
+        self.inner.abort(reason);
+    }
+
+    fn shutdown(&self, deadline: Deadline) -> Result<()> {
+        self.inner.shutdown(deadline)
+    }
+}
+
+#[test]
+fn a_rejected_operation_is_counted_as_ended_once() {
+    const EXTRA: Duration = Duration::from_secs(7);
+    let fabric = FakeFabric::new();
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let world = |rank| {
+        let mut config = Config {
+            backend: format!("cpu:{CHOOSY}"),
+            ..world::config(rank, 2)
+        };
+        failing(&mut config);
+        let inner = fabric.factory(rank);
+        let factory =
+            move |_: &_| -> Result<Arc<dyn BackendFactory>> { Ok(Arc::new(ChoosyFactory(inner))) };
+        let builder = World::builder(config).store(store.clone());
+        builder.backend(factory).init().unwrap()
+    };
+    let was_checked = Barrier::new(2);
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (world, was_checked) = (&world, &was_checked);
+            scope.spawn(move || {
+                let world = world(rank);
+                let group = world.group();
+                let error = group.all_reduce_async(vec![1u8], ReduceOp::Sum);
+                let error = error.map(|_| ()).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                let snapshot = world.snapshot();
+                let entry = snapshot.entries.last().unwrap();
+                assert_eq!(entry.state, EntryState::Failed);
+                assert!(entry.retired);
+                // This time is added until the next collective has ended.
+                group.extend_timeout(EXTRA);
+                if rank == 1 {
+                    was_checked.wait();
+                }
+                let work = group.all_reduce_async(vec![1u8], ReduceOp::Sum).unwrap();
+                if rank == 0 {
+                    // Rank 1 has not come.
+                    assert_eq!(group.timeout_extension(), EXTRA);
+                    was_checked.wait();
+                }
+                assert_eq!(work.wait().unwrap(), [2]);
+                assert_eq!(group.timeout_extension(), Duration::ZERO);
+                let status = group.status();
+                assert_eq!((status.last_started, status.last_completed), (2, 2));
+                world.shutdown().unwrap();
+            });
+        }
+    });
+}

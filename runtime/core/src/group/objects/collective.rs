@@ -17,8 +17,8 @@ impl ProcessGroup {
     /// Every rank's `object` ends as the root's.
     ///
     /// # Errors
-    /// `InvalidArgument`, on all ranks, if the root's value is too long or cannot be serialized. `Mismatch`, on one
-    /// rank alone, if that rank cannot deserialize the value as its type.
+    /// `InvalidArgument`, on all ranks, if the root's value is too long or cannot be serialized. `Mismatch`, only on the
+    /// ranks that cannot deserialize the value as their type.
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: &mut T, root: u32) -> Result<()>
     where
@@ -185,7 +185,7 @@ impl Membership {
     }
 }
 
-/// The record of an operation on objects. It consists of two collectives: one of the lengths, one of the
+/// The record of an operation on objects. Such an operation consists of two collectives: one of the lengths, one of the
 /// values.
 fn op_record(op: OpType) -> OpRecord<'static> {
     OpRecord {

@@ -7,7 +7,8 @@ use serde::de::DeserializeOwned;
 /// The most bytes of one value as JSON: 64 MiB.
 pub const MAX_OBJECT_BYTES: usize = 64 << 20;
 
-/// The length that a rank sends if it could not serialize its value, or has none.
+/// The length that a rank sends if it could not serialize its value, or, as the root of a scatter, was not given one
+/// for each rank.
 pub(super) const NOT_SERIALIZABLE: u64 = u64::MAX;
 
 /// Refuses, on every rank alike, a value that is too long or could not be serialized. `owner` returns the
@@ -19,7 +20,10 @@ pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<
     for (index, &len) in (0u32..).zip(lens) {
         let owner = owner(index);
         let message = if len == NOT_SERIALIZABLE {
-            format!("rank {owner} of the group could not serialize its value, or gave none")
+            format!(
+                "rank {owner} of the group gave no value that can be sent: it could not serialize one, or, as the root \
+                 of a scatter, did not give one for each rank"
+            )
         } else if len > MAX_OBJECT_BYTES as u64 {
             format!(
                 "the value of rank {owner} of the group has {len} bytes, more than {MAX_OBJECT_BYTES}"

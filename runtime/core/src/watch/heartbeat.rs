@@ -131,6 +131,8 @@ mod tests {
     use super::*;
     use crate::store::HashStore;
     use crate::watch::failure_broadcast::tests::broadcast;
+    use crate::watch::watchdog::{Helpers, Watchdog};
+    use std::sync::mpsc::{Sender, channel};
 
     #[test]
     fn a_silent_watchdog_is_reported_once_and_all_ranks_dump() {
@@ -152,5 +154,37 @@ mod tests {
         monitor.stop();
         own_thread.stop();
         other_thread.stop();
+    }
+
+    /// A group that takes until the monitor was stopped to end. It sends whether that was so.
+    struct SlowGroup(Arc<Stop>, Sender<bool>);
+
+    impl Drop for SlowGroup {
+        fn drop(&mut self) {
+            let stopped = self.0.stopped.lock().unwrap();
+            let long = Duration::from_secs(30);
+            let stopped = self.0.wake.wait_timeout_while(stopped, long, |it| !*it);
+            let _ = self.1.send(*stopped.unwrap().0);
+        }
+    }
+
+    #[test]
+    fn the_watchdog_is_not_monitored_while_the_groups_that_it_has_dropped_end() {
+        let store = Arc::new(HashStore::new());
+        let interval = Duration::from_millis(10);
+        let (broadcast, _dumped, thread) = broadcast(0, &store, interval);
+        let watch = Arc::new(Watch::default());
+        let long = Duration::from_secs(60);
+        let monitor = HeartbeatMonitor::start(watch.clone(), broadcast.clone(), long).unwrap();
+        let (ended, has_ended) = channel();
+        watch.drop_elsewhere(Box::new(SlowGroup(monitor.stop.clone(), ended)));
+        let helpers = Helpers {
+            heartbeat: monitor,
+            broadcast: thread,
+        };
+        let mut watchdog =
+            Watchdog::start(watch, broadcast, interval, move || Ok(helpers)).unwrap();
+        watchdog.stop();
+        assert!(has_ended.recv().unwrap(), "the monitor was still at work");
     }
 }

@@ -92,7 +92,7 @@ pub(crate) struct Watch {
     /// How many rounds the watchdog has made; the heartbeat monitor reads this.
     rounds: AtomicU64,
     waits: Arc<WaitCounters>,
-    /// The threads on which groups end whose last reference the watchdog held.
+    /// The threads on which groups end whose last reference a thread that supervises the world held.
     ends: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -154,7 +154,8 @@ impl Watch {
 
     /// Drops a group on a thread of its own.
     pub(crate) fn drop_elsewhere(&self, group: Box<dyn Any + Send>) {
-        // Invariant 10 of docs/ARCHITECTURE.md: `Watchdog::stop` joins these threads.
+        // Invariant 10 of docs/ARCHITECTURE.md: `Watchdog::stop` joins the threads that were started before; the
+        // others, which start only if it runs on a thread that goes on to drop groups, end by themselves.
         let thread = std::thread::Builder::new()
             .name("rcomm/group-end".to_owned())
             .spawn(move || drop(group));
@@ -166,6 +167,16 @@ impl Watch {
             }
             // The closure has been dropped, on this thread, and the group with it.
             Err(error) => tracing::warn!(%error, "cannot start the thread rcomm/group-end"),
+        }
+    }
+
+    /// Waits for the groups that end on threads of their own.
+    fn join_ends(&self) {
+        let ends = self.ends.lock();
+        let ends = std::mem::take(&mut *ends.unwrap_or_else(PoisonError::into_inner));
+        for end in ends {
+            // A panic of the thread was already reported where it happened.
+            join_another(end);
         }
     }
 
@@ -300,7 +311,8 @@ impl Watchdog {
     }
 
     /// Makes a last round and ends the thread, the groups that it has dropped, and its helpers. The thread itself may
-    /// call this, if a callback of an operation held the world: it is not joined then, and ends after its round.
+    /// call this, if a callback of an operation held the world: it is not joined then, and ends after its last round;
+    /// nor are the threads of groups that it drops from then on.
     pub(crate) fn stop(&mut self) {
         self.watch.stop();
         if let Some(thread) = self.thread.take()
@@ -308,17 +320,17 @@ impl Watchdog {
         {
             tracing::error!("the watchdog panicked");
         }
-        let ends = self.watch.ends.lock();
-        let ends = std::mem::take(&mut *ends.unwrap_or_else(PoisonError::into_inner));
-        for end in ends {
-            // A panic of the thread was already reported where it happened.
-            join_another(end);
-        }
         let helpers = self.helpers.lock();
-        let helpers = helpers.unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(mut helpers) = helpers {
+        let mut helpers = helpers.unwrap_or_else(PoisonError::into_inner).take();
+        // First: the end of a group may take long, and no round is made meanwhile.
+        if let Some(helpers) = &mut helpers {
             helpers.heartbeat.stop();
+        }
+        self.watch.join_ends();
+        if let Some(mut helpers) = helpers {
             helpers.broadcast.stop();
+            // It may have had the last reference to a group, too.
+            self.watch.join_ends();
         }
     }
 }

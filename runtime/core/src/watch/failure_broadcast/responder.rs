@@ -239,6 +239,7 @@ impl Responder {
             if cause.is_none_or(|cause| cause.contains(&name)) {
                 group.failed_elsewhere();
             }
+            group.release();
         }
     }
 
@@ -263,6 +264,7 @@ impl Responder {
             if !group.has_failed() {
                 group.close(None, error.clone());
             }
+            group.release();
         }
     }
 
@@ -310,8 +312,12 @@ impl Responder {
             .iter()
             .map(|group| (group.info().id, group.wire_id()));
         let wire_ids = wire_ids.collect();
-        let groups = groups.iter().map(|group| (group.wire_id(), group.status()));
-        RankReport::of(groups, &parts.recorder.snapshot(), &wire_ids)
+        let progress = groups.iter().map(|group| (group.wire_id(), group.status()));
+        let report = RankReport::of(progress, &parts.recorder.snapshot(), &wire_ids);
+        for group in groups {
+            group.release();
+        }
+        report
     }
 
     /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the status

@@ -4,7 +4,7 @@ use super::Store;
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::text;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// A request that was sent to a store.
@@ -36,13 +36,21 @@ impl<T: Send + 'static> StoreQuery<T> {
         }
     }
 
-    /// The reply, or the store's error; `None` if neither arrives within `limit`, or if an earlier call has returned
-    /// it.
+    /// The reply, or the store's error; `None` if neither arrives within `limit`. A `Store` error if there will be none:
+    /// the store has panicked, or an earlier call has returned the reply.
     pub fn answer_within(&self, limit: Duration) -> Option<Result<T>> {
-        self.0.recv_timeout(limit).ok()
+        match self.0.recv_timeout(limit) {
+            Ok(answer) => Some(answer),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                let message = "the request to the store has ended without an answer";
+                Some(Err(Error::new(ErrorKind::Store, message)))
+            }
+        }
     }
 
-    /// Starts the request and waits for the reply, for at most `limit`; `None` if there is none by then.
+    /// Starts the request and waits for the reply, for at most `limit`; `None` if there is none by then. A `Store` error
+    /// if the store panics.
     pub fn ask_within(
         store: &Arc<dyn Store>,
         limit: Duration,
@@ -57,7 +65,8 @@ impl<T: Send + 'static> StoreQuery<T> {
     /// Like [`ask_within`](Self::ask_within), for a caller that cannot go on without the reply.
     ///
     /// # Errors
-    /// Those of the request; `Timeout` if there is no reply within `limit`; `Io` if no thread can be started.
+    /// Those of the request; `Timeout` if there is no reply within `limit`; `Store` if the store panics; `Io` if no
+    /// thread can be started.
     pub fn within(
         store: &Arc<dyn Store>,
         limit: Duration,
@@ -91,7 +100,8 @@ mod tests {
         store.set("never", b"now").unwrap();
         let answer = query.answer_within(Duration::from_secs(60));
         assert_eq!(answer.unwrap().unwrap(), b"now");
-        assert!(query.answer_within(Duration::ZERO).is_none());
+        let error = query.answer_within(Duration::from_secs(60));
+        assert_eq!(error.unwrap().unwrap_err().kind(), ErrorKind::Store);
         let waits = |store: &dyn Store| store.get("never set", Duration::from_secs(5));
         let error = StoreQuery::within(&store, short, waits).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout);

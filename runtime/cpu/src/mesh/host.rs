@@ -11,7 +11,7 @@
 use super::fill_random;
 use super::handshake::{ANSWER_LEN, ChannelKind, Decision, End, Handshake, Identity};
 use super::layout::Layout;
-use super::shortage::Shortage;
+use super::shortage::{Shortage, is_shortage};
 use crate::transport::fd_passing;
 use crate::transport::shm::{Segment, ShmExchange, ShmExchangeError};
 use crate::wait::processors::{self, Processors, own_processors, wait_mode_of};
@@ -41,6 +41,9 @@ const ENTERING_TIME: Duration = Duration::from_millis(100);
 const LOOK_TIME: Duration = Duration::from_millis(200);
 /// How often a rank that waits for others checks whether it can accept their connections.
 const SHORTAGE_CHECK: Duration = Duration::from_millis(20);
+/// How long after the time-out of a request the store may take to answer. The store over TCP gives up before, with an
+/// error that names its server.
+const STORE_GRACE: Duration = Duration::from_secs(3);
 /// At most this many ranks that have not published their host are named.
 const MAX_NAMED: usize = 8;
 /// The host's name in the note of a rank that shares no memory.
@@ -194,11 +197,7 @@ impl Host {
             )
         })?;
         let limit = HANDSHAKE_TIME.min(world.deadline.remaining());
-        let segment = request_segment(identity, maker, socket, world.world_size, limit);
-        let segment = segment.map_err(|error| {
-            let message = format!("cannot share memory with rank {maker} of this host");
-            Error::io(message, error).with_rank(maker)
-        })?;
+        let segment = segment_of(maker, identity, socket, limit)?;
         self.segment = Some(Arc::new(segment));
         Ok(None)
     }
@@ -207,7 +206,8 @@ impl Host {
     /// not published their host yet.
     ///
     /// # Errors
-    /// Those of the store; `Io` if this rank cannot accept the connections of others.
+    /// Those of the store; `Timeout` if it does not answer, or if ranks do not publish their hosts in time; `Io` if this
+    /// rank cannot accept the connections of others.
     pub(crate) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
         let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let segment = self.segment.as_ref();
@@ -256,8 +256,9 @@ impl Host {
     /// maker of the segment has answered it: so the wait ends early if this rank cannot accept callers.
     ///
     /// # Errors
-    /// Those of the store; `Io` if this rank cannot accept the connections of others.
+    /// Those of the store; `Timeout` if it does not answer; `Io` if this rank cannot accept the connections of others.
     fn read_notes(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>> {
+        let end = Deadline::In(limit.saturating_add(STORE_GRACE)).started();
         let keys = keys.to_vec();
         let query = StoreQuery::put(&self.store, move |store| {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -269,6 +270,10 @@ impl Host {
             }
             let short = self.shortage.check();
             short.map_err(|error| Error::io("cannot meet the other ranks", error))?;
+            if end.has_passed() {
+                let message = "the store did not answer a request for the hosts of other ranks";
+                return Err(Error::new(ErrorKind::Timeout, message));
+            }
         }
     }
 
@@ -456,11 +461,30 @@ fn listen() -> io::Result<(String, UnixListener)> {
 
 /// Requests the segment from the rank `maker`, which listens on this abstract unix socket. Each read and write takes
 /// `limit` at most.
-fn request_segment(
-    identity: &Identity,
+///
+/// # Errors
+/// `Io`, which names the rank, unless this rank lacks descriptors or memory.
+pub(crate) fn segment_of(
     maker: Rank,
+    identity: &Identity,
     socket: &str,
-    world_size: u32,
+    limit: Duration,
+) -> Result<Segment> {
+    request_segment(maker, identity, socket, limit).map_err(|error| {
+        let is_own_fault = is_shortage(&error);
+        let message = format!("cannot share memory with rank {maker} of this host");
+        let error = Error::io(message, error);
+        match is_own_fault {
+            true => error,
+            false => error.with_rank(maker),
+        }
+    })
+}
+
+fn request_segment(
+    maker: Rank,
+    identity: &Identity,
+    socket: &str,
     limit: Duration,
 ) -> io::Result<Segment> {
     let address = SocketAddr::from_abstract_name(socket)?;
@@ -501,7 +525,7 @@ fn request_segment(
     let file = fd_passing::receive(&stream, &mut last)?;
     match (Decision::from_bytes(last), file) {
         (Some(Decision::Welcome), Some(file)) => {
-            Segment::attach(file, identity.rank, world_size as usize)
+            Segment::attach(file, identity.rank, identity.world_size as usize)
         }
         (other, _) => Err(refused(other)),
     }

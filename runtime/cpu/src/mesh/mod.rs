@@ -11,7 +11,7 @@
 pub(crate) mod address;
 mod connections;
 pub(crate) mod handshake;
-mod host;
+pub(crate) mod host;
 pub(crate) mod layout;
 pub(crate) mod links;
 mod listener;

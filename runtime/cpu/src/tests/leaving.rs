@@ -4,12 +4,13 @@ use super::*;
 use crate::mesh::ChannelRequest;
 use crate::mesh::handshake::ChannelKind;
 use crate::wait::{Stop, WaitMode, WaitPolicy};
+use rcomm_core::ErrorKind;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Runs `then` once, when its rank looks for this key.
+/// Runs `then` once, when its rank looks for this key, or reads several if it is [`MANY`].
 struct RunOnCheck {
     key: &'static str,
     store: Arc<dyn Store>,
@@ -19,6 +20,9 @@ struct RunOnCheck {
 /// The key that a rank looks for when it has waited for rank 1 for some time without a channel, to find out whether
 /// rank 1 is still alive.
 const LIVENESS: &str = "cpu/addr/1";
+
+/// In place of a key: the rank reads several keys.
+const MANY: &str = "*";
 
 impl Store for RunOnCheck {
     fn check(&self, keys: &[&str]) -> Result<bool> {
@@ -67,6 +71,11 @@ impl Store for RunOnCheck {
     }
 
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        if self.key == MANY
+            && let Some(then) = self.then.lock().unwrap().take()
+        {
+            then();
+        }
         self.store.multi_get(keys, timeout)
     }
 
@@ -202,4 +211,36 @@ fn a_store_that_falls_silent_does_not_hold_up_a_rank_beyond_its_deadline() {
     );
     assert!(!has_waited.load(std::sync::atomic::Ordering::Relaxed));
     drop(release);
+}
+
+/// A store over this one that runs `then` in place of reading several keys.
+fn run_on_read(then: impl FnOnce() + Send + 'static) -> Arc<dyn Store> {
+    Arc::new(RunOnCheck {
+        key: MANY,
+        store: Arc::new(HashStore::new()),
+        then: Mutex::new(Some(Box::new(then))),
+    })
+}
+
+#[test]
+fn a_wait_for_hosts_ends_though_the_store_panics_or_never_answers() {
+    let store = run_on_read(|| panic!("a defect of the store"));
+    let error = hosts_of_two(store, LONG);
+    assert_eq!(error.kind(), ErrorKind::Store, "{error}");
+    let (never, answer) = std::sync::mpsc::channel::<()>();
+    let store = run_on_read(move || {
+        let _ = answer.recv();
+    });
+    let error = hosts_of_two(store, Duration::from_millis(10));
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(error.to_string().contains("did not answer"), "{error}");
+    drop(never);
+}
+
+/// The error with which rank 0 of two, which the other does not join, looks for the hosts of both.
+fn hosts_of_two(store: Arc<dyn Store>, limit: Duration) -> rcomm_core::Error {
+    let factory = CpuFactory::open(&world_context(store, 0, 2, Wiring::Tcp)).unwrap();
+    let deadline = Deadline::In(limit).started();
+    let layout = factory.mesh.host().layout(&[0, 1], 0, deadline);
+    layout.map(|_| ()).unwrap_err()
 }

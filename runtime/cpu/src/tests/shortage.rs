@@ -2,22 +2,26 @@
 
 use super::{LONG, Wiring, world_context};
 use crate::CpuFactory;
-use crate::mesh::handshake::ChannelKind;
+use crate::mesh::handshake::{ChannelKind, Identity};
+use crate::mesh::host::segment_of;
 use crate::mesh::{ChannelRequest, PeerState};
+use crate::transport::fd_passing;
 use crate::wait::{Failure, Stop, WaitMode, WaitPolicy};
 use rcomm_core::backend::BackendFactory;
 use rcomm_core::store::{HashStore, Store};
-use rcomm_core::{Deadline, ErrorKind};
+use rcomm_core::{Deadline, ErrorKind, Secret};
 use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Set in the process of the test.
 const INSIDE: &str = "RCOMM_TEST_OF_SHORTAGE";
+const TOO_MANY: &str = "Too many open files";
 /// What the errors of a rank say that cannot accept its callers.
 const CANNOT_ACCEPT: &str = "cannot accept the connections of other ranks: Too many open files";
 
@@ -54,6 +58,8 @@ fn a_rank_without_descriptors_says_so_and_blames_no_peer() {
     let address = store.get("cpu/addr/0", LONG).unwrap();
     let address: SocketAddr = String::from_utf8(address).unwrap().parse().unwrap();
     let caller = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    let (here, there) = UnixStream::pair().unwrap();
+    let file = File::open("/dev/null").unwrap().into();
     let taken = take_all_descriptors();
 
     let stop = Stop::default();
@@ -88,8 +94,20 @@ fn a_rank_without_descriptors_says_so_and_blames_no_peer() {
     assert_eq!((error.kind(), error.ranks()), (ErrorKind::Io, &[][..]));
     assert!(error.to_string().contains(CANNOT_ACCEPT), "{error}");
 
+    // The rank that made the segment is not to blame either, and this rank may lack only the descriptor for the segment.
+    let identity = Identity::new(2, 3, "test", &Secret::from_text("test"));
+    let error = segment_of(1, &identity, "none", LONG).err().unwrap();
+    assert_eq!((error.kind(), error.ranks()), (ErrorKind::Io, &[][..]));
+    assert!(error.to_string().contains(TOO_MANY), "{error}");
+    fd_passing::send(&here, b"file", &file).unwrap();
+    let error = fd_passing::receive(&there, &mut [0; 4]).unwrap_err();
+    assert!(error.to_string().contains(TOO_MANY), "{error}");
+
     // The caller was not lost.
     drop(taken);
+    // A rank that does not answer is named.
+    let error = segment_of(1, &identity, "none", LONG).err().unwrap();
+    assert_eq!((error.kind(), error.ranks()), (ErrorKind::Io, &[1][..]));
     let until = Instant::now() + LONG;
     while lower.mesh.try_connect(channel(1), &mut policy).is_err() {
         assert!(Instant::now() < until, "no caller is accepted any more");

@@ -1,7 +1,7 @@
 //! Passes a file descriptor from one process to another, over a unix socket.
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 use std::io::{self, IoSlice, IoSliceMut};
@@ -25,7 +25,8 @@ pub(crate) fn send(stream: &UnixStream, bytes: &[u8], file: &OwnedFd) -> io::Res
 /// Receives bytes, and the file that is sent with them, if one is.
 ///
 /// # Errors
-/// Those of the system; `UnexpectedEof` if fewer than `bytes.len()` bytes arrive at once.
+/// Those of the system, also if this process has no free descriptor for the file; `UnexpectedEof` if fewer than
+/// `bytes.len()` bytes arrive at once.
 pub(crate) fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -41,6 +42,11 @@ pub(crate) fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Optio
         if let RecvAncillaryMessage::ScmRights(files) = message {
             file = files.last().or(file);
         }
+    }
+    if file.is_none() && received.flags.contains(ReturnFlags::CTRUNC) {
+        // The system does not say why it has passed no file. Mostly it lacks a descriptor, as another call says.
+        rustix::io::dup(stream)?;
+        return Err(io::Error::other("the system did not pass the file"));
     }
     Ok(file)
 }

@@ -607,15 +607,18 @@ int32_t rcomm_wait_for_pending(const struct rcomm_world *world, uint64_t timeout
 int32_t rcomm_abort_groups(const struct rcomm_world *world, const char *reason);
 
 // Calls `begun(context, operation)` for each operation that this rank issues in the group from now on, and
-// `ended(context, operation, code)` when it ends; `code` is its result. One of the two functions may be NULL. The hook
-// stays until the group ends: `RCOMM_INVALID_ARGUMENT` if the group has one.
+// `ended(context, operation, code)` when an operation ends; `code` is its result. For an operation that was issued
+// before and ends later, `ended` is called without `begun`. One of the two functions may be NULL. A hook cannot be
+// replaced: `RCOMM_INVALID_ARGUMENT` if the group has one.
 //
 // `begun` is called on the thread that issues the operation, while the group takes no other operation; `ended` on a
 // thread of rcomm, or on one that waits for the operation or asks about it, and a thread that waits may go on
 // meanwhile. Both must be short, must not wait, and must not use the group.
 //
 // # Safety
-// `group` is a valid handle; the functions may be called with `context`, on any thread, until the world has ended.
+// `group` is a valid handle; the functions may be called with `context`, on any thread, as long as the group exists.
+// That may be longer than `rcomm_world_free` takes: while there is a handle of the group or of its work, and while an
+// operation of it ends on a thread of rcomm. A `context` that stays valid until the process ends is always right.
 int32_t rcomm_group_set_hook(const struct rcomm_group *group,
                              void (*begun)(void *context,
                                            const struct rcomm_hooked_operation *operation),

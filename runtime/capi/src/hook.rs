@@ -84,15 +84,18 @@ impl OperationHook for Hook {
 }
 
 /// Calls `begun(context, operation)` for each operation that this rank issues in the group from now on, and
-/// `ended(context, operation, code)` when it ends; `code` is its result. One of the two functions may be NULL. The hook
-/// stays until the group ends: `RCOMM_INVALID_ARGUMENT` if the group has one.
+/// `ended(context, operation, code)` when an operation ends; `code` is its result. For an operation that was issued
+/// before and ends later, `ended` is called without `begun`. One of the two functions may be NULL. A hook cannot be
+/// replaced: `RCOMM_INVALID_ARGUMENT` if the group has one.
 ///
 /// `begun` is called on the thread that issues the operation, while the group takes no other operation; `ended` on a
 /// thread of rcomm, or on one that waits for the operation or asks about it, and a thread that waits may go on
 /// meanwhile. Both must be short, must not wait, and must not use the group.
 ///
 /// # Safety
-/// `group` is a valid handle; the functions may be called with `context`, on any thread, until the world has ended.
+/// `group` is a valid handle; the functions may be called with `context`, on any thread, as long as the group exists.
+/// That may be longer than `rcomm_world_free` takes: while there is a handle of the group or of its work, and while an
+/// operation of it ends on a thread of rcomm. A `context` that stays valid until the process ends is always right.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_set_hook(
     group: *const Group,

@@ -42,8 +42,9 @@ pub trait OperationHook: Send + Sync {
 }
 
 impl ProcessGroup {
-    /// Sets the hook that is called for each operation issued in this group from now on. It stays until the group
-    /// ends.
+    /// Sets the hook that is called for the operations of this group. An operation that is under way now may have no
+    /// `begun`, but its end calls `ended`. The hook stays until the group is dropped, which may be after the world has
+    /// ended: while an operation or a [`Work`](crate::Work) of the group refers to it.
     ///
     /// # Errors
     /// `InvalidArgument` if the group has one.

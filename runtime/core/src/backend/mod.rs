@@ -254,7 +254,8 @@ pub trait Pending: Send + Sync {
     /// buffers. `None` until then, and always if the backend cannot prove it.
     fn reclaim(&self) -> Option<Op<'static>>;
 
-    /// This handle as a value of its own type, for the backend that made it and gets it in [`Backend::issue_again`].
+    /// This handle as a value of its own type, for the backend that gets it in [`Backend::issue_again`] and uses it if
+    /// the type is its own.
     /// `None` if the backend has no use for it, as by default.
     fn into_any(self: Arc<Self>) -> Option<Arc<dyn Any + Send + Sync>> {
         None
@@ -323,7 +324,8 @@ pub trait Backend: Send + Sync {
     ) -> Result<Arc<dyn Pending>>;
 
     /// Works like [`issue`](Self::issue). `former` is the handle of an operation of this group that has ended, and whose
-    /// memory the backend may use for this one. By default it is dropped.
+    /// memory the backend may use for this one. It may be a handle that this backend did not make. By default it is
+    /// dropped.
     ///
     /// # Blocking
     /// As [`issue`](Self::issue).

@@ -5,11 +5,13 @@
 //! | `<rank>` | progress of this rank, in JSON | every rank |
 //! | `<group>/<seq>/asking` | how many members have asked about this collective of a large group | each rank that asks |
 //! | `<group>/<seq>` | the summary of the answers, in JSON | the first rank that asked |
-//! | `<group>/p2p/<seq>/asking`, `<group>/p2p/<seq>` | the same of a message, since messages are counted apart | as above |
+//! | `<group>/p2p/<seq>/asking`, `<group>/p2p/<seq>` | the same of the messages to which their ranks gave this number | as above |
 //!
 //! In a small group every member reads every answer. In a group of thousands that would be millions of reads
 //! from one store within two seconds. So in a large group the first member that asks reads the answers, in
-//! chunks, and publishes a summary for the rest.
+//! chunks, and publishes a summary for the rest. Each rank counts its own messages, apart from collectives: so ranks
+//! that ask about different messages may share a summary. Its waits are true, but may start at a rank that only the
+//! first of them waits for.
 
 mod arrivals;
 mod replies;

@@ -213,9 +213,9 @@ impl ArrayWorld {
             return;
         }
         py.detach(|| {
-            // Another thread may use the world, and wait for other ranks.
-            let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
-            let group = group.clone();
+            // The lock is not kept: others take it with the interpreter's. Another thread may use the world, and wait
+            // for other ranks.
+            let group = self.group.lock().unwrap_or_else(PoisonError::into_inner).clone();
             self.shared.recorder.phase(reason);
             group.abort(reason);
             self.world.abandon();

@@ -12,7 +12,7 @@ use rcomm::tuning::{Algorithm, Choice, Pattern, Topology};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::process::Stdio;
@@ -66,10 +66,9 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
         }
     }
     match (&args.output, &mut output) {
-        (Some(path), Some(file)) => file
-            .set_len(0)
-            .and_then(|()| file.write_all(table.as_bytes()))
-            .with_context(|| format!("failed to write {}", path.display()))?,
+        (Some(path), Some(file)) => {
+            replace(file, &table).with_context(|| format!("failed to write {}", path.display()))?
+        }
         _ => std::io::stdout().lock().write_all(table.as_bytes())?,
     }
     Ok(())
@@ -80,6 +79,14 @@ fn writable(path: &Path) -> anyhow::Result<File> {
     let mut options = File::options();
     let file = options.create(true).append(true).open(path);
     file.with_context(|| format!("failed to write {}", path.display()))
+}
+
+/// Writes `table` in place of what the file holds. A pipe, for instance, holds nothing, and has no length to set.
+fn replace(file: &mut File, table: &str) -> io::Result<()> {
+    if file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    file.write_all(table.as_bytes())
 }
 
 /// The best choices for this number of ranks, operation by operation.
@@ -205,11 +212,27 @@ fn cut(times: &[Times]) -> Vec<(usize, Option<usize>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
 
     /// These times of the sizes 1, 2, 4 and so on.
     fn times(values: &[f64]) -> Times {
         let sizes = (0..).map(|exponent| 1 << exponent);
         sizes.zip(values.iter().copied()).collect()
+    }
+
+    #[test]
+    fn a_table_is_written_to_a_file_in_place_of_its_text_and_to_a_pipe() {
+        let path = std::env::temp_dir().join(format!("rcomm-tune-{}", std::process::id()));
+        std::fs::write(&path, "an older and longer table").unwrap();
+        replace(&mut writable(&path).unwrap(), "a table").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a table");
+        std::fs::remove_file(&path).unwrap();
+        let (mut reader, writer) = io::pipe().unwrap();
+        replace(&mut File::from(OwnedFd::from(writer)), "a table").unwrap();
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "a table");
     }
 
     #[test]

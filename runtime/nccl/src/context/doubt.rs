@@ -257,6 +257,7 @@ mod tests {
         ours.note_report();
         decide(&ours, short, far).unwrap_err();
     }
+
     #[test]
     fn the_note_stays_until_the_last_rank_has_aborted_the_group() {
         let far = Deadline::In(Duration::from_secs(600)).started();

@@ -9,7 +9,7 @@ use rcomm::{
 use rcomm_recorder::model::EntryState;
 use rcomm_tests::world;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// A backend that refuses the first operation that is issued.
@@ -86,10 +86,13 @@ fn a_rejected_operation_is_counted_as_ended_once() {
         let builder = World::builder(config).store(store.clone());
         builder.backend(factory).init().unwrap()
     };
-    let was_checked = Barrier::new(2);
+    let (checked, was_checked) = mpsc::channel();
+    let (mut checked, mut was_checked) = (Some(checked), Some(was_checked));
     std::thread::scope(|scope| {
         for rank in 0..2 {
-            let (world, was_checked) = (&world, &was_checked);
+            let world = &world;
+            let checked = checked.take_if(|_| rank == 0);
+            let was_checked = was_checked.take_if(|_| rank == 1);
             scope.spawn(move || {
                 let world = world(rank);
                 let group = world.group();
@@ -102,14 +105,14 @@ fn a_rejected_operation_is_counted_as_ended_once() {
                 assert!(entry.retired);
                 // This time is added until the next collective has ended.
                 group.extend_timeout(EXTRA);
-                if rank == 1 {
-                    was_checked.wait();
+                if let Some(was_checked) = was_checked {
+                    was_checked.recv().expect("rank 0 has passed its checks");
                 }
                 let work = group.all_reduce_async(vec![1u8], ReduceOp::Sum).unwrap();
-                if rank == 0 {
+                if let Some(checked) = checked {
                     // Rank 1 has not come.
                     assert_eq!(group.timeout_extension(), EXTRA);
-                    was_checked.wait();
+                    checked.send(()).unwrap();
                 }
                 assert_eq!(work.wait().unwrap(), [2]);
                 assert_eq!(group.timeout_extension(), Duration::ZERO);

@@ -356,7 +356,7 @@ print(torch.cuda.device_count(), torch.__version__, version.value)
 
 
 def devices_of(python):
-    """The number of devices that a Python's PyTorch sees, the version of its NCCL, and both in words."""
+    """The number of devices that a Python's PyTorch sees, the version of its NCCL, and a sentence with both."""
     try:
         done = subprocess.run([python, "-c", PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=300)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -260,8 +260,8 @@ fn dumps_of_active_operations_are_known_by_what_differs_between_them() {
     }
 }
 
-/// Two ranks with an all_reduce each half second up to 5 s. Rank 0 issued a send to rank 1 at 2.2 s, which nobody
-/// received; `later` tells whether it did anything after that.
+/// Two ranks with an all_reduce each half second up to 5 s. Rank 0 issued a send to rank 1 at 2.2 s, which was never
+/// received; `later` is whether it issued anything after that.
 fn sends(later: bool) -> Vec<Dump> {
     let last = if later { 10 } else { 4 };
     let operations: Vec<(f64, State)> = (0..=last)

@@ -256,7 +256,7 @@ fn steps(ctx: &Context<'_>, minority: &[MinorityRank]) -> Vec<Step> {
     by_places.into_iter().map(|(.., step)| step).collect()
 }
 
-/// At most this many steps are told in one sentence.
+/// A sentence lists at most this many steps.
 const MOST_STEPS: usize = 2;
 
 /// Clauses on steps as one; of more than [`MOST_STEPS`], the other ranks are named only.

@@ -1,88 +1,43 @@
 //! Hints of a call or of a group reach the backend, and do not change the results.
 #![allow(clippy::unwrap_used)]
 
-use rcomm::backend::{AbortReason, Call, GroupContext, Observer};
+use rcomm::backend::{Call, GroupContext};
 use rcomm::{
-    Backend, BackendFactory, Deadline, DeviceKind, Done, FakeFabric, GroupOptions, HashStore,
-    Hints, Op, OpType, Pending, ReduceOp, Result, SparseTensor, WaitHint, World,
+    FakeFabric, GroupOptions, HashStore, Hints, Op, OpType, ReduceOp, Result, SparseTensor,
+    WaitHint, World,
 };
+use rcomm_tests::hooked::{self, Hooks};
 use rcomm_tests::world::{self, Carrier, on_threads};
 use std::sync::{Arc, Mutex};
 
 /// The operations and hints of all calls.
 type Seen = Arc<Mutex<Vec<(OpType, Hints)>>>;
 
-/// A backend that records the hints of each call, and passes the call on.
-struct Listening {
-    inner: Arc<dyn Backend>,
-    seen: Seen,
-}
+/// Records the hints of each call.
+struct Listening(Seen);
 
-/// Makes such backends.
-struct ListeningFactory {
-    inner: Arc<dyn BackendFactory>,
-    seen: Seen,
-    /// The hints of each group that has been connected.
-    connected: Arc<Mutex<Vec<Hints>>>,
-}
-
-impl BackendFactory for ListeningFactory {
-    fn name(&self) -> &'static str {
-        "listening"
-    }
-
-    fn device(&self) -> DeviceKind {
-        DeviceKind::Cpu
-    }
-
-    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
-        self.connected.lock().unwrap().push(group.hints.clone());
-        Ok(Arc::new(Listening {
-            inner: self.inner.connect(group, deadline)?,
-            seen: self.seen.clone(),
-        }))
+impl Listening {
+    fn note(&self, op: &Op<'_>, call: &Call) {
+        let seen = (op.op_type(), call.hints.clone());
+        self.0.lock().unwrap().push(seen);
     }
 }
 
-impl Backend for Listening {
-    fn name(&self) -> &'static str {
-        "listening"
+impl Hooks for Listening {
+    fn issue(&self, op: &Op<'_>, call: &Call) -> Result<()> {
+        self.note(op, call);
+        Ok(())
     }
 
-    fn issue(
-        &self,
-        op: Op<'static>,
-        call: Call,
-        observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Pending>> {
-        self.seen
-            .lock()
-            .unwrap()
-            .push((op.op_type(), call.hints.clone()));
-        self.inner.issue(op, call, observer)
-    }
-
-    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
-        self.seen
-            .lock()
-            .unwrap()
-            .push((op.op_type(), call.hints.clone()));
-        self.inner.run(op, call, observer)
-    }
-
-    fn abort(&self, reason: &AbortReason) {
-        self.inner.abort(reason);
-    }
-
-    fn shutdown(&self, deadline: Deadline) -> Result<()> {
-        self.inner.shutdown(deadline)
+    fn run(&self, op: &Op<'_>, call: &Call) {
+        self.note(op, call);
     }
 }
 
 #[test]
 fn hints_of_a_handle_reach_the_backend_with_each_of_its_calls() {
     let config = rcomm::Config {
-        backend: "cpu:listening".to_owned(),
+        backend: format!("cpu:{}", hooked::NAME),
         ..world::config(0, 1)
     };
     let seen = Seen::default();
@@ -92,11 +47,11 @@ fn hints_of_a_handle_reach_the_backend_with_each_of_its_calls() {
     let world = World::builder(config)
         .store(Arc::new(HashStore::new()))
         .backend(move |world| {
-            Ok(Arc::new(ListeningFactory {
-                inner: fabric.factory(world.rank),
-                seen: for_factory,
-                connected: groups,
-            }))
+            let make = move |group: &GroupContext| {
+                groups.lock().unwrap().push(group.hints.clone());
+                Listening(for_factory.clone())
+            };
+            Ok(hooked::factory(fabric.factory(world.rank), make))
         })
         .init()
         .unwrap();

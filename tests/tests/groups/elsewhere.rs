@@ -1,12 +1,10 @@
 //! What backends learn of a failure that another rank has reported.
 
 use super::failing;
-use rcomm::backend::{AbortReason, Call, GroupContext, Observer};
+use rcomm::backend::GroupContext;
 use rcomm::config::DebugLevel;
-use rcomm::{
-    Backend, BackendFactory, Config, Deadline, DeviceKind, ErrorKind, FakeFabric, GroupOptions,
-    HashStore, Op, Pending, Result, World,
-};
+use rcomm::{Config, ErrorKind, FakeFabric, GroupOptions, HashStore, World};
+use rcomm_tests::hooked::{self, Hooks};
 use rcomm_tests::process::wait_until;
 use rcomm_tests::world;
 use std::sync::{Arc, Mutex};
@@ -15,60 +13,15 @@ use std::time::Duration;
 /// The descriptions of the groups whose backends were warned, in the order of the warnings.
 type Warned = Arc<Mutex<Vec<String>>>;
 
-/// A backend that notes the warnings that another rank has reported a failure, and passes all else on.
+/// Notes the warnings that another rank has reported a failure.
 struct Warnable {
-    inner: Arc<dyn Backend>,
     group: String,
     warned: Warned,
 }
 
-struct WarnableFactory {
-    inner: Arc<dyn BackendFactory>,
-    warned: Warned,
-}
-
-impl BackendFactory for WarnableFactory {
-    fn name(&self) -> &'static str {
-        "warnable"
-    }
-
-    fn device(&self) -> DeviceKind {
-        DeviceKind::Cpu
-    }
-
-    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(Warnable {
-            group: group.info.desc.clone(),
-            inner: self.inner.connect(group, deadline)?,
-            warned: self.warned.clone(),
-        }))
-    }
-}
-
-impl Backend for Warnable {
-    fn name(&self) -> &'static str {
-        "warnable"
-    }
-
-    fn issue(
-        &self,
-        op: Op<'static>,
-        call: Call,
-        observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Pending>> {
-        self.inner.issue(op, call, observer)
-    }
-
+impl Hooks for Warnable {
     fn failed_elsewhere(&self) {
         self.warned.lock().unwrap().push(self.group.clone());
-    }
-
-    fn abort(&self, reason: &AbortReason) {
-        self.inner.abort(reason);
-    }
-
-    fn shutdown(&self, deadline: Deadline) -> Result<()> {
-        self.inner.shutdown(deadline)
     }
 }
 
@@ -80,7 +33,7 @@ fn fail_in_one_group(debug: DebugLevel) {
             let (store, fabric) = (store.clone(), fabric.clone());
             scope.spawn(move || {
                 let mut config = Config {
-                    backend: "cpu:warnable".to_owned(),
+                    backend: format!("cpu:{}", hooked::NAME),
                     debug,
                     ..world::config(rank, 2)
                 };
@@ -90,10 +43,11 @@ fn fail_in_one_group(debug: DebugLevel) {
                 let world = World::builder(config)
                     .store(store)
                     .backend(move |world| {
-                        Ok(Arc::new(WarnableFactory {
-                            inner: fabric.factory(world.rank),
-                            warned: for_factory,
-                        }))
+                        let make = move |group: &GroupContext| Warnable {
+                            group: group.info.desc.clone(),
+                            warned: for_factory.clone(),
+                        };
+                        Ok(hooked::factory(fabric.factory(world.rank), make))
                     })
                     .init()
                     .unwrap();

@@ -1,11 +1,9 @@
 //! What the watchdog drops last: a group whose backend takes long to end, or the world itself.
 
 use super::failing;
-use rcomm::backend::{AbortReason, Call, GroupContext, Observer};
-use rcomm::{
-    Backend, BackendFactory, Config, Deadline, DeviceKind, Done, FakeFabric, GroupOptions,
-    HashStore, Op, Pending, ReduceOp, Result, Store, World,
-};
+use rcomm::backend::GroupContext;
+use rcomm::{Config, FakeFabric, GroupOptions, HashStore, ReduceOp, Store, World};
+use rcomm_tests::hooked::{self, Hooks};
 use rcomm_tests::process::wait_until;
 use rcomm_tests::world::{self, Carrier, on_threads};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,26 +13,19 @@ use std::time::Duration;
 /// A time-out that is reached only if there is a fault.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A backend that takes long to be dropped, if its group has this name.
+/// The name of the group whose backend takes long to be dropped.
 const SLOW: &str = "slow";
 
 /// Sends the name of the thread that drops a slow backend, and receives when it may go on.
 type Ends = (Sender<String>, Receiver<()>);
 
-struct Slow {
-    inner: Arc<dyn Backend>,
-    ends: Mutex<Option<Ends>>,
-}
-
-struct SlowFactory {
-    inner: Arc<dyn BackendFactory>,
-    /// Taken by the first slow backend.
-    ends: Mutex<Option<Ends>>,
-}
+/// Takes long to be dropped, with these.
+struct Slow(Option<Mutex<Ends>>);
 
 impl Drop for Slow {
     fn drop(&mut self) {
-        if let Some((ended, go_on)) = self.ends.get_mut().unwrap() {
+        if let Some(ends) = &self.0 {
+            let (ended, go_on) = &*ends.lock().unwrap();
             let thread = std::thread::current();
             let _ = ended.send(thread.name().unwrap_or_default().to_owned());
             let _ = go_on.recv_timeout(LONG);
@@ -42,50 +33,7 @@ impl Drop for Slow {
     }
 }
 
-impl BackendFactory for SlowFactory {
-    fn name(&self) -> &'static str {
-        SLOW
-    }
-
-    fn device(&self) -> DeviceKind {
-        DeviceKind::Cpu
-    }
-
-    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
-        let is_slow = group.info.desc == SLOW;
-        Ok(Arc::new(Slow {
-            ends: Mutex::new(is_slow.then(|| self.ends.lock().unwrap().take()).flatten()),
-            inner: self.inner.connect(group, deadline)?,
-        }))
-    }
-}
-
-impl Backend for Slow {
-    fn name(&self) -> &'static str {
-        SLOW
-    }
-
-    fn issue(
-        &self,
-        op: Op<'static>,
-        call: Call,
-        observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Pending>> {
-        self.inner.issue(op, call, observer)
-    }
-
-    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
-        self.inner.run(op, call, observer)
-    }
-
-    fn abort(&self, reason: &AbortReason) {
-        self.inner.abort(reason);
-    }
-
-    fn shutdown(&self, deadline: Deadline) -> Result<()> {
-        self.inner.shutdown(deadline)
-    }
-}
+impl Hooks for Slow {}
 
 #[test]
 fn a_group_that_the_watchdog_holds_last_does_not_hold_it_up() {
@@ -96,18 +44,23 @@ fn a_group_that_the_watchdog_holds_last_does_not_hold_it_up() {
     let ends = Mutex::new(Some((ended, may_go_on)));
     let world = |rank| {
         let config = Config {
-            backend: format!("cpu:{SLOW}"),
+            backend: format!("cpu:{}", hooked::NAME),
             ..world::config(rank, 2)
         };
         let (inner, store) = (fabric.factory(rank), store.clone());
         let ends = (rank == 0).then(|| ends.lock().unwrap().take()).flatten();
         let builder = World::builder(config).store(store);
-        let factory = move |_: &_| -> Result<Arc<dyn BackendFactory>> {
-            Ok(Arc::new(SlowFactory {
-                inner,
-                ends: Mutex::new(ends),
-            }))
+        let ends = Mutex::new(ends);
+        let make = move |group: &GroupContext| {
+            let is_slow = group.info.desc == SLOW;
+            Slow(
+                is_slow
+                    .then(|| ends.lock().unwrap().take())
+                    .flatten()
+                    .map(Mutex::new),
+            )
         };
+        let factory = move |_: &_| Ok(hooked::factory(inner, make));
         builder.backend(factory).init().unwrap()
     };
     let issued = Barrier::new(2);

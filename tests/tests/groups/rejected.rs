@@ -1,71 +1,25 @@
 //! An operation that the backend refuses to start.
 
 use super::failing;
-use rcomm::backend::{AbortReason, Call, GroupContext, Observer};
-use rcomm::{
-    Backend, BackendFactory, Config, Deadline, DeviceKind, Done, Error, ErrorKind, FakeFabric,
-    HashStore, Op, Pending, ReduceOp, Result, Store, World,
-};
+use rcomm::backend::Call;
+use rcomm::{Config, Error, ErrorKind, FakeFabric, HashStore, Op, ReduceOp, Result, Store, World};
 use rcomm_recorder::model::EntryState;
+use rcomm_tests::hooked::{self, Hooks};
 use rcomm_tests::world;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// A backend that refuses the first operation that is issued.
-const CHOOSY: &str = "choosy";
+/// Refuses the first operation that is issued.
+#[derive(Default)]
+struct Choosy(AtomicBool);
 
-struct Choosy {
-    inner: Arc<dyn Backend>,
-    has_refused: AtomicBool,
-}
-
-struct ChoosyFactory(Arc<dyn BackendFactory>);
-
-impl BackendFactory for ChoosyFactory {
-    fn name(&self) -> &'static str {
-        CHOOSY
-    }
-
-    fn device(&self) -> DeviceKind {
-        DeviceKind::Cpu
-    }
-
-    fn connect(&self, group: GroupContext, deadline: Deadline) -> Result<Arc<dyn Backend>> {
-        Ok(Arc::new(Choosy {
-            inner: self.0.connect(group, deadline)?,
-            has_refused: AtomicBool::new(false),
-        }))
-    }
-}
-
-impl Backend for Choosy {
-    fn name(&self) -> &'static str {
-        CHOOSY
-    }
-
-    fn issue(
-        &self,
-        op: Op<'static>,
-        call: Call,
-        observer: Arc<dyn Observer>,
-    ) -> Result<Arc<dyn Pending>> {
-        if !self.has_refused.swap(true, Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Unsupported, "not the first one"));
+impl Hooks for Choosy {
+    fn issue(&self, _op: &Op<'_>, _call: &Call) -> Result<()> {
+        match self.0.swap(true, Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Unsupported, "not the first one")),
         }
-        self.inner.issue(op, call, observer)
-    }
-
-    fn run(&self, op: &mut Op<'_>, call: Call, observer: &dyn Observer) -> Result<Done> {
-        self.inner.run(op, call, observer)
-    }
-
-    fn abort(&self, reason: &AbortReason) {
-        self.inner.abort(reason);
-    }
-
-    fn shutdown(&self, deadline: Deadline) -> Result<()> {
-        self.inner.shutdown(deadline)
     }
 }
 
@@ -76,13 +30,12 @@ fn a_rejected_operation_is_counted_as_ended_once() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let world = |rank| {
         let mut config = Config {
-            backend: format!("cpu:{CHOOSY}"),
+            backend: format!("cpu:{}", hooked::NAME),
             ..world::config(rank, 2)
         };
         failing(&mut config);
         let inner = fabric.factory(rank);
-        let factory =
-            move |_: &_| -> Result<Arc<dyn BackendFactory>> { Ok(Arc::new(ChoosyFactory(inner))) };
+        let factory = move |_: &_| Ok(hooked::factory(inner, |_| Choosy::default()));
         let builder = World::builder(config).store(store.clone());
         builder.backend(factory).init().unwrap()
     };

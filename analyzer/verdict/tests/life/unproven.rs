@@ -262,13 +262,13 @@ fn dumps_of_active_operations_are_known_by_what_differs_between_them() {
 
 /// Two ranks with an all_reduce each half second up to 5 s. Rank 0 issued a send to rank 1 at 2.2 s, which was never
 /// received; `later` is whether it issued anything after that.
-fn sends(later: bool) -> Vec<Dump> {
+pub(super) fn sends(later: bool) -> [Dump; 2] {
     let last = if later { 10 } else { 4 };
     let operations: Vec<(f64, State)> = (0..=last)
         .map(|half| f64::from(half) / 2.0)
         .map(|issued| (issued, State::Done(issued + 0.1)))
         .collect();
-    let mut dumps = vec![record(0, 2, &operations), record(1, 2, &operations)];
+    let mut dumps = [record(0, 2, &operations), record(1, 2, &operations)];
     for dump in &mut dumps {
         dump.threads = vec![ThreadInfo {
             id: "main".to_owned(),
@@ -296,12 +296,12 @@ fn sends(later: bool) -> Vec<Dump> {
     for (entry, number) in entries.iter_mut().zip(1..) {
         entry.record_id = number;
     }
-    dumps.into_iter().map(|dump| alive(dump, 20.0)).collect()
+    dumps
 }
 
 #[test]
 fn a_rank_that_went_on_after_a_send_is_not_said_to_wait_in_it() {
-    let report = live(&sends(true), 20.0);
+    let report = live(&sends(true).map(|dump| alive(dump, 20.0)), 20.0);
     let found = errors(&report);
     assert_eq!(
         (found[0].code, &found[0].culprit_ranks[..]),
@@ -322,7 +322,7 @@ fn a_rank_that_went_on_after_a_send_is_not_said_to_wait_in_it() {
     );
     assert_eq!(found[0].alternatives, [vec![1], vec![0]]);
     // A rank that did nothing else since may wait in it.
-    let report = live(&sends(false), 20.0);
+    let report = live(&sends(false).map(|dump| alive(dump, 20.0)), 20.0);
     let sentence = &errors(&report)[0].sentence;
     assert!(
         sentence.contains("that rank 0 has waited 18 s for in send #1"),

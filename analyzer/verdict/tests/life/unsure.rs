@@ -1,8 +1,9 @@
 //! Doubts of findings: what is said of a rank holds for the state that it is in.
 
+use super::unproven::sends;
 use crate::job::{State, alive, at, closed, dead, record};
-use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, Rank};
-use rcomm_recorder::publish::{Dump, Recorder, ThreadInfo};
+use rcomm_recorder::model::{EntryState, Rank};
+use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_verdict::{Code, Finding, Policy, Report, analyze};
 
 fn live(dumps: &[Dump], now: f64) -> Report {
@@ -98,39 +99,8 @@ fn processes_that_are_gone_are_not_said_to_wait() {
 
 #[test]
 fn a_message_of_a_job_that_is_over_is_not_dated_from_now() {
-    let operations: Vec<(f64, State)> = (0..=10)
-        .map(|half| f64::from(half) / 2.0)
-        .map(|issued| (issued, State::Done(issued + 0.1)))
-        .collect();
     let job = |is_over: bool| {
-        let mut dumps = [record(0, 2, &operations), record(1, 2, &operations)];
-        for dump in &mut dumps {
-            dump.threads = vec![ThreadInfo {
-                id: "main".to_owned(),
-                name: "main".to_owned(),
-            }];
-            for entry in &mut dump.entries {
-                entry.thread = Some(0);
-            }
-        }
-        let send = Entry {
-            op: OpType::Send,
-            state: EntryState::Started,
-            retired: false,
-            is_p2p: true,
-            p2p_seq_id: 1,
-            collective_seq_id: 0,
-            peer: Peer::Rank(1),
-            time_created_ns: at(2.2),
-            time_discovered_started_ns: at(2.2),
-            time_discovered_completed_ns: 0,
-            ..dumps[0].entries[0].clone()
-        };
-        dumps[0].entries.insert(5, send);
-        for (entry, number) in dumps[0].entries.iter_mut().zip(1..) {
-            entry.record_id = number;
-        }
-        let dumps = dumps.map(|dump| match is_over {
+        let dumps = sends(true).map(|dump| match is_over {
             true => dead(dump, 20.0),
             false => alive(dump, 20.0),
         });

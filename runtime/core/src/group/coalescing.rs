@@ -89,7 +89,7 @@ impl ProcessGroup {
     /// operation is issued: other members need not call this.
     ///
     /// # Blocking
-    /// Until all operations of the block have ended, or the group's time-out.
+    /// Until all operations of the block have ended, or the handle's time-out has passed.
     ///
     /// # Errors
     /// `InvalidArgument` if `fill` adds a block, or both collectives and messages.

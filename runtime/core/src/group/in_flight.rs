@@ -2,9 +2,9 @@
 //!
 //! The first party that sees an operation end (its backend, a waiting caller, the watchdog on its rounds)
 //! settles it: stores the outcome. If that is no error, the same party also records the end, wakes waiters
-//! and runs callbacks. An error that makes the group unusable is recorded and announced by the watchdog after
-//! it has made the dump, so that the dump shows what was pending, and not the state after the clean-up;
-//! waiters see any other error at once.
+//! and runs callbacks. If it is an error, the watchdog does this; for an error that makes the group unusable
+//! only after the dump, which so shows what was pending, and not the state after the clean-up. Callers that
+//! wait see any other error at once. An operation that the backend rejects is ended by the thread that issued it.
 
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::group::process_group::Group;
@@ -82,7 +82,7 @@ pub(crate) struct InFlightOp {
     /// If the group times its operations: the time from the issue to the start plus one, in ns; 0 before.
     started_after: AtomicU64,
     outcome: OnceLock<Result<Done>>,
-    /// The time from the issue to the first sight of the end, in nanoseconds; 0 before the end.
+    /// The time from the issue until the end was first seen, in ns; 0 before.
     pub(super) elapsed: AtomicU64,
     waiters: Mutex<Waiters>,
 }
@@ -115,7 +115,7 @@ impl InFlightOp {
     }
 
     /// Makes this the next operation of the same group. The caller has the only reference, and this operation has ended.
-    /// Returns the backend's handle on it.
+    /// Returns the backend's handle on the operation that has ended.
     pub(super) fn renew(
         &mut self,
         issued: Instant,
@@ -162,6 +162,7 @@ impl InFlightOp {
         self.tickets.started(self.group.recorder());
     }
 
+    /// Stores the outcome, unless another party has stored one; returns the state.
     fn settle(&self, mut outcome: Result<Done>) -> WorkStatus {
         let status = status_of(&outcome);
         let elapsed = nanoseconds(self.issued.elapsed());
@@ -170,7 +171,7 @@ impl InFlightOp {
             let ran = Duration::from_nanos(elapsed.saturating_sub(after - 1));
             done.duration.get_or_insert(ran);
         }
-        // Only the first sight counts.
+        // Only the first party that sees the end sets this.
         let _ =
             self.elapsed
                 .compare_exchange(0, elapsed.max(1), Ordering::Relaxed, Ordering::Relaxed);
@@ -203,6 +204,7 @@ impl InFlightOp {
         }
     }
 
+    /// Wakes the waiters and runs the callbacks, if the operation has ended. Each is called once.
     pub(super) fn notify_waiters(&self) {
         let Some(outcome) = self.outcome.get() else {
             return;

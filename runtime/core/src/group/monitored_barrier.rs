@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// The most ranks that the text of an error lists.
 const MAX_RANKS: usize = 64;
 
-/// Which of the ranks that did not arrive the error of a monitored barrier names.
+/// Which of the ranks that did not arrive the error of a monitored barrier names. The choice of rank 0 of the group counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingRanks {
     /// The first in the order of ranks.
@@ -79,8 +79,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if another
-    /// member gave another list; `Timeout` names the ranks that did not call this. Otherwise the store's
-    /// error, or as [`World::new_group`](crate::World::new_group).
+    /// member gave another list; `Timeout` names the ranks that did not call this; `Closed` once the world was shut
+    /// down. Otherwise the store's error, or as [`World::new_group`](crate::World::new_group).
     pub fn shrink(&self, excluding: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
         let refuse = |kind, message: String| Error::new(kind, message).in_group(self.desc());
         let mut excluding = excluding.to_vec();
@@ -103,7 +103,7 @@ impl ProcessGroup {
             .filter(|rank| !excluding.contains(rank))
             .collect();
         let store = self.group_store()?;
-        // A failed call may be followed by one with another list. So the n-th calls of all members belong together.
+        // The n-th calls of all members belong together: members may repeat a failed call with another list.
         let round = store.add(&format!("shrink/calls/{own_rank}"), 1)?;
         let wanted = format!("{excluding:?}");
         let list = format!("shrink/{round}/list");
@@ -146,11 +146,11 @@ impl ProcessGroup {
     /// notice the failure.
     ///
     /// # Blocking
-    /// Until all members have called, until a member has published the absent ranks, or for
-    /// `within`.
+    /// Until all members have called, until a member has published the absent ranks, or for `within`.
     ///
     /// # Errors
-    /// `PeerLost` if the published list contains the caller. Otherwise the store's error.
+    /// `PeerLost` if the published list contains the caller; `Closed` once the world was shut down. Otherwise the
+    /// store's error.
     pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
         let store = self.group_store()?;
         let own_rank = self.ranks()[self.rank() as usize];
@@ -232,6 +232,7 @@ struct MonitoredBarrier {
 }
 
 impl MonitoredBarrier {
+    /// Carries out this rank's part.
     fn call(&self, share: &Share) -> Result<()> {
         let absent_list = if self.rank == 0 {
             self.collect(share)?
@@ -249,8 +250,8 @@ impl MonitoredBarrier {
         Err(error.sparing_group())
     }
 
-    /// Waits for the other ranks, and publishes and returns the absent ones: numbers with commas, empty if
-    /// all have arrived. Runs on rank 0.
+    /// Waits for the other ranks. Publishes and returns the absent ranks that the error is to name: numbers with
+    /// commas, empty if all have arrived. Runs on rank 0.
     fn collect(&self, share: &Share) -> Result<String> {
         let arrivals: Vec<String> = (1..self.ranks.len())
             .map(|rank| key(share, &rank.to_string()))
@@ -334,6 +335,7 @@ impl MonitoredBarrier {
 
 /// The shortest wait at the store, so that keys are looked up once even if no time is left.
 const MIN_WAIT: Duration = Duration::from_millis(1);
+/// The key under which rank 0 publishes the absent ranks.
 const RESULT: &str = "verdict";
 
 fn key(share: &Share, name: &str) -> String {

@@ -25,8 +25,8 @@ impl SpareOps {
         }
     }
 
-    /// Works like [`InFlightOp::issued_at`], in the memory of the oldest operation if nothing else refers to that any
-    /// more. Then also returns the backend's handle of that operation, if it had one.
+    /// Works like [`InFlightOp::issued_at`], but in the memory of the oldest operation if that is one of this group, and
+    /// nothing else refers to it any more. Then also returns the backend's handle of the oldest operation, if it had one.
     pub(super) fn issued_at(
         &mut self,
         issued: Instant,
@@ -40,7 +40,7 @@ impl SpareOps {
                     let former = op.renew(issued, op_info, tickets);
                     return (oldest, former);
                 }
-                // Of another group.
+                // An operation of another group is dropped.
                 Some(_) => {}
                 None => self.0.push_front(oldest),
             }

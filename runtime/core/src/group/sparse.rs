@@ -113,7 +113,7 @@ impl<T: Element> SparseTensor<T> {
         self.indices.len() / self.sparse_dims
     }
 
-    /// The same indices, with each value replaced.
+    /// Replaces each value by what `change` returns for it.
     pub(crate) fn map(mut self, change: impl Fn(T) -> T) -> Self {
         self.values
             .iter_mut()
@@ -221,6 +221,7 @@ fn all_gather_v<T: Element>(share: &mut Share, input: &[T], parts: &mut [Vec<T>]
     Ok(())
 }
 
+/// Carries out the sum: gathers the heads, the indices and the values, then adds up the values of each index tuple.
 fn gather_and_add<T: Element>(
     tensor: &SparseTensor<T>,
     ranks: &[Rank],

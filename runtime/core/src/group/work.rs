@@ -202,7 +202,7 @@ impl<T> Work<T> {
         self.in_flight.op_info.seq
     }
 
-    /// The number of the operation's record in this rank's recorder.
+    /// The number of the operation's record in this rank's recorder; 0 for a block without operations, which has none.
     pub fn record_id(&self) -> u64 {
         self.in_flight.op_info.record_id
     }
@@ -234,6 +234,10 @@ impl<T> Work<T> {
         self.wait_result()
     }
 
+    /// The outcome for the caller; `Timeout` if the operation has not ended.
+    ///
+    /// # Blocking
+    /// After an error that makes the group unusable: until the watchdog has aborted the group.
     fn wait_result(&self) -> Result<Done> {
         let in_flight = &self.in_flight;
         match in_flight.poll_state() {

@@ -322,14 +322,14 @@ impl Watchdog {
         }
         let helpers = self.helpers.lock();
         let mut helpers = helpers.unwrap_or_else(PoisonError::into_inner).take();
-        // First: the end of a group may take long, and no round is made meanwhile.
+        // The monitor ends first: the end of a group may take long, and no round is made meanwhile.
         if let Some(helpers) = &mut helpers {
             helpers.heartbeat.stop();
         }
         self.watch.join_ends();
         if let Some(mut helpers) = helpers {
             helpers.broadcast.stop();
-            // It may have had the last reference to a group, too.
+            // The responder may have held the last reference to a group, too.
             self.watch.join_ends();
         }
     }
@@ -390,6 +390,7 @@ impl Rounds {
         }
     }
 
+    /// Starts the helpers. If this fails, the rank goes on without them.
     fn start(&self, start: StartHelpers) {
         match start() {
             Ok(started) => {
@@ -518,6 +519,7 @@ impl Rounds {
         }
     }
 
+    /// Handles a fault of a group that has not failed yet.
     fn end_group(&self, group: &dyn WatchedGroup, fault: &Fault) {
         let op_info = &fault.op_info;
         let mut error = group.explain(op_info, fault.error.clone());

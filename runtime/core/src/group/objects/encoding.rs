@@ -36,6 +36,10 @@ pub(super) fn check_lengths(lens: &[u64], owner: impl Fn(u32) -> u32) -> Result<
     Ok(())
 }
 
+/// The value that the rank `owner` of the group has sent.
+///
+/// # Errors
+/// `Mismatch`, after which the group is usable, if the bytes are not the JSON of a `T`.
 pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8], owner: u32) -> Result<T> {
     serde_json::from_slice(bytes).map_err(|error| {
         Error::new(
@@ -57,6 +61,7 @@ pub(super) fn encode<T: Serialize>(object: &T) -> Vec<u8> {
     serde_json::to_vec(object).unwrap_or_default()
 }
 
+/// The length to send for an encoded value: that of the bytes, or [`NOT_SERIALIZABLE`] if there are none.
 pub(super) fn length_of(bytes: &[u8]) -> u64 {
     if bytes.is_empty() {
         NOT_SERIALIZABLE

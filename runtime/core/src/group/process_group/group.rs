@@ -74,8 +74,9 @@ pub(crate) struct Group {
     failure: Mutex<Option<GroupFailure>>,
     /// Notified once `failure` is set.
     failure_set: Condvar,
+    /// The program's hook, if it has set one.
     pub(crate) hook: OnceLock<Arc<dyn OperationHook>>,
-    /// How many issued operations have not ended.
+    /// How many operations have not ended of those whose calls returned a `Work`.
     pending: AtomicU64,
 }
 
@@ -208,7 +209,7 @@ impl Group {
         &self.sequencer
     }
 
-    /// How many issued operations have not ended.
+    /// How many operations have not ended of those whose calls returned a `Work`.
     pub(crate) fn pending(&self) -> &AtomicU64 {
         &self.pending
     }
@@ -255,6 +256,10 @@ impl Group {
         self.issue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Refuses an operation once the group takes no more.
+    ///
+    /// # Errors
+    /// `Closed` after a shutdown, `Aborted` after an abort or a failure.
     pub(super) fn check_open(&self, op: OpType) -> Result<()> {
         match self.closed.get() {
             None => Ok(()),
@@ -309,6 +314,7 @@ impl Group {
         }
     }
 
+    /// Records an error in the ring, unless it is no failure.
     fn record_failure(&self, op_info: Option<&OpInfo>, error: &Error) {
         // These are not failures: the group was shut down or the world dropped, or an argument was refused
         // before anything was sent.

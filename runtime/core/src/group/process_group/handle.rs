@@ -125,7 +125,7 @@ impl ProcessGroup {
         lane.map(|lane| &lane.backend)
     }
 
-    /// How many operations that were issued, by calls that return a [`Work`], have not ended.
+    /// How many operations have not ended of those whose calls returned a [`Work`].
     pub fn pending(&self) -> u64 {
         self.group.pending().load(Ordering::Acquire)
     }
@@ -141,8 +141,8 @@ impl ProcessGroup {
         self.timeout.unwrap_or_else(|| self.group.timeout())
     }
 
-    /// Sets the group's time-out for operations issued from now on, on this rank. A handle from
-    /// [`within`](Self::within) keeps its own.
+    /// Sets the group's time-out for operations issued from now on, on this rank: in whole milliseconds, and 1 ms at
+    /// least. A handle from [`within`](Self::within) keeps its own.
     pub fn set_timeout(&self, timeout: Duration) {
         self.group.set_timeout(timeout);
     }
@@ -151,8 +151,8 @@ impl ProcessGroup {
     /// reads the clock two or three times for each operation. A new group does not measure.
     ///
     /// # Errors
-    /// `Unsupported` if a backend of the group does not run its operations on the host's threads. The NCCL backend
-    /// measures on the device, if `RCOMM_NCCL_TIMING` was set at the start.
+    /// `Unsupported` for `Timing::On` if a backend of the group does not run its operations on the host's threads. The NCCL
+    /// backend measures on the device, if `RCOMM_NCCL_TIMING` was set at the start.
     pub fn set_timing(&self, timing: Timing) -> Result<()> {
         self.group.set_timing(timing)
     }
@@ -225,7 +225,7 @@ impl ProcessGroup {
         self.group.estimate(op, Deadline::In(self.timeout()))
     }
 
-    /// The error that refuses further operations, if the group takes no more.
+    /// The reason why the group takes no more operations; `None` while it takes them.
     pub fn refusal(&self) -> Option<&Error> {
         self.group.refusal()
     }
@@ -246,7 +246,8 @@ impl ProcessGroup {
     /// For [`timeout`](Self::timeout) at most.
     ///
     /// # Errors
-    /// `Timeout` if an operation is still pending then; another handle can still abort the group.
+    /// `Timeout` if an operation is still pending then; another handle can still abort the group. The backend's error if
+    /// it cannot close its connections. A group that was closed or aborted before is no error.
     pub fn destroy(self) -> Result<()> {
         let timeout = self.timeout();
         self.group.shut_down(Deadline::In(timeout).started())
@@ -258,6 +259,7 @@ impl ProcessGroup {
         self.group.run(&mut op, self.options(), site)
     }
 
+    /// Issues an operation. `unpack` makes the result of the returned `Work` from the operation that has completed.
     #[track_caller]
     pub(crate) fn submit<T>(
         &self,

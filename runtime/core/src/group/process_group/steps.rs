@@ -1,9 +1,10 @@
-//! Operations that consist of messages where each message determines the next. Each message is a *step*;
+//! Operations that consist of messages, each of which follows from the one before it. Each message is a *step*;
 //! steps are issued one after the other, without blocking a caller.
 //!
 //! The caller issues the first step, unless the operation has to wait in a queue. The thread
-//! `rcomm/steps/<group>` issues all others, and waits for no peer. A thread that sees a step end (the
-//! backend's, a caller's, the watchdog) only queues a job for it, since it may hold locks that issuing needs.
+//! `rcomm/steps/<group>` issues all others, and waits for no peer. The thread that sees a step end (the
+//! backend's, a caller's, the watchdog) may hold locks that issuing needs, so it only queues a job for
+//! `rcomm/steps/<group>`.
 //! Receive operations with the same peer and tag wait in a queue, so that none takes a message that belongs
 //! to another.
 
@@ -84,6 +85,7 @@ trait QueuedSteps: Send + Sync {
     fn issue_first(&self);
 }
 
+/// Gets a step that has completed, with its buffers, and returns how the operation continues.
 type Then<R> = Box<dyn FnMut(Op<'static>) -> Result<Next<R>> + Send>;
 
 /// One operation in steps, as its caller and the watchdog see it.
@@ -152,6 +154,7 @@ impl<R: Send + 'static> Steps<R> {
         self.share.group().sequencer()
     }
 
+    /// Issues a step. An error ends the operation.
     fn issue(&self, op: Op<'static>) {
         let Some(this) = self.this.upgrade() else {
             return;
@@ -160,7 +163,7 @@ impl<R: Send + 'static> Steps<R> {
             Err(error) => self.end(Progress::Failed(error)),
             Ok(pending) => {
                 *lock(&self.stage) = Stage::UnderWay(Some(pending));
-                // The step may have ended before it could be observed: poll once.
+                // The step may have ended before its handle was stored, and its notice had no effect: poll once.
                 self.poll_step();
             }
         }
@@ -220,6 +223,7 @@ impl<R: Send + 'static> Steps<R> {
         }
     }
 
+    /// Ends the operation, and has the next one in its queue begin.
     fn end(&self, progress: Progress) {
         *lock(&self.stage) = Stage::Ended(progress);
         self.ended.notify_all();

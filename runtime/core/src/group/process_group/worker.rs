@@ -2,7 +2,7 @@
 //!
 //! These jobs are operations that no backend can issue, since they consist of several collectives, or use a window
 //! or the store. [`steps`](super::steps) uses a second such thread. A thread starts with the first job, and is
-//! joined when the group is dropped, unless that thread drops it.
+//! joined when the group is dropped, unless it drops the group itself.
 
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::op::Op;
@@ -28,6 +28,7 @@ pub(super) struct Worker {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// The queue, shared with the thread. `S` is a [`Monitor`], or in tests its model.
 #[derive(Default)]
 struct JobQueue<S = Monitor<Queue>>(S);
 
@@ -44,7 +45,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Worker {
-    /// An empty queue, for a thread of this name.
+    /// An empty queue. Its thread will be named `rcomm/<kind>/<group>`.
     pub(super) fn new(kind: &'static str) -> Self {
         Self {
             kind,
@@ -89,8 +90,8 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// Joins the thread, unless this runs on the thread itself, which then held the last reference to the
-    /// group and ends soon.
+    /// Joins the thread, unless the thread itself drops the group: then it held the last reference to the group, and
+    /// ends soon.
     fn drop(&mut self) {
         self.job_queue.close();
         let thread = lock(&self.thread).take();
@@ -121,6 +122,8 @@ impl<S: Shared<Queue>> JobQueue<S> {
         self.0.wake_all();
     }
 
+    /// Waits until all jobs and holds have ended, for at most `limit` if there is one; returns whether they have
+    /// ended.
     fn drain(&self, limit: Option<Duration>) -> bool {
         let is_done = |queue: &Queue| queue.unfinished == 0;
         self.0.when(limit, is_done, |queue| is_done(queue))
@@ -132,6 +135,7 @@ impl<S: Shared<Queue>> JobQueue<S> {
         self.0.wake_all();
     }
 
+    /// Runs jobs until the queue is closed and empty.
     fn work(&self) {
         let has_next = |queue: &Queue| !queue.jobs.is_empty() || queue.closed;
         let next = || self.0.when(None, has_next, |queue| queue.jobs.pop_front());

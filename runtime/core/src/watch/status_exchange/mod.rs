@@ -5,13 +5,13 @@
 //! | `<rank>` | progress of this rank, in JSON | every rank |
 //! | `<group>/<seq>/asking` | how many members have asked about this collective of a large group | each rank that asks |
 //! | `<group>/<seq>` | the summary of the answers, in JSON | the first rank that asked |
-//! | `<group>/p2p/<seq>/asking`, `<group>/p2p/<seq>` | the same of the messages to which their ranks gave this number | as above |
+//! | `<group>/p2p/<seq>/asking`, `<group>/p2p/<seq>` | the same for the messages to which their ranks gave this number | as above |
 //!
 //! In a small group every member reads every answer. In a group of thousands that would be millions of reads
 //! from one store within two seconds. So in a large group the first member that asks reads the answers, in
 //! chunks, and publishes a summary for the rest. Each rank counts its own messages, apart from collectives: so ranks
-//! that ask about different messages may share a summary. Its waits are true, but may start at a rank that only the
-//! first of them waits for.
+//! that ask about different messages may share a summary. The waits in the summary are true, but may start at a rank for
+//! which only the first of those that ask waits.
 
 mod arrivals;
 mod replies;
@@ -121,6 +121,7 @@ impl StatusExchange {
         }
     }
 
+    /// Reads the answers of all members, after waiting for them.
     fn read_all(&self, store: &dyn Store, query: &StatusQuery<'_>) -> StatusReplies {
         let mut arrivals = Arrivals {
             members: query.members.len(),
@@ -547,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_on_of_a_large_group_accuses_no_rank_that_its_own_answers_would_not() {
+    fn a_summary_accuses_no_rank_that_the_answers_themselves_would_not() {
         let store = HashStore::new();
         let members: Vec<Rank> = (0..100).collect();
         for &rank in members.iter().filter(|rank| ![6, 40].contains(rank)) {

@@ -38,7 +38,8 @@ pub enum ErrorKind {
     Unauthorized = 10,
     /// The backend's library reported an error.
     Backend = 11,
-    /// The world or group was used after `shutdown` or `destroy`, or the world was dropped.
+    /// The world or group was used after `shutdown` or `destroy`, the world was dropped, or the result of a
+    /// [`Work`](crate::Work) was taken before.
     Closed = 12,
     /// An input holds a NaN while NaNs are refused.
     NotANumber = 13,

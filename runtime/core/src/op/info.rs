@@ -23,7 +23,7 @@ pub(crate) struct OpInfo {
     pub(crate) op: OpType,
     pub(crate) seq: u64,
     pub(crate) is_p2p: bool,
-    /// Whether it is a collective that its backend carries out. Such collectives of a group have *turns*: they
+    /// Whether it is a collective that its backend carries out. Such collectives of one backend have *turns*: they
     /// happen in order of issue.
     pub(crate) takes_turn: bool,
     /// Whether the operation checks its deadline itself: the watchdog never treats it as overdue.

@@ -106,6 +106,7 @@ pub(crate) mod model {
         fn wake(_: &Condvar) {}
     }
 
+    /// A monitor with loom's locks, which wakes threads as `W` does.
     pub(crate) struct Model<T, W = WakeAll> {
         state: Mutex<T>,
         changed: Condvar,
@@ -145,7 +146,8 @@ pub(crate) mod model {
         }
     }
 
-    /// Runs a model and returns how many orders of events loom has explored.
+    /// Runs a model in the orders of events with at most three preemptions, and returns how many of them loom has
+    /// explored.
     pub(crate) fn count_orders(model: impl Fn() + Send + Sync + 'static) -> usize {
         static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
         let _guard = ONE_AT_A_TIME.lock();

@@ -168,8 +168,8 @@ impl Dumps {
         self.writer.write(&dump)
     }
 
-    /// Makes a dump, unless one was made for the same fault. Returns text for an error message: the location
-    /// of the dump, or why there is none.
+    /// Makes a dump, unless one was made, or could not be written, for the same fault. Returns text for an error
+    /// message: the location of the dump, or why there is none.
     pub(crate) fn make_for_fault(&self, reason: &str) -> String {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, result)) = &*last
@@ -185,6 +185,7 @@ impl Dumps {
         result
     }
 
+    /// Works like [`try_make`](Self::try_make), and logs the result.
     fn write(&self, reason: &str) -> Result<String> {
         let written = self.try_make(reason);
         match &written {

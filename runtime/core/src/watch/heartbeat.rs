@@ -156,7 +156,7 @@ mod tests {
         other_thread.stop();
     }
 
-    /// A group that takes until the monitor was stopped to end. It sends whether that was so.
+    /// A group whose end waits until the monitor is stopped, and sends whether it was.
     struct SlowGroup(Arc<Stop>, Sender<bool>);
 
     impl Drop for SlowGroup {

@@ -28,6 +28,7 @@ pub(crate) enum RuntimeWait {
 }
 
 impl RuntimeWait {
+    /// The names of the counters, in the order of the variants.
     const NAMES: [&str; 5] = [
         "rcomm.rendezvous",
         "rcomm.store",
@@ -42,9 +43,11 @@ impl RuntimeWait {
 struct Counter {
     /// The moment from which `since` counts.
     began: Instant,
+    /// How many waits have ended, and how long they took: all together, and the longest.
     count: AtomicU64,
     total: AtomicU64,
     max: AtomicU64,
+    /// How many threads wait now.
     waiting: AtomicU32,
     /// When a thread began to wait while no other did.
     since: AtomicU64,
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_not_plain_reserved_or_too_many_are_refused() {
+    fn malformed_reserved_and_surplus_names_are_refused() {
         let counters = WaitCounters::default();
         for name in ["", "Disk", "a b", "rcomm.work", &"x".repeat(65)] {
             let error = counters.named(name).unwrap_err();

@@ -118,15 +118,16 @@ impl<'a> Op<'a> {
         self.compare_uses(own_rank)
     }
 
-    /// Whether the operation uses one buffer, which overlaps with no other.
-    fn has_one_buffer(&self) -> bool {
+    /// Whether the operation uses at most one buffer, so that no two can overlap.
+    fn has_at_most_one_buffer(&self) -> bool {
         let scale = self.reduction().and_then(|by| by.scale.as_deref());
         let is_block = matches!(self, Self::Coalesced(_));
         !is_block && scale.is_none() && self.outputs().len() + self.inputs_only().len() <= 1
     }
 
+    /// Refuses two uses of the same memory of which one writes.
     fn compare_uses(&self, own_rank: u32) -> Result<(), Refusal> {
-        if self.has_one_buffer() {
+        if self.has_at_most_one_buffer() {
             return Ok(());
         }
         let mut uses = Vec::new();
@@ -197,6 +198,7 @@ impl<'a> Op<'a> {
         (pattern == Pattern::Broadcast && is_root) || (pattern == Pattern::Reduce && !is_root)
     }
 
+    /// Checks everything but overlaps of memory.
     fn check(&self, own_rank: u32, size: u32) -> Result<(), Refusal> {
         // Each accessor is called once, to save time: a short call takes a tenth of a microsecond.
         let (inputs, outputs) = (self.inputs(), self.outputs());
@@ -416,7 +418,8 @@ fn check_scale(scale: &Buffer<'_>, inputs: &[Buffer<'_>]) -> Result<(), Refusal>
 }
 
 /// The sends of a block to this rank itself, each with the receive that gets it: the first send under a tag goes to
-/// the first receive under it, and so on.
+/// the first receive under it, and so on. Refuses a send or a receive without the other, and a pair that differs in
+/// type, length or device.
 fn messages_to_self(ops: &[Op<'_>], own_rank: u32) -> Result<Vec<(usize, usize)>, Refusal> {
     let mut pairs = Vec::new();
     let mut taken = Vec::new();

@@ -45,7 +45,7 @@ fn responder(rank: u32, store: &Arc<HookedStore>, reasons: &Reasons) -> Responde
 }
 
 /// Two ranks fail at once. They raise one alarm and both publish their status. The rank whose cause is not the alarm's
-/// reads the other's cause.
+/// reads the other's cause. Returns how many orders loom has explored.
 fn two_failures_are_one_alarm(is_atomic: bool) -> usize {
     count_orders(move || {
         let store = store(is_atomic);

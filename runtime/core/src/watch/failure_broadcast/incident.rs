@@ -37,8 +37,8 @@ pub(super) struct IncidentProgress {
     pub(super) raise_unanswered: bool,
     /// The other ranks' status, or why it is not known; `None` until the exchange has ended.
     pub(super) answers: Option<StatusReplies>,
-    /// Whether the connection to the store was lost during the alarm and during another request after it. Whether the
-    /// process that serves it has ended is not known.
+    /// Whether the store's connection failed during the alarm, and another request after it failed too. Whether the
+    /// process that serves the store has ended is not known.
     pub(super) store_lost: bool,
 }
 

@@ -54,8 +54,11 @@ pub(crate) struct FailureBroadcastParts {
     pub(crate) watch: Arc<Watch>,
     pub(crate) recorder: Arc<FlightRecorder>,
     pub(crate) dumps: Arc<Dumps>,
+    /// How long the handling of a fault waits for the other ranks' status.
     pub(crate) status_wait: Duration,
+    /// The pause between two polls of the store.
     pub(crate) interval: Duration,
+    /// What another rank's alarm does to this rank's groups.
     pub(crate) propagation: Propagation,
 }
 
@@ -63,6 +66,7 @@ pub(crate) struct FailureBroadcastParts {
 /// [`ResponderThread`] carries it out.
 pub(crate) struct FailureBroadcast {
     parts: FailureBroadcastParts,
+    /// Faults that the thread `rcomm/dump` has not taken yet.
     incidents: Mutex<Vec<Arc<Incident>>>,
     stopped: AtomicBool,
     /// The eventfd that wakes the thread `rcomm/dump`.
@@ -198,10 +202,9 @@ impl FailureBroadcast {
     /// - If the ranks of a time-out wait for others themselves, the error names the ranks at which these waits end.
     ///   If it names no rank, or only ranks that have arrived, it names the absent ranks. In both cases its sentence
     ///   begins with the new ranks.
-    /// - If rank 0 is another process and serves the store, the error names only rank 0 if the connection to it was
-    ///   lost, unless it names this rank alone. A time-out, and an error that names rank 0 among others, names only
-    ///   rank 0 also if the store has left the alarm
-    ///   unanswered and has not replied for [`STORE_SILENT`].
+    /// - If rank 0 is another process and serves the store, the error names only rank 0 if the connection to the store
+    ///   was lost, unless it names only this rank. A time-out, and an error that names rank 0 among others, names only
+    ///   rank 0 also if the store has left the alarm unanswered and has not replied for [`STORE_SILENT`].
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.
@@ -292,7 +295,7 @@ impl FailureBroadcast {
         }
     }
 
-    /// Notes the store's reply to the request, or its failure.
+    /// Notes the store's reply to the request, or the failure of the request.
     fn store_replied(&self, reply: &Result<()>) {
         let errno = match reply {
             Ok(()) => 0,

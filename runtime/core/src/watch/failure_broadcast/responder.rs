@@ -1,5 +1,5 @@
-//! [`ResponderThread`]: the thread `rcomm/dump`, which uses the store: it raises this rank's alarm, answers those of
-//! other ranks, and watches the FIFOs by which dumps are requested.
+//! [`ResponderThread`]: the thread `rcomm/dump`. Through the store, it raises this rank's alarm and answers those of
+//! other ranks. It also watches the FIFOs by which dumps are requested.
 
 use super::{DUMP_WAIT, FLAG, FailureBroadcast, Incident};
 use crate::config::Propagation;
@@ -22,7 +22,7 @@ const MAX_ANSWERS: i64 = 16;
 const READ_TIME: Duration = Duration::from_millis(500);
 /// How long a world that ends waits for the thread that uses the store.
 const STOP_WAIT: Duration = Duration::from_millis(500);
-/// For how long another rank's alarm is reported as the likely cause of this rank's faults.
+/// For how long after another rank's alarm the errors of this rank's faults mention that alarm.
 const RECENT_ALARM: Duration = Duration::from_secs(60);
 
 /// Owns the thread `rcomm/dump`, which uses the store and watches the FIFOs.
@@ -68,7 +68,7 @@ impl ResponderThread {
                 "the thread rcomm/dump ends when the store answers or its time-out passes"
             );
         } else if thread.join().is_err() {
-            tracing::error!("the thread that makes dumps panicked");
+            tracing::error!("the thread rcomm/dump panicked");
         }
         self.broadcast.finish_dumps();
     }
@@ -234,7 +234,8 @@ impl Responder {
     /// Reports another rank's alarm to the groups that its cause names; to all groups if the cause is not known.
     fn warn_groups(&self, cause: Option<&str>) {
         for group in self.broadcast.parts.watch.groups() {
-            // As an error begins. Another group of the same name is only more careful.
+            // Errors name their group in this way. Another group of the same name is warned as well, and is only more
+            // careful then.
             let name = format!("group {}: ", group.label());
             if cause.is_none_or(|cause| cause.contains(&name)) {
                 group.failed_elsewhere();
@@ -286,6 +287,7 @@ impl Responder {
         Some(String::from_utf8_lossy(&cause.ok()?).into_owned())
     }
 
+    /// Publishes this rank's status for an alarm.
     fn publish(&self, alarm: i64) -> Result<()> {
         let report = self.report();
         self.exchange(alarm)
@@ -305,6 +307,7 @@ impl Responder {
         }
     }
 
+    /// This rank's status now.
     fn report(&self) -> RankReport {
         let parts = &self.broadcast.parts;
         let groups = parts.watch.groups();

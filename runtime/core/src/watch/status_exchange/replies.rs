@@ -12,8 +12,8 @@ pub(crate) struct StatusReplies {
     /// Members that have issued the operation; if another member's summary was read, all members that are not `absent`.
     /// Empty for messages, and if the summary has only the text.
     pub(crate) arrived: Vec<Rank>,
-    /// Members that have not issued the operation, have not answered, or have ended; for a message, only the latter
-    /// two. Empty if another member's summary was read that has only the text.
+    /// Members that have not issued the operation, have not answered, or have ended; for a message, only those that
+    /// have not answered or have ended. Empty if another member's summary was read that has only the text.
     pub(crate) absent: Vec<Rank>,
     /// Whether some of `absent` may have come: they have not answered, or the operation is a message.
     pub(super) is_uncertain: bool,
@@ -103,9 +103,8 @@ impl Summary {
         }
     }
 
-    /// The replies for `asks`, the rank that reads the summary. By asking it shows that it has come, though the first
-    /// rank that asked may not have had its answer. That a member of a message has answered does not show that it has
-    /// come.
+    /// The replies for `asks`, the rank that reads the summary. That rank asks, so it has come, even if the summary lists
+    /// it as absent. No member of a message counts as arrived: an answer does not show that its rank has come.
     pub(super) fn replies(self, query: &StatusQuery<'_>, asks: Rank) -> StatusReplies {
         let Some(mut absent) = self.absent else {
             return StatusReplies::text(self.text);

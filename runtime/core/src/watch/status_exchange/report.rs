@@ -45,10 +45,11 @@ pub(super) struct PendingCollective {
 }
 
 impl RankReport {
-    /// A report of these groups, by `wire_id`, and of what this rank's record says now: its phase, and what it waits
-    /// for, which are the ranks at the other ends of connections on which an operation waits, the ranks that its recent
-    /// time-outs name, and the oldest pending collective of each small group in `wire_ids`, which has the groups' wire
-    /// ids by their numbers in this process.
+    /// A report of these groups, by `wire_id`, and of what this rank's record says now: its phase, its step, and what it
+    /// waits for. It waits for the ranks at the other ends of connections on which an operation waits, for the ranks
+    /// that its recent time-outs name, and in the oldest pending collective of each small group.
+    ///
+    /// `wire_ids` holds the groups' wire ids by their numbers in this process. Collectives of other groups are left out.
     ///
     /// All ages are by the record's own clock, which does not jump with the wall clock.
     pub(crate) fn of(
@@ -146,7 +147,7 @@ mod tests {
         let wall = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
         let wall = i64::try_from(wall).unwrap();
         let hour = 3_600_000_000_000;
-        // The wall clock has jumped by an hour since the record began, which its own clock does not follow.
+        // The wall clock has jumped by an hour since the record began. The record's own clock does not follow.
         for now in [wall - hour, wall, wall + hour] {
             let mut record = Dump::default();
             record.identity.dump_time_ns = now;

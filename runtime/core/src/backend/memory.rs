@@ -154,6 +154,7 @@ impl RemoteMemory {
         is_alone
     }
 
+    /// The address at `offset`, if `len` bytes from there on lie inside the memory.
     fn range(&self, offset: usize, len: usize) -> Result<*mut u8> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::new(

@@ -13,10 +13,10 @@ const MAX_RANKS: usize = 64;
 const NAMING_TIME: Duration = Duration::from_secs(2);
 
 /// Collectives of small values over a store: for the control of a job, while no group is there yet, or none is usable.
-/// They work with any [`Store`]. A call takes a rank three requests at most, and one for each key of its earlier calls
-/// that it removes.
+/// They work with any [`Store`]. A call that does not time out takes a rank three requests at most, and one for each key
+/// of its earlier calls that it removes.
 ///
-/// All ranks make one with the same name, and call the same methods in the same order. Values of earlier calls are
+/// All ranks make collectives of the same name, and call the same methods in the same order. Values of earlier calls are
 /// removed from the store by each [`barrier`](Self::barrier), [`all_gather`](Self::all_gather) and
 /// [`all_sum`](Self::all_sum).
 ///
@@ -175,6 +175,7 @@ impl StoreCollectives {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
+    /// Runs a call under keys of its own, once earlier calls have ended.
     fn call<R>(&self, name: &str, body: impl FnOnce(&mut Call<'_>) -> Result<R>) -> Result<R> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.calls += 1;
@@ -301,6 +302,7 @@ impl Call<'_> {
         self.late(&absent, timeout)
     }
 
+    /// The error of a call for which these ranks did not come in time.
     fn late(&self, absent: &[u32], timeout: Duration) -> Error {
         let message = format!(
             "{:?} over the store: {} did not come within {}",

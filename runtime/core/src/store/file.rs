@@ -40,6 +40,7 @@ pub struct FileStore {
     log: Mutex<Log>,
 }
 
+/// The open file, and what was read from it.
 struct Log {
     file: File,
     /// The offset up to which `table` includes the file; always the end of a record.
@@ -177,6 +178,7 @@ impl FileStore {
         })
     }
 
+    /// Adds to the counter in the record `name`, and returns its new value.
     fn add_to_record(&self, name: &str, delta: i64) -> Result<i64> {
         let added = self.with_log(LockKind::Write, |log| {
             match sum(log.table.get(name.as_bytes()), delta) {
@@ -352,7 +354,7 @@ fn begins_alike(one: &[u8], other: &[u8]) -> bool {
 fn is_beginning_of_first(bytes: &[u8]) -> bool {
     let mut first = (REFERENCES.len() as u32).to_le_bytes().to_vec();
     first.extend_from_slice(REFERENCES.as_bytes());
-    // The length of a number, in decimal digits.
+    // The length of the value, and at most 20 decimal digits.
     let longest = first.len() + 4 + 20;
     bytes.len() < longest && begins_alike(bytes, &first)
 }
@@ -364,6 +366,7 @@ fn split_record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((name, value, rest))
 }
 
+/// The first key or value of `bytes` and the bytes after it, if it is complete.
 fn split_part(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk()?;
     rest.split_at_checked(u32::from_le_bytes(*length) as usize)

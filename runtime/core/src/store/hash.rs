@@ -24,6 +24,7 @@ impl HashStore {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes the table, and wakes all waiting threads.
     fn change<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
         let result = change(&mut self.lock());
         self.changed.notify_all();

@@ -41,6 +41,7 @@ impl Ticket {
         self.observer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ends the operation, unless it has ended already.
     pub(super) fn end(&self, progress: Progress) {
         let mut state = self.lock();
         if state.progress.has_ended() {

@@ -45,9 +45,8 @@ struct Comparison {
 }
 
 impl Wrapper {
-    /// Wraps `inner`; ranks compare over `side`, which has the same members in the same order and is
-    /// used for nothing else. With [`NanCheck::On`], inputs that hold a NaN are refused
-    /// as well, on all ranks.
+    /// Wraps `inner`; ranks compare over `side`, which has the same members in the same order and is used for nothing
+    /// else. With [`NanCheck::On`], a collective is also refused, on all ranks, if an input of any rank holds a NaN.
     pub fn new(
         inner: Arc<dyn Backend>,
         side: Arc<dyn Backend>,
@@ -65,6 +64,7 @@ impl Wrapper {
         }
     }
 
+    /// What this rank says of a collective that it is about to run.
     fn statement(&self, op: &Op<'_>, call: &Call, observer: &dyn Observer) -> Statement {
         let nan = match self.nan_check {
             NanCheck::On => nan::find(op, &*self.inner),
@@ -106,6 +106,7 @@ impl Comparison {
     }
 }
 
+/// An error of the side group, with the fact that it comes from a comparison.
 fn while_comparing(error: Error) -> Error {
     error.with_more("found while the ranks compared what they were about to do")
 }
@@ -270,6 +271,7 @@ struct ComparedOp {
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
+/// How far a [`ComparedOp`] is.
 enum CheckStage {
     /// The comparison runs; `side` is `Some` once it was issued.
     Comparing {

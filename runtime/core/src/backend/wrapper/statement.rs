@@ -25,6 +25,7 @@ const NONE: u32 = u32::MAX;
 pub(super) struct Statement {
     /// Hash of the whole text; a message may hold only the beginning of the text.
     hash: u64,
+    /// The position of the first NaN in this rank's inputs: the number of the input, and of the element.
     nan: Option<(u32, u64)>,
     text: String,
     /// Where the program issued the collective, as `train.py:88`; empty if that is not known. Ranks may differ.
@@ -149,6 +150,10 @@ fn agreed_buffers(op: &Op<'_>) -> String {
 ///
 /// `statements` holds the statements of the group's ranks, one after the other; `ranks` holds their ranks in the
 /// world.
+///
+/// # Errors
+/// `Mismatch` if statements differ; otherwise `NotANumber` names the first rank with a NaN. `Backend` if the bytes of a
+/// rank are no statement.
 pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> {
     let mut sites = Vec::with_capacity(ranks.len());
     let mut sets: Vec<(Statement, Vec<Rank>)> = Vec::new();
@@ -189,7 +194,7 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> 
 }
 
 /// The error of ranks whose statements differ. The largest set of equal statements is presumed right; of sets of
-/// equal size, the one with the lowest rank.
+/// equal size, the one with the lowest rank. The error names the lowest of the other ranks, its text all sets.
 fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
     let mut largest = 0;
     for index in 1..sets.len() {

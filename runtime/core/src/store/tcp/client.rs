@@ -158,6 +158,7 @@ impl Connection {
         })
     }
 
+    /// Tries once to connect to each address of `host`, until one answers.
     fn dial_once(
         host: &str,
         port: u16,
@@ -182,6 +183,7 @@ impl Connection {
         Err(obstacle)
     }
 
+    /// Tries once to connect to one address, and validates the server there.
     fn connect_to(
         address: SocketAddr,
         timeout: Duration,
@@ -191,14 +193,14 @@ impl Connection {
         let socket =
             TcpStream::connect_timeout(&address, timeout.min(CONNECT_LIMIT)).map_err(|error| {
                 if error.kind() == io::ErrorKind::ConnectionRefused {
-                    Obstacle::Refused
+                    Obstacle::NoListener
                 } else {
                     Obstacle::Unreachable(error)
                 }
             })?;
         // A socket can connect to itself if its target is an ephemeral port without a listener.
         if socket.local_addr().ok() == socket.peer_addr().ok() {
-            return Err(Obstacle::Refused);
+            return Err(Obstacle::NoListener);
         }
         socket.set_nodelay(true).map_err(Obstacle::Unreachable)?;
         let mut connection = Self {

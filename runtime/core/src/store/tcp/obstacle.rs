@@ -6,11 +6,17 @@ use std::io;
 
 /// Why there is no connection yet.
 pub(super) enum Obstacle {
+    /// The host's name has no address.
     NoAddress(io::Error),
-    Refused,
+    /// Nothing listens at the port.
+    NoListener,
+    /// The connection could not be made.
     Unreachable(io::Error),
+    /// The connection was closed without a reply.
     Closed,
+    /// The connection was accepted, and no reply came in time.
     Silent,
+    /// What answered is not a store; its first bytes, for a message.
     Foreign(String),
     /// TLS could not be set up with what listens there.
     Tls(TlsError),
@@ -55,7 +61,7 @@ impl Obstacle {
             false => ErrorKind::Store,
         };
         let message = match self {
-            Obstacle::Refused => format!("{store} is gone: nothing listens there"),
+            Obstacle::NoListener => format!("{store} is gone: nothing listens there"),
             Obstacle::Silent => format!(
                 "{store} accepts a connection and does not answer: its process may have stopped"
             ),
@@ -92,7 +98,7 @@ impl std::fmt::Display for Obstacle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Obstacle::NoAddress(error) => write!(f, "the name has no address ({error})"),
-            Obstacle::Refused => f.write_str(
+            Obstacle::NoListener => f.write_str(
                 "nothing listens there. Is rank 0 up, and do all ranks have its MASTER_ADDR and \
                  MASTER_PORT?",
             ),

@@ -242,6 +242,7 @@ impl Scanner {
         self.skip_string(request, MAX_VALUE, Violation::ValueTooLong)
     }
 
+    /// Moves past a string, if its length has arrived; returns whether it had.
     fn skip_string(
         &mut self,
         request: &[u8],
@@ -261,6 +262,7 @@ impl Scanner {
         Ok(true)
     }
 
+    /// Moves past a count and as many keys, or pairs if `per_key` is 2; returns whether their lengths have arrived.
     fn skip_strings(&mut self, request: &[u8], per_key: u32) -> Result<bool, Violation> {
         let mut left = match self.strings {
             Some(left) => left,

@@ -13,7 +13,9 @@ use std::time::Duration;
 /// busy, the thread gets it back only after some milliseconds, although its message has been there. Such a poll counts
 /// as one without a message.
 pub(super) struct Spin {
+    /// How many short sleeps there were in a row.
     short_sleeps: u32,
+    /// How many of the next sleeps are not counted.
     pause: u32,
 }
 

@@ -173,6 +173,10 @@ impl TcpStore {
             .map_err(|broken| self.broken(name, broken))
     }
 
+    /// Works like [`call`](Self::call), but returns a broken exchange as it is.
+    ///
+    /// # Errors
+    /// Those of a new connection, if one is needed.
     fn try_call<T>(
         &self,
         exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
@@ -180,6 +184,7 @@ impl TcpStore {
         self.try_call_within(self.timeout, exchange)
     }
 
+    /// Works like [`try_call`](Self::try_call), with this time-out in place of the store's own.
     fn try_call_within<T>(
         &self,
         timeout: Duration,
@@ -206,6 +211,7 @@ impl TcpStore {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The error of the call `name`, whose exchange was broken.
     fn broken(&self, name: &str, broken: Broken) -> Error {
         let (host, port) = (&self.host, self.port);
         let store = |message| Error::new(ErrorKind::Store, message);
@@ -244,6 +250,7 @@ impl TcpStore {
         self.ask(name, request, Connection::read_nonce)
     }
 
+    /// Sends a request and reads the reply to it by `read`. `name` is the name of the call in errors.
     fn ask<T>(
         &self,
         name: &str,
@@ -257,6 +264,7 @@ impl TcpStore {
         })
     }
 
+    /// Adds to the counter that the server stores under exactly this name.
     fn add_raw(&self, name: &[u8], delta: i64) -> Result<i64> {
         let request = Encoder::default().op(OpCode::Add).string(name).i64(delta);
         let call_name = format!("add of {delta} to {:?}", String::from_utf8_lossy(name));

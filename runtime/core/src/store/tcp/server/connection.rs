@@ -54,6 +54,7 @@ pub(super) enum Admission {
     Refused,
 }
 
+/// One connection, as the server sees it.
 pub(super) struct ClientConnection {
     pub(super) socket: OwnedFd,
     pub(super) tls: Option<Box<TlsSession>>,

@@ -81,6 +81,7 @@ impl EventLoop {
         Ok(this)
     }
 
+    /// Has epoll report new connections.
     fn listen(&self) -> rustix::io::Result<()> {
         for (index, listener) in self.listeners.iter().enumerate() {
             let data = epoll::EventData::new_u64(LISTENER - index as u64);
@@ -126,6 +127,7 @@ impl EventLoop {
         }
     }
 
+    /// Waits for events, until the first deadline at most; returns how many there are.
     fn wait(&mut self, events: &mut [epoll::Event; 256]) -> rustix::io::Result<usize> {
         const NOW: Timespec = Timespec {
             tv_sec: 0,
@@ -200,6 +202,7 @@ impl EventLoop {
         }
     }
 
+    /// Stops accepting connections for [`ACCEPT_PAUSE`].
     fn pause_accepting(&mut self, error: Errno) {
         tracing::warn!(
             %error,
@@ -213,6 +216,7 @@ impl EventLoop {
         self.listen_at = Some(Instant::now() + ACCEPT_PAUSE);
     }
 
+    /// Handles an event of a connection, then the connections whose waits it has ended.
     fn serve(&mut self, id: ConnectionId, flags: epoll::EventFlags) {
         // An event may be left over from a connection that was closed a moment ago.
         if !self.connections.contains(id) {
@@ -244,6 +248,7 @@ impl EventLoop {
         self.woken.clear();
     }
 
+    /// Reads what has arrived, and answers the requests that are complete.
     fn read(&mut self, id: ConnectionId) -> LinkState {
         let Some(connection) = self.connections.get_mut(id) else {
             return LinkState::Open;

@@ -70,6 +70,7 @@ impl Quota {
         self.set_deadline(id, connection, REASON_TIME);
     }
 
+    /// Gives a connection that may not use the store this much time.
     fn set_deadline(
         &mut self,
         id: ConnectionId,

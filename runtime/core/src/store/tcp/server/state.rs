@@ -47,6 +47,7 @@ pub(super) struct State {
     pending: HashMap<ConnectionId, PendingWait>,
     /// Connections that wait for each key, in order of arrival, once for each time a wait names the key.
     waiting: HashMap<Key, Vec<ConnectionId>>,
+    /// Connections that wait at each barrier, by its key.
     at_barrier: HashMap<Key, Vec<ConnectionId>>,
     /// Connections whose wait has ended and to which [`STOP_WAITING`] is not sent yet.
     woken: Vec<ConnectionId>,
@@ -310,6 +311,7 @@ impl State {
         self.wake(first);
     }
 
+    /// Notes that a connection waits for one key fewer. Without a missing key, its wait ends.
     fn wake(&mut self, connection: ConnectionId) {
         if let Some(PendingWait::Keys { missing, .. }) = self.pending.get_mut(&connection) {
             *missing -= 1;

@@ -24,7 +24,7 @@ impl<T: Gradient> Reducer<T> {
     /// # Errors
     /// With [`UnusedParameters::Refuse`], `InvalidArgument` names parameters without a gradient; with a static graph,
     /// parameters that had a gradient in the first step and have none now. Other ranks may then wait for this rank, so
-    /// it should end. `InvalidArgument` also if the hook returned a wrong number of averages. Otherwise the error of
+    /// this rank should end. `InvalidArgument` also if the hook returned a wrong number of averages. Otherwise the error of
     /// the hook or the group; the reducer then needs [`regroup`](Self::regroup).
     pub fn finish_in_place(&mut self) -> Result<()> {
         self.check_used()?;
@@ -120,7 +120,7 @@ impl<T: Gradient> Reducer<T> {
             }
         };
         let wait_began = Instant::now();
-        let factor = match self.step.active.take() {
+        let factor = match self.step.vote.take() {
             None => 1.0,
             Some(vote) => self.factor(vote)?,
         };

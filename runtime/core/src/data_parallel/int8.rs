@@ -40,6 +40,7 @@ impl Parts {
         }
     }
 
+    /// The elements that a rank sums.
     fn range(&self, rank: usize) -> Range<usize> {
         let begin = (rank * self.part).min(self.len);
         begin..(begin + self.part).min(self.len)
@@ -81,7 +82,7 @@ impl Parts {
         }
     }
 
-    /// Calls `each` with the position in its part, and the value, of each element of a message.
+    /// Calls `each` with the position and the value of each of the first `count` elements of a message with one part.
     fn dequantize(&self, message: &[u8], count: usize, mut each: impl FnMut(usize, f32)) {
         let scales = self.part.div_ceil(BLOCK) * SCALE_BYTES;
         let (scales, elements) = message.split_at(scales);
@@ -179,7 +180,7 @@ impl ProcessGroup {
     /// two operations.
     ///
     /// # Blocking
-    /// Until all ranks have called it and the result is there, or the group's time-out.
+    /// Until all ranks have called it and the result is there; each of the two operations has the handle's time-out.
     #[track_caller]
     pub fn all_reduce_int8<T: Gradient>(&self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
         let factor = match op {

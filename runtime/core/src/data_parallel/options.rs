@@ -60,7 +60,7 @@ pub struct ReducerOptions<T = f32> {
     pub sparse: Vec<usize>,
     /// The element type in which gradients are sent, without a hook.
     pub wire: Wire,
-    /// How buckets are averaged; `None` = by one `all_reduce` for each, in the type of [`wire`](Self::wire).
+    /// How buckets are averaged; if `None`, by one `all_reduce` for each, in the type of [`wire`](Self::wire).
     pub hook: Option<Box<dyn CommHook<T>>>,
 }
 

@@ -50,7 +50,7 @@ struct LowRank {
     error: Vec<f32>,
     /// `columns` by rank: the right factor of the step before.
     q: Vec<f32>,
-    /// `rows` by rank.
+    /// `rows` by rank: the left factor.
     p: Vec<f32>,
 }
 

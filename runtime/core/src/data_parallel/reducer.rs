@@ -14,7 +14,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::ReduceOp;
 use std::fmt;
 
-/// Averages the gradients of a model over the ranks of a group, while others are still computed. All
+/// Averages the gradients of a model over the ranks of a group, while other gradients are still computed. All
 /// gradients are of one type, `T`.
 ///
 /// In a step, the program gives the gradient of each parameter, in any order, as soon as it is computed, and then calls
@@ -370,6 +370,7 @@ impl<T: Gradient> Reducer<T> {
         Ok(())
     }
 
+    /// Divides the parameters, in this order, into buckets.
     pub(super) fn lay_out(&mut self, order: &[usize]) {
         let size = size_of::<T>();
         let limits = self.options.buckets;
@@ -381,7 +382,7 @@ impl<T: Gradient> Reducer<T> {
         &mut self.memory[place.bucket][place.start..place.start + place.len]
     }
 
-    /// Notes that the memory no longer holds averages.
+    /// Begins the backward pass of the step, unless it has begun. The memory no longer holds averages then.
     pub(super) fn touch(&mut self) {
         if !self.step.is_touched {
             self.step.is_touched = true;
@@ -399,7 +400,7 @@ impl<T: Gradient> Reducer<T> {
         }
         self.step.has_begun = true;
         if self.options.uneven != UnevenInputs::No {
-            self.step.active = Some(self.vote(1)?);
+            self.step.vote = Some(self.vote(1)?);
         }
         // With a static graph, no bucket waits for a parameter that this rank does not use.
         for parameter in 0..self.uses.len() {
@@ -422,6 +423,7 @@ impl<T: Gradient> Reducer<T> {
         self.note_ready(parameter);
     }
 
+    /// Counts a parameter as ready.
     fn note_ready(&mut self, parameter: usize) {
         let state = &mut self.step.states[parameter];
         self.step.used[parameter] = u8::from(*state != GradientState::Absent);
@@ -447,6 +449,7 @@ impl<T: Gradient> Reducer<T> {
         }
     }
 
+    /// Starts to average a bucket, which has all its gradients.
     fn send(&mut self, bucket: usize) -> Result<UnderWay<T>> {
         let parts = &self.layout.parts[bucket];
         let group = &self.group;
@@ -488,6 +491,7 @@ impl<T: Gradient> Reducer<T> {
         SparseTensor::new(shape, 1, Vec::new(), Vec::new())
     }
 
+    /// Refuses a parameter that may get no gradient now.
     fn check_open(&self, parameter: usize) -> Result<()> {
         let Some(declared) = self.parameters.get(parameter) else {
             let count = self.parameters.len();
@@ -506,6 +510,7 @@ impl<T: Gradient> Reducer<T> {
         Ok(())
     }
 
+    /// Like `check_open`, and refuses a sparse parameter.
     fn check_dense(&self, parameter: usize) -> Result<()> {
         self.check_open(parameter)?;
         if self.is_sparse[parameter] {

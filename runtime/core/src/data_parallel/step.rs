@@ -45,7 +45,7 @@ pub(super) struct Step<T> {
     /// The buckets that were sent, in order.
     pub(super) under_way: Vec<UnderWay<T>>,
     /// The all-reduce that counts the ranks that have input.
-    pub(super) active: Option<Work<Vec<u32>>>,
+    pub(super) vote: Option<Work<Vec<u32>>>,
     /// Whether a gradient was written.
     pub(super) is_touched: bool,
     /// Whether this rank takes part in the step.
@@ -60,7 +60,7 @@ impl<T> Default for Step<T> {
             order: Vec::new(),
             missing: Vec::new(),
             under_way: Vec::new(),
-            active: None,
+            vote: None,
             is_touched: false,
             has_begun: false,
         }
@@ -81,7 +81,7 @@ impl<T> Step<T> {
         self.missing.extend(layout.buckets.iter().map(Vec::len));
         self.under_way.clear();
         self.under_way.reserve(layout.buckets.len());
-        self.active = None;
+        self.vote = None;
         self.is_touched = false;
         self.has_begun = false;
     }
@@ -144,6 +144,7 @@ impl Narrow {
         }
     }
 
+    /// Writes a bucket's averages, the sums of what [`send`](Self::send) sent, to `into`, and keeps their memory.
     pub(super) fn take_f16<T: Gradient>(&mut self, bucket: usize, sums: Vec<f16>, into: &mut [T]) {
         expand(&sums, into);
         if let Self::F16(memory) = self {
@@ -151,6 +152,7 @@ impl Narrow {
         }
     }
 
+    /// Like [`take_f16`](Self::take_f16), for `bf16`.
     pub(super) fn take_bf16<T: Gradient>(
         &mut self,
         bucket: usize,

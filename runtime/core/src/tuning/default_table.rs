@@ -7,7 +7,7 @@ use Pattern::{
 };
 use Topology::{Hosts, Memory, Sockets};
 
-/// One stream: on the machine that was measured, more streams would share one link and two cores.
+/// The number of streams between two ranks: on the machine that was measured, more would share one link and two cores.
 pub(super) const STREAMS: usize = 1;
 
 /// A line for any number of ranks and bytes.

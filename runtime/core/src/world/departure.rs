@@ -227,6 +227,7 @@ impl WorldShared {
         Some(Error::new(ErrorKind::PeerLost, message).with_ranks(&still_missing))
     }
 
+    /// The error of a shutdown in which the store has not replied within `limit`.
     fn store_silent(&self, limit: Duration) -> Error {
         let waited = text::duration(limit);
         if self.store_is_at_rank_0() {
@@ -238,6 +239,7 @@ impl WorldShared {
         Error::new(ErrorKind::Timeout, message)
     }
 
+    /// The error of a shutdown in which the store has failed with `error`.
     fn store_lost(&self, error: Error) -> Error {
         if self.store_is_at_rank_0() {
             let has_ended = self

@@ -210,9 +210,8 @@ pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Confi
     }
 }
 
-/// For how long the rank that serves the store keeps it at most, after a refusal, for ranks that have not read why,
-/// unless [`Config::status_wait`] is longer: so that a rank that starts a little later does not look for a store that
-/// is closed.
+/// For how long, after a refusal, the rank that serves the store keeps it at most for ranks that have not read why, if
+/// [`Config::status_wait`] is not longer. So a rank that starts a little later still finds the store.
 const STORE_KEPT: Duration = Duration::from_secs(10);
 /// How often the rank that serves the store counts the ranks that have read a refusal.
 const COUNT_INTERVAL: Duration = Duration::from_millis(5);
@@ -443,6 +442,9 @@ pub(crate) fn open_recorder(
 }
 
 /// The number of operations that a ring of `mib` MiB holds.
+///
+/// # Errors
+/// `InvalidArgument` if it has no room for one.
 fn entries_within(recorder: &RecorderConfig, mib: u32) -> Result<u32> {
     let bytes = (mib as usize).saturating_mul(1 << 20);
     recorder.entries_within(bytes).ok_or_else(|| {

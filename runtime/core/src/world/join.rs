@@ -100,6 +100,7 @@ enum Missed {
 }
 
 impl Missed {
+    /// Whether `round` is newer than the one that was missed.
     fn is_older_than(&self, round: &Round) -> bool {
         match self {
             Self::NoRound => true,

@@ -15,6 +15,7 @@ use crate::store::Store;
 use rcomm_recorder::model::{Rank, text};
 use std::time::Duration;
 
+/// The key of the attempt of the newest round.
 const NEWEST: &str = "rcomm/round/newest";
 /// The most ranks that a message lists.
 const MAX_RANKS: usize = 16;

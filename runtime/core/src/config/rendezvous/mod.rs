@@ -135,6 +135,7 @@ impl Rendezvous {
         self.rank == 0 && !self.uses_agent_store
     }
 
+    /// Refuses values that do not fit each other.
     fn checked(self) -> Result<Self> {
         let (rank, world_size) = environment::names_of(self.launcher);
         if self.world_size == 0 {
@@ -259,7 +260,11 @@ impl Rendezvous {
         format!("{}/{}", self.world_size, self.job)
     }
 
-    /// Checks the replies to the first requests of a batch, which wrote `keys`.
+    /// Checks the replies to the first requests of a batch, which wrote `keys`. Tells the other ranks if this rank was
+    /// given another world size.
+    ///
+    /// # Errors
+    /// Those of [`check_in`](Self::check_in).
     pub(crate) fn checked_in(
         &self,
         store: &(impl Store + ?Sized),

@@ -301,8 +301,7 @@ pub(super) unsafe fn run(level: Level, op: ReduceOp, dtype: DType, job: &FoldJob
 }
 
 /// Multiplies `count` elements at `data` by `factor`. Integers are multiplied by the integer part of `factor`, floats
-/// of up to 32 bits in `f32`.
-/// `Bool` elements stay as they are.
+/// of up to 32 bits in `f32`; `Bool` elements stay as they are.
 ///
 /// # Safety
 /// `count` elements of `dtype` at `data` are readable and writable, and nothing else accesses them.

@@ -33,6 +33,7 @@ pub(super) trait Isa {
 pub(super) struct Portable;
 impl Isa for Portable {}
 
+/// The conversions by F16C, eight at a time.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct Avx2;
 #[cfg(target_arch = "x86_64")]
@@ -66,6 +67,7 @@ impl Isa for Avx2 {
     }
 }
 
+/// The conversions by AVX-512 F, sixteen at a time.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct Avx512;
 #[cfg(target_arch = "x86_64")]

@@ -153,6 +153,9 @@ fn combine_by_loops(
 
 /// Like [`combine`], with `out` itself as one more input, at position `own_index` in the order of inputs: from 0 to the
 /// number of `others`.
+///
+/// # Panics
+/// As [`combine`].
 #[inline]
 pub fn combine_in_place(
     op: ReduceOp,

@@ -71,8 +71,8 @@ impl Partial {
         }
     }
 
-    /// Converts the partial result of `ranks` inputs into the final one. This overwrites `partial` with the
-    /// quotient if the reduction is an average.
+    /// Converts the partial result of `ranks` inputs into the final one. If the reduction is an average, `partial` is
+    /// overwritten by the quotients.
     ///
     /// # Panics
     /// If the length of `out` does not match the number of elements in `partial`.
@@ -92,6 +92,10 @@ impl Partial {
         }
     }
 
+    /// Converts elements between their narrow type and `f32`.
+    ///
+    /// # Panics
+    /// If `from` and `to` hold different numbers of elements.
     fn convert(self, conversion: Conversion, from: &[u8], to: &mut [u8]) {
         let (narrow, wide) = match conversion {
             Conversion::Widen => (from.len(), to.len()),

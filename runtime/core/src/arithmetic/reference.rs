@@ -1,4 +1,4 @@
-//! Reference implementation of the reductions for the tests, one element at a time.
+//! Computes for the tests what the reductions must return, one element at a time.
 
 use half::{bf16, f16};
 use rcomm_recorder::model::{DType, ReduceOp};

@@ -24,8 +24,8 @@ impl<T: Gradient> Reducer<T> {
     /// # Errors
     /// With [`UnusedParameters::Refuse`], `InvalidArgument` names parameters without a gradient; with a static graph,
     /// parameters that had a gradient in the first step and have none now. Other ranks may then wait for this rank, so
-    /// this rank should end. `InvalidArgument` also if the hook returned a wrong number of averages. Otherwise the error of
-    /// the hook or the group; the reducer then needs [`regroup`](Self::regroup).
+    /// this rank should end. `InvalidArgument` also if the hook returned a wrong number of averages. Otherwise the
+    /// error of the hook or the group; the reducer then needs [`regroup`](Self::regroup).
     pub fn finish_in_place(&mut self) -> Result<()> {
         self.check_used()?;
         self.begin()?;

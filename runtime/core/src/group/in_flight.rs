@@ -114,8 +114,8 @@ impl InFlightOp {
         })
     }
 
-    /// Makes this the next operation of the same group. The caller has the only reference, and this operation has ended.
-    /// Returns the backend's handle on the operation that has ended.
+    /// Makes this the next operation of the same group. The caller has the only reference, and this operation has
+    /// ended. Returns the backend's handle on the operation that has ended.
     pub(super) fn renew(
         &mut self,
         issued: Instant,

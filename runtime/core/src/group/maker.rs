@@ -38,11 +38,11 @@ pub(crate) trait GroupMaker: Send + Sync {
 pub struct GroupOptions {
     /// The purpose of the group (`dp`, `tp`, `pp`); records and errors show it.
     pub desc: String,
-    /// The time-out of its operations; `None` = that of the world.
+    /// The time-out of the group's operations; if `None`, that of the world.
     pub timeout: Option<Duration>,
-    /// Its backends, in the form of [`Config::backend`](crate::Config::backend); `None` = those of the world.
+    /// The group's backends, in the form of [`Config::backend`](crate::Config::backend); if `None`, those of the world.
     pub backend: Option<String>,
-    /// Hints for its backends when they connect, and for calls that are given no others. Ranks may give different ones.
+    /// Hints for the backends when they connect, and for calls that are given no others. Ranks may give different ones.
     pub hints: Hints,
 }
 
@@ -71,6 +71,9 @@ pub(crate) enum Origin<'a> {
 impl Origin<'_> {
     /// The backend `name` of the new group, made from that of the old group; `None` if it must be connected
     /// anew.
+    ///
+    /// # Errors
+    /// Those of the old group's backend but `Unsupported`.
     pub(crate) fn derive(
         self,
         name: &str,

@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 /// The most ranks that the text of an error lists.
 const MAX_RANKS: usize = 64;
 
-/// Which of the ranks that did not arrive the error of a monitored barrier names. The choice of rank 0 of the group counts.
+/// Which of the ranks that did not arrive the error of a monitored barrier names. The choice of rank 0 of the group
+/// counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissingRanks {
     /// The first in the order of ranks.

@@ -25,8 +25,9 @@ impl SpareOps {
         }
     }
 
-    /// Works like [`InFlightOp::issued_at`], but in the memory of the oldest operation if that is one of this group, and
-    /// nothing else refers to it any more. Then also returns the backend's handle of the oldest operation, if it had one.
+    /// Works like [`InFlightOp::issued_at`], but in the memory of the oldest operation if that is one of this group,
+    /// and nothing else refers to it any more. Then also returns the backend's handle of the oldest operation, if it
+    /// had one.
     pub(super) fn issued_at(
         &mut self,
         issued: Instant,

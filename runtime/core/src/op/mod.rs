@@ -2,7 +2,7 @@
 //! a backend, handles them in one function.
 //!
 //! Memory that an operation writes must not be part of another of its buffers. An operation works in place
-//! only where one buffer is its input and its output. Rust ensures this for slices and vectors;
+//! only where one buffer is its input and its output. Slices and vectors cannot overlap in Rust;
 //! [`Op::validate`] refuses foreign memory that overlaps. Gathers and reduce-scatters whose input and output share this
 //! rank's part, as NCCL allows it, first copy their input, if it is in the host's memory.
 //!

@@ -13,11 +13,11 @@ const MAX_RANKS: usize = 64;
 const NAMING_TIME: Duration = Duration::from_secs(2);
 
 /// Collectives of small values over a store: for the control of a job, while no group is there yet, or none is usable.
-/// They work with any [`Store`]. A call that does not time out takes a rank three requests at most, and one for each key
-/// of its earlier calls that it removes.
+/// They work with any [`Store`]. A call that does not time out takes a rank three requests at most, and one for each
+/// key of its earlier calls that it removes.
 ///
-/// All ranks make collectives of the same name, and call the same methods in the same order. Values of earlier calls are
-/// removed from the store by each [`barrier`](Self::barrier), [`all_gather`](Self::all_gather) and
+/// All ranks make collectives of the same name, and call the same methods in the same order. Values of earlier calls
+/// are removed from the store by each [`barrier`](Self::barrier), [`all_gather`](Self::all_gather) and
 /// [`all_sum`](Self::all_sum).
 ///
 /// # Blocking

@@ -186,8 +186,8 @@ impl WorldShared {
         Ok(ProcessGroup::over(group))
     }
 
-    /// Records that a group could not be made, which leaves no operation in the record. Without this note, the record of
-    /// a rank that ends because it lost another one would look like that of a rank that ended first.
+    /// Records that a group could not be made, which leaves no operation in the record. Without this note, the record
+    /// of a rank that ends because it lost another one would look like that of a rank that ended first.
     fn record_unmade(&self, error: &Error) {
         let is_no_failure = matches!(
             error.kind(),

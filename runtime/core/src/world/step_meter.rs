@@ -4,7 +4,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::record::FlightRecorder;
 use std::sync::Mutex;
 
-/// The steps after which the log says how many the ring holds: the first ones may be unlike the others.
+/// After this many steps the log says how many the ring holds: the first steps alone may be unlike later ones.
 const STEPS: i64 = 5;
 /// A ring with fewer steps may not show what led to a hang.
 const ENOUGH_STEPS: u64 = 3;

@@ -151,8 +151,8 @@ impl ProcessGroup {
     /// reads the clock two or three times for each operation. A new group does not measure.
     ///
     /// # Errors
-    /// `Unsupported` for `Timing::On` if a backend of the group does not run its operations on the host's threads. The NCCL
-    /// backend measures on the device, if `RCOMM_NCCL_TIMING` was set at the start.
+    /// `Unsupported` for `Timing::On` if a backend of the group does not run its operations on the host's threads. The
+    /// NCCL backend measures on the device, if `RCOMM_NCCL_TIMING` was set at the start.
     pub fn set_timing(&self, timing: Timing) -> Result<()> {
         self.group.set_timing(timing)
     }
@@ -246,8 +246,8 @@ impl ProcessGroup {
     /// For [`timeout`](Self::timeout) at most.
     ///
     /// # Errors
-    /// `Timeout` if an operation is still pending then; another handle can still abort the group. The backend's error if
-    /// it cannot close its connections. A group that was closed or aborted before is no error.
+    /// `Timeout` if an operation is still pending then; another handle can still abort the group. The backend's error
+    /// if it cannot close its connections. A group that was closed or aborted before is no error.
     pub fn destroy(self) -> Result<()> {
         let timeout = self.timeout();
         self.group.shut_down(Deadline::In(timeout).started())

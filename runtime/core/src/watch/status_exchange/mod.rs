@@ -10,8 +10,8 @@
 //! In a small group every member reads every answer. In a group of thousands that would be millions of reads
 //! from one store within two seconds. So in a large group the first member that asks reads the answers, in
 //! chunks, and publishes a summary for the rest. Each rank counts its own messages, apart from collectives: so ranks
-//! that ask about different messages may share a summary. The waits in the summary are true, but may start at a rank for
-//! which only the first of those that ask waits.
+//! that ask about different messages may share a summary. The waits in the summary are true, but may start at a rank
+//! for which only the first of those that ask waits.
 
 mod arrivals;
 mod replies;

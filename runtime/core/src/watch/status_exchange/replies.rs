@@ -103,8 +103,8 @@ impl Summary {
         }
     }
 
-    /// The replies for `asks`, the rank that reads the summary. That rank asks, so it has come, even if the summary lists
-    /// it as absent. No member of a message counts as arrived: an answer does not show that its rank has come.
+    /// The replies for `asks`, the rank that reads the summary. That rank asks, so it has come, even if the summary
+    /// lists it as absent. No member of a message counts as arrived: an answer does not show that its rank has come.
     pub(super) fn replies(self, query: &StatusQuery<'_>, asks: Rank) -> StatusReplies {
         let Some(mut absent) = self.absent else {
             return StatusReplies::text(self.text);

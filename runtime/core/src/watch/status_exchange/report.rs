@@ -45,11 +45,12 @@ pub(super) struct PendingCollective {
 }
 
 impl RankReport {
-    /// A report of these groups, by `wire_id`, and of what this rank's record says now: its phase, its step, and what it
-    /// waits for. It waits for the ranks at the other ends of connections on which an operation waits, for the ranks
+    /// A report of these groups, by `wire_id`, and of what this rank's record says now: its phase, its step, and what
+    /// it waits for. It waits for the ranks at the other ends of connections on which an operation waits, for the ranks
     /// that its recent time-outs name, and in the oldest pending collective of each small group.
     ///
-    /// `wire_ids` holds the groups' wire ids by their numbers in this process. Collectives of other groups are left out.
+    /// `wire_ids` holds the groups' wire ids by their numbers in this process. Collectives of other groups are left
+    /// out.
     ///
     /// All ages are by the record's own clock, which does not jump with the wall clock.
     pub(crate) fn of(

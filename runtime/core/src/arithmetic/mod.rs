@@ -119,6 +119,7 @@ pub fn combine(
     combine_by_loops(op, dtype, inputs, out, second_out);
 }
 
+/// Carries out [`combine`] for any number of inputs of any length.
 fn combine_by_loops(
     op: ReduceOp,
     dtype: DType,
@@ -180,6 +181,7 @@ pub fn combine_in_place(
     combine_in_place_by_loops(op, dtype, out, own_index, others, second_out);
 }
 
+/// Carries out [`combine_in_place`] for any number of inputs of any length.
 fn combine_in_place_by_loops(
     op: ReduceOp,
     dtype: DType,

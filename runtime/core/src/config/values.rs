@@ -11,6 +11,7 @@ pub(super) fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
     parsed.map_err(|_| wrong_value(name, value, "a whole number that is not too large"))
 }
 
+/// Reads a value that is on or off, as PyTorch's variables have it.
 pub(super) fn is_on(name: &str, value: &str) -> Result<bool> {
     match value.trim().to_ascii_lowercase().as_str() {
         "1" | "y" | "yes" | "true" | "on" => Ok(true),
@@ -19,6 +20,7 @@ pub(super) fn is_on(name: &str, value: &str) -> Result<bool> {
     }
 }
 
+/// Reads the value of `RCOMM_ENDPOINT`.
 pub(super) fn endpoint(value: &str) -> Result<EndpointChoice> {
     const NAME: &str = "RCOMM_ENDPOINT";
     match value.trim().to_ascii_lowercase().as_str() {

@@ -102,6 +102,7 @@ impl PowerSgdHook {
 }
 
 impl LowRank {
+    /// The state of a parameter before its first step: nothing is lost, and Q is random.
     fn new(parameter: usize, rows: usize, columns: usize, rank: usize) -> Self {
         // The same numbers on every rank, and different ones for each parameter.
         let mut random = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(parameter as u64 + 1);

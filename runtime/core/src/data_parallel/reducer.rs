@@ -34,6 +34,7 @@ use std::fmt;
 pub struct Reducer<T = f32> {
     pub(super) group: ProcessGroup,
     pub(super) parameters: Vec<Parameter>,
+    /// The number of elements of each parameter.
     pub(super) lens: Vec<usize>,
     /// Whether each parameter is sparse.
     pub(super) is_sparse: Vec<bool>,
@@ -43,6 +44,7 @@ pub struct Reducer<T = f32> {
     pub(super) memory: Vec<Vec<T>>,
     /// For each sparse parameter, by bucket: this rank's gradient until it is sent, and the average after the step.
     pub(super) sparse: Vec<Option<SparseTensor<T>>>,
+    /// Memory for buckets that are sent in a narrower type.
     pub(super) narrow: Narrow,
     pub(super) step: Step<T>,
     /// How many steps have ended.

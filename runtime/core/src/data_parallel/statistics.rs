@@ -134,6 +134,7 @@ impl Meter {
         });
     }
 
+    /// Notes that the backward pass has ended.
     pub(super) fn begin_finish(&mut self) {
         let backward = self.backward.map(|since| since.elapsed());
         self.current.backward = backward.unwrap_or_default();

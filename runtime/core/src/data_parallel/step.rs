@@ -103,6 +103,7 @@ impl Narrow {
         }
     }
 
+    /// Allocates memory for buckets of these lengths.
     pub(super) fn allocate(&mut self, lens: &[usize]) {
         fn allocate_each<N>(memory: &mut Vec<Vec<N>>, lens: &[usize]) {
             memory.clear();

@@ -150,6 +150,7 @@ impl InFlightOp {
         }
     }
 
+    /// Records the start of the operation, once.
     fn note_start(&self) {
         if self.started.swap(true, Ordering::Relaxed) {
             return;

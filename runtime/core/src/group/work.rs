@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+/// Makes the result of an operation that has ended without an error.
 type Unpack<T> = Box<dyn FnOnce(&InFlightOp, Done) -> Result<T> + Send>;
 
 /// An operation under way, which holds `T` (in most cases the buffers) and returns it.

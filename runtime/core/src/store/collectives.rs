@@ -161,6 +161,7 @@ impl StoreCollectives {
         })
     }
 
+    /// Refuses a root that is no rank, and a call in which another rank than the root passes a value, or the root none.
     fn check_root(&self, root: u32, passes_value: bool) -> Result<()> {
         let (rank, size) = (self.rank, self.size);
         let message = if root >= size {

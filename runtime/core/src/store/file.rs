@@ -325,6 +325,7 @@ impl Log {
         Ok(())
     }
 
+    /// Writes these records to the end of the file, and applies them.
     fn append(&mut self, records: &[(String, Vec<u8>)]) -> io::Result<()> {
         let mut bytes = Vec::new();
         for (name, value) in records {

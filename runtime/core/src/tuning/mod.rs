@@ -268,6 +268,7 @@ fn without_comment(line: &str) -> &str {
     line.split('#').next().unwrap_or_default()
 }
 
+/// Reads a line of the table, which is split into `fields`.
 fn parse_choice(line: &str, fields: &[&str]) -> Result<Choice> {
     let refuse = |reason: String| {
         let message = format!("the line {line:?} of the tuning table: {reason}");
@@ -317,6 +318,7 @@ fn parse_choice(line: &str, fields: &[&str]) -> Result<Choice> {
     })
 }
 
+/// A number, which may end in `K`, `M` or `G`; `None` if it is none or too large.
 fn parse_size(text: &str) -> Option<usize> {
     let (digits, shift) = match text.char_indices().last()? {
         (at, 'K') => (&text[..at], 10),
@@ -327,6 +329,7 @@ fn parse_size(text: &str) -> Option<usize> {
     digits.parse::<usize>().ok()?.checked_mul(1 << shift)
 }
 
+/// The size as [`parse_size`] reads it; `any` for `None`.
 fn format_size(size: Option<usize>) -> String {
     let Some(size) = size else {
         return "any".to_owned();

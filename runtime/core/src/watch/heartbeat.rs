@@ -102,7 +102,7 @@ impl MonitorThread {
                 );
                 // The alarm is raised first, so that the other ranks write their dumps at about the same moment. A
                 // store that does not reply delays this rank's dump by at most a second.
-                let until = self.broadcast.until();
+                let until = self.broadcast.status_until();
                 self.broadcast
                     .raise(&Incident::of_rank(STUCK_MESSAGE), until);
                 self.broadcast.dump(STUCK_MESSAGE, until);

@@ -537,7 +537,7 @@ impl Rounds {
             "an operation failed: dumping pending operations"
         );
         let incident = Incident::new(group.info(), group.wire_id(), op_info, &finding, &error);
-        let (until, dump_until) = (self.broadcast.until(), self.broadcast.dump_until());
+        let (until, dump_until) = (self.broadcast.status_until(), self.broadcast.dump_until());
         self.broadcast.raise(&incident, until);
         let dump_text = self
             .broadcast

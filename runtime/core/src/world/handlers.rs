@@ -57,6 +57,7 @@ pub(super) fn handle_timeouts(endpoint: &Endpoint, shared: &Arc<WorldShared>) {
     }
 }
 
+/// Answers `POST /handlers/timeouts?ms=N`.
 fn set_timeouts(
     shared: &Weak<WorldShared>,
     parameters: &HandlerParameters,

@@ -502,7 +502,7 @@ pub(crate) fn ring_place(recorder: &FlightRecorder) -> String {
 }
 
 /// The name of this run's directory: at most 64 characters of the job's name, of which all but letters,
-/// digits, `.`, `-` and `_` are replaced, and the run.
+/// digits, `.`, `-` and `_` are replaced and leading dots are removed, and the run.
 pub(crate) fn run_name(job: &str, run: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let job: String = job

@@ -93,8 +93,8 @@ impl JobSecret {
         }
     }
 
-    /// Connects to the store at the rendezvous, and serves it if this rank has to; warns on standard error if the
-    /// served store requires no proof, and if a job with TLS uses its store without TLS.
+    /// Connects to the store at the rendezvous, and serves it if this rank has to. Warns on standard error if this rank
+    /// serves an open store and, on rank 0, if a job with TLS uses an open store.
     ///
     /// # Errors
     /// Those of [`store_access`](Self::store_access) and [`Rendezvous::connect_store`].
@@ -190,7 +190,7 @@ impl JobSecret {
     }
 }
 
-/// Warns on standard error that this rank serves a store that requires no proof.
+/// Warns on standard error that this rank serves an open store.
 #[expect(
     clippy::print_stderr,
     reason = "users must know this, with or without a subscriber of the log"

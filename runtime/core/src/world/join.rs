@@ -22,6 +22,10 @@ const PAUSE: Duration = Duration::from_millis(20);
 const SLICE: Duration = Duration::from_secs(1);
 
 /// Makes the world of the first round that asks for the rank of `place` and in which all ranks arrive.
+///
+/// # Errors
+/// `InvalidArgument` if this rank would have to serve the store; `Rendezvous` if there is no such round before the
+/// deadline. Otherwise those of [`WorldBuilder::init`].
 pub(super) fn join<B: BackendSet>(
     mut builder: WorldBuilder<B>,
     place: Rendezvous,
@@ -109,6 +113,7 @@ impl Missed {
         }
     }
 
+    /// The error of a process that could not join within `limit`.
     fn into_error(self, place: &Rendezvous, limit: Duration) -> Error {
         let (rank, job, limit) = (place.rank, &place.job, text::duration(limit));
         let message = match self {

@@ -91,6 +91,7 @@ impl Round {
         format!("{}\n{}", self.size, stay.join(","))
     }
 
+    /// Reads what [`to_text`](Self::to_text) wrote; `None` if the text is no round.
     fn from_text(attempt: u32, text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text.get(..MAX_BYTES.min(text.len()))?).ok()?;
         let (size, stay) = text.split_once('\n')?;

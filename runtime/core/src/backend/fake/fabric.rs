@@ -99,6 +99,7 @@ pub(super) struct FabricGroup {
 
 /// A send or a receive that waits for its other half.
 pub(super) struct Message {
+    /// The rank in the group that issued it.
     pub(super) owner: u32,
     pub(super) ticket: Arc<Ticket>,
     /// Which operation of a coalesced block it is; 0 otherwise.

@@ -27,6 +27,7 @@ pub(super) fn find(op: &Op<'_>, backend: &dyn Backend) -> Option<(u32, u64)> {
     })
 }
 
+/// The position of the first NaN in host memory; `None` if there is none, or elements of the type cannot be NaN.
 fn first_nan(buffer: &Buffer<'_>) -> Option<usize> {
     fn position<T: Element>(buffer: &Buffer<'_>, is_nan: impl Fn(&T) -> bool) -> Option<usize> {
         buffer.as_slice::<T>()?.iter().position(is_nan)

@@ -33,6 +33,7 @@ pub(super) struct Statement {
 }
 
 impl Statement {
+    /// The statement on `op`, the collective `seq`. `nan` is the position of a NaN in its inputs.
     pub(super) fn of(op: &Op<'_>, seq: u64, nan: Option<(u32, u64)>, site: String) -> Self {
         let text = format!("#{seq} {}", describe(op));
         let digest: [u8; 32] = Sha256::digest(text.as_bytes()).into();
@@ -48,6 +49,7 @@ impl Statement {
         }
     }
 
+    /// The statement as it is sent: text and call site are cut to the length of a statement.
     pub(super) fn encode(&self) -> [u8; STATEMENT_LEN] {
         let mut bytes = [0; STATEMENT_LEN];
         let (input, element) = self.nan.unwrap_or((NONE, 0));
@@ -66,6 +68,7 @@ impl Statement {
         bytes
     }
 
+    /// Reads what [`encode`](Self::encode) wrote; `None` if the bytes are no statement.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let u32_at = |at: usize| -> Option<u32> {
             Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))

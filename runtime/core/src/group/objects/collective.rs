@@ -17,8 +17,8 @@ impl ProcessGroup {
     /// Every rank's `object` ends as the root's.
     ///
     /// # Errors
-    /// `InvalidArgument`, on all ranks, if the root's value is too long or cannot be serialized. `Mismatch`, only on the
-    /// ranks that cannot deserialize the value as their type.
+    /// `InvalidArgument`, on all ranks, if the root's value is too long or cannot be serialized. `Mismatch`, only on
+    /// the ranks that cannot deserialize the value as their type.
     #[track_caller]
     pub fn broadcast_object<T>(&self, object: &mut T, root: u32) -> Result<()>
     where
@@ -198,6 +198,7 @@ fn op_record(op: OpType) -> OpRecord<'static> {
     }
 }
 
+/// Sends the length of the root's bytes, then the bytes. Returns them on all ranks.
 fn broadcast(
     share: &mut Share,
     membership: Membership,
@@ -217,6 +218,7 @@ fn broadcast(
     Ok(bytes)
 }
 
+/// Exchanges the lengths, then the bytes. Returns those of all ranks.
 fn all_gather(share: &mut Share, membership: Membership, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut parts = zeros(&exchange_lengths(share, membership, bytes)?);
     let outputs = parts.iter_mut().map(|part| Buffer::from_mut(part));
@@ -227,6 +229,7 @@ fn all_gather(share: &mut Share, membership: Membership, bytes: &[u8]) -> Result
     Ok(parts)
 }
 
+/// Exchanges the lengths, then gathers the bytes on the root; `None` elsewhere.
 fn gather(
     share: &mut Share,
     membership: Membership,
@@ -257,6 +260,7 @@ fn parts_of<T: Serialize>(membership: Membership, objects: &[T], root: u32) -> V
     }
 }
 
+/// Sends the lengths of the root's parts, then each rank its part. Returns this rank's part.
 fn scatter(
     share: &mut Share,
     membership: Membership,
@@ -280,6 +284,7 @@ fn scatter(
     Ok(own_part)
 }
 
+/// The lengths of the bytes of all ranks. Refuses those that [`check_lengths`] refuses.
 fn exchange_lengths(share: &mut Share, membership: Membership, bytes: &[u8]) -> Result<Vec<u64>> {
     let mut lens = vec![0; membership.size as usize];
     share.run(&mut Op::AllGatherSingle {

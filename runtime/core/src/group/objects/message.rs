@@ -79,6 +79,7 @@ impl ProcessGroup {
         Ok(work.and_then(move |bytes| group.read(&bytes, peer)))
     }
 
+    /// Starts to receive the bytes of a value: first their number, then the bytes.
     fn receive(
         &self,
         site: &'static Location<'static>,

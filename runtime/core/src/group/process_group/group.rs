@@ -52,8 +52,10 @@ pub(crate) struct Group {
     pub(super) wire_id: u64,
     pub(super) lanes: Vec<Lane>,
     pub(super) recorder: Arc<FlightRecorder>,
+    /// The group in the recorder.
     pub(super) handle: GroupHandle,
     pub(super) watch: Arc<Watch>,
+    /// The world that made the group.
     maker: Weak<dyn GroupMaker>,
     config: Arc<Config>,
     /// The hints with which the group was made.
@@ -66,6 +68,7 @@ pub(crate) struct Group {
     pub(super) ended: AtomicU64,
     worker: Worker,
     sequencer: StepSequencer,
+    /// The blocking calls in flight.
     pub(super) running: Running,
     /// Whether the ring holds the end of the group.
     end_recorded: AtomicBool,
@@ -268,6 +271,7 @@ impl Group {
     }
 
     #[cold]
+    /// The error of an operation on a group that takes no more.
     fn refuse(&self, op: OpType, reason: &Error) -> Error {
         let message = match reason.kind() {
             ErrorKind::Closed => reason.to_string(),

@@ -109,12 +109,12 @@ impl ProcessGroup {
         &self.group.info.ranks
     }
 
-    /// A member's rank in the world, by its rank in the group.
+    /// A member's rank in the world, by its rank in the group; `None` if there is no such member.
     pub fn global_rank(&self, group_rank: u32) -> Option<Rank> {
         self.group.info.global_rank_of(group_rank)
     }
 
-    /// A member's rank in the group, by its rank in the world.
+    /// A member's rank in the group, by its rank in the world; `None` if there is no such member.
     pub fn group_rank(&self, rank: Rank) -> Option<u32> {
         self.group.info.group_rank_of(rank)
     }
@@ -148,7 +148,7 @@ impl ProcessGroup {
     }
 
     /// Sets whether the group measures, on this rank, how long the operations run that begin from now on. Measuring
-    /// reads the clock two or three times for each operation. A new group does not measure.
+    /// reads the clock up to three times for each operation. A new group does not measure.
     ///
     /// # Errors
     /// `Unsupported` for `Timing::On` if a backend of the group does not run its operations on the host's threads. The
@@ -220,7 +220,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// `InvalidArgument` as for the collective itself. `Unsupported` where the backend or its library has no model of
-    /// it: of the included backends only NCCL's has one. `Timeout`, after which the group is unusable.
+    /// it: of the included backends only NCCL's has one. `Timeout`, after which the group is unusable. The reason why
+    /// the group takes no more operations, as [`refusal`](Self::refusal) returns it.
     pub fn estimate(&self, op: &Op<'_>) -> Result<Duration> {
         self.group.estimate(op, Deadline::In(self.timeout()))
     }

@@ -101,6 +101,7 @@ pub(super) struct Steps<R> {
     observer: Mutex<Option<Arc<dyn Observer>>>,
 }
 
+/// How far an operation in steps is.
 enum Stage {
     /// In a queue, with its first step not issued.
     Waiting(Option<Op<'static>>),

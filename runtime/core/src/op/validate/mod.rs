@@ -164,6 +164,7 @@ impl<'a> Op<'a> {
         }
     }
 
+    /// Adds the memory that the operation uses on this rank to `uses`.
     fn collect_uses<'b>(&'b self, own_rank: u32, uses: &mut Vec<Use<'b, 'a>>) {
         if let Self::Coalesced(ops) = self {
             ops.iter().for_each(|op| op.collect_uses(own_rank, uses));
@@ -311,6 +312,7 @@ impl<'a> Op<'a> {
         }
     }
 
+    /// Checks the parts that an all-to-all sends and receives.
     fn check_exchange(
         &self,
         inputs: &[Buffer<'_>],
@@ -350,6 +352,7 @@ impl<'a> Op<'a> {
         })
     }
 
+    /// Checks a coalesced block and the operations in it.
     fn check_block(&self, own_rank: u32, size: u32) -> Result<(), Refusal> {
         let Self::Coalesced(ops) = self else {
             return Ok(());
@@ -480,12 +483,14 @@ fn check(is_right: bool, message: impl FnOnce() -> String) -> Result<(), Refusal
     Err(Refusal::Argument(message()))
 }
 
+/// Checks that there are as many buffers as ranks have parts, `expected`.
 fn check_list(side: &str, buffers: &[Buffer<'_>], expected: u32) -> Result<(), Refusal> {
     check(buffers.len() == expected as usize, || {
         format!("{} {side}s where {expected} are needed", buffers.len())
     })
 }
 
+/// Checks that all buffers have the same element type.
 fn check_types<'b, 'a: 'b>(
     mut buffers: impl Iterator<Item = &'b Buffer<'a>>,
 ) -> Result<(), Refusal> {
@@ -545,6 +550,7 @@ fn check_holds(
     )
 }
 
+/// Checks that there are as many inputs as outputs.
 fn check_pairs(inputs: &[Buffer<'_>], outputs: &[Buffer<'_>]) -> Result<(), Refusal> {
     check(inputs.len() == outputs.len(), || {
         format!(
@@ -555,6 +561,7 @@ fn check_pairs(inputs: &[Buffer<'_>], outputs: &[Buffer<'_>]) -> Result<(), Refu
     })
 }
 
+/// Checks that there is one split for each rank, and that together they make up `whole`.
 fn check_splits(
     side: &str,
     whole: &Buffer<'_>,

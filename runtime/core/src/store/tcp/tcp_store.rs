@@ -21,8 +21,8 @@ const IDLE: usize = 8;
 
 /// A [`Store`] at a server of rcomm or of PyTorch.
 ///
-/// Each call uses a separate connection, so a call that waits does not delay other threads; connections are kept
-/// for later calls. A `get` of a key that is there is one round trip. A `set` returns when the server has the
+/// No two calls use a connection at the same time, so a call that waits does not delay other threads; connections are
+/// kept for later calls. A `get` of a key that is there is one round trip. A `set` returns when the server has the
 /// value, which makes it visible to every later call of any client.
 ///
 /// A call that does not wait for other ranks fails with [`ErrorKind::Timeout`] when the server has not
@@ -106,6 +106,7 @@ impl TcpStore {
         Self::dial(host, address.port(), timeout, access, Some(server))
     }
 
+    /// Connects to the server; `server` is that server if it runs in this process.
     fn dial(
         host: String,
         port: u16,

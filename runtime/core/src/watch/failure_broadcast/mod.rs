@@ -104,12 +104,12 @@ impl FailureBroadcast {
     }
 
     /// The moment until which the handling of a fault that begins now waits for the other ranks' status.
-    pub(crate) fn until(&self) -> Instant {
+    pub(crate) fn status_until(&self) -> Instant {
         Instant::now() + self.parts.status_wait
     }
 
     /// The moment until which the handling of a fault that begins now waits for this rank's dump. It is earlier than
-    /// [`until`](Self::until): a disk that does not respond must not make the error late.
+    /// [`status_until`](Self::status_until): a disk that does not respond must not make the error late.
     pub(crate) fn dump_until(&self) -> Instant {
         Instant::now() + self.parts.status_wait * 3 / 4
     }

@@ -294,6 +294,7 @@ impl Responder {
             .publish(&*self.broadcast.parts.root, &report)
     }
 
+    /// This rank's part in the exchange of status for an alarm.
     fn exchange(&self, alarm: i64) -> StatusExchange {
         let parts = &self.broadcast.parts;
         StatusExchange {

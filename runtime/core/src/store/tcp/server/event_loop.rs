@@ -159,6 +159,7 @@ impl EventLoop {
         Ok(ready)
     }
 
+    /// Accepts new connections, [`ACCEPTS`] at most.
     fn accept(&mut self, listener: usize) {
         for _ in 0..ACCEPTS {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -572,6 +573,7 @@ impl EventLoop {
         LinkState::Open
     }
 
+    /// Closes a connection, and ends its wait.
     fn close(&mut self, id: ConnectionId) {
         if let Some(mut connection) = self.connections.try_remove(id) {
             self.state.forget(id);

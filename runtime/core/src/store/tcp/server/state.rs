@@ -75,7 +75,7 @@ impl State {
         self.table.set(REFUSED, text.as_bytes());
     }
 
-    /// Checks that this many more bytes under this key are within the limits.
+    /// Checks that this many more bytes under this key are within the limits, and so is the key if it is new.
     fn admit(&self, key: &[u8], more: usize) -> Result<(), Violation> {
         let is_new = !self.table.has(key);
         if is_new && self.table.names() >= self.limits.1 {
@@ -225,6 +225,7 @@ impl State {
         Ok(count)
     }
 
+    /// Replies to WAIT at once if all keys are there; otherwise notes which keys the connection waits for.
     fn wait(
         &mut self,
         from: ConnectionId,
@@ -260,6 +261,7 @@ impl State {
         Ok(())
     }
 
+    /// Counts the connection at a barrier. The last one ends the waits of the others, and gets its reply at once.
     fn barrier(
         &mut self,
         from: ConnectionId,

@@ -11,7 +11,7 @@ pub(super) fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
     parsed.map_err(|_| wrong_value(name, value, "a whole number that is not too large"))
 }
 
-/// Reads a value that is on or off, as PyTorch's variables have it.
+/// Reads a value that is on or off: `1`, `yes` and the like, or `0`, `no` and the like.
 pub(super) fn is_on(name: &str, value: &str) -> Result<bool> {
     match value.trim().to_ascii_lowercase().as_str() {
         "1" | "y" | "yes" | "true" | "on" => Ok(true),

@@ -212,8 +212,8 @@ impl<T> Work<T> {
     /// announced only after the dump.
     ///
     /// The callback runs on the thread that sees the end first: the backend's, the watchdog's, or one that
-    /// waits, asks for the status or registers it. It must be short, and must not wait for an operation of the
-    /// group.
+    /// waits, asks for the status or registers it. The callback must be short, and must not wait for an operation of
+    /// the group.
     pub fn on_completion(&self, callback: impl FnOnce(&Result<Done>) + Send + 'static) {
         self.in_flight.waiters().callbacks.push(Box::new(callback));
         // If the operation ended before the push, no other thread would call the callback.

@@ -37,8 +37,8 @@ impl Error {
         Self::new(ErrorKind::Aborted, message).with_failure(failure)
     }
 
-    /// The error for ranks whose processes are known to have ended. Its message begins with that, and continues with
-    /// `reason`.
+    /// The error for ranks whose processes are known to have ended. The message begins with that fact, and continues
+    /// with `reason`.
     pub fn gone(ranks: &[Rank], reason: &str) -> Self {
         let message = format!("{}{reason}", gone_clause(ranks));
         Self::new(ErrorKind::PeerLost, message).with_ranks(ranks)

@@ -29,8 +29,8 @@ fn fault(wire_id: u64) -> Fault {
     }
 }
 
-/// Two callers report a fault each, then the watchdog is stopped. It must find both faults, although no time-out ends
-/// its waits. Returns how many orders loom has explored.
+/// Two callers report a fault each, then the watchdog is stopped. The watchdog must find both faults, although no
+/// time-out ends its waits. Returns how many orders loom has explored.
 fn every_fault_is_found<W: Wakes + 'static>() -> usize {
     count_orders(|| {
         let inbox: Arc<Inbox<Model<Requests, W>>> = Arc::new(Inbox::default());

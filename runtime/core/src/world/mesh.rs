@@ -81,7 +81,7 @@ impl<B> World<B> {
     }
 
     /// Makes a group over several dimensions of a mesh: of the ranks that differ in these alone (`dp` and `cp`, for
-    /// gradients). Its members call this.
+    /// gradients). All members of the new group call this.
     ///
     /// # Blocking
     /// See [`new_group`](Self::new_group).

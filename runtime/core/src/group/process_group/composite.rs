@@ -5,7 +5,7 @@
 //! collectives: the backend runs them in this order, which is the same on every rank.
 //!
 //! An operation that consists of collectives reserves its turns when it is issued, so the collectives of
-//! operations that are issued later run later on every rank. It runs on the caller's thread
+//! operations that are issued later run later on every rank. Such an operation runs on the caller's thread
 //! ([`run_recorded`](ProcessGroup::run_recorded)) or on the group's thread `rcomm/worker/<group>`
 //! ([`run_on_worker`](ProcessGroup::run_on_worker)). An operation that consists of messages takes no turn,
 //! and waits for no collective ([`issue_in_steps`](ProcessGroup::issue_in_steps)).

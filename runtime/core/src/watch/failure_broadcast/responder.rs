@@ -412,7 +412,7 @@ impl Responder {
     }
 }
 
-/// Text that refers to an earlier alarm of another rank. It does not repeat the cause if that is the same
+/// Text that refers to an earlier alarm of another rank. The text does not repeat the alarm's cause if that is the same
 /// finding as this rank's.
 pub(super) fn reported_before(cause: &str, finding: &str) -> String {
     match cause.split_once(": ") {

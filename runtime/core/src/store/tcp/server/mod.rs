@@ -23,7 +23,7 @@ const BACKLOG: i32 = 4096;
 /// A server that speaks the protocol of PyTorch's TCPStore.
 ///
 /// One thread, `rcomm/store`, serves every connection. Dropping the server stops the thread, joins it
-/// and closes all connections: clients then get an error. It looks up no names.
+/// and closes all connections: clients then get an error. The server looks up no names.
 ///
 /// # Security
 /// With [`StoreAccess::Secret`] clients must prove that they know the job's secret before anything else, and

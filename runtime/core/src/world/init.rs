@@ -210,8 +210,8 @@ pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Confi
     }
 }
 
-/// For how long, after a refusal, the rank that serves the store keeps it at most for ranks that have not read why, if
-/// [`Config::status_wait`] is not longer. So a rank that starts a little later still finds the store.
+/// After a refusal, the rank that serves the store keeps it until all ranks have read why: for this long at most, or
+/// for [`Config::status_wait`] if that is longer. So a rank that starts a little later still finds the store.
 const STORE_KEPT: Duration = Duration::from_secs(10);
 /// How often the rank that serves the store counts the ranks that have read a refusal.
 const COUNT_INTERVAL: Duration = Duration::from_millis(5);

@@ -197,8 +197,8 @@ pub(super) fn compare(statements: &[u8], ranks: &[Rank]) -> Result<Vec<String>> 
 }
 
 /// The error of ranks whose statements differ. The largest set of equal statements is presumed right; of sets of
-/// equal size, the one with the lowest rank. The error is about the first of the other ranks, its text
-/// names all sets.
+/// equal size, the one with the lowest rank. The error is about the first of the other ranks; its
+/// text names the sets.
 fn disagreement(mut sets: Vec<(Statement, Vec<Rank>)>) -> Error {
     let mut largest = 0;
     for index in 1..sets.len() {

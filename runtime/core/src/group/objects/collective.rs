@@ -198,7 +198,7 @@ fn op_record(op: OpType) -> OpRecord<'static> {
     }
 }
 
-/// Sends the length of the root's bytes, then the bytes. Returns them on all ranks.
+/// Sends the length of the root's bytes, then the bytes. Returns the bytes, on all ranks.
 fn broadcast(
     share: &mut Share,
     membership: Membership,
@@ -218,7 +218,7 @@ fn broadcast(
     Ok(bytes)
 }
 
-/// Exchanges the lengths, then the bytes. Returns those of all ranks.
+/// Exchanges the lengths, then the bytes. Returns the bytes of all ranks.
 fn all_gather(share: &mut Share, membership: Membership, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
     let mut parts = zeros(&exchange_lengths(share, membership, bytes)?);
     let outputs = parts.iter_mut().map(|part| Buffer::from_mut(part));

@@ -79,7 +79,7 @@ pub(crate) struct Group {
     failure_set: Condvar,
     /// The program's hook, if it has set one.
     pub(crate) hook: OnceLock<Arc<dyn OperationHook>>,
-    /// How many operations have not ended of those whose calls returned a `Work`.
+    /// The number of operations with a `Work` that have not ended.
     pending: AtomicU64,
 }
 
@@ -212,7 +212,7 @@ impl Group {
         &self.sequencer
     }
 
-    /// How many operations have not ended of those whose calls returned a `Work`.
+    /// The number of operations with a `Work` that have not ended.
     pub(crate) fn pending(&self) -> &AtomicU64 {
         &self.pending
     }

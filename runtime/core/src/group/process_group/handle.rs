@@ -125,7 +125,7 @@ impl ProcessGroup {
         lane.map(|lane| &lane.backend)
     }
 
-    /// How many operations have not ended of those whose calls returned a [`Work`].
+    /// The number of operations with a [`Work`] that have not ended.
     pub fn pending(&self) -> u64 {
         self.group.pending().load(Ordering::Acquire)
     }
@@ -220,8 +220,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// `InvalidArgument` as for the collective itself. `Unsupported` where the backend or its library has no model of
-    /// it: of the included backends only NCCL's has one. `Timeout`, after which the group is unusable. The reason why
-    /// the group takes no more operations, as [`refusal`](Self::refusal) returns it.
+    /// it: of the included backends only NCCL's has one. `Timeout`, after which the group is unusable. `Closed` or
+    /// `Aborted` if the group takes no more operations.
     pub fn estimate(&self, op: &Op<'_>) -> Result<Duration> {
         self.group.estimate(op, Deadline::In(self.timeout()))
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// The most operations that are kept. The watchdog refers to an operation until its next round, so there may be many
 /// more than run at the same time.
-const MOST: usize = 1024;
+const MAX_KEPT: usize = 1024;
 
 /// Operations that have ended, oldest first. A caller that repeats its operations keeps them here, and then allocates
 /// nothing for the next ones.
@@ -20,7 +20,7 @@ pub(crate) struct SpareOps(VecDeque<Arc<InFlightOp>>);
 impl SpareOps {
     /// Keeps an operation that has ended without an error, and whose result was taken.
     pub(super) fn keep(&mut self, op: Arc<InFlightOp>) {
-        if self.0.len() < MOST {
+        if self.0.len() < MAX_KEPT {
             self.0.push_back(op);
         }
     }

@@ -267,6 +267,7 @@ impl<T> Work<T> {
     }
 }
 
+/// The error of a caller that no longer waits for the operation.
 fn gave_up() -> Error {
     Error::new(
         ErrorKind::Timeout,
@@ -274,6 +275,7 @@ fn gave_up() -> Error {
     )
 }
 
+/// The error of a second call for the same result.
 fn taken() -> Error {
     Error::new(ErrorKind::Closed, "the result was taken before")
 }

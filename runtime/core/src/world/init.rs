@@ -150,9 +150,9 @@ pub(crate) fn rendezvous(
 /// Why there is no rendezvous, and for how many ranks the store is kept.
 pub(crate) struct Refused {
     pub(crate) error: Error,
-    /// How many ranks read the reason in the store; 0 if it is not there.
+    /// How many ranks are to read the reason in the store; 0 if it is not there.
     readers: i64,
-    /// For how long the rank that serves the store keeps it for them at most.
+    /// For how long the rank that serves the store keeps it for these readers at most.
     keep: Duration,
 }
 

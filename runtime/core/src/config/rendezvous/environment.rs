@@ -4,7 +4,7 @@ use super::{Launcher, Rendezvous, refused};
 use crate::op::error::Result;
 use std::str::FromStr;
 
-/// The environment, looked up by name.
+/// The environment, looked up by name. A variable without a value counts as not set.
 struct Environment<F>(F);
 
 impl<F: Fn(&str) -> Option<String>> Environment<F> {
@@ -12,6 +12,7 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
 
+    /// The unsigned integer in a variable; `None` if it is not set.
     fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>> {
         let Some(text) = self.text(name) else {
             return Ok(None);

@@ -4,6 +4,7 @@
 mod blocks;
 mod elsewhere;
 mod keys;
+mod lanes;
 mod last_handle;
 mod monitored_barrier;
 mod rejected;

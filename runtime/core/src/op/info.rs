@@ -23,9 +23,9 @@ pub(crate) struct OpInfo {
     pub(crate) op: OpType,
     pub(crate) seq: u64,
     pub(crate) is_p2p: bool,
-    /// Whether it is a collective that its backend carries out. Such collectives of one backend have *turns*: they
-    /// happen in order of issue.
-    pub(crate) takes_turn: bool,
+    /// The index of the lane in which it takes a turn: the collectives of a lane happen in order of issue. `None` if it
+    /// is not a single collective that a backend carries out.
+    pub(crate) turn_lane: Option<usize>,
     /// Whether the operation checks its deadline itself: the watchdog never treats it as overdue.
     pub(crate) ends_itself: bool,
     pub(crate) timeout: Duration,

@@ -251,7 +251,8 @@ impl Running {
                 op: OpType::from_code(packed as u8)?,
                 seq,
                 is_p2p: packed >> 8 & 1 == 1,
-                takes_turn: packed >> 8 & 1 == 0,
+                // Only the thread that runs the operation counts its turn.
+                turn_lane: None,
                 ends_itself: false,
                 timeout: Duration::from_millis(packed >> 16),
             })

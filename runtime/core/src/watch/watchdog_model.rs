@@ -17,7 +17,7 @@ fn fault(wire_id: u64) -> Fault {
         op: OpType::AllReduce,
         seq: 1,
         is_p2p: false,
-        takes_turn: true,
+        turn_lane: Some(0),
         ends_itself: false,
         timeout: Duration::from_secs(1),
     };

@@ -28,7 +28,6 @@ use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::{OpType, Peer};
 use rcomm_recorder::record::{Operation, SignatureKey, SignatureRef, Tensor};
 use std::panic::Location;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -156,7 +155,7 @@ impl Share {
         let result = self.group.lanes[self.lane]
             .backend
             .run(op, call, &NoObserver);
-        self.group.note_turn();
+        self.group.note_turn(self.lane);
         result
     }
 
@@ -250,7 +249,7 @@ impl Group {
             seq,
             is_p2p,
             // `Share::run` counts the turns of the operation's collectives.
-            takes_turn: false,
+            turn_lane: None,
             ends_itself: op_record.end == End::Own,
             timeout,
         };
@@ -270,11 +269,6 @@ impl Group {
         };
         let members = Vec::new();
         Ok((op_info, Tickets { members, operation }, share))
-    }
-
-    /// Counts the turn of a collective as ended.
-    fn note_turn(&self) {
-        self.ended.fetch_add(1, Ordering::Release);
     }
 }
 

@@ -64,8 +64,8 @@ pub(crate) struct Group {
     /// Whether the group measures how long its operations run.
     timing: AtomicBool,
     pub(super) issue: Mutex<Issue>,
-    /// How many collectives have ended, in all lanes.
-    pub(super) ended: AtomicU64,
+    /// How many turns have ended in each lane.
+    ended: Box<[AtomicU64]>,
     worker: Worker,
     sequencer: StepSequencer,
     /// The blocking calls in flight.
@@ -101,6 +101,7 @@ impl Group {
     pub(crate) fn new(parts: GroupParts) -> Arc<Self> {
         let handle = parts.recorder.add_group(&parts.info, parts.timeout);
         let issue = Issue::new(parts.lanes.len());
+        let ended = parts.lanes.iter().map(|_| AtomicU64::new(0)).collect();
         let group = Arc::new(Self {
             handle,
             recorder: parts.recorder,
@@ -115,7 +116,7 @@ impl Group {
             timeout_ms: AtomicU64::new(0),
             timing: AtomicBool::new(false),
             issue: Mutex::new(issue),
-            ended: AtomicU64::new(0),
+            ended,
             worker: Worker::new("worker"),
             sequencer: StepSequencer::new(),
             running: Running::default(),
@@ -250,9 +251,24 @@ impl Group {
 
     /// Counts an operation that has ended, if it took a turn.
     pub(crate) fn note_end(&self, op_info: &OpInfo) {
-        if op_info.takes_turn {
-            self.ended.fetch_add(1, Ordering::Release);
+        if let Some(lane) = op_info.turn_lane {
+            self.note_turn(lane);
         }
+    }
+
+    /// Counts a turn that has ended.
+    pub(super) fn note_turn(&self, lane: usize) {
+        self.ended[lane].fetch_add(1, Ordering::Release);
+    }
+
+    /// How many turns of a lane have ended.
+    pub(super) fn ended_in(&self, lane: usize) -> u64 {
+        self.ended[lane].load(Ordering::Acquire)
+    }
+
+    /// How many turns have ended in all lanes.
+    pub(super) fn ended(&self) -> u64 {
+        (0..self.ended.len()).map(|lane| self.ended_in(lane)).sum()
     }
 
     pub(super) fn lock(&self) -> std::sync::MutexGuard<'_, Issue> {

@@ -175,8 +175,9 @@ impl Group {
         // orders what runs after the lock was released.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
-        // A message has no turn to wait for, and a collective has its turn at once if no other is pending.
-        let start = if is_p2p || self.ended.load(Ordering::Acquire) == issue.turns[lane] {
+        // A message has no turn to wait for, and a collective has its turn at once if no other of its lane
+        // is pending.
+        let start = if is_p2p || self.ended_in(lane) == issue.turns[lane] {
             Start::AtOnce
         } else {
             Start::InTurn
@@ -304,7 +305,7 @@ impl Group {
             op: op.op_type(),
             seq: 0,
             is_p2p: true,
-            takes_turn: false,
+            turn_lane: None,
             ends_itself: false,
             timeout: options.timeout,
         };
@@ -345,7 +346,7 @@ impl Group {
             op: op.op_type(),
             seq,
             is_p2p,
-            takes_turn: !is_p2p,
+            turn_lane: (!is_p2p).then_some(lane),
             ends_itself: false,
             timeout: params.timeout,
         };
@@ -392,7 +393,7 @@ impl Group {
 
     #[cold]
     fn use_extension(&self, issue: &mut Issue, is_collective: bool) -> Duration {
-        issue.extension = issue.extension.after(self.ended.load(Ordering::Acquire));
+        issue.extension = issue.extension.after(self.ended());
         if is_collective && issue.extension.first == 0 && !issue.extension.extra.is_zero() {
             issue.extension.first = issue.turns.iter().sum::<u64>() + 1;
         }
@@ -403,7 +404,7 @@ impl Group {
     /// has ended.
     pub(super) fn extend_timeout(&self, extra: Duration) {
         let mut issue = self.lock();
-        let left = issue.extension.after(self.ended.load(Ordering::Acquire));
+        let left = issue.extension.after(self.ended());
         issue.extension = Extension {
             extra: left.extra.saturating_add(extra),
             ..left
@@ -413,7 +414,7 @@ impl Group {
     /// How much longer than its time-out the next operation may take.
     pub(super) fn timeout_extension(&self) -> Duration {
         let extension = self.lock().extension;
-        extension.after(self.ended.load(Ordering::Acquire)).extra
+        extension.after(self.ended()).extra
     }
 
     #[inline(always)]

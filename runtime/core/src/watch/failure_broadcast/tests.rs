@@ -334,7 +334,7 @@ fn a_time_out_names_the_rank_that_serves_the_store_once_that_has_been_silent() {
         op: OpType::AllReduce,
         seq: 1,
         is_p2p: false,
-        takes_turn: true,
+        turn_lane: Some(0),
         ends_itself: false,
         timeout: Duration::from_secs(3),
     };

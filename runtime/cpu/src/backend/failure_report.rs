@@ -158,6 +158,12 @@ impl CpuGroup {
                 Error::new(ErrorKind::Backend, format!("rank {rank} sent {message}"))
                     .with_rank(rank)
             }
+            Failure::TooManyCounts { counts, most } => Error::new(
+                ErrorKind::Backend,
+                format!(
+                    "the operation has {counts} counts: ranks that share memory exchange at most {most}"
+                ),
+            ),
             Failure::Mismatch(rank, message) => {
                 Error::new(ErrorKind::Mismatch, message).with_rank(rank)
             }

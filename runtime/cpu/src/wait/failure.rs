@@ -33,6 +33,8 @@ pub(crate) enum Failure {
     Argument(Error),
     /// The peer sent bytes that violate the protocol.
     Garbled(Rank, String),
+    /// The headers of the ranks are exchanged in slots with space for `most` counts, and this operation has more.
+    TooManyCounts { counts: usize, most: usize },
     /// The ranks do not agree on the operation.
     Mismatch(Rank, String),
     /// The store failed.

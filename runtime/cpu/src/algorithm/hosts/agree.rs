@@ -89,8 +89,9 @@ impl HostAgreement {
     /// Exchanges headers and data with all ranks.
     ///
     /// # Errors
-    /// `Mismatch` on all ranks if the headers differ or the lists of counts do not match. `Garbled` if this rank's list
-    /// does not fit into a slot, or another rank sends malformed bytes. Otherwise those of the phases and channels.
+    /// `Mismatch` on all ranks if the headers differ or the lists of counts do not match. `TooManyCounts` if this
+    /// rank's list does not fit into a slot. `Garbled` if another rank sends malformed bytes. Otherwise those of the
+    /// phases and channels.
     pub(super) fn exchange(
         &mut self,
         via: &mut HostTransports<'_>,
@@ -147,14 +148,10 @@ impl HostAgreement {
         let mut list_header = op_header;
         if contribution == Contribution::List {
             if OP_HEADER_LEN + own_bytes.len() > SLOT {
-                let message = format!(
-                    "{} bytes of counts, more than a slot holds",
-                    own_bytes.len()
-                );
-                return Err(Failure::Garbled(
-                    host_exchange.global(host_exchange.index()),
-                    message,
-                ));
+                return Err(Failure::TooManyCounts {
+                    counts: own_bytes.len() / 8,
+                    most: (SLOT - OP_HEADER_LEN) / 8,
+                });
             }
             list_header.inline = own_bytes.len() as u32;
         }
@@ -481,6 +478,10 @@ fn read_reason(slot: &[u8], size: usize) -> Option<Disagreement> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wait::{Stop, WaitMode};
+    use rcomm_core::Deadline;
+    use rcomm_recorder::model::OpType;
+    use std::time::Duration;
 
     #[test]
     fn reason_reaches_the_other_ranks_whole_or_cut_at_a_character() {
@@ -500,6 +501,30 @@ mod tests {
         assert!(cut.len() <= REASON);
         let read = read_reason(&cut, 1).unwrap();
         assert!(read.message.chars().all(|c| c == 'é'));
+    }
+
+    #[test]
+    fn a_list_that_exceeds_a_slot_accuses_no_rank() {
+        let stop = Stop::default();
+        let deadline = Deadline::In(Duration::from_secs(60));
+        let mut policy = WaitPolicy::new(&stop, deadline, WaitMode::Oversubscribed);
+        let mut agree = |counts: usize| {
+            HostAgreement::default().agree_inside_host(
+                &mut HostExchange::new(None, vec![5], 0),
+                OpHeader::new(OpType::AllToAll, 1),
+                Contribution::List,
+                &vec![0; 8 * counts],
+                &mut policy,
+            )
+        };
+        let most = (SLOT - OP_HEADER_LEN) / 8;
+        assert!(agree(most).is_ok());
+        let refused = agree(most + 1);
+        assert!(
+            matches!(refused, Err(Failure::TooManyCounts { counts, most: limit })
+                if counts == most + 1 && limit == most),
+            "{refused:?}"
+        );
     }
 
     #[test]

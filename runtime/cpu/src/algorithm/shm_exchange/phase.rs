@@ -96,8 +96,10 @@ impl PhaseContext<'_, '_> {
         let len = lists.len() * 8;
         op_header.inline = u32::try_from(len).unwrap_or(u32::MAX);
         if OP_HEADER_LEN + len > SLOT {
-            let message = format!("{} counts, more than a slot holds", lists.len());
-            return Err(Failure::Garbled(self.ranks[self.position.rank], message));
+            return Err(Failure::TooManyCounts {
+                counts: lists.len(),
+                most: (SLOT - OP_HEADER_LEN) / 8,
+            });
         }
         let slot = self.shm_exchange.next_slot(SLOT);
         slot[..OP_HEADER_LEN].copy_from_slice(&op_header.encode());

@@ -28,8 +28,8 @@ fn files_below(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The dump without stacks, which its JSON form omits, and with its groups sorted, which the two forms list in
-/// different orders.
+/// Returns the dump without stacks, which the JSON form omits, and with its groups sorted, since the two forms list
+/// them in different orders.
 fn comparable(mut dump: Dump) -> Dump {
     dump.frames.clear();
     dump.stacks.clear();
@@ -54,7 +54,7 @@ fn comparable(mut dump: Dump) -> Dump {
 }
 
 #[test]
-fn every_real_dump_is_read_and_every_other_file_is_refused() {
+fn every_real_dump_is_read_and_every_truth_file_is_refused() {
     let mut files = Vec::new();
     files_below(&fixtures(), &mut files);
     let mut dumps = 0;
@@ -431,7 +431,7 @@ fn five_million_nested_lists_do_not_overflow_the_stack() {
 #[test]
 fn a_memo_bomb_is_never_expanded() {
     // Each list contains the previous one twice: 2^60 leaves when expanded. The last one is used as the members of a
-    // group, and in one entry each as its frames, its shapes and its group.
+    // group, as the frames of one entry, as the shapes of a second, and as the group of a third.
     let mut body = b"}(N]q\x00".to_vec();
     for level in 0..60_u8 {
         body.extend([
@@ -490,6 +490,10 @@ fn empty_input_and_input_that_is_no_dump_are_refused() {
         let read = Dump::read(empty);
         assert!(matches!(read, Err(ReadError::NotADump { .. })), "{read:?}");
     }
+}
+
+#[test]
+fn text_after_a_dump_is_a_problem() {
     let (_, problems) = Dump::read(br#"{"version":"2.10","pg_config":{}} and more"#).unwrap();
     assert_eq!(problems.len(), 1);
 }

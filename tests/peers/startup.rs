@@ -24,7 +24,7 @@ struct Arguments {
     /// Numbers of ranks.
     #[arg(long, value_delimiter = ',', default_value = "2,8,32")]
     ranks: Vec<u32>,
-    /// How often each job is started.
+    /// The number of jobs for each library and number of ranks.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
 }
@@ -36,7 +36,7 @@ enum Role {
     Rank,
 }
 
-/// Groups that each job makes.
+/// The number of groups that each job makes.
 const GROUPS: usize = 20;
 
 const PYTORCH: &str = r#"
@@ -123,15 +123,15 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // This fails only if the process has ended already.
+        // Nothing more can be done after an error.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Seconds from the start signal until the last rank had its world; and for each group, the seconds that the slowest
-/// rank's call took.
-fn job(ranks: u32, command: impl Fn() -> Command) -> Result<(f64, Vec<f64>)> {
+/// Runs a job. Returns the seconds from the start signal until the last rank had its world, and for each group the
+/// seconds that the slowest rank's call took.
+fn run_job(ranks: u32, command: impl Fn() -> Command) -> Result<(f64, Vec<f64>)> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let mut members = Vec::new();
     for rank in 0..ranks {
@@ -185,7 +185,7 @@ fn main() -> Result<()> {
     };
     let python = std::env::var("RCOMM_TEST_PYTHON").ok();
     if python.is_none() {
-        eprintln!("PyTorch was not measured: RCOMM_TEST_PYTHON names no Python");
+        eprintln!("PyTorch is not measured: RCOMM_TEST_PYTHON is not set");
     }
     println!("ms: median (min, max) of {} jobs", arguments.rounds);
     println!("{:<8}{:>6}{:>30}{:>30}", "", "ranks", "init", "new_group");
@@ -195,7 +195,7 @@ fn main() -> Result<()> {
             ("torch", Vec::new(), Vec::new()),
         ];
         for _ in 0..arguments.rounds {
-            let (init, mut groups) = job(ranks, ours)?;
+            let (init, mut groups) = run_job(ranks, ours)?;
             of_libraries[0].1.push(init);
             of_libraries[0].2.push(median(&mut groups));
             if let Some(python) = &python {
@@ -206,7 +206,7 @@ fn main() -> Result<()> {
                     command.args(["-c", PYTORCH]).stderr(Stdio::null());
                     command
                 };
-                let (init, mut groups) = job(ranks, theirs)?;
+                let (init, mut groups) = run_job(ranks, theirs)?;
                 of_libraries[1].1.push(init);
                 of_libraries[1].2.push(median(&mut groups));
             }

@@ -103,7 +103,7 @@ fn roots_that_differ_are_reported() {
 #[test]
 fn a_message_of_another_size_is_reported_at_both_ends() {
     let body = |world: &World| match world.rank() {
-        // So long that the sender waits for its receiver.
+        // The message is so long that the sender waits for its receiver.
         0 => world.group().send(&vec![1.0f32; 1 << 20], 1, 0),
         1 => {
             let mut numbers = vec![7.0f32; 1 << 19];
@@ -132,7 +132,7 @@ fn a_sender_that_has_completed_gets_the_size_mismatch_in_its_next_operation() {
     };
     let body = |world: &World| match world.rank() {
         0 => {
-            // So short that it is sent before the receiver checks it.
+            // The message is so short that it is sent before the receiver checks it.
             let sent = world.group().send(&[1.0f32; 8], 1, 0);
             wait(world, "test/refused");
             let result = sent.and_then(|()| world.group().barrier());
@@ -148,7 +148,7 @@ fn a_sender_that_has_completed_gets_the_size_mismatch_in_its_next_operation() {
             result
         }
         _ => {
-            // This rank leaves and thereby ends the barrier, whose error is the one that rank 1 has reported before.
+            // Ranks 2 and 3 leave, which ends rank 0's barrier with the mismatch that rank 1 has reported.
             wait(world, "test/refused");
             Err(Error::new(ErrorKind::Mismatch, "takes no part"))
         }

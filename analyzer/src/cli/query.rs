@@ -18,10 +18,10 @@ pub(super) fn run(args: &QueryArgs) -> Result<ExitCode, Failure> {
         QueryFormat::Csv => TableFormat::Csv,
         QueryFormat::Parquet => TableFormat::Parquet,
     };
-    let mut file = Cursor::new(Vec::new());
-    write(&answer, format, &mut file)?;
-    let bytes = file.into_inner();
-    // Write the bytes unchanged: color codes must not be stripped from a Parquet file.
+    let mut buffer = Cursor::new(Vec::new());
+    write(&answer, format, &mut buffer)?;
+    let bytes = buffer.into_inner();
+    // The bytes are written unchanged: bytes of a Parquet file may look like color codes, which must not be removed.
     let raw = |out: &mut dyn io::Write| out.write_all(&bytes);
     output::write_to(args.output.as_deref(), ColorChoice::AlwaysAnsi, raw)?;
     Ok(ExitCode::SUCCESS)

@@ -1,16 +1,16 @@
-//! The reference, which reduces a few numbers one after the other.
+//! Computes the expected results: reduces a few numbers one after the other.
 //!
-//! Values are small, so that sums and products are exact in a wide type. A result of a narrower type is rounded once,
-//! at the end, as backends promise.
+//! Values are small, so that sums are exact. Products may be rounded at each step. A type of less than 32 bits is
+//! reduced in a wider one, and rounded once, at the end.
 
 use rcomm::{Complex, Element, F8E4M3, F8E5M2, ReduceOp, Reduction, bf16, f16};
 
-/// An element that the reference can compute with.
+/// An element whose reductions can be computed here.
 pub(crate) trait Scalar: Element + PartialEq {
     /// A small value.
     fn of(small: u8) -> Self;
 
-    /// The reduction of `values` in their order.
+    /// Reduces `values` in their order.
     fn reduce(op: ReduceOp, values: &[Self]) -> Self;
 }
 
@@ -39,7 +39,7 @@ macro_rules! integers {
                     ReduceOp::BitAnd => wide.reduce(|a, b| a & b).unwrap(),
                     ReduceOp::BitOr => wide.reduce(|a, b| a | b).unwrap(),
                     ReduceOp::BitXor => wide.reduce(|a, b| a ^ b).unwrap(),
-                    ReduceOp::PremulSum => unreachable!("not for integers"),
+                    ReduceOp::PremulSum => unreachable!("`reductions` does not return {op} for this type"),
                 };
                 result as Self
             }
@@ -66,7 +66,7 @@ macro_rules! floats {
                     ReduceOp::Product => wide.product(),
                     ReduceOp::Min => wide.reduce(<$wide>::min).unwrap(),
                     ReduceOp::Max => wide.reduce(<$wide>::max).unwrap(),
-                    _ => unreachable!("not for floats"),
+                    _ => unreachable!("`reductions` does not return {op} for this type"),
                 })
             }
         })+
@@ -95,7 +95,7 @@ macro_rules! complexes {
                     ReduceOp::Sum => values_of.sum(),
                     ReduceOp::Avg => values_of.sum::<Self>() / values.len() as $part,
                     ReduceOp::Product => values_of.product(),
-                    _ => unreachable!("complex numbers have no order"),
+                    _ => unreachable!("`reductions` does not return {op} for this type"),
                 }
             }
         })+
@@ -114,7 +114,7 @@ impl Scalar for bool {
             ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr => values.contains(&true),
             ReduceOp::Product | ReduceOp::Min | ReduceOp::BitAnd => !values.contains(&false),
             ReduceOp::BitXor => values.iter().filter(|&&x| x).count() % 2 == 1,
-            _ => unreachable!("a truth value has no average"),
+            _ => unreachable!("`reductions` does not return {op} for this type"),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Who is late, in jobs whose watchdogs notice completions when they poll: slow ranks are named, and no other
-//! is, however long the polling interval.
+//! Judges lateness in jobs whose watchdogs notice completions only when they poll: slow ranks are named, and no other
+//! ranks, however long the polling interval.
 
 use crate::seeds;
 use crate::tally::{is_claim, summary_of};
@@ -7,37 +7,38 @@ use rcomm_analyzer::{Code, Policy, Report, Severity, Verdict};
 use rcomm_tests::generator::{Layout, PacedJob, PacedSpec, Random, Slow};
 
 /// Polling intervals of the watchdog, µs; PyTorch's is 100 ms.
-pub(crate) const GRAINS_US: &[u64] = &[500, 5_000, 100_000];
+pub(crate) const POLL_INTERVALS_US: &[u64] = &[500, 5_000, 100_000];
 
-/// A class of jobs: its name, and the job of a seed.
+/// A class of jobs: its name, and the parameters of the job for a seed and a polling interval in µs.
 pub(crate) type Class = (&'static str, fn(u64, u64) -> PacedSpec);
 
 pub(crate) const HEALTHY: &[Class] = &[
-    ("healthy, replicas", |seed, grain| {
-        PacedSpec::random(seed, Layout::Replicas, grain)
+    ("healthy, replicas", |seed, interval_us| {
+        PacedSpec::random(seed, Layout::Replicas, interval_us)
     }),
-    ("healthy, sharded", |seed, grain| {
-        PacedSpec::random(seed, Layout::Sharded, grain)
+    ("healthy, sharded", |seed, interval_us| {
+        PacedSpec::random(seed, Layout::Sharded, interval_us)
     }),
-    ("healthy, pipeline", |seed, grain| {
-        PacedSpec::random(seed, Layout::Pipeline(1), grain)
+    ("healthy, pipeline", |seed, interval_us| {
+        PacedSpec::random(seed, Layout::Pipeline(1), interval_us)
     }),
-    ("healthy, interleaved pipeline", |seed, grain| {
-        PacedSpec::random(seed, Layout::Pipeline(2), grain)
+    ("healthy, interleaved pipeline", |seed, interval_us| {
+        PacedSpec::random(seed, Layout::Pipeline(2), interval_us)
     }),
 ];
 
 pub(crate) const SLOW: &[Class] = &[
-    ("slow data loading", |seed, grain| {
-        let mut spec = of_any_layout(seed, grain);
-        // Offsets of clocks are estimated from completions, with an error of up to two polling intervals.
+    ("slow data loading", |seed, interval_us| {
+        let mut spec = of_any_layout(seed, interval_us);
+        // The delay must exceed the error of clock offsets. They are estimated from completions, to within two polling
+        // intervals: 200 ms at most.
         let ms = Random::new(seed).between(250, 400);
         spec.slow = Slow::Loading(first_stage(&spec), ms);
         spec.waits = true;
         spec
     }),
-    ("slow data loading, durations", |seed, grain| {
-        let mut spec = of_any_layout(seed, grain);
+    ("slow data loading, durations", |seed, interval_us| {
+        let mut spec = of_any_layout(seed, interval_us);
         spec.timing = true;
         let ms = Random::new(seed).between(30, 100);
         spec.slow = Slow::Loading(first_stage(&spec), ms);
@@ -45,14 +46,14 @@ pub(crate) const SLOW: &[Class] = &[
         spec.waits = true;
         spec
     }),
-    ("slow issue, durations", |seed, grain| {
-        let mut spec = of_any_layout(seed, grain);
+    ("slow issue, durations", |seed, interval_us| {
+        let mut spec = of_any_layout(seed, interval_us);
         spec.timing = true;
         spec.slow = Slow::Issuing(some_rank(&spec), Random::new(seed).between(12, 30));
         spec
     }),
-    ("slow device, durations", |seed, grain| {
-        let mut spec = of_any_layout(seed, grain);
+    ("slow device, durations", |seed, interval_us| {
+        let mut spec = of_any_layout(seed, interval_us);
         spec.timing = true;
         spec.slow = Slow::Device(some_rank(&spec), Random::new(seed).between(13, 40));
         spec
@@ -60,30 +61,30 @@ pub(crate) const SLOW: &[Class] = &[
 ];
 
 /// Jobs in which no single rank is late.
-pub(crate) const NO_RANK: &[Class] = &[
-    ("slow host", |seed, grain| {
-        let mut spec = PacedSpec::random(seed, Layout::Sharded, grain);
+pub(crate) const NO_SINGLE_RANK: &[Class] = &[
+    ("slow host", |seed, interval_us| {
+        let mut spec = PacedSpec::random(seed, Layout::Sharded, interval_us);
         (spec.dp, spec.per_host, spec.hosts_named) = (16, 4, true);
         spec.slow = Slow::Host(seed as u32 % 4, 300);
         spec.waits = true;
         spec
     }),
-    ("late by turns", |seed, grain| {
-        let mut spec = of_any_layout(seed, grain);
+    ("late by turns", |seed, interval_us| {
+        let mut spec = of_any_layout(seed, interval_us);
         spec.slow = Slow::ByTurns(60);
         spec
     }),
 ];
 
 /// A job of any layout.
-fn of_any_layout(seed: u64, grain: u64) -> PacedSpec {
+fn of_any_layout(seed: u64, interval_us: u64) -> PacedSpec {
     const LAYOUTS: &[Layout] = &[
         Layout::Replicas,
         Layout::Sharded,
         Layout::Pipeline(1),
         Layout::Pipeline(2),
     ];
-    PacedSpec::random(seed, LAYOUTS[(seed % 4) as usize], grain)
+    PacedSpec::random(seed, LAYOUTS[(seed % 4) as usize], interval_us)
 }
 
 /// A rank of the first stage: in a later stage, which begins to work later, a little lateness costs nothing.
@@ -101,16 +102,16 @@ fn some_rank(spec: &PacedSpec) -> u32 {
 struct Row {
     jobs: usize,
     right: usize,
-    /// The number of jobs in which a finding names a rank that is not late.
+    /// The number of jobs in which an error or a warning names a rank that is not late.
     innocents: usize,
-    /// The jobs that were not judged right, or with a finding that names a rank that is not late, and their reports.
-    others: Vec<String>,
+    /// The jobs that were judged wrongly or that are counted in `innocents`, with their reports.
+    failures: Vec<String>,
 }
 
-fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> bool) -> Row {
+fn row((name, make): &Class, interval_us: u64, right: impl Fn(&PacedJob, &Report) -> bool) -> Row {
     let mut row = Row::default();
     for seed in seeds(6) {
-        let spec = make(seed, grain);
+        let spec = make(seed, interval_us);
         let job = spec.make();
         let report = job.judge(&Policy::default());
         row.jobs += 1;
@@ -121,7 +122,7 @@ fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> b
         let is_right = right(&job, &report);
         row.right += usize::from(is_right);
         if accuses || !is_right {
-            row.others.push(format!(
+            row.failures.push(format!(
                 "{name}, seed {seed}: {} in {spec:?}",
                 summary_of(&report)
             ));
@@ -129,7 +130,7 @@ fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> b
     }
     eprintln!(
         "| {name} | {} ms | {} | {} | {} |",
-        grain as f64 / 1e3,
+        interval_us as f64 / 1e3,
         row.jobs,
         row.right,
         row.innocents
@@ -137,7 +138,7 @@ fn row((name, make): &Class, grain: u64, right: impl Fn(&PacedJob, &Report) -> b
     row
 }
 
-pub(crate) fn names(job: &PacedJob, report: &Report) -> bool {
+pub(crate) fn names_the_culprits(job: &PacedJob, report: &Report) -> bool {
     let late = report.findings.first();
     report.verdict == Verdict::Slow
         && late.is_some_and(|finding| {
@@ -145,15 +146,15 @@ pub(crate) fn names(job: &PacedJob, report: &Report) -> bool {
         })
 }
 
-/// Judges the jobs of the classes with each polling interval. Panics if a finding names a rank that is not late, or if
-/// less than the share `least` of a class is judged right, and lists the jobs that were judged wrongly.
+/// Judges the jobs of the classes with each polling interval. Panics if an error or a warning names a rank that is not
+/// late, or if less than the share `least` of a class is judged right, and lists the jobs that were judged wrongly.
 fn assert_rows(classes: &[Class], least: f64, right: impl Fn(&PacedJob, &Report) -> bool + Copy) {
     let mut misses = Vec::new();
     for class in classes {
-        for &grain in GRAINS_US {
-            let row = row(class, grain, right);
+        for &interval_us in POLL_INTERVALS_US {
+            let row = row(class, interval_us, right);
             if row.innocents > 0 || (row.right as f64) < least * row.jobs as f64 {
-                misses.extend(row.others);
+                misses.extend(row.failures);
             }
         }
     }
@@ -173,13 +174,13 @@ fn healthy_jobs_have_no_late_rank_however_coarse_the_watchdog() {
 
 #[test]
 fn slow_ranks_are_named_however_coarse_the_watchdog() {
-    assert_rows(SLOW, 0.99, names);
+    assert_rows(SLOW, 0.99, names_the_culprits);
 }
 
 #[test]
 fn a_late_host_is_named_as_a_whole_and_lateness_by_turns_accuses_no_rank() {
-    assert_rows(&NO_RANK[..1], 0.99, names);
-    assert_rows(&NO_RANK[1..], 0.99, |_, report| {
+    assert_rows(&NO_SINGLE_RANK[..1], 0.99, names_the_culprits);
+    assert_rows(&NO_SINGLE_RANK[1..], 0.99, |_, report| {
         report
             .findings
             .iter()

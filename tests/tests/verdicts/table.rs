@@ -2,7 +2,7 @@
 //! finding is right, how many reports accuse a rank that is not at fault, and how high their confidences are.
 
 use crate::classes::{self, Rings};
-use crate::lateness::{self, GRAINS_US, HEALTHY, NO_RANK, SLOW};
+use crate::lateness::{self, HEALTHY, NO_SINGLE_RANK, POLL_INTERVALS_US, SLOW};
 use crate::tally::{
     RIGHT, Share, Sureness, first_is_true, is_claim, is_open, roots, summary_of, truth,
 };
@@ -244,10 +244,10 @@ fn of_healthy(job: &Job, policy: &Policy) -> Judged {
 fn of_paced(
     seed: u64,
     (_, make): &lateness::Class,
-    grain: u64,
+    interval_us: u64,
     right: fn(&PacedJob, &Report) -> bool,
 ) -> Judged {
-    let spec = make(seed, grain);
+    let spec = make(seed, interval_us);
     let job = spec.make();
     let report = job.judge(&Policy::default());
     let innocent = |rank: &Rank| !job.culprits.contains(rank);
@@ -323,15 +323,17 @@ fn others() -> Vec<Class> {
         .iter()
         .map(|&kind| Class::new(format!("{kind:?}"), move |seed| of_warning(seed, kind)))
         .collect();
-    for &grain in GRAINS_US {
+    for &interval_us in POLL_INTERVALS_US {
         let paced = |class: &'static lateness::Class, right| {
-            let name = format!("{}, {} ms", class.0, grain as f64 / 1e3);
-            Class::new(name, move |seed| Some(of_paced(seed, class, grain, right)))
+            let name = format!("{}, {} ms", class.0, interval_us as f64 / 1e3);
+            Class::new(name, move |seed| {
+                Some(of_paced(seed, class, interval_us, right))
+            })
         };
-        let names: fn(&PacedJob, &Report) -> bool = lateness::names;
+        let names: fn(&PacedJob, &Report) -> bool = lateness::names_the_culprits;
         classes.extend(SLOW.iter().map(|class| paced(class, names)));
-        classes.push(paced(&NO_RANK[0], names));
-        classes.push(paced(&NO_RANK[1], is_silent));
+        classes.push(paced(&NO_SINGLE_RANK[0], names));
+        classes.push(paced(&NO_SINGLE_RANK[1], is_silent));
         classes.extend(HEALTHY.iter().map(|class| paced(class, is_silent)));
     }
     classes.push(Class::new("healthy", |seed| {

@@ -1,12 +1,12 @@
 //! Parses one line of a log of NCCL's Inspector.
 
-use super::trends::{Operation, Sample};
+use super::trends::{OperationKind, Sample};
 use serde::Deserialize;
 
 /// The content of a line.
 pub(super) enum Line {
     /// An operation of a rank of the communicator.
-    Operation(Operation, u32, Sample),
+    Operation(OperationKind, u32, Sample),
     /// An object of the log that is no operation.
     Other,
 }
@@ -76,10 +76,10 @@ pub(super) fn parse(bytes: &[u8], latest: &mut Record) -> Option<Line> {
     if !is_time || header.rank >= header.n_ranks {
         return None;
     }
-    let operation = Operation {
+    let operation = OperationKind {
         communicator: cut(header.id),
         name: cut(header.comm_name),
-        size: header.n_ranks,
+        ranks: header.n_ranks,
         function: cut(performance.function),
         bytes: performance.bytes,
     };

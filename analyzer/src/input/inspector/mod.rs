@@ -1,5 +1,5 @@
-//! Reads the log of NCCL's Inspector, a profiler plug-in that comes with NCCL (`plugins/profiler/inspector`), and condenses
-//! it to trends.
+//! Reads the log of NCCL's Inspector, a profiler plug-in that comes with NCCL (`plugins/profiler/inspector`), and
+//! condenses it to trends.
 //!
 //! The log is one JSON object a line: `header` (communicator, rank, sizes), `metadata` (format, host, process) and
 //! `coll_perf` or `p2p_perf` (function, number, bytes, time, bandwidth). Newer versions write header and metadata once,
@@ -18,7 +18,7 @@ pub use trends::{RankTrend, Trend, Trends};
 use line::{Line, Record};
 use std::collections::HashMap;
 use std::io::{self, BufRead};
-use trends::{Operation, Series};
+use trends::{OperationKind, Series};
 
 /// Maximum number of series, each of the calls of one size and function that one rank makes on one communicator.
 pub const MAX_SERIES: usize = 65_536;
@@ -41,7 +41,7 @@ pub fn is_log(bytes: &[u8]) -> bool {
 /// Reads logs, and collects the times of their operations.
 #[derive(Debug, Default)]
 pub struct Reader {
-    series: HashMap<(Operation, u32), Series>,
+    series: HashMap<(OperationKind, u32), Series>,
     records: u64,
     unread: u64,
     left_out: u64,
@@ -77,7 +77,7 @@ impl Reader {
         Ok(self.records - before)
     }
 
-    fn add_sample(&mut self, operation: Operation, rank: u32, sample: trends::Sample) {
+    fn add_sample(&mut self, operation: OperationKind, rank: u32, sample: trends::Sample) {
         self.records += 1;
         let key = (operation, rank);
         if let Some(series) = self.series.get_mut(&key) {

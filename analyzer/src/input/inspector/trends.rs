@@ -4,25 +4,25 @@ use super::MAX_SAMPLES;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
-/// The calls of one function with one size on one communicator.
+/// The calls of one function with one message size on one communicator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Operation {
+pub(super) struct OperationKind {
     pub(super) communicator: String,
     pub(super) name: String,
-    pub(super) size: u32,
+    pub(super) ranks: u32,
     pub(super) function: String,
     pub(super) bytes: u64,
 }
 
-/// One record of an operation.
+/// One record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) us: f32,
-    /// Negative if it was not recorded.
+    /// The bus bandwidth, GB/s; negative if it was not logged.
     pub(super) bus_gbs: f32,
 }
 
-/// The records of one rank, in the order of the log, thinned out evenly.
+/// The records of one kind of operation on one rank, in the order of the log, thinned out evenly.
 #[derive(Debug, Default)]
 pub(super) struct Series {
     records: u64,
@@ -70,7 +70,7 @@ impl Series {
     }
 }
 
-/// The fewest records of a rank of which first and last quarter are compared.
+/// The first and the last quarter of a rank's records are compared only if the rank has at least this many.
 const MIN_RECORDS: u64 = 16;
 
 fn median(values: impl Iterator<Item = f32>) -> Option<f64> {
@@ -91,7 +91,7 @@ pub struct Trends {
     /// The number of lines that could not be used: torn, too long, without a header before them, or with invalid
     /// values.
     pub unread_lines: u64,
-    /// The number of records that were left out, because the logs hold too many different operations.
+    /// The number of records that were left out, because the logs hold too many kinds of operations or ranks.
     pub left_out_records: u64,
     /// The trends, the operation with the most time first.
     pub trends: Vec<Trend>,
@@ -102,7 +102,7 @@ impl Trends {
     pub const SCHEMA: &str = "rcomm.trends/1";
 }
 
-/// The calls of one function and size on one communicator.
+/// The calls of one function with one message size on one communicator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trend {
     /// NCCL's number of the communicator, as logged.
@@ -111,7 +111,7 @@ pub struct Trend {
     pub name: String,
     /// The number of ranks of the communicator.
     pub size: u32,
-    /// NCCL's function, as `AllReduce`.
+    /// NCCL's function, such as `AllReduce`.
     pub function: String,
     /// The size of the message, bytes.
     pub bytes: u64,
@@ -146,8 +146,8 @@ pub struct RankTrend {
 }
 
 /// The trends of these series, by operation and rank; the operation with the most time first.
-pub(super) fn trends_of(series: HashMap<(Operation, u32), Series>) -> Vec<Trend> {
-    let mut by_operation: BTreeMap<Operation, Vec<RankTrend>> = BTreeMap::new();
+pub(super) fn trends_of(series: HashMap<(OperationKind, u32), Series>) -> Vec<Trend> {
+    let mut by_operation: BTreeMap<OperationKind, Vec<RankTrend>> = BTreeMap::new();
     for ((operation, rank), series) in series {
         let ranks = by_operation.entry(operation).or_default();
         ranks.push(series.trend(rank));
@@ -161,7 +161,7 @@ pub(super) fn trends_of(series: HashMap<(Operation, u32), Series>) -> Vec<Trend>
     trends
 }
 
-fn trend(operation: Operation, mut ranks: Vec<RankTrend>) -> Trend {
+fn trend(operation: OperationKind, mut ranks: Vec<RankTrend>) -> Trend {
     ranks.sort_unstable_by_key(|rank| rank.rank);
     let change = |rank: &RankTrend| {
         let (first, last) = (rank.first_us?, rank.last_us?);
@@ -170,7 +170,7 @@ fn trend(operation: Operation, mut ranks: Vec<RankTrend>) -> Trend {
     Trend {
         communicator: operation.communicator,
         name: operation.name,
-        size: operation.size,
+        size: operation.ranks,
         function: operation.function,
         bytes: operation.bytes,
         records: ranks.iter().map(|rank| rank.records).sum(),

@@ -150,11 +150,11 @@ impl LogReader {
     }
 
     fn read_line(&mut self, line: &Line<'_>) {
-        if self.state.signs.starts_attempt(line) {
+        if self.state.signs.note_line(line) {
             self.begin_attempt(self.attempt.facts.len());
             self.state = State::default();
             // The line is the first sign of the new attempt.
-            self.state.signs.starts_attempt(line);
+            self.state.signs.note_line(line);
         }
         if let Some(size) = torch::world_size(line.text) {
             self.note_world_size(size);
@@ -238,10 +238,10 @@ impl LogReader {
             event,
         };
         let index = self.attempt.facts.len();
-        if let Some(first) = self.state.signs.attempt_start(line, index, &fact) {
+        if let Some(first) = self.state.signs.note_fact(line, index, &fact) {
             self.begin_attempt(first);
             let index = self.attempt.facts.len();
-            self.state.signs.attempt_start(line, index, &fact);
+            self.state.signs.note_fact(line, index, &fact);
         }
         if let (None, Some(process)) = (rank, process) {
             let index = self.attempt.facts.len();

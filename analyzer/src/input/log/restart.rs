@@ -6,7 +6,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_verdict::logs::{Event, Fact, Progress};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The largest number of ranks, groups and agents whose signs are stored.
+/// The largest number of entries of each collection of [`Signs`].
 const MAX_STORED: usize = 1 << 16;
 
 /// What the lines of one attempt have shown so far.
@@ -16,15 +16,15 @@ pub(super) struct Signs {
     started: BTreeSet<Rank>,
     /// For each rank and group: the newest operation that had completed, and the index after its fact.
     completed: BTreeMap<(Rank, String), (u64, usize)>,
-    /// For each of torchrun's agents that reported a failed worker: the index after that fact.
+    /// For each of torchrun's agents that reported a failed worker: the index after that report.
     failed: BTreeMap<u32, usize>,
-    /// The index after the newest report of a failed worker.
+    /// The index after the newest report that a process ended.
     last_failed: usize,
 }
 
 impl Signs {
-    /// Whether a new attempt begins with this line.
-    pub(super) fn starts_attempt(&mut self, line: &Line<'_>) -> bool {
+    /// Stores what this line shows, and returns whether a new attempt begins with it.
+    pub(super) fn note_line(&mut self, line: &Line<'_>) -> bool {
         let text = line.text;
         if text.contains("; will restart worker group")
             // torchrun prints it once, before it starts its workers.
@@ -40,16 +40,16 @@ impl Signs {
         }
     }
 
-    /// The index of the fact with which a new attempt began; `None` if `fact` does not show that one began. `line`
-    /// states `fact`, which will have the index `index`.
-    pub(super) fn attempt_start(
+    /// Stores what `fact` shows, and returns the index of the fact with which a new attempt began; `None` if `fact`
+    /// does not show that one began. `line` states `fact`, which will have the index `index`.
+    pub(super) fn note_fact(
         &mut self,
         line: &Line<'_>,
         index: usize,
         fact: &Fact,
     ) -> Option<usize> {
         match (&fact.event, fact.rank) {
-            (Event::Progress(progress), Some(rank)) => self.counter(rank, progress, index),
+            (Event::Progress(progress), Some(rank)) => self.note_progress(rank, progress, index),
             (Event::Ended(_), _) => {
                 self.last_failed = index + 1;
                 let agent = agent(line.text)?;
@@ -63,9 +63,9 @@ impl Signs {
         }
     }
 
-    /// Does what [`attempt_start`](Self::attempt_start) does, for a rank's counters. Those of one process never
+    /// Does what [`note_fact`](Self::note_fact) does, for a rank's counters. The counters of one process never
     /// decrease, so a decrease shows that another process counts.
-    fn counter(&mut self, rank: Rank, progress: &Progress, index: usize) -> Option<usize> {
+    fn note_progress(&mut self, rank: Rank, progress: &Progress, index: usize) -> Option<usize> {
         let key = (rank, progress.group.clone());
         let before = self.completed.get(&key).copied();
         if self.completed.len() < MAX_STORED
@@ -76,13 +76,14 @@ impl Signs {
         let (completed, after) = before?;
         let went_back = progress.enqueued.is_none_or(|newest| newest < completed)
             || progress.failed.is_some_and(|failed| failed <= completed);
-        // The earlier processes ended where a launcher reported a failed worker. If none did since this rank's last
-        // line, they ended after that line.
+        // The earlier processes ended where a launcher reported that a process ended. If no launcher did so since this
+        // rank's last line, they ended after that line.
         went_back.then(|| after.max(self.last_failed))
     }
 }
 
-/// The process id of torchrun's agent in `E0213 12:07:20.086000 870572 torch/distributed/elastic/…] failed (…`.
+/// Returns the process id of torchrun's agent in a line like `E0213 12:07:20.086000 870572 torch/distributed/elastic/…]
+/// failed (…`.
 fn agent(text: &str) -> Option<u32> {
     let (before, _) = text.split_once(" torch/distributed/elastic/")?;
     leading_number(before.rsplit_once(' ')?.1).map(|(agent, _)| agent)

@@ -8,20 +8,20 @@
 //! in a `bf16`.
 
 /// Converts from `EXP` bits of exponent and `MAN` bits of mantissa to `f32`. With `FINITE` the format has no
-/// infinity, and only a magnitude of all ones is NaN.
+/// infinity, and only a magnitude of all ones is NaN. A NaN becomes quiet.
 #[inline(always)]
 pub(super) fn widen<const EXP: u32, const MAN: u32, const FINITE: bool>(bits: u16) -> f32 {
     let sign = u32::from(bits >> (EXP + MAN)) << 31;
     let magnitude = u32::from(bits) & ((1 << (EXP + MAN)) - 1);
-    let all_ones = ((1 << EXP) - 1) << MAN;
+    let infinity = ((1 << EXP) - 1) << MAN;
     let is_special = if FINITE {
         magnitude == (1 << (EXP + MAN)) - 1
     } else {
-        magnitude >= all_ones
+        magnitude >= infinity
     };
     let shifted = magnitude << (23 - MAN);
     let wide = if is_special {
-        let quiet = u32::from(FINITE || magnitude > all_ones) << 22;
+        let quiet = u32::from(FINITE || magnitude > infinity) << 22;
         shifted | 0x7f80_0000 | quiet
     } else {
         // Times 2^(127 - bias): exact, and right for subnormals too.
@@ -33,21 +33,21 @@ pub(super) fn widen<const EXP: u32, const MAN: u32, const FINITE: bool>(bits: u1
 }
 
 /// Converts from `f32` to `EXP` bits of exponent and `MAN` bits of mantissa. A value that is too large
-/// becomes infinity, or NaN where the format is `FINITE`.
+/// becomes infinity, or NaN where the format is `FINITE`. A NaN becomes quiet.
 #[inline(always)]
 pub(super) fn narrow<const EXP: u32, const MAN: u32, const FINITE: bool>(value: f32) -> u16 {
     let bits = value.to_bits();
     let sign = ((bits >> 31) as u16) << (EXP + MAN);
     let magnitude = bits & 0x7fff_ffff;
     let bias = (1u32 << (EXP - 1)) - 1;
-    let all_ones = ((1u32 << EXP) - 1) << MAN;
-    let largest = (1u32 << (EXP + MAN)) - 1;
+    let infinity = ((1u32 << EXP) - 1) << MAN;
+    let all_ones = (1u32 << (EXP + MAN)) - 1;
 
     let rounded = if magnitude > 0x7f80_0000 {
         if FINITE {
-            largest
+            all_ones
         } else {
-            all_ones | (1 << (MAN - 1)) | ((magnitude >> (23 - MAN)) & ((1 << MAN) - 1))
+            infinity | (1 << (MAN - 1)) | ((magnitude >> (23 - MAN)) & ((1 << MAN) - 1))
         }
     } else if magnitude < (128 - bias) << 23 {
         let unit = (127 - bias + 1 + 23 - MAN) << 23;
@@ -57,19 +57,19 @@ pub(super) fn narrow<const EXP: u32, const MAN: u32, const FINITE: bool>(value: 
         let odd = (magnitude >> (23 - MAN)) & 1;
         let nearest = magnitude + (1 << (22 - MAN)) - 1 + odd;
         let nearest = (nearest - ((127 - bias) << 23)) >> (23 - MAN);
-        nearest.min(if FINITE { largest } else { all_ones })
+        nearest.min(if FINITE { all_ones } else { infinity })
     };
     sign | rounded as u16
 }
 
-/// Converts a `bf16`, the upper half of an `f32`, to `f32`.
+/// Converts a `bf16`, the upper half of an `f32`, to `f32`. A NaN becomes quiet.
 #[inline(always)]
 pub(super) fn widen_bf16(bits: u16) -> f32 {
     let quiet = u32::from(bits & 0x7fff > 0x7f80) << 22;
     f32::from_bits((u32::from(bits) << 16) | quiet)
 }
 
-/// Converts an `f32` to `bf16`, its upper half, rounded to nearest even; NaN stays NaN.
+/// Converts an `f32` to `bf16`, its upper half, rounded to nearest even. A NaN becomes quiet.
 #[inline(always)]
 pub(super) fn narrow_bf16(value: f32) -> u16 {
     let bits = value.to_bits();

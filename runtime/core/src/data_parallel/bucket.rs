@@ -23,7 +23,7 @@ impl Default for BucketSizes {
 }
 
 /// Puts parameters of these sizes (in bytes) into buckets, the last parameter first, since its gradient is
-/// computed first. A bucket is full once it has reached its size, so the last parameter may make it larger.
+/// computed first. A bucket is full once it has reached its size, so the parameter that fills it may exceed the size.
 /// A parameter is never divided.
 ///
 /// Returns the parameters' positions, bucket by bucket, in the order in which buckets are sent.
@@ -76,6 +76,7 @@ pub(super) struct Place {
     pub(super) bucket: usize,
     /// The index of the gradient's first element in the bucket.
     pub(super) start: usize,
+    /// The gradient's number of elements in the bucket; 0 for a sparse parameter.
     pub(super) len: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Data-parallel training: the same model on every rank, each with its own part of the data.
+//! Data-parallel training: every rank has the same model and its own part of the data.
 //!
 //! ```no_run
 //! # fn backward(layer: usize, gradient: &mut [f32]) { gradient.fill(layer as f32) }
@@ -10,8 +10,8 @@
 //! let mut reducer = Reducer::new(world.group(), parameters, ReducerOptions::default())?;
 //! reducer.broadcast_parameters(&mut weights)?;
 //! for layer in (0..weights.len()).rev() {
-//!     backward(layer, reducer.gradient_mut(layer)?); // in the memory that is sent
-//!     reducer.mark_ready(layer)?; // sent while the next layer is computed
+//!     backward(layer, reducer.gradient_mut(layer)?); // computed in the bucket's memory
+//!     reducer.mark_ready(layer)?; // the bucket is sent once all its layers are ready
 //! }
 //! reducer.finish_in_place()?;
 //! for (layer, weights) in weights.iter_mut().enumerate() {
@@ -25,12 +25,13 @@
 //! [`Reducer`] averages gradients over the ranks of a group while the backward pass still computes others.
 //! Gradients are put into *buckets* ([`assign_buckets`]). A bucket is sent as soon as all of its gradients are
 //! computed and all buckets before it have been sent. So every rank sends the same buckets in the same order, in
-//! whatever order it computes its gradients. An `all_reduce` averages each bucket, or a [`CommHook`] if there is one.
+//! whatever order it computes its gradients. Each bucket is averaged by a [`CommHook`] if there
+//! is one, otherwise by an `all_reduce`.
 //! The method is that of PyTorch's DistributedDataParallel (Li et al., "PyTorch Distributed: Experiences on
 //! Accelerating Data Parallel Training", VLDB 2020).
 //!
 //! No tensor library is required: gradients are slices of `f32`, `f64`, `f16` or `bf16`. A model with
-//! parameters of several types has a reducer, and a group, for each type.
+//! parameters of several types needs a reducer, and a group, for each type.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! The same operation over other buffers.
+//! Copies an operation with its buffers, and copies results back.
 
 use super::Op;
 use crate::op::error::Result;
 
 impl<'a> Op<'a> {
-    /// The same operation over copies of the buffers.
+    /// Returns the same operation over copies of the buffers.
     ///
     /// # Errors
     /// `InvalidArgument` if a buffer is not in host memory, or if a copy cannot be allocated.
@@ -13,10 +13,10 @@ impl<'a> Op<'a> {
     }
 
     /// Copies the outputs of `filled`, a copy of this operation that was carried out, to the outputs of this
-    /// operation. Outputs that may only be read are left as they are.
+    /// operation. Outputs that may only be read, and outputs without a counterpart in `filled`, are left as they are.
     ///
     /// # Errors
-    /// `InvalidArgument` if two outputs differ in type or length, or one is not in host memory.
+    /// `InvalidArgument` if an output differs in type or length from that of `filled`, or is not in host memory.
     pub fn copy_outputs_from(&mut self, filled: &Op<'_>) -> Result<()> {
         if let (Self::Coalesced(ops), Op::Coalesced(filled)) = (&mut *self, filled) {
             let mut pairs = ops.iter_mut().zip(filled);

@@ -1,4 +1,4 @@
-//! Reducers: the newest step of each rank's data-parallel training, and how much of its communication was exposed.
+//! Reducers: the newest step of each group's reducer on each rank, and how much of the communication was exposed.
 
 use super::ViewModel;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};

@@ -28,8 +28,9 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
     };
     writeln!(
         out,
-        "<section>\n<h2>Stacks</h2>\n<p class=\"small\">The newest recorded call of every rank, outermost frame \
-         first. <em>Not here</em> are ranks of the calling frame that went another way.{}</p>\n<ul class=\"stacks\">",
+        "<section>\n<h2>Stacks</h2>\n<p class=\"small\">The newest recorded call of every rank that has a stack, \
+         outermost frame first. <em>Not here</em>: ranks that are in the calling frame, or for an outermost frame in \
+         any stack, but not in this frame.{}</p>\n<ul class=\"stacks\">",
         Text(&absence)
     )?;
     let lead = report.findings.first();
@@ -45,16 +46,16 @@ pub(super) fn write(report: &Report, out: &mut dyn Write) -> io::Result<()> {
 /// called different frames.
 fn write_node(
     node: &StackNode,
-    caller: &[Rank],
+    caller_ranks: &[Rank],
     culprits: &[Rank],
     depth: usize,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     if depth >= MAX_DEPTH {
-        return writeln!(out, "<li class=\"small\">deeper frames left out</li>");
+        return writeln!(out, "<li class=\"small\">deeper frames are left out</li>");
     }
-    let elsewhere = node.not_here(caller);
-    // Mark the frames that culprits are in and other ranks of the caller are not.
+    let elsewhere = node.not_here(caller_ranks);
+    // A frame is marked if a culprit is in it and a rank of the calling frame is not.
     let is_fault = !elsewhere.is_empty() && node.ranks.iter().any(|rank| culprits.contains(rank));
     write!(
         out,

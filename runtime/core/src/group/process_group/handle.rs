@@ -157,9 +157,9 @@ impl ProcessGroup {
         self.group.set_timing(timing)
     }
 
-    /// Adds this much time to the time-out of operations issued from now on, until the first collective among
-    /// them has ended: for a step that is known to be slow, such as the first one. Several calls add up. The
-    /// time is added to the time-out of the group or the handle, on this rank only.
+    /// Adds this much time to the time-out of operations issued from now on, until the first collective that has
+    /// additional time has ended: for a step that is known to be slow, such as the first one. Several calls add up, and
+    /// end together. The time is added to the time-out of the group or the handle, on this rank only.
     pub fn extend_timeout(&self, extra: Duration) {
         self.group.extend_timeout(extra);
     }

@@ -63,7 +63,7 @@ struct Admitted {
     turn: u64,
 }
 
-/// The counters that the issue lock protects.
+/// The state that the issue lock protects.
 #[derive(Default)]
 pub(super) struct Issue {
     // Invariant 2 of docs/ARCHITECTURE.md: no other counter gives sequence numbers.
@@ -78,7 +78,7 @@ pub(super) struct Issue {
     splits: [Vec<u64>; 2],
 }
 
-/// Additional time for the next operations, until the first collective among them has ended.
+/// Additional time for the next operations, until the first collective that has it has ended.
 #[derive(Clone, Copy, Debug, Default)]
 struct Extension {
     extra: Duration,
@@ -138,6 +138,7 @@ impl Group {
         lane.ok_or_else(|| no_lane_for(first))
     }
 
+    /// Copies inputs that share memory with an output, checks the arguments, and returns the operation's lane.
     #[inline]
     fn check(&self, op: &mut Op<'_>) -> Result<usize> {
         let (own_rank, size) = (self.group_rank, self.size());
@@ -223,8 +224,11 @@ impl Group {
         result
     }
 
-    /// Starts an operation, and returns its handle without waiting for other ranks. `spare` holds operations of this
-    /// group whose memory may be used.
+    /// Starts an operation, and returns its handle. `spare` holds operations of this group whose memory may be used.
+    ///
+    /// # Blocking
+    /// Waits for no other rank, except as invariant 3 of docs/ARCHITECTURE.md allows, and after the backend has
+    /// rejected the operation with an error that ends the group: then until the watchdog has aborted the group.
     pub(crate) fn submit(
         self: &Arc<Self>,
         mut op: Op<'static>,
@@ -234,7 +238,7 @@ impl Group {
     ) -> Result<Arc<InFlightOp>> {
         let lane = self.check(&mut op)?;
         // Invariant 3 of docs/ARCHITECTURE.md: one lock is held from the number until the backend has accepted the
-        // operation. No backend waits for a peer meanwhile, but for the exception that is named there.
+        // operation. No backend waits for a peer meanwhile, except in the case named there.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
         op.deliver_to_self(self.group_rank)?;
@@ -289,11 +293,11 @@ impl Group {
         }
     }
 
-    /// The handle of an operation on no memory, which has ended: it has no number and no record, since nothing is
-    /// exchanged.
+    /// Returns the handle of a block without operations. The block has ended, and has no number and no record, since
+    /// nothing is exchanged.
     ///
     /// # Errors
-    /// As for any operation if the group is closed.
+    /// The reason why the group takes no more operations.
     pub(super) fn submit_nothing(
         self: &Arc<Self>,
         op: Op<'static>,
@@ -381,8 +385,9 @@ impl Group {
         members.collect()
     }
 
-    /// The additional time of the operation that is issued now. `is_collective` is whether it consists of collectives.
-    /// The caller holds the issue lock.
+    /// The additional time of the operation that is issued now. `is_collective` tells whether the operation is a
+    /// collective or consists of collectives; such an operation, once it has ended, ends the extension. The caller
+    /// holds the issue lock.
     #[inline]
     pub(super) fn extension(&self, issue: &mut Issue, is_collective: bool) -> Duration {
         if issue.extension.extra.is_zero() {
@@ -400,8 +405,8 @@ impl Group {
         issue.extension.extra
     }
 
-    /// Adds `extra` to the time-out of operations issued from now on, until the first collective among them
-    /// has ended.
+    /// Adds `extra` to the time-out of operations issued from now on, until the first collective that has additional
+    /// time has ended.
     pub(super) fn extend_timeout(&self, extra: Duration) {
         let mut issue = self.lock();
         let left = issue.extension.after(self.ended());
@@ -443,7 +448,8 @@ impl Group {
         }
     }
 
-    /// Handles a full table of signatures: the record itself then holds the tensors' sizes.
+    /// Records an operation whose signature does not fit in the recorder's table: the record itself holds the
+    /// signature.
     #[cold]
     fn begin_with_key(
         &self,

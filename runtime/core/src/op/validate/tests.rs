@@ -31,7 +31,7 @@ fn the_refusal_names_operation_and_argument() {
 }
 
 #[test]
-fn a_factor_in_memory_is_one_element_of_the_type_on_the_same_device() {
+fn a_factor_is_one_element_of_the_type_in_host_memory_or_on_the_buffers_device() {
     use crate::op::buffer::{Access, Device};
     let scaled = |buffer: Buffer<'static>, scale: Buffer<'static>| Op::AllReduce {
         buffer,
@@ -163,7 +163,7 @@ fn an_output_that_may_only_be_read_is_refused() {
 }
 
 #[test]
-fn splits_that_do_not_add_up_are_refused() {
+fn wrong_splits_are_refused() {
     let op = |input_splits: &[usize], output_splits: &[usize]| Op::AllToAllVSingle {
         input: floats(3),
         output: floats(4),
@@ -178,7 +178,7 @@ fn splits_that_do_not_add_up_are_refused() {
 }
 
 #[test]
-fn a_send_to_itself_or_outside_the_group_is_refused() {
+fn a_send_to_this_rank_itself_or_outside_the_group_is_refused() {
     let op = |peer| Op::Send {
         buffer: floats(1),
         peer,
@@ -197,7 +197,8 @@ fn memory_that_is_written_and_used_by_another_buffer_is_refused() {
     let memory = Arc::new([0u64; 8]);
     let part = |at: usize, len: usize, access| {
         let start = NonNull::from(&memory[at]).cast();
-        // SAFETY: inside the array, which `memory` keeps; only validated, never accessed.
+        // SAFETY: the part lies inside the array, which `memory` keeps alive; the buffer is only validated, never
+        // accessed.
         let part = unsafe {
             Buffer::from_raw(start, len, DType::U64, Device::Cpu, access, memory.clone())
         };
@@ -213,7 +214,7 @@ fn memory_that_is_written_and_used_by_another_buffer_is_refused() {
         text.contains("UInt64[4] and UInt64[2] overlap by 8 bytes, and one is written"),
         "{text}"
     );
-    // Memory may be read twice but not written twice, also across the members of a block.
+    // Memory may be read twice but not written twice, not even by two members of a block.
     let swap = |second: usize| Op::AllToAll {
         inputs: vec![part(0, 2, Access::Read), part(1, 2, Access::Read)],
         outputs: vec![part(4, 2, Access::Write), part(second, 2, Access::Write)],

@@ -1,7 +1,7 @@
 //! Device memory over NCCL: [`NcclBackend`] and its parts.
 //!
-//! Programs use it through the crate `rcomm`, whose worlds open it if their configuration names it
-//! (`cpu:cpu,cuda:nccl`). Its options are [`NcclOptions`]; programs use [`CudaDevice`], [`CudaStream`] and
+//! Programs use the backend through the crate `rcomm`, whose worlds open it if their configuration names it
+//! (`cpu:cpu,cuda:nccl`). The options are [`NcclOptions`]. Programs use [`CudaDevice`], [`CudaStream`] and
 //! [`DeviceBuffer`] for their own work on the device.
 //!
 //! ```no_run

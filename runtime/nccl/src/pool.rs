@@ -1,8 +1,8 @@
 //! [`MemoryPool`]: memory that NCCL allocates, for the allocator of a framework.
 //!
-//! It takes the place of c10d's `getMemAllocator`, `registerMemPool` and `deregisterMemPool` (ProcessGroupNCCL.cpp of
-//! PyTorch 2.15): the framework's allocator takes segments from here, and each segment is registered with all groups
-//! with which the pool is registered, whichever came first.
+//! The pool takes the place of c10d's `getMemAllocator`, `registerMemPool` and `deregisterMemPool`
+//! (ProcessGroupNCCL.cpp of PyTorch 2.15): the framework's allocator takes segments from here, and each segment is
+//! registered with all groups with which the pool is registered, whether the segment or the group came first.
 
 use crate::context::options::NcclOptions;
 use crate::cuda::device::CudaDevice;
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// collectives of these groups use its memory directly. It is deregistered before it is freed.
 ///
 /// # Thread safety
-/// May be used from any thread; one call at a time runs.
+/// Any thread may use it; one call at a time runs.
 pub struct MemoryPool {
     library: Arc<NcclLibrary>,
     stream: Arc<CudaStream>,
@@ -45,7 +45,7 @@ struct PoolGroup {
 }
 
 impl PoolGroup {
-    fn is(&self, backend: &Arc<dyn Backend>) -> bool {
+    fn has_backend(&self, backend: &Arc<dyn Backend>) -> bool {
         std::ptr::addr_eq(self.backend.as_ptr(), Arc::as_ptr(backend))
     }
 
@@ -67,7 +67,7 @@ impl PoolGroup {
         Ok(())
     }
 
-    /// Undoes the registration of a segment, if there is one. After an error it stays.
+    /// Undoes the registration of a segment, if there is one. After an error, the registration stays.
     fn deregister(&mut self, at: u64) -> Result<()> {
         // A group that has ended has no registrations any more.
         if let Some(registration) = self.registered.get(&at)
@@ -198,7 +198,7 @@ impl MemoryPool {
         let mut state = self.lock();
         let PoolState { segments, groups } = &mut *state;
         groups.retain(|it| it.backend.strong_count() > 0);
-        let at = groups.iter().position(|it| it.is(backend));
+        let at = groups.iter().position(|it| it.has_backend(backend));
         let at = at.unwrap_or_else(|| {
             groups.push(PoolGroup {
                 backend: Arc::downgrade(backend),
@@ -220,7 +220,7 @@ impl MemoryPool {
     pub fn deregister_from(&self, backend: &Arc<dyn Backend>) -> Result<()> {
         let mut state = self.lock();
         let PoolState { segments, groups } = &mut *state;
-        let Some(at) = groups.iter().position(|it| it.is(backend)) else {
+        let Some(at) = groups.iter().position(|it| it.has_backend(backend)) else {
             return Err(refuse(
                 "the pool is not registered with this group".to_owned(),
             ));
@@ -267,7 +267,8 @@ impl MemoryPool {
     }
 }
 
-/// Calls `call` with the installed pool of a device. Logs an error of `action`, since the caller cannot return it.
+/// Calls `call` with the installed pool of a device. An error or a panic is logged, with the name `action`,
+/// since the caller cannot return it.
 fn with_installed<T>(
     device: c_int,
     action: &str,
@@ -292,6 +293,8 @@ fn with_installed<T>(
     }
 }
 
+/// [`AllocatorFunctions::allocate`].
+///
 /// # Safety
 /// None: no argument is dereferenced.
 unsafe extern "C" fn allocate_segment(size: isize, device: c_int, _: *mut c_void) -> *mut c_void {
@@ -302,6 +305,8 @@ unsafe extern "C" fn allocate_segment(size: isize, device: c_int, _: *mut c_void
     at.map_or(std::ptr::null_mut(), std::ptr::with_exposed_provenance_mut)
 }
 
+/// [`AllocatorFunctions::free`].
+///
 /// # Safety
 /// Nothing uses the segment at `at` any more.
 unsafe extern "C" fn free_segment(at: *mut c_void, _: isize, device: c_int, _: *mut c_void) {

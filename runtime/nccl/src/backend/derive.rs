@@ -1,9 +1,9 @@
 //! Makes groups from groups: the parts of a split with `ncclCommSplit`, and a smaller group of the remaining ranks with
 //! `ncclCommShrink`.
 //!
-//! All ranks concerned must make these calls. Each rank publishes in the store that it has arrived, so that a rank that
-//! times out can name the ranks that did not arrive. If the library lacks the function, the group refuses, and the
-//! caller connects the new group from scratch.
+//! All ranks of the group must take part in a split, and all remaining ranks in a shrink. The ranks exchange values
+//! over the store, so that a rank that times out can name the ranks that did not arrive. If the library lacks the
+//! function, the group refuses, and the caller connects the new group from scratch.
 
 use super::NcclBackend;
 use crate::comm::init::{CommInit, InitParams, WarmUp};
@@ -27,6 +27,8 @@ struct NewQueue {
 }
 
 impl NewQueue {
+    /// Makes the parts for a group that is derived from the one with the state `parent`.
+    ///
     /// # Errors
     /// As [`QueueParts::make`].
     fn make(parent: &Shared) -> Result<Self> {
@@ -48,7 +50,8 @@ impl NcclBackend {
     /// Until all ranks of this group take part, or the deadline.
     ///
     /// # Errors
-    /// `Unsupported` if the library cannot split; `Timeout` names the ranks that did not arrive.
+    /// `Unsupported` if the library cannot split; `Timeout` names the ranks that did not arrive; those of the queue and
+    /// of the store.
     pub(crate) fn derive_by_split(
         &self,
         group: Option<&GroupContext>,
@@ -103,7 +106,7 @@ impl NcclBackend {
         }
     }
 
-    /// Makes the backend of the remaining ranks, if all of them are able to.
+    /// Makes the backend of the remaining ranks, if all of them can shrink.
     ///
     /// # Blocking
     /// Until all remaining ranks take part, or the deadline.

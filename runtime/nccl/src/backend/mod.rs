@@ -42,6 +42,7 @@ pub struct NcclBackend {
     this: Weak<Self>,
     pub(crate) group: GroupContext,
     pub(crate) shared: Arc<Shared>,
+    /// The queue of the communicator of all members.
     pub(crate) main: Arc<CommQueue>,
     /// Queues for single messages, by sender and receiver as ranks of the group.
     peers: Mutex<BTreeMap<[u32; 2], Arc<CommQueue>>>,
@@ -138,7 +139,7 @@ impl NcclBackend {
         true
     }
 
-    /// How much of the time for an abort is left. The time counts from the abort's begin, so that groups that are
+    /// How much of [`ABORT`](Self::ABORT) is left. The time counts from the begin of the abort, so that groups that are
     /// aborted together and dropped one after the other wait no longer than one of them.
     fn time_of_abort(&self) -> Duration {
         let abort = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
@@ -146,7 +147,7 @@ impl NcclBackend {
         Self::ABORT.saturating_sub(elapsed.unwrap_or_default())
     }
 
-    /// Refuses an operation that this backend cannot run. Sends no data.
+    /// Refuses an operation that this backend cannot run.
     fn check(&self, op: &Op<'_>) -> Result<()> {
         launch::check(&self.shared, op)?;
         let mut result = Ok(());
@@ -194,7 +195,8 @@ impl NcclBackend {
         Ok(queue)
     }
 
-    /// Submits an operation to its queue when its turn comes. Also returns whether it had to wait for its turn.
+    /// Submits an operation to its queue when its turn comes. Also returns whether the operation had to wait for its
+    /// turn.
     fn submit(
         &self,
         op: Op<'static>,
@@ -228,7 +230,7 @@ impl NcclBackend {
     }
 }
 
-/// The same operation over buffers that keep their memory alive.
+/// Returns the same operation over buffers that keep their memory alive.
 ///
 /// # Errors
 /// `InvalidArgument` for a buffer without an owner.
@@ -290,7 +292,8 @@ impl Backend for NcclBackend {
         }
     }
 
-    /// Ends the communicators on a separate thread, since the library waits for kernels that may never end.
+    /// If the error handling cleans up, ends the communicators on a separate thread, since the library waits for
+    /// kernels that may never end. Otherwise leaves the communicators as they are.
     fn abort(&self, reason: &AbortReason) {
         if self.shared.aborted.set(reason.error.clone()).is_err() {
             return;
@@ -381,7 +384,7 @@ impl Backend for NcclBackend {
     }
 
     /// `ncclMemFree` unmaps the memory when the last buffer over it is dropped. Unlike the driver, which frees other
-    /// memory, it does not wait for kernels and copies that the program itself has enqueued.
+    /// memory, `ncclMemFree` does not wait for kernels and copies that the program itself has enqueued.
     fn allocate(&self, dtype: DType, len: usize) -> Result<Buffer<'static>> {
         self.shared
             .allocate(self.main.stream(), dtype, len)?

@@ -1,8 +1,8 @@
 //! The other groups of this process that use the device of a group that was aborted.
 //!
 //! To free a communicator, NCCL waits for all kernels of the device (`commReclaim`, init.cc), also for those of other
-//! communicators. If a kernel of another group hangs, the end of the aborted group waits for the end of that group,
-//! whose own deadline may be far away. c10d therefore aborts all communicators of a process in one group of calls
+//! communicators. If a kernel of another group hangs, the end of the aborted group waits for the end of the other
+//! group, whose deadline may be far away. c10d therefore aborts all communicators of a process in one group of calls
 //! (`_abort_process_group`). Here, a group that works is left alone. Another group is aborted only if the library has
 //! not returned after some seconds, and an operation of that group was pending when the abort began, is still pending,
 //! and has taken longer than the time-out of the aborted group.
@@ -51,8 +51,8 @@ fn name_of(backend: &NcclBackend) -> &str {
     }
 }
 
-/// The name of a group for a reader of another group. It has the group's world if the two groups are of different
-/// worlds, whose groups may have the same names.
+/// The name of a group for a reader of another group. If the two groups are of different worlds, whose groups may have
+/// the same names, the name includes the group's world.
 fn full_name(name: &str, group: &Shared, reader: &Shared) -> String {
     match group.world == reader.world {
         true => name.to_owned(),
@@ -142,10 +142,11 @@ impl AbortedGroup {
             "NCCL has not freed the communicators of an aborted group, and none of the operations that other groups have \
              issued is in the way: a CUDA graph that is launched and hangs may be. Abort its group"
         );
-        // The first names are kept. When revoked communicators are freed later, the groups are looked for once more.
+        // The first names are kept: this runs once more when revoked communicators are freed later.
         let _ = self.shared.graphs_in_the_way.set(suspects);
     }
 
+    /// Returns the reason with which another group is aborted because of its operation `latest`.
     fn reason_for(&self, other: &Shared, latest: &LatestOp) -> AbortReason {
         let cause = &self.reason.error;
         let failed = match (cause.op(), cause.seq()) {

@@ -11,6 +11,7 @@ use rcomm_core::{Error, ErrorKind, Result};
 use std::sync::atomic::Ordering;
 
 impl NcclBackend {
+    /// [`Backend::suspend`](rcomm_core::backend::Backend::suspend).
     pub(super) fn suspend_all(&self, deadline: Deadline) -> Result<()> {
         let Some(suspend) = self.shared.library.table().comm_suspend else {
             return Err(self
@@ -34,6 +35,7 @@ impl NcclBackend {
         suspended
     }
 
+    /// [`Backend::resume`](rcomm_core::backend::Backend::resume).
     pub(super) fn resume_all(&self, deadline: Deadline) -> Result<()> {
         let Some(resume) = self.shared.library.table().comm_resume else {
             return Err(self
@@ -53,8 +55,8 @@ impl NcclBackend {
         Ok(())
     }
 
-    /// Makes a call that all ranks make. It is made on all communicators of the group at once, because another rank may
-    /// have the communicators in another order.
+    /// Makes a call that all ranks make, on all communicators of the group at once, because another rank may have the
+    /// communicators in another order.
     fn on_all(
         &self,
         name: &'static str,
@@ -76,6 +78,7 @@ impl NcclBackend {
         results.into_iter().collect()
     }
 
+    /// [`Backend::comm_memory`](rcomm_core::backend::Backend::comm_memory).
     pub(super) fn memory_of_all(&self) -> Result<CommMemory> {
         let library = &self.shared.library;
         let Some(mem_stats) = library.table().comm_mem_stats else {

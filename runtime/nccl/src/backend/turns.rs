@@ -5,7 +5,8 @@ use rcomm_core::{Error, ErrorKind, Result};
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Hands out turns 1, 2, 3, ... in this order. A turn is a collective's number in the group's order of issue.
+/// Hands out turns 1, 2, 3, ... in this order. A turn is a collective's number in the order of issue of the group's
+/// NCCL lane.
 #[derive(Default)]
 pub(crate) struct Turns {
     state: Mutex<State>,
@@ -20,6 +21,7 @@ struct State {
     passed: BTreeSet<u64>,
     /// How many threads wait for their turn.
     waiting: usize,
+    /// Whether the group has failed, so that no thread waits any more.
     closed: bool,
 }
 
@@ -40,7 +42,7 @@ pub(crate) struct Turn<'a> {
 }
 
 impl State {
-    /// Returns whether threads wait that may now have their turn.
+    /// Notes that a turn has passed. Returns whether threads wait that may now have their turn.
     fn pass(&mut self, number: u64) -> bool {
         if number <= self.last {
             return false;
@@ -62,8 +64,8 @@ impl Turns {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all earlier turns have passed. Operations without a turn (sends and receives) have the number 0
-    /// and do not wait; after [`close`](Self::close) no operation waits.
+    /// Waits until all earlier turns have passed. An operation without a turn (a send or receive) has the number 0 and
+    /// does not wait. After [`close`](Self::close), no operation waits.
     ///
     /// # Errors
     /// `Timeout` if an earlier turn has not passed by the deadline; this turn then passes.

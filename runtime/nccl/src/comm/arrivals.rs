@@ -1,5 +1,4 @@
-//! The ranks that have reached a point, as bits of counters in the store: one key for 48 ranks in place of one for
-//! each.
+//! The ranks that have reached a point, as bits of counters in the store: 48 ranks share one key.
 
 use rcomm_core::Result;
 use rcomm_core::store::Store;
@@ -21,8 +20,8 @@ pub(super) struct Arrivals<'a> {
 }
 
 impl Arrivals<'_> {
-    /// Publishes that a rank has arrived. Each rank calls this once. Returns true on one rank: the one that completes
-    /// the keys, when all ranks have arrived.
+    /// Publishes that this rank has arrived. To be called once by each rank. Returns true on the one rank that arrives
+    /// last.
     ///
     /// # Errors
     /// `Store`.
@@ -52,7 +51,7 @@ impl Arrivals<'_> {
         Ok(arrived)
     }
 
-    /// All keys, for their removal.
+    /// Returns all keys, for their removal.
     pub(super) fn keys(&self) -> Vec<String> {
         let firsts = (0..self.ranks).step_by(RANKS_PER_KEY as usize);
         let mut keys: Vec<String> = firsts.map(|first| self.key_of(first)).collect();
@@ -72,7 +71,7 @@ impl Arrivals<'_> {
     }
 }
 
-/// Removes a key. A store that cannot remove keys keeps it.
+/// Removes a key. An error is only logged: some stores cannot remove keys.
 pub(super) fn remove(store: &dyn Store, key: &str) {
     if let Err(error) = store.delete(key) {
         tracing::debug!(%error, key, "a key of a rendezvous stays in the store");

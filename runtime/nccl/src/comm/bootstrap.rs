@@ -16,8 +16,11 @@ use rcomm_core::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 
 enum BootstrapStage {
+    /// The ranks exchange their descriptions.
     Gathering,
+    /// The library joins the ranks.
     Joining(CommInit),
+    /// The communicator exists, and its rings are being connected.
     Connecting(Connecting),
     Joined(Option<Comm>),
 }
@@ -56,6 +59,7 @@ pub(crate) struct Bootstrap {
     members: BootstrapGroup,
     stage: BootstrapStage,
     next_poll: Instant,
+    /// The time between the latest poll and the next one.
     pause: Duration,
     ids: Vec<UniqueId>,
     warm_up: Option<WarmUp>,
@@ -115,12 +119,12 @@ impl Bootstrap {
         Self::LONGEST_PAUSE * (1 + ranks as u32 / 256)
     }
 
-    /// Returns the pause after this one.
+    /// Returns the pause that follows `pause`.
     fn pause_after(pause: Duration, ranks: usize) -> Duration {
         (pause * 2).min(Self::longest_pause(ranks))
     }
 
-    /// The error of this rank if its time is over, which names what it waits for.
+    /// Returns the error for this rank's time-out, which tells what has not ended.
     pub(crate) fn timed_out(&self) -> Error {
         let message = match self.stage {
             BootstrapStage::Connecting(..) => {

@@ -5,7 +5,7 @@ use rcomm_core::store::{HashStore, Store};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A store that counts the keys of all calls that read, or that read and write.
+/// A store that counts the keys of all calls that return something of their values.
 #[derive(Default)]
 pub(crate) struct CountingStore {
     store: HashStore,

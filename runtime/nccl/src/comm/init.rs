@@ -1,9 +1,9 @@
-//! Creates communicators: by joining with a unique id, by a split of another, or by shrinking another to the remaining
-//! ranks.
+//! Creates communicators: by joining with unique ids, by splitting another communicator, or by shrinking another to the
+//! remaining ranks.
 //!
-//! A [`CommInit`] is begun and then polled until it ends, so the caller can wait with a deadline. The
-//! library works in the background until then. If the communicator is configured as blocking, the call runs
-//! on a separate thread, which is detached if the call never returns.
+//! A [`CommInit`] is begun and then polled until it ends, so the caller can wait with a deadline. The library works in
+//! the background meanwhile. If the communicator is configured as blocking, the call runs on a separate thread, which
+//! is detached if the call never returns.
 //!
 //! If the caller passes a [`WarmUp`], the communicator makes one small broadcast, so that the library connects its
 //! rings (`ncclCollPreconnectFunc`, group.cc). Otherwise the first operation connects them, and waits for peers.
@@ -32,6 +32,7 @@ pub(crate) struct InitParams {
     /// One id, or several for a faster start of large worlds (2.23). They are the same on all ranks. Empty for a child.
     pub(crate) ids: Vec<UniqueId>,
     pub(crate) rank: u32,
+    /// The number of ranks.
     pub(crate) size: u32,
     pub(crate) name: String,
 }
@@ -104,9 +105,11 @@ enum InitStage {
     Child(Child),
     /// The creation is inside a call that blocks.
     Blocked(ForeignCall<Result<Option<Comm>>>),
+    /// The creation has ended.
     Over,
 }
 
+/// A communicator that the library is making from another.
 struct Child {
     library: Arc<NcclLibrary>,
     parent: Arc<Comm>,
@@ -122,6 +125,7 @@ struct Child {
 /// A communicator that is to be made from another.
 struct NewChild {
     params: InitParams,
+    /// Ranks of the parent that are left out.
     excluded: Vec<c_int>,
     warm_up: Option<WarmUp>,
 }
@@ -247,10 +251,10 @@ impl CommInit {
         )
     }
 
-    /// Advances as far as possible without waiting. The caller calls it again only after `NotYet`.
+    /// Advances as far as possible without waiting. To be called again only after `NotYet`.
     ///
     /// # Errors
-    /// `Backend` or `PeerLost` with the library's message. The creation has then failed for good.
+    /// `Backend`, `PeerLost` or `Timeout` with the library's message. The creation has then failed for good.
     pub(crate) fn step(&mut self) -> Result<InitStep> {
         let is_ready = match &mut self.0 {
             InitStage::Joining(comm, _) | InitStage::Connecting(comm) => comm.is_ready()?,
@@ -357,7 +361,7 @@ fn join(library: &Arc<NcclLibrary>, params: &InitParams, mut config: RawConfig) 
     Ok(comm)
 }
 
-/// Makes a child. `call` gets the parent, the slot for the handle, and the input.
+/// Begins to make a child. `call` gets the parent, the slot for the handle, and the input.
 ///
 /// The `unsafe` code of `call` relies on this contract: the parent is live and locked while the call runs. The slot and
 /// the input are on the heap, and stay there until the parent is ready again, or are leaked.

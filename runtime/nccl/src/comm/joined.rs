@@ -14,7 +14,8 @@ fn arrivals(members: &BootstrapGroup) -> Arrivals<'_> {
     }
 }
 
-/// Publishes that this rank has joined. Each rank calls this once.
+/// Publishes that this rank has joined. To be called once by each rank. The last rank removes all keys of the
+/// rendezvous.
 ///
 /// # Errors
 /// `Store`.
@@ -29,7 +30,8 @@ pub(super) fn publish(members: &BootstrapGroup) -> Result<()> {
     Ok(())
 }
 
-/// Whether each rank has joined, by index. Once all ranks have joined, the keys are gone, and no rank counts as joined.
+/// Returns for each rank, by index, whether it has joined. Once all ranks have joined, the keys are gone, and no rank
+/// counts as joined.
 ///
 /// # Errors
 /// `Store`.

@@ -1,4 +1,4 @@
-//! A communicator as an owned value, which is polled while the library works on it, ended in the right order, and
+//! A communicator as an owned value: it is polled while the library works on it, ended in the right order, and
 //! aborted on drop. The module `init` creates communicators.
 //!
 //! Calls on a communicator wait for peers inside the library, unless `blocking = 0` is set: such calls
@@ -35,7 +35,8 @@ use std::time::Duration;
 /// Calls may come from any thread; a lock ensures that there is one call at a time. A call that never
 /// returns (because it is stuck in the driver or waits for a peer) keeps the lock, and the communicator is not
 /// freed then: NCCL allows no abort while another thread is in a call ("Fault Tolerance" in its user guide). A
-/// revoke does not free the communicator, so it is made even then: it raises the flags that such a call checks. Code
+/// revoke does not free the communicator, so it is made even during such a call: the revoke raises the flags that the
+/// call checks. Code
 /// that must not wait uses [`status`](Comm::status).
 pub(crate) struct Comm {
     library: Arc<NcclLibrary>,
@@ -50,8 +51,8 @@ pub(crate) struct Comm {
     size: u32,
 }
 
-/// A child of a communicator whose creation was abandoned: the library may still write its handle to `slot`,
-/// and read the input kept with it, until the parent has been aborted.
+/// A communicator that was to be made from another, its parent, and whose creation was given up. Until the parent has
+/// been aborted, the library may still write the child's handle to `slot`, and read `input`.
 pub(crate) struct AbandonedChild {
     pub(crate) slot: HandleSlot,
     #[allow(dead_code, reason = "held, not read")]
@@ -284,8 +285,8 @@ impl Comm {
         self.library.check("ncclCommDestroy", status)
     }
 
-    /// Stops pending work and keeps the communicator, from which another can be made afterwards;
-    /// [`is_ready`](Self::is_ready) returns true when the work has stopped. It affects this rank only.
+    /// Stops this rank's pending work and keeps the communicator, from which another can be made afterwards;
+    /// [`is_ready`](Self::is_ready) returns true when the work has stopped.
     ///
     /// # Errors
     /// `Unsupported` if the library has no such function (before 2.28.7); `Closed` if the communicator was ended;
@@ -400,12 +401,13 @@ impl Comm {
         }
     }
 
-    /// Takes the handle out, for a caller that ends the communicator and holds `ending`.
+    /// Takes the handle out, for a caller that ends or abandons the communicator and holds `ending`.
     fn take(&self, handle: &mut Handle) -> NcclComm {
         self.raw.store(std::ptr::null_mut(), Ordering::Release);
         std::mem::replace(&mut handle.0, std::ptr::null_mut())
     }
 
+    /// Aborts the abandoned children after the communicator's end has returned `status`.
     fn abort_children(&self, status: NcclResult) {
         let mut children = self
             .abandoned_children

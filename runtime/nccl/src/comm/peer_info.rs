@@ -1,9 +1,9 @@
 //! How the ranks of a communicator find each other over the store. Each rank publishes a [`PeerInfo`] (its rank, device
 //! and library), and the first rank reads and compares all of them.
 //!
-//! The first rank waits for one counter, reads every value once, and publishes one result: the unique ids, or the
-//! reason why these ranks cannot form a communicator. All other ranks wait for that one key. So N ranks read O(N) keys
-//! in total; if every rank read every value, they would read N² keys.
+//! The first rank waits for one counter, reads every value once, and publishes one outcome: the unique ids, or the
+//! reason why these ranks cannot form a communicator. All other ranks wait for the outcome's key. So N ranks read O(N)
+//! keys in total; if every rank read every value, they would read N² keys.
 //!
 //! The keys do not stay: each rank removes its value once it has read the ids, since the first rank has read all values
 //! by then, and the last rank to join removes the rest (`joined`).
@@ -86,7 +86,7 @@ impl PeerInfo {
     }
 }
 
-/// The result that the first rank publishes for all ranks.
+/// The outcome of the exchange, which the first rank publishes for all ranks, or a rank that gives up.
 #[derive(Debug, Serialize, Deserialize)]
 enum Outcome {
     /// The ranks may join with these ids.
@@ -95,9 +95,11 @@ enum Outcome {
     Refused(String, Option<Rank>),
 }
 
+/// The key of the number of ranks whose values may be read.
 const COUNTER: &str = "arrived";
+/// The key of the [`Outcome`].
 const OUTCOME: &str = "verdict";
-/// At most this many values are requested at once, so that a reply stays small.
+/// The largest number of values that are requested at once, so that a reply stays small.
 pub(super) const MAX_KEYS_PER_READ: usize = 256;
 /// How long the store may take to return values that are already there.
 const STORE_TIME: Duration = Duration::from_secs(10);
@@ -105,7 +107,7 @@ const STORE_TIME: Duration = Duration::from_secs(10);
 /// Publishes this rank's [`PeerInfo`] for the first rank.
 ///
 /// # Errors
-/// `Store`.
+/// `Store`; `Rendezvous` if the description cannot be written.
 pub(crate) fn publish_info(members: &BootstrapGroup, info: &PeerInfo) -> Result<()> {
     let info = serde_json::to_vec(info).map_err(|error| unreadable("written", error))?;
     members.store.set(&info_key(members.own_index), &info)?;
@@ -155,10 +157,10 @@ pub(crate) fn poll(
 }
 
 /// Ends the rendezvous for the ranks that still wait for the outcome. Returns a function that tells whether the rank of
-/// an index has arrived; all ranks have if the ids were published before.
+/// an index has arrived. If the ids were published before, all ranks have arrived.
 ///
 /// # Errors
-/// `Store`.
+/// `Store`; `Rendezvous` if an outcome cannot be read or written.
 pub(crate) fn give_up(
     members: &BootstrapGroup,
     reason: &str,
@@ -181,7 +183,7 @@ fn publish_outcome(store: &dyn Store, outcome: &Outcome) -> Result<Outcome> {
     serde_json::from_slice(&kept).map_err(|error| unreadable("read", error))
 }
 
-/// Removes the remaining keys of the exchange, which all ranks must have read.
+/// Removes the remaining keys of the exchange. All ranks must have read the outcome.
 pub(crate) fn remove_outcome(members: &BootstrapGroup) {
     remove(members.store.as_ref(), COUNTER);
     remove(members.store.as_ref(), OUTCOME);
@@ -204,7 +206,7 @@ fn read_all(members: &BootstrapGroup) -> Result<Vec<PeerInfo>> {
     Ok(infos)
 }
 
-/// The error for a published value that cannot be read or written; `action` is the participle.
+/// Returns the error for a published value that cannot be read or written. `action` is `read` or `written`.
 pub(super) fn unreadable(action: &str, error: serde_json::Error) -> Error {
     let message = format!(
         "what a rank has published about itself cannot be {action}: run the same version of rcomm on all ranks"

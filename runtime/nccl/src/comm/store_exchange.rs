@@ -1,5 +1,5 @@
-//! The values that the members of a group publish for each other in the store when all of them must take a step
-//! together. A rank that times out can name the ranks that did not arrive.
+//! The values that the members of a group publish for each other in the store when all members must take a step
+//! together. So a rank that times out can name the ranks that did not arrive.
 
 use super::arrivals::{self, Arrivals};
 use super::peer_info::{MAX_KEYS_PER_READ, unreadable};
@@ -19,7 +19,7 @@ pub(crate) struct StoreExchange {
 }
 
 impl StoreExchange {
-    /// Makes the exchange of one step. `prefix` is the prefix of its keys; all members pass the same one.
+    /// Makes the exchange of one step. All members pass the same `prefix`, with which the keys begin.
     pub(crate) fn new(group: &GroupContext, prefix: String) -> Self {
         Self {
             store: PrefixStore::new(prefix, group.store.clone()),
@@ -28,7 +28,7 @@ impl StoreExchange {
         }
     }
 
-    /// Publishes this rank's value under `key`.
+    /// Publishes this rank's value of the name `key`.
     pub(crate) fn publish(&self, key: &str, value: &[u8]) -> Result<()> {
         self.store.set(&self.value_key(key, self.own_index), value)
     }
@@ -76,8 +76,8 @@ impl StoreExchange {
         Ok(values)
     }
 
-    /// Removes this rank's value, which the first member has read. The last member to do so also removes the values
-    /// that the first member has published.
+    /// Removes this rank's value, which the first member has read. The last member to
+    /// call this also removes the values that the first member has published.
     fn remove_gathered(&self, key: &str) {
         self.remove(&self.value_key(key, self.own_index));
         self.remove_as_last(&format!("{key}/read"), &[format!("{key}/all")]);
@@ -109,7 +109,7 @@ impl StoreExchange {
         self.name(absent.map(|(at, _)| at).collect())
     }
 
-    /// Each rank calls this when the step is over for it and all ranks have arrived. The last rank removes the
+    /// Notes that the step is over for this rank. To be called once all ranks have arrived. The last rank removes the
     /// arrivals, which no rank reads any more.
     pub(crate) fn remove_arrivals(&self) {
         self.remove_as_last("done", &self.arrivals().keys());
@@ -131,7 +131,7 @@ impl StoreExchange {
         format!("{key}/{index}")
     }
 
-    /// The members with these indices, as text for an error message.
+    /// Returns the members with these indices, as text for an error message.
     fn name(&self, indices: Vec<u32>) -> String {
         let ranks = indices.iter().map(|&at| self.ranks[at as usize]);
         let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();

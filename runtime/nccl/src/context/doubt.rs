@@ -1,19 +1,19 @@
 //! Decides whether the end of an operation that the device reports is believed.
 //!
-//! When a rank aborts or revokes a communicator, its kernels leave their loops, and still post their steps to the
-//! peers. Then a peer's kernel, which no rank has stopped, ends as if it were done, with wrong data, although a rank
-//! may never have come. The device and the library report a success (seen on an H100 with NCCL 2.30.7, four ranks on
-//! one device). So a rank whose kernels may run first notes in the group's store that it gives up the group, and only
-//! then stops its kernels. A rank that sees an end which such a stop may have caused reads that note before it reports
-//! a success.
+//! When a rank aborts or revokes a communicator, the rank's kernels leave their loops, and still post their steps to
+//! the peers. Then a peer's kernel, which no rank has stopped, ends as if it were done, with wrong data, although a
+//! rank may never have joined the operation. The device and the library report a success (seen on an H100 with NCCL
+//! 2.30.7, four ranks on one device). So a rank whose kernels may run first writes a note to the group's store that it
+//! gives up the group, and only then stops the kernels. A rank that sees an end which such a stop may have caused looks
+//! for a note before it reports a success.
 //!
 //! Most ends are believed at once, since an operation that waits for a missing rank runs for seconds before a rank
 //! gives up. An end is in doubt if the operation may have run for [`LONG`] or longer, if its deadline has passed, or if
 //! another rank has reported that the group failed.
 //!
-//! A rank that has aborted the group itself believes no end, and so needs the note no more. Once all ranks have aborted
-//! it, the last one removes the note. If a rank never does, since it is gone or has no error, the note stays: this rank
-//! may still come late to an operation.
+//! A rank that has aborted the group itself believes no end, and so needs the note no more. The last rank to abort the
+//! group removes the note. If a rank never aborts the group, since it is gone or has no error, the note stays: that
+//! rank may still come late to an operation.
 
 use crate::library::foreign_call::ForeignCall;
 use rcomm_core::Deadline;
@@ -30,7 +30,7 @@ const KEY: &str = "given-up";
 /// The key of the counter of the ranks that have aborted the group.
 const LEFT: &str = "given-up/left";
 
-/// The end of an operation that has run for less than this is believed.
+/// An end is in doubt if the operation may have run for this long.
 const LONG: Duration = Duration::from_secs(1);
 
 /// The largest number of bytes of a note that are kept.
@@ -39,6 +39,7 @@ const KEPT: usize = 1_024;
 /// The notes by which the ranks of a group learn that one of them has given up the group.
 pub(crate) struct Notes {
     store: Arc<dyn Store>,
+    /// This rank, by its number in the world.
     rank: u32,
     /// The number of ranks of the group.
     ranks: u32,
@@ -47,7 +48,7 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// How long the store may take to accept a note. The store may have failed, and must not delay the abort.
+    /// How long the store may take to accept a note: a store that has failed must not delay the abort.
     const WRITE: Duration = Duration::from_secs(1);
     /// How long the store may take to answer whether there is a note.
     const READ: Duration = Duration::from_secs(5);
@@ -67,7 +68,7 @@ impl Notes {
         self.reported.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that this rank gives up the group. The caller calls this before it stops the rank's kernels.
+    /// Writes the note that this rank gives up the group. To be called before the rank's kernels are stopped.
     ///
     /// # Blocking
     /// Until the store has the note, for [`WRITE`](Self::WRITE) at most.
@@ -89,8 +90,8 @@ impl Notes {
         );
     }
 
-    /// Notes that this rank has aborted the group, and removes the note if it is the last rank of the group to do so.
-    /// The caller calls this once, and believes no end any more.
+    /// Counts that this rank has aborted the group, and removes the note if all ranks were counted. To be called once;
+    /// the rank believes no end any more.
     ///
     /// # Blocking
     /// Until the store has answered, for [`WRITE`](Self::WRITE) at most.
@@ -111,7 +112,7 @@ impl Notes {
         }
     }
 
-    /// The note of the first rank that has given up the group; `None` if no rank has.
+    /// Returns the note of the first rank that has given up the group; `None` if no rank has.
     fn read(store: &dyn Store) -> Result<Option<String>> {
         if !store.check(&[KEY])? {
             return Ok(None);
@@ -121,6 +122,7 @@ impl Notes {
     }
 }
 
+/// Cuts a note to [`KEPT`] bytes.
 fn shortened(mut note: String) -> String {
     note.truncate(note.floor_char_boundary(KEPT));
     note
@@ -130,15 +132,15 @@ fn shortened(mut note: String) -> String {
 pub(crate) struct Doubt {
     /// When the operation was last seen not to run: when it was issued, or later.
     idle: Instant,
-    /// The question to the store, with the moment until which it may answer.
-    question: Option<(ForeignCall<Result<Option<String>>>, Instant)>,
+    /// The query of the store, and the moment until which the store may answer.
+    query: Option<(ForeignCall<Result<Option<String>>>, Instant)>,
 }
 
 impl Doubt {
     pub(crate) fn of_op_issued(at: Instant) -> Self {
         Self {
             idle: at,
-            question: None,
+            query: None,
         }
     }
 
@@ -148,10 +150,10 @@ impl Doubt {
     }
 
     /// Decides on the end of an operation that the device reports. Returns `Ok` if the end is believed, and the error
-    /// of the operation if not; `None` while the store is asked. Does not wait.
+    /// of the operation if not; `None` while the store has not answered. Does not wait.
     pub(crate) fn judge(&mut self, notes: &Notes, deadline: Deadline) -> Option<Result<()>> {
         let is_late = deadline.has_passed();
-        if self.question.is_none() {
+        if self.query.is_none() {
             let in_doubt =
                 is_late || self.idle.elapsed() >= LONG || notes.reported.load(Ordering::Relaxed);
             if !in_doubt {
@@ -159,11 +161,11 @@ impl Doubt {
             }
             let store = notes.store.clone();
             match ForeignCall::begin("rcomm/nccl-check", move || Notes::read(&*store)) {
-                Ok(call) => self.question = Some((call, Instant::now() + Notes::READ)),
+                Ok(call) => self.query = Some((call, Instant::now() + Notes::READ)),
                 Err(error) => return Some(Err(unknown(&error))),
             }
         }
-        let (call, until) = self.question.as_mut()?;
+        let (call, until) = self.query.as_mut()?;
         Some(match call.wait(Duration::ZERO) {
             Ok(None) if Instant::now() < *until => return None,
             Ok(None) => {
@@ -177,7 +179,7 @@ impl Doubt {
     }
 }
 
-/// The error of an operation of a group that a rank has given up.
+/// Returns the error of an operation of a group that a rank has given up.
 fn given_up(note: &str, is_late: bool) -> Error {
     let (rank, reason) = note.split_once(": ").unwrap_or(("another rank", note));
     let kind = match is_late {
@@ -191,7 +193,7 @@ fn given_up(note: &str, is_late: bool) -> Error {
     Error::new(kind, message)
 }
 
-/// The error of an operation whose end cannot be judged.
+/// Returns the error of an operation whose end cannot be judged.
 fn unknown(error: &Error) -> Error {
     let message = format!(
         "it ended, and this rank cannot tell whether another rank gave the group up before, since the store was asked in \
@@ -216,13 +218,10 @@ mod tests {
         }
     }
 
-    /// The decision on an operation that was last seen idle `since` ago.
+    /// Returns the decision on an operation that was last seen idle `since` ago.
     fn decide(notes: &Notes, since: Duration, deadline: Deadline) -> Result<()> {
         let idle = Instant::now().checked_sub(since).unwrap();
-        let mut doubt = Doubt {
-            idle,
-            question: None,
-        };
+        let mut doubt = Doubt { idle, query: None };
         let end = Instant::now() + Duration::from_secs(60);
         loop {
             if let Some(decision) = doubt.judge(notes, deadline) {

@@ -5,10 +5,10 @@
 //! world is made, before the library is loaded, and only while the process has one thread: C code of another thread may
 //! read the environment at any time.
 //!
-//! This order is not the default. In it, an operation starts only after all operations that were issued before it on
-//! the device have started, also those of other groups, which wait for their own buffers. Ranks may issue operations of
-//! several groups in different orders, which works without this order as long as the device can hold the kernels. With
-//! it, such ranks may wait for each other without end. In builds of NCCL for CUDA before 12.3, with drivers before
+//! This order is not the default. With it, an operation starts only after all operations that were issued before it on
+//! the device have started, also those of other groups, which wait for their own buffers. Without it, ranks may issue
+//! operations of several groups in different orders as long as the device can hold the kernels. With it, such ranks may
+//! wait for each other without end. In builds of NCCL for CUDA before 12.3, with drivers before
 //! 12.3, and in a capture with drivers before 12.9, the operations even run one after the other (`getImplicitOrder`,
 //! enqueue.cc:1555 of NCCL 2.30.7).
 
@@ -28,8 +28,8 @@ const SINCE: Version = Version(22_600);
 /// 2.32.3, the structure that has the field is `ncclConfig_v23100`.
 const BY_COMMUNICATOR: Version = Version(23_100);
 
-/// Sets the variables that order launches, if the options ask for it and the variables are not set. The caller calls
-/// this before the process has a second thread.
+/// Sets the variables that order launches, if the options ask for it and the variables are not set. To be called before
+/// the process has a second thread.
 ///
 /// # Errors
 /// `InvalidArgument` if the environment has other values for these variables; `Unsupported` if the process has several
@@ -56,10 +56,10 @@ pub(crate) fn prepare(options: &NcclOptions) -> Result<()> {
     Ok(())
 }
 
-/// The variables that are to be set, with their values.
+/// Returns the variables that are to be set, with their values.
 ///
 /// # Errors
-/// `InvalidArgument` if one has another value.
+/// `InvalidArgument` if a variable is set to another value.
 fn missing(look_up: impl Fn(&str) -> Option<String>) -> Result<Vec<(&'static str, &'static str)>> {
     let mut missing = Vec::new();
     for (name, value) in [(ORDER, "1"), (RACE, "0")] {
@@ -77,8 +77,8 @@ fn missing(look_up: impl Fn(&str) -> Option<String>) -> Result<Vec<(&'static str
     Ok(missing)
 }
 
-/// Whether NCCL reads 0 from this value. A text that is no number counts as another number, since NCCL takes its
-/// default for it.
+/// Whether NCCL reads 0 from this value. For a text that is no number NCCL takes a default, so the text does not count
+/// as 0.
 fn is_zero(value: &str) -> bool {
     value.trim().parse() == Ok(0)
 }

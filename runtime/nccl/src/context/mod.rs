@@ -33,6 +33,7 @@ pub(crate) struct Shared {
     pub(crate) options: Arc<NcclOptions>,
     /// [`NcclOptions::algorithms`] for the library.
     pub(crate) algorithms: Option<&'static CStr>,
+    /// The name of this host.
     pub(crate) host: String,
     /// Events that mark the end of operations and, with [`Timing::On`](options::Timing::On), their start.
     pub(crate) marks: Arc<EventPool>,
@@ -47,7 +48,7 @@ pub(crate) struct Shared {
     pub(crate) suspended: AtomicBool,
     /// The number of operations whose buffers were leaked, because the device may still use them.
     pub(crate) leaked: AtomicU64,
-    /// Job and attempt, as text.
+    /// The world's job and attempt, as text.
     pub(crate) world: Arc<str>,
     /// The groups with CUDA graphs that may delay the end of this backend's communicators. Set once, after an abort.
     pub(crate) graphs_in_the_way: OnceLock<String>,
@@ -61,7 +62,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Makes the state of a world's factory, from which [`sibling`](Self::sibling) makes that of each backend.
+    /// Makes the state of a world's factory, from which [`sibling`](Self::sibling) makes the state of each backend.
     ///
     /// # Errors
     /// As [`NcclFactory::open`](crate::NcclFactory::open).
@@ -171,7 +172,7 @@ impl Shared {
         Err(Error::new(ErrorKind::InvalidArgument, message))
     }
 
-    /// Whether the communicators are left to the library as they are after a failure.
+    /// Whether the group was aborted and its communicators are left to the library as they are.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.aborted.get().is_some() && !self.options.error_handling.cleans_up()
     }

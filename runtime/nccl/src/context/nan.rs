@@ -22,6 +22,7 @@ use std::time::Duration;
 /// The width of a float type, and the bit patterns of its NaNs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Format {
+    /// The width.
     bits: u32,
     /// All bits except the sign.
     mask: u64,
@@ -32,6 +33,7 @@ struct Format {
 }
 
 impl Format {
+    /// Returns the format of an element type; `None` if the type has no NaN.
     fn of(dtype: DType) -> Option<Self> {
         let format = |bits, mask, limit, floats| Self {
             bits,
@@ -119,7 +121,7 @@ done:
 #[derive(Default)]
 pub(crate) struct NanFinder {
     kernels: Mutex<Option<Arc<Kernels>>>,
-    /// The slots of completed checks.
+    /// The slots that no check uses.
     slots: Mutex<Vec<Slot>>,
 }
 
@@ -170,11 +172,11 @@ impl Drop for Slot {
     }
 }
 
-/// The streams and events that a search uses besides the stream of its buffer.
+/// The streams and events that a search uses besides the stream of the buffer.
 pub(crate) struct SearchStreams<'a> {
     /// The stream for a buffer that names none.
     pub(crate) default: &'a Arc<CudaStream>,
-    /// A stream whose work waits for no kernel.
+    /// A stream on which nothing waits for a peer, for the memory of results.
     pub(crate) copies: &'a Arc<CudaStream>,
     /// Events that mark the end of the search.
     pub(crate) sync_events: &'a Arc<EventPool>,
@@ -224,6 +226,7 @@ impl NanFinder {
         Ok((first != u64::MAX).then(|| first / format.floats))
     }
 
+    /// Returns the kernels, which it loads at the first call. The context must be current.
     fn kernels(&self, device: &Arc<CudaDevice>) -> Result<Arc<Kernels>> {
         let mut kernels = lock(&self.kernels);
         if let Some(kernels) = &*kernels {
@@ -276,6 +279,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The kernels as the driver has compiled them for a device.
 struct Kernels {
     device: Arc<CudaDevice>,
     module: CuModule,

@@ -22,6 +22,7 @@ const DEFAULT_RAS: &str = "localhost:28028";
 /// | variable | option | default |
 /// |---|---|---|
 /// | `RCOMM_NCCL_LIB` | [`library`](Self::library) | `libnccl.so.2`, then that of the active Python environment |
+/// | `VIRTUAL_ENV`, `CONDA_PREFIX` | [`python_prefix`](Self::python_prefix) | none |
 /// | `RCOMM_CUDA_LIB` | [`driver`](Self::driver) | `libcuda.so.1` |
 /// | `RCOMM_CUDA_DEVICE` | [`device`](Self::device) | the local rank |
 /// | `RCOMM_NCCL_HIGH_PRIORITY`, `TORCH_NCCL_HIGH_PRIORITY` | [`priority`](Self::priority) | normal |
@@ -106,8 +107,8 @@ pub enum LaunchOrder {
     /// several groups, as long as the device can hold the kernels of all these groups at once.
     #[default]
     Library,
-    /// The order on the host, which must be the same on all ranks over all groups of a device. Then the operations of
-    /// any number of groups cannot wait for each other without end. When the world is made,
+    /// The order of the calls on the host, which must be the same on all ranks over all groups of a device. Then the
+    /// operations of any number of groups cannot wait for each other without end. When the world is made,
     /// `NCCL_LAUNCH_ORDER_IMPLICIT=1` and `NCCL_LAUNCH_RACE_FATAL=0` are set in the process's environment, unless they
     /// are set already. The process must have no other thread then. Refused before NCCL 2.26.
     Implicit,
@@ -211,7 +212,7 @@ impl NcclOptions {
     /// Returns the defaults, overridden by the variables that `lookup` finds.
     ///
     /// # Errors
-    /// `InvalidArgument` names the variable, its value, and the allowed values.
+    /// `InvalidArgument` if a value is not allowed. The error names the variable, the value, and what is allowed.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let text = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
         let mut options = Self::default();
@@ -445,8 +446,8 @@ mod tests {
         }
     }
 
-    /// The variables that PyTorch's ProcessGroupNCCL and flight recorder read, in 2.15 or, for two of them, before: each
-    /// prefix, and the rest of each name.
+    /// The variables that PyTorch's ProcessGroupNCCL and flight recorder read, in 2.15 or, for two of them, before:
+    /// each prefix, and the rest of each name.
     const PYTORCH: [(&str, &[&str]); 3] = [
         (
             "TORCH_NCCL_",
@@ -505,8 +506,8 @@ mod tests {
             ],
         ),
     ];
-    /// The variables that torchcomms or its scripts use, as of commit 59426ba, without those of its own tests. It reads
-    /// a variable for the library of each backend; those of backends on NVIDIA's devices are listed.
+    /// The variables that torchcomms or its scripts use, as of commit 59426ba, without those of its own tests.
+    /// Torchcomms reads a variable for the library of each backend; those of backends on NVIDIA's devices are listed.
     const TORCHCOMMS: &[&str] = &[
         "TORCHCOMMS_BACKEND_LIB_PATH_NCCL",
         "TORCHCOMMS_BACKEND_LIB_PATH_NCCLX",

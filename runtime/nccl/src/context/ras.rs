@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Queries the monitor, at most once per [`FRESH`](Self::FRESH).
+/// Queries the monitor, at most once within [`FRESH`](Self::FRESH) after an answer.
 pub(crate) struct Ras {
     /// `None` if this rank sends no queries: the monitor is off, or other ranks of the job query it.
     address: Option<String>,
@@ -30,12 +30,15 @@ pub(crate) struct QueryTimeouts {
     pub(crate) answer: Duration,
 }
 
+/// The state of the latest query.
 #[derive(Default)]
 enum LastReport {
+    /// No query was sent.
     #[default]
     None,
     /// The query was sent, and a thread waits for the answer.
     Pending(ForeignCall<Option<String>>),
+    /// When the query ended, and the report if there was one.
     Answered(Instant, Option<String>),
 }
 
@@ -58,8 +61,8 @@ impl Ras {
         }
     }
 
-    /// Returns the report, if the monitor exists and answers in time. A later answer, within the time of the background
-    /// thread, is logged, and included in the next dump.
+    /// Returns the report, if the monitor exists and answers in time. A later answer is logged, and included in the
+    /// next dump, if it comes before the background thread's deadline.
     ///
     /// # Blocking
     /// For at most the time-out for dumps, after the calls of other threads.
@@ -122,11 +125,13 @@ fn look_up(name: &str) -> io::Result<Vec<SocketAddr>> {
     Ok(name.to_socket_addrs()?.collect())
 }
 
-type LookUp = fn(&str) -> io::Result<Vec<SocketAddr>>;
+/// A function that resolves a name.
+type LookUp = fn(&str) -> Found;
+/// The result of a look-up.
 type Found = io::Result<Vec<SocketAddr>>;
 
 /// Resolves names. The system's resolver has no deadline, so it runs on a separate thread, one at a time. A look-up
-/// that takes too long is left running, and the next call waits for it.
+/// that misses its deadline is left running, and the next call waits for it.
 struct Resolver {
     look_up: LookUp,
     /// The pending result of a look-up that missed its deadline.
@@ -170,7 +175,7 @@ impl Resolver {
     }
 }
 
-/// Connects to the first of these addresses that accepts; `remaining` returns the time until the deadline.
+/// Connects to the first of these addresses that accepts. `remaining` returns the time until the deadline.
 fn connect(addresses: &[SocketAddr], remaining: impl Fn() -> Duration) -> io::Result<TcpStream> {
     let mut refused = io::Error::from(ErrorKind::AddrNotAvailable);
     for address in addresses {

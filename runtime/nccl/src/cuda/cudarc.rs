@@ -29,7 +29,7 @@ impl CudaStream {
 
 impl DeviceBuffer {
     /// Wraps a whole slice of cudarc, and keeps it alive. If another owner of the slice enqueues work at the same
-    /// time, the elements can be a mix of its writes and those of operations; other memory is not affected.
+    /// time, the elements can be a mix of the writes of that work and of operations; other memory is not affected.
     ///
     /// # Errors
     /// `InvalidArgument` if the slice is not memory of `device`.

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// One device of this process, with its primary context.
 ///
 /// # Thread safety
-/// May be used from any thread.
+/// Any thread may use it.
 pub struct CudaDevice {
     driver: Arc<CudaDriver>,
     ordinal: u16,
@@ -153,8 +153,8 @@ impl CudaDevice {
         drop(deferred);
     }
 
-    /// Makes the context current on this thread until the guard is dropped. On a thread of the program, it mostly is
-    /// current already, and the question costs less than a push and a pop.
+    /// Makes the context current on this thread until the guard is dropped. On a thread of the program, the context is
+    /// mostly current already, and a query costs less than a push and a pop.
     pub(crate) fn enter(&self) -> Result<Entered<'_>> {
         let table = self.driver.table();
         let mut current: CuContext = null_mut();
@@ -201,7 +201,9 @@ impl fmt::Debug for CudaDevice {
 /// Keeps a device's context current on this thread. Not `Send`: each thread has its own stack of contexts.
 pub(crate) struct Entered<'a> {
     device: &'a CudaDevice,
+    /// Whether [`CudaDevice::enter`] has pushed the context.
     is_pushed: bool,
+    /// The thread's own capture mode.
     mode: c_int,
     thread: PhantomData<*const ()>,
 }

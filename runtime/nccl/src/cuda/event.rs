@@ -50,7 +50,7 @@ impl Event {
         self.raw
     }
 
-    /// Marks the end of the work that has been enqueued on `stream`.
+    /// Makes the event mark the end of the work that has been enqueued on `stream`.
     pub(crate) fn record(&self, stream: &CudaStream) -> Result<()> {
         // SAFETY: event and stream are live, as both values are borrowed, and both belong to the device's primary
         // context.
@@ -179,7 +179,7 @@ impl Drop for Mark {
     fn drop(&mut self) {
         if let Some(event) = self.event.take() {
             let mut free = self.pool.free();
-            // An event may be recorded again at any time, since an enqueued wait refers to the record before it. Events
+            // The event may be recorded again at once: a wait that was enqueued refers to the earlier record. Events
             // beyond the limit, left over from a burst of operations, are destroyed.
             if free.len() < EventPool::MAX_FREE {
                 free.push(event);

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A graph into which a stream is being captured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Graph {
-    /// The number of the capture, which no other capture in this process has.
+    /// The number of the capture, unique in this process.
     pub(crate) id: u64,
     /// The graph, valid until the capture ends.
     pub(crate) raw: CuGraph,
@@ -63,8 +63,8 @@ impl LiveGraphs {
     }
 }
 
-/// The numbers of graphs, which are those of their captures. Their text has their count and the first of them: `2: 5,
-/// 7`.
+/// The numbers of graphs, which are the numbers of their captures. As text: the count, and the first numbers, such as
+/// `2: 5, 7`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GraphNumbers(BTreeSet<u64>);
 

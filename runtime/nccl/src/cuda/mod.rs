@@ -192,7 +192,7 @@ table! {
 /// A loaded CUDA driver.
 ///
 /// # Thread safety
-/// May be used from any thread; the current context is a property of each thread.
+/// Any thread may use it; each thread has a current context of its own.
 pub struct CudaDriver {
     table: CudaTable,
     // The driver is never unloaded, since it leaves threads behind.
@@ -250,7 +250,7 @@ impl CudaDriver {
     /// The number of devices that this process can use.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`].
+    /// [`ErrorKind::Backend`] with the driver's message.
     pub fn device_count(&self) -> Result<u32> {
         let mut count = 0;
         // SAFETY: the call writes one int to a local that outlives it.
@@ -279,6 +279,7 @@ impl CudaDriver {
         ))
     }
 
+    /// Returns the driver's text for a code, by one of two functions; `None` if the driver has none.
     fn error_text(
         &self,
         get: unsafe extern "C" fn(CuResult, *mut *const c_char) -> CuResult,

@@ -23,6 +23,7 @@ pub enum Priority {
 
 /// Whether rcomm owns a stream, and so destroys it.
 enum Ownership {
+    /// rcomm made the stream, and destroys it.
     Own,
     /// The program owns the stream, and rcomm never destroys it. `Some` keeps it alive.
     Borrowed(#[allow(dead_code, reason = "held, not read")] Option<Arc<dyn Any + Send + Sync>>),
@@ -31,7 +32,7 @@ enum Ownership {
 /// A stream of a device. Work on the stream runs in the order in which it was enqueued.
 ///
 /// # Thread safety
-/// May be used from any thread.
+/// Any thread may use it.
 pub struct CudaStream {
     device: Arc<CudaDevice>,
     raw: CuStream,
@@ -41,12 +42,13 @@ pub struct CudaStream {
 
 /// Decides when the driver is asked whether a stream has pending work.
 ///
-/// If it has none, an operation spares the device two pieces of work: the event that marks the end of the pending work,
-/// and the wait for it. A stream of a program that runs ahead of the device nearly always has pending work, and the
-/// question is then in vain. So after each such answer, about twice as many operations pass before the next question.
+/// For a stream without pending work, an operation spares the device an event that marks the end of that work, and the
+/// wait for the event. If the program runs ahead of the device, its streams nearly always have pending work, and a
+/// query is in vain. So after each query that finds pending work, about twice as many operations pass before the next
+/// query.
 #[derive(Default)]
 struct Idleness {
-    /// How many operations pass before the next question; [`NEVER`](Self::NEVER) if the driver is not asked.
+    /// How many operations pass before the next query; [`NEVER`](Self::NEVER) if the driver is never asked.
     skip: AtomicU32,
     /// What `skip` was set to by the last answer.
     last_skip: AtomicU32,
@@ -54,9 +56,10 @@ struct Idleness {
 
 impl Idleness {
     const NEVER: u32 = u32::MAX;
+    /// The largest number of operations between two queries.
     const MOST_SKIPPED: u32 = 63;
 
-    /// Of a stream about which the driver is not asked.
+    /// Makes the value for a stream about which the driver is never asked.
     fn never() -> Self {
         Self {
             skip: AtomicU32::new(Self::NEVER),
@@ -64,8 +67,8 @@ impl Idleness {
         }
     }
 
-    /// Of a stream with these flags. Work on a stream that synchronizes with the null stream also waits for the work of
-    /// that stream, of which the driver's answer says nothing.
+    /// Makes the value for a stream with these flags. Work on a stream that synchronizes with the null stream also
+    /// waits for the work of the null stream, of which the driver's answer says nothing.
     fn of_flags(flags: u32) -> Self {
         match flags & cuda::STREAM_NON_BLOCKING {
             0 => Self::never(),
@@ -73,7 +76,7 @@ impl Idleness {
         }
     }
 
-    /// Whether the stream is known to have no pending work. Calls `ask` if it is time to.
+    /// Whether the stream is known to have no pending work. Calls `ask`, which asks the driver, if a query is due.
     fn is_idle(&self, ask: impl FnOnce() -> bool) -> bool {
         // Threads that use one stream at once may ask more or less often, which is all that a race can do.
         match self.skip.load(Ordering::Relaxed) {
@@ -241,12 +244,12 @@ impl CudaStream {
     }
 
     /// Whether all work that was enqueued so far is known to be done. `false` also if the driver was not asked. The
-    /// context must be current, and the stream must not be captured, since a question would end its capture.
+    /// context must be current, and the stream must not be captured, since a query would end the capture.
     pub(crate) fn is_known_idle(&self) -> bool {
         self.idleness.is_idle(|| {
             // SAFETY: the stream is live as long as `self`.
             let status = unsafe { (self.device.driver().table().stream_query)(self.raw) };
-            // The next call on the stream reports an error of it.
+            // If the stream has an error, the next call on it reports the error.
             status == cuda::SUCCESS
         })
     }
@@ -310,7 +313,7 @@ impl fmt::Debug for CudaStream {
 mod tests {
     use super::*;
 
-    /// The operations, of this many, for which the driver is asked.
+    /// Returns which of this many operations the driver is asked for.
     fn asked(idleness: &Idleness, operations: u32, answer: bool) -> Vec<u32> {
         let mut asked = Vec::new();
         for operation in 0..operations {
@@ -328,7 +331,7 @@ mod tests {
         let idleness = Idleness::default();
         let busy = asked(&idleness, 260, false);
         assert_eq!(busy, [0, 2, 6, 14, 30, 62, 126, 190, 254]);
-        // Of the 63 operations without a question, 58 are left.
+        // Of the 63 operations without a query, 58 are left.
         let idle = asked(&idleness, 61, true);
         assert_eq!(idle, [58, 59, 60]);
         assert_eq!(asked(&idleness, 4, false), [0, 2]);

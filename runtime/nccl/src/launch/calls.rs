@@ -1,5 +1,5 @@
-//! The library's calls, with one function for each. Their arguments are parts of an operation's buffers, a reduction
-//! that is made for one operation, and memory in which a list is staged contiguously.
+//! The library's calls, with one function for each. A list of buffers is staged contiguously where a call takes one
+//! address, and a reduction with a factor is made for one operation.
 
 use super::parts::{BytesCopy, Part, STAGING_ALIGN, contiguous_start};
 use super::{Call, LaunchTarget, Launched};
@@ -25,7 +25,7 @@ pub(super) struct Calls<'a> {
     config: Option<CollConfig>,
 }
 
-/// Makes a collective call: with the configuration, if there is one and the library takes it (2.32).
+/// Makes a collective call, with the configuration if there is one and the library takes one (from 2.32 on).
 macro_rules! collective {
     ($calls:expr, $plain:expr, $with_config:ident, ($($argument:expr),* $(,)?)) => {
         match ($calls.target.library.table().$with_config, &$calls.config) {
@@ -36,6 +36,8 @@ macro_rules! collective {
 }
 
 impl<'a> Calls<'a> {
+    /// Prepares the calls of one operation.
+    ///
     /// # Safety
     /// Until the value is dropped, the communicator and the stream of the target are live, and no other thread
     /// calls the communicator. Parts, and buffers that are cut into them, are those of one operation that is

@@ -1,4 +1,4 @@
-//! Launches each operation of rcomm as calls of the library.
+//! Launches each operation as calls of the library.
 //!
 //! Lists and parts of uneven lengths are groups of broadcasts, reductions, or sends and receives, as in c10d. NCCL
 //! launches the calls of a group together. Messages without elements are left out on both sides.
@@ -29,7 +29,7 @@ use rcomm_recorder::model::{DType, Layout, Parts, Pattern, Peer, ReduceOp};
 use std::ffi::{CStr, c_void};
 use std::time::Duration;
 
-/// Refuses an operation that NCCL, this release of it, or the device does not support. Sends no data.
+/// Refuses an operation that this release of NCCL or the device does not support.
 ///
 /// # Errors
 /// `Unsupported` names what is not supported.
@@ -55,6 +55,7 @@ fn check_device(device: &CudaDevice, op: &Op<'_>) -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, message).during(op.op_type()))
 }
 
+/// Refuses types, reductions, tags and peers that the library does not support.
 fn check_library(library: &NcclLibrary, op: &Op<'_>) -> Result<()> {
     if let Some(reduction) = op.reduction() {
         for buffer in op.inputs() {
@@ -82,8 +83,9 @@ pub(crate) struct LaunchTarget<'a> {
     pub(crate) comm: NcclComm,
     pub(crate) scope: Scope,
     pub(crate) stream: &'a CudaStream,
-    /// This rank's number in the communicator, and the communicator's size.
+    /// This rank's number in the communicator.
     pub(crate) rank: u32,
+    /// The number of ranks of the communicator.
     pub(crate) size: u32,
     /// Four bytes of device memory for the reduction of a barrier.
     pub(crate) barrier: *mut c_void,
@@ -95,20 +97,20 @@ pub(crate) struct LaunchTarget<'a> {
     pub(crate) algorithms: Option<&'static CStr>,
 }
 
-/// Whether all work of a call is enqueued.
+/// Whether all work of an operation's calls is enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     /// All work is enqueued.
     Done,
-    /// The library is still launching, on a thread of its own, and may have to connect to peers for that. The result
-    /// will be the communicator's asynchronous error.
+    /// The library is still launching, on a thread of its own, and may have to connect to peers for that. The
+    /// communicator's asynchronous error will tell the result.
     InProgress,
 }
 
 /// The result of a launch.
 pub(crate) struct Launched {
     pub(crate) call: Call,
-    /// Copies to be made on the stream once everything is enqueued.
+    /// Copies to be made on the stream once the work of the calls is enqueued.
     pub(crate) copies: Vec<BytesCopy>,
 }
 
@@ -142,9 +144,9 @@ impl<'a> LaunchTarget<'a> {
     /// connect to peers for it.
     ///
     /// A simulated end leaves the operations of a group in the communicator's plan, and frees what was made for them
-    /// (`groupLaunch`, group.cc:722 of NCCL 2.30.7). The next group of calls forgets those of collectives
-    /// (`ncclGroupCommJoin`, group.h:123), but not those of messages: they stay in the queues of the peers, to which
-    /// the library counts as connected (`p2pTaskAppend`, enqueue.cc:2646 and 2669). So only one collective is estimated
+    /// (`groupLaunch`, group.cc:722 of NCCL 2.30.7). The next group of calls forgets the collectives
+    /// (`ncclGroupCommJoin`, group.h:123), but not the messages: they stay in the queues of the peers, to which the
+    /// library counts as connected (`p2pTaskAppend`, enqueue.cc:2646 and 2669). So only one collective is estimated
     /// at a time. For several, the library would return the time of the last one alone (`topoGetAlgoInfo`,
     /// enqueue.cc:2067).
     ///
@@ -221,8 +223,7 @@ fn is_one_collective(op: &Op<'_>) -> bool {
             Layout::Absent | Layout::InPlace | Layout::Single => true,
             Layout::List | Layout::Several | Layout::Sparse => false,
         },
-        // The last three are sends and receives if the library has no function for them, and its functions send
-        // messages too.
+        // All-to-all, gather and scatter are sends and receives, also inside the library's functions for them.
         Pattern::Send | Pattern::Recv | Pattern::AllToAll | Pattern::Gather | Pattern::Scatter => {
             false
         }

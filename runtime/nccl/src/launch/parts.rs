@@ -8,10 +8,12 @@ use rcomm_core::Result;
 use rcomm_recorder::model::{DType, Parts, Pattern};
 use std::ffi::c_void;
 
-/// Contiguous elements at an address of the device.
+/// Contiguous elements in the device's memory.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
+    /// The address on the device.
     pub(super) at: *mut c_void,
+    /// The number of elements.
     pub(super) len: usize,
     pub(super) dtype: DType,
 }
@@ -19,7 +21,7 @@ pub(super) struct Part {
 impl Part {
     pub(super) fn of(buffer: &Buffer<'_>) -> Self {
         Self {
-            // The pointer may be mutable even for a read-only buffer, since the library does not write to inputs.
+            // A mutable pointer to a read-only buffer is sound, since the library does not write to inputs.
             at: buffer.as_ptr().cast_mut().cast(),
             len: buffer.len(),
             dtype: buffer.dtype(),
@@ -57,9 +59,9 @@ impl BytesCopy {
     }
 }
 
-/// Returns the number of bytes of staging memory that an operation needs: the sizes, rounded up to [`STAGING_ALIGN`],
-/// of the lists whose parts are not contiguous although the library needs them to be. Only the root of an operation has
-/// such a list.
+/// Returns the number of bytes of staging memory that an operation needs: the sum of the sizes, each rounded up to
+/// [`STAGING_ALIGN`], of the lists that the library takes only as contiguous memory and whose parts are not contiguous.
+/// Only the root of an operation has such a list.
 pub(crate) fn staging_bytes(library: &NcclLibrary, op: &Op<'_>) -> usize {
     let table = library.table();
     if let Op::Coalesced(ops) = op {

@@ -7,8 +7,8 @@ use std::ffi::{CString, c_int};
 /// Whether calls of the library wait for peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocking {
-    /// Calls do not wait, and are polled until they are done. From NCCL 2.23 on, the library starts a thread for each
-    /// call, which costs more than the call's own work.
+    /// Calls do not wait; the communicator is polled until they are done. From NCCL 2.23 on, the library starts a
+    /// thread for each call, which costs more than the call's own work.
     No,
     /// Calls wait, as in PyTorch. A call that may have to connect to peers (making a communicator, and the
     /// first operation of each type, power of two of bytes, and peer) runs on a separate thread and has a deadline.

@@ -1,4 +1,4 @@
-//! NCCL's codes for rcomm's element types and reductions, and which of these NCCL lacks.
+//! NCCL's codes for rcomm's element types and reductions, and which types and reductions NCCL lacks.
 //!
 //! Bytes of any type can be moved; only reductions depend on the type. As in c10d, `bool` is reduced as a byte by
 //! maximum and minimum, and complex numbers are reduced as pairs of their parts.
@@ -32,8 +32,8 @@ impl Units {
         })
     }
 
-    /// Returns the units for reducing elements of this type; `None` if no release can reduce them, or not all can (the
-    /// 8-bit floats).
+    /// Returns the units for reducing elements of this type; `None` for types that no release can reduce, and for 8-bit
+    /// floats, which not all releases can reduce.
     const fn to_reduce(dtype: DType) -> Option<Self> {
         Some(match dtype {
             DType::I8 => Self::one(data_type::INT8),

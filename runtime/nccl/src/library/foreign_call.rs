@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A call on a separate thread. `wait` joins the thread when the call has returned. A caller that gives up earlier
-/// drops this value, which detaches the thread.
+/// A call on a separate thread. [`wait`](Self::wait) joins the thread when the call has returned. A caller that gives
+/// up earlier drops this value, which detaches the thread.
 pub(crate) struct ForeignCall<T> {
     name: &'static str,
     returned: Receiver<T>,

@@ -1,6 +1,6 @@
 //! Computes NCCL's own number of a communicator (`commHash`). NCCL's monitor and its profilers show the number; from
 //! 2.26 on, its logs show the number of joined communicators too (`commId`). By this number, a dump can be matched with
-//! their output.
+//! the output of NCCL and of these tools.
 //!
 //! No function of `nccl.h` returns the number, up to 2.32.3. The formulas are those of `init.cc` (`commHash`
 //! in `ncclCommInitRankFunc`) and of `getHash` (`misc/utils.cc`, later `include/bitops.h`): one formula up to 2.25.1,
@@ -16,7 +16,7 @@ const MIXING_SINCE: Version = Version(22_600);
 /// The first release in which the number of a child depends on the number of the split.
 const NUMBERED_SINCE: Version = Version(22_400);
 
-/// The number of a communicator that was joined, computed from its first unique id.
+/// Computes the number of a communicator that was joined, from its first unique id.
 pub(crate) fn of_joined(version: Version, first: &UniqueId) -> u64 {
     match version >= MIXING_SINCE {
         true => mix([&first.internal[..]]),
@@ -24,8 +24,8 @@ pub(crate) fn of_joined(version: Version, first: &UniqueId) -> u64 {
     }
 }
 
-/// The number of a child. `nth` is the number of the split, from 1; a shrink has the number 0 and the
-/// color 0.
+/// Computes the number of a communicator that was made from `parent`. `nth` is the number of the split, from 1; a
+/// shrink has the number 0 and the color 0.
 pub(crate) fn of_child(version: Version, parent: u64, (nth, color): (u32, u32)) -> u64 {
     if version >= MIXING_SINCE {
         let (parent, nth, color) = (parent.to_le_bytes(), nth.to_le_bytes(), color.to_le_bytes());

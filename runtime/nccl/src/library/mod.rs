@@ -1,6 +1,6 @@
-//! Finds NCCL at run time, and calls it with errors instead of codes.
+//! Finds NCCL at run time, and turns the codes of its calls into errors.
 //!
-//! The library is loaded, not linked, so that one build runs with and without a GPU. It is searched for as
+//! The library is loaded, not linked, so that one build runs with and without NCCL. It is searched for as
 //! `libnccl.so.2`, the only file name that every distribution of NCCL has.
 
 pub(crate) mod config;
@@ -23,7 +23,7 @@ const SONAME: &str = "libnccl.so.2";
 /// The oldest release that rcomm accepts.
 const OLDEST: Version = Version(21_800);
 
-/// `NCCL_VERSION_CODE`: 23007 is 2.30.7.
+/// A version of NCCL, as the number `NCCL_VERSION_CODE`: 23007 is 2.30.7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version(pub i32);
 
@@ -78,7 +78,7 @@ fn wheel_libraries(prefix: &Path) -> Vec<PathBuf> {
 /// A loaded NCCL.
 ///
 /// # Thread safety
-/// May be used from any thread. NCCL's groups (`ncclGroupStart`) are per thread: a group must be closed on
+/// Any thread may use it. NCCL's groups (`ncclGroupStart`) are per thread: a group must be closed on
 /// the thread that opened it.
 pub struct NcclLibrary {
     table: NcclTable,
@@ -129,7 +129,7 @@ impl NcclLibrary {
     /// Makes a library from these functions.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`] if they report a version before 2.18.
+    /// [`ErrorKind::Backend`] if they report a version before 2.18, or none.
     fn from_table(table: NcclTable) -> Result<Self> {
         let mut code: c_int = 0;
         // SAFETY: the call writes one int to a local that outlives it.
@@ -171,7 +171,7 @@ impl NcclLibrary {
         &self.table
     }
 
-    /// Returns the name of a communicator, or a selection of algorithms, as a string that is never freed: the library
+    /// Returns the name of a communicator, or a selection of algorithms, as a string that is never freed. The library
     /// keeps the pointer to a name (`parseCommConfig`, init.cc) and passes it to a profiler plug-in, which may read the
     /// name for as long as the plug-in is loaded. Each distinct name is allocated once.
     ///
@@ -211,9 +211,8 @@ impl NcclLibrary {
         unsafe { self.check_on(std::ptr::null_mut(), call, status) }
     }
 
-    /// Turns a code into an error with the library's own message, and the text of the last error.
-    ///
-    /// The message has the code's number, since the library has no message for codes that it does not know.
+    /// Turns a code into an error with the call's name, the library's message for the code, the code itself, and the
+    /// text of the library's last error.
     ///
     /// # Errors
     /// Unless `status` is `ncclSuccess`: [`ErrorKind::PeerLost`] for `ncclRemoteError`,
@@ -290,7 +289,7 @@ impl NcclLibrary {
     /// Opens a group of calls on this thread.
     ///
     /// # Errors
-    /// [`ErrorKind::Backend`].
+    /// [`ErrorKind::Backend`] with the library's message.
     pub(crate) fn group(&self) -> Result<Group<'_>> {
         // SAFETY: the function takes no argument. Groups nest and are per thread, and `Group` stays on this
         // one.
@@ -321,7 +320,7 @@ unsafe fn text(at: *const c_char) -> Option<String> {
 
 /// An open `ncclGroupStart`. Not `Send`: NCCL's groups belong to the thread that opened them.
 ///
-/// Dropped without [`Group::end`], it closes the group and ignores the result.
+/// A value that is dropped without [`Group::end`] closes the group and ignores the result.
 pub(crate) struct Group<'a> {
     library: &'a NcclLibrary,
     open: bool,

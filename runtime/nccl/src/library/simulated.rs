@@ -34,8 +34,8 @@ impl SimInfo {
 pub(crate) type SimulateEnd = unsafe extern "C" fn(*mut SimInfo) -> NcclResult;
 
 impl Group<'_> {
-    /// Ends the group and launches none of its calls. Returns the library's status, and its estimate of the time of the
-    /// last collective of the group, in microseconds; negative if it has none.
+    /// Ends the group and launches none of its calls. Returns the library's status, and the library's estimate of the
+    /// time of the group's last collective, in microseconds: negative if there is no estimate.
     pub(crate) fn simulate(mut self, end: SimulateEnd) -> (NcclResult, f32) {
         self.open = false;
         let mut info = SimInfo::new();

@@ -193,12 +193,13 @@ impl UniqueId {
     pub(crate) const BYTES: usize = 128;
 }
 
+/// `NCCL_CONFIG_UNDEF_INT`: the library's choice.
 const UNDEF_INT: c_int = c_int::MIN;
 
 /// `ncclConfig_t` of 2.32.3.
 ///
-/// The library copies as many bytes as the smaller of both sides' sizes and resets fields newer than
-/// `version` to their defaults, so the newest layout works with every release from 2.18 on.
+/// The library copies as many bytes as both this structure and its own have, and resets fields newer than `version` to
+/// their defaults. So the newest layout works with every release from 2.18 on.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Config {
@@ -247,7 +248,9 @@ pub(crate) struct Config {
     pub(crate) num_rma_sig: c_int,
     /// Whether one-sided operations connect when the communicator is made (2.32).
     pub(crate) rma_eager_init: c_int,
+    /// `hostCftMode` (2.32).
     pub(crate) host_cft_mode: c_int,
+    /// `nvlsHostMode` (2.32).
     pub(crate) nvls_host_mode: c_int,
 }
 

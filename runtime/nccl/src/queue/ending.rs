@@ -1,5 +1,5 @@
-//! Ends queues: they are closed together with the other ranks, or stopped on this rank only. Buffers that the device
-//! may still use then are kept or leaked.
+//! Ends queues: closes them together with the other ranks, or stops them on this rank only. Buffers that the device may
+//! still use are kept or leaked.
 //!
 //! All queues of a group end together. To free a communicator, NCCL waits for the kernels of all communicators of its
 //! device, so that a hung communicator would delay the end of the others. So all communicators get the abort flag
@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Memory of an abandoned operation, kept until the device has finished with it.
+/// The memory of an operation that was given up, until the device has finished with it.
 pub(super) struct AbandonedOp {
     op: OpType,
     memory: Box<dyn Send>,
@@ -27,10 +27,10 @@ pub(super) struct AbandonedOp {
 }
 
 impl CommQueue {
-    /// How long the device may take to release the buffers of stopped operations.
+    /// The limit of each wait of an abort: for locks, for revocations, and for the device to release buffers.
     pub(crate) const CLEAN_UP: Duration = Duration::from_secs(5);
 
-    /// How long the driver may take to release what a destroyed graph held.
+    /// How long to wait until the driver has released what a destroyed graph held.
     const RELEASE: Duration = Duration::from_secs(2);
 
     /// Keeps the buffers of an abandoned operation until the device has finished with them.
@@ -45,7 +45,8 @@ impl CommQueue {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees buffers that the device has finished with. Returns whether no buffers are left.
+    /// Frees the buffers of abandoned operations that the device has finished with. Returns whether no such buffers are
+    /// left.
     pub(super) fn free_finished(&self) -> bool {
         self.shared.device.free_deferred();
         let mut abandoned = self.abandoned();
@@ -76,7 +77,7 @@ impl CommQueue {
         numbers
     }
 
-    /// Works as [`graph_numbers`](Self::graph_numbers), but waits until there are no such graphs, at most for
+    /// Works as [`graph_numbers`](Self::graph_numbers), but first waits until there are no such graphs, at most for
     /// [`RELEASE`](Self::RELEASE) and until `deadline`. The driver releases what a graph held on a thread of its own,
     /// some time after the program has destroyed the graph.
     fn graphs_that_stay<'a>(
@@ -100,15 +101,17 @@ impl CommQueue {
         queues.iter().for_each(|queue| queue.fail_waiting(deadline));
     }
 
-    /// Ends the communicators on this rank, and waits for at most [`CLEAN_UP`](Self::CLEAN_UP), for all together, until
-    /// other calls have returned and the device has released buffers. Pending work is stopped. If the library can
-    /// revoke and shrink, the group's own communicator is kept, so that it can be shrunk to the remaining ranks.
+    /// Stops pending work, and ends the communicators on this rank. Then waits for at most
+    /// [`CLEAN_UP`](Self::CLEAN_UP), for all queues together, until other calls have returned and the device has
+    /// released buffers. If the library can revoke and shrink, the group's own communicator is kept, so that it can be
+    /// shrunk to the remaining ranks.
     ///
-    /// [`abort_together`](Self::abort_together) calls `stop_others`.
+    /// If the library does not free the communicators in time, kernels of other groups may be in the way:
+    /// `stop_others` is called, as by [`abort_together`](Self::abort_together).
     ///
     /// # Blocking
-    /// Until the library has stopped its kernels, which may never happen: they cannot end while a kernel of the
-    /// program before them does not end.
+    /// Until the library has stopped the kernels, which may never happen: a kernel cannot end while a kernel of the
+    /// program before it does not end.
     pub(crate) fn end_all(queues: &[Arc<Self>], stop_others: &mut dyn FnMut() -> bool) {
         let Some(shared) = queues.first().map(|queue| queue.shared.clone()) else {
             return;
@@ -151,7 +154,8 @@ impl CommQueue {
     }
 
     /// Revokes all communicators in one group of calls, if the library can revoke and shrink. Then aborts all
-    /// communicators in a second group, except the group's own one if it was revoked. The context must be current.
+    /// communicators in a second group, except the group's own one if it was revoked, and those with live graphs: each
+    /// of these is aborted on a separate thread. The context must be current.
     fn stop_all(shared: &Arc<Shared>, queues: &[Arc<Self>], stop_others: &mut dyn FnMut() -> bool) {
         let table = shared.library.table();
         let is_revocable = table.comm_revoke.is_some() && table.comm_shrink.is_some();
@@ -174,7 +178,7 @@ impl CommQueue {
         }
         let no_deadline = Deadline::In(Duration::MAX);
         if let Err(error) = Self::abort_together(shared, comms, stop_others, no_deadline, ()) {
-            tracing::warn!(%error, "a communicator could not be aborted");
+            tracing::warn!(%error, "communicators could not be aborted");
         }
         let graphs = Self::graphs_that_stay(under_graphs, no_deadline);
         if !graphs.is_empty() {
@@ -185,13 +189,15 @@ impl CommQueue {
         }
     }
 
-    /// Frees the communicators of queues that are not needed any more: those that an abort has revoked and kept, which
-    /// were to be shrunk, and those of a group that was not aborted.
+    /// Frees the communicators of queues that are not needed any more: those that an abort has revoked and kept for a
+    /// shrink, and those of a group that was not aborted. Leaves communicators with live graphs as they are.
     ///
-    /// [`abort_together`](Self::abort_together) calls `stop_others`.
+    /// If the library does not free them in time, kernels of other groups may be in the way: `stop_others` is called,
+    /// as by [`abort_together`](Self::abort_together).
     ///
     /// # Blocking
-    /// Until the time of [`Ends`](crate::context::ends::Ends) is over. After that, the call is left to its thread.
+    /// For at most [`RELEASE`](Self::RELEASE) and the time that [`Ends::begin`](crate::context::ends::Ends::begin)
+    /// returns. After that, the call is left to its thread.
     pub(crate) fn free_all(queues: &[Arc<Self>], stop_others: &mut dyn FnMut() -> bool) {
         let Some(shared) = queues.first().map(|queue| &queue.shared) else {
             return;
@@ -206,14 +212,14 @@ impl CommQueue {
         let (end, limit) = shared.ends.begin();
         let freed = Self::abort_together(shared, comms, stop_others, Deadline::In(limit), end);
         if let Err(error) = freed {
-            tracing::error!(%error, "a communicator is left to the library");
+            tracing::error!(%error, "communicators could not be freed: they are left to the library");
         }
     }
 
     /// Aborts communicators in one group of calls, on a separate thread, which keeps `kept` until the library has
-    /// returned. To free them, the library waits for all kernels of the device. If that takes longer than
+    /// returned. To free communicators, the library waits for all kernels of the device. If that takes longer than
     /// [`CLEAN_UP`](Self::CLEAN_UP), kernels of other groups may be in the way: `stop_others` is called, and again
-    /// after some time for as long as it returns true.
+    /// every 500 ms for as long as it returns true.
     ///
     /// # Blocking
     /// Until the library has returned, or the deadline.
@@ -277,7 +283,7 @@ impl CommQueue {
                 Some(_) | None => {}
             }
         }
-        // The state of each communicator, which is read below, has its result.
+        // The result is ignored: the state of each communicator, read below, shows it.
         let _ = group.end();
         let deadline = Deadline::In(Self::CLEAN_UP).started();
         for (queue, comm) in revoked {
@@ -320,11 +326,11 @@ impl CommQueue {
                 .enter()
                 .and_then(|_entered| Comm::abort_all(&shared.library, &[comm]));
             if let Err(error) = aborted {
-                tracing::warn!(%error, "a communicator could not be aborted");
+                tracing::warn!(%error, "a communicator could not be aborted: its kernels may still run");
             }
         };
         if let Err(error) = on_thread("rcomm/nccl-graphs", abort) {
-            tracing::error!(%error, "a communicator stays until the process ends");
+            tracing::error!(%error, "a communicator could not be aborted: its kernels may still run");
         }
     }
 
@@ -376,8 +382,9 @@ impl CommQueue {
     /// Until the library has closed them, or the deadline.
     ///
     /// # Errors
-    /// `InvalidArgument` if CUDA graphs hold operations of a communicator, which is then left open: NCCL
-    /// waits for the graphs. `Timeout` if the other ranks do not close theirs.
+    /// `InvalidArgument` if CUDA graphs hold operations of a communicator, which is then left open: NCCL waits for the
+    /// graphs. `Timeout` if the library has not closed them by the
+    /// deadline, for example since other ranks do not close theirs. `Io` if no thread can be started.
     pub(crate) fn close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
         let graphs = Self::graphs_that_stay(queues, deadline);
@@ -395,8 +402,8 @@ impl CommQueue {
         }
         if !graphs.is_empty() {
             let message = format!(
-                "CUDA graphs ({graphs}) hold operations of this group: destroy them first; its communicators stay \
-                 until then"
+                "CUDA graphs ({graphs}) hold operations of this group: destroy them first; the communicators that \
+                 they use stay open until then"
             );
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
@@ -449,8 +456,8 @@ impl CommQueue {
         }
     }
 
-    /// Aborts the communicator, or leaks it to the library if a failure or a graph requires that. Returns whether the
-    /// communicator has ended.
+    /// Aborts the communicator. Leaks it if [`Shared::is_abandoned`] or if a graph holds operations of it. Returns
+    /// whether the communicator has ended.
     fn end_or_leak(&self, comm: Arc<Comm>) -> bool {
         if self.shared.is_abandoned() || self.live_graphs() > 0 {
             comm.abandon();
@@ -471,10 +478,10 @@ fn on_thread<T: Send + 'static>(
         .map_err(|error| Error::io(format!("cannot start the thread {name}"), error))
 }
 
-/// Logs an error of a close. All operations have ended, so the error has no effect on their results; for example,
-/// another rank may have exited without closing its communicator.
+/// Logs an error of a close, for example if another rank has exited without closing its communicator. All operations
+/// have ended, so the error has no effect on their results.
 fn log_close_error(error: &Error) {
-    tracing::debug!(%error, "a communicator was not closed by all ranks together");
+    tracing::debug!(%error, "a communicator could not be closed cleanly");
 }
 
 impl Drop for CommQueue {

@@ -1,5 +1,5 @@
-//! Enqueues operations on a queue's stream, after the pending work of their buffers' streams and followed by an event;
-//! or into the graph into which those streams are captured.
+//! Enqueues operations on a queue's stream, after the pending work of their buffers' streams, and marks the end of each
+//! with an event. If those streams are being captured, the operations become part of the graph instead.
 
 use super::pending::{Marks, OpCall, Start};
 use super::registry::LastUse;
@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A call that was not completed.
+/// A call that failed.
 pub(crate) struct IncompleteCall {
     pub(crate) error: Error,
     pub(crate) left: RemainingWork,
@@ -62,8 +62,8 @@ impl From<IncompleteCall> for Error {
 
 impl CommQueue {
     /// Enqueues one operation on the stream, or into the graph into which its buffers' streams are
-    /// captured. The context must be current; `graph` is that of [`check_capture`](Self::check_capture) if
-    /// it is known.
+    /// captured. The context must be current. `graph` is the result of [`check_capture`](Self::check_capture), if the
+    /// caller has it.
     ///
     /// After an error the caller must keep the buffers for as long as the error says that there may be work.
     pub(super) fn enqueue(
@@ -110,6 +110,7 @@ impl CommQueue {
             // operation is captured, the graph and everything made from it keep both.
             unsafe { target.launch(op) }
         });
+        // Whether the event below marks the end of all work of the call.
         let mut is_marked = true;
         let finished = match launched {
             // If the library is still launching at an error, it enqueues work after any event.
@@ -175,8 +176,10 @@ impl CommQueue {
     /// While the library connects to peers, until `deadline`.
     ///
     /// # Errors
-    /// `Unsupported` while the queue's stream is being captured; the errors of `before` and of the library.
-    /// The queue is unusable afterwards if the library may still be working on the call.
+    /// `InvalidArgument` while the group is suspended; `Closed` if there is no communicator yet; `Unsupported` while
+    /// the queue's stream is being captured; `Timeout` after the deadline; the reason why the queue is unusable; the
+    /// errors of an abort, of `before` and of the library. The queue is unusable afterwards if the library may still be
+    /// working on the call, or if the end of the work could not be marked.
     pub(crate) fn call_on_stream(
         &self,
         mut state: MutexGuard<'_, QueueState>,
@@ -274,7 +277,7 @@ impl CommQueue {
         }
     }
 
-    /// Fails after an abort, and if the queue is unusable: it is then unknown what the library may still enqueue.
+    /// Fails after an abort, and if the queue is unusable: the library may then still enqueue work.
     ///
     /// # Errors
     /// The error of the abort, or the reason why the queue is unusable; `Timeout` as [`lock`](Self::lock).
@@ -472,7 +475,7 @@ impl CommQueue {
     }
 }
 
-/// The pauses between the polls of a call for which the library has started a thread.
+/// The pauses between the polls of a call that the library completes on a thread of its own.
 struct Pauses(Duration);
 
 impl Default for Pauses {
@@ -482,7 +485,8 @@ impl Default for Pauses {
 }
 
 impl Pauses {
-    /// The thread normally ends within this time. A sleep would take longer.
+    /// How long to poll without a pause: the library's thread normally ends within this time, and a sleep would take
+    /// longer.
     const SPIN: Duration = Duration::from_micros(200);
     const LONGEST: Duration = Duration::from_millis(1);
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 impl LatestOp {
-    /// An operation that has just been put on the device.
+    /// Makes the value for an operation that has just been put on the device.
     pub(super) fn new(op: &Op<'_>, call: &OpCall, end: Arc<Mark>) -> Self {
         Self {
             end,
@@ -52,7 +52,7 @@ impl CommQueue {
             return true;
         };
         queues.iter().any(|queue| {
-            // A launch in progress has the lock. What runs in a graph is not seen.
+            // A launch in progress has the lock. Whether a graph runs is not seen.
             queue.try_lock().is_none()
                 || queue.live_graphs() > 0
                 || queue.latest_op().is_some_and(|latest| latest.is_pending())

@@ -1,10 +1,10 @@
 //! The operations of a queue that are on the device, in the order of its stream.
 //!
-//! A burst of operations would make new events for each of them, since the events of those that have ended return only
-//! once someone asks: a waiting thread, or the watchdog in its next round. A new event costs the thread that issues more
-//! than an old one. So where the pool has none left, that thread asks about one operation of the burst: if it has
-//! ended, all before it on the stream have. With timing on, it makes new events: those of an operation must be asked for
-//! the time before they are used again, and that costs more.
+//! Events return to their pool when someone finds that their operation has ended: a waiting thread, or the watchdog in
+//! its next round. So a burst of operations would need new events, and making an event costs more than a query. If the
+//! pool is empty, the issuing thread therefore queries the end of one operation: if that has ended, all operations
+//! before it on the stream have ended. With timing on, the thread makes new events instead: before events are used
+//! again, their times must be read, which costs more than new events.
 
 use super::CommQueue;
 use super::pending::Ticket;
@@ -12,18 +12,18 @@ use crate::context::options::Timing;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// How many operations are released at a time.
+/// The number of operations whose events are released at a time.
 const BATCH: usize = 32;
 
-/// Operations in the order in which the stream runs them. The queue does not keep them alive.
+/// Operations in the order in which the stream runs them. This list does not keep them alive.
 #[derive(Default)]
 pub(super) struct Launched(Mutex<State<Ticket>>);
 
 struct State<T> {
     tickets: VecDeque<Weak<T>>,
-    /// The question is not worth a call of the driver while there are fewer operations.
-    ask_at: usize,
-    /// The list is not searched for dropped operations while it is shorter.
+    /// While the list has fewer operations, no end is queried.
+    query_at: usize,
+    /// While the list has fewer operations, it is not searched for dropped ones.
     tidy_at: usize,
 }
 
@@ -31,7 +31,7 @@ impl<T> Default for State<T> {
     fn default() -> Self {
         Self {
             tickets: VecDeque::new(),
-            ask_at: 0,
+            query_at: 0,
             tidy_at: BATCH,
         }
     }
@@ -43,13 +43,13 @@ impl<T> State<T> {
     fn push(&mut self, ticket: &Arc<T>) {
         if self.tickets.len() >= self.tidy_at {
             self.tickets.retain(|it| it.strong_count() > 0);
-            // So each operation is looked at twice on average, however many are kept.
+            // So each added operation costs a look at two on average, however many are kept.
             self.tidy_at = BATCH.max(2 * self.tickets.len());
         }
         self.tickets.push_back(Arc::downgrade(ticket));
     }
 
-    /// Returns the operations of the next batch that still exist; `None` if there are too few for a question.
+    /// Returns the operations of the next batch that still exist; `None` if there are too few for a query.
     fn next_batch(&mut self) -> Option<Vec<Arc<T>>> {
         while self
             .tickets
@@ -58,7 +58,7 @@ impl<T> State<T> {
         {
             self.tickets.pop_front();
         }
-        if self.tickets.len() < self.ask_at.max(2 * BATCH) {
+        if self.tickets.len() < self.query_at.max(2 * BATCH) {
             return None;
         }
         let batch = self.tickets.iter().take(BATCH);
@@ -74,26 +74,26 @@ impl Launched {
 }
 
 impl CommQueue {
-    /// Releases the events of operations that have ended, if the pool has none left and no time is read of them. The
+    /// Releases the events of operations that have ended, if the pool has none left and timing is off. The
     /// context must be current.
     pub(super) fn release_ended(&self) {
         if self.shared.options.timing == Timing::On || !self.shared.marks.is_exhausted() {
             return;
         }
-        // The lock is held during the question, so that the list stays in order.
+        // The lock is held during the query, so that the list stays in order.
         let Ok(mut state) = self.on_device.0.try_lock() else {
             return;
         };
         let Some(batch) = state.next_batch() else {
             return;
         };
-        // The last one that still exists answers for those before it.
+        // If the last one that still exists has ended, all operations before it have ended.
         let has_ended = batch.last().is_none_or(|ticket| ticket.has_passed_end());
         if has_ended {
             state.tickets.drain(..BATCH);
-            state.ask_at = 0;
+            state.query_at = 0;
         } else {
-            state.ask_at = state.tickets.len() + BATCH / 2;
+            state.query_at = state.tickets.len() + BATCH / 2;
         }
         drop(state);
         if has_ended {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_waits_until_there_are_two_batches() {
+    fn no_end_is_queried_until_there_are_two_batches() {
         let mut state = State::default();
         let kept: Vec<Arc<usize>> = (0..3 * BATCH).map(Arc::new).collect();
         let (early, late) = kept.split_at(2 * BATCH - 1);

@@ -47,20 +47,24 @@ const FACTS_TIME: Duration = Duration::from_millis(20);
 
 /// The stage of the queue's communicator.
 enum Stage {
+    /// The communicator is being made, which needs all its ranks.
     Joining(Box<Bootstrap>),
+    /// The communicator exists.
     Ready,
+    /// The queue is unusable, for this reason.
     Broken(Error),
 }
 
 /// The state that the queue's lock protects. The holder of the lock has exclusive use of the communicator.
 pub(crate) struct QueueState {
     stage: Stage,
+    /// The operations that wait for the ranks to join.
     waiting: VecDeque<Arc<Ticket>>,
     /// The keys of the calls for which the library has connected to peers.
     connected: HashSet<ConnectionKey>,
-    /// The last one of these that an operation needed: most need the same as the one before.
+    /// The key that the latest operation needed: most operations need the same key as the one before.
     latest_connected: Option<ConnectionKey>,
-    /// The calls, other than operations, that have returned once.
+    /// The names of the calls other than operations that have returned at least once.
     called: HashSet<&'static str>,
 }
 
@@ -97,6 +101,8 @@ pub(crate) struct QueueParts {
 }
 
 impl QueueParts {
+    /// Makes the stream and the memory of a new queue.
+    ///
     /// # Errors
     /// `Backend` if the device has no more streams or memory.
     pub(crate) fn make(shared: &Shared) -> Result<Self> {
@@ -133,12 +139,13 @@ pub(crate) struct CommQueue {
     graphs: Mutex<BTreeMap<u64, Captured>>,
     /// The graphs that still hold operations.
     live: Arc<LiveGraphs>,
-    /// Whether the stream may be part of a capture, since it was part of a capture whose end was not seen yet.
+    /// Whether the stream may be part of a capture: an operation made it part of one whose end was not seen yet.
     may_be_captured: AtomicBool,
     /// The latest operation on the stream.
     latest: Mutex<Option<LatestOp>>,
     state: Mutex<QueueState>,
     on_device: Launched,
+    /// The memory of operations that were given up while the device may use it.
     abandoned: Mutex<Vec<AbandonedOp>>,
     /// Staging memory for lists whose parts the library requires to be contiguous.
     staging: Mutex<Option<DeviceBuffer>>,
@@ -217,10 +224,11 @@ impl CommQueue {
         })
     }
 
-    /// Waits until all ranks have joined.
+    /// Waits until all ranks have joined. After an error, waits for `report_time` at most for the other ranks' reports.
     ///
     /// # Errors
-    /// `Timeout`, `PeerLost` and `Rendezvous` name the ranks that did not arrive or do not fit together.
+    /// `Timeout`, `PeerLost` and `Rendezvous` name the ranks that did not arrive or do not fit together; the error of
+    /// an abort or of the library.
     pub(crate) fn join(&self, deadline: Deadline, report_time: Duration) -> Result<()> {
         let deadline = deadline.started();
         let mut state = self.lock(deadline)?;
@@ -281,8 +289,8 @@ impl CommQueue {
     /// this, since the library keeps them in plain arrays that a launch reads (`ncclRegister`, register/register.cc).
     ///
     /// # Errors
-    /// `Timeout` if this state is not reached in time; the error of an abort, of the library, or the reason why the
-    /// queue is unusable: a call that was given up may still be in progress then.
+    /// `Timeout` if work is still in progress after [`IDLE_TIME`](Self::IDLE_TIME); the error of an abort, of the
+    /// library, or the reason why the queue is unusable: a call that was given up may still be in progress then.
     pub(crate) fn lock_idle(&self, comm: &Comm) -> Result<MutexGuard<'_, QueueState>> {
         let deadline = Deadline::In(Self::IDLE_TIME).started();
         let state = self.lock(deadline)?;
@@ -448,15 +456,15 @@ impl CommQueue {
         self.take_over(begin, step, deadline)
     }
 
-    /// Runs a step that all ranks of the communicator take together. No other call goes through the queue
-    /// until it returns.
+    /// Takes a step that all ranks of the communicator take together: calls `begin`, then `step` until it returns a
+    /// value. No other call goes through the queue meanwhile.
     ///
     /// # Blocking
     /// Until the step is done, or an abort or the deadline ends it.
     ///
     /// # Errors
-    /// `Timeout`; `Closed` if the communicator does not exist; the errors of an abort, of `begin` and of `step`. The
-    /// queue is unusable after an error that comes once `begin` has returned.
+    /// `Timeout`; `Closed` if the communicator does not exist; the errors of an abort, of `begin` and of `step`. If
+    /// `begin` has succeeded, the queue is unusable after an error.
     pub(crate) fn take_over<S, T>(
         &self,
         begin: impl FnOnce(&Arc<Comm>) -> Result<S>,

@@ -1,4 +1,4 @@
-//! An operation that was submitted to a queue: a [`Pending`] whose state follows from two events of the device.
+//! An operation that was submitted to a queue: a [`Pending`] whose state follows from events of the device.
 
 use crate::context::doubt::Doubt;
 use crate::cuda::event::Mark;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// What a queue notes of the call that issued an operation.
+/// What a queue stores of the call that issued an operation.
 #[derive(Clone, Copy)]
 pub(crate) struct OpCall {
     /// The sequence number under which the group records the operation.
@@ -27,8 +27,9 @@ pub(crate) struct Ticket {
     call: OpCall,
     /// The operation, locked while it is being launched; `None` after it was reclaimed.
     op: Mutex<Option<Op<'static>>>,
+    /// Where the operation is on the device.
     placed: Mutex<Placed>,
-    /// Set if the operation is part of a graph, and runs when the graph is launched.
+    /// Set if the operation is part of a graph: it runs when the graph is launched.
     captured: OnceLock<()>,
     /// What an operation that could not be launched completely may have left on the device.
     failed_launch: OnceLock<RemainingWork>,
@@ -38,17 +39,17 @@ pub(crate) struct Ticket {
     may_be_on_device: OnceLock<()>,
     /// Whether the operation's progress was queried after it was put on the device.
     was_polled: AtomicBool,
-    /// What is known of its end.
+    /// Whether the end that the device reports can be believed.
     doubt: Mutex<Doubt>,
 }
 
-/// Where an operation is that was put on the device completely.
+/// Where an operation is on the device.
 enum Placed {
-    /// It is not on the device, or was not put there completely.
+    /// The operation is not on the device, or was not put there completely.
     No,
-    /// The device runs it between this start and this end.
+    /// The device runs the operation between this start and this end.
     Between(Start, Arc<Mark>),
-    /// The device has passed its end. The events may mark other operations since.
+    /// The device has passed the operation's end, and its events were released for other operations.
     Passed,
 }
 
@@ -56,8 +57,8 @@ enum Placed {
 pub(crate) enum Start {
     /// The operation starts when this event is complete.
     Marked(Mark),
-    /// The operation starts when the operation before it has ended, and the work on other streams for which it
-    /// waits is done.
+    /// The operation starts when the operation before it has ended, and the work on other streams that it waits for is
+    /// done.
     Follows(Option<Arc<Mark>>, Marks),
 }
 
@@ -179,7 +180,7 @@ impl Ticket {
         self.call.deadline
     }
 
-    /// Returns whether `condition` is true of the operation; `true` if the operation was reclaimed.
+    /// Returns `condition` of the operation; `true` if the operation was reclaimed.
     pub(crate) fn check_op(&self, condition: impl FnOnce(&Op<'static>) -> bool) -> bool {
         self.op().as_ref().is_none_or(condition)
     }
@@ -261,7 +262,7 @@ impl Ticket {
             ..Done::default()
         };
         let aborted = &self.queue.shared.aborted;
-        // The work of this rank is also ended by an abort on another one.
+        // An abort on another rank may also end the work of this rank, so the end may have to be checked.
         let believed = match aborted.get() {
             Some(_) => Ok(()),
             None => match self.judge() {
@@ -280,7 +281,7 @@ impl Ticket {
         *placed = Placed::Passed;
     }
 
-    /// Whether the device has provably finished with the buffers.
+    /// Whether it is certain that the device has finished with the buffers.
     fn is_free(&self) -> bool {
         let placed = self.placed();
         let end = match (&*placed, self.failed_launch.get()) {

@@ -1,10 +1,10 @@
 //! Memory that is registered with a communicator. The queue keeps the memory, and ends its communicator before it
 //! releases the memory.
 //!
-//! The last deregistration of a range removes the mappings by which operations reach it, whatever the device is doing
-//! (`regCleanup`, register/register.cc). So the queue notes the latest operation on each range, and waits for its end
-//! first. Operations in graphs are not noted, because a graph has registrations of its own (`ncclCommGraphRegister`),
-//! unless `NCCL_GRAPH_REGISTER=0`.
+//! The last deregistration of a range removes the mappings by which operations reach the range, even while the device
+//! uses them (`regCleanup`, register/register.cc). So the queue stores the latest operation on each range, and waits
+//! for the end of that operation first. Operations in graphs are not stored, because a graph has registrations of its
+//! own (`ncclCommGraphRegister`), unless `NCCL_GRAPH_REGISTER=0`.
 
 use super::{CommQueue, LatestOp, QueueState, for_each_buffer};
 use crate::comm::Comm;
@@ -29,7 +29,7 @@ pub(crate) struct Registry {
 
 #[derive(Default)]
 struct Registered {
-    /// The ranges, by the library's number.
+    /// The registered ranges, by the library's number.
     by_id: BTreeMap<u64, RegisteredRanges>,
     /// The ends of the ranges, by their first address and number.
     by_begin: BTreeMap<(u64, u64), u64>,
@@ -37,11 +37,12 @@ struct Registered {
     longest: u64,
 }
 
-/// Ranges with the same number in the library: a range in the pages of another range gets that range's number,
-/// and the library counts the registrations (`ncclRegister`, register.cc). So all owners are kept until the last
+/// Ranges with the same number in the library: a range in the pages of another gets the number of the other, and the
+/// library counts the registrations (`ncclRegister`, register.cc). So all owners are kept until the last
 /// registration is undone.
 #[derive(Default)]
 struct RegisteredRanges {
+    /// The number of registrations that were not undone.
     count: usize,
     owners: Vec<Arc<dyn Any + Send + Sync>>,
     /// The first address of the first range, in which all others lie.
@@ -52,8 +53,10 @@ struct RegisteredRanges {
 /// The latest operation on registered memory.
 #[derive(Clone)]
 pub(super) enum LastUse {
+    /// This operation, whose end is marked.
     Op(LatestOp),
-    /// The launch of this operation has failed, and it is unknown how far the device is with it.
+    /// The launch of the operation with this type and number has failed, and it is unknown when the device is done with
+    /// it.
     Unknown(OpType, u64),
 }
 
@@ -66,6 +69,7 @@ impl LastUse {
         }
     }
 
+    /// Returns the error that refuses a deregistration.
     fn refusal(&self) -> Error {
         match self {
             Self::Op(op) => Error::new(
@@ -113,8 +117,8 @@ impl Registered {
     }
 }
 
-/// The addresses of the pages of a buffer, as the library registers only whole pages. The size is that of the largest
-/// base pages of Linux, so that no page is missed.
+/// The first address of the pages of a buffer, and the one after them: the library registers whole pages. The page size
+/// is the largest base page size of Linux, so that no page is missed.
 fn pages_of(memory: &Buffer<'_>) -> (u64, u64) {
     const PAGE: u64 = 1 << 16;
     let begin = memory.as_ptr().addr() as u64;
@@ -122,8 +126,10 @@ fn pages_of(memory: &Buffer<'_>) -> (u64, u64) {
     (begin / PAGE * PAGE, end.next_multiple_of(PAGE))
 }
 
+/// The memory of windows, by its number.
 #[derive(Default)]
 struct Windows {
+    /// The number that was given last.
     last: u64,
     memory: BTreeMap<u64, Box<dyn Send>>,
 }
@@ -160,7 +166,8 @@ impl Registry {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an operation that was put on the device, or whose launch has failed, with the ranges that it uses.
+    /// Stores an operation that was put on the device, or whose launch has failed, as the latest on the ranges that it
+    /// uses.
     pub(super) fn note_use(&self, op: &Op<'_>, last_use: impl FnOnce() -> LastUse) {
         if self.count.load(Ordering::Acquire) == 0 {
             return;

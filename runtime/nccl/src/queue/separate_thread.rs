@@ -2,9 +2,9 @@
 //!
 //! NCCL connects to peers when it first needs a connection. For collectives, a connection belongs to an algorithm,
 //! which NCCL chooses by operation and size; for sends and receives, it belongs to a peer (`ncclCollPreconnectFunc` and
-//! `ncclP2PPreconnectFunc`, group.cc). On a blocking communicator, such a call does not return until the peer arrives.
-//! So the first call of each kind is made on a separate thread, which is detached at the deadline. All later calls are
-//! made on the thread that issues them.
+//! `ncclP2PPreconnectFunc`, group.cc). On a blocking communicator, a call that needs a new connection does not return
+//! until the peer arrives. So the first call that needs a connection is made on a separate thread, which is detached at
+//! the deadline. All later calls are made on the thread that issues them.
 
 use super::enqueue::check_call;
 use super::pending::Ticket;
@@ -29,7 +29,7 @@ pub(super) struct ConnectionKey {
     op: OpType,
     /// The binary logarithm of the bytes of all buffers, rounded down, since the library chooses algorithms by size.
     size: u32,
-    /// The peer of a send or receive, whose connections are per peer.
+    /// The peer of a send or receive: each peer has connections of its own.
     peer: Option<u32>,
 }
 
@@ -110,12 +110,13 @@ impl CommQueue {
         }))
     }
 
-    /// Returns how long the library expects a collective to take, on a separate thread, since it may connect to peers
-    /// for that.
+    /// Returns how long the library expects a collective to take. Asks the library on a separate thread, since it may
+    /// connect to peers for the answer.
     ///
     /// # Errors
     /// `Unsupported` as [`LaunchTarget::estimate`](crate::launch::LaunchTarget::estimate), and for communicators that
-    /// do not block; `InvalidArgument` during a capture; `Closed` if the communicator does not exist yet; `Timeout`, or
+    /// do not block; `InvalidArgument` during a capture and while the group is
+    /// suspended; the reason why the queue is unusable; `Closed` if the communicator does not exist yet; `Timeout`, or
     /// the error of an abort, after which the queue is unusable.
     pub(crate) fn estimate(
         self: &Arc<Self>,
@@ -208,6 +209,10 @@ impl CommQueue {
         }
     }
 
+    /// Launches an operation on a separate thread, and waits for the launch.
+    ///
+    /// # Errors
+    /// `Io` if no thread can be started; those of [`wait_for_thread`](Self::wait_for_thread).
     fn launch_on_thread(&self, ticket: &Arc<Ticket>, graph: Option<Option<Graph>>) -> Result<()> {
         let on_thread = ticket.clone();
         let mut launched = ForeignCall::begin("rcomm/nccl-connect", move || {

@@ -46,15 +46,18 @@ use std::time::Duration;
 
 /// The size in bytes of the staging area for puts whose source is not in a window.
 const STAGING: usize = 4 << 20;
+/// The size in bytes of a signal word.
 const WORD: usize = size_of::<u64>();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory that is a window of the communicator. It belongs to the queue until it is deregistered.
+/// Memory that is a window of the communicator. The queue keeps it until it is deregistered.
 struct WindowMemory {
+    /// The library's handle of the window.
     handle: AtomicPtr<c_void>,
+    /// The address on this rank's device.
     at: u64,
 }
 
@@ -68,23 +71,23 @@ impl WindowMemory {
 struct OpenWindow {
     data: WindowMemory,
     control: WindowMemory,
-    /// The caller's memory, which `data` makes a window.
+    /// The caller's memory, which is the window `data`.
     memory: Buffer<'static>,
-    /// rcomm's own memory, which `control` makes a window: signal words from all ranks, signal words to all ranks,
+    /// rcomm's own memory, which is the window `control`: signal words from all ranks, signal words to all ranks,
     /// and the staging area.
     words: DeviceBuffer,
     /// The number under which the queue keeps `memory` and `words`.
     kept: u64,
 }
 
-/// Counts of the window's signals from one sender. They start at 0 when the window is made, and wrap.
+/// Counts of the window's signals from one sender. The counts start at 0 when the window is made, and wrap.
 #[derive(Default)]
 struct Incoming {
     /// The number of signals that the program has waited for.
     taken: u32,
     /// The number of signals that have arrived, together with the data that were put before them.
     available: u32,
-    /// The number of signals that will have arrived, with their data, once this event is complete.
+    /// An event, and the number of signals that will have arrived, with their data, once it is complete.
     awaited: Option<(u32, Arc<Mark>)>,
 }
 

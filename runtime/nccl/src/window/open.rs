@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 /// The description of a rank's part that the rank publishes for the others.
 #[derive(Serialize, Deserialize)]
 struct PartInfo {
+    /// The code of the element type.
     dtype: u8,
     bytes: usize,
     /// The reason why the rank cannot take part, if there is one.
@@ -45,6 +46,10 @@ impl WindowGroup<'_> {
     ///
     /// # Blocking
     /// Until all ranks have registered their memory, or the deadline.
+    ///
+    /// # Errors
+    /// `Unsupported` if the library, the communicator, or a rank cannot take part; `InvalidArgument` for memory that
+    /// cannot be made into a window; `Mismatch` if element types differ; `Timeout`; `Store`; those of the queue.
     pub(crate) fn open(
         &self,
         memory: Buffer<'static>,
@@ -116,8 +121,8 @@ impl WindowGroup<'_> {
     }
 
     /// Checks that this rank can take part, and allocates what it needs besides its memory: a placeholder for empty
-    /// memory, the words and staging area, and a stream for copies. Waits for the pending work of the queue, but makes
-    /// no call that the other ranks must make.
+    /// memory, the words with the staging area, and a stream for copies. Waits for the pending work of the queue, but
+    /// makes no call that the other ranks must make.
     #[allow(clippy::type_complexity, reason = "three values, used once")]
     fn prepare(
         &self,
@@ -143,7 +148,7 @@ impl WindowGroup<'_> {
         };
         let words = make(DType::U64, 2 * self.group.size() as usize + STAGING / WORD)?;
         let copies = CudaStream::new(&shared.device, Priority::High)?;
-        // The filling with zeros must end before a peer writes to the memory.
+        // The memory must be filled with zeros before a peer writes to it.
         self.main.drain(deadline)?;
         Ok((placeholder, words, copies))
     }
@@ -176,8 +181,8 @@ impl WindowGroup<'_> {
     }
 }
 
-/// Refuses memory that the library cannot share with other ranks ("Memory Allocator" in its user guide), since
-/// the registration would fail on all ranks.
+/// Refuses memory that the library cannot share with other ranks ("Memory Allocator" in NCCL's user guide), since the
+/// registration would fail on all ranks.
 fn check_kind(device: &CudaDevice, memory: &Buffer<'_>) -> Result<()> {
     if !memory.as_ptr().addr().is_multiple_of(sys::WIN_ALIGNMENT) {
         let message = format!(
@@ -244,6 +249,10 @@ impl CommQueue {
 
     /// Registers memory as a window, together with all other ranks. The queue must already keep the memory
     /// ([`Registry::keep`](crate::queue::registry::Registry::keep)).
+    ///
+    /// # Errors
+    /// `Unsupported` if the library has no windows, or makes none on this communicator; the failure of another rank;
+    /// those of [`take_over`](Self::take_over).
     fn register_window(
         &self,
         at: u64,

@@ -1,5 +1,5 @@
-//! The outgoing data of a window: puts, and signals, which are puts of one word. A source outside the window's own
-//! memory is copied to a staging area first.
+//! The outgoing data of a window: puts, and signals, which are puts of one word. A source outside this rank's part of
+//! the window is copied to a staging area first.
 
 use super::{NcclWindow, OpenWindow, RawWindow, STAGING, WORD, keep_alive, lock, to_c};
 use crate::cuda::event::Mark;
@@ -23,8 +23,8 @@ pub(super) struct Outgoing {
     pub(super) last: Option<Arc<Mark>>,
 }
 
-/// The arguments of one call of `ncclPutSignal`: from an address in a window of this rank to an offset in the peer's
-/// memory of a window.
+/// The arguments of one call of `ncclPutSignal`: `bytes` bytes from an address in a window of this rank go to an offset
+/// in the peer's memory of the window `to`.
 struct Put {
     from: u64,
     bytes: usize,
@@ -44,7 +44,7 @@ impl Outgoing {
 
 impl NcclWindow {
     /// Runs `before`, which may enqueue work, and enqueues a put after it. `before` gets the number of this put among
-    /// the library's signals to the peer, since each put is one signal.
+    /// the library's signals to the peer: each put is one signal.
     ///
     /// # Safety
     /// The source of the put lies in a window of this communicator; `put.to` is registered, and the target lies in
@@ -114,6 +114,7 @@ impl NcclWindow {
         made
     }
 
+    /// The address of the staging area.
     fn staging_at(&self, open: &OpenWindow) -> u64 {
         open.words.address() + (2 * self.parts.len() * WORD) as u64
     }
@@ -159,8 +160,8 @@ impl NcclWindow {
         Ok(())
     }
 
-    /// Puts device memory after the pending work of its own stream: directly if it is in this rank's part of the
-    /// window, and through the staging area otherwise. Waits until the device has read it.
+    /// Puts device memory after the pending work of the memory's stream: directly if the memory is in this rank's part
+    /// of the window, and through the staging area otherwise. Waits until the device has read the memory.
     pub(super) fn put_from_device(
         &self,
         open: &OpenWindow,
@@ -234,8 +235,8 @@ impl NcclWindow {
         }
     }
 
-    /// Signals a peer: puts a word that holds the number of the window's signals to this peer and the number of the
-    /// library's signals to it, both including this signal.
+    /// Signals a peer: puts a word that holds the number of the window's signals and the number of the library's
+    /// signals to this peer, both including this signal.
     pub(super) fn put_word(&self, open: &OpenWindow, peer: u32, deadline: Deadline) -> Result<()> {
         let mut outgoing = lock(&self.outgoing);
         let count = outgoing.signals[peer as usize].wrapping_add(1);

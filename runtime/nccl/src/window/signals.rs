@@ -1,4 +1,4 @@
-//! The signals of a window, which are implemented by the library's signals.
+//! The signals of a window. The library's signals, which are counted for all windows together, show when they arrive.
 
 use super::{Incoming, NcclWindow, OpenWindow, WORD, lock, to_c};
 use crate::cuda::event::Mark;

@@ -32,6 +32,9 @@ impl RankEnvironment<'_> {
 }
 
 /// Generates a job's secret: 32 random bytes in hexadecimal.
+///
+/// # Errors
+/// If the system has no random bytes.
 pub(crate) fn new_secret() -> Result<String> {
     Ok(Secret::generate()?.to_hex())
 }

@@ -1,4 +1,4 @@
-//! Starting this program again.
+//! Starts this program again.
 
 use anyhow::{Context, Result};
 use std::os::unix::process::CommandExt as _;
@@ -11,16 +11,16 @@ pub(crate) const COMBINED_NAME: &str = "rcomm";
 /// The file of this process.
 ///
 /// # Errors
-/// If the system does not say which it is, for example where `/proc` is not mounted.
+/// If the system does not tell the file, for example where `/proc` is not mounted.
 pub(crate) fn file() -> Result<PathBuf> {
     std::env::current_exe().context("failed to find this program's own file")
 }
 
-/// A command that starts this process's file as the program `name`: a file that holds several programs is the one whose
-/// name comes before its arguments.
+/// Returns a command that starts this process's file as the program `name`, its zeroth argument: a file that holds
+/// several programs runs the one of that name.
 ///
 /// # Errors
-/// If the system does not say which file it is.
+/// As [`file`].
 pub(crate) fn command(name: &str) -> Result<Command> {
     let mut command = Command::new(file()?);
     command.arg0(name);

@@ -88,7 +88,7 @@ pub struct Args {
     pub(crate) format: Format,
 }
 
-/// The commands other than a measurement of one operation.
+/// The commands other than a measurement of operations.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Measure which algorithm is fastest on this machine for which operation and size, and write the table for
@@ -202,7 +202,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|_| "not a duration: write 200ms, 5s or 2m".to_owned())
 }
 
-/// Parses a number of things, at least one of them.
+/// Parses a whole number from 1.
 fn number(text: &str) -> Result<NonZeroU32, String> {
     text.parse()
         .map_err(|_| "not a whole number from 1, or too large".to_owned())

@@ -1,4 +1,4 @@
-//! The measurement: every rank times every call, and the maximum over the ranks of each percentile is reported.
+//! The measurement: every rank times every call. The maximum over the ranks of each percentile is reported.
 
 use super::cli::{Args, Calls, Dtype};
 use super::operation::{BufferOwner, Case, Operation, Whole};
@@ -13,7 +13,7 @@ const MAX_ITERATIONS: usize = 100_000;
 /// Minimum number of iterations per size, unless `--iterations` sets it.
 const MIN_ITERATIONS: usize = 8;
 
-/// Checks what does not depend on the number of ranks, before any of them starts.
+/// Checks the arguments as far as they do not depend on the number of ranks, before a rank is started.
 pub(crate) fn check(args: &Args) -> anyhow::Result<()> {
     ensure!(
         args.min_bytes <= args.max_bytes,
@@ -101,6 +101,7 @@ fn sweep<T: Whole>(
     Ok(errors)
 }
 
+/// Measures an operation at one size. All ranks get the same row.
 fn measure_size<T: Whole>(
     args: &Args,
     group: &ProcessGroup,
@@ -198,7 +199,7 @@ fn measure_size<T: Whole>(
     };
     group.all_reduce(&mut times, ReduceOp::Max)?;
     let [p50_us, p99_us, min_us, issue_us, alone_us, compute_us] = times;
-    // Of a gather or a scatter, the root has all elements, and the others a part.
+    // In a gather or a scatter, the root has all elements, and the others have a part.
     let mut largest_count = [count as f64];
     group.all_reduce(&mut largest_count, ReduceOp::Max)?;
     let count = match operation {
@@ -219,8 +220,8 @@ fn measure_size<T: Whole>(
     })
 }
 
-/// Number of calls that fit into the time for one size (`--time`), between [`MIN_ITERATIONS`] and [`MAX_ITERATIONS`].
-/// All ranks use rank 0's number.
+/// Returns the number of calls that fit into the time for one size (`--time`), between [`MIN_ITERATIONS`] and
+/// [`MAX_ITERATIONS`]. All ranks use rank 0's number.
 fn iterations_within<T: Whole>(
     args: &Args,
     group: &ProcessGroup,
@@ -253,7 +254,7 @@ fn compute(loops: u64) {
     std::hint::black_box(value);
 }
 
-/// Number of `loops` with which [`compute`] takes about this many microseconds.
+/// Returns the number of loops with which [`compute`] takes about this many microseconds.
 fn loops_within(micros: f64) -> u64 {
     const TRIED: u64 = 1 << 20;
     let start = Instant::now();
@@ -261,7 +262,7 @@ fn loops_within(micros: f64) -> u64 {
     (micros / micros_since(start).max(1e-3) * TRIED as f64) as u64
 }
 
-/// The share of the shorter duration that was hidden by the longer one, 0 to 1, if both together took `both`.
+/// Returns the share of the shorter duration that was hidden by the longer one, 0 to 1, if both together took `both`.
 fn overlap(alone: f64, computing: f64, both: f64) -> f64 {
     ((alone + computing - both) / alone.min(computing).max(1e-3)).clamp(0.0, 1.0)
 }

@@ -47,7 +47,7 @@ impl Operation {
         }
     }
 
-    /// The name on the command line: `send_recv` for messages, else the name of the kind without `_single`.
+    /// The name on the command line: `send_recv` for messages, otherwise the name of the kind without `_single`.
     pub(crate) fn name(self) -> &'static str {
         let name = self.kind().name();
         if self == Self::SendRecv {
@@ -57,6 +57,7 @@ impl Operation {
         }
     }
 
+    /// Whether the operation combines values.
     pub(crate) fn reduces(self) -> bool {
         self.kind().pattern().reduces()
     }
@@ -93,6 +94,7 @@ impl From<Reduction> for ReduceOp {
 
 /// An element type that represents small whole numbers exactly.
 pub(crate) trait Whole: Element + PartialEq {
+    /// Converts a number.
     fn whole(value: u8) -> Self;
 }
 
@@ -124,13 +126,14 @@ pub(crate) enum BufferOwner {
     Group,
 }
 
-/// A buffer of either owner.
+/// A buffer that this program or the group has allocated.
 enum Memory<T> {
     Caller(Vec<T>),
     Group(Buffer<'static>),
 }
 
 impl<T: Whole> Memory<T> {
+    /// Allocates `len` zeros.
     fn new(group: &ProcessGroup, owner: BufferOwner, len: usize) -> Result<Self> {
         Ok(match owner {
             BufferOwner::Caller => Self::Caller(vec![T::whole(0); len]),
@@ -167,6 +170,7 @@ impl<T: Whole> DerefMut for Memory<T> {
 pub(crate) struct Case<'a, T> {
     group: &'a ProcessGroup,
     operation: Operation,
+    /// How values are combined.
     op: ReduceOp,
     root: u32,
     input: Memory<T>,
@@ -175,13 +179,14 @@ pub(crate) struct Case<'a, T> {
     part: usize,
 }
 
-/// Element number `element` of rank `rank`'s input, in a job of `ranks` ranks whose values `op` combines: 1 or 2, or
-/// the neutral value of `op`.
+/// Returns element number `element` of the input of rank `rank`, in a job of `ranks` ranks whose values `op` combines:
+/// 1 or 2, or the neutral value of `op`.
 ///
-/// Every [`Whole`] type represents the numbers up to 255 exactly. No sum or product is larger: of too many ranks only
-/// some have a 1 or 2 at an element, the others have the neutral value, and at the next element they are other ranks.
+/// Every [`Whole`] type represents the numbers up to 255 exactly, and no sum or product is larger. If there are too
+/// many ranks for that, only some ranks have a 1 or 2 at an element, and the others have the neutral value. Which ranks
+/// these are changes from element to element.
 fn input_value(op: ReduceOp, rank: u32, ranks: u32, element: usize) -> u8 {
-    // How many ranks may have a 1 or 2, if half of them have a 1.
+    // How many ranks may have a 1 or 2: half of them have a 1, the other half a 2.
     let (limit, neutral) = match op {
         ReduceOp::Sum => (170, 0),
         ReduceOp::Product => (14, 1),
@@ -195,7 +200,7 @@ fn input_value(op: ReduceOp, rank: u32, ranks: u32, element: usize) -> u8 {
     }
 }
 
-/// Element number `element` of a reduction's result.
+/// Returns element number `element` of a reduction's result.
 fn reduced_value(op: ReduceOp, ranks: u32, element: usize) -> u8 {
     let inputs = (0..ranks).map(|rank| input_value(op, rank, ranks, element));
     match op {
@@ -272,7 +277,7 @@ impl<'a, T: Whole> Case<'a, T> {
         self.output.fill(T::whole(0));
     }
 
-    /// Calls the operation once, and blocks until it has ended; for [`Operation::SendRecv`] one round trip.
+    /// Calls the operation once, and blocks until it has ended. A call of [`Operation::SendRecv`] is one round trip.
     pub(crate) fn run(&mut self) -> Result<()> {
         let (group, part) = (self.group, self.part);
         match self.operation {
@@ -305,7 +310,7 @@ impl<'a, T: Whole> Case<'a, T> {
         }
     }
 
-    /// Number of wrong elements in the result after one call on fresh buffers.
+    /// Returns the number of wrong elements in the result. To be called after one call on new buffers.
     pub(crate) fn errors(&self) -> u64 {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let input_value = |rank: u32, element: usize| input_value(self.op, rank, ranks, element);

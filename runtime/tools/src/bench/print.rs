@@ -10,12 +10,13 @@ use std::io::{self, Write};
 pub(crate) struct Row {
     pub(crate) operation: Operation,
     pub(crate) bytes: usize,
+    /// The number of elements.
     pub(crate) count: usize,
     pub(crate) iterations: usize,
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) min_us: f64,
-    /// Time of the call alone, if it returns before the operation ends.
+    /// Median time of the call that issues the operation, if it returns before the operation ends.
     pub(crate) issue_us: Option<f64>,
     /// Share of the shorter of operation and computation that was hidden by the longer one, if both ran at the same
     /// time.
@@ -188,8 +189,8 @@ impl Printer {
         out.flush()
     }
 
-    /// Prints all rows as one object if the format is JSON, and the average bus bandwidth, as nccl-tests does, below a
-    /// table.
+    /// Prints the end: all rows as one object if the format is JSON; below a table the average bus bandwidth, as
+    /// nccl-tests does.
     pub(crate) fn end(self) -> io::Result<()> {
         if !self.prints {
             return Ok(());

@@ -1,8 +1,8 @@
 //! Finds the best algorithm for each operation on this machine: each algorithm is measured at every size, in
 //! turn.
 //!
-//! Each measurement is another run of this program, with a single algorithm in `RCOMM_TUNING`. Sockets are measured
-//! with `RCOMM_TRANSPORT=tcp`; several hosts by assigning two host ids to the ranks of one machine.
+//! Each measurement is another run of this program, with a single algorithm in `RCOMM_TUNING`. The topology `sockets`
+//! is measured with `RCOMM_TRANSPORT=tcp`. For the topology `hosts`, the ranks of this machine get two host ids.
 
 use super::NAME;
 use super::cli::TuneArgs;
@@ -23,6 +23,7 @@ struct BenchOutput {
     rows: Vec<MeasuredRow>,
 }
 
+/// One row of the output.
 #[derive(Deserialize)]
 struct MeasuredRow {
     op: String,
@@ -46,7 +47,7 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
         args.min_bytes,
         args.max_bytes
     );
-    // Before minutes of measuring: whether the table can be written.
+    // The file is opened before minutes of measuring, which would be in vain if the table could not be written.
     let mut output = args.output.as_deref().map(writable).transpose()?;
     let mut table = String::from(
         "# Written by rcomm-bench tune. A line applies to at most this many ranks and bytes.\n\
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     for &topology in &args.topologies {
         for &ranks in &ranks {
             if topology == Topology::Hosts && ranks.get() < 3 {
-                // Two hosts with one rank each share no memory: the same as sockets.
+                // Two hosts with one rank each share no memory, as in the topology `sockets`.
                 continue;
             }
             for choice in measure(args, topology, ranks)? {
@@ -74,14 +75,14 @@ pub(crate) fn run(args: &TuneArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The file at `path`, for writing; what it holds stays until it is written.
+/// Opens the file at `path` for writing, and keeps the file's content.
 fn writable(path: &Path) -> anyhow::Result<File> {
     let mut options = File::options();
     let file = options.create(true).append(true).open(path);
     file.with_context(|| format!("failed to write {}", path.display()))
 }
 
-/// Writes `table` in place of what the file holds. A pipe, for instance, holds nothing, and has no length to set.
+/// Replaces the content of a file by `table`. What is not a regular file, such as a pipe, has no length to set.
 fn replace(file: &mut File, table: &str) -> io::Result<()> {
     if file.metadata()?.is_file() {
         file.set_len(0)?;
@@ -215,7 +216,7 @@ mod tests {
     use std::io::Read;
     use std::os::fd::OwnedFd;
 
-    /// These times of the sizes 1, 2, 4 and so on.
+    /// Returns these times, for the sizes 1, 2, 4 and so on.
     fn times(values: &[f64]) -> Times {
         let sizes = (0..).map(|exponent| 1 << exponent);
         sizes.zip(values.iter().copied()).collect()

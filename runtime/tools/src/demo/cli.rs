@@ -3,8 +3,9 @@
 use clap::{Parser, ValueEnum};
 use std::ffi::OsString;
 
-/// Approximate number of steps per second of the demonstrations other than `slow` and `pipeline`. A step of
-/// `slow` takes 0.4 s, and one of a pipeline of N ranks N times 30 ms.
+/// Approximate number of steps per second of the demonstrations other than `slow` and `pipeline`. A step of `slow`
+/// takes
+/// 0.4 s, and a step of a pipeline of N ranks takes N times 30 ms.
 const STEPS_PER_SECOND: f64 = 10.0;
 
 /// Start a job of real processes on this host that is healthy, slow or faulty, to watch with rcomm-top or
@@ -61,8 +62,8 @@ impl Demo {
         Self::parse_from(std::iter::once("rcomm-run demo".into()).chain(arguments))
     }
 
-    /// The demonstration that these arguments ask for, the first of which is the program's name; `None` if the second
-    /// is not `demo`. Ends the process if the arguments after `demo` are wrong or ask for help.
+    /// Returns the demonstration that these arguments ask for; `None` if the second one is not `demo`. The first one is
+    /// the program's name. Ends the process if the arguments after `demo` are wrong or ask for help.
     pub(crate) fn from_arguments(arguments: &[OsString]) -> Option<Self> {
         let [_, first, rest @ ..] = arguments else {
             return None;
@@ -109,7 +110,7 @@ impl Kind {
         }
     }
 
-    /// A sentence, without a full stop, on what will happen.
+    /// Returns a sentence, without a full stop, on what will happen.
     pub(super) fn describe(self, demo: &Demo) -> String {
         let (rank, after) = (demo.culprit(), demo.after);
         match self {

@@ -23,7 +23,7 @@ use std::time::Duration;
 const GRACE: Duration = Duration::from_secs(2);
 /// How long the records stay after the end, so that a live view of the job can read how it ended.
 const LAST_LOOK: Duration = Duration::from_secs(2);
-/// How long a demonstration continues after one of its ranks has died, unless ctrl-c ends it.
+/// How long a demonstration continues after one of its ranks has ended, unless ctrl-c ends it.
 const LINGER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Runs the demonstration, or one of its ranks. Blocks until the job has ended.
@@ -101,9 +101,9 @@ fn introduction(
     text
 }
 
-/// The command that starts the program `name`: the name alone if the program is in `PATH`; else its path if it lies in
-/// the folder of this program, or this program's file with the name as an argument if that file holds several programs;
-/// else the name.
+/// Returns the command that starts the program `name`. If the program is in `PATH`, that is the name alone. Otherwise
+/// it is the program's path if the program lies in the folder of this one, or this program's file with the name as an
+/// argument if the file holds several programs. If there is none of these, it is the name.
 fn command_for(program: &Path, name: &str) -> String {
     let folder = program.parent().unwrap_or(Path::new("."));
     let path = std::env::var_os("PATH").unwrap_or_default();

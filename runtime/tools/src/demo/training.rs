@@ -13,9 +13,9 @@ const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 const LOAD: Duration = Duration::from_millis(30);
 /// How long each computation of a step takes.
 const COMPUTE: Duration = Duration::from_millis(30);
-/// Additional time that a slow rank needs to load a batch.
+/// Additional time that the slow rank needs to load a batch.
 const EXTRA: Duration = Duration::from_millis(300);
-/// Values in a batch: large enough to be seen as bandwidth.
+/// The number of values in a batch: large enough to be seen as bandwidth.
 const VALUES: usize = 64 << 10;
 
 /// Trains until the job is ended. After an error the process stays alive, so that its records can be read.
@@ -50,8 +50,8 @@ pub(super) fn run(demo: &Demo) -> Result<()> {
     hang()
 }
 
-/// The groups for tensor and data parallelism. Each is over a part of the ranks if the ranks can be divided; else, and
-/// in `deadlock` and `mismatch`, over all ranks.
+/// Makes the groups for tensor and data parallelism. Each has a part of the ranks if the ranks can be divided.
+/// Otherwise, and in `deadlock` and `mismatch`, both groups have all ranks.
 fn groups(world: &World, demo: &Demo) -> rcomm::Result<[ProcessGroup; 2]> {
     let (rank, size) = (world.rank(), world.size());
     let all_ranks: Vec<u32> = (0..size).collect();
@@ -71,7 +71,7 @@ fn groups(world: &World, demo: &Demo) -> rcomm::Result<[ProcessGroup; 2]> {
     Ok([tp, dp])
 }
 
-/// Steps of data and tensor parallel training.
+/// Makes steps of data and tensor parallel training, without end.
 fn train(world: &World, demo: &Demo) -> rcomm::Result<std::convert::Infallible> {
     let [tp, dp] = groups(world, demo)?;
     let is_culprit = world.rank() == demo.culprit();
@@ -117,7 +117,8 @@ fn train(world: &World, demo: &Demo) -> rcomm::Result<std::convert::Infallible> 
     hang()
 }
 
-/// Steps of pipeline parallel training: activations go from stage to stage, and a barrier ends the step.
+/// Makes steps of pipeline parallel training, without end: activations go from stage to stage, and a barrier ends the
+/// step.
 fn train_pipeline(world: &World, demo: &Demo) -> rcomm::Result<std::convert::Infallible> {
     let stages: Vec<u32> = (0..world.size()).collect();
     let pp = world.new_group(&stages, &GroupOptions::named("pp"))?;

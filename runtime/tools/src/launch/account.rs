@@ -1,5 +1,5 @@
-//! The launcher's record of its ranks, for readers of the job's records: how they ended, and the signals that were sent
-//! to them.
+//! The launcher's record of its ranks, for readers of the job's records: how the ranks ended, and the signals that the
+//! launcher received and sent.
 
 use super::nodes::Job;
 use super::output::Sinks;
@@ -14,7 +14,8 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How many launch records of ended jobs are kept, if their directories hold nothing else. They take a few hundred KiB.
+/// How many launch records of ended jobs are kept, if their directories hold nothing else. The records take a few
+/// hundred KiB together.
 const KEPT: usize = 64;
 
 /// The launcher's record, written at every change.
@@ -25,7 +26,7 @@ pub(super) struct Account {
     /// The place in the record of each process, in the order in which they were started.
     places: Vec<usize>,
     /// Processes that are to join in place of others: the index of each, and its process id. The record is of one
-    /// attempt, so they enter it once the ranks have begun an attempt with them.
+    /// attempt, so these processes enter the record once the ranks have begun an attempt with them.
     joining: Vec<(usize, u32)>,
     has_changed: bool,
     kills: OutOfMemoryKills,
@@ -75,7 +76,7 @@ impl Account {
         });
     }
 
-    /// Records that a process was started that is to join in place of the one at this index, which has ended.
+    /// Records that a process was started which is to join in place of the ended process at this index.
     pub(super) fn replaced(&mut self, index: usize, pid: u32) {
         if let Some(&place) = self.places.get(index) {
             self.joining.push((self.places.len(), pid));
@@ -102,9 +103,9 @@ impl Account {
         self.has_changed = true;
     }
 
-    /// The place in the record of the process at this index; `None` if it has not joined, so that its rank is still
-    /// another process's.
-    fn rank_at(&mut self, index: usize) -> Option<&mut LaunchedRank> {
+    /// The entry of the process at this index in the record; `None` if the process has not joined, so that the entry is
+    /// still that of the process before it.
+    fn entry_of(&mut self, index: usize) -> Option<&mut LaunchedRank> {
         if self.joining.iter().any(|&(joining, _)| joining == index) {
             return None;
         }
@@ -119,7 +120,7 @@ impl Account {
 
     /// Records that the launcher sent a signal to the process at this index.
     pub(super) fn sent(&mut self, index: usize, signal: Signal) {
-        if let Some(rank) = self.rank_at(index) {
+        if let Some(rank) = self.entry_of(index) {
             rank.sent.push(signal_now(signal));
             self.has_changed = true;
         }
@@ -129,7 +130,7 @@ impl Account {
     pub(super) fn ended(&mut self, index: usize, status: ExitStatus) {
         let kill = Signal::KILL.as_raw();
         let was_killed = status.signal() == Some(kill);
-        let Some(rank) = self.rank_at(index) else {
+        let Some(rank) = self.entry_of(index) else {
             return;
         };
         let by_launcher = rank.sent.iter().any(|sent| sent.signal == kill);
@@ -143,7 +144,7 @@ impl Account {
             signal: status.signal(),
             out_of_memory,
         };
-        if let Some(rank) = self.rank_at(index) {
+        if let Some(rank) = self.entry_of(index) {
             rank.end = Some(end);
         }
         if self.record.ranks.iter().all(|rank| rank.end.is_some()) {
@@ -196,6 +197,7 @@ struct OutOfMemoryKills {
 const OF_HOST: &str = "/proc/vmstat";
 
 impl OutOfMemoryKills {
+    /// Reads the counts as they are before the ranks are started.
     fn begin() -> Self {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let events = counters(&groups).find(|path| count_in(path).is_some());
@@ -206,8 +208,8 @@ impl OutOfMemoryKills {
         }
     }
 
-    /// Whether the kernel has killed a process of the group that was not counted by an earlier call: each kill counts
-    /// for one rank. `None` if unknown.
+    /// Whether the kernel has killed a process of the group that no earlier call has counted: each kill counts for one
+    /// rank. `None` if unknown.
     fn has_grown(&mut self) -> Option<bool> {
         if let Some(before) = &mut self.of_group {
             let has_grown = self.events.as_deref().and_then(count_in)? > *before;
@@ -227,7 +229,8 @@ fn count_in(path: &std::path::Path) -> Option<u64> {
     count?.trim().parse().ok()
 }
 
-/// The files that may hold the count of a process with these control groups, the most specific first.
+/// Returns the files that may hold the count of kills in the control groups that `groups` lists, the most specific
+/// first. `groups` is the text of `/proc/<pid>/cgroup`.
 fn counters(groups: &str) -> impl Iterator<Item = PathBuf> {
     let mount = PathBuf::from("/sys/fs/cgroup");
     // Each line is `number:controllers:path`; in the line of version 2 the controllers are empty.

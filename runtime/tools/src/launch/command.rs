@@ -6,7 +6,8 @@ use crate::rank::RankEnvironment;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// The command of this host's rank `local_rank`. Its output goes through pipes, and its process leads a process group.
+/// Returns the command of this host's rank `local_rank`. The rank's output goes through pipes, and its process leads a
+/// process group.
 pub(super) fn command_of(options: &Options, job: &Job, secret: &str, local_rank: u32) -> Command {
     let mut command = Command::new(&options.program[0]);
     if let Some(name) = options.program_name {

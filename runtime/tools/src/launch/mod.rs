@@ -1,9 +1,10 @@
 //! Starts the ranks of a job, and supervises them until the last has ended.
 //!
 //! The launcher of node 0 serves the job's store, so that the store outlives every rank; through it the launchers of
-//! several nodes agree on the job, and notify each other of a failure. Each rank has its own process group. One thread
-//! watches the ranks, their output and signals; two others only write output, so that a stalled terminal never prevents
-//! the launcher from ending the ranks. In a job on several nodes, one more thread listens to the other launchers.
+//! several nodes agree on the job, and notify each other of a failure. Each rank has a process group of its own. One
+//! thread watches the ranks, their output and signals. Two other threads only write output, so that a stalled terminal
+//! never prevents the launcher from ending the ranks. In a job on several nodes, one more thread listens to the other
+//! launchers.
 //!
 //! A launcher that is itself killed by SIGKILL cannot end its ranks: the kernel kills them in its place.
 
@@ -32,11 +33,11 @@ const LAUNCHER_FAILED: u8 = 125;
 /// Exit code if a rank was ended because it was stopped for too long.
 const STOPPED: u8 = 124;
 
-/// Why an attempt ended before all its ranks had exited with 0, and the exit code for that: 0 if it ended only because
-/// another host has come.
+/// Why an attempt ended before all its ranks had exited with 0.
 #[derive(Clone, Debug)]
 struct Failure {
     sentence: String,
+    /// The launcher's exit code; 0 if the attempt ended only because another host has come.
     code: u8,
     restart: Restart,
 }

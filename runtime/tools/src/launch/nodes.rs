@@ -1,8 +1,8 @@
 //! Coordination between the launchers of a job's nodes: their agreement before the job, and notifications during it.
 //!
-//! The launchers use the job's store, under keys with their own prefix. One of them serves the store, publishes the
+//! The launchers use the job's store, under keys with their own prefix. One launcher serves the store, publishes the
 //! job's name, and detects launchers that have ended: every launcher regularly increments a counter in the store, its
-//! pulse. That one is node 0, unless the number of hosts may change (`rounds`).
+//! *pulse*. The launcher with the store is node 0, unless the number of hosts may change (`rounds`).
 
 use super::options::Options;
 use super::output::Sinks;
@@ -30,12 +30,14 @@ pub(super) const LEAVE_TIME: Duration = Duration::from_secs(5);
 /// The facts about the whole job that the ranks need.
 #[derive(Clone, Default)]
 pub(super) struct Job {
+    /// The job's name.
     pub(super) id: String,
     pub(super) world_size: u32,
     /// The number of this host's first rank.
     pub(super) first_rank: u32,
+    /// The port of the job's store.
     pub(super) master_port: u16,
-    /// Which of the job's hosts this is, from 0.
+    /// This host's number among the job's hosts, from 0.
     pub(super) node: u32,
     /// How many hosts the job has.
     pub(super) nnodes: u32,
@@ -54,6 +56,7 @@ pub(super) enum BeginOutcome {
 #[derive(Default)]
 struct RemoteFailure {
     failure: Mutex<Option<Failure>>,
+    /// Set when the thread that listens is to end.
     stop: AtomicBool,
 }
 
@@ -71,6 +74,7 @@ pub(super) struct Nodes {
     remote: Arc<RemoteFailure>,
     /// The pulses of the other launchers, as this one last saw them.
     pulses: Arc<Mutex<Pulses>>,
+    /// The thread of [`listen`](Self::listen), during an attempt.
     listener: Option<JoinHandle<()>>,
 }
 
@@ -150,7 +154,7 @@ impl Nodes {
         })
     }
 
-    /// The attempt of the job that has begun last.
+    /// The latest attempt of the job that has begun; 0 before the first.
     pub(super) fn attempt(&self) -> u32 {
         self.attempt.unwrap_or(0)
     }
@@ -168,7 +172,8 @@ impl Nodes {
         self.job.nnodes > 1 || self.rounds.is_some()
     }
 
-    /// Publishes how many ranks this launcher starts, reads the numbers of the other launchers, and so knows the job.
+    /// Publishes how many ranks this launcher starts, and reads the numbers of the other launchers, from which the
+    /// job's facts follow.
     fn agree(options: &Options, keys: PrefixStore<TcpStore>, started: Instant) -> Result<Self> {
         let (node_rank, nnodes) = (options.node_rank.unwrap_or(0), options.nnodes.most);
         let time_left = || options.timeout.saturating_sub(started.elapsed());
@@ -212,8 +217,7 @@ impl Nodes {
         Self::new(job, keys, None)
     }
 
-    /// Begins an attempt, or returns that the job is over: from now on failures of the other nodes in the attempt are
-    /// noticed.
+    /// Begins an attempt, or returns that the job is over. During the attempt, failures of the other nodes are noticed.
     ///
     /// # Blocking
     /// If the number of hosts may change: like [`Rounds::next`].
@@ -323,7 +327,7 @@ impl Nodes {
                 .unwrap_or_else(PoisonError::into_inner) = Some(failure);
             // A write to an eventfd fails only when it is full, and then it is readable.
             let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
-            // While its ranks end, this launcher keeps its pulse going.
+            // This launcher's pulse goes on while the ranks end.
             while !remote.stop.load(Ordering::Relaxed) && keys.add(&pulse_key(own_id), 1).is_ok() {
                 std::thread::sleep(PULSE / 5);
             }
@@ -332,8 +336,8 @@ impl Nodes {
         Ok(thread.spawn(listen)?)
     }
 
-    /// The failure of the attempt as read from the store, if there is one, or that of the store; it may be the failure
-    /// that this node reported.
+    /// The attempt's failure as the store has it, or the failure of the store; `None` if there is none. The failure may
+    /// be the one that this node has published.
     pub(super) fn remote_failure(&self) -> Option<Failure> {
         let failure = self.remote.failure.lock();
         failure.unwrap_or_else(PoisonError::into_inner).clone()
@@ -377,12 +381,12 @@ impl Nodes {
         Ok(outcome)
     }
 
-    /// Whether this launcher goes on after the attempt that has ended with this failure: yes if every node may start
-    /// its ranks again. If the number of hosts may change: yes unless this launcher has left the job.
+    /// Returns whether this launcher goes on after the attempt that has ended with this failure. It does if every node
+    /// may start its ranks again. If the number of hosts may change, it does unless it has left the job.
     ///
     /// # Blocking
-    /// Until all launchers have ended their ranks: for the time that these may take, and the launchers' own time-out.
-    /// Not at all if the number of hosts may change: [`begin`](Self::begin) then waits.
+    /// Until all launchers have ended their ranks: for the time that the ranks' end may take, and the launchers'
+    /// time-out. Not at all if the number of hosts may change: [`begin`](Self::begin) then waits.
     pub(super) fn agree_to_restart(
         &mut self,
         may_restart: bool,
@@ -415,15 +419,16 @@ impl Nodes {
         Ok(answers.iter().all(|answer| answer == b"yes"))
     }
 
-    /// Ends the job on this node. The launcher with the store waits up to [`LEAVE_TIME`] for the others.
+    /// Ends the job on this node, and returns the job's failure, if any. The launcher with the store waits up to
+    /// [`LEAVE_TIME`] for the others.
     pub(super) fn leave(
         &mut self,
         outcome: Option<Failure>,
         options: &Options,
     ) -> Result<Option<Failure>> {
         if let Some(rounds) = &mut self.rounds {
-            // If the job failed, an error here does not change how this launcher ends: the one with the store may have
-            // ended.
+            // If the job failed, an error here does not change how this launcher ends: the launcher with the store may
+            // have ended.
             let finished = rounds.finish(&self.keys, outcome.as_ref(), options);
             return match &outcome {
                 None => finished.map(|()| None),
@@ -451,6 +456,7 @@ impl Nodes {
 #[derive(Default)]
 pub(super) struct Pulses(HashMap<u32, Pulse>);
 
+/// The pulse of another launcher.
 struct Pulse {
     count: i64,
     /// When this count was first seen.
@@ -463,14 +469,15 @@ struct Pulse {
 pub(super) enum Life {
     /// The pulse has been seen to advance.
     Alive,
-    /// The pulse has not been looked at for long enough.
+    /// The pulse has not been seen to advance yet, and not been watched for long.
     Unknown,
     /// The pulse has not advanced for longer than is allowed.
     Silent,
 }
 
 impl Pulses {
-    /// Looks at the pulse of this launcher.
+    /// Looks at the pulse of the launcher with this id. `silence` is the longest time without an advance that is
+    /// allowed.
     ///
     /// # Errors
     /// Those of the store.
@@ -507,7 +514,7 @@ fn failure_key(attempt: u32) -> String {
     format!("failure/{attempt}")
 }
 
-/// Publishes a failure unless the key already holds one; returns the failure that it holds then.
+/// Publishes a failure unless the key already holds one. Returns the failure that the key holds afterwards.
 fn publish_failure(keys: &impl Store, key: &str, failure: &Failure) -> rcomm::Result<Failure> {
     let restart = match failure.restart {
         Restart::Never => "",
@@ -519,6 +526,7 @@ fn publish_failure(keys: &impl Store, key: &str, failure: &Failure) -> rcomm::Re
     Ok(read_failure(&held))
 }
 
+/// Reads what [`publish_failure`] has written. A malformed text is the sentence of a failure of the launcher.
 fn read_failure(text: &[u8]) -> Failure {
     let text = String::from_utf8_lossy(text);
     let (head, sentence) = text.split_once('\n').unwrap_or(("", &text));

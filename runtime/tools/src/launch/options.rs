@@ -160,7 +160,7 @@ pub struct Options {
     )]
     pub program: Vec<String>,
 
-    /// What PROGRAM gets as its zeroth argument, if not the name of its file.
+    /// The zeroth argument of PROGRAM; `None` for the name of its file.
     #[arg(skip)]
     pub(crate) program_name: Option<&'static str>,
 }
@@ -176,7 +176,7 @@ impl Options {
 
     /// Parses a command line, the first part of which is the program's name.
     ///
-    /// Ends the process if it is wrong or asks for help, as [`Parser::parse`] does.
+    /// Ends the process if the command line is wrong or asks for help, as [`Parser::parse`] does.
     pub(crate) fn from_arguments(arguments: Vec<OsString>) -> Self {
         let options = Self::parse_from(accept_mpirun_spelling(arguments.into_iter()));
         if let Err(wrong) = options.check() {
@@ -203,7 +203,7 @@ impl Options {
         self.stop_timeout.unwrap_or_else(of_ranks)
     }
 
-    /// Whether this launcher serves the job's store; `None` if that depends on whether it can.
+    /// Whether this launcher serves the job's store; `None` if it does so if it can.
     pub(super) fn serves_store(&self) -> Option<bool> {
         match (self.nnodes.is_range(), self.node_rank) {
             (true, None) => None,
@@ -211,6 +211,7 @@ impl Options {
         }
     }
 
+    /// Checks options that depend on each other. Returns the message for the user if they are wrong.
     fn check(&self) -> Result<(), String> {
         let NodeCount { least, most } = self.nnodes;
         if let Some(node) = self.node_rank.filter(|&node| node >= most) {
@@ -306,6 +307,7 @@ fn silence(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// Parses a number of seconds, which may have a fraction.
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()

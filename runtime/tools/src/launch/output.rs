@@ -1,4 +1,5 @@
-//! Copies the ranks' output to this process's two streams, line by line, with the rank in front of each line.
+//! Copies the ranks' output to this process's standard output and standard error, line by line, with the rank in front
+//! of each line.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -22,8 +23,9 @@ pub(super) enum Stream {
     Stderr,
 }
 
-/// Splits a rank's output into lines, and puts the rank in front of each.
+/// Splits a stream of a rank's output into lines, and puts the rank in front of each.
 pub(super) struct Lines {
+    /// The text in front of each line.
     prefix: String,
     /// The beginning of an incomplete line.
     partial: Vec<u8>,
@@ -57,7 +59,7 @@ impl Lines {
         out
     }
 
-    /// The incomplete line as a line, after the rank has closed the stream; empty if there is none.
+    /// Returns the incomplete line as a line, after the rank has closed the stream; empty if there is none.
     pub(super) fn finish(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         if !self.partial.is_empty() {
@@ -66,6 +68,7 @@ impl Lines {
         out
     }
 
+    /// Moves the incomplete line to `out`, with the prefix and a line end.
     fn end_line(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.prefix.as_bytes());
         out.append(&mut self.partial);
@@ -85,6 +88,7 @@ struct Sink {
 }
 
 impl Sink {
+    /// Starts the thread `name`, which writes to `stream`. Without a thread, output is dropped.
     fn start(name: &str, mut stream: impl Write + Send + 'static) -> Self {
         let (pieces, queue) = sync_channel::<Vec<u8>>(QUEUE_LENGTH);
         let thread = std::thread::Builder::new()
@@ -127,6 +131,7 @@ impl Sink {
         }
     }
 
+    /// Closes the queue if no piece waits. Returns whether all pieces are written and the thread has ended.
     fn is_done(&mut self) -> bool {
         self.forward();
         if self.waiting.is_empty() {
@@ -143,6 +148,7 @@ pub(super) struct Sinks {
 }
 
 impl Sinks {
+    /// Starts the threads that write.
     pub(super) fn start() -> Self {
         Self {
             stdout: Sink::start("rcomm-run/out", io::stdout()),
@@ -175,8 +181,8 @@ impl Sinks {
         sink.waiting.is_empty()
     }
 
-    /// Closes the queues that are empty. Returns whether all output is written and both threads have ended; the caller
-    /// polls until then.
+    /// Closes the queues for which no output waits. Returns whether all output is written and both threads have ended;
+    /// the caller polls until then.
     pub(super) fn is_done(&mut self) -> bool {
         let (stdout, stderr) = (self.stdout.is_done(), self.stderr.is_done());
         stdout && stderr
@@ -196,7 +202,7 @@ impl Sinks {
     }
 }
 
-/// A duration as messages give it, like `5 s` or `1 day 2 h`.
+/// Returns a duration as text for messages, such as `5 s` or `1 day 2 h`.
 pub(super) fn in_words(duration: Duration) -> String {
     let text = humantime::format_duration(duration).to_string();
     let parts = text.split(' ').map(|part| {
@@ -216,6 +222,10 @@ pub(super) struct Output {
 }
 
 impl Output {
+    /// Makes the pipe's reads return at once.
+    ///
+    /// # Errors
+    /// Those of the system.
     pub(super) fn new(pipe: OwnedFd, stream: Stream, rank: u32) -> io::Result<Self> {
         fcntl_setfl(&pipe, fcntl_getfl(&pipe)? | OFlags::NONBLOCK)?;
         let lines = Lines::of_rank(rank);
@@ -241,7 +251,7 @@ impl Output {
         }
     }
 
-    /// Passes on what is left of an unfinished line.
+    /// Forwards an incomplete line.
     pub(super) fn finish(&mut self, sinks: &mut Sinks) {
         sinks.push(self.stream, self.lines.finish());
     }

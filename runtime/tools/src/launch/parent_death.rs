@@ -10,8 +10,8 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Makes the kernel kill the process that `command` starts when the thread that starts it ends. Children of that
-/// process are not killed, and neither is a program with more privileges than its caller.
+/// Makes the kernel kill the process that `command` starts, when the thread that starts it ends. The kernel does not
+/// kill children of that process, nor a program with more privileges than its caller.
 pub(super) fn die_with_this_thread(command: &mut Command) {
     let launcher = getpid();
     let prepare = move || prepare(launcher);

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// How long output is still read after the last rank has ended: processes that the ranks left behind may still write.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How often to check whether a stalled stream of this process accepts data again.
+/// The interval of the checks whether a stalled stream of this process accepts data again.
 const RETRY: Duration = Duration::from_millis(10);
 
 /// The error of a program that could not be started.
@@ -32,7 +32,7 @@ pub(super) struct StartError {
 }
 
 impl StartError {
-    /// The exit code for this error: 127 or 126 where shells use it, else that of a failure of the launcher.
+    /// The exit code for this error: 127 or 126 as from a shell, otherwise [`LAUNCHER_FAILED`].
     pub(super) fn code(&self) -> u8 {
         match self.error.kind() {
             io::ErrorKind::NotFound => 127,
@@ -51,6 +51,7 @@ impl std::fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
+/// A process of a rank.
 struct Rank {
     rank: u32,
     child: Child,
@@ -59,10 +60,15 @@ struct Rank {
     /// Readable once the process has ended.
     pidfd: OwnedFd,
     has_ended: bool,
+    /// Standard output and standard error; `None` once closed.
     outputs: [Option<Output>; 2],
 }
 
 impl Rank {
+    /// Starts the process.
+    ///
+    /// # Errors
+    /// [`StartError`] if the program cannot be started; those of the system.
     fn start(mut command: Command, rank: u32) -> Result<Self> {
         let mut child = command.spawn().map_err(|error| StartError {
             program: command.get_program().to_string_lossy().into_owned(),
@@ -99,18 +105,22 @@ impl Rank {
     }
 }
 
-/// The event sources of a wait.
+/// An event source of a wait.
 #[derive(Clone, Copy)]
 enum Source {
+    /// A signal to this process.
     Signals,
+    /// A failure of the job on another host.
     RemoteFailure,
+    /// The end of the process at this index.
     End(usize),
+    /// The output of the process at this index: its stream with this index.
     Output(usize, usize),
 }
 
 /// The progress of ending the ranks.
 struct Ending {
-    /// When to send SIGTERM; `None` once it has been sent, or if the launcher's own signal was forwarded in its place.
+    /// When to send SIGTERM; `None` once it has been sent, or if a signal to the launcher was forwarded instead.
     terminate: Option<Instant>,
     /// When to send SIGKILL; `None` once it has been sent.
     kill: Option<Instant>,
@@ -120,12 +130,15 @@ struct Ending {
 
 /// The ranks of this host. If they are dropped before they have ended, they are killed.
 pub(super) struct Ranks {
+    /// All processes that were started, also those that have ended.
     ranks: Vec<Rank>,
     started: Instant,
+    /// `None` until the ranks are to end.
     ending: Option<Ending>,
+    /// The job's first failure.
     failure: Option<Failure>,
     stop_watch: StopWatch,
-    /// Names the first rank that was ended because it was stopped. The other ranks go on.
+    /// The end of the first rank that was ended because it was stopped. The other ranks go on.
     stopped: Option<Failure>,
     account: Account,
     job: Job,
@@ -136,7 +149,10 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    /// Starts all ranks. If one cannot be started, those that have been started are killed.
+    /// Starts all ranks.
+    ///
+    /// # Errors
+    /// If a rank cannot be started: the ranks that have been started are then killed.
     pub(super) fn start(options: &Options, job: &Job, secret: &str, attempt: u32) -> Result<Self> {
         let now = Instant::now();
         let mut started = Self {
@@ -225,7 +241,7 @@ impl Ranks {
                     }
                     Source::RemoteFailure => {
                         if let Some(mut failure) = nodes.remote_failure() {
-                            // Another host has come, and no rank has failed: none has a dump to write.
+                            // With code 0, another host has come, and no rank has failed: none has a dump to write.
                             let linger = match failure.code {
                                 0 => Duration::ZERO,
                                 _ => options.linger,
@@ -265,6 +281,7 @@ impl Ranks {
         }
     }
 
+    /// The outputs that are open.
     fn outputs(&self) -> impl Iterator<Item = (Source, &Output)> {
         self.ranks.iter().enumerate().flat_map(|(index, rank)| {
             let outputs = rank.outputs.iter().enumerate();
@@ -338,8 +355,8 @@ impl Ranks {
             .collect())
     }
 
-    /// Handles the end of a process, if it has ended: a failed one is replaced or ends the job, unless the job is
-    /// ending already or this process was asked to end because it was stopped.
+    /// Handles the end of a process, if it has ended. A process that failed is replaced or ends the job, unless the job
+    /// is ending already or the process was asked to end because it was stopped.
     fn reap(
         &mut self,
         index: usize,
@@ -411,7 +428,7 @@ impl Ranks {
         });
     }
 
-    /// Forwards a signal to the ranks; a request to stop also ends the job.
+    /// Forwards a signal to the ranks. A signal other than SIGUSR1 and SIGUSR2 also ends the job.
     fn forward_signal(
         &mut self,
         signal: Signal,
@@ -559,13 +576,14 @@ impl Drop for Ranks {
         for rank in &mut self.ranks {
             if !rank.has_ended {
                 rank.signal(Signal::KILL);
-                // The rank was killed, so the wait is short.
+                // An error is ignored: nothing more can be done.
                 let _ = rank.child.wait();
             }
         }
     }
 }
 
+/// Describes the end of a process, as the predicate of a sentence.
 fn describe_end(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exited with {code}"),

@@ -7,13 +7,13 @@
 //! | key, below the launchers' prefix | holds | writer |
 //! |---|---|---|
 //! | `members` | how many launchers have come | every launcher, once |
-//! | `member/<id>` | its number of ranks and its host: `4 node-a` | every launcher; ids count from 0 |
+//! | `member/<id>` | the launcher's number of ranks and its host: `4 node-a` | every launcher; ids count from 0 |
 //! | `pulse/<id>` | a counter that advances while the launcher lives | every launcher |
-//! | `round/<n>` | the attempt, the job's name, and the ids of the members: `3\njob\n0 2`; or how the job ended: `over 0\n` | the one with the store |
-//! | `rounds` | how many rounds were published | the one with the store |
-//! | `ready/<attempt>/<id>` | `1`, once its ranks of that attempt have ended | every member of the round |
-//! | `gone/<id>` | `1`: it leaves, and the others go on | a launcher that was stopped by a signal |
-//! | `left/<id>` | `1`, once it knows how the job ended, or leaves | every launcher |
+//! | `round/<n>` | the attempt, the job's name, and the ids of the members: `3\njob\n0 2`; or how the job ended: `over 0\n` | the launcher with the store |
+//! | `rounds` | how many rounds were published | the launcher with the store |
+//! | `ready/<attempt>/<id>` | `1`, once the launcher's ranks of that attempt have ended | every member of the round |
+//! | `gone/<id>` | `1`: the launcher leaves, and the others go on | a launcher that was stopped by a signal |
+//! | `left/<id>` | `1`, once the launcher knows how the job ended, or leaves | every launcher |
 
 use super::nodes::{Job, LEAVE_TIME, Life, PULSE, Pulses};
 use super::options::Options;
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 /// The job's store, below the prefix of the launchers.
 type Keys = PrefixStore<TcpStore>;
 
-/// The interval at which the launcher with the store checks which launchers are there.
+/// The interval at which the launcher with the store checks which launchers are there, or know how the job ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of launchers that may come to a job, including those that wait for a place.
 const MAX_LAUNCHERS: i64 = 65_536;
@@ -40,6 +40,7 @@ const MAX_LAUNCHERS: i64 = 65_536;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Member {
     id: u32,
+    /// The number of ranks that the launcher starts.
     nproc: u32,
     host: String,
 }
@@ -117,8 +118,8 @@ impl Rounds {
         self.pulses.clone()
     }
 
-    /// The launchers whose pulses this one watches: the other members of the round if this one has the store, else
-    /// none.
+    /// The launchers whose pulses this one watches, with a label for messages: the other members of the round if this
+    /// launcher has the store, otherwise none.
     pub(super) fn watched(&self) -> Vec<(u32, String)> {
         let members = self.round.iter().flat_map(|(_, members)| members);
         let others = (0..).zip(members);
@@ -138,8 +139,8 @@ impl Rounds {
         (self.serves_store && members < options.nnodes.most as usize).then_some(self.seen)
     }
 
-    /// The failure that this launcher publishes for the others. A signal to a launcher ends only its own ranks, unless
-    /// it has the store: then it leaves the job, and the others go on.
+    /// Returns the failure to publish for the other launchers. After a signal, a launcher without the store leaves the
+    /// job, and the others go on.
     pub(super) fn as_published(&self, keys: &Keys, failure: &Failure) -> rcomm::Result<Failure> {
         if failure.restart != Restart::Never || self.serves_store {
             return Ok(failure.clone());
@@ -152,6 +153,7 @@ impl Rounds {
         })
     }
 
+    /// Publishes that this launcher leaves the job, which goes on without it.
     fn leave(&self, keys: &Keys) -> rcomm::Result<()> {
         self.has_left.store(true, Ordering::Relaxed);
         keys.set(&format!("gone/{}", self.id), b"1")
@@ -173,8 +175,8 @@ impl Rounds {
     /// Waits for the next round that this launcher is in, or for the end of the job.
     ///
     /// # Blocking
-    /// A launcher that is in the job waits for its own time-outs at most; one that the job has no place for waits until
-    /// it has one or ends. A signal ends the wait.
+    /// A launcher that was in the last round waits for its time-outs at most. A launcher that the job has no place for
+    /// waits until the job has one or ends. A signal ends the wait.
     pub(super) fn next(
         &mut self,
         keys: &Keys,
@@ -223,7 +225,7 @@ impl Rounds {
         }
     }
 
-    /// What a published round means for this launcher; `None` if it is not in it.
+    /// Returns what a published round means for this launcher; `None` if the launcher is not in the round.
     fn read(&mut self, keys: &Keys, text: &[u8]) -> Result<Option<Next>> {
         let text = std::str::from_utf8(text).context(INVALID_KEY)?;
         let (head, rest) = text.split_once('\n').context(INVALID_KEY)?;
@@ -357,8 +359,9 @@ impl Rounds {
         }
     }
 
-    /// The launchers that are there: this one, those of the last round in their order, then others as they came; and
-    /// whether one of them has yet to end its ranks, or to show that it lives.
+    /// Returns the launchers that are there: this one, those of the last round in their order, then others as they
+    /// came. Also returns whether another launcher has yet to end its ranks, or to show that it lives, and so is left
+    /// out.
     fn present(
         &mut self,
         keys: &Keys,
@@ -398,8 +401,8 @@ impl Rounds {
         Ok((present, is_any_unready))
     }
 
-    /// Ends the job on this launcher. The one with the store publishes how the job ended, and waits until the others
-    /// have read it, for [`LEAVE_TIME`] at most.
+    /// Ends the job on this launcher. The launcher with the store publishes how the job ended, and waits until the
+    /// others know it, for [`LEAVE_TIME`] at most.
     pub(super) fn finish(
         &mut self,
         keys: &Keys,
@@ -432,6 +435,7 @@ impl Rounds {
     }
 }
 
+/// The error for a value that no launcher writes.
 const INVALID_KEY: &str =
     "a key of the launchers in the store has an invalid value: another program may have written it";
 
@@ -460,7 +464,7 @@ fn over(failure: &Failure) -> String {
     format!("over {}\n{}", failure.code, failure.sentence)
 }
 
-/// The failure of a launcher that a signal asks to stop while it has no ranks; `None` without such a signal.
+/// Returns the failure of a launcher that a signal asks to stop while it has no ranks; `None` without such a signal.
 fn stop_of(signals: &Signals) -> Option<Failure> {
     let asks_to_stop = |signal: &Signal| ![Signal::USR1, Signal::USR2].contains(signal);
     let signal = signals.take().into_iter().find(asks_to_stop)?;

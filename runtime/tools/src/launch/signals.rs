@@ -6,11 +6,12 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use std::io;
 use std::os::unix::net::UnixStream;
 
-/// The signals that are forwarded to the ranks. For each, a byte arrives at a socket.
+/// The signals that are forwarded to the ranks. When one arrives, its socket becomes readable.
 pub(super) struct Signals(Vec<(i32, UnixStream)>);
 
 impl Signals {
-    /// Catches these signals in place of their usual effects, for the rest of the process's life.
+    /// Catches SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 in place of their usual effects, for the rest of the
+    /// process's life.
     pub(super) fn catch() -> io::Result<Self> {
         let catch = |signal| {
             let (read, write) = UnixStream::pair()?;

@@ -1,21 +1,22 @@
 //! [`StopWatch`]: ends ranks that a signal has stopped and that nothing continues, so that the launcher does not wait
 //! for them without a limit.
 //!
-//! A rank is ended here only if another has ended with 0, or if all ranks that are left are stopped: otherwise the
-//! ranks that wait for it fail at their time-out. A rank that runs is never ended here, however long the others have
-//! ended before it: it may be saving a checkpoint. Nor is one that a debugger has stopped: its user looks at it.
+//! A rank is ended here only if another rank has ended with 0, or if all ranks that are left are stopped: otherwise the
+//! ranks that wait for the stopped rank fail at their time-out. A rank that runs is never ended here, however long ago
+//! the others have ended: it may be saving a checkpoint. A rank that a debugger has stopped is not ended either: a user
+//! looks at it.
 
 use super::output::in_words;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// After this long a stopped rank is named on standard error, or after half the limit if that is shorter.
+/// A stopped rank is named on standard error after this time, or after half the limit if that is shorter.
 const NAMED_AFTER: Duration = Duration::from_secs(10);
-/// How often the ranks' states are read, or a quarter of the limit if that is shorter.
+/// The interval at which the ranks' states are read, unless a quarter of the limit is shorter.
 const LOOK: Duration = Duration::from_secs(1);
-/// The shortest pause between two looks.
+/// The shortest interval at which the ranks' states are read.
 const SHORTEST_LOOK: Duration = Duration::from_millis(20);
-/// Without a limit, ranks that still run are named this long after the first rank has ended with 0.
+/// Without a limit, ranks that still run are named on standard error this long after the first rank has ended with 0.
 const RUNNING_NAMED_AFTER: Duration = Duration::from_secs(600);
 
 /// The state of a process, according to the kernel.
@@ -68,11 +69,12 @@ pub(super) enum Action {
 /// One stopped process.
 #[derive(Default)]
 struct Stopped {
-    /// For how long it was seen stopped, without a break.
+    /// For how long the process was seen stopped, without a break.
     time: Duration,
-    /// Whether it was named on standard error.
+    /// Whether the process was named on standard error.
     is_named: bool,
-    /// `None` until it was asked to end, which happens once; then the moment at which to kill it, `None` after that.
+    /// `None` until the process was asked to end, which happens once. Then the moment at which to kill it; `Some(None)`
+    /// once it was killed.
     kill: Option<Option<Instant>>,
 }
 
@@ -82,16 +84,19 @@ pub(super) struct StopWatch {
     limit: Option<Duration>,
     /// The time between SIGTERM and SIGKILL.
     grace: Duration,
+    /// When the states were read last.
     last: Instant,
+    /// When the states are to be read next.
     next: Instant,
     /// When the first rank ended with 0.
     first_end: Option<Instant>,
+    /// The processes that were looked at, by index; those that run have a time of 0.
     stopped: BTreeMap<usize, Stopped>,
     has_named_running: bool,
 }
 
 impl StopWatch {
-    /// A watch that begins `now`. With a `limit` of 0, a rank may be stopped without limit.
+    /// Makes a watch that begins `now`. With a `limit` of 0, a rank may be stopped without limit.
     pub(super) fn new(limit: Duration, grace: Duration, now: Instant) -> Self {
         Self {
             limit: Some(limit).filter(|limit| !limit.is_zero()),
@@ -125,7 +130,8 @@ impl StopWatch {
         of_limit.clamp(SHORTEST_LOOK, LOOK)
     }
 
-    /// What is to be done with the processes that have not ended. Returns nothing before a look is due.
+    /// Returns what is to be done with the processes that have not ended: nothing before the next look is due. `seen`
+    /// returns the states of these processes.
     pub(super) fn look(&mut self, seen: impl FnOnce() -> Vec<Seen>, now: Instant) -> Vec<Action> {
         if now < self.next {
             return Vec::new();
@@ -173,7 +179,7 @@ impl StopWatch {
         actions
     }
 
-    /// Has the processes killed that did not end within the grace period.
+    /// Returns actions that kill the processes that did not end within the grace period.
     fn kill_overdue(&mut self, seen: &[Seen], now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         for process in seen {
@@ -188,7 +194,7 @@ impl StopWatch {
         actions
     }
 
-    /// The message that names stopped processes, each with the time for which it has been stopped.
+    /// Returns the message that names these stopped processes. With each comes the time for which it has been stopped.
     fn name_stopped(&self, named: &[(&Seen, Duration)]) -> Option<Action> {
         let names_of = |state| {
             let processes = named.iter().map(|(process, _)| process);
@@ -222,7 +228,7 @@ impl StopWatch {
         (!parts.is_empty()).then(|| Action::Print(parts.join(". ")))
     }
 
-    /// The message that names the ranks that still run long after the first rank has ended; once only.
+    /// Returns the message that names the ranks that still run long after the first rank has ended; once only.
     fn name_running(&mut self, seen: &[Seen], now: Instant) -> Option<Action> {
         let after = self.limit.unwrap_or(RUNNING_NAMED_AFTER);
         let is_due = self.first_end.is_some_and(|end| now - end >= after);

@@ -4,14 +4,14 @@
 //! cargo run --release -p rcomm-tests --bin soak -- --seed 7 --minutes 60
 //! ```
 //!
-//! Every result is checked against what the ranks' inputs must give. In a round with a fault, every other rank must get
-//! an error in time that names the culprit; in a round without a fault, no rank may get an error, also if a rank is
-//! started late; in a round whose launcher is ended, no rank may be left. After its world no
-//! rank may hold more descriptors or threads than before. The seed and the number of the round decide all random
+//! Every result is checked against what the ranks' inputs must give. In a round with a fault, every rank but the faulty
+//! one must get, in time, an error that names the faulty one. In a round without a fault, no rank may get an error,
+//! even if a rank is started late. In a round whose launcher is ended, no rank may be left. After its world has ended,
+//! no rank may hold more descriptors or threads than before. The seed and the number of the round decide all random
 //! choices, and a round that was wrong is printed as the command that repeats it.
 //!
 //! With `--long`, one job lives through all rounds and makes and destroys their groups. Memory, threads and descriptors
-//! of each rank must not grow between its second and its last quarter, except for noise.
+//! of each rank must not grow between the second and the last quarter of its samples, except for noise.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -51,16 +51,16 @@ struct Soak {
     /// The number of the first round.
     #[arg(long, default_value_t = 0)]
     round: u64,
-    /// How many rounds to make at most.
+    /// How many rounds to make at most (not with --long).
     #[arg(long)]
     rounds: Option<u64>,
     /// Let one job live through all rounds, without faults, and judge what each rank uses.
     #[arg(long)]
     long: bool,
-    /// How much later than its time-out an error may come, in seconds: more on a busy machine.
+    /// How much later than its time-out an error may come, in seconds; set it higher on a busy machine.
     #[arg(long, default_value_t = 10)]
     slack: u64,
-    /// The time-out of operations, in seconds: more where ranks may get no processor for so long.
+    /// The time-out of operations, in seconds; set it higher where ranks may get no processor for so long.
     #[arg(long, default_value_t = 3)]
     timeout: u64,
 }
@@ -149,7 +149,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Makes rounds until the time is over; returns whether all were right.
+/// Makes rounds until the time is over or `--rounds` are made. Returns whether all were right.
 fn soak(args: &Soak) -> anyhow::Result<bool> {
     let began = Instant::now();
     let limit = Duration::try_from_secs_f64(args.minutes * 60.0);
@@ -224,7 +224,11 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
         totals.checked += report.checked;
         totals.slowest_error_ms = totals.slowest_error_ms.max(report.waited_ms);
         totals.memory_kib = totals.memory_kib.max(report.memory_kib);
-        ensure!(report.wrong.is_empty(), "rank {rank}: {:?}", report.wrong);
+        ensure!(
+            report.wrong.is_empty(),
+            "rank {rank} got wrong results: {:?}",
+            report.wrong
+        );
         let (fds, threads) = report.left;
         ensure!(
             fds <= 0 && threads <= 0,
@@ -241,7 +245,10 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
                 );
                 let limit = limits.timeout + limits.slack;
                 let waited = Duration::from_millis(report.waited_ms);
-                ensure!(waited <= limit, "rank {rank}, after {waited:?}: {text}");
+                ensure!(
+                    waited <= limit,
+                    "rank {rank} got its error after {waited:?}, later than {limit:?}: {text}"
+                );
             }
         }
     }
@@ -290,14 +297,14 @@ impl Ranks {
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::null());
-            // A late rank is started last.
+            // A late rank is started last; it is inserted so that `processes` stays in the order of ranks.
             let index = ranks.processes.len().min(rank as usize);
             ranks.processes.insert(index, command.spawn()?);
         }
         Ok(ranks)
     }
 
-    /// What the ranks reported, without the culprit.
+    /// Waits until all ranks but the faulty one have ended, and returns their reports.
     fn wait(&mut self, plan: &Plan, limit: Duration) -> anyhow::Result<Vec<(u32, RankReport)>> {
         let culprit = plan.fault.as_ref().map(|fault| fault.rank);
         let until = Instant::now() + limit;

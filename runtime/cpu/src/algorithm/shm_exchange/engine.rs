@@ -91,7 +91,7 @@ impl ShmEngine {
             policy,
         };
         let longest = if has_lists(op_header.op) {
-            context.compare_lists(&step.lists)?
+            Some(context.exchange_lists(&step.lists)?)
         } else {
             None
         };

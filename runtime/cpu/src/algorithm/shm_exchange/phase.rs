@@ -18,7 +18,7 @@ pub(super) struct PhaseContext<'a, 'p> {
     pub(super) signature: u64,
     /// The largest number of bytes of an all_reduce in which every rank combines all inputs.
     pub(super) max_whole: usize,
-    /// The registered memory of the ranks; `None` while the ranks agree on access to it.
+    /// The registered memory of the ranks; `None` while the ranks negotiate access to it.
     pub(super) regions: Option<&'a mut MappedRegions>,
     pub(super) policy: &'a mut WaitPolicy<'p>,
 }
@@ -57,7 +57,7 @@ impl PhaseContext<'_, '_> {
     }
 
     /// Returns the failure of a step for which ranks have different signatures. All ranks have seen the difference, so
-    /// all show their headers now.
+    /// all show their headers in this phase.
     #[cold]
     fn disagreement(&mut self) -> Failure {
         let bytes = self.op_header.encode();
@@ -89,9 +89,9 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// Exchanges and compares headers with lists of counts; returns the length in bytes of the longest part of
-    /// any rank.
-    pub(super) fn compare_lists(&mut self, lists: &[u64]) -> Result<Option<usize>, Failure> {
+    /// Exchanges headers with lists of counts, and compares the lists. Returns the length in bytes of the longest part
+    /// of any rank.
+    pub(super) fn exchange_lists(&mut self, lists: &[u64]) -> Result<usize, Failure> {
         let mut op_header = *self.op_header;
         let len = lists.len() * 8;
         op_header.inline = u32::try_from(len).unwrap_or(u32::MAX);
@@ -127,7 +127,7 @@ impl PhaseContext<'_, '_> {
             .map_err(|found| Failure::Mismatch(self.ranks[found.rank], found.message))?;
         let longest = all_counts.iter().flatten().copied().max().unwrap_or(0);
         let element = self.op_header.dtype.size().unwrap_or(1);
-        Ok(Some(usize::try_from(longest).unwrap_or(0) * element))
+        Ok(usize::try_from(longest).unwrap_or(0) * element)
     }
 
     /// The other ranks, starting with the next one, so that not all ranks start with rank 0.

@@ -20,8 +20,8 @@ pub(super) struct Arrivals<'a> {
 }
 
 impl Arrivals<'_> {
-    /// Publishes that this rank has arrived. To be called once by each rank. Returns true on the one rank that arrives
-    /// last.
+    /// Publishes that this rank has arrived. To be called once by each rank. Returns true on one rank, when all
+    /// ranks have arrived.
     ///
     /// # Errors
     /// `Store`.

@@ -5,7 +5,7 @@ use rcomm_core::store::{HashStore, Store};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A store that counts the keys of all calls that return something of their values.
+/// A store that counts the keys of all calls that read keys or wait for them.
 #[derive(Default)]
 pub(crate) struct CountingStore {
     store: HashStore,

@@ -28,7 +28,7 @@ impl StoreExchange {
         }
     }
 
-    /// Publishes this rank's value of the name `key`.
+    /// Publishes this rank's value with the name `key`.
     pub(crate) fn publish(&self, key: &str, value: &[u8]) -> Result<()> {
         self.store.set(&self.value_key(key, self.own_index), value)
     }

@@ -176,7 +176,7 @@ impl Drop for Slot {
 pub(crate) struct SearchStreams<'a> {
     /// The stream for a buffer that names none.
     pub(crate) default: &'a Arc<CudaStream>,
-    /// A stream on which nothing waits for a peer, for the memory of results.
+    /// A stream whose work waits for no kernel, for the memory of results.
     pub(crate) copies: &'a Arc<CudaStream>,
     /// Events that mark the end of the search.
     pub(crate) sync_events: &'a Arc<EventPool>,

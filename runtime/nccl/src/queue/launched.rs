@@ -1,10 +1,10 @@
 //! The operations of a queue that are on the device, in the order of its stream.
 //!
 //! Events return to their pool when someone finds that their operation has ended: a waiting thread, or the watchdog in
-//! its next round. So a burst of operations would need new events, and making an event costs more than a query. If the
-//! pool is empty, the issuing thread therefore queries the end of one operation: if that has ended, all operations
-//! before it on the stream have ended. With timing on, the thread makes new events instead: before events are used
-//! again, their times must be read, which costs more than new events.
+//! its next round. So a burst of operations would need new events, and a new event costs the issuing thread more than a
+//! reused one. If the pool is empty, that thread therefore queries the end of one operation: if it has ended, all
+//! operations before it on the stream have ended. With timing on, the thread makes new events instead: before events
+//! are used again, their times must be read, which costs more than new events.
 
 use super::CommQueue;
 use super::pending::Ticket;
@@ -43,7 +43,7 @@ impl<T> State<T> {
     fn push(&mut self, ticket: &Arc<T>) {
         if self.tickets.len() >= self.tidy_at {
             self.tickets.retain(|it| it.strong_count() > 0);
-            // So each added operation costs a look at two on average, however many are kept.
+            // So each operation is looked at twice on average, however many are kept.
             self.tidy_at = BATCH.max(2 * self.tickets.len());
         }
         self.tickets.push_back(Arc::downgrade(ticket));

@@ -23,7 +23,7 @@ use std::time::Duration;
 const GRACE: Duration = Duration::from_secs(2);
 /// How long the records stay after the end, so that a live view of the job can read how it ended.
 const LAST_LOOK: Duration = Duration::from_secs(2);
-/// How long a demonstration continues after one of its ranks has ended, unless ctrl-c ends it.
+/// How long a demonstration continues after one of its ranks has failed, unless ctrl-c ends it.
 const LINGER: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Runs the demonstration, or one of its ranks. Blocks until the job has ended.

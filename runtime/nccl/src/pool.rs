@@ -30,6 +30,7 @@ pub struct MemoryPool {
     state: Mutex<PoolState>,
 }
 
+/// The pool's segments and groups.
 #[derive(Default)]
 struct PoolState {
     /// The segments, by address.

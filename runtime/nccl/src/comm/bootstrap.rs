@@ -15,6 +15,7 @@ use rcomm_core::Deadline;
 use rcomm_core::{Error, ErrorKind, Result};
 use std::time::{Duration, Instant};
 
+/// What this rank waits for.
 enum BootstrapStage {
     /// The ranks exchange their descriptions.
     Gathering,
@@ -22,6 +23,7 @@ enum BootstrapStage {
     Joining(CommInit),
     /// The communicator exists, and its rings are being connected.
     Connecting(Connecting),
+    /// The communicator is ready. `None` once it was taken out.
     Joined(Option<Comm>),
 }
 
@@ -165,6 +167,7 @@ impl Bootstrap {
         }
     }
 
+    /// Works as [`step`](Self::step), whenever the last step was.
     fn try_step(&mut self, shared: &Shared) -> Result<bool> {
         if let BootstrapStage::Gathering = self.stage {
             let Some(ids) = peer_info::poll(&self.members, shared.options.device_sharing)? else {
@@ -254,6 +257,10 @@ impl Bootstrap {
         }
     }
 
+    /// Works as [`give_up`](Self::give_up). Returns what is known of the other ranks, as text.
+    ///
+    /// # Errors
+    /// `Store`; `Rendezvous` if an outcome cannot be read or written.
     fn try_give_up(&self, error: &Error, report_time: Duration) -> Result<String> {
         let own_rank = self.members.ranks[self.members.own_index as usize];
         let store = &self.members.store;

@@ -96,6 +96,7 @@ pub(crate) enum InitStep {
 /// A communicator that is being created.
 pub(crate) struct CommInit(InitStage);
 
+/// How far a creation has come.
 enum InitStage {
     /// The rank is joining, and the handle exists. The rings are connected after all ranks have joined.
     Joining(Comm, Option<WarmUp>),

@@ -231,6 +231,10 @@ impl Comm {
         }
     }
 
+    /// Returns whether no work is in progress in the background.
+    ///
+    /// # Errors
+    /// `Backend`, `PeerLost` or `Timeout` with the library's message.
     fn query(library: &NcclLibrary, comm: NcclComm) -> Result<bool> {
         let mut state = result::SUCCESS;
         // SAFETY: both callers pass a live communicator under its lock; the call writes one int through a

@@ -362,6 +362,7 @@ fn ras(text: &impl Fn(&str) -> Option<String>) -> Result<Option<String>> {
     Ok(is_wanted.then(|| address.trim().to_owned()))
 }
 
+/// Parses a switch.
 fn is_on(name: &str, value: &str) -> Result<bool> {
     match value.trim().to_ascii_lowercase().as_str() {
         "1" | "y" | "yes" | "true" | "on" => Ok(true),
@@ -375,6 +376,7 @@ fn number<T: FromStr>(name: &str, value: &str) -> Result<T> {
     parsed.map_err(|_| refused(name, value, "a whole number that is not too large"))
 }
 
+/// Returns the error for a value that is not allowed.
 fn refused(name: &str, value: &str, expected: &str) -> Error {
     Error::new(
         ErrorKind::InvalidArgument,

@@ -43,6 +43,7 @@ struct Allocation {
 }
 
 impl Allocation {
+    /// Frees the memory, in the order of its stream if it has one. To be called once.
     fn free(&self) -> Result<()> {
         let _entered = self.device.enter()?;
         let (driver, table) = (self.device.driver(), self.device.driver().table());
@@ -495,6 +496,7 @@ impl DeviceBuffer {
         }
     }
 
+    /// Refuses a buffer with another element type or length.
     fn check_same_shape(&self, other: &Buffer<'_>) -> Result<()> {
         if other.dtype() == self.dtype && other.len() == self.len {
             return Ok(());
@@ -540,6 +542,10 @@ unsafe fn zero(stream: &CudaStream, at: CuDevicePtr, bytes: usize) -> Result<()>
     driver.check("cuMemsetD8Async", status)
 }
 
+/// Returns the size in bytes of `len` elements.
+///
+/// # Errors
+/// `InvalidArgument` for [`DType::Other`], and for a size that exceeds the address space.
 fn size_of(dtype: DType, len: usize) -> Result<usize> {
     let bytes = dtype.size().and_then(|size| size.checked_mul(len));
     bytes

@@ -307,6 +307,7 @@ impl Calls<'_> {
         self.with_reduction(reduction, output.dtype, call)
     }
 
+    /// Makes a call of `ncclAlltoAll`, or sends and receives if the library has no such function.
     pub(super) fn all_to_all(&self, input: &Buffer<'_>, output: &Buffer<'_>) -> Result<()> {
         let target = self.target;
         let Some(all_to_all) = target.library.table().all_to_all else {
@@ -337,6 +338,8 @@ impl Calls<'_> {
         self.note("ncclAlltoAll", status)
     }
 
+    /// Makes a call of `ncclGather`, or sends and receives if the library has no such function. Outputs that are not
+    /// contiguous are staged.
     pub(super) fn gather(
         &self,
         input: &Buffer<'_>,
@@ -389,6 +392,8 @@ impl Calls<'_> {
         self.note("ncclGather", status)
     }
 
+    /// Makes a call of `ncclScatter`, or sends and receives if the library has no such function. Inputs that are not
+    /// contiguous are staged.
     pub(super) fn scatter(
         &self,
         inputs: &[Buffer<'_>],
@@ -467,6 +472,7 @@ impl Calls<'_> {
         outputs.try_for_each(|(part, peer)| self.recv(part, peer))
     }
 
+    /// Sends a part to a rank of the communicator; nothing for an empty part.
     pub(super) fn send(&self, part: Part, peer: u32) -> Result<()> {
         if part.len == 0 {
             return Ok(());
@@ -489,6 +495,7 @@ impl Calls<'_> {
         self.note("ncclSend", status)
     }
 
+    /// Receives a part from a rank of the communicator; nothing for an empty part.
     pub(super) fn recv(&self, part: Part, peer: u32) -> Result<()> {
         if part.len == 0 {
             return Ok(());

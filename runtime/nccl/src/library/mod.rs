@@ -112,6 +112,7 @@ impl NcclLibrary {
         ))
     }
 
+    /// Loads the library at this path. The error is the reason why it cannot be used.
     fn load_one(path: &Path) -> Result<Self, String> {
         // SAFETY: loading runs the library's initializers. The file is NCCL by its name, or the user named it
         // as NCCL.

@@ -410,6 +410,10 @@ impl CommQueue {
         Ok(())
     }
 
+    /// Closes the communicators of these queues, in the calling thread.
+    ///
+    /// # Errors
+    /// `Timeout`; those of the context. Other errors are logged, and their communicators are aborted.
     fn try_close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
         let with_comm = |queue: &Arc<Self>| Some((queue.clone(), queue.comm.get()?.clone()));
         let open: Vec<(Arc<Self>, Arc<Comm>)> = queues.iter().filter_map(with_comm).collect();
@@ -468,6 +472,10 @@ impl CommQueue {
     }
 }
 
+/// Starts a thread.
+///
+/// # Errors
+/// `Io` if no thread can be started.
 fn on_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,

@@ -552,6 +552,7 @@ impl<'o> Streams<'o> {
     }
 }
 
+/// The address of the memory, for calls of the library.
 fn address_of(memory: &DeviceBuffer) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(memory.address() as usize)
 }

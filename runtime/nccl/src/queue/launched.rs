@@ -19,6 +19,7 @@ const BATCH: usize = 32;
 #[derive(Default)]
 pub(super) struct Launched(Mutex<State<Ticket>>);
 
+/// The list, and when it is worth a look.
 struct State<T> {
     tickets: VecDeque<Weak<T>>,
     /// While the list has fewer operations, no end is queried.

@@ -27,6 +27,7 @@ pub(crate) struct Registry {
     windows: Mutex<Windows>,
 }
 
+/// The registered ranges of a communicator.
 #[derive(Default)]
 struct Registered {
     /// The registered ranges, by the library's number.
@@ -88,6 +89,7 @@ impl LastUse {
 }
 
 impl Registered {
+    /// Adds a registration of `memory` to which the library has given the number `id`.
     fn add(&mut self, id: u64, memory: &Buffer<'_>, owner: Arc<dyn Any + Send + Sync>) {
         let (begin, end) = pages_of(memory);
         let known = self.by_id.entry(id).or_default();

@@ -110,6 +110,10 @@ pub(crate) struct NcclWindow {
     incoming: Vec<Mutex<Incoming>>,
 }
 
+/// Returns a buffer over the same memory that keeps the memory alive.
+///
+/// # Errors
+/// `InvalidArgument` for memory without an owner.
 fn keep_alive(memory: &Buffer<'_>) -> Result<Buffer<'static>> {
     memory.share_owner().ok_or_else(|| {
         let message =
@@ -152,6 +156,10 @@ impl CommQueue {
 }
 
 impl NcclWindow {
+    /// Returns the state of the open window, which cannot be closed meanwhile.
+    ///
+    /// # Errors
+    /// `Closed`.
     fn open(&self) -> Result<RwLockReadGuard<'_, Option<OpenWindow>>> {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
         match open.is_some() {
@@ -160,6 +168,7 @@ impl NcclWindow {
         }
     }
 
+    /// Refuses a peer that is not in the group, and a range that is not within the peer's part.
     fn check_range(&self, peer: u32, offset: usize, bytes: usize) -> Result<()> {
         let Some(&part) = self.parts.get(peer as usize) else {
             let message = format!(

@@ -324,6 +324,10 @@ impl CommQueue {
         })
     }
 
+    /// Undoes [`register_window`](Self::register_window).
+    ///
+    /// # Errors
+    /// `Timeout` if the communicator is not free in time; the error of an abort; the library's error.
     pub(super) fn deregister_window(&self, window: &WindowMemory) -> Result<()> {
         let library = &self.shared.library;
         let (Some(comm), Some(deregister)) = (self.comm(), library.table().comm_window_deregister)

@@ -71,6 +71,7 @@ impl Printer {
         }
     }
 
+    /// Adds the bandwidths and the facts of the whole measurement to a row.
     fn line(&self, row: &Row) -> Line {
         // Bytes per microsecond are megabytes per second.
         let algbw = if row.p50_us > 0.0 {

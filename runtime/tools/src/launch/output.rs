@@ -114,6 +114,7 @@ impl Sink {
         }
     }
 
+    /// Queues a piece, which waits if the queue is full.
     fn push(&mut self, piece: Vec<u8>) {
         if !piece.is_empty() {
             self.waiting.push_back(piece);

@@ -125,6 +125,7 @@ impl StopWatch {
         self.next
     }
 
+    /// The time between two looks.
     fn pause(&self) -> Duration {
         let of_limit = self.limit.map_or(LOOK, |limit| limit / 4);
         of_limit.clamp(SHORTEST_LOOK, LOOK)

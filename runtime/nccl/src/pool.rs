@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// tensors.
 ///
 /// A segment is registered with every group that the pool is [registered](Self::register_with) with, so that the
-/// collectives of these groups use its memory directly. It is deregistered before it is freed.
+/// collectives of these groups use the segment's memory directly. A segment is deregistered before it is freed.
 ///
 /// # Thread safety
 /// Any thread may use it; one call at a time runs.
@@ -162,8 +162,8 @@ impl MemoryPool {
         Ok(at)
     }
 
-    /// Deregisters the segment at this address from all groups and frees it. Operations on it must have ended, unless
-    /// their buffers keep it alive.
+    /// Deregisters the segment at this address from all groups and frees it. Operations on the segment must have
+    /// ended, unless their buffers keep it alive.
     ///
     /// # Blocking
     /// As [`allocate`](Self::allocate); also until a group's operations on the segment have ended, at most 30 seconds
@@ -194,7 +194,7 @@ impl MemoryPool {
     /// # Errors
     /// `Unsupported` if the backend registers no memory; the library's error. The group stays in the pool after an
     /// error, with the segments that were registered before it, until [`deregister_from`](Self::deregister_from);
-    /// allocations fail as long as its error persists.
+    /// allocations fail as long as the group's error persists.
     pub fn register_with(&self, backend: &Arc<dyn Backend>) -> Result<()> {
         let mut state = self.lock();
         let PoolState { segments, groups } = &mut *state;
@@ -240,7 +240,7 @@ impl MemoryPool {
         segments.map(|(&at, segment)| (at, segment.len())).collect()
     }
 
-    /// Makes this the pool from which [`AllocatorFunctions`] take memory of its device, until the process ends.
+    /// Makes this the pool from which [`AllocatorFunctions`] take memory of the pool's device, until the process ends.
     ///
     /// ```no_run
     /// # fn of(pool: std::sync::Arc<rcomm_nccl::MemoryPool>) -> rcomm_core::Result<()> {

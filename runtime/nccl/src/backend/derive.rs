@@ -112,8 +112,8 @@ impl NcclBackend {
     /// Until all remaining ranks take part, or the deadline.
     ///
     /// # Errors
-    /// `Unsupported`, on all remaining ranks, if the library of one of them cannot shrink, or if its communicator
-    /// can no longer be used for this; also if no rank is left out, or if the new group changes the order of ranks.
+    /// `Unsupported`, on all remaining ranks, if the library of one of them cannot shrink, if a communicator cannot be
+    /// shrunk any more, if no rank is left out, or if the new group changes the order of ranks.
     /// `InvalidArgument` if a rank of `group` is not in this group; `Timeout` names the ranks that did not arrive.
     pub(crate) fn derive_by_shrink(
         &self,

@@ -20,7 +20,7 @@ use rcomm_core::{Error, ErrorKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// The backends of this process, of all worlds, since those of one device wait for one another.
+/// The backends of this process, of all worlds: the backends of one device wait for one another.
 static BACKENDS: Mutex<Vec<Weak<NcclBackend>>> = Mutex::new(Vec::new());
 
 fn backends() -> MutexGuard<'static, Vec<Weak<NcclBackend>>> {
@@ -42,7 +42,7 @@ pub(super) struct AbortedGroup {
     reason: AbortReason,
 }
 
-/// The name of a group in messages: its description if it has one.
+/// The name of a group in messages: the description if there is one.
 fn name_of(backend: &NcclBackend) -> &str {
     let info = &backend.group.info;
     match info.desc.as_str() {

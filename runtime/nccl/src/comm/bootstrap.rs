@@ -1,7 +1,7 @@
 //! How the ranks of a communicator find each other over the store, step by step.
 //!
-//! First the ranks exchange their descriptions (`peer_info`), then they join. A rank that gives up publishes its
-//! reason, and the others stop waiting for it.
+//! First the ranks exchange their descriptions (`peer_info`), then they join. A rank that gives up publishes the
+//! reason, and the others stop waiting for the rank.
 
 use super::Comm;
 use super::init::{CommInit, InitParams, InitStep, WarmUp};
@@ -23,7 +23,7 @@ enum BootstrapStage {
     Joining(CommInit),
     /// The communicator exists, and its rings are being connected.
     Connecting(Connecting),
-    /// The communicator is ready. `None` once it was taken out.
+    /// The communicator is ready.
     Joined(Option<Comm>),
 }
 
@@ -71,7 +71,7 @@ impl Bootstrap {
     const FIRST_PAUSE: Duration = Duration::from_micros(200);
     const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-    /// Publishes this rank's [`PeerInfo`], with a unique id if this rank is one of those that make one.
+    /// Publishes this rank's [`PeerInfo`], with a unique id if this rank is to make one.
     ///
     /// # Errors
     /// `Store`; `Backend` if the library cannot make an id.
@@ -212,7 +212,7 @@ impl Bootstrap {
 
     /// Returns the stage after the join. A group exists once the broadcast that connects its rings has ended on the
     /// device. Until then, the broadcast's kernel holds room on the device, for which operations of other groups may
-    /// wait on other ranks. A pair exists at once, since its message comes after the broadcast on the same stream.
+    /// wait on other ranks. A pair exists at once: its messages come after the broadcast on the same stream.
     fn after_join(&self, shared: &Shared, comm: Option<Comm>) -> Result<BootstrapStage> {
         match &self.warm_up {
             Some(warm_up) if self.members.scope == Scope::Group => {
@@ -381,14 +381,14 @@ mod tests {
             polls.collect()
         });
         let time = start.elapsed();
-        // Not asserted: it depends on the machine's load. Measured: 0.3 s. The longest pause of this many ranks is
-        // 0.25 s.
+        // The time is not asserted, since it depends on the machine's load. It was 0.3 s. The longest pause of this
+        // many ranks is 0.25 s.
         println!("{RANKS} ranks met within {time:?}");
         // Each rank counts itself, checks for the outcome, reads it, and notes that it has joined. The first rank also
-        // reads the counter and each value once, and writes the outcome. A counter of those that have joined serves 48
-        // ranks, and its last rank counts it.
+        // reads the counter and each value once, and writes the outcome. One counter of joined ranks serves 48
+        // ranks, and the last of them counts the counter as complete.
         let needed = u64::from(5 * RANKS + 2 + RANKS.div_ceil(48));
-        // A poll in vain reads one key, and that of the first rank two.
+        // A poll in vain reads one key; on the first rank, it reads two.
         let in_vain = polls.iter().sum::<u64>() + polls[0];
         assert_eq!(store.keys(), needed + in_vain);
         println!("{in_vain} keys were read in vain");

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Memory on the heap for one handle.
 ///
-/// An `Arc`, not a `Box`: each move of a `Box` asserts unique access to its contents, which would invalidate the
-/// library's pointer to them.
+/// The memory is in an `Arc`, not in a `Box`: each move of a `Box` asserts unique access to the contents, which would
+/// invalidate the library's pointer to them.
 #[derive(Clone, Default)]
 pub(crate) struct HandleSlot(Arc<AtomicPtr<c_void>>);
 

@@ -105,7 +105,7 @@ impl Comm {
     /// left after its part was done, so that data in flight still arrive.
     pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
-    /// Takes ownership of a communicator that the library has just made; null is one that has ended.
+    /// Takes ownership of a communicator that the library has just made. Null counts as a communicator that has ended.
     ///
     /// # Safety
     /// `raw` is null, or a live communicator of this library that no other code ends.
@@ -267,7 +267,7 @@ impl Comm {
     }
 
     /// Frees the communicator after [`finalize`](Self::finalize), if no error has occurred on it. If this
-    /// call fails, the library leaves its group of calls open on the thread (`ncclCommDestroy`, init.cc:
+    /// call fails, the library leaves a group of calls open on the thread (`ncclCommDestroy`, init.cc:
     /// `ncclCommEnsureReady` returns before `ncclGroupEndInternal`), so the thread makes no other call. A
     /// second call has no effect.
     ///

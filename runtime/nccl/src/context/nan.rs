@@ -1,9 +1,9 @@
-//! Searches device memory for NaNs with small kernels. They are loaded as PTX text, so that the build needs no CUDA,
-//! and the driver compiles them for its device.
+//! Searches device memory for NaNs with small kernels. The kernels are loaded as PTX text, so that the build needs no
+//! CUDA, and the driver compiles them for the device.
 //!
-//! A float is a NaN if its bit pattern without the sign, as an integer, is greater than that of infinity (for
-//! the 8-bit type without infinities, than that of the largest number): IEEE 754, and "FP8 Formats for Deep
-//! Learning" (arXiv 2209.05433). So one kernel for each width serves all types.
+//! A float is a NaN if its bit pattern without the sign, as an integer, is greater than the pattern of infinity, or of
+//! the largest number in the 8-bit type without infinities: IEEE 754, and "FP8 Formats for Deep Learning" (arXiv
+//! 2209.05433). So one kernel for each width serves all types.
 
 use crate::cuda::device::CudaDevice;
 use crate::cuda::event::{EventPool, Mark};
@@ -226,7 +226,7 @@ impl NanFinder {
         Ok((first != u64::MAX).then(|| first / format.floats))
     }
 
-    /// Returns the kernels, which it loads at the first call. The context must be current.
+    /// Returns the kernels; the first call loads them. The context must be current.
     fn kernels(&self, device: &Arc<CudaDevice>) -> Result<Arc<Kernels>> {
         let mut kernels = lock(&self.kernels);
         if let Some(kernels) = &*kernels {

@@ -67,12 +67,12 @@ pub struct NcclOptions {
     pub pairs: PairComms,
     /// The order of the launches of several communicators on one device.
     pub launch_order: LaunchOrder,
-    /// Whether collectives pass their sequence number to NCCL's profiler plug-ins (2.32). The environment switches this
-    /// on if it names a plug-in.
+    /// Whether collectives pass their sequence number to NCCL's profiler plug-ins (2.32). The option is on if the
+    /// environment names a plug-in.
     pub tags: bool,
     /// The algorithms that NCCL may use for each collective (`algSelection` of NCCL 2.32), the same on all ranks: names
-    /// with commas between them, such as `ring,tree`, or `^` and the names of those that it may not use. For a
-    /// collective that none of them can carry out, NCCL chooses by itself. With an older library, the backend is
+    /// with commas between them, such as `ring,tree`, or `^` and the names of the algorithms that NCCL may not use. For
+    /// a collective that none of them can carry out, NCCL chooses by itself. With an older library, the backend is
     /// refused.
     pub algorithms: Option<String>,
     /// The NCCL configuration of each communicator.
@@ -95,7 +95,7 @@ pub enum PairComms {
     /// Each direction has a communicator, so that two ranks that both send first do not wait for each other.
     #[default]
     PerDirection,
-    /// Both directions have one communicator, as in c10d. It takes half the memory and half the time to make, but its
+    /// Both directions have one communicator, as in c10d. This takes half the memory and half the time to make, but the
     /// messages run one after the other: if both ranks first send a large message and then receive, both hang.
     PerPair,
 }

@@ -130,8 +130,8 @@ type LookUp = fn(&str) -> Found;
 /// The result of a look-up.
 type Found = io::Result<Vec<SocketAddr>>;
 
-/// Resolves names. The system's resolver has no deadline, so it runs on a separate thread, one at a time. A look-up
-/// that misses its deadline is left running, and the next call waits for it.
+/// Resolves names. The system's resolver has no deadline, so it is called on a separate thread, one call at a time. A
+/// look-up that misses its deadline is left running, and the next call waits for it.
 struct Resolver {
     look_up: LookUp,
     /// The pending result of a look-up that missed its deadline.

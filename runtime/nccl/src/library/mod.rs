@@ -251,8 +251,7 @@ impl NcclLibrary {
         Err(Error::new(kind, message))
     }
 
-    /// Works as [`check_on`](Self::check_on), for a call that may still be in progress when it returns, which is no
-    /// error.
+    /// Works as [`check_on`](Self::check_on), but accepts a call that is still in progress when it returns.
     ///
     /// # Errors
     /// As `check_on`.
@@ -305,7 +304,7 @@ impl NcclLibrary {
 }
 
 /// Copies a text of the library. The text of the last error is shared by all threads, and another thread may be
-/// writing to it at this moment (`ncclLastError`, debug.cc), so this makes no reference to it.
+/// writing to it at this moment (`ncclLastError`, debug.cc), so no reference to the text is made.
 ///
 /// # Safety
 /// `at` is null, or the address of memory that is never freed and always contains a NUL byte.

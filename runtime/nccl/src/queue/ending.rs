@@ -78,7 +78,7 @@ impl CommQueue {
     }
 
     /// Works as [`graph_numbers`](Self::graph_numbers), but first waits until there are no such graphs, at most for
-    /// [`RELEASE`](Self::RELEASE) and until `deadline`. The driver releases what a graph held on a thread of its own,
+    /// [`RELEASE`](Self::RELEASE) and until `deadline`. The driver releases on a thread of its own what a graph held,
     /// some time after the program has destroyed the graph.
     fn graphs_that_stay<'a>(
         queues: impl IntoIterator<Item = &'a Arc<Self>> + Clone,
@@ -260,8 +260,8 @@ impl CommQueue {
         }
     }
 
-    /// Stops pending work on all communicators. Returns the queues whose communicator must be aborted: those of pairs
-    /// of ranks, and those that could not be revoked.
+    /// Stops pending work on all communicators. Returns the queues whose communicator must be aborted: the queues of
+    /// pairs of ranks, and those whose communicator could not be revoked.
     fn revoke_all<'a>(shared: &Shared, queues: &'a [Arc<Self>]) -> Vec<&'a Arc<Self>> {
         let mut to_abort = Vec::new();
         let mut revoked = Vec::new();

@@ -133,7 +133,7 @@ pub(crate) struct CommQueue {
     barrier: DeviceBuffer,
     /// NCCL's number of the communicator, which is the same on all members.
     hash: OnceLock<u64>,
-    /// The number of operations that were passed to the library, including those that it refused.
+    /// The number of operations that were passed to the library, including refused ones.
     launched: AtomicU64,
     /// The operations captured into each of the latest graphs.
     graphs: Mutex<BTreeMap<u64, Captured>>,
@@ -358,8 +358,8 @@ impl CommQueue {
         ticket
     }
 
-    /// Advances the joining and the queue if an operation waits in it, unless another thread is doing so. Never waits
-    /// for a peer to join, but may wait, as [`submit`](Self::submit), while the library connects to peers.
+    /// If an operation waits in the queue, advances the joining and the queue, unless another thread is doing so. Never
+    /// waits for a peer to join, but may wait, as [`submit`](Self::submit), while the library connects to peers.
     pub(crate) fn try_progress(&self) {
         if let Some(mut state) = self.try_lock() {
             self.enter_and_launch_waiting(&mut state);

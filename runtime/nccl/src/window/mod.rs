@@ -6,7 +6,7 @@
 //! - *A put always signals* (`ncclPutSignal`), and signals are counted for each pair of ranks of a
 //!   communicator, not for each window. So a signal of a window is a put of one 64-bit word into a table in
 //!   which the receiver has an entry for each sender. The word holds two counts: the window's signals to this
-//!   receiver, and the library's signals to it so far. Puts to one peer arrive in order. So a receiver that
+//!   receiver, and the library's signals to this receiver so far. Puts to one peer arrive in order. So a receiver that
 //!   reads the word waits for that many of the library's signals, which were all sent already, and then all
 //!   data that were put before the signal have arrived.
 //! - *A wait blocks the stream.* No wait for an unsent signal is enqueued: the host polls the word. So a wait
@@ -91,8 +91,8 @@ struct Incoming {
     awaited: Option<(u32, Arc<Mark>)>,
 }
 
-/// The NCCL backend's [`BackendWindow`]. If it is dropped without `close`, its memory stays registered and kept
-/// until the communicator is ended.
+/// The NCCL backend's [`BackendWindow`]. The memory of a window that is dropped without `close` stays registered and
+/// kept until the communicator is ended.
 pub(crate) struct NcclWindow {
     queue: Arc<CommQueue>,
     signals: Arc<Signals>,

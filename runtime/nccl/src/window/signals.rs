@@ -10,7 +10,7 @@ use rcomm_core::backend::GroupContext;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// The counts of the library's signals of one communicator, which its windows share.
+/// The counts of the library's signals on one communicator. All windows of the communicator share them.
 pub(crate) struct Signals {
     /// The number of signals sent to each rank.
     pub(super) sent: Mutex<Vec<u32>>,

@@ -25,7 +25,7 @@ pub(crate) struct Row {
     pub(crate) errors: Option<u64>,
 }
 
-/// A [`Row`] with its bandwidths, as it is printed. Its fields are the keys of the JSON format.
+/// A [`Row`] with its bandwidths, as it is printed. The fields are the keys of the JSON format.
 #[derive(Serialize)]
 struct Line {
     op: &'static str,

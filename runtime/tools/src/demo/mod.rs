@@ -62,7 +62,8 @@ fn dump_directory(job: &str) -> PathBuf {
     std::env::temp_dir().join(format!("rcomm-{job}"))
 }
 
-/// The text printed before the job starts: its name, what will happen to it and when, and the commands that show it.
+/// Returns the text that is printed before the job starts: the job's name, what will happen to the job and when, and
+/// the commands that show it.
 fn introduction(
     demo: &Demo,
     job: &str,
@@ -103,7 +104,7 @@ fn introduction(
 
 /// Returns the command that starts the program `name`. If the program is in `PATH`, that is the name alone. Otherwise
 /// it is the program's path if the program lies in the folder of this one, or this program's file with the name as an
-/// argument if the file holds several programs. If there is none of these, it is the name.
+/// argument if the file holds several programs. In all other cases it is the name.
 fn command_for(program: &Path, name: &str) -> String {
     let folder = program.parent().unwrap_or(Path::new("."));
     let path = std::env::var_os("PATH").unwrap_or_default();

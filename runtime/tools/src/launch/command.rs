@@ -1,4 +1,4 @@
-//! The command that starts one rank: the program with the variables that torchrun gives its ranks, and those of rcomm.
+//! The command that starts one rank: the program with the variables of torchrun and of rcomm.
 
 use super::nodes::Job;
 use super::options::Options;

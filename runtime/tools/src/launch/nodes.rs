@@ -118,7 +118,7 @@ impl Nodes {
     fn join_rounds(options: &Options, access: &StoreAccess) -> Result<Self> {
         let open = |serves: bool| {
             let (addr, port) = (options.master_addr.as_str(), options.master_port);
-            // Of a rendezvous, rank 0 serves the store, and every other rank connects to it.
+            // In a rendezvous, rank 0 serves the store, and every other rank connects to it.
             let rendezvous = Rendezvous::explicit(u32::from(!serves), 2, addr, port)?;
             rendezvous.connect_store(access, options.timeout)
         };
@@ -159,7 +159,7 @@ impl Nodes {
         self.attempt.unwrap_or(0)
     }
 
-    /// The newest attempt of the job that its ranks have begun themselves; 0 if they have begun none.
+    /// The newest attempt that the job's ranks have begun themselves; 0 if they have begun none.
     ///
     /// # Errors
     /// Those of the store.
@@ -355,8 +355,8 @@ impl Nodes {
         publish_failure(&*self.keys, &failure_key(self.attempt()), &published).map(drop)
     }
 
-    /// Ends the attempt on this node, and returns its failure, if any: `failure`, or else the one that another node has
-    /// reported.
+    /// Ends the attempt on this node, and returns the attempt's failure, if any: `failure`, otherwise the failure that
+    /// another node has reported.
     ///
     /// # Blocking
     /// Without a failure on this node: until the attempt has ended on all nodes, or one of them has failed.

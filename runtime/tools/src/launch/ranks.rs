@@ -114,7 +114,7 @@ enum Source {
     RemoteFailure,
     /// The end of the process at this index.
     End(usize),
-    /// The output of the process at this index: its stream with this index.
+    /// A stream of a process: the indices of the process and of the stream.
     Output(usize, usize),
 }
 
@@ -220,7 +220,7 @@ impl Ranks {
     }
 
     /// Supervises the ranks until the last has ended. Returns the failure of the first rank that was ended because it
-    /// was stopped; without one, the first failure, on this host or on another.
+    /// was stopped. If there is no such rank, returns the first failure, on this host or on another.
     pub(super) fn supervise(
         mut self,
         options: &Options,

@@ -195,7 +195,7 @@ impl StopWatch {
         actions
     }
 
-    /// Returns the message that names these stopped processes. With each comes the time for which it has been stopped.
+    /// Returns the message that names these stopped processes. Each comes with the time for which it has been stopped.
     fn name_stopped(&self, named: &[(&Seen, Duration)]) -> Option<Action> {
         let names_of = |state| {
             let processes = named.iter().map(|(process, _)| process);

@@ -391,8 +391,8 @@ int32_t rcomm_group_place(const struct rcomm_group *group,
                           uint32_t *rank,
                           uint32_t *size);
 
-// Splits the group: members with the same color (0 to 4294967295) form a new group, ordered by key. A member with
-// another color, such as -1, gets NULL.
+// Splits the group: members with the same color (0 to 4294967295) form a new group, ordered by key. A member with a
+// negative color gets NULL. A color above 4294967295 is refused with `RCOMM_INVALID_ARGUMENT` before anything is sent.
 //
 // # Safety
 // `group` is a valid handle, `purpose` a text that ends with a zero byte; `part` may be written.
@@ -884,8 +884,8 @@ int32_t rcomm_recv_object(const struct rcomm_group *group,
                           char **out,
                           struct rcomm_work **work);
 
-// Takes the text of the value that `work` has produced. Call it once, after waiting for or querying `work` has
-// reported that the operation completed.
+// Takes the text of the value that `work` has produced, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet.
+// Does not wait for the operation.
 //
 // # Safety
 // `work` is a valid handle; `out` may be written.
@@ -1057,8 +1057,8 @@ int32_t rcomm_all_reduce_sparse(const struct rcomm_group *group,
                                 struct rcomm_sparse **out,
                                 struct rcomm_work **work);
 
-// Takes the sum that `work` has produced. Call it once, after waiting for or querying `work` has reported that the
-// operation completed.
+// Takes the sum that `work` has produced, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does not wait
+// for the operation.
 //
 // # Safety
 // `work` is a valid handle; `out` may be written.
@@ -1094,8 +1094,8 @@ int32_t rcomm_value_set(const struct rcomm_value *value,
                         const uint8_t *bytes,
                         size_t length);
 
-// Takes the window that `work` has made. Call it once, after waiting for or querying `work` has reported that the
-// operation completed.
+// Takes the window that `work` has made, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does not wait for
+// the operation.
 //
 // # Safety
 // `work` is a valid handle; `window` may be written.
@@ -1235,11 +1235,13 @@ int32_t rcomm_work_on_completion(const struct rcomm_work *work,
                                  void (*callback)(void *context, int32_t code),
                                  void *context);
 
-// Writes the sender, as a rank of the group, of a completed receive from any rank.
+// Writes the sender, as a rank of the group, of a completed receive from any rank; `RCOMM_INVALID_ARGUMENT` if there
+// is none, or not yet. Does not wait for the operation.
 //
 // # Safety
 // `work` is a valid handle; `source` may be written.
-int32_t rcomm_work_source(const struct rcomm_work *work, uint32_t *source);
+int32_t rcomm_work_source(const struct rcomm_work *work,
+                          uint32_t *source);
 
 // Aborts the operation and its group with this reason.
 //

@@ -86,8 +86,8 @@ pub unsafe extern "C" fn rcomm_group_place(
     })
 }
 
-/// Splits the group: members with the same color (0 to 4294967295) form a new group, ordered by key. A member with
-/// another color, such as -1, gets NULL.
+/// Splits the group: members with the same color (0 to 4294967295) form a new group, ordered by key. A member with a
+/// negative color gets NULL. A color above 4294967295 is refused with `RCOMM_INVALID_ARGUMENT` before anything is sent.
 ///
 /// # Safety
 /// `group` is a valid handle, `purpose` a text that ends with a zero byte; `part` may be written.
@@ -104,7 +104,16 @@ pub unsafe extern "C" fn rcomm_split(
         let group = unsafe { borrow(group, "the group")? };
         // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
         let purpose = unsafe { text(purpose, "the purpose")? };
-        let color = u32::try_from(color).ok();
+        let color = match color {
+            ..0 => None,
+            _ => Some(u32::try_from(color).map_err(|_| {
+                let message = format!(
+                    "the color {color} is above {}: negative colors are none",
+                    u32::MAX
+                );
+                refused(message)
+            })?),
+        };
         match group
             .core
             .split(color, key, &GroupOptions::named(purpose))?

@@ -138,8 +138,8 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     })
 }
 
-/// Takes the sum that `work` has produced. Call it once, after waiting for or querying `work` has reported that the
-/// operation completed.
+/// Takes the sum that `work` has produced, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does not wait
+/// for the operation.
 ///
 /// # Safety
 /// `work` is a valid handle; `out` may be written.

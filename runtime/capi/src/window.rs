@@ -55,8 +55,8 @@ unsafe fn open(
     })
 }
 
-/// Takes the window that `work` has made. Call it once, after waiting for or querying `work` has reported that the
-/// operation completed.
+/// Takes the window that `work` has made, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does not wait for
+/// the operation.
 ///
 /// # Safety
 /// `work` is a valid handle; `window` may be written.

@@ -6,7 +6,7 @@ use crate::status::{borrow, call, free, give, put, refused};
 use rcomm::{Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 /// An operation in progress.
@@ -152,10 +152,17 @@ impl WorkHandle {
         }
     }
 
-    /// Takes the value that the operation has produced. `None` if the operation has not ended, if its value has another
-    /// type, or if the value was taken before.
+    /// The state, in which an operation that has ended is ended, also if no wait or test has asked for it.
+    fn newest_state(&self) -> RwLockReadGuard<'_, State> {
+        // An error of the operation is in the state.
+        drop(self.wait(Duration::ZERO));
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the value that the operation has produced. `None` if the operation has not ended or has failed, if its
+    /// value has another type, or if the value was taken before.
     pub(crate) fn take<M: Made>(&self) -> Option<M> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.newest_state();
         let State::Ended(Ending { made, .. }) = &*state else {
             return None;
         };
@@ -173,8 +180,8 @@ impl WorkHandle {
 /// The error of a work that has nothing of this kind to take.
 pub(crate) fn nothing_to_take(kind: &str) -> String {
     format!(
-        "this work has no {kind} to take: it is another operation, no wait or test has reported its end yet, it has \
-         failed, or its {kind} was taken before"
+        "this work has no {kind} to take: it is another operation, it has not ended, it has failed, or its {kind} was \
+         taken before"
     )
 }
 
@@ -379,7 +386,8 @@ pub unsafe extern "C" fn rcomm_work_on_completion(
     })
 }
 
-/// Writes the sender, as a rank of the group, of a completed receive from any rank.
+/// Writes the sender, as a rank of the group, of a completed receive from any rank; `RCOMM_INVALID_ARGUMENT` if there
+/// is none, or not yet. Does not wait for the operation.
 ///
 /// # Safety
 /// `work` is a valid handle; `source` may be written.
@@ -388,15 +396,14 @@ pub unsafe extern "C" fn rcomm_work_source(work: *const WorkHandle, source: *mut
     call(|| {
         // SAFETY: the caller keeps the handle `work` alive during the call.
         let work = unsafe { borrow(work, "the work")? };
-        let state = work.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = work.newest_state();
         let sender = match &*state {
             State::Ended(Ending {
                 result: Ok(done), ..
             }) => done.source,
             _ => None,
         };
-        let message = "this work has no sender: it is not a receive from any rank, it has failed, or no wait or \
-             test has reported its end yet";
+        let message = "this work has no sender: it is not a receive from any rank, it has failed, or it has not ended";
         let sender = sender.ok_or_else(|| refused(message))?;
         // SAFETY: `source` is NULL, which is refused, or the caller lets one value be written there.
         unsafe { put(source, sender) }

@@ -336,7 +336,9 @@ static void refusals(void) {
 static void groups(rcomm_world *world) {
     uint32_t in_part = 99, part_size = 0;
     rcomm_group *part = NULL;
-    OK(rcomm_split(group, rank == 0 ? -1 : 0, -(int64_t)rank, "rest", &part));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_split(group, (int64_t)UINT32_MAX + 1, 0, "large", &part));
+    CHECK(strstr(rcomm_last_error(), "the color 4294967296 is above 4294967295"));
+    OK(rcomm_split(group, rank == 0 ? -1 : (int64_t)UINT32_MAX, -(int64_t)rank, "rest", &part));
     CHECK((part == NULL) == (rank == 0));
     if (part) {
         OK(rcomm_group_place(part, &in_part, &part_size));
@@ -796,6 +798,7 @@ static void shrinks(rcomm_world *world) {
     OK(rcomm_barrier(group, NULL));
 }
 
+#include "ended.h"
 #include "stores.h"
 
 int main(void) {
@@ -812,6 +815,7 @@ int main(void) {
     windows();
     sparse();
     objects();
+    ended_works();
     refusals();
     options();
     in_place();

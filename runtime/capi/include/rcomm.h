@@ -549,6 +549,24 @@ int32_t rcomm_merge(const struct rcomm_world *world,
                     const char *purpose,
                     struct rcomm_group **merged);
 
+// Makes a world of the members of several groups, which may be of different jobs: a job of its own, named by the
+// purpose, with the options of `config`. All members of these groups call this, each with its own group, the same
+// purpose, the number of all members, and the same store: that of `rcomm_config_set_store`, or else, as its client, the
+// TCPStore at `MASTER_ADDR` and `MASTER_PORT` (with `RCOMM_STORE` = `secret` if it asks for a proof of the secret),
+// which must be served by a process that outlives the new world. It waits for them, for the time-out of `group` at most, then for the time-out of the start at most. `rcomm_world_group` gives
+// the group of all of them, in which the old groups follow each other by the names of their jobs. Old worlds and groups
+// stay open.
+//
+// # Safety
+// `world`, `group` and `config` are valid handles; `purpose` is a text that ends with a zero byte; `merged` may be
+// written.
+int32_t rcomm_merge_remote(const struct rcomm_world *world,
+                           const struct rcomm_group *group,
+                           uint32_t size,
+                           const char *purpose,
+                           const struct rcomm_config *config,
+                           struct rcomm_world **merged);
+
 // Makes a handle to the group of this name; `*group` is NULL if there is none.
 //
 // # Safety

@@ -22,6 +22,17 @@ struct Choices {
 }
 
 impl Configuration {
+    /// The options, with the place that the environment names, and the store of the caller.
+    pub(crate) fn read(&self) -> Result<(Config, Option<Arc<dyn Store>>)> {
+        let choices = self.choices();
+        let look_up = |name: &str| look_up(&choices.values, name);
+        let options = Config {
+            rendezvous: Some(Rendezvous::from_environment(look_up)?),
+            ..options_of(look_up)?
+        };
+        Ok((options, choices.store.clone()))
+    }
+
     fn choices(&self) -> MutexGuard<'_, Choices> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,15 +136,7 @@ pub unsafe extern "C" fn rcomm_init_with(
         if world.is_null() {
             return Err(refused("the pointer for the handle is NULL"));
         }
-        let (options, store) = {
-            let choices = config.choices();
-            let look_up = |name: &str| look_up(&choices.values, name);
-            let options = Config {
-                rendezvous: Some(Rendezvous::from_environment(look_up)?),
-                ..options_of(look_up)?
-            };
-            (options, choices.store.clone())
-        };
+        let (options, store) = config.read()?;
         let mut builder = rcomm::World::builder(options);
         if let Some(store) = store {
             builder = builder.store(store);

@@ -1,11 +1,13 @@
 //! The groups of a world: in a mesh, shared by purpose, merged, found by name, and changed together.
 
+use crate::config::Configuration;
 use crate::group::Group;
 use crate::memory::array;
 use crate::status::{borrow, call, give, put, refused, text};
 use crate::world::World;
-use rcomm::{GroupOptions, ProcessGroup, Timing};
+use rcomm::{Config, GroupOptions, ProcessGroup, Rendezvous, Store, Timing};
 use std::ffi::c_char;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Makes a group along each of `count` named dimensions of all ranks, in row-major order: along the last dimension
@@ -99,6 +101,63 @@ pub unsafe extern "C" fn rcomm_merge(
         let made = world.core().merge(group, size, &options)?;
         // SAFETY: `merged` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give(merged, Group::new(made)) }
+    })
+}
+
+/// Makes a world of the members of several groups, which may be of different jobs: a job of its own, named by the
+/// purpose, with the options of `config`. All members of these groups call this, each with its own group, the same
+/// purpose, the number of all members, and the same store: that of `rcomm_config_set_store`, or else, as its client, the
+/// TCPStore at `MASTER_ADDR` and `MASTER_PORT` (with `RCOMM_STORE` = `secret` if it asks for a proof of the secret),
+/// which must be served by a process that outlives the new world. It waits for them, for the time-out of `group` at most, then for the time-out of the start at most. `rcomm_world_group` gives
+/// the group of all of them, in which the old groups follow each other by the names of their jobs. Old worlds and groups
+/// stay open.
+///
+/// # Safety
+/// `world`, `group` and `config` are valid handles; `purpose` is a text that ends with a zero byte; `merged` may be
+/// written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_merge_remote(
+    world: *const World,
+    group: *const Group,
+    size: u32,
+    purpose: *const c_char,
+    config: *const Configuration,
+    merged: *mut *mut World,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `world` alive during the call.
+        let world = unsafe { borrow(world, "the world")? };
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { &borrow(group, "the group")?.core };
+        // SAFETY: the caller keeps the handle `config` alive during the call.
+        let config = unsafe { borrow(config, "the configuration")? };
+        // SAFETY: `purpose` is NULL, or ends with a zero byte and stays unchanged during the call.
+        let purpose = unsafe { text(purpose, "the purpose")? };
+        if merged.is_null() {
+            return Err(refused("the pointer for the handle is NULL"));
+        }
+        let (options, store) = config.read()?;
+        let store = match store {
+            Some(store) => store,
+            None => {
+                let as_client = |place: Rendezvous| Rendezvous {
+                    uses_agent_store: true,
+                    ..place
+                };
+                let options = Config {
+                    rendezvous: options.rendezvous.clone().map(as_client),
+                    ..options.clone()
+                };
+                let store = rcomm::World::connect_store(&options, options.init_timeout)?;
+                Arc::new(store) as Arc<dyn Store>
+            }
+        };
+        let builder = rcomm::World::builder(options);
+        let made = world
+            .core()
+            .merge_remote_with(group, size, purpose, store, builder)?;
+        // SAFETY: `merged` is not NULL, so the caller lets a handle be written there.
+        unsafe { give(merged, World::new(made)) }
     })
 }
 

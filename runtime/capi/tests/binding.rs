@@ -175,6 +175,7 @@ const LISTED: [(&str, &[&str]); 8] = [
             "world/grow.rs",
             "world/handlers.rs",
             "world/merge.rs",
+            "world/merge_remote.rs",
             "world/mesh.rs",
         ],
     ),

@@ -827,7 +827,7 @@ int main(void) {
     more_groups(world);
     reducers(world);
     reducer_options(world);
-    if (size == 1) stores();
+    if (size == 1) stores(world);
     if (size > 1) shrinks(world);
     OK(rcomm_barrier(group, NULL));
     abort_work(world);

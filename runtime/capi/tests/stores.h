@@ -91,6 +91,33 @@ static void map_release(void *context) {
     atomic_fetch_add(&map.released, 1);
 }
 
+/* Merges this job of one rank with nothing else: at the table, then at this job's own store. */
+static void merged_with_no_other(rcomm_world *world) {
+    rcomm_config *config = NULL;
+    rcomm_world *merged = NULL;
+    rcomm_group *all = NULL;
+    rcomm_store_calls calls = {&map, map_set, map_get, map_add, map_compare_set, map_remove, map_release};
+    for (int at_the_table = 1; at_the_table >= 0; at_the_table--) {
+        OK(rcomm_config_new(&config));
+        OK(rcomm_config_set(config, "RCOMM_TIMEOUT_MS", "32000"));
+        if (at_the_table) OK(rcomm_config_set_store(config, calls));
+        /* This job's own store asks for a proof of the secret. */
+        else OK(rcomm_config_set(config, "RCOMM_STORE", "secret"));
+        CODE(RCOMM_INVALID_ARGUMENT, rcomm_merge_remote(world, group, 1, "", config, &merged));
+        CHECK(strstr(rcomm_last_error(), "needs a purpose"));
+        OK(rcomm_merge_remote(world, group, 1, "merged job", config, &merged));
+        OK(rcomm_world_group(merged, &all));
+        uint32_t in_all = 9, all_size = 9;
+        uint64_t timeout_ms = 0;
+        OK(rcomm_group_place(all, &in_all, &all_size));
+        OK(rcomm_group_timeout(all, &timeout_ms));
+        CHECK(in_all == 0 && all_size == 1 && timeout_ms == 32000);
+        rcomm_group_free(all);
+        OK(rcomm_shutdown(merged));
+        rcomm_config_free(config);
+    }
+}
+
 /* One of two ranks of a job of its own, as a thread; their store is the table. */
 static void *rank_of_two(void *number) {
     const char *own = number;
@@ -124,7 +151,7 @@ static void *rank_of_two(void *number) {
     return NULL;
 }
 
-static void stores(void) {
+static void stores(rcomm_world *world) {
     rcomm_config *config = NULL;
     rcomm_store_calls none = {&map, NULL, NULL, NULL, NULL, NULL, map_release};
     OK(rcomm_config_new(&config));
@@ -136,4 +163,6 @@ static void stores(void) {
     rank_of_two("0");
     CHECK(pthread_join(other, NULL) == 0);
     await_count(&map.released, 3);
+    merged_with_no_other(world);
+    await_count(&map.released, 4);
 }

@@ -6,6 +6,7 @@ mod elsewhere;
 mod keys;
 mod lanes;
 mod last_handle;
+mod merged;
 mod monitored_barrier;
 mod rejected;
 mod together;

@@ -302,6 +302,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             watch,
             dumps,
             dump_dir,
+            run,
             step_meter: StepMeter::default(),
             factories,
             next_id: AtomicU32::new(0),

@@ -1,4 +1,4 @@
-//! [`World::merge`]: one group of the members of several groups.
+//! [`World::merge`]: one group of the members of several groups of a world; and how such groups find each other.
 
 use crate::group::maker::GroupOptions;
 use crate::group::process_group::ProcessGroup;
@@ -9,8 +9,8 @@ use rcomm_recorder::model::{Rank, text};
 use std::sync::PoisonError;
 
 impl<B> World<B> {
-    /// Makes one group of the members of several groups that do not know each other, as `merge_remote_group` of
-    /// PyTorch. All members of these groups call this, each with the group that it is in, the same purpose
+    /// Makes one group of the members of several groups of this world that do not know each other; for groups of different
+    /// jobs see [`merge_remote`](Self::merge_remote). All members of these groups call this, each with the group that it is in, the same purpose
     /// ([`GroupOptions::desc`]), and `size`, the number of all members together. In the new group the old groups follow
     /// each other by their smallest rank in the world; the members of each keep their order. The old groups stay open.
     ///
@@ -47,33 +47,25 @@ impl<B> World<B> {
             *count += 1;
             *count
         };
-        let key = |part: &str| format!("merge/{desc}/{nth}/{part}");
-        let (list, count, merged) = (key("list"), key("count"), key("whole"));
         let store: &dyn Store = &*self.shared.root;
-        if group.rank() == 0 {
-            let ranks: Vec<String> = group.ranks().iter().map(Rank::to_string).collect();
-            store.append(&list, format!("{};", ranks.join(",")).as_bytes())?;
-            // Each group adds its list before it is counted, so the last one finds all of them.
-            if store.add(&count, group.size().into())? >= size.into() {
-                let lists = store.get(&list, group.timeout())?;
-                store.set(&merged, &lists)?;
-            }
-        }
-        if let Err(error) = store.wait(&[&merged], group.timeout()) {
-            let has_begun = store.check(&[&list]).unwrap_or(false);
-            let arrived = match has_begun {
-                true => store.get(&list, group.timeout()).unwrap_or_default(),
-                false => Vec::new(),
-            };
-            let arrived = parse(&arrived).concat();
+        let ranks: Vec<String> = group.ranks().iter().map(Rank::to_string).collect();
+        let met = meet(
+            store,
+            &format!("merge/{desc}/{nth}"),
+            group,
+            &ranks.join(","),
+            size,
+        );
+        let lists = met.map_err(|missed| {
+            let arrived = parse(&missed.arrived).concat();
             let message = format!(
                 "of {size} ranks that are to be merged, {} have come: {}",
                 arrived.len(),
                 text::ranks(&arrived, 64)
             );
-            return Err(error.with_more(&message));
-        }
-        let mut groups = parse(&store.get(&merged, group.timeout())?);
+            missed.error.with_more(&message)
+        })?;
+        let mut groups = parse(&lists);
         groups.sort_by_key(|ranks| ranks.iter().min().copied());
         let ranks = groups.concat();
         if ranks.len() != size as usize {
@@ -86,14 +78,64 @@ impl<B> World<B> {
     }
 }
 
-/// The ranks of each group in a list as `0,1;2,3;`.
-fn parse(list: &[u8]) -> Vec<Vec<Rank>> {
-    let list = String::from_utf8_lossy(list);
-    let groups = list.split(';').filter(|group| !group.is_empty());
+/// Groups that are to be merged did not find each other.
+pub(super) struct Missed {
+    pub(super) error: Error,
+    /// The entries of the groups whose rank 0 had come.
+    pub(super) arrived: Vec<String>,
+}
+
+impl From<Error> for Missed {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            arrived: Vec::new(),
+        }
+    }
+}
+
+/// Publishes this group's entry, a text of one line, below `prefix`, and returns the entries of all groups, in the order
+/// in which their ranks 0 have called this, once these groups have `size` members together. All members call this.
+pub(super) fn meet(
+    store: &dyn Store,
+    prefix: &str,
+    group: &ProcessGroup,
+    entry: &str,
+    size: u32,
+) -> std::result::Result<Vec<String>, Missed> {
+    let key = |part: &str| format!("{prefix}/{part}");
+    let (list, count, whole) = (key("list"), key("count"), key("whole"));
+    if group.rank() == 0 {
+        store.append(&list, format!("{entry}\n").as_bytes())?;
+        // Each group adds its entry before it is counted, so the last one finds all of them.
+        if store.add(&count, group.size().into())? >= size.into() {
+            let entries = store.get(&list, group.timeout())?;
+            store.set(&whole, &entries)?;
+        }
+    }
+    if let Err(error) = store.wait(&[&whole], group.timeout()) {
+        let has_begun = store.check(&[&list]).unwrap_or(false);
+        let arrived = match has_begun {
+            true => store.get(&list, group.timeout()).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        return Err(Missed {
+            error,
+            arrived: lines(&arrived),
+        });
+    }
+    Ok(lines(&store.get(&whole, group.timeout())?))
+}
+
+fn lines(entries: &[u8]) -> Vec<String> {
+    let entries = String::from_utf8_lossy(entries);
+    entries.lines().map(str::to_owned).collect()
+}
+
+/// The ranks of each group in entries as `0,1`.
+fn parse(entries: &[String]) -> Vec<Vec<Rank>> {
+    let groups = entries.iter().map(|entry| entry.split(','));
     groups
-        .map(|group| {
-            let ranks = group.split(',').filter_map(|rank| rank.parse().ok());
-            ranks.collect()
-        })
+        .map(|ranks| ranks.filter_map(|rank| rank.parse().ok()).collect())
         .collect()
 }

@@ -17,6 +17,7 @@ pub(crate) mod init;
 pub(crate) mod job_secret;
 mod join;
 mod merge;
+mod merge_remote;
 mod mesh;
 mod round;
 mod session;
@@ -105,6 +106,8 @@ pub(crate) struct WorldShared {
     pub(crate) watch: Arc<Watch>,
     dumps: Arc<Dumps>,
     dump_dir: PathBuf,
+    /// The name of this run, which distinguishes it from other worlds of a job of this name.
+    run: String,
     step_meter: StepMeter,
     /// The factories of the backends. The world itself uses the first one to compare what ranks issue and to
     /// agree on values.

@@ -1,0 +1,274 @@
+//! [`World::merge_remote`]: one world of the members of groups of different jobs.
+
+use super::merge::meet;
+use super::{World, WorldBuilder};
+use crate::backend::BackendSet;
+use crate::config::Config;
+use crate::config::rendezvous::{Launcher, Rendezvous};
+use crate::group::process_group::ProcessGroup;
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::{PrefixStore, Store};
+use crate::watch::watched::WatchedGroup;
+use rcomm_recorder::model::{Rank, text};
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// The most ranks that a message lists.
+const MAX_RANKS: usize = 16;
+
+/// A group that is to be merged, as its rank 0 publishes it.
+#[derive(Serialize, Deserialize)]
+struct Part {
+    job: String,
+    run: String,
+    /// The members, as ranks of their job.
+    ranks: Vec<Rank>,
+    /// What tells this host from others, if all ranks of the job are known to be on it.
+    host: Option<String>,
+}
+
+impl<B: BackendSet> World<B> {
+    /// Makes a world of the members of several groups, which may be of different jobs, as `merge_remote_group` of PyTorch
+    /// does. All members of these groups call this, each with the group that it is in, the same `purpose`, the same
+    /// `store`, and `size`, the number of all members together. The [group](Self::group) of the new world has all of
+    /// them. In it the old groups follow each other by the name of their job, those of one job by their smallest rank;
+    /// the members of each keep their order. Old worlds and groups stay open.
+    ///
+    /// The merged world is a job of its own, named by the purpose: in records, too. It has this world's options, and the
+    /// time-out of `group`. The store must answer until all members have left the new world. Of several merges for the
+    /// same purpose at one store, the first calls of all groups belong together, then the second, and so on.
+    ///
+    /// Jobs that do not share one host must reach each other: each rank publishes the address by which it reaches the
+    /// store of its own job, or, if that is a loopback address, the host's first other address.
+    /// [`Config::socket_ifname`] chooses another. If jobs were given secrets ([`Config::secret`]), it must be the same
+    /// one.
+    ///
+    /// # Blocking
+    /// Until rank 0 of each group has called this, for the group's time-out at most; then as [`WorldBuilder::init`].
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the purpose is empty or the name of one of the jobs, if the groups have more members than
+    /// `size`, or if a rank is in two of the groups. `Timeout` names the groups whose rank 0 has called this. Otherwise
+    /// the store's error, or as [`WorldBuilder::init`]. A world whose backends or dump writer are the program's own needs
+    /// [`merge_remote_with`](Self::merge_remote_with).
+    pub fn merge_remote(
+        &self,
+        group: &ProcessGroup,
+        size: u32,
+        purpose: &str,
+        store: Arc<dyn Store>,
+    ) -> Result<Self> {
+        let builder = Self::builder(Config {
+            timeout: group.timeout(),
+            ..Config::clone(&self.shared.config)
+        });
+        self.merge_remote_with(group, size, purpose, store, builder)
+    }
+
+    /// Like [`merge_remote`](Self::merge_remote), with the configuration, backends and dump writer of `builder`, but for
+    /// its store, its place in a job, [`Config::joins`] and [`Config::dump_pipes`], which belong to one world of a
+    /// process.
+    ///
+    /// # Blocking
+    /// See [`merge_remote`](Self::merge_remote).
+    ///
+    /// # Errors
+    /// Those of [`merge_remote`](Self::merge_remote).
+    pub fn merge_remote_with(
+        &self,
+        group: &ProcessGroup,
+        size: u32,
+        purpose: &str,
+        store: Arc<dyn Store>,
+        mut builder: WorldBuilder<B>,
+    ) -> Result<Self> {
+        if purpose.is_empty() {
+            return Err(refused("a merge needs a purpose, which names the new job"));
+        }
+        let own = &self.shared.place;
+        let part = Part {
+            job: own.job.clone(),
+            run: self.shared.run.clone(),
+            ranks: group.ranks().to_vec(),
+            host: own.is_on_one_host().then(boot_id).flatten(),
+        };
+        let calls = format!(
+            "merge/{purpose}/calls/{}/{}/{:016x}/{}",
+            part.job,
+            part.run,
+            group.group.wire_id(),
+            own.rank
+        );
+        // Counted in the store: a group may have been merged for the same purpose at another one.
+        let nth = store.add(&calls, 1)?;
+        let prefix = format!("merge/{purpose}/{nth}");
+        let entry = serde_json::to_string(&part).map_err(|error| {
+            Error::new(ErrorKind::InvalidArgument, "the group cannot be published")
+                .with_source(error)
+        })?;
+        let entries = meet(&*store, &prefix, group, &entry, size).map_err(|missed| {
+            let arrived = read(&missed.arrived).unwrap_or_default();
+            let count: usize = arrived.iter().map(|part| part.ranks.len()).sum();
+            let named: Vec<String> = arrived.iter().map(Part::describe).collect();
+            missed.error.with_more(&format!(
+                "of {size} ranks that are to be merged for {purpose:?}, {count} have come: {}",
+                named.join("; ")
+            ))
+        })?;
+        let parts = in_order(read(&entries)?, purpose, size)?;
+        let mut before = 0;
+        for other in &parts {
+            if (&other.job, &other.run, &other.ranks) == (&part.job, &part.run, &part.ranks) {
+                break;
+            }
+            before += other.ranks.len();
+        }
+        let first = u32::try_from(before).unwrap_or(u32::MAX);
+        builder.config.rendezvous = Some(Rendezvous {
+            launcher: Launcher::Explicit,
+            rank: first.saturating_add(group.rank()),
+            world_size: size,
+            local_rank: own.local_rank,
+            // It is not known which other members are on this host.
+            local_world_size: None,
+            master_addr: match is_one_host(&parts) {
+                true => "127.0.0.1".to_owned(),
+                // The address of a store that only this host reaches leads to no other host.
+                false if own.is_on_one_host() => "0.0.0.0".to_owned(),
+                false => own.master_addr.clone(),
+            },
+            master_port: own.master_port,
+            job: purpose.to_owned(),
+            attempt: 0,
+            uses_agent_store: true,
+        });
+        builder.config.joins = false;
+        builder.config.dump_pipes.clear();
+        let meeting = PrefixStore::new(format!("{prefix}/world"), store);
+        builder.store(Arc::new(meeting)).init()
+    }
+}
+
+impl Part {
+    fn describe(&self) -> String {
+        let ranks = text::ranks(&self.ranks, MAX_RANKS);
+        format!("{ranks} of job {:?}", self.job)
+    }
+}
+
+fn refused(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidArgument, message)
+}
+
+fn read(entries: &[String]) -> Result<Vec<Part>> {
+    let read = entries.iter().map(|entry| serde_json::from_str(entry));
+    read.collect::<std::result::Result<_, _>>()
+        .map_err(|error| {
+            let message = "the store holds something else among the groups that are to be merged: another program \
+                           may have written to it";
+            Error::new(ErrorKind::Store, message).with_source(error)
+        })
+}
+
+/// The groups in the order of their members in the new world.
+fn in_order(mut parts: Vec<Part>, purpose: &str, size: u32) -> Result<Vec<Part>> {
+    let named: Vec<String> = parts.iter().map(Part::describe).collect();
+    let count: usize = parts.iter().map(|part| part.ranks.len()).sum();
+    if count != size as usize {
+        return Err(refused(format!(
+            "the groups that are to be merged for {purpose:?} have {count} members, not {size}: {}",
+            named.join("; ")
+        )));
+    }
+    if parts.iter().any(|part| part.job == purpose) {
+        return Err(refused(format!(
+            "the purpose of a merge names the new job, and {purpose:?} is the name of one that is merged"
+        )));
+    }
+    let mut seen = HashSet::new();
+    for part in &parts {
+        for &rank in &part.ranks {
+            if !seen.insert((&part.job, &part.run, rank)) {
+                return Err(refused(format!(
+                    "rank {rank} of job {:?} is in two of the groups that are to be merged: {}",
+                    part.job,
+                    named.join("; ")
+                )));
+            }
+        }
+    }
+    parts.sort_by(|a, b| {
+        let key = |part: &Part| part.ranks.iter().min().copied();
+        (&a.job, key(a)).cmp(&(&b.job, key(b)))
+    });
+    Ok(parts)
+}
+
+/// Whether all ranks of these groups are known to be on one host.
+fn is_one_host(parts: &[Part]) -> bool {
+    let mut hosts = parts.iter().map(|part| &part.host);
+    let first = hosts.next().cloned().flatten();
+    first.is_some() && hosts.all(|host| *host == first)
+}
+
+/// What the kernel chose at this host's start.
+fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(job: &str, ranks: &[Rank], host: Option<&str>) -> Part {
+        Part {
+            job: job.to_owned(),
+            run: "1".to_owned(),
+            ranks: ranks.to_vec(),
+            host: host.map(ToOwned::to_owned),
+        }
+    }
+
+    #[test]
+    fn groups_follow_each_other_by_job_and_smallest_rank_and_each_rank_is_there_once() {
+        let parts = || {
+            vec![
+                part("b", &[0], None),
+                part("a", &[3, 2], None),
+                part("a", &[1, 0], None),
+            ]
+        };
+        let ordered = in_order(parts(), "both", 5).unwrap();
+        let ranks: Vec<_> = ordered.iter().map(|part| part.ranks.clone()).collect();
+        assert_eq!(ranks, [vec![1, 0], vec![3, 2], vec![0]]);
+        let text = |size, purpose| in_order(parts(), purpose, size).err().unwrap().to_string();
+        assert_eq!(
+            text(4, "both"),
+            "the groups that are to be merged for \"both\" have 5 members, not 4: rank 0 of job \"b\"; ranks 3, 2 of \
+             job \"a\"; ranks 1, 0 of job \"a\""
+        );
+        assert!(text(5, "a").contains("\"a\" is the name of one that is merged"));
+        let twice = vec![part("a", &[0, 1], None), part("a", &[1], None)];
+        let error = in_order(twice, "both", 3).err().unwrap();
+        assert!(
+            error
+                .to_string()
+                .contains("rank 1 of job \"a\" is in two of the groups"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn groups_are_on_one_host_only_if_all_of_them_are_known_to_be_on_it() {
+        let is_one = |hosts: &[Option<&str>]| {
+            let parts: Vec<Part> = hosts.iter().map(|host| part("a", &[0], *host)).collect();
+            is_one_host(&parts)
+        };
+        assert!(is_one(&[Some("x"), Some("x")]));
+        assert!(!is_one(&[Some("x"), Some("y")]));
+        assert!(!is_one(&[Some("x"), None]));
+        assert!(!is_one(&[None, None]));
+    }
+}

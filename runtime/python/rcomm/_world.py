@@ -53,7 +53,7 @@ class World:
 
     @property
     def size(self) -> int:
-        """The number of ranks with which the job began."""
+        """The number of ranks with which the job began, or which the last `grow` asked for."""
         return self._native.size
 
     @property
@@ -93,6 +93,22 @@ class World:
         a lost member are aborted. All remaining ranks call this with the same list; blocks until they have, for the
         world's time-out at most. Ranks keep their numbers in the world. Returns this world."""
         self._native.shrink(list(without))
+        return self
+
+    def grow(self, lost: list[int], size: int) -> World:
+        """Makes this world anew with `size` ranks: the remaining processes keep their ranks, and processes that join
+        (``rcomm.init(join=True)``, or ``RCOMM_JOIN=1``) take the other ranks below `size`. All remaining ranks call this
+        with the same ranks in `lost`, which were not excluded by `shrink` before, and the same size; blocks until all
+        `size` ranks have come, for the `init_timeout` of `init` at most. `group` is then the group of all ranks; all
+        other groups have ended, and `path` and `dump_dir` are others. The processes that joined know nothing of the
+        program's state. Returns this world.
+
+        Raises `rcomm.InvalidArgument` and `rcomm.Mismatch` where the arguments cannot be or ranks differ, and an
+        `rcomm.Error` that names the ranks that did not come: the world is then as it was, and may try again, or
+        shrink."""
+        self._native.grow(list(lost), size)
+        if _phase:
+            self._native.phase(_phase)
         return self
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
@@ -144,13 +160,15 @@ def init(
     timeout: float | timedelta | None = None,
     init_timeout: float | timedelta | None = None,
     job: str | None = None,
+    join: bool = False,
 ) -> World:
     """Joins the job that the launcher's environment describes (torchrun, Slurm, mpirun, rcomm-run), or the one at
     `address` (``"host:port"``) as rank `rank` of `size`. A job of one rank needs no address.
 
     In records the job has the name `job`, else that in ``RCOMM_JOB``, else the launcher's. `timeout` is the time-out of
     operations, in seconds; all other options are those of the environment (``RCOMM_*``). Blocks until all ranks have
-    joined, for `init_timeout` at most. Raises `rcomm.Error` and its subclasses; `rcomm.InvalidArgument` also where this
+    joined, for `init_timeout` at most. With `join` this process takes a place in a job that runs already, once its ranks
+    ask for it with `World.grow`; the launcher's environment or the arguments then say which rank. Raises `rcomm.Error` and its subclasses; `rcomm.InvalidArgument` also where this
     process already has an open world.
     """
     global _world
@@ -185,6 +203,7 @@ def init(
             timeout=_duration(timeout),
             init_timeout=_duration(init_timeout),
             job=job or os.environ.get("RCOMM_JOB") or None,
+            join=join,
             library_code=_library_folders(),
         )
         _world = World(native)

@@ -45,7 +45,7 @@ class Job:
         self.rings = rings / "job"
         self.root = rings
         self.pids: list[int] = []
-        port = _free_port()
+        self.port = port = _free_port()
         sys.stdout.flush()
         for rank in range(size):
             pid = os.fork()

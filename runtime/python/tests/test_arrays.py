@@ -25,8 +25,17 @@ class ArrayJob(Job):
     """Ranks that have joined a job by `rcomm.init()`; `body` gets the world."""
 
     def __init__(self, rings, size, body, timeout: float = TIME_LIMIT, ends: bool = True):
-        self.timeout, self.ends = timeout, ends
+        self.timeout, self.ends, self.joins = timeout, ends, False
         super().__init__(rings, size, body)
+
+    def join(self, rank, size, body):
+        """Starts a process that joins as this rank."""
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            self.joins = True
+            self._run_rank(rank, size, self.port, body)
+        self.pids.append(pid)
 
     def _run_rank(self, rank, size, port, body):
         os.environ.update(
@@ -40,7 +49,7 @@ class ArrayJob(Job):
         )
         code = 1
         try:
-            world = rcomm.init(timeout=self.timeout)
+            world = rcomm.init(timeout=self.timeout, join=self.joins)
             body(world)
             if self.ends:
                 world.shutdown()
@@ -310,6 +319,35 @@ def test_lost_peer_is_named_and_the_others_go_on_without_it(ranks):
             world.group.barrier()
 
     assert ranks(3, body, ends=False).wait() == [0, 0, -signal.SIGKILL]
+
+
+def test_processes_join_in_place_of_lost_ranks_and_beyond(ranks):
+    def joined(world):
+        assert world.size == 4 and world.group.ranks == [0, 1, 2, 3]
+        assert world.group.all_reduce(np.ones(2)).tolist() == [4.0, 4.0]
+        with rcomm.phase("evaluation"), rcomm.step(17):
+            dump = world.dump()
+        assert dump.startswith(world.dump_dir) and os.path.exists(dump)
+
+    def body(world):
+        world.group.barrier()
+        if world.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        first, ring = world.group, world.path
+        absent = first.find_absent(TIME_LIMIT / 4 if world.rank else 1.0)
+        assert absent == [2]
+        with pytest.raises(rcomm.InvalidArgument, match=f"rank {world.rank} lists itself as lost"):
+            world.grow([world.rank], 4)
+        assert world.grow(absent, 4) is world
+        assert world.path != ring
+        with pytest.raises(rcomm.Error):
+            first.barrier()
+        joined(world)
+
+    job = ranks(3, body)
+    for rank in [2, 3]:
+        job.join(rank, 4, joined)
+    assert job.wait() == [0, 0, -signal.SIGKILL, 0, 0]
 
 
 def test_absent_rank_is_named_at_the_timeout_and_by_the_report(ranks, tmp_path, until):

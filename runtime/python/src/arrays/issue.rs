@@ -19,6 +19,8 @@ pub(super) struct Shared {
     pub(super) callbacks: Arc<Callbacks>,
     /// Where the records of the job's ranks on this host are.
     pub(super) records: Option<PathBuf>,
+    /// The folder of this run's dumps, which the first dump makes.
+    pub(super) dump_dir: PathBuf,
 }
 
 impl Shared {

@@ -10,22 +10,62 @@ use crate::process_group::held_world::HeldWorld;
 use pyo3::prelude::*;
 use rcomm::{Config, Error, ErrorKind, GroupOptions, HashStore, Rendezvous};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// One process's place in a job, and its groups.
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct ArrayWorld {
     world: OfProcess<HeldWorld>,
-    group: OfProcess<Mutex<rcomm::ProcessGroup>>,
+    /// It has a lock of its own, since that of `world` is held while a call waits for other ranks.
+    current: OfProcess<Mutex<Current>>,
     is_open: AtomicBool,
     place: Rendezvous,
-    dump_dir: PathBuf,
+    /// The number of ranks.
+    size: AtomicU32,
+    /// What a forked child sees, which must not take a lock that a thread of its parent may have held.
+    first: Arc<Shared>,
+    library_code: Vec<String>,
+}
+
+/// What is another when the world has shrunk or was made anew.
+struct Current {
+    group: rcomm::ProcessGroup,
     shared: Arc<Shared>,
 }
 
+impl Current {
+    fn of(world: &rcomm::World, library_code: Vec<String>, callbacks: Arc<Callbacks>) -> Self {
+        let recorder = world.recorder().clone();
+        let ring = recorder.storage().path().map(ToOwned::to_owned);
+        let shared = Shared {
+            sites: CallSites::new(library_code),
+            callbacks,
+            records: ring.and_then(|ring| ring.parent().map(ToOwned::to_owned)),
+            dump_dir: world.dump_dir().to_owned(),
+            recorder,
+        };
+        Self {
+            group: world.group().clone(),
+            shared: Arc::new(shared),
+        }
+    }
+}
+
 impl ArrayWorld {
+    /// Only in the process that made the world.
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shared(&self) -> Arc<Shared> {
+        match self.world.is_own() {
+            true => self.current().shared.clone(),
+            false => self.first.clone(),
+        }
+    }
+
     /// Runs an operation on the world without the GIL, since it may wait for other ranks.
     fn with<T: Send>(
         &self,
@@ -37,7 +77,7 @@ impl ArrayWorld {
         }
         let closed = || Err(Error::new(ErrorKind::Closed, "the world was shut down"));
         let used = py.detach(|| operation(&self.world)).unwrap_or_else(closed);
-        used.map_err(|error| self.shared.exception_for(py, &error))
+        used.map_err(|error| self.shared().exception_for(py, &error))
     }
 }
 
@@ -45,7 +85,7 @@ impl ArrayWorld {
 impl ArrayWorld {
     /// Joins a job: waits until all of its ranks have arrived.
     #[new]
-    #[pyo3(signature = (*, rank=None, size=None, host=None, port=0, timeout=None, init_timeout=None, job=None, library_code=Vec::new()))]
+    #[pyo3(signature = (*, rank=None, size=None, host=None, port=0, timeout=None, init_timeout=None, job=None, join=false, library_code=Vec::new()))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -56,6 +96,7 @@ impl ArrayWorld {
         timeout: Option<Duration>,
         init_timeout: Option<Duration>,
         job: Option<String>,
+        join: bool,
         library_code: Vec<String>,
     ) -> PyResult<Self> {
         let made = py.detach(|| {
@@ -72,6 +113,7 @@ impl ArrayWorld {
                 };
                 config.rendezvous = Some(Rendezvous { job, ..place });
             }
+            config.joins |= join;
             config.timeout = timeout.unwrap_or(config.timeout);
             config.init_timeout = init_timeout.unwrap_or(config.init_timeout);
             let mut builder = rcomm::World::builder(config);
@@ -81,21 +123,15 @@ impl ArrayWorld {
             builder.init()
         });
         let world = made.map_err(|error| exception_for(py, &error, None))?;
-        let recorder = world.recorder().clone();
-        let ring = recorder.storage().path().map(ToOwned::to_owned);
-        let shared = Shared {
-            sites: CallSites::new(library_code),
-            callbacks: Arc::new(Callbacks::default()),
-            records: ring.and_then(|ring| ring.parent().map(ToOwned::to_owned)),
-            recorder,
-        };
+        let current = Current::of(&world, library_code.clone(), Arc::default());
         Ok(Self {
-            group: OfProcess::new(Mutex::new(world.group().clone())),
+            first: current.shared.clone(),
+            current: OfProcess::new(Mutex::new(current)),
             place: world.place().clone(),
-            dump_dir: world.dump_dir().to_owned(),
+            size: AtomicU32::new(world.size()),
             world: OfProcess::new(HeldWorld::new(world)),
             is_open: AtomicBool::new(true),
-            shared: Arc::new(shared),
+            library_code,
         })
     }
 
@@ -105,10 +141,10 @@ impl ArrayWorld {
         self.place.rank
     }
 
-    /// The number of ranks with which the job began.
+    /// The number of ranks with which the world was made, or made anew.
     #[getter]
     fn size(&self) -> u32 {
-        self.place.world_size
+        self.size.load(Ordering::Relaxed)
     }
 
     /// The job's name.
@@ -120,23 +156,27 @@ impl ArrayWorld {
     /// The group of all ranks that are left.
     #[getter]
     fn group(&self, py: Python<'_>) -> PyResult<ArrayGroup> {
-        if !self.group.is_own() {
+        if !self.world.is_own() {
             return Err(used_after_fork(py, "world"));
         }
-        let group = self.group.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(ArrayGroup::new(group.clone(), self.shared.clone()))
+        let current = self.current();
+        Ok(ArrayGroup::new(
+            current.group.clone(),
+            current.shared.clone(),
+        ))
     }
 
     /// The ring's file; None if the ring is in this process's own memory.
     #[getter]
     fn path(&self) -> Option<PathBuf> {
-        self.shared.recorder.storage().path().map(ToOwned::to_owned)
+        let shared = self.shared();
+        shared.recorder.storage().path().map(ToOwned::to_owned)
     }
 
     /// The folder of this run's dumps, which the first dump makes.
     #[getter]
     fn dump_dir(&self) -> PathBuf {
-        self.dump_dir.clone()
+        self.shared().dump_dir.clone()
     }
 
     #[pyo3(signature = (ranks, *, name="", timeout=None))]
@@ -154,7 +194,7 @@ impl ArrayWorld {
         let group = self.with(py, |held| {
             held.read(|world| world.new_group(&ranks, &options))
         })?;
-        Ok(ArrayGroup::new(group, self.shared.clone()))
+        Ok(ArrayGroup::new(group, self.shared()))
     }
 
     fn shrink(slf: &Bound<'_, Self>, without: Vec<u32>) -> PyResult<Py<Self>> {
@@ -165,21 +205,35 @@ impl ArrayWorld {
                 Ok(world.group().clone())
             })
         })?;
-        *this.group.lock().unwrap_or_else(PoisonError::into_inner) = group;
+        this.current().group = group;
+        Ok(slf.clone().unbind())
+    }
+
+    fn grow(slf: &Bound<'_, Self>, lost: Vec<u32>, size: u32) -> PyResult<Py<Self>> {
+        let (py, this) = (slf.py(), slf.get());
+        let callbacks = this.shared().callbacks.clone();
+        let made = this.with(py, |held| {
+            held.change(|world| {
+                world.grow(&lost, size)?;
+                Ok(Current::of(world, this.library_code.clone(), callbacks))
+            })
+        })?;
+        *this.current() = made;
+        this.size.store(size, Ordering::Relaxed);
         Ok(slf.clone().unbind())
     }
 
     /// Names what the program does from now on; the empty text ends a phase.
     fn phase(&self, name: &str) {
         if self.world.is_own() {
-            self.shared.recorder.phase(name);
+            self.shared().recorder.phase(name);
         }
     }
 
     /// Sets the step that the program is in.
     fn step(&self, number: i64) {
         if self.world.is_own() {
-            self.shared.recorder.step(number);
+            self.shared().recorder.step(number);
         }
     }
 
@@ -202,7 +256,7 @@ impl ArrayWorld {
             (Some(world), Some(timeout)) => world.shutdown_within(timeout),
             (Some(world), None) => world.shutdown(),
         });
-        ended.map_err(|error| self.shared.exception_for(py, &error))
+        ended.map_err(|error| self.shared().exception_for(py, &error))
     }
 
     /// Ends the world without waiting for what is pending: that fails, and so does what other ranks have pending in the
@@ -215,8 +269,8 @@ impl ArrayWorld {
         py.detach(|| {
             // The lock is not kept: others take it with the interpreter's. Another thread may use the world, and wait
             // for other ranks.
-            let group = self.group.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            self.shared.recorder.phase(reason);
+            let group = self.current().group.clone();
+            self.shared().recorder.phase(reason);
             group.abort(reason);
             self.world.abandon();
         });
@@ -231,7 +285,9 @@ impl ArrayWorld {
     fn __repr__(&self) -> String {
         format!(
             "<rcomm.World {} rank {} of {}>",
-            self.place.job, self.place.rank, self.place.world_size
+            self.place.job,
+            self.place.rank,
+            self.size()
         )
     }
 }

@@ -44,9 +44,9 @@ pub use rcomm_core::{
     FileStore, GroupOptions, HashStore, Hints, HookedOperation, Layout, MAX_OBJECT_BYTES,
     MissingRanks, Op, OpType, OperationHook, Parts, Pattern, Peer, Pending, PrefixStore,
     ProcessGroup, ProcessGroupInfo, Progress, QueueStore, Rank, ReduceOp, Reduction, RemoteMemory,
-    Rendezvous, Result, Secret, Sides, SparseTensor, Store, Stream, TcpStore, TcpStoreServer,
-    Timing, Tls, TlsFiles, Vecs, WaitCounter, WaitHint, WaitStatistics, Waiting, WaitsFor, Window,
-    Work, WorkStatus, Wrapper, newest_attempt,
+    Rendezvous, Result, Secret, Sides, SparseTensor, Store, Stream, SymmetricMemory, TcpStore,
+    TcpStoreServer, Timing, Tls, TlsFiles, Vecs, WaitCounter, WaitHint, WaitStatistics, Waiting,
+    WaitsFor, Window, Work, WorkStatus, Wrapper, newest_attempt,
 };
 pub use rcomm_core::{config, data_parallel, rendezvous, store};
 pub use rcomm_cpu::CpuBackend;

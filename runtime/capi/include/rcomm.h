@@ -165,6 +165,9 @@ typedef struct rcomm_reducer rcomm_reducer;
 // A sparse tensor returned by rcomm.
 typedef struct rcomm_sparse rcomm_sparse;
 
+// Memory of the same size on each rank of a host, which all of them use in place.
+typedef struct rcomm_symmetric rcomm_symmetric;
+
 // Takes the value that a function of a store has read: see `rcomm_value_set`.
 typedef struct rcomm_value rcomm_value;
 
@@ -1111,6 +1114,85 @@ const char *rcomm_last_error(void);
 int32_t rcomm_value_set(const struct rcomm_value *value,
                         const uint8_t *bytes,
                         size_t length);
+
+// Makes memory of `bytes` bytes on each rank, all zero, which all ranks of the group use in place. All members call
+// this, with the same size. Fails with `RCOMM_UNSUPPORTED`, on all members, if they are on several hosts or cannot share
+// memory.
+//
+// # Safety
+// `group` is a valid handle; `memory` may be written.
+int32_t rcomm_symmetric_new(const struct rcomm_group *group,
+                            size_t bytes,
+                            struct rcomm_symmetric **memory);
+
+// Writes the address and the length of the buffer of `peer`, or of the caller, which are valid until the memory is
+// closed or freed. Other ranks may write there at any time: use atomic operations, or order accesses by signals.
+//
+// # Safety
+// `memory` is a valid handle; `start` and `bytes` may be written.
+int32_t rcomm_symmetric_buffer(const struct rcomm_symmetric *memory,
+                               uint32_t peer,
+                               void **start,
+                               size_t *bytes);
+
+// Writes the address and the length of the signal pad of `peer`, or of the caller, like `rcomm_symmetric_buffer`: the
+// four bytes of channel `c` and sender `s` are at `4 * (c * size + s)`. They must be zero again where a channel is used
+// by the functions below.
+//
+// # Safety
+// `memory` is a valid handle; `start` and `bytes` may be written.
+int32_t rcomm_symmetric_signal_pad(const struct rcomm_symmetric *memory,
+                                   uint32_t peer,
+                                   void **start,
+                                   size_t *bytes);
+
+// Signals to `peer` on a channel (0 to 63), once `peer` has waited for the earlier signal of this rank on it; waits for
+// that for the group's time-out at most.
+//
+// # Safety
+// `memory` is a valid handle.
+int32_t rcomm_symmetric_put_signal(const struct rcomm_symmetric *memory,
+                                   uint32_t peer,
+                                   uint32_t channel);
+
+// Waits for a signal of `peer` on a channel, for the group's time-out at most, and takes it.
+//
+// # Safety
+// `memory` is a valid handle.
+int32_t rcomm_symmetric_wait_signal(const struct rcomm_symmetric *memory,
+                                    uint32_t peer,
+                                    uint32_t channel);
+
+// Returns once all members have called this on this channel: signals to each other member, then waits for the signal of
+// each.
+//
+// # Safety
+// `memory` is a valid handle.
+int32_t rcomm_symmetric_barrier(const struct rcomm_symmetric *memory,
+                                uint32_t channel);
+
+// Sets `count` words of four bytes of this rank's buffer, from word `offset` on. Other ranks see it after a signal.
+//
+// # Safety
+// `memory` is a valid handle.
+int32_t rcomm_symmetric_fill(const struct rcomm_symmetric *memory,
+                             size_t offset,
+                             uint32_t value,
+                             size_t count);
+
+// Waits until all members have called this, for the group's time-out at most, and frees memory and handle; the handle
+// also after an error.
+//
+// # Safety
+// `memory` is a valid handle that is not used afterwards, and nor is the memory.
+int32_t rcomm_symmetric_close(struct rcomm_symmetric *memory);
+
+// Frees memory and handle at once; other ranks that wait for a signal of this one get an error or reach their time-out.
+// NULL has no effect.
+//
+// # Safety
+// `memory` is NULL or a valid handle that is not used afterwards, and nor is the memory.
+void rcomm_symmetric_free(struct rcomm_symmetric *memory);
 
 // Takes the window that `work` has made, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does not wait for
 // the operation.

@@ -28,7 +28,7 @@
 //! | `reducer`, `reducer_options` | gradients averaged in buckets |
 //! | `config`, `store` | options of a world; stores of the caller |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
-//! | `sparse`, `object`, `window` | sparse tensors, JSON values, one-sided windows |
+//! | `sparse`, `object`, `window`, `symmetric` | sparse tensors, JSON values, one-sided windows, symmetric memory |
 //! | `work` | operations in progress |
 #![allow(unsafe_code)]
 
@@ -48,6 +48,7 @@ mod reducer_options;
 pub mod sparse;
 pub mod status;
 pub mod store;
+pub mod symmetric;
 pub mod window;
 pub mod work;
 pub mod world;

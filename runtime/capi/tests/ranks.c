@@ -800,6 +800,7 @@ static void shrinks(rcomm_world *world) {
 
 #include "ended.h"
 #include "stores.h"
+#include "symmetric.h"
 
 int main(void) {
     rcomm_world *world = NULL;
@@ -816,6 +817,7 @@ int main(void) {
     sparse();
     objects();
     ended_works();
+    symmetric();
     refusals();
     options();
     in_place();

@@ -66,6 +66,7 @@ pub use group::objects::MAX_OBJECT_BYTES;
 pub use group::process_group::{ProcessGroup, Timing};
 pub use group::sparse::SparseTensor;
 pub use group::window::Window;
+pub use group::window::symmetric::SymmetricMemory;
 pub use group::work::Work;
 pub use op::buffer::{Access, Buffer, Device, DeviceKind};
 pub use op::deadline::Deadline;

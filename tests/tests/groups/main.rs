@@ -9,6 +9,7 @@ mod last_handle;
 mod merged;
 mod monitored_barrier;
 mod rejected;
+mod symmetric;
 mod together;
 
 use rcomm::config::TransportChoice;

@@ -29,6 +29,7 @@ use rcomm_recorder::record::FlightRecorder;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 /// The state that a world's backends share. It is made once, before the first group.
@@ -577,6 +578,25 @@ pub trait BackendWindow: Send + Sync {
     /// # Errors
     /// `Unsupported` where it cannot be mapped; `put` and `get` still reach it.
     fn map_remote(&self, peer: u32) -> Result<RemoteMemory>;
+
+    /// Waits until `word`, a word of a [mapped](Self::map_remote) part, is `from`, and sets it to `to` in one step; wakes
+    /// those that wait for it. `peer` is the rank that makes it `from`, and `awaited` says what that rank has to do, for
+    /// errors (`send a signal`).
+    ///
+    /// # Errors
+    /// `Timeout` at the deadline. The default, for windows whose parts cannot be mapped: `Unsupported`.
+    fn exchange_word(
+        &self,
+        peer: u32,
+        word: &AtomicU32,
+        (from, to): (u32, u32),
+        awaited: &str,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let _ = (peer, word, from, to, awaited, deadline);
+        let message = "the windows of this backend have no words that a rank can wait for";
+        Err(Error::new(ErrorKind::Unsupported, message))
+    }
 
     /// Ends the window; all members call it. Returns this rank's memory, unless a member still has it mapped.
     ///

@@ -10,10 +10,11 @@
 mod service;
 #[allow(unsafe_code)]
 mod shared;
+mod waiting;
 
-use crate::mesh::{Mesh, PeerState};
+use crate::mesh::Mesh;
 use crate::registered::{Backing, RegionHandle};
-use crate::wait::{Pause, Stop, WaitMode, WaitPolicy};
+use crate::wait::{Stop, WaitMode};
 use rcomm_core::Buffer;
 use rcomm_core::Deadline;
 use rcomm_core::Hints;
@@ -22,17 +23,13 @@ use rcomm_core::RemoteMemory;
 use rcomm_core::backend::{AbortReason, Backend, BackendWindow, Call, Done, Observer};
 use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{DType, Rank};
-use rustix::event::Timespec;
 use rustix::thread::futex;
 use service::{Service, fetch, send_end, send_put, send_signal};
 use shared::{SharedMemory, WindowBuffer};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-/// The interval at which a rank that waits for a signal checks whether the sender is still alive.
-const LIVENESS_CHECK: Duration = Duration::from_millis(50);
 /// Bytes of the encoded description of a rank's part.
 const DESCRIPTION_LEN: usize = 64;
 
@@ -448,38 +445,29 @@ impl BackendWindow for CpuWindow {
         self.check_peer(peer)?;
         let shared = &self.shared;
         let counter = shared.counter(&shared.counters, peer as usize)?;
-        let rank = shared.ranks[peer as usize];
-        let mut policy = WaitPolicy::new(&shared.stop, deadline.started(), shared.wait_mode);
-        let mut next_check = Instant::now() + LIVENESS_CHECK;
-        while !take_one(counter) {
-            match policy.pause() {
-                Ok(Pause::Poll) => {}
-                Ok(Pause::Sleep(time)) => {
-                    let time = Timespec {
-                        tv_sec: time.as_secs().cast_signed(),
-                        tv_nsec: i64::from(time.subsec_nanos()),
-                    };
-                    // The count is checked again, whatever has ended the sleep.
-                    let _ = futex::wait(counter, futex::Flags::empty(), 0, Some(&time));
-                    let mesh = &shared.mesh;
-                    if Instant::now() < next_check || rank == mesh.rank() {
-                        continue;
-                    }
-                    next_check = Instant::now() + LIVENESS_CHECK;
-                    // A signal that the sender has sent before it ended is still valid.
-                    if matches!(mesh.find_gone(rank, &mut policy), Ok(PeerState::Gone))
-                        && counter.load(Ordering::Acquire) == 0
-                    {
-                        return Err(Error::gone(&[rank], " and will send no signal"));
-                    }
-                }
-                Err(crate::wait::Interrupted::Stopped(reason)) => return Err(reason),
-                Err(crate::wait::Interrupted::TimedOut) => {
-                    let message = format!("no signal from rank {rank} before the deadline");
-                    return Err(Error::new(ErrorKind::Timeout, message).with_rank(rank));
-                }
-            }
-        }
+        let attempt = || match take_one(counter) {
+            true => Ok(()),
+            false => Err(0),
+        };
+        self.wait_for_peer(peer, counter, deadline, "send a signal", attempt)
+    }
+
+    fn exchange_word(
+        &self,
+        peer: u32,
+        word: &AtomicU32,
+        (from, to): (u32, u32),
+        awaited: &str,
+        deadline: Deadline,
+    ) -> Result<()> {
+        self.check_peer(peer)?;
+        let attempt = || {
+            let changed = word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+            changed.map(drop)
+        };
+        self.wait_for_peer(peer, word, deadline, awaited, attempt)?;
+        // The result is only the number of threads that slept on this word.
+        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 
 mod outstanding;
 mod signal;
+pub(crate) mod symmetric;
 
 use crate::backend::memory::RemoteMemory;
 use crate::backend::{self, Progress};

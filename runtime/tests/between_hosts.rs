@@ -31,8 +31,10 @@ fn stored_value(world: &World, kind: &str, rank: usize) -> String {
     String::from_utf8(world.store().get(key, LONG).unwrap()).unwrap()
 }
 
-fn address(world: &World, rank: usize) -> SocketAddr {
-    stored_value(world, "addr", rank).parse().unwrap()
+fn addresses(world: &World, rank: usize) -> Vec<SocketAddr> {
+    let stored = stored_value(world, "addr", rank);
+    let addresses = stored.split(',');
+    addresses.map(|address| address.parse().unwrap()).collect()
 }
 
 /// Runs ranks 0 and 1 on threads of this process, with a store on ::1, and checks that they use ::1.
@@ -62,8 +64,9 @@ fn check_on_ipv6_loopback(socket_ifname: Option<&str>) {
                 world.group().all_reduce(&mut data, ReduceOp::Sum).unwrap();
                 assert!(data.iter().all(|&sum| sum == 3));
                 for rank in 0..2 {
-                    let ip = address(&world, rank).ip().to_string();
-                    assert_eq!(ip, "::1");
+                    let addresses = addresses(&world, rank);
+                    assert_eq!(addresses.len(), 1);
+                    assert_eq!(addresses[0].ip().to_string(), "::1");
                 }
                 world.shutdown().unwrap();
             });
@@ -164,7 +167,7 @@ fn a_job_on_two_hosts_works_over_tls() {
             // Callers of the data ports that stop in the handshake.
             let _stalled: Vec<TcpStream> = (0..32)
                 .map(|index| {
-                    let mut caller = TcpStream::connect(address(&world, index % 4)).unwrap();
+                    let mut caller = TcpStream::connect(addresses(&world, index % 4)[0]).unwrap();
                     caller
                         .write_all(&[0x16, 3, 1, 2, 0, 1][..index % 6])
                         .unwrap();
@@ -229,6 +232,15 @@ fn a_rank_without_tls_or_with_another_ca_gets_an_error_with_the_reason() {
     }
 }
 
+/// How many bytes this host has received over a network interface.
+fn received_bytes(interface: &str) -> u64 {
+    let table = std::fs::read_to_string("/proc/net/dev").unwrap();
+    let mut rows = table.lines().filter_map(|row| row.split_once(':'));
+    let row = rows.find(|(name, _)| name.trim() == interface);
+    let first = row.and_then(|(_, counts)| counts.split_whitespace().next());
+    first.unwrap().parse().unwrap()
+}
+
 /// The body of a rank's process; does nothing when the tests are run.
 #[test]
 fn rank_process() {
@@ -252,8 +264,18 @@ fn rank_process() {
     }
     check_operations_between_hosts(world.group());
     for peer in 0..HOSTS * RANKS_PER_HOST {
-        let ip = address(&world, peer).ip().to_string();
-        assert_eq!(ip, format!("{network}{}", peer / RANKS_PER_HOST + 1));
+        let used = addresses(&world, peer);
+        let expected = network.split(',');
+        let expected = expected.map(|network| format!("{network}{}", peer / RANKS_PER_HOST + 1));
+        let used = used.iter().map(|address| address.ip().to_string());
+        assert!(used.eq(expected), "rank {peer}");
+    }
+    if network.contains(',') {
+        // Each of the sockets between two ranks has carried its part of some megabytes.
+        for cable in ["data", "more"] {
+            let bytes = received_bytes(cable);
+            assert!(bytes > 1 << 20, "{bytes} bytes came over {cable}");
+        }
     }
     let host = |rank| stored_value(&world, "host_of", rank);
     assert_eq!(host(0), host(1));
@@ -363,7 +385,7 @@ impl Network {
     }
 
     /// Runs ranks 0 and 1 on the first host, 2 and 3 on the second, and checks that they use addresses that begin with
-    /// `expected`. The name `first` resolves to the first host's address on the second host, and to the loopback
+    /// each of the texts in the list `expected`. The name `first` resolves to the first host's address on the second host, and to the loopback
     /// interface on the first.
     fn run(&self, master_addr: &str, socket_ifname: Option<&str>, expected: &str, streams: usize) {
         let folder = tempfile::tempdir().unwrap();
@@ -448,6 +470,13 @@ fn ranks_of_two_hosts_use_the_addresses_of_the_route_to_the_store() {
 fn ranks_of_two_hosts_use_the_named_interface() {
     if let Some(network) = Network::make("named") {
         network.run("10.77.1.1", Some("more"), "10.77.2.", 2);
+    }
+}
+
+#[test]
+fn connections_of_two_hosts_are_spread_over_two_networks() {
+    if let Some(network) = Network::make("both") {
+        network.run("10.77.1.1", Some("more, data"), "10.77.2.,10.77.1.", 2);
     }
 }
 

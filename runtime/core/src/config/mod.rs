@@ -65,8 +65,10 @@ pub struct Config {
     pub joins: bool,
     /// How ranks reach each other over host memory.
     pub transport: TransportChoice,
-    /// Network interface whose address this rank announces to the others; `None` = the one that leads to the
-    /// store. If `GLOO_SOCKET_IFNAME` holds a list, its first entry is used.
+    /// Network interfaces of which this rank announces an address each to the others, separated by commas; `None` = the
+    /// one that leads to the store. Connections are spread over them: the sockets of one channel
+    /// ([`Tuning::streams`](crate::tuning::Tuning::streams)), and channels to different ranks. If they lead to other
+    /// hosts, each needs a network of its own: the system chooses the interface by the address that is dialed.
     pub socket_ifname: Option<String>,
     /// Identity of this host, added to the one that the system reports: ranks whose identities differ share no
     /// memory, and are taken to be on different hosts. This separates containers, and simulates several hosts
@@ -347,11 +349,7 @@ impl Config {
                 _ => return Err(wrong_value("RCOMM_TRANSPORT", &value, "auto, shm or tcp")),
             };
         }
-        let first_gloo_interface = || {
-            let list = text("GLOO_SOCKET_IFNAME")?;
-            list.split(',').next().map(str::to_owned)
-        };
-        let ifname = text("RCOMM_SOCKET_IFNAME").or_else(first_gloo_interface);
+        let ifname = text("RCOMM_SOCKET_IFNAME").or_else(|| text("GLOO_SOCKET_IFNAME"));
         config.socket_ifname = ifname.map(|name| name.trim().to_owned());
         config.host_id = text("RCOMM_HOST_ID");
         if let Some(path) = text("RCOMM_TUNING_FILE") {

@@ -25,7 +25,7 @@ fn variables_that_are_set_override_the_defaults() {
     .unwrap();
     assert_eq!(config.timeout, Duration::from_millis(1500));
     assert!(config.joins);
-    assert_eq!(config.socket_ifname.as_deref(), Some("eth1"));
+    assert_eq!(config.socket_ifname.as_deref(), Some("eth1,eth2"));
     assert_eq!(config.ring_dir, RingDir::Memory);
     let kept = KeptJobs {
         jobs: 3,

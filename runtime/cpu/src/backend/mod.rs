@@ -43,8 +43,8 @@ impl CpuFactory {
     /// Opens this rank's port, opens the memory that the ranks of this host share, and publishes the address in
     /// the store. Makes no connection to other hosts yet.
     ///
-    /// The port is opened on one address: that of the interface
-    /// [`Config::socket_ifname`](rcomm_core::Config); else the source address of this host's route to the
+    /// A port is opened on one address of each interface that
+    /// [`Config::socket_ifname`](rcomm_core::Config) names; else on one address: the source address of this host's route to the
     /// configuration's rendezvous, or the host's first address beyond the loopback interface if other hosts
     /// could not reach that one; else, without a rendezvous, that of the loopback interface.
     ///
@@ -71,8 +71,8 @@ impl CpuFactory {
     /// # Errors
     /// Those of [`open`](Self::open).
     pub fn prepare(world: &WorldContext) -> Result<Self> {
-        let address = address::choose(&world.config)?;
-        let (mesh, to_publish) = Mesh::open(world, address)?;
+        let addresses = address::choose(&world.config)?;
+        let (mesh, to_publish) = Mesh::open(world, &addresses)?;
         Ok(Self { mesh, to_publish })
     }
 

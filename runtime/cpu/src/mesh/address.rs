@@ -1,9 +1,9 @@
-//! Chooses the address of this host that the rank publishes to the others.
+//! Chooses the addresses of this host that the rank publishes to the others.
 //!
 //! By default the rank publishes the source address of this host's route to the store: an interface that leads to
 //! the store most likely leads to the other ranks too, and a job whose store is on the loopback interface stays
 //! there. If other hosts of the job cannot reach that address, the rank publishes the host's first address that is
-//! not a loopback address. If the configuration names a network interface, the rank publishes an address of it. Without
+//! not a loopback address. If the configuration names network interfaces, the rank publishes an address of each. Without
 //! a network interface and without the store's address, it publishes 127.0.0.1.
 
 use nix::net::if_::InterfaceFlags;
@@ -16,24 +16,28 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Returns the address to listen on and to publish.
+/// Returns the addresses to listen on and to publish: one for each network interface that the configuration names, else
+/// one.
 ///
 /// # Errors
-/// `InvalidArgument` if the interface that the configuration names cannot be used, `Rendezvous` if
+/// `InvalidArgument` if an interface that the configuration names cannot be used, `Rendezvous` if
 /// there is no route to the store: both list the host's interfaces. `Rendezvous` also if the store's name does not
 /// resolve. `Io` if the interfaces cannot be listed.
-pub(crate) fn choose(config: &Config) -> Result<IpAddr> {
-    match (&config.socket_ifname, &config.rendezvous) {
-        (Some(name), rendezvous) => {
-            let route = rendezvous
-                .as_ref()
-                .and_then(|rendezvous| route_to_store(rendezvous).ok());
-            Interfaces::of_host()?.address_on(name, route)
-        }
-        (None, Some(rendezvous)) => default_address(rendezvous),
-        // Without a rendezvous address, the other hosts are unknown.
-        (None, None) => Ok(Ipv4Addr::LOCALHOST.into()),
+pub(crate) fn choose(config: &Config) -> Result<Vec<IpAddr>> {
+    let names = config.socket_ifname.as_deref().unwrap_or_default();
+    let names = names.split(',').map(str::trim);
+    let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+    if !names.is_empty() {
+        let rendezvous = config.rendezvous.as_ref();
+        let route = rendezvous.and_then(|rendezvous| route_to_store(rendezvous).ok());
+        return Interfaces::of_host()?.addresses_on(&names, route);
     }
+    let address = match &config.rendezvous {
+        Some(rendezvous) => default_address(rendezvous)?,
+        // Without a rendezvous address, the other hosts are unknown.
+        None => Ipv4Addr::LOCALHOST.into(),
+    };
+    Ok(vec![address])
 }
 
 fn default_address(rendezvous: &Rendezvous) -> Result<IpAddr> {
@@ -136,6 +140,18 @@ impl Interfaces {
             interfaces[index].addresses.extend(address);
         }
         Ok(Self(interfaces))
+    }
+
+    /// Returns an address of each of these interfaces, in this order, each address once.
+    fn addresses_on(&self, names: &[&str], route: Option<IpAddr>) -> Result<Vec<IpAddr>> {
+        let mut addresses = Vec::new();
+        for name in names {
+            let address = self.address_on(name, route)?;
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        Ok(addresses)
     }
 
     /// Returns an address of the interface `name`: `route`, the address that leads to the store, if the interface has
@@ -242,6 +258,22 @@ mod tests {
     }
 
     #[test]
+    fn each_interface_of_a_list_gives_one_address() {
+        let on = |names: &[&str]| host().addresses_on(names, Some(ip("10.0.0.6")));
+        let expected = [ip("10.0.0.6"), ip("2001:db8::7")];
+        assert_eq!(on(&["eth0", "ib0", "eth0"]).unwrap(), expected);
+        assert_eq!(
+            on(&["ib0", "eth9"]).unwrap_err().kind(),
+            ErrorKind::InvalidArgument
+        );
+        let config = Config {
+            socket_ifname: Some(" lo , lo,".to_owned()),
+            ..Config::default()
+        };
+        assert_eq!(choose(&config).unwrap(), [ip("127.0.0.1")]);
+    }
+
+    #[test]
     fn unusable_interface_is_refused_with_a_list_of_all_interfaces() {
         let refusal = |name| {
             let error = host().address_on(name, None).unwrap_err();
@@ -273,14 +305,14 @@ mod tests {
 
     #[test]
     fn job_whose_store_is_on_the_loopback_interface_uses_that_interface() {
-        assert_eq!(choose(&Config::default()).unwrap(), ip("127.0.0.1"));
+        assert_eq!(choose(&Config::default()).unwrap(), [ip("127.0.0.1")]);
         assert_eq!(
             choose(&config_with_store_at("127.0.0.1")).unwrap(),
-            ip("127.0.0.1")
+            [ip("127.0.0.1")]
         );
         assert_eq!(
             choose(&config_with_store_at("localhost")).unwrap(),
-            ip("127.0.0.1")
+            [ip("127.0.0.1")]
         );
     }
 
@@ -289,7 +321,10 @@ mod tests {
         let interfaces = Interfaces::of_host().unwrap();
         let beyond = interfaces.first_beyond_loopback();
         let expected = beyond.map_or(ip("127.0.0.1"), |(_, address)| address);
-        assert_eq!(choose(&config_with_store_at("0.0.0.0")).unwrap(), expected);
+        assert_eq!(
+            choose(&config_with_store_at("0.0.0.0")).unwrap(),
+            [expected]
+        );
     }
 
     #[test]

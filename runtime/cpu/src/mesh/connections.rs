@@ -1,24 +1,26 @@
 //! [`Mesh`], the connections of one rank: which rank dials which, and whether a peer is still alive.
 
-use super::handshake::{ANSWER_LEN, ChannelKind, Decision, End, Handshake, Identity};
+mod dial;
+
+use super::handshake::{ChannelKind, Handshake, Identity};
 use super::host::Host;
 use super::links::Links;
-use super::listener::{ChannelId, Listener, ListenerState, milliseconds};
+use super::listener::{ChannelId, Listener, ListenerState};
 use super::shortage::is_shortage;
-use super::{KeysToPublish, PeerState, address_key, fill_random, lock};
+use super::{KeysToPublish, PeerState, address_key, lock};
 use crate::registered::Registry;
 use crate::transport::Wire;
 use crate::wait::{Failure, WaitMode, WaitPolicy};
 use rcomm_core::backend::WorldContext;
 use rcomm_core::store::{Store, StoreQuery};
 use rcomm_core::tuning::Tuning;
-use rcomm_core::{Error, ErrorKind, Result};
+use rcomm_core::{Error, Result};
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::publish::{Handshake as TlsHandshake, Tls, TlsError};
-use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rcomm_recorder::publish::Tls;
+use rustix::event::EventfdFlags;
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -27,10 +29,6 @@ use std::time::{Duration, Instant};
 
 /// How long a rank waits for a peer to connect before it checks whether the peer is still alive.
 const LIVENESS_CHECK: Duration = Duration::from_millis(50);
-/// The longest time-out of one try to connect.
-const CONNECT_TIME: Duration = Duration::from_secs(2);
-/// The time-out of a try that begins just before its caller's deadline.
-const SHORTEST_TRY: Duration = Duration::from_millis(1);
 
 /// This rank's connections to the other ranks of the world.
 ///
@@ -75,7 +73,8 @@ enum WatchedPeer {
 }
 
 impl Mesh {
-    /// Starts the listening thread and opens the memory that the ranks of this host share. Returns the keys and
+    /// Starts the listening thread, with a port on each of these addresses, and opens the memory that the ranks of this
+    /// host share. Returns the keys and
     /// values that the caller publishes in the store for the other ranks.
     ///
     /// # Errors
@@ -83,15 +82,19 @@ impl Mesh {
     /// although the configuration requires it; `Store` if the store fails.
     pub(crate) fn open(
         world: &WorldContext,
-        address: IpAddr,
+        addresses: &[IpAddr],
     ) -> Result<(Arc<Self>, KeysToPublish)> {
-        let listener = TcpListener::bind((address, 0)).map_err(|error| {
-            let message = format!("cannot listen on {address} for other ranks");
-            Error::io(message, error)
-        })?;
         let port_error = |error| Error::io("cannot prepare the port for other ranks", error);
-        listener.set_nonblocking(true).map_err(port_error)?;
-        let address = listener.local_addr().map_err(port_error)?;
+        let (mut listeners, mut published) = (Vec::new(), Vec::new());
+        for &address in addresses {
+            let listener = TcpListener::bind((address, 0)).map_err(|error| {
+                let message = format!("cannot listen on {address} for other ranks");
+                Error::io(message, error)
+            })?;
+            listener.set_nonblocking(true).map_err(port_error)?;
+            published.push(listener.local_addr().map_err(port_error)?.to_string());
+            listeners.push(listener);
+        }
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| port_error(error.into()))?;
         let wake = Arc::new(wake);
@@ -102,7 +105,7 @@ impl Mesh {
             identity.clone(),
             world.tls.clone(),
             shared.clone(),
-            listener,
+            listeners,
             segment_server,
             wake.clone(),
         );
@@ -130,7 +133,7 @@ impl Mesh {
         let (host_key, host_note) = mesh.host.note(world.rank);
         let to_publish = vec![
             (host_key, host_note.into_bytes()),
-            (address_key(world.rank), address.to_string().into_bytes()),
+            (address_key(world.rank), published.join(",").into_bytes()),
         ];
         Ok((mesh, to_publish))
     }
@@ -399,79 +402,6 @@ impl Mesh {
         }
     }
 
-    /// Connects to the peer and performs the handshake. Retries until the policy ends the wait.
-    fn dial(&self, handshake: Handshake, policy: &mut WaitPolicy<'_>) -> Result<Wire, Failure> {
-        let address = self.address_of(handshake.to, policy)?;
-        let gone = |error| Failure::Gone(handshake.to, Some(error));
-        let mut tries = 0;
-        // Only time-outs are retried: a rank listens before it publishes its address, so a refusal means that
-        // it has ended.
-        let stream = loop {
-            policy
-                .check()
-                .map_err(|interruption| Failure::of_wait_for(handshake.to, interruption))?;
-            // A host that does not answer must not hold up a caller beyond its own deadline. Zero is refused.
-            let time = policy.time_left().clamp(SHORTEST_TRY, CONNECT_TIME);
-            match TcpStream::connect_timeout(&address, time) {
-                Ok(stream) => break stream,
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    tries += 1;
-                    if tries == 1 {
-                        tracing::warn!(rank = handshake.to, %address, "the rank does not answer yet: retrying");
-                    }
-                }
-                Err(error) if is_shortage(&error) => return Err(Failure::Io(error)),
-                Err(error) => {
-                    let message = format!("{address}: {error}");
-                    return Err(gone(io::Error::new(error.kind(), message)));
-                }
-            }
-        };
-        stream.set_nodelay(true).map_err(gone)?;
-        stream.set_nonblocking(true).map_err(gone)?;
-        let mut nonce = [0; 32];
-        fill_random(&mut nonce).map_err(Failure::Io)?;
-        let mut handshake_stream = HandshakeStream {
-            wire: Wire {
-                socket: stream,
-                tls: self.tls.as_ref().map(Tls::call),
-            },
-            peer: handshake.to,
-            address,
-            policy,
-        };
-        handshake_stream.set_up_tls()?;
-        let identity = self.identity.tied_to(handshake_stream.wire.tls.as_deref());
-        let first = handshake.encode(&identity, &nonce);
-        handshake_stream.send(&first)?;
-        let mut answer = [0; ANSWER_LEN];
-        handshake_stream.receive(&mut answer)?;
-        let refuse = |decision: Option<Decision>| Failure::Refused {
-            peer: handshake.to,
-            address,
-            kind: Decision::kind_of(decision),
-            reason: Decision::reason_of(decision).into(),
-        };
-        let word = [answer[0], answer[1], answer[2], answer[3]];
-        match Decision::from_bytes(word) {
-            Some(Decision::Welcome) => {}
-            other => return Err(refuse(other)),
-        }
-        let mut their_nonce = [0; 32];
-        their_nonce.copy_from_slice(&answer[4..36]);
-        let proof = &answer[36..];
-        if !identity.verifies(End::Acceptor, &first, &their_nonce, proof) {
-            return Err(refuse(Some(Decision::WrongSecret)));
-        }
-        handshake_stream.send(&identity.prove(End::Dialer, &first, &their_nonce))?;
-        let mut last = [0; 4];
-        handshake_stream.receive(&mut last)?;
-        match Decision::from_bytes(last) {
-            Some(Decision::Welcome) => Ok(handshake_stream.wire),
-            other => Err(refuse(other)),
-        }
-    }
-
     /// Sends a request to the store and waits for the answer, until the policy's deadline or stop.
     fn ask<T: Send + 'static>(
         &self,
@@ -489,111 +419,10 @@ impl Mesh {
             policy.check()?;
         }
     }
-
-    /// Returns the address that `peer` has published; waits for it until the policy ends the wait.
-    fn address_of(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<SocketAddr, Failure> {
-        let key = address_key(peer);
-        loop {
-            policy.check()?;
-            let key = key.clone();
-            let look = move |store: &dyn Store| store.get(&key, Duration::from_millis(100));
-            match self.ask(policy, look)? {
-                Ok(bytes) => {
-                    let text = String::from_utf8_lossy(&bytes);
-                    return text.parse().map_err(|_| Failure::Address {
-                        peer,
-                        text: text.into_owned(),
-                    });
-                }
-                Err(error) if error.kind() == ErrorKind::Timeout => {}
-                Err(error) => return Err(Failure::Store(error)),
-            }
-        }
-    }
 }
 
 impl Drop for Mesh {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Sends and receives the bytes of a handshake over a non-blocking socket, until the policy ends the wait.
-struct HandshakeStream<'a, 'p> {
-    wire: Wire,
-    peer: Rank,
-    address: SocketAddr,
-    policy: &'a mut WaitPolicy<'p>,
-}
-
-impl HandshakeStream<'_, '_> {
-    fn set_up_tls(&mut self) -> Result<(), Failure> {
-        loop {
-            let Some(session) = &mut self.wire.tls else {
-                return Ok(());
-            };
-            match session.handshake(&self.wire.socket) {
-                Ok(TlsHandshake::Done) => return Ok(()),
-                Ok(TlsHandshake::Waits(event)) => self.wait(event)?,
-                Err(error) => return Err(self.failed(error)),
-            }
-        }
-    }
-
-    fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        let mut sent = 0;
-        while sent < bytes.len() {
-            match self.wire.write(&bytes[sent..]) {
-                Ok(count) => sent += count,
-                Err(error) => self.wait_or_fail(error, PollFlags::OUT)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn receive(&mut self, bytes: &mut [u8]) -> Result<(), Failure> {
-        let mut received = 0;
-        while received < bytes.len() {
-            match self.wire.read(&mut bytes[received..]) {
-                Ok(0) => {
-                    let end = io::ErrorKind::UnexpectedEof.into();
-                    return Err(Failure::Gone(self.peer, Some(end)));
-                }
-                Ok(count) => received += count,
-                Err(error) => self.wait_or_fail(error, PollFlags::IN)?,
-            }
-        }
-        Ok(())
-    }
-
-    fn wait_or_fail(&mut self, error: io::Error, event: PollFlags) -> Result<(), Failure> {
-        if error.kind() != io::ErrorKind::WouldBlock && error.kind() != io::ErrorKind::Interrupted {
-            return Err(self.failed(error));
-        }
-        self.wait(event)
-    }
-
-    /// The failure after this error. A peer that ended while TLS was set up is gone, as it is without TLS.
-    fn failed(&self, error: io::Error) -> Failure {
-        match TlsError::of(&error) {
-            Some(TlsError::Closed) | None => Failure::Gone(self.peer, Some(error)),
-            Some(refusal) => Failure::Refused {
-                peer: self.peer,
-                address: self.address,
-                kind: ErrorKind::Unauthorized,
-                reason: refusal.to_string().into(),
-            },
-        }
-    }
-
-    fn wait(&mut self, event: PollFlags) -> Result<(), Failure> {
-        self.policy
-            .check()
-            .map_err(|interruption| Failure::of_wait_for(self.peer, interruption))?;
-        let mut socket = [PollFd::new(&self.wire.socket, event)];
-        match rustix::event::poll(&mut socket, Some(&milliseconds(10))) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(Failure::Io(error.into())),
-        }
     }
 }

@@ -91,7 +91,8 @@ pub(super) struct Listener {
     identity: Identity,
     tls: Option<Tls>,
     shared: Arc<ListenerState>,
-    tcp: TcpListener,
+    /// A port on each address of this rank.
+    tcp: Vec<TcpListener>,
     /// The socket on which neighbors request the shared memory; only on the rank that made the memory.
     segment_server: Option<(UnixListener, Arc<Segment>)>,
     wake: Arc<OwnedFd>,
@@ -209,7 +210,7 @@ impl Listener {
         identity: Identity,
         tls: Option<Tls>,
         shared: Arc<ListenerState>,
-        tcp: TcpListener,
+        tcp: Vec<TcpListener>,
         segment_server: Option<(UnixListener, Arc<Segment>)>,
         wake: Arc<OwnedFd>,
     ) -> Self {
@@ -234,7 +235,8 @@ impl Listener {
             // At the limit, new callers wait in the system's queue until a handshake is old enough to make room.
             let has_room = self.pending.len() < self.limits.total || self.most_crowding().is_some();
             if has_room && self.retry_at.is_none() {
-                sockets.push(PollFd::new(&self.tcp, PollFlags::IN));
+                let ports = self.tcp.iter();
+                sockets.extend(ports.map(|port| PollFd::new(port, PollFlags::IN)));
                 if let Some((listener, _)) = &self.segment_server {
                     sockets.push(PollFd::new(listener, PollFlags::IN));
                 }
@@ -275,11 +277,18 @@ impl Listener {
 
     fn accept(&mut self) {
         self.accept_neighbors();
+        for port in 0..self.tcp.len() {
+            self.accept_at(port);
+        }
+    }
+
+    /// Accepts the callers of one port.
+    fn accept_at(&mut self, port: usize) {
         for _ in 0..ACCEPTED_AT_ONCE {
             if !self.make_room() {
                 return;
             }
-            match self.tcp.accept() {
+            match self.tcp[port].accept() {
                 Ok((stream, from)) => {
                     let host = Some(from.ip().to_canonical());
                     let of_host = self.pending.iter().filter(|pending| pending.host == host);
@@ -300,7 +309,7 @@ impl Listener {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_shortage(&error) => {
-                    if has_caller(&self.tcp) {
+                    if has_caller(&self.tcp[port]) {
                         self.note_shortage(&error);
                     }
                     return;

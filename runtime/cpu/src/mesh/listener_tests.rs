@@ -39,7 +39,14 @@ fn idle_connections_make_room_for_ranks_and_the_oldest_goes_first() {
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let wake = Arc::new(rustix::event::eventfd(0, flags).unwrap());
     let shared = Arc::new(ListenerState::new());
-    let mut listener = Listener::new(identity(1), None, shared.clone(), tcp, None, wake.clone());
+    let mut listener = Listener::new(
+        identity(1),
+        None,
+        shared.clone(),
+        vec![tcp],
+        None,
+        wake.clone(),
+    );
     listener.limits = Limits {
         total: 8,
         per_host: 4,

@@ -1,7 +1,7 @@
 //! How the ranks of a world find and reach each other: one mesh for each rank, shared by its groups.
 //!
-//! Every rank listens on one port and writes its address to `cpu/addr/<rank>` in the store. Connections are
-//! made when they are first needed. A *channel* is the connection, of one or several sockets, for one group,
+//! Every rank listens on a port of each of its addresses, mostly one, and writes them to `cpu/addr/<rank>` in the store,
+//! separated by commas. Connections are made when they are first needed. A *channel* is the connection, of one or several sockets, for one group,
 //! one kind of traffic and one pair of ranks, so that no group's bytes block another's; the higher rank
 //! dials, the lower accepts. A connection without the job's secret is refused and counted (see
 //! [`handshake`](crate::mesh::handshake)).

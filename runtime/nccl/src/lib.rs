@@ -47,7 +47,7 @@
 //! | `launch` | an operation as calls of NCCL |
 //! | `comm` | communicators: how ranks find each other over the store, creation, calls, the end |
 //! | `context` | what the queues of a backend share: options, how long their ends may take, the order of launches, the search for NaNs, the report of NCCL's RAS subsystem |
-//! | `cuda` | the driver: its table of functions, device, streams, events, memory, graphs |
+//! | `cuda` | the driver: its table of functions, device, streams, events, memory, graphs; the links between devices |
 //! | `library` | NCCL: its table of functions, types, versions, configuration |
 //!
 //! Both libraries are loaded at run time, so that one build runs with and without a device. cudarc's NCCL
@@ -72,6 +72,7 @@ pub use context::options::{
 pub use cuda::CudaDriver;
 pub use cuda::device::CudaDevice;
 pub use cuda::memory::DeviceBuffer;
+pub use cuda::nvlink::DmaConnectivity;
 pub use cuda::stream::{CudaStream, Priority};
 pub use library::config::{Blocking, CommOptions};
 pub use library::{NcclLibrary, Search, Version};

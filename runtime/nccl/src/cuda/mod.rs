@@ -11,6 +11,7 @@ pub(crate) mod device;
 pub(crate) mod event;
 pub(crate) mod graph;
 pub(crate) mod memory;
+pub(crate) mod nvlink;
 pub(crate) mod stream;
 
 use crate::library::sys::table;

@@ -554,6 +554,14 @@ pub(crate) mod tests {
             .collect();
         let called = crate::cuda::CudaTable::REQUIRED;
         assert_eq!(documented_names, called.iter().copied().collect());
+
+        let section = documented("### Functions of NVML");
+        let documented_names: BTreeSet<&str> = names(&section)
+            .into_iter()
+            .filter(|name| name.starts_with("nvml"))
+            .collect();
+        let called = crate::cuda::nvlink::NvmlTable::REQUIRED;
+        assert_eq!(documented_names, called.iter().copied().collect());
     }
 
     #[test]

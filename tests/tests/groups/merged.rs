@@ -5,7 +5,7 @@ use rcomm::{
     Config, ErrorKind, GroupOptions, HashStore, ProcessGroup, ReduceOp, Rendezvous, Store, World,
 };
 use rcomm_tests::world::{Carrier, builder, config};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 /// Runs two jobs with a store of their own each, `b` with three ranks and `a` with two, a thread for each rank. `body`
@@ -68,6 +68,7 @@ fn groups_of_different_jobs_form_a_world_of_their_own() {
 #[test]
 fn a_merge_that_cannot_be_is_refused_and_names_the_groups() {
     let meeting: Arc<dyn Store> = Arc::new(HashStore::new());
+    let given_up = Barrier::new(5);
     two_jobs(|world, group| {
         let merge = |size, purpose: &str| {
             let merged = world.merge_remote(group, size, purpose, meeting.clone());
@@ -103,8 +104,18 @@ fn a_merge_that_cannot_be_is_refused_and_names_the_groups() {
             let text = error.to_string();
             assert!(text.contains("have 3 members, not 2"), "{text}");
         }
+        given_up.wait();
+        if world.place().job == "a" {
+            // Who comes late learns at once that the others have given up, and meets them in the next call.
+            let error = merge(5, "few");
+            assert_eq!(error.kind(), ErrorKind::Timeout);
+            let text = error.to_string();
+            assert!(text.contains("the merge was given up"), "{text}");
+        }
         // The groups are as they were.
         group.barrier().unwrap();
+        let merged = world.merge_remote(group, 5, "few", meeting.clone());
+        merged.unwrap().shutdown().unwrap();
     });
 }
 

@@ -23,7 +23,8 @@ impl<B> World<B> {
     ///
     /// # Errors
     /// `InvalidArgument` if the options name no purpose, if the groups have more members than `size`, or if a rank is
-    /// in two of the groups. `Timeout` names the members of the groups whose rank 0 has called this. Otherwise as
+    /// in two of the groups. `Timeout` names the members of the groups whose rank 0 had called this; all members get it, also those
+    /// that come later, and the next calls of all belong together again. Otherwise as
     /// [`new_group`](Self::new_group), or the store's error.
     pub fn merge(
         &self,
@@ -78,6 +79,9 @@ impl<B> World<B> {
     }
 }
 
+/// Begins the result where a member has reached its deadline before all groups had come.
+const GIVEN_UP: &str = "given up\n";
+
 /// Groups that are to be merged did not find each other.
 pub(super) struct Missed {
     pub(super) error: Error,
@@ -95,7 +99,8 @@ impl From<Error> for Missed {
 }
 
 /// Publishes this group's entry, a text of one line, below `prefix`, and returns the entries of all groups, in the order
-/// in which their ranks 0 have called this, once these groups have `size` members together. All members call this.
+/// in which their ranks 0 have called this, once these groups have `size` members together. All members call this. The
+/// first that reaches its deadline gives the merge up for all, also for groups that come later.
 pub(super) fn meet(
     store: &dyn Store,
     prefix: &str,
@@ -110,26 +115,34 @@ pub(super) fn meet(
         // Each group adds its entry before it is counted, so the last one finds all of them.
         if store.add(&count, group.size().into())? >= size.into() {
             let entries = store.get(&list, group.timeout())?;
-            store.set(&whole, &entries)?;
+            store.compare_set(&whole, b"", &entries)?;
         }
     }
-    if let Err(error) = store.wait(&[&whole], group.timeout()) {
-        let has_begun = store.check(&[&list]).unwrap_or(false);
-        let arrived = match has_begun {
-            true => store.get(&list, group.timeout()).unwrap_or_default(),
-            false => Vec::new(),
-        };
-        return Err(Missed {
+    let (result, error) = match store.get(&whole, group.timeout()) {
+        Ok(result) => {
+            let message = "the merge was given up before all groups had come";
+            (result, Error::new(ErrorKind::Timeout, message))
+        }
+        Err(error) if error.kind() == ErrorKind::Timeout => {
+            let has_begun = store.check(&[&list])?;
+            let arrived = match has_begun {
+                true => store.get(&list, group.timeout())?,
+                false => Vec::new(),
+            };
+            let given_up = [GIVEN_UP.as_bytes(), &arrived].concat();
+            (store.compare_set(&whole, b"", &given_up)?, error)
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let result = String::from_utf8_lossy(&result);
+    let lines = |text: &str| text.lines().map(str::to_owned).collect();
+    match result.strip_prefix(GIVEN_UP) {
+        None => Ok(lines(&result)),
+        Some(arrived) => Err(Missed {
             error,
-            arrived: lines(&arrived),
-        });
+            arrived: lines(arrived),
+        }),
     }
-    Ok(lines(&store.get(&whole, group.timeout())?))
-}
-
-fn lines(entries: &[u8]) -> Vec<String> {
-    let entries = String::from_utf8_lossy(entries);
-    entries.lines().map(str::to_owned).collect()
 }
 
 /// The ranks of each group in entries as `0,1`.

@@ -49,7 +49,8 @@ impl<B: BackendSet> World<B> {
     ///
     /// # Errors
     /// `InvalidArgument` if the purpose is empty or the name of one of the jobs, if the groups have more members than
-    /// `size`, or if a rank is in two of the groups. `Timeout` names the groups whose rank 0 has called this. Otherwise
+    /// `size`, or if a rank is in two of the groups. `Timeout` names the groups whose rank 0 had called this; all members get it, also
+    /// those that come later, and the next calls of all belong together again. Otherwise
     /// the store's error, or as [`WorldBuilder::init`]. A world whose backends or dump writer are the program's own needs
     /// [`merge_remote_with`](Self::merge_remote_with).
     pub fn merge_remote(

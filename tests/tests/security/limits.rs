@@ -135,6 +135,7 @@ recorder/src/publish/dialect/read_pickle/mod.rs | MAX_PLAN | a cache
 runtime/core/src/store/collectives.rs | MAX_RANKS | shortens a list in a message
 runtime/core/src/world/departure.rs | MAX_RANKS | shortens a list in a message
 runtime/core/src/world/init.rs | MAX_RANKS | shortens a list in a message
+runtime/core/src/world/merge_remote.rs | MAX_RANKS | shortens a list in a message
 runtime/core/src/world/round.rs | MAX_RANKS | shortens a list in a message
 runtime/cpu/src/mesh/host.rs | MAX_NAMED | shortens a list in a message
 analyzer/src/input/load/unpack.rs | MOST_UNPACKED | a ratio, above the limit of a file

@@ -10,6 +10,10 @@
 //! no rank may hold more descriptors or threads than before. The seed and the number of the round decide all random
 //! choices, and a round that was wrong is printed as the command that repeats it.
 //!
+//! If ranks time out without a fault because other programs kept the processor, which the system's counts of their
+//! threads' turns must show, the round says nothing about this one. It is printed, counted, and made again with
+//! ten times the time-out, and must be right then.
+//!
 //! With `--long`, one job lives through all rounds and makes and destroys their groups. Memory, threads and descriptors
 //! of each rank must not grow between the second and the last quarter of its samples, except for noise.
 #![expect(
@@ -21,9 +25,11 @@
 mod draw;
 mod launched;
 mod long;
+mod processor;
 mod rank;
 
 use crate::draw::Plan;
+use crate::processor::{Turns, were_starved};
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 use rcomm_tests::process::free_port;
@@ -84,8 +90,12 @@ pub(crate) struct RankReport {
     pub(crate) wrong: Vec<String>,
     /// The error that ended its work, with the ranks that it names; `None` if it came to its end.
     pub(crate) error: Option<(String, Vec<u32>)>,
+    /// Whether that error is a time-out of its own, and not one that another rank's failure explains.
+    pub(crate) timed_out: bool,
     /// Time from the start of the failed operation to its error, in ms.
     pub(crate) waited_ms: u64,
+    /// What the processor gave to the rank in that time.
+    pub(crate) turns: Turns,
     /// How many more descriptors and threads it had after its world than before.
     pub(crate) left: (i64, i64),
     /// The most memory that it used, in KiB.
@@ -108,7 +118,11 @@ pub(crate) struct Sample {
 /// How long the ranks of a round may take.
 const ENDING: Duration = Duration::from_secs(180);
 
+/// By how much the time-out grows when a round is made again whose ranks did not get the processor.
+const MORE_TIME: u32 = 10;
+
 /// How long operations may take, and how much later an error may come.
+#[derive(Clone, Copy)]
 struct Limits {
     timeout: Duration,
     slack: Duration,
@@ -121,6 +135,7 @@ struct Totals {
     faults: u64,
     launchers: u64,
     late: u64,
+    starved: u64,
     ranks: u64,
     checked: u64,
     slowest_error_ms: u64,
@@ -176,7 +191,22 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
         totals.faults += u64::from(plan.fault.is_some());
         totals.launchers += u64::from(plan.launcher.is_some());
         totals.late += u64::from(plan.late.is_some());
-        if let Err(error) = try_round(&plan, &limits, &mut totals) {
+        let done = match try_round(&plan, &limits, &mut totals) {
+            Ok(Round::Starved(errors)) => {
+                totals.starved += 1;
+                println!(
+                    "round {round}, {plan}: made again, its ranks did not get the processor: {errors}"
+                );
+                let timeout = limits.timeout * MORE_TIME;
+                let more = Limits { timeout, ..limits };
+                try_round(&plan, &more, &mut totals).and_then(|round| match round {
+                    Round::Right => Ok(()),
+                    Round::Starved(errors) => bail!("starved again in {timeout:?}; {errors}"),
+                })
+            }
+            done => done.map(|_| ()),
+        };
+        if let Err(error) = done {
             bad += 1;
             println!("round {round}, {plan}: {error:#}");
             println!(
@@ -186,7 +216,8 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
         }
     }
     println!(
-        "seed {}: {} rounds in {:.0} s, {} with a fault, {} with one of the launcher, {} with a late rank; {} ranks, {} operations checked; slowest error {} ms after \
+        "seed {}: {} rounds in {:.0} s, {} with a fault, {} with one of the launcher, {} with a late rank, {} made again without the \
+         processor; {} ranks, {} operations checked; slowest error {} ms after \
          the start of its operation; at most {} MiB per rank; rounds that were wrong: {bad}",
         args.seed,
         totals.rounds,
@@ -194,6 +225,7 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
         totals.faults,
         totals.launchers,
         totals.late,
+        totals.starved,
         totals.ranks,
         totals.checked,
         totals.slowest_error_ms,
@@ -202,9 +234,16 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
     Ok(bad == 0)
 }
 
-fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Result<()> {
+/// What came of a round that was not wrong.
+enum Round {
+    Right,
+    /// The ranks timed out since they did not get the processor; with their errors.
+    Starved(String),
+}
+
+fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Result<Round> {
     if plan.launcher.is_some() {
-        return launched::try_round(plan, limits);
+        return launched::try_round(plan, limits).map(|()| Round::Right);
     }
     let mut ranks = Ranks::start(plan, limits, "rank", &[])?;
     let reports = ranks.wait(plan, ENDING)?;
@@ -213,12 +252,15 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
         .iter()
         .filter_map(|(rank, report)| {
             let (text, _) = report.error.as_ref()?;
+            let Turns { ran, waited, count } = report.turns;
             Some(format!(
-                "rank {rank}, after {} ms: {text}",
+                "rank {rank}, after {} ms, with {count} turns of {ran:?} on the processor and {waited:?} of wait for \
+                 it: {text}",
                 report.waited_ms
             ))
         })
         .collect();
+    let is_starved = plan.fault.is_none() && did_not_get_the_processor(&reports);
     for (rank, report) in reports {
         totals.ranks += 1;
         totals.checked += report.checked;
@@ -236,6 +278,7 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
         );
         match (&report.error, &plan.fault) {
             (None, None) => {}
+            (Some(_), None) if is_starved => {}
             (Some(_), None) => bail!("no fault was planned; {}", errors.join("; ")),
             (None, Some(_)) => bail!("rank {rank} got no error"),
             (Some((text, named)), Some(fault)) => {
@@ -252,7 +295,22 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
             }
         }
     }
-    Ok(())
+    Ok(match is_starved {
+        true => Round::Starved(errors.join("; ")),
+        false => Round::Right,
+    })
+}
+
+/// Whether ranks timed out, and the system's counts say that it was for want of the processor.
+fn did_not_get_the_processor(reports: &[(u32, RankReport)]) -> bool {
+    let failed = || {
+        let reports = reports.iter().map(|(_, report)| report);
+        reports.filter(|report| report.error.is_some())
+    };
+    let turns: Vec<Turns> = failed().map(|report| report.turns).collect();
+    let longest = failed().map(|report| report.waited_ms).max();
+    failed().any(|report| report.timed_out)
+        && were_starved(&turns, Duration::from_millis(longest.unwrap_or(0)))
 }
 
 /// The processes of a job. They are killed when the value is dropped.

@@ -1,9 +1,10 @@
 //! One rank of a round.
 
 use crate::draw::{Act, Draw, LauncherEnd, LauncherFault, Plan};
+use crate::processor::ProcessorTime;
 use crate::{RankReport, launched};
 use anyhow::Context;
-use rcomm::{Config, Error, GroupOptions, ProcessGroup, ReduceOp, World};
+use rcomm::{Config, Error, ErrorKind, GroupOptions, ProcessGroup, ReduceOp, World};
 use rcomm_tests::usage::{Usage, peak_memory_kib};
 use rustix::process::{Signal, getpid, getppid, kill_process};
 use std::fs::File;
@@ -70,6 +71,7 @@ pub(crate) fn run(plan: &Plan) -> anyhow::Result<()> {
     match work(plan, &world, &mut report) {
         Ok(()) => world.shutdown()?,
         Err(error) => {
+            report.timed_out = error.kind() == ErrorKind::Timeout;
             report.error = Some((error.to_string(), error.ranks().to_vec()));
             drop(world);
         }
@@ -115,7 +117,7 @@ pub(crate) fn work(plan: &Plan, world: &World, report: &mut RankReport) -> Resul
             }
         };
         let Some(group) = group else { continue };
-        let began = Instant::now();
+        let (began, processor) = (Instant::now(), ProcessorTime::now());
         let inputs = Inputs {
             step,
             ranks: group.ranks(),
@@ -127,14 +129,16 @@ pub(crate) fn work(plan: &Plan, world: &World, report: &mut RankReport) -> Resul
                 .wrong
                 .push(format!("{kind:?} of {count} in step {step}")),
             Err(error) => {
+                report.turns = processor.since();
                 report.waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
                 return Err(error);
             }
         }
     }
     // A fault in the last steps of other groups is met here.
-    let began = Instant::now();
+    let (began, processor) = (Instant::now(), ProcessorTime::now());
     world.group().barrier().inspect_err(|_| {
+        report.turns = processor.since();
         report.waited_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     })?;
     groups

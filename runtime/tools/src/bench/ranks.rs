@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use rustix::thread::CpuSet;
 use std::ffi::OsString;
 use std::net::TcpListener;
-use std::process::{Child, ExitCode};
+use std::process::{Child, Command, ExitCode};
 
 /// Variable in the environment of every rank started here; holds its core, or `any`.
 const CHILD: &str = "RCOMM_BENCH_CHILD";
@@ -47,8 +47,7 @@ pub(crate) fn start(count: u32, bind: Bind, arguments: &[OsString]) -> anyhow::R
     let hosts = std::env::var(HOSTS)
         .ok()
         .and_then(|hosts| hosts.parse::<u32>().ok());
-    let mut ranks: Vec<Child> = Vec::new();
-    for rank in 0..count {
+    let prepare = |rank: u32| {
         let mut command = same_program::command(NAME)?;
         if let Some(hosts) = hosts {
             let host = u64::from(rank) * u64::from(hosts) / u64::from(count);
@@ -65,36 +64,60 @@ pub(crate) fn start(count: u32, bind: Bind, arguments: &[OsString]) -> anyhow::R
             secret: &secret,
         };
         environment.set(&mut command);
-        let child = command.args(arguments).env(CHILD, core_of(rank)).spawn();
-        match child {
-            Ok(child) => ranks.push(child),
-            Err(error) => {
-                stop(&mut ranks);
-                return Err(error).with_context(|| format!("failed to start rank {rank}"));
-            }
-        }
-    }
-    let mut worst = 0;
-    for rank in 0..ranks.len() {
-        let status = ranks[rank].wait();
-        match status.as_ref().ok().and_then(|status| status.code()) {
-            Some(0) => {}
-            Some(1) => worst = 1,
-            _ => {
-                stop(&mut ranks);
-                let status = status.with_context(|| format!("failed to wait for rank {rank}"))?;
-                bail!("rank {rank} failed: {status}");
-            }
-        }
-    }
-    Ok(ExitCode::from(worst))
+        command.args(arguments).env(CHILD, core_of(rank));
+        Ok(command)
+    };
+    Ranks::start(count, prepare)?.wait()
 }
 
-fn stop(ranks: &mut [Child]) {
-    for rank in ranks {
-        // The error is that the rank has already ended.
-        let _ = rank.kill();
-        let _ = rank.wait();
+/// The processes of the ranks. Those that are left are killed when the value is dropped, so no return leaves one behind.
+struct Ranks(Vec<Child>);
+
+impl Ranks {
+    /// Starts the commands that `prepare` makes for the ranks.
+    ///
+    /// # Errors
+    /// If a rank cannot be prepared or started: the ranks that were started before it are then killed.
+    fn start(
+        count: u32,
+        mut prepare: impl FnMut(u32) -> anyhow::Result<Command>,
+    ) -> anyhow::Result<Self> {
+        let mut ranks = Self(Vec::new());
+        for rank in 0..count {
+            let child = prepare(rank)?.spawn();
+            let child = child.with_context(|| format!("failed to start rank {rank}"))?;
+            ranks.0.push(child);
+        }
+        Ok(ranks)
+    }
+
+    /// Waits for all ranks; returns exit code 1 if one exited with 1.
+    ///
+    /// # Errors
+    /// If a rank cannot be waited for, or ends in any other way than by exiting with 0 or 1: the other ranks are then
+    /// killed.
+    fn wait(mut self) -> anyhow::Result<ExitCode> {
+        let mut worst = 0;
+        for (rank, child) in self.0.iter_mut().enumerate() {
+            let status = child.wait();
+            let status = status.with_context(|| format!("failed to wait for rank {rank}"))?;
+            match status.code() {
+                Some(0) => {}
+                Some(1) => worst = 1,
+                _ => bail!("rank {rank} failed: {status}"),
+            }
+        }
+        Ok(ExitCode::from(worst))
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            // The error is that the rank has already ended.
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
     }
 }
 
@@ -110,4 +133,40 @@ pub(crate) fn pin_to_core() -> anyhow::Result<()> {
     set.set(core);
     rustix::thread::sched_setaffinity(None, &set)
         .with_context(|| format!("failed to pin this rank to core {core}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::process::Stdio;
+
+    #[test]
+    fn no_rank_is_left_if_a_later_one_cannot_be_prepared_or_started() {
+        let later: [fn() -> anyhow::Result<Command>; 2] = [
+            || bail!("no memory"),
+            || Ok(Command::new("/nonexistent/program")),
+        ];
+        for prepare_later in later {
+            // The first rank holds one end, so the other end is over once the rank has ended.
+            let (mut here, there) = UnixStream::pair().unwrap();
+            here.set_read_timeout(Some(std::time::Duration::from_secs(60)))
+                .unwrap();
+            let mut there = Some(there);
+            let started = Ranks::start(2, |rank| match rank {
+                0 => {
+                    let mut command = Command::new("sleep");
+                    let there = there.take().unwrap();
+                    command
+                        .arg("300")
+                        .stdin(Stdio::from(std::os::fd::OwnedFd::from(there)));
+                    Ok(command)
+                }
+                _ => prepare_later(),
+            });
+            assert!(started.is_err());
+            assert_eq!(here.read(&mut [0]).unwrap(), 0);
+        }
+    }
 }

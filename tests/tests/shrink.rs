@@ -1,10 +1,13 @@
 //! A job continues after one of its processes was killed: without it, or with another process in its place.
 #![allow(clippy::unwrap_used)]
 
+use rcomm::store::TcpStoreServer;
 use rcomm_analyzer::load::{LoadOptions, load_all};
 use rcomm_analyzer::{Policy, analyze};
 use rcomm_recorder::publish::RingReader;
 use rcomm_tests::process::{CULPRIT, Job, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use std::net::Ipv4Addr;
 use std::process::Command;
 
 const RANKS: u32 = 4;
@@ -136,6 +139,46 @@ fn the_records_of_a_job_that_was_made_anew_show_its_newest_hang_alone() {
             report.findings
         );
     }
+}
+
+#[test]
+fn a_second_replacement_that_no_round_asks_for_leaves_the_record_of_the_first() {
+    // The store outlives the ranks, as a launcher's does.
+    let server = TcpStoreServer::bind(&[Ipv4Addr::LOCALHOST.into()], 0).unwrap();
+    let port = server.port().to_string();
+    let change = |command: &mut Command| {
+        command
+            .env("MASTER_PORT", &port)
+            .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+            .env("RCOMM_TIMEOUT_MS", "60000");
+    };
+    let mut job = replace_the_culprit("grow-and-hang", change);
+    let of_first = job
+        .ring_path(CULPRIT)
+        .with_file_name(format!("{CULPRIT}.1.ring"));
+    let first = job.pid(CULPRIT);
+    let has_operations = || {
+        let ring = RingReader::attach(&of_first).ok()?;
+        (ring.records() > 0).then_some(())
+    };
+    wait_until("the first replacement to work", has_operations);
+    let pid = Pid::from_raw(first.try_into().unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    assert!(!job.wait(CULPRIT).status.success());
+    // The newest round still has a place for this rank, to which the first replacement came.
+    job.join(CULPRIT, RANKS, |command| {
+        change(command);
+        command.env("RCOMM_INIT_TIMEOUT_MS", "3000");
+    });
+    let ended = job.wait(CULPRIT);
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let sentence = "its ranks wanted a world of 4 with the processes of ranks 0, 1, 3, and nothing else within 3.0 s";
+    assert!(ended.stderr.contains(sentence), "{}", ended.stderr);
+    let ring = RingReader::attach(&of_first).unwrap();
+    assert!(ring.records() > 0);
+    assert_eq!(ring.identity().pid, first);
+    let of_culprit = RingReader::attach(job.ring_path(CULPRIT)).unwrap();
+    assert!(of_culprit.records() > 0 && !of_culprit.is_closed());
 }
 
 #[test]

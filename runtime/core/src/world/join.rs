@@ -56,8 +56,12 @@ pub(super) fn join<B: BackendSet>(
     loop {
         let wait = SLICE.min(deadline.remaining());
         let round = Round::newest(&*store, wait)?.filter(|round| missed.is_older_than(round));
+        let is_open = match &round {
+            Some(round) => is_open(round, &place, &store)?,
+            None => false,
+        };
         match round {
-            Some(round) if round.is_open_for(place.rank) => {
+            Some(round) if is_open => {
                 let place = place_in(&place, &round);
                 let config = config_at(&builder.config, &place);
                 let ring = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
@@ -91,6 +95,22 @@ pub(super) fn join<B: BackendSet>(
         }
         std::thread::sleep(PAUSE);
     }
+}
+
+/// Whether the round asks for the rank of `place`, and no process has come to it as that rank yet. A second one would be
+/// refused, and its ring would take the place of the first one's, which is the record of this rank in that round also if
+/// the process has died since.
+///
+/// # Errors
+/// Those of the store.
+fn is_open(round: &Round, place: &Rendezvous, store: &Arc<dyn Store>) -> Result<bool> {
+    if !round.is_open_for(place.rank) {
+        return Ok(false);
+    }
+    let place = place_in(place, round);
+    let root = session::part_for_next_world(store, place.attempt)?;
+    let is_taken = root.check(&[place.check_in_keys().rank()])?;
+    Ok(!is_taken)
 }
 
 /// Why this process has not joined yet.

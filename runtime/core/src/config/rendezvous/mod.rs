@@ -321,6 +321,11 @@ pub(crate) struct CheckInKeys {
 }
 
 impl CheckInKeys {
+    /// The key that exists once a process has come as this rank.
+    pub(crate) fn rank(&self) -> &str {
+        &self.rank
+    }
+
     pub(crate) fn requests(&self) -> [BatchRequest<'_>; 2] {
         [
             BatchRequest::CompareSet {

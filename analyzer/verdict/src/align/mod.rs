@@ -31,7 +31,7 @@ pub use message::{Message, MessageNumbers};
 pub use record::Extent;
 pub use workers::Workers;
 
-pub(crate) use aligned::{Aligned, Alignment, Lane, is_message, retiring_is_all};
+pub(crate) use aligned::{Aligned, Alignment, Lane, retiring_is_all};
 pub(crate) use membership::{Group, GroupIx, RecordIx, names_newest_only, position};
 pub(crate) use numbers::{Number, Numbers};
 pub(crate) use presence::{Presence, UnknownReason};

@@ -4,6 +4,7 @@
 
 mod crossed;
 mod job;
+mod late;
 mod moments;
 
 use job::{Call, job};

@@ -7,9 +7,10 @@
 //!
 //! The *loss* of an instance is how much earlier it would have begun if its last member had arrived together with the
 //! second last. A rank may be late only because it waited for another rank before, in a message or on another group,
-//! and a delay that was already counted is not counted again. So the times that the last member waited, and that others
-//! waited for it, since the members' previous common operation are subtracted as far as they exceed those of the second
-//! last member. Arrivals are not compared across messages unless both ranks passed the same messages.
+//! also on one of which a member left no record; and a delay that was already counted is not counted again. So the times
+//! that the last member waited, and that others waited for it, since the members' previous common operation are
+//! subtracted as far as they exceed those of the second last member. Arrivals are not compared across messages unless
+//! both ranks passed the same messages.
 //!
 //! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that causes too many of
 //! them is repeatedly late, unless waits for a processor explain that ([`starved`]); if none does, ranks take turns at
@@ -24,7 +25,7 @@ pub(crate) use chance::{ERROR_RATE, Late};
 pub(crate) use starved::Starved;
 
 use crate::align::clocks::Offset;
-use crate::align::{Aligned, GroupIx, RecordIx, is_message};
+use crate::align::{Aligned, GroupIx, RecordIx};
 use crate::judge::policy::Policy;
 use chance::{Loss, Tally};
 use hosts::Hosts;
@@ -146,7 +147,7 @@ impl Lateness {
         let groups = aligned.groups.len();
         // For each operation: how long its rank waited in it, ms, or, if negative, how long others waited for the rank.
         // Each operation is of one group, so no two threads write one value.
-        let borne_ms = reader.message_waits();
+        let borne_ms = reader.uncompared_waits();
         let set = |member: &Arrived, ms: f32| {
             borne_ms[member.record][member.position as usize]
                 .store(ms.to_bits(), Ordering::Relaxed);
@@ -279,7 +280,7 @@ impl Lateness {
             let carried = if instance.measured {
                 0.0
             } else {
-                carried(aligned, borne_ms, last, second)
+                carried(aligned, reader, borne_ms, last, second)
             };
             lost = (gap - excused.max(carried)).min(gap - error);
             lost = lost.min(reader.bound_ms(instance, last, second) - error);
@@ -450,10 +451,17 @@ fn leave_out_ahead(losses: &mut Vec<(Loss, f32)>) {
 /// How late the last member already was when it issued its previous compared operation, ms: a rank that is behind the
 /// others stays behind without being late again. 0 if the second last member issued this operation only after the
 /// last member issued its previous one: then the others had waited, and the delay is new.
-fn carried(aligned: &Aligned<'_>, borne_ms: &[Vec<f32>], last: &Arrived, second: &Arrived) -> f32 {
+fn carried(
+    aligned: &Aligned<'_>,
+    reader: &ArrivalReader<'_>,
+    borne_ms: &[Vec<f32>],
+    last: &Arrived,
+    second: &Arrived,
+) -> f32 {
     let ops = &aligned.records[last.record].ops[..last.position as usize];
-    let compared =
-        |position: &usize| borne_ms[last.record][*position] != 0.0 && !is_message(&ops[*position]);
+    let compared = |position: &usize| {
+        borne_ms[last.record][*position] != 0.0 && reader.is_compared(last.record, &ops[*position])
+    };
     let mut before = (0..ops.len()).rev().take(MAX_LOOKED_BACK);
     let Some(position) = before.find(compared) else {
         return 0.0;

@@ -243,16 +243,31 @@ impl<'a> ArrivalReader<'a> {
         self.messages_since(one).is_empty() && self.messages_since(other).is_empty()
     }
 
-    /// For each record, how long it waited in each message, by position, as the bits of ms; 0 for other operations.
-    pub(super) fn message_waits(&self) -> Vec<Vec<AtomicU32>> {
-        let wait = |op: &Op| {
-            let waits = op.completed() && (op.kind.is_p2p() || op.kind == OpType::Coalesced);
-            let ms: f32 = op.wait_ms().filter(|_| waits).unwrap_or(0.0);
-            AtomicU32::new(ms.to_bits())
+    /// For each record, how long it waited in each operation that no instance compares, by position, as the bits of ms:
+    /// in messages, in collectives that need only some members, and in groups of which a member left no record. 0 for
+    /// other operations.
+    pub(super) fn uncompared_waits(&self) -> Vec<Vec<AtomicU32>> {
+        let aligned = self.aligned;
+        let of_record = |record: RecordIx| {
+            let wait = |op: &Op| {
+                let waits = op.completed() && !self.is_compared(record, op);
+                let ms: f32 = op.wait_ms().filter(|_| waits).unwrap_or(0.0);
+                AtomicU32::new(ms.to_bits())
+            };
+            aligned.records[record].ops.iter().map(wait).collect()
         };
-        let records = &self.aligned.records;
-        let of_record = |record: RecordIx| records[record].ops.iter().map(wait).collect();
-        self.aligned.shared.map(records.len(), of_record)
+        aligned.shared.map(aligned.records.len(), of_record)
+    }
+
+    /// Whether instances show how long the rank waited in such an operation, or it waits for no other rank: the
+    /// operation needs all members, and each of them has a record.
+    pub(super) fn is_compared(&self, record: RecordIx, op: &Op) -> bool {
+        let is_message = op.kind.is_p2p() || op.kind == OpType::Coalesced;
+        let group = self.aligned.lanes[record].get(usize::from(op.group));
+        let group = group.map(|lane| lane.group);
+        let is_alone = |group: GroupIx| self.aligned.groups[group].ranks.len() < 2;
+        let is_recorded = group.is_none_or(|group| self.all_recorded[group] || is_alone(group));
+        !is_message && op.kind.needs_all_members() && is_recorded
     }
 
     /// Calls `visit` with each completed instance of a group that needs every member and that all members recorded.

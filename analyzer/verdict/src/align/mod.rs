@@ -20,6 +20,7 @@ pub(crate) mod one_sided;
 pub(crate) mod p2p;
 pub(crate) mod pending;
 mod presence;
+mod ran_on;
 pub(crate) mod record;
 mod retired;
 pub(crate) mod same_process;

@@ -1,6 +1,7 @@
 //! What a record shows about one collective, and whether the record was taken too early to show it.
 
 use crate::align::membership::{GroupIx, RecordIx};
+use crate::align::ran_on::ran_on_from;
 use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, Lane, retiring_is_all};
 use rcomm_recorder::publish::Recorder;
@@ -190,19 +191,22 @@ impl Aligned<'_> {
         entries.next().is_some_and(waits) && entries.all(waits)
     }
 
-    /// How far the members of a group have provably completed: by a record that shows it, other than by `retired`.
+    /// How far the members of a group have provably completed: by a record that shows it, or of a rank that went on for
+    /// several rounds since an operation that is over.
     pub(super) fn proven_completion(&self, group: GroupIx) -> CompletedTo {
         let mut completed = CompletedTo::default();
         for &(record, lane) in self.groups[group].lanes.iter().flatten() {
-            if retiring_is_all(self.records[record].recorder) {
-                continue;
-            }
             let lane = &self.lanes[record][lane];
-            let done = lane.collectives[..lane.pending_from].iter().rev();
-            let found = done.copied().find(|&position| {
-                let op = self.op(record, position);
-                op.completed() && op.kind.needs_all_members()
-            });
+            let full_record = &self.records[record];
+            let found = if retiring_is_all(full_record.recorder) {
+                ran_on_from(self.shared, full_record, lane)
+            } else {
+                let mut done = lane.collectives[..lane.pending_from].iter().rev().copied();
+                done.find(|&position| {
+                    let op = self.op(record, position);
+                    op.completed() && op.kind.needs_all_members()
+                })
+            };
             let found = found.map(|position| (self.seq(record, position), record));
             if found > completed.newest {
                 completed.second = completed.newest;
@@ -219,6 +223,15 @@ impl Aligned<'_> {
     pub(super) fn is_over_since(&self, record: RecordIx, group: GroupIx, seq: u32) -> bool {
         self.lacks_newest(record) == Some(UnknownReason::Outdated)
             && self.completed_to[group].is_over(seq)
+    }
+
+    /// The records that were taken too early and in which only `retired` shows that an operation is over. Their peers
+    /// may have timed out in their newest operations.
+    pub(crate) fn early_and_vague(&self) -> impl Iterator<Item = RecordIx> + '_ {
+        (0..self.records.len()).filter(|&record| {
+            retiring_is_all(self.records[record].recorder)
+                && self.lacks_newest(record) == Some(UnknownReason::Outdated)
+        })
     }
 
     /// Whether other records show that this one was taken too early: they show collectives as completed that it lacks

@@ -1,8 +1,8 @@
 //! Reopens operations that a recorder retired but that cannot have completed.
 //!
 //! Gloo's own recorder records only that an operation is over, whether it completed or timed out. An operation that is
-//! over counts as completed unless the records together show that it cannot have: a member never issued it, members
-//! issued calls that do not fit, or others wait for a rank whose newest operation is the newest of its whole group.
+//! over counts as completed unless the records together show that it cannot have: a member never issued it, and no other
+//! went on for several rounds since; members issued calls that do not fit; or others wait for a rank whose newest operation is the newest of its whole group.
 
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, retiring_is_all};
 use std::collections::{BTreeSet, HashMap};
@@ -76,10 +76,14 @@ impl Aligned<'_> {
         }
     }
 
-    /// Whether the members ahead of the last one are at different operations: then their records were taken one after
-    /// the other while the job ran. Members that wait for one rank stop at the same operation, or one apart if the
-    /// first time-out ended a member sooner.
+    /// Whether the members' records were taken one after the other while the job ran: a member went on for several
+    /// rounds since an operation that the last one lacks, or the members ahead of the last one are at different
+    /// operations. Members that wait for one rank stop at the same operation, or one apart if the first time-out ended a
+    /// member sooner.
     fn went_on(&self, group: GroupIx, behind: Option<u32>) -> bool {
+        if behind.is_some_and(|behind| self.completed_to[group].is_over(behind.saturating_add(1))) {
+            return true;
+        }
         let lanes = self.groups[group].lanes.iter().flatten();
         let ahead = lanes.filter_map(|&(record, lane)| {
             let lane = &self.lanes[record][lane];

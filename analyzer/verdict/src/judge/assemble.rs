@@ -8,7 +8,7 @@ use crate::judge::life::ending;
 use crate::judge::policy::written_ns;
 use crate::judge::silence;
 use crate::judge::waits::wait_graph::{Missing, Node};
-use crate::judge::{loss, price, summary, unmissed};
+use crate::judge::{loss, outdated, price, summary, unmissed};
 use crate::report::format::{duration_ms, format_ranks, time_of_day};
 use crate::report::{
     Code, EndKind, Finding, Input, Price, Problem, Report, Severity, Since, Until, Verdict,
@@ -519,25 +519,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
     }
     problems.extend(loss::note(ctx, &known));
     problems.extend(loss::note_transfers(ctx));
-    let outdated: BTreeSet<Rank> = ctx
-        .graph
-        .missing
-        .iter()
-        .flatten()
-        .filter(|&&(_, why)| why == Missing::Unknown(UnknownReason::Outdated))
-        .map(|&(node, _)| ctx.rank(node))
-        .collect();
-    if !outdated.is_empty() {
-        let outdated: Vec<Rank> = outdated.into_iter().collect();
-        problems.push(Problem::stale_dump(
-            "",
-            format!(
-                "the record of {} was taken earlier than the others', which have gone on since; what it waits in now is \
-                 not known",
-                format_ranks(&outdated)
-            ),
-        ));
-    }
+    problems.extend(outdated::note(ctx));
 }
 
 fn verdict(
@@ -582,6 +564,7 @@ fn verdict(
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
     // An operation is unfinished and no finding explains it.
     let unexplained = !ctx.unkept.is_empty()
+        || ctx.aligned.early_and_vague().next().is_some()
         || !ctx.open_by_status.is_empty()
         || ctx.graph.missing.iter().any(|missing| !missing.is_empty());
     let overdue = ctx.is_anything_overdue();

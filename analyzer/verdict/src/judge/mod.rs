@@ -16,6 +16,7 @@ mod elsewhere;
 mod lateness;
 mod life;
 mod loss;
+mod outdated;
 mod overcome;
 mod policy;
 mod price;

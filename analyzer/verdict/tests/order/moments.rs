@@ -2,6 +2,7 @@
 
 use crate::job::{Call, job};
 use rcomm_recorder::model::EntryState;
+use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_verdict::{Code, Policy, Verdict, analyze};
 
 #[test]
@@ -57,4 +58,72 @@ fn one_older_dump_does_not_hide_that_all_others_are_stuck() {
     let doubt =
         "the record of rank 7 was taken before those of others, and it may have finished since";
     assert!(finding.doubts.iter().any(|found| found == doubt));
+}
+
+/// Dumps by gloo's own recorder: of each rank, the seconds at which it issued its all_reduces, and whether the newest is
+/// over.
+fn by_gloo(ranks: &[(&[f64], bool)]) -> Vec<Dump> {
+    let of_rank = |&(issued, is_over): &(&[f64], bool)| {
+        let program = vec![Call::AllReduce { group: 0, line: 10 }; issued.len()];
+        let mut dump = job("gloo", &vec![program; ranks.len()]).remove(0);
+        dump.recorder = Recorder::NativeGloo;
+        for signature in &mut dump.signatures {
+            signature.backend = "gloo".to_owned();
+        }
+        let newest = issued.len();
+        for ((number, entry), second) in (1..).zip(&mut dump.entries).zip(issued) {
+            entry.state = EntryState::Scheduled;
+            entry.retired = number < newest || is_over;
+            entry.time_created_ns = 1_699_966_800_000_000_000 + (second * 1e9) as i64;
+            entry.time_discovered_started_ns = 0;
+            entry.time_discovered_completed_ns = 0;
+            entry.timeout_ms = 30_000;
+        }
+        dump
+    };
+    let mut dumps: Vec<Dump> = ranks.iter().map(of_rank).collect();
+    for (rank, dump) in (0..).zip(&mut dumps) {
+        dump.identity.rank = Some(rank);
+    }
+    dumps
+}
+
+/// The times of so many operations, one every 100 ms.
+fn steps(number: u32) -> Vec<f64> {
+    (0..number).map(|step| f64::from(step) * 0.1).collect()
+}
+
+#[test]
+fn gloo_s_dumps_of_different_moments_accuse_no_rank() {
+    let (early, late) = (steps(20), steps(60));
+    for (early_over, late_over) in [(true, true), (true, false), (false, true), (false, false)] {
+        let early = (&early[..], early_over);
+        let dumps = by_gloo(&[early, early, early, (&late[..], late_over)]);
+        let report = analyze(&dumps, &Policy::default());
+        assert_eq!(report.findings, [], "{:?}", report.findings);
+        assert_eq!(report.verdict, Verdict::Inconclusive);
+        let mut notes = report.problems.iter();
+        let note = notes.find(|problem| problem.code == Code::N300);
+        let note = &note.expect("a note on the earlier records").sentence;
+        assert!(note.contains("ranks 0-2 were taken earlier"), "{note}");
+    }
+}
+
+#[test]
+fn gloo_s_operations_that_timed_out_or_failed_together_accuse_the_rank_that_did_not_come() {
+    let behind = steps(20);
+    // A step every 100 ms, then an operation that timed out after 30 s, or several that failed together.
+    let timed_out = [&behind[..], &[2.0]].concat();
+    let burst: Vec<f64> = (0..8).map(|nth| 2.0 + f64::from(nth) * 0.01).collect();
+    let burst = [&behind[..], &burst].concat();
+    let again: Vec<f64> = (0..8).map(|nth| 2.0 + f64::from(nth) * 30.0).collect();
+    let again = [&behind[..], &again].concat();
+    for ahead in [timed_out, burst, again] {
+        let waits = (&ahead[..], true);
+        let dumps = by_gloo(&[waits, (&behind, true), waits, waits]);
+        let report = analyze(&dumps, &Policy::default());
+        let finding = &report.findings[0];
+        assert_eq!((report.verdict, finding.code), (Verdict::Stuck, Code::E101));
+        assert_eq!(finding.culprit_ranks, [1], "{}", finding.sentence);
+    }
 }

@@ -13,6 +13,7 @@ mod job;
 mod joined;
 mod launched;
 mod links;
+mod pauses;
 mod quiet;
 mod stopped;
 mod then;

@@ -5,7 +5,7 @@ use crate::align::RecordIx;
 use crate::align::pending::PendingKind;
 use crate::align::record::Record;
 use crate::judge::life::End;
-use crate::judge::policy::now_ns;
+use crate::judge::policy::{now_ns, written_ns};
 use crate::judge::waits::wait_graph::Place;
 use crate::report::Until;
 use crate::report::format::format_time;
@@ -65,6 +65,17 @@ impl Context<'_> {
     pub(crate) fn waits_ms(&self, place: usize) -> Option<f64> {
         self.waited_ms(place)
             .filter(|_| self.gave_up_ns(place).is_none())
+    }
+
+    /// How long the first rank at a place had waited when the files of the records were written, ms. `None` if records
+    /// state times themselves, if these times are unknown, or once all ranks at the place gave up.
+    pub(crate) fn waited_when_written_ms(&self, place: usize) -> Option<f64> {
+        if self.until() != Until::Written || self.gave_up_ns(place).is_some() {
+            return None;
+        }
+        let since_ns = self.waiting_since(place)?;
+        let written_ns = written_ns(self.aligned, self.policy)?;
+        Some(written_ns.saturating_sub(since_ns) as f64 / 1e6)
     }
 
     /// A part of a sentence on one or `many` ranks at a place: `has waited 7 s`, or `waited 6 s, until it failed`;

@@ -1,0 +1,99 @@
+//! Tests verdicts on a rank that is missed for less than its time-out and waits for nothing: it may be at work.
+
+use crate::job::{State, alive, at, record};
+use rcomm_recorder::model::Rank;
+use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_verdict::{Analysis, Code, Finding, Policy, analyze};
+
+/// Rank 0 of four is not in the operation that the others issued at 40 s. Before it, all ranks issued one a second; with
+/// `pauses`, rank 0 came 12 s late to two of them. The time-out is 10 min.
+fn missed(pauses: bool) -> Vec<Dump> {
+    let of_rank = |rank: Rank| {
+        let mut operations: Vec<(f64, State)> = (0..30)
+            .map(|nth| {
+                let second = f64::from(nth) * 0.25
+                    + if pauses {
+                        f64::from(nth / 10) * 12.0
+                    } else {
+                        0.0
+                    };
+                let late = pauses && rank > 0 && nth > 0 && nth % 10 == 0;
+                let issued = if late { second - 12.0 } else { second };
+                (issued, State::Done(second + 0.1))
+            })
+            .collect();
+        if rank > 0 {
+            operations.push((40.0, State::Pending));
+        }
+        let mut dump = record(rank, 4, &operations);
+        for entry in &mut dump.entries {
+            entry.timeout_ms = 600_000;
+        }
+        dump
+    };
+    (0..4).map(of_rank).collect()
+}
+
+fn live(pauses: bool, now: f64) -> Finding {
+    let dumps: Vec<Dump> = missed(pauses)
+        .into_iter()
+        .map(|dump| alive(dump, now))
+        .collect();
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(now)),
+        ..Policy::default()
+    };
+    analyze(&dumps, &policy).findings.remove(0)
+}
+
+/// The finding on dumps that state no time and whose files were written at this moment.
+fn of_files(pauses: bool, written: f64) -> Finding {
+    let mut analysis = Analysis::new(Policy::default());
+    for mut dump in missed(pauses) {
+        dump.recorder = Recorder::Nccl;
+        dump.status = None;
+        dump.signatures[0].backend = "nccl".to_owned();
+        analysis.note_written(Some(at(written)));
+        analysis.add(&dump);
+    }
+    analysis.finish().findings.remove(0)
+}
+
+#[test]
+fn a_rank_that_is_missed_for_a_short_time_is_named_with_a_confidence_that_grows() {
+    let confidence = |finding: Finding| {
+        assert_eq!(
+            (finding.code, &finding.culprit_ranks[..]),
+            (Code::E101, &[0][..])
+        );
+        let doubt = finding
+            .doubts
+            .iter()
+            .any(|doubt| doubt.contains("a checkpoint or other work"));
+        assert_eq!(doubt, finding.confidence < 0.9, "{:?}", finding.doubts);
+        finding.confidence
+    };
+    let by_age = |seconds: f64| confidence(live(false, 40.0 + seconds));
+    assert_eq!([12.0, 40.0, 70.0].map(by_age), [0.6, 0.75, 0.97]);
+    let by_files = |seconds: f64| confidence(of_files(false, 40.0 + seconds));
+    assert_eq!([20.0, 40.0, 600.0].map(by_files), [0.6, 0.75, 0.97]);
+}
+
+#[test]
+fn a_rank_that_paused_for_as_long_before_may_pause_again() {
+    for finding in [live(true, 52.0), of_files(true, 56.0)] {
+        assert_eq!(
+            (finding.code, &finding.culprit_ranks[..]),
+            (Code::E101, &[0][..])
+        );
+        assert!(finding.confidence <= 0.5, "{}", finding.confidence);
+        let doubt = finding
+            .doubts
+            .iter()
+            .find(|doubt| doubt.contains("paused for 12 s before"));
+        assert!(doubt.is_some(), "{:?}", finding.doubts);
+    }
+    // It never paused for twice as long.
+    assert!(live(true, 40.0 + 25.0).confidence > 0.5);
+}

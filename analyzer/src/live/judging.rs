@@ -175,6 +175,9 @@ impl Live {
         policy.newest = self.kept.newest;
         let launches = self.kept.feeds.iter().flat_map(|feed| &feed.launches);
         policy.launches = launches.cloned().collect();
+        let later = self.kept.feeds.iter();
+        let later = later.filter_map(|feed| feed.later_attempt.clone());
+        policy.later_attempt = later.max_by_key(|later| later.attempt);
         policy.silent = self.silent.iter().copied().collect();
         policy.late = std::mem::take(&mut self.stragglers);
         for slot in self.kept.slots.values_mut() {

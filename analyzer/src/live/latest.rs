@@ -5,7 +5,7 @@ use crate::input::ras::Communicator;
 use crate::live::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::{Dump, LaunchRecord, RingReader};
-use rcomm_verdict::{Policy, Problem};
+use rcomm_verdict::{LaterAttempt, Policy, Problem};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,6 +84,7 @@ pub(super) struct Feed {
     pub(super) world_size: Option<u32>,
     pub(super) written_ns: Option<i64>,
     pub(super) launches: Vec<LaunchRecord>,
+    pub(super) later_attempt: Option<LaterAttempt>,
     pub(super) communicators: Vec<Watched>,
     pub(super) collected: Option<Collected>,
 }
@@ -153,6 +154,8 @@ impl LatestRecords {
         }
         changed |= feed.launches != launches;
         feed.launches = launches;
+        changed |= feed.later_attempt != poll.later_attempt;
+        feed.later_attempt = poll.later_attempt;
         let communicators = Watched::update(&feed.communicators, poll.communicators, at.elapsed);
         let earlier = feed
             .communicators

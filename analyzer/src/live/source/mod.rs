@@ -53,7 +53,7 @@ pub use worker_servers::{RankText, WorkerAddress, WorkerServerDumps, WorkerServe
 use crate::input::ras::Communicator;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, LaunchRecord};
-use rcomm_verdict::{Problem, Report};
+use rcomm_verdict::{LaterAttempt, Problem, Report};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -96,6 +96,8 @@ pub struct Poll {
     pub written_ns: Option<i64>,
     /// The records of launchers on the job's processes.
     pub launches: Vec<LaunchRecord>,
+    /// A later attempt of the job, whose processes have no record yet.
+    pub later_attempt: Option<LaterAttempt>,
     /// The communication library's reports on its communicators.
     pub communicators: Vec<Communicator>,
     /// A report that another program has made.

@@ -1,13 +1,16 @@
 //! The rings of one job on this node as a source. The rings of frozen and dead processes can be read like those of
 //! running ones.
 
+mod later;
 mod remains;
 
-use super::{JobChoice, Liveness, NEWEST, Observation, Poll, Seen, Source, SourceError};
+use super::{
+    JobChoice, Liveness, NEWEST, Observation, Poll, RankProcess, Seen, Source, SourceError,
+};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{LaunchRecord, RingFollower, RingListing, RingReader, list_rings};
 use rcomm_recorder::record::RingPart;
-use rcomm_verdict::Problem;
+use rcomm_verdict::{LaterAttempt, Problem};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -36,6 +39,8 @@ pub struct RingSource {
     ended: Option<Instant>,
     rings: BTreeMap<(Rank, RingPart), Ring>,
     listed: Option<Instant>,
+    /// A later attempt of the job than that of the rings, whose processes were seen at the last search.
+    later_attempt: Option<LaterAttempt>,
     /// When a ring was last attached.
     last_new_ring: Option<Instant>,
     problems: Vec<Problem>,
@@ -77,6 +82,7 @@ impl RingSource {
             ended: None,
             rings: BTreeMap::new(),
             listed: None,
+            later_attempt: None,
             last_new_ring: None,
             problems: vec![],
         }
@@ -300,11 +306,8 @@ impl Source for RingSource {
         let is_due = self
             .listed
             .is_none_or(|listed| listed.elapsed() >= interval);
-        let restart = if job_changed || is_due || self.rings.is_empty() {
-            self.list()?
-        } else {
-            false
-        };
+        let is_searched = job_changed || is_due || self.rings.is_empty();
+        let restart = is_searched && self.list()?;
         let mut world_size = None;
         let observations = self.rings.iter_mut().map(|(&(rank, part), ring)| {
             let (liveness, seen) = if Instant::now() > deadline {
@@ -327,6 +330,13 @@ impl Source for RingSource {
         let is_dead = |observation: &Observation| observation.liveness == Liveness::Dead;
         let has_ended = observations.iter().any(is_dead);
         let is_over = !observations.is_empty() && observations.iter().all(is_dead);
+        if !is_over {
+            self.later_attempt = None;
+        } else if is_searched && let Some(job) = &self.job {
+            let attempts = self.rings.values().map(|ring| ring.attempt);
+            let attempt = attempts.max().unwrap_or(0);
+            self.later_attempt = later::later_attempt(job, attempt, &RankProcess::list());
+        }
         let rings = self.rings.values();
         let paths: Vec<&Path> = rings.map(|ring| ring.follower.reader().path()).collect();
         let ranks = observations.iter().map(|observation| observation.rank);
@@ -335,6 +345,7 @@ impl Source for RingSource {
         let job = self.job.as_deref().filter(|_| has_ended || lacks_ranks);
         Ok(Poll {
             launches: job.map_or_else(Vec::new, |job| LaunchRecord::of_job(&self.directory, job)),
+            later_attempt: self.later_attempt.clone(),
             observations,
             problems: self.problems.clone(),
             world_size,

@@ -30,4 +30,4 @@ mod unmissed;
 mod waits;
 
 pub use analysis::{Analysis, Unread, analyze};
-pub use policy::Policy;
+pub use policy::{LaterAttempt, Policy};

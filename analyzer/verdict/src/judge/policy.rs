@@ -33,6 +33,8 @@ pub struct Policy {
     pub written_ns: Option<i64>,
     /// The records of launchers on the processes of the job, of all hosts.
     pub launches: Vec<LaunchRecord>,
+    /// A later attempt of the job, if its processes were seen and none of them has left a record yet.
+    pub later_attempt: Option<LaterAttempt>,
     /// At most this many newest operations of each record were given, even if the ring holds more; `None` = all.
     pub newest: Option<usize>,
     /// At most this many victims of a finding are listed.
@@ -42,6 +44,15 @@ pub struct Policy {
     /// Ranks that were late in the previous snapshot. They remain late until they clearly no longer are, which keeps a
     /// live view stable.
     pub late: Vec<Rank>,
+}
+
+/// An attempt of a job that has begun after the records were left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaterAttempt {
+    /// How often the job was restarted.
+    pub attempt: u32,
+    /// The ranks of this attempt whose processes were seen, ascending.
+    pub ranks: Vec<Rank>,
 }
 
 impl Default for Policy {
@@ -55,6 +66,7 @@ impl Default for Policy {
             silent: Vec::new(),
             written_ns: None,
             launches: Vec::new(),
+            later_attempt: None,
             newest: None,
             max_victims: 64,
             straggler_share: 0.02,

@@ -272,3 +272,49 @@ fn clocks_of_several_hosts_tell_runs_apart_only_roughly() {
         assert_eq!(judge_live(&dumps, 4).input.ranks_read, read, "{ended}");
     }
 }
+
+#[test]
+fn the_end_of_a_job_says_which_attempt_it_was_and_which_has_begun() {
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let last = |rank: Rank| if rank == 1 { 1.5 } else { 4.0 };
+    let crashed = |attempt: u32, later: Option<(u32, &[Rank])>| {
+        let dumps = (0..4).map(|rank| {
+            let mut dump = with_job_name(dead(record(rank, 4, &waits), last(rank)));
+            dump.identity.attempt = attempt;
+            dump
+        });
+        let policy = Policy {
+            snapshot: true,
+            now_ns: Some(at(12.0)),
+            later_attempt: later.map(|(attempt, ranks)| LaterAttempt {
+                attempt,
+                ranks: ranks.to_vec(),
+            }),
+            ..Policy::default()
+        };
+        let report = analyze(&dumps.collect::<Vec<_>>(), &policy);
+        assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
+        let sentences = [&report.findings[0].sentence, end(&report).1];
+        sentences.map(|sentence| {
+            let (before, sentence) = sentence.split_once(": ").unwrap_or_default();
+            let (_, after) = sentence.split_once("; this was ").unwrap_or_default();
+            match before.starts_with("attempt") {
+                true => before.to_owned(),
+                false => after.to_owned(),
+            }
+        })
+    };
+    let both = |expected: &str| [expected.to_owned(), expected.to_owned()];
+    assert_eq!(crashed(0, None), both(""));
+    assert_eq!(crashed(2, None), both("attempt 2"));
+    assert_eq!(
+        crashed(0, Some((1, &[0, 1, 2, 3]))),
+        both("attempt 1 has begun, and ranks 0-3 run and have no ring yet; of attempt 0")
+    );
+    assert_eq!(
+        crashed(1, Some((2, &[3]))),
+        both("attempt 2 has begun, and rank 3 runs and has no ring yet; of attempt 1")
+    );
+    // What is not later has nothing to do with the end.
+    assert_eq!(crashed(1, Some((1, &[3]))), both("attempt 1"));
+}

@@ -28,7 +28,7 @@ use job::{State, alive, at, closed, dead, fails, launch, record};
 use launched::judge_launched;
 use rcomm_recorder::model::{Failure, FailureKind, ProcessExit, Rank};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
-use rcomm_verdict::{Code, EndKind, Extent, Policy, Report, Verdict, analyze};
+use rcomm_verdict::{Code, EndKind, Extent, LaterAttempt, Policy, Report, Verdict, analyze};
 
 /// The verdict, which is the same post mortem and live.
 fn judge(dumps: &[Dump], now: f64) -> Report {

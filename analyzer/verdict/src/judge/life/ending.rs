@@ -16,7 +16,7 @@ pub(crate) fn of(ctx: &Context<'_>) -> Option<JobEnd> {
         how: end.kind,
         at_ns: end.last_ns,
         first_ranks: end.first.clone(),
-        sentence: sentence(ctx, end),
+        sentence: with_attempts(ctx, &sentence(ctx, end)),
     })
 }
 
@@ -89,6 +89,31 @@ pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
     if let (Some(end), Some(finding)) = (&ctx.life.end, lead) {
         let then = afterwards(ctx, end, finding);
         finding.sentence.push_str(&then);
+        finding.sentence = with_attempts(ctx, &finding.sentence);
+    }
+}
+
+/// Adds to a sentence on a job that is over which attempt it was, unless it was the first, and before it that a later one
+/// has begun, if its processes were seen.
+fn with_attempts(ctx: &Context<'_>, sentence: &str) -> String {
+    let records = ctx.aligned.records.iter();
+    let attempt = records.map(|record| record.identity.attempt).max();
+    let attempt = attempt.unwrap_or(0);
+    let later = ctx.policy.later_attempt.as_ref();
+    match later.filter(|later| later.attempt > attempt) {
+        Some(later) => {
+            let (run, have) = match later.ranks.len() {
+                1 => ("runs", "has"),
+                _ => ("run", "have"),
+            };
+            format!(
+                "attempt {} has begun, and {} {run} and {have} no ring yet; of attempt {attempt}: {sentence}",
+                later.attempt,
+                format_ranks(&later.ranks)
+            )
+        }
+        None if attempt > 0 => format!("{sentence}; this was attempt {attempt}"),
+        None => sentence.to_owned(),
     }
 }
 

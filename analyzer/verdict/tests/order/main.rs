@@ -2,6 +2,7 @@
 //! sends (W290). And one rank's collectives that are shifted against those of the others (E103, E104, E113), and an
 //! operation that only the status of its group shows.
 
+mod ahead;
 mod crossed;
 mod job;
 mod late;

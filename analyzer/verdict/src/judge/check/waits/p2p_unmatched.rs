@@ -108,10 +108,17 @@ pub(super) fn in_cycle(
         return None;
     }
     let decided = !odd.is_empty() && odd.len() < ranks.len();
-    // Others are missed in a collective of the same cycle. If this message does not follow what such messages followed
-    // before, its rank may have left out the collective.
+    // Others are missed in a collective of the same cycle, which they may have issued behind this message. If it
+    // does not follow what such messages followed before, its rank may have left out the collective.
+    let are_missed_in_collective = || {
+        let collectives = places
+            .iter()
+            .filter(|&&place| matches!(ctx.graph.places[place], Place::Collective { .. }));
+        let mut missing = collectives.flat_map(|&place| &ctx.graph.missing[place]);
+        missing.any(|(node, _)| ranks.contains(node) && !culprits.contains(node))
+    };
     if !decided
-        && absent(places) != culprits
+        && are_missed_in_collective()
         && (is_out_of_turn(ctx, first) || comes_too_early(ctx, first, places))
     {
         return None;

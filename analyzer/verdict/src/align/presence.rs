@@ -220,7 +220,7 @@ impl Aligned<'_> {
 
     /// Whether a collective that is pending in a record has completed since: the record was taken too early, and others
     /// show it.
-    pub(super) fn is_over_since(&self, record: RecordIx, group: GroupIx, seq: u32) -> bool {
+    pub(crate) fn is_over_since(&self, record: RecordIx, group: GroupIx, seq: u32) -> bool {
         self.lacks_newest(record) == Some(UnknownReason::Outdated)
             && self.completed_to[group].is_over(seq)
     }

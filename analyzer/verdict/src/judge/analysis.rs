@@ -222,7 +222,7 @@ fn judge(
     };
     let young_files = of_young_files.is_some();
     let policy = &of_young_files.unwrap_or(policy);
-    let mut graph = WaitGraph::new(&aligned, &messages, policy, &life);
+    let mut graph = WaitGraph::new(&aligned, &messages, policy, young_files, &life);
     let wait_roots = wait_root::find(&aligned, &mut graph);
     let disagreements = disagreement::find(&aligned);
     let lateness = Lateness::new(&aligned, &clocks, policy);

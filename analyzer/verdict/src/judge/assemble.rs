@@ -5,7 +5,7 @@ use crate::judge::check::warnings::straggler;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::elsewhere::took_part;
 use crate::judge::life::ending;
-use crate::judge::policy::written_ns;
+use crate::judge::policy::{age_when_written, written_ns};
 use crate::judge::silence;
 use crate::judge::waits::wait_graph::{Missing, Node};
 use crate::judge::{loss, outdated, price, summary, unmissed};
@@ -404,11 +404,15 @@ fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
 /// How long the oldest pending operation had waited when the files were written; `None` unless the records are judged
 /// by the times of their files.
 fn oldest_at_writing(ctx: &Context<'_>) -> Option<String> {
-    let pending = summary::in_flight(ctx).into_iter();
-    let oldest = pending
-        .filter_map(|instance| instance.age_ms)
-        .reduce(f64::max)?;
-    ctx.young_files.then(|| duration_ms(oldest))
+    let written_ns = ctx.as_of_ns().filter(|_| ctx.young_files)?;
+    let pending = ctx.graph.pending.iter().enumerate();
+    let ages = pending.flat_map(|(record, pending)| {
+        pending.iter().map(move |operation| {
+            let op = ctx.aligned.op(record, operation.position);
+            age_when_written(ctx.aligned, record, op, written_ns)
+        })
+    });
+    Some(duration_ms(ages.max()?.as_secs_f64() * 1e3))
 }
 
 /// N304 or N305: the question that a verdict without a finding leaves open; `None` if there is none. `doubt` is what
@@ -520,6 +524,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
     problems.extend(loss::note(ctx, &known));
     problems.extend(loss::note_transfers(ctx));
     problems.extend(outdated::note(ctx));
+    problems.extend(outdated::note_still_inside(ctx));
 }
 
 fn verdict(
@@ -564,7 +569,8 @@ fn verdict(
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
     // An operation is unfinished and no finding explains it.
     let unexplained = !ctx.unkept.is_empty()
-        || ctx.aligned.early_and_vague().next().is_some()
+        || outdated::early(ctx).next().is_some()
+        || !outdated::still_inside(ctx).is_empty()
         || !ctx.open_by_status.is_empty()
         || ctx.graph.missing.iter().any(|missing| !missing.is_empty());
     let overdue = ctx.is_anything_overdue();

@@ -1,10 +1,11 @@
-//! N300 on records that were taken earlier than those of other ranks.
+//! N300 on records that were taken earlier than those of other ranks, or seem to be.
 
-use crate::align::UnknownReason;
+use crate::align::{RecordIx, UnknownReason};
 use crate::judge::context::Context;
+use crate::judge::policy::{NAMING, each_written_ns};
 use crate::judge::waits::wait_graph::Missing;
 use crate::report::Problem;
-use crate::report::format::format_ranks;
+use crate::report::format::{duration_ms, format_ranks};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
@@ -14,9 +15,7 @@ pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
     let missed = missed
         .filter(|&&(_, why)| why == Missing::Unknown(UnknownReason::Outdated))
         .map(|&(node, _)| ctx.rank(node));
-    let early = ctx.aligned.early_and_vague();
-    let early = early.map(|record| ctx.aligned.records[record].rank);
-    let outdated: BTreeSet<Rank> = missed.chain(early).collect();
+    let outdated: BTreeSet<Rank> = missed.chain(early(ctx)).collect();
     let ranks: Vec<Rank> = outdated.into_iter().collect();
     let (records, they_wait) = match ranks.len() {
         0 => return None,
@@ -34,6 +33,88 @@ pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
         format!(
             "the {records} taken earlier than the others', which have gone on since; what {they_wait} in now is not \
              known: take the records of all ranks at one moment"
+        ),
+    ))
+}
+
+/// The ranks whose records were taken so much earlier than others' that these do not show whether they hang now: their
+/// peers may have timed out in what they hold as over, or have nothing pending since these ranks hang.
+pub(crate) fn early<'a>(ctx: &'a Context<'_>) -> impl Iterator<Item = Rank> + 'a {
+    let aligned = ctx.aligned;
+    let written = each_written_ns(aligned);
+    let newest_ns = written.iter().flatten().max().copied();
+    let is_apart = move |&record: &RecordIx| {
+        let is_outdated = aligned.lacks_newest(record) == Some(UnknownReason::Outdated);
+        let apart = newest_ns.zip(written[record]);
+        let apart = apart.map(|(newest, own)| newest.saturating_sub(own));
+        is_outdated && apart.is_some_and(|apart| apart > NAMING.as_nanos() as i64)
+    };
+    let by_files = (0..aligned.records.len()).filter(is_apart);
+    let records = aligned.early_and_vague().chain(by_files);
+    records.map(|record| aligned.records[record].rank)
+}
+
+/// An operation that is unfinished in the record of one rank, and complete in those of others.
+pub(crate) struct StillInside {
+    record: RecordIx,
+    position: u32,
+    /// How long after the others had completed it the file was written, ms.
+    after_ms: f64,
+}
+
+/// The collectives that are unfinished in a record and that others completed long before its file was written: the
+/// file was copied since, or the operation does not end on that rank. One for each record, the first.
+pub(crate) fn still_inside(ctx: &Context<'_>) -> Vec<StillInside> {
+    let aligned = ctx.aligned;
+    let written = each_written_ns(aligned);
+    let of_record = |(record, written_ns): (RecordIx, Option<i64>)| {
+        let written_ns = written_ns?;
+        let mut unfinished = aligned.lanes[record].iter().filter_map(|lane| {
+            let first = *lane.collectives.get(lane.pending_from)?;
+            let op = aligned.op(record, first);
+            aligned
+                .is_over_since(record, lane.group, op.seq)
+                .then_some((lane, first, op))
+        });
+        let (lane, position, op) = unfinished.next()?;
+        let others = aligned.groups[lane.group].lanes.iter().flatten();
+        let ends = others.filter_map(|&(other, lane)| {
+            let lane = &aligned.lanes[other][lane];
+            let index = aligned.find(other, lane, op.seq).ok()?;
+            let end_ns = aligned.status_op(other, lane, index).completed_ns()?;
+            Some(end_ns.saturating_sub(aligned.offsets_ns[other]))
+        });
+        let after_ns = written_ns.saturating_sub(ends.min()?);
+        (after_ns > NAMING.as_nanos() as i64).then_some(StillInside {
+            record,
+            position,
+            after_ms: after_ns as f64 / 1e6,
+        })
+    };
+    (0..).zip(written).filter_map(of_record).collect()
+}
+
+/// The note on the first of these operations; `None` if there are none.
+pub(crate) fn note_still_inside(ctx: &Context<'_>) -> Option<Problem> {
+    let inside = still_inside(ctx);
+    let first = inside.first()?;
+    let rank = |inside: &StillInside| ctx.aligned.records[inside.record].rank;
+    let op = ctx.aligned.op(first.record, first.position);
+    let also = match &inside[1..] {
+        [] => String::new(),
+        others => {
+            let others: Vec<Rank> = others.iter().map(rank).collect();
+            format!(" (so are others in those of {})", format_ranks(&others))
+        }
+    };
+    Some(Problem::stale_dump(
+        "",
+        format!(
+            "{} is unfinished in the record of rank {}{also}, and others completed it {} before that file was written: \
+             the record was taken before, or the operation does not end on that rank",
+            ctx.describe_op(first.record, op),
+            rank(first),
+            duration_ms(first.after_ms)
         ),
     ))
 }

@@ -1,9 +1,9 @@
 //! The settings of an analysis.
 
-use crate::align::Aligned;
 use crate::align::p2p::Messages;
 use crate::align::pending::pending_of;
-use crate::align::record::Record;
+use crate::align::record::{Op, Record};
+use crate::align::{Aligned, RecordIx};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::LaunchRecord;
 use std::time::Duration;
@@ -162,7 +162,7 @@ pub(crate) fn each_written_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
 }
 
 /// When the file of a record was written, by its clock; `None` if that is unknown or cannot be.
-fn own_written_ns(record: &Record) -> Option<i64> {
+pub(crate) fn own_written_ns(record: &Record) -> Option<i64> {
     let newest = record.latest_ns();
     let plausible = newest.saturating_sub(SLACK_NS)..newest.saturating_add(COPIED_NS);
     record
@@ -174,7 +174,7 @@ fn own_written_ns(record: &Record) -> Option<i64> {
 const COPIED_NS: i64 = 86_400_000_000_000;
 /// PyTorch takes a dump's operations, then names the frames of all stacks, and writes the file last: on a busy host, the
 /// file is younger than the operations in it by this much.
-const NAMING: Duration = Duration::from_secs(10);
+pub(crate) const NAMING: Duration = Duration::from_secs(10);
 /// A file may be older than its record by this much, ns: some file systems keep coarse times.
 const SLACK_NS: i64 = 1_000_000_000;
 
@@ -206,18 +206,27 @@ pub(crate) fn of_young_files(
             has_pending = true;
             let op = aligned.op(record, operation.position);
             let timeout_ms = aligned.shared.calls.get(op.call).timeout_ms;
-            let mut age = written.saturating_sub(aligned.created_ns(record, op));
-            if let Some(own) = own_written_ns(&aligned.records[record]) {
-                // The newest file may be of a host whose clock is ahead.
-                age = age.min(own.saturating_sub(op.created_ns));
-            }
-            let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
+            let age = age_when_written(aligned, record, op, written);
             if age >= as_of_writing.overdue_after(timeout_ms) {
                 return None;
             }
         }
     }
     has_pending.then_some(as_of_writing)
+}
+
+/// How old an operation of a record was when the newest file was written, at `written_ns`, common time, or its own file,
+/// if that was earlier: the newest file may be of a host whose clock is ahead.
+pub(crate) fn age_when_written(
+    aligned: &Aligned<'_>,
+    record: RecordIx,
+    op: &Op,
+    written_ns: i64,
+) -> Duration {
+    let age = written_ns.saturating_sub(aligned.created_ns(record, op));
+    let own = own_written_ns(&aligned.records[record]);
+    let own_age = own.map_or(i64::MAX, |own| own.saturating_sub(op.created_ns));
+    Duration::from_nanos(u64::try_from(age.min(own_age)).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -76,3 +76,80 @@ fn the_last_sign_of_a_dead_rank_is_not_when_other_ranks_dumps_were_taken() {
     assert!(!since.contains("before the records were taken"), "{since}");
     assert!(!finding.sentence.contains(" for "), "{}", finding.sentence);
 }
+
+#[test]
+fn an_operation_that_only_some_ranks_completed_is_no_healthy_job() {
+    let done = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let judge = |written: f64| {
+        judge_files(&[
+            (by_pytorch(0, &done, 0.0), written),
+            (by_pytorch(1, &inside, 0.0), written),
+        ])
+    };
+    let late = judge(60.0);
+    assert_eq!(
+        (late.verdict, &late.findings[..]),
+        (Verdict::Inconclusive, &[][..])
+    );
+    let mut notes = late
+        .problems
+        .iter()
+        .map(|problem| problem.sentence.as_str());
+    let expected = "is unfinished in the record of rank 1, and others completed it 60 s before";
+    assert!(
+        notes.any(|note| note.contains(expected)),
+        "{:?}",
+        late.problems
+    );
+    // The watchdog of rank 1 had not noticed it yet.
+    let soon = judge(2.0);
+    assert_eq!(
+        (soon.verdict, soon.findings.len()),
+        (Verdict::Healthy, 0),
+        "{:?}",
+        soon.problems
+    );
+}
+
+#[test]
+fn a_rank_with_nothing_pending_beside_a_much_earlier_dump_is_no_healthy_job() {
+    let early = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
+    let done: Vec<(f64, State)> = (0..10)
+        .map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)))
+        .collect();
+    // Rank 1 may hang since 9 s, and rank 0 wait for it since then.
+    let judge = |written: f64| {
+        judge_files(&[
+            (by_pytorch(0, &early, 0.0), 1.2),
+            (by_pytorch(1, &done, 0.0), written),
+        ])
+    };
+    let report = judge(60.0);
+    assert_eq!(
+        (report.verdict, report.findings.len()),
+        (Verdict::Inconclusive, 0)
+    );
+    let mut notes = report
+        .problems
+        .iter()
+        .map(|problem| problem.sentence.as_str());
+    let expected = "the record of rank 0 was taken earlier";
+    assert!(
+        notes.any(|note| note.starts_with(expected)),
+        "{:?}",
+        report.problems
+    );
+    assert_eq!(judge(9.5).verdict, Verdict::Healthy);
+}
+
+#[test]
+fn a_look_at_a_running_job_is_no_hang_if_no_operation_relates_the_clocks() {
+    // Only unfinished operations are in the dumps, and the clock of rank 1 is an hour ahead.
+    let report = judge_files(&[
+        (by_pytorch(0, &[(10.0, State::Pending)], 0.0), 10.3),
+        (by_pytorch(1, &[(10.0, State::Pending)], 3600.0), 3610.3),
+    ]);
+    assert_eq!(report.findings, [], "{:?}", report.findings);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+}

@@ -16,7 +16,7 @@ use crate::align::pending::{Arrival, Pending, PendingKind, active_ns, front_is_l
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, UnknownReason};
 use crate::judge::life::Life;
 use crate::judge::overcome::is_history;
-use crate::judge::policy::{Policy, now_ns};
+use crate::judge::policy::{Policy, now_ns, own_written_ns};
 use crate::judge::waits::components::components;
 use crate::judge::waits::delivered::is_a_wait;
 use crate::judge::waits::from_any::{any_is_served, possible_senders, takes_from_any};
@@ -92,6 +92,7 @@ impl WaitGraph {
         aligned: &Aligned<'_>,
         messages: &Messages,
         policy: &Policy,
+        young_files: bool,
         life: &Life,
     ) -> Self {
         let node_of_rank = aligned
@@ -152,6 +153,11 @@ impl WaitGraph {
                     _ if foreign => latest,
                     _ if dead => now,
                     _ if let Some(gone) = ended => now.min(gone.at_ns()),
+                    // Clocks may differ, but a file and its record are written by one.
+                    0 if young_files => {
+                        let own = own_written_ns(&aligned.records[record]);
+                        own.map_or(now, |own| now.min(own - aligned.offsets_ns[record]))
+                    }
                     0 => now,
                     taken => now.min(taken.saturating_sub(aligned.offsets_ns[record])),
                 };

@@ -7,15 +7,18 @@ pub(super) const N300: Prose = Prose {
              or an older time. It was left aside: read with the others, it would blame them for being \
              ahead of it. Files of several recorders of one process, as of a host's and a device's backend, \
              are read together; of two files of one recorder the complete one is kept, or the newer one if both \
-             are complete or both are cut.",
+             are complete or both are cut. A record that was taken earlier than those of other ranks, or may have \
+             been, is read, and named here: what its rank does since then is not known.",
     causes: &[
         "the dump folder was not emptied between two runs",
         "a restart with another world size wrote to the same folder as the first attempt",
         "files of several jobs were collected into one folder",
+        "the ranks' dumps were written at different moments",
     ],
     actions: &[
         "check that the named file really is from elsewhere; if so there is nothing to do",
         "give every run its own folder, with the job and the attempt in its name",
+        "take the records of all ranks at one moment",
     ],
 };
 

@@ -170,7 +170,7 @@ impl Aligned<'_> {
         !reopened.is_empty()
     }
 
-    /// Whether a member whose file was not cut has not issued this collective of the group.
+    /// Whether a member whose file was not cut, nor taken too early, has not issued this collective of the group.
     fn is_behind(&self, group: GroupIx, seq: u32) -> bool {
         let members = &self.groups[group];
         members
@@ -187,7 +187,7 @@ impl Aligned<'_> {
                 });
                 let full_record = &self.records[record];
                 match newest {
-                    _ if full_record.cut => false,
+                    _ if self.lacks_newest(record).is_some() => false,
                     Some(newest) => newest < seq,
                     // The ring holds nothing of the group.
                     None if full_record.wrapped() => {

@@ -4,11 +4,12 @@
 //! Such a rank may write a checkpoint, or hang in code that records nothing, such as the call that makes a group. The
 //! records do not show which.
 
-use crate::align::{GroupIx, RecordIx};
+use crate::align::{GroupIx, RecordIx, position};
 use crate::judge::context::Context;
 use crate::report::format::{duration_ms, format_ranks, time_of_day};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
+use std::collections::HashSet;
 use std::time::Duration;
 
 /// Pauses are measured in at most this many of the newest operations of a record. A live view reads only a few hundred
@@ -105,20 +106,26 @@ fn of_all(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
 /// rank counts if it is a member of a group that some members have made and others have not.
 fn of_some(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
     let mut unmade = None;
+    // A rank may have several records.
+    let ranks_where = |holds: fn(&Pace) -> bool| -> HashSet<Rank> {
+        let paces = paces.iter().filter(|pace| holds(pace));
+        paces.map(|pace| pace.rank).collect()
+    };
+    let waiting = ranks_where(|pace| pace.waits);
+    let unpaced = ranks_where(|pace| !pace.is_known);
     let mut is_silent = |pace: &&Pace| {
         let has_paused = |least| is_unusual(now, pace.last_ns, pace.pause_ns, least);
-        let of_rank = || paces.iter().filter(|other| other.rank == pace.rank);
-        if of_rank().any(|other| other.waits) {
+        if !is_unusual(now, pace.last_ns, 0, ctx.policy.overdue) {
             return false;
         }
-        if !is_unusual(now, pace.last_ns, 0, ctx.policy.overdue) {
+        if waiting.contains(&pace.rank) {
             return false;
         }
         if let Some(found) = unmade_of(ctx, pace.rank) {
             unmade.get_or_insert(found);
             return true;
         }
-        of_rank().all(|other| other.is_known) && has_paused(ctx.policy.shortest_silence())
+        !unpaced.contains(&pace.rank) && has_paused(ctx.policy.shortest_silence())
     };
     let silent: Vec<&Pace> = paces.iter().filter(&mut is_silent).collect();
     let last_ns = silent.iter().map(|pace| pace.last_ns).max()?;
@@ -158,7 +165,7 @@ fn unmade_of(ctx: &Context<'_>, rank: Rank) -> Option<Unmade> {
     };
     (0..aligned.groups.len()).find_map(|group| {
         let full_group = &aligned.groups[group];
-        if !full_group.members_recorded || !full_group.ranks.contains(&rank) {
+        if !full_group.members_recorded || position(&full_group.ranks, rank).is_none() {
             return None;
         }
         let members = full_group.ranks.iter().copied().filter(shows_groups);

@@ -12,6 +12,7 @@
 //! same members, only their descriptions differ. That is a contradiction if the order of all groups shows who is odd
 //! and no operation of such a group has completed.
 
+use crate::align::position;
 use crate::align::record::{Record, SharedGroup};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
@@ -19,7 +20,7 @@ use crate::judge::waits::wait_graph::{Node, Place};
 use crate::report::format::{format_ranks, group_label};
 use crate::report::{Code, GroupRef};
 use rcomm_recorder::model::Rank;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 pub(crate) struct GroupMismatch;
 
@@ -51,11 +52,20 @@ struct Conflict {
 
 /// One entry for each group name under which ranks contradict each other.
 fn conflicts(ctx: &Context<'_>) -> Vec<Conflict> {
+    // Ranks can contradict each other only under names that several groups have.
+    let mut of_name: HashMap<&str, usize> = HashMap::new();
+    for group in &ctx.aligned.shared.groups {
+        *of_name.entry(&group.name).or_default() += 1;
+    }
+    let is_ambiguous = |group: &SharedGroup| of_name.get(&*group.name).is_some_and(|&n| n > 1);
+    let ambiguous: Vec<bool> = (ctx.aligned.shared.groups.iter())
+        .map(|group| !group.name.is_empty() && is_ambiguous(group))
+        .collect();
     let mut stated: BTreeMap<&str, BTreeMap<Rank, BTreeSet<u32>>> = BTreeMap::new();
     for record in ctx.aligned.records {
         for local in &record.groups {
             let group = group(ctx, local.group);
-            if !group.name.is_empty() && group.ranks.contains(&record.rank) {
+            if ambiguous[local.group as usize] && position(&group.ranks, record.rank).is_some() {
                 let of_name = stated.entry(&group.name).or_default();
                 of_name.entry(record.rank).or_default().insert(local.group);
             }

@@ -102,27 +102,36 @@ fn rows(ctx: &Context<'_>, group: GroupIx, members: &[(RecordIx, &Lane)]) -> Opt
     if (high - low) as usize > entries {
         return None;
     }
-    let mut rows = Rows::default();
-    let mut stacks = Vec::with_capacity(members.len());
-    for seq in low..=high {
-        stacks.clear();
-        stacks.extend(members.iter().map(|&(record, lane)| {
-            let index = ctx.aligned.find(record, lane, seq).ok();
-            let single = index.filter(|&index| ctx.aligned.block(record, lane, index).len() == 1);
-            single.map_or(NONE, |index| {
-                ctx.aligned.op(record, lane.collectives[index]).stack
-            })
-        }));
-        let first = stacks[0];
-        if stacks.iter().any(|&stack| stack != first) {
-            let stacks = stacks.clone();
-            rows.differ.push(Row { seq, stacks });
-        } else if first != NONE {
-            rows.alike.insert(first);
-            rows.together.insert(seq, first);
+    let stack_of = |&(record, lane): &(RecordIx, &Lane), seq: u32| {
+        let index = ctx.aligned.find(record, lane, seq).ok();
+        let single = index.filter(|&index| ctx.aligned.block(record, lane, index).len() == 1);
+        single.map_or(NONE, |index| {
+            ctx.aligned.op(record, lane.collectives[index]).stack
+        })
+    };
+    // Member by member: the records of a large job do not fit into a processor's caches.
+    let (reference, others) = members.split_first()?;
+    let reference: Vec<u32> = (low..=high).map(|seq| stack_of(reference, seq)).collect();
+    let mut differs = vec![false; reference.len()];
+    for member in others {
+        for ((seq, &stack), differs) in (low..=high).zip(&reference).zip(&mut differs) {
+            *differs |= stack_of(member, seq) != stack;
         }
     }
-    (!rows.differ.is_empty()).then_some(rows)
+    if !differs.contains(&true) {
+        return None;
+    }
+    let mut rows = Rows::default();
+    for ((seq, &stack), &differs) in (low..=high).zip(&reference).zip(&differs) {
+        if differs {
+            let stacks = members.iter().map(|member| stack_of(member, seq)).collect();
+            rows.differ.push(Row { seq, stacks });
+        } else if stack != NONE {
+            rows.alike.insert(stack);
+            rows.together.insert(seq, stack);
+        }
+    }
+    Some(rows)
 }
 
 /// Two numbers for which some ranks exchanged the places of the source: they issued each from where the others issued

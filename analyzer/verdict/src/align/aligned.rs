@@ -11,9 +11,10 @@ use crate::align::membership::{
 };
 use crate::align::presence::{CompletedTo, UnknownReason};
 use crate::align::record::{NONE, Op, Record, Shared};
+use hashbrown::HashMap;
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// The operations of one record in one group.
@@ -342,12 +343,11 @@ impl<'a> Aligned<'a> {
     /// means nothing. PyTorch's NCCL recorder records starts where `TORCH_NCCL_ENABLE_TIMING` is set, which may differ
     /// from rank to rank. A lane in which nothing has completed counts as the others of its record, else of its group.
     fn find_starts(&mut self) {
-        let by_lane: Vec<Vec<Option<bool>>> = (self.lanes.iter().enumerate())
-            .map(|(record, lanes)| {
-                let starts = lanes.iter().map(|lane| self.starts_of(record, lane));
-                starts.collect()
-            })
-            .collect();
+        let starts = |record: RecordIx| -> Vec<Option<bool>> {
+            let lanes = self.lanes[record].iter();
+            lanes.map(|lane| self.starts_of(record, lane)).collect()
+        };
+        let by_lane = self.shared.map(self.lanes.len(), starts);
         let by_group: Vec<bool> = (self.groups.iter())
             .map(|group| {
                 let mut lanes = group.lanes.iter().flatten();
@@ -393,33 +393,24 @@ impl<'a> Aligned<'a> {
 
     /// Finds where the pending part of each lane begins, and how far each group has provably completed.
     fn find_pending(&mut self) {
-        let mut pending = Vec::with_capacity(self.lanes.len());
-        for (record, lanes) in self.lanes.iter().enumerate() {
-            let of_record: Vec<usize> = lanes
-                .iter()
-                .map(|lane| {
-                    let done = |position: u32| {
-                        let op = self.op(record, position);
-                        op.completed()
-                            || (op.retired && retiring_is_all(self.records[record].recorder))
-                    };
-                    let last = lane
-                        .collectives
-                        .iter()
-                        .rposition(|&position| done(position));
-                    last.map_or(0, |last| last + 1)
-                })
-                .collect();
-            pending.push(of_record);
-        }
+        let pending_from = |record: RecordIx| -> Vec<usize> {
+            let retires = retiring_is_all(self.records[record].recorder);
+            let done = |&position: &u32| {
+                let op = self.op(record, position);
+                op.completed() || (op.retired && retires)
+            };
+            let lanes = self.lanes[record].iter();
+            let last = lanes.map(|lane| lane.collectives.iter().rposition(done));
+            last.map(|last| last.map_or(0, |last| last + 1)).collect()
+        };
+        let pending = self.shared.map(self.lanes.len(), pending_from);
         for (lanes, of_record) in self.lanes.iter_mut().zip(pending) {
             for (lane, from) in lanes.iter_mut().zip(of_record) {
                 lane.pending_from = from;
             }
         }
-        self.completed_to = (0..self.groups.len())
-            .map(|group| self.proven_completion(group))
-            .collect();
+        let proven = |group: GroupIx| self.proven_completion(group);
+        self.completed_to = self.shared.map(self.groups.len(), proven);
         self.ends_early = (0..self.records.len())
             .map(|record| self.ends_before_its_peers(record, None))
             .collect();
@@ -432,6 +423,9 @@ impl<'a> Aligned<'a> {
     /// ranks, and no peer had waited for them before. `written_ns`: for each record, when its file was written, common
     /// time, if that is known.
     pub(crate) fn note_written(&mut self, written_ns: &[Option<i64>]) {
+        if written_ns.iter().all(Option::is_none) {
+            return;
+        }
         let mut before = vec![false; self.records.len()];
         let mut after = vec![false; self.records.len()];
         for group in &self.groups {

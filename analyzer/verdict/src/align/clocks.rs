@@ -9,7 +9,7 @@
 
 use crate::align::{Aligned, GroupIx, RecordIx, retiring_is_all};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 /// An estimate uses at most this many common collectives, spread over the record.
 const SAMPLES: usize = 512;
@@ -66,7 +66,7 @@ pub(crate) fn offsets(aligned: &Aligned<'_>) -> Vec<Option<Offset>> {
 /// spread, or 1 ms if that is more. Ranks of one host share a clock, so the error shrinks with the root of their
 /// number.
 fn share_hosts(aligned: &Aligned<'_>, offsets: &mut [Option<Offset>]) {
-    let mut hosts: BTreeMap<&str, Vec<RecordIx>> = BTreeMap::new();
+    let mut hosts: HashMap<&str, Vec<RecordIx>> = HashMap::new();
     for (record, full_record) in aligned.records.iter().enumerate() {
         let host = full_record.identity.host.as_str();
         if !host.is_empty() && offsets[record].is_some() {

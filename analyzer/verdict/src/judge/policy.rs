@@ -163,11 +163,10 @@ pub(crate) fn each_written_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
 
 /// When the file of a record was written, by its clock; `None` if that is unknown or cannot be.
 pub(crate) fn own_written_ns(record: &Record) -> Option<i64> {
+    let written = record.written_ns?;
     let newest = record.latest_ns();
     let plausible = newest.saturating_sub(SLACK_NS)..newest.saturating_add(COPIED_NS);
-    record
-        .written_ns
-        .filter(|written| plausible.contains(written))
+    plausible.contains(&written).then_some(written)
 }
 
 /// A file that is younger than its record by this much, ns, was copied.

@@ -117,11 +117,27 @@ pub(crate) struct Lateness {
 #[derive(Default)]
 struct GroupLateness {
     instances: usize,
-    /// For each member in the order of its lane, its lags, ms; at most [`SAMPLES`].
-    lags_ms: Vec<Vec<f32>>,
+    /// For at most [`SAMPLES`] instances, the lags of all members in the order of their lanes, ms.
+    lags_ms: Vec<f32>,
     /// The worst lag of each instance, ms; at most [`SAMPLES`].
     worst_ms: Vec<f32>,
     gathered: Gathered,
+}
+
+impl GroupLateness {
+    /// The median lag of each member in the order of its lane, ms; empty if there was no instance. Drops the lags.
+    fn take_medians(&mut self) -> Vec<Option<f64>> {
+        let lags_ms = std::mem::take(&mut self.lags_ms);
+        let members = lags_ms.len() / self.instances.clamp(1, SAMPLES);
+        let lags_of = |member: usize| lags_ms[member..].iter().step_by(members).copied();
+        let mut of_member = Vec::new();
+        let median = |member: usize| {
+            of_member.clear();
+            of_member.extend(lags_of(member));
+            percentile(&of_member, 0.5)
+        };
+        (0..members).map(median).collect()
+    }
 }
 
 /// The losses of all instances, before they are judged.
@@ -175,12 +191,7 @@ impl Lateness {
             reader.each(group, |instance| {
                 lateness.add_instance(aligned, &reader, instance, &borne_ms, &mut group_lateness);
             });
-            let medians = group_lateness
-                .lags_ms
-                .iter()
-                .map(|lags| percentile(lags, 0.5));
-            let medians: Vec<Option<f64>> = medians.collect();
-            group_lateness.lags_ms = Vec::new();
+            let medians = group_lateness.take_medians();
             (group_lateness, medians)
         });
         let mut gathered = Gathered::default();
@@ -245,12 +256,9 @@ impl Lateness {
         let significant = |lag: f32| if lag > threshold { lag } else { 0.0 };
         group_lateness.instances += 1;
         if group_lateness.instances <= SAMPLES {
-            group_lateness
-                .lags_ms
-                .resize_with(instance.members.len(), Vec::new);
-            for (member, lags_ms) in instance.members.iter().zip(&mut group_lateness.lags_ms) {
-                lags_ms.push(significant(longest_ms - member.wait_ms));
-            }
+            let lags_ms = instance.members.iter();
+            let lags_ms = lags_ms.map(|member| significant(longest_ms - member.wait_ms));
+            group_lateness.lags_ms.extend(lags_ms);
             group_lateness
                 .worst_ms
                 .push(significant(longest_ms - last.wait_ms));

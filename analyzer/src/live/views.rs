@@ -4,7 +4,7 @@ use super::latest::LatestRecords;
 use super::{Moment, RankView};
 use crate::live::source::Collected;
 use rcomm_recorder::model::Rank;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// The views of all ranks with a record, and of the other ranks of a world of this size.
@@ -18,6 +18,7 @@ pub(super) fn recorded_views(
         .map(|rank| (rank, RankView::missing(rank)))
         .collect();
     let mut hosts: BTreeSet<Arc<str>> = BTreeSet::new();
+    let mut newest: Option<Arc<str>> = None;
     for (&(rank, ..), slot) in &kept.slots {
         let view = views.entry(rank).or_insert_with(|| RankView::missing(rank));
         let silence = slot.answered.map(|then| at.elapsed.saturating_sub(then));
@@ -33,10 +34,14 @@ pub(super) fn recorded_views(
             view.add(dump);
             let host = dump.identity.host.as_str();
             if view.host.is_empty() && !host.is_empty() {
-                let known = hosts.get(host).cloned();
-                let host = known.unwrap_or_else(|| Arc::from(host));
-                hosts.insert(host.clone());
-                view.host = host;
+                // Ranks that follow one another mostly share a host.
+                if newest.as_deref() != Some(host) {
+                    let known = hosts.get(host).cloned();
+                    let host = known.unwrap_or_else(|| Arc::from(host));
+                    hosts.insert(host.clone());
+                    newest = Some(host);
+                }
+                view.host = newest.clone().unwrap_or_default();
             }
         }
     }
@@ -68,7 +73,7 @@ pub(super) fn collected_views(recorded: Vec<RankView>, collected: &Collected) ->
 
 /// Sets `local_rank`: numbers the ranks of each host.
 fn number_on_hosts(views: &mut [RankView]) {
-    let mut on_host: BTreeMap<Arc<str>, u32> = BTreeMap::new();
+    let mut on_host: HashMap<Arc<str>, u32> = HashMap::new();
     for view in views {
         let next = on_host.entry(view.host.clone()).or_default();
         view.local_rank = *next;

@@ -1,8 +1,8 @@
 //! Removes the files of old jobs that have died.
 //!
-//! Ring files are in memory, and a job that died leaves its rings for readers. When a rank makes a ring, the
-//! dead jobs below its directory are counted from the newest to the oldest, and those beyond the limits are removed
-//! with their rings and launch records. A job is dead if all its rings belong to processes of this host that are
+//! Ring files are in memory, and a job that died leaves its rings for readers. When the lowest rank of a job on a host
+//! makes its ring, the dead jobs below its directory are counted from the newest to the oldest, and those beyond the
+//! limits are removed with their rings and launch records. A job is dead if all its rings belong to processes of this host that are
 //! gone, and none of its launchers is alive. The newest dead job is kept however large it is, unless no jobs are to
 //! be kept.
 
@@ -72,13 +72,49 @@ impl KeptJobs {
     }
 }
 
-/// Removes the dead jobs beyond `kept` from the directory in which this recorder's job has its directory. Errors are
-/// ignored: a job starts even if old rings cannot be removed.
+/// Removes the dead jobs beyond `kept` from the directory in which this recorder's job has its directory. Does nothing
+/// if a lower rank of the job lives on this host, since that one does it. Errors are ignored: a job starts even if old
+/// rings cannot be removed.
 pub fn remove_jobs_beside(recorder: &FlightRecorder, kept: &KeptJobs) {
     let ring = recorder.storage().path();
-    if let Some(directory) = ring.and_then(|ring| ring.parent()?.parent()) {
+    if let Some((job, directory)) = ring.and_then(|ring| {
+        let job = ring.parent()?;
+        Some((job, job.parent()?))
+    }) && !has_lower_rank(job, ring)
+    {
         let _ = kept.apply(directory);
     }
+}
+
+/// Whether the lowest ranks of this attempt in a job's directory include one below the rank of `own` that lives on this
+/// host.
+///
+/// The head of every ring of every job is read to find the dead jobs. If each rank did that, the start of a job would
+/// take time in proportion to the number of its ranks on the host times that of all rings there.
+fn has_lower_rank(job: &Path, own: Option<&Path>) -> bool {
+    let own = own.and_then(|own| RingName::parse(own.file_name()?.to_str()?));
+    let Some(own) = own else {
+        return false;
+    };
+    let is_lower =
+        |name: &RingName| name.attempt == own.attempt && name.rank < own.rank && name.newest;
+    let lower = directory::ring_files(job).filter(|(name, _)| is_lower(name));
+    let mut lower: Vec<(RingName, PathBuf)> = lower.collect();
+    lower.sort_unstable();
+    let host = host_name();
+    let lives = |(name, path): (RingName, PathBuf)| {
+        let ring = RingListing::of(name.part, path).ring;
+        ring.is_ok_and(|ring| ring.alive && ring.identity.host == host)
+    };
+    lower.into_iter().take(LOOKED_AT).any(lives)
+}
+
+/// At most this many rings of lower ranks are looked at.
+const LOOKED_AT: usize = 4;
+
+fn host_name() -> String {
+    let system = rustix::system::uname();
+    system.nodename().to_string_lossy().into_owned()
 }
 
 fn dead_jobs(directory: &Path) -> Result<Vec<DeadJob>> {
@@ -86,8 +122,7 @@ fn dead_jobs(directory: &Path) -> Result<Vec<DeadJob>> {
     for (job, name, path) in files_in(directory)? {
         jobs.entry(job).or_default().push((name, path));
     }
-    let host = rustix::system::uname();
-    let host = host.nodename().to_string_lossy();
+    let host = host_name();
     let dead = |(job, rings)| dead_job(directory.join(job), rings, &host);
     Ok(jobs.into_iter().filter_map(dead).collect())
 }

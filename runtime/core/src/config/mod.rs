@@ -97,7 +97,7 @@ pub struct Config {
     /// 1,048,576, and [`ring_entries`](Self::ring_entries) has no effect. `None` = as much as `ring_entries` needs.
     pub ring_mib: Option<u32>,
     /// How many dead jobs keep their rings, and how much memory these rings may take together. Once this rank has
-    /// made its ring, it removes the rings of older dead jobs.
+    /// made its ring, it removes the rings of older dead jobs, unless a lower rank of the job lives on this host.
     pub kept_jobs: KeptJobs,
     /// The directory of the dumps. It is made when the first dump is written.
     pub dump_dir: PathBuf,

@@ -12,6 +12,7 @@ use crate::publish::{LaunchRecord, RingSummary};
 use crate::record::FlightRecorder;
 use crate::record::file::directory::{self, RingName};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -46,18 +47,40 @@ struct DeadJob {
 }
 
 impl KeptJobs {
+    /// Whether these jobs would exceed the limits if all were dead. No ring is opened to tell.
+    fn may_be_exceeded(&self, jobs: &BTreeMap<String, Vec<(RingName, PathBuf)>>) -> bool {
+        let files = jobs.values().flatten();
+        let bytes =
+            files.map(|(_, path)| fs::symlink_metadata(path).map_or(0, |file| bytes_of(&file)));
+        jobs.len() > self.jobs || bytes.fold(0, u64::saturating_add) > self.bytes
+    }
+
     /// Removes the dead jobs below `directory` that are beyond these limits. Returns the directories of these jobs, the
     /// newest first, also where some files could not be removed.
     ///
     /// # Blocking
     ///
-    /// Reads the head of every ring below the directory.
+    /// Reads the head of every ring below the directory, unless all its jobs together are within the limits.
     ///
     /// # Errors
     ///
     /// If the directory cannot be listed. Files that cannot be removed stay.
     pub fn apply(&self, directory: &Path) -> Result<Vec<PathBuf>> {
-        let mut dead = dead_jobs(directory)?;
+        self.apply_beside(directory, None)
+    }
+
+    /// Like [`apply`](Self::apply); the job whose directory has the name `own` lives.
+    fn apply_beside(&self, directory: &Path, own: Option<&OsStr>) -> Result<Vec<PathBuf>> {
+        let mut jobs: BTreeMap<String, Vec<(RingName, PathBuf)>> = BTreeMap::new();
+        for (job, name, path) in files_in(directory)? {
+            if own != Some(OsStr::new(&job)) {
+                jobs.entry(job).or_default().push((name, path));
+            }
+        }
+        if !self.may_be_exceeded(&jobs) {
+            return Ok(Vec::new());
+        }
+        let mut dead = dead_jobs(directory, jobs);
         dead.sort_by(|a, b| (b.last_ns, &b.directory).cmp(&(a.last_ns, &a.directory)));
         let mut bytes = 0_u64;
         let mut is_kept = |index: usize, job: &DeadJob| {
@@ -82,7 +105,7 @@ pub fn remove_jobs_beside(recorder: &FlightRecorder, kept: &KeptJobs) {
         Some((job, job.parent()?))
     }) && !has_lower_rank(job, ring)
     {
-        let _ = kept.apply(directory);
+        let _ = kept.apply_beside(directory, job.file_name());
     }
 }
 
@@ -117,14 +140,16 @@ fn host_name() -> String {
     system.nodename().to_string_lossy().into_owned()
 }
 
-fn dead_jobs(directory: &Path) -> Result<Vec<DeadJob>> {
-    let mut jobs: BTreeMap<String, Vec<(RingName, PathBuf)>> = BTreeMap::new();
-    for (job, name, path) in files_in(directory)? {
-        jobs.entry(job).or_default().push((name, path));
-    }
+fn dead_jobs(directory: &Path, jobs: BTreeMap<String, Vec<(RingName, PathBuf)>>) -> Vec<DeadJob> {
     let host = host_name();
     let dead = |(job, rings)| dead_job(directory.join(job), rings, &host);
-    Ok(jobs.into_iter().filter_map(dead).collect())
+    jobs.into_iter().filter_map(dead).collect()
+}
+
+/// The memory that a file occupies. The system counts blocks of 512 bytes, whatever the block size of the file system
+/// is.
+fn bytes_of(file: &fs::Metadata) -> u64 {
+    file.blocks().saturating_mul(512)
 }
 
 /// The job of a directory; `None` unless it is dead. A ring that cannot be read may have a newer layout, and a ring of
@@ -157,10 +182,7 @@ fn dead_job(directory: PathBuf, rings: Vec<(RingName, PathBuf)>, host: &str) -> 
             return None;
         }
         job.last_ns = job.last_ns.max(created_ns).max(heartbeat_ns);
-        // The system counts blocks of 512 bytes, whatever the block size of the file system is.
-        job.bytes = job
-            .bytes
-            .saturating_add(metadata.blocks().saturating_mul(512));
+        job.bytes = job.bytes.saturating_add(bytes_of(&metadata));
         job.rings.push(path);
     }
     Some(job)

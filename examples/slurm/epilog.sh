@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Epilog of Slurm: keeps what the ranks of a job left on this node, before its memory and disk go to the next job.
-# It runs as root once on each node. A job whose ranks all ended in order leaves nothing, so it gets no file.
+# It runs as root once on each node. Where all ranks of a job ended in order, nothing is left, and no file is made.
 #
 #   Epilog=/etc/slurm/rcomm-epilog.sh            # in slurm.conf
 set -uo pipefail

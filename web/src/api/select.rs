@@ -6,9 +6,10 @@ use crate::http::error::Refusal;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, KEYS, Subject};
-use rcomm_analyzer::{InstanceState, Report};
+use rcomm_analyzer::{Code, Finding, InstanceState, Report, Severity};
 use rcomm_recorder::model::Rank;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct SelectQuery {
@@ -70,6 +71,18 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
     // The filter takes NaN for an unknown value, and `None` for rows that have no such value.
     let unknown = |ms: Option<f64>| Some(ms.unwrap_or(f64::NAN));
     let is_waiting = |rank: Rank| report.waits.iter().any(|wait| wait.rank == rank);
+    let culprits = |is_meant: &dyn Fn(&Finding) -> bool| -> HashSet<Rank> {
+        let meant = report.findings.iter().filter(|finding| is_meant(finding));
+        // Of a cycle all ranks are at fault, if none is named.
+        let ranks = meant.flat_map(|finding| match finding.culprit_ranks.as_slice() {
+            [] => &finding.cycle,
+            culprits => culprits,
+        });
+        ranks.copied().collect()
+    };
+    let roots =
+        culprits(&|finding| finding.severity == Severity::Error && finding.caused_by.is_none());
+    let late = culprits(&|finding| finding.code == Code::W220);
     Selected {
         findings: matching_indices(&report.findings, |row| {
             filter.matches(&Subject {
@@ -97,16 +110,22 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
             })
         }),
         ranks: matching_indices(&report.ranks, |row| {
-            let state = match row {
+            let does = match row {
                 _ if !row.read => "silent",
                 _ if report.failure(row.rank).is_some() => "failed",
                 _ if is_waiting(row.rank) => "waiting",
                 _ if row.pending > 0 => "running",
                 _ => "ok",
             };
+            // What a finding says of a rank comes beside what the rank does.
+            let state = match (roots.contains(&row.rank), late.contains(&row.rank)) {
+                (true, _) => format!("root {does}"),
+                (false, true) => format!("late {does}"),
+                (false, false) => does.to_owned(),
+            };
             filter.matches(&Subject {
                 ranks: &[row.rank],
-                state: Some(state),
+                state: Some(&state),
                 lag_ms: unknown(row.lag_p50_ms),
                 text: row.last_call.as_deref().unwrap_or_default(),
                 host_of: Some(&|rank| host(rank)),
@@ -143,7 +162,11 @@ mod tests {
     use rcomm_analyzer::{Policy, analyze};
 
     fn passing(filter: &str) -> Selected {
-        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+        passing_of(Situation::StuckRank, filter)
+    }
+
+    fn passing_of(situation: Situation, filter: &str) -> Selected {
+        let simulation = Simulation::new(situation, 16, 0);
         let now = simulation.fault_ns() + 8_000_000_000;
         let policy = Policy {
             now_ns: Some(now),
@@ -169,5 +192,17 @@ mod tests {
         assert!(passing("host:n001").ranks.iter().all(|at| *at >= 8));
         assert_eq!(passing("age>1h").in_flight, [] as [usize; 0]);
         assert_eq!(passing("code:E101").findings, [0]);
+    }
+
+    #[test]
+    fn ranks_at_fault_and_late_ranks_are_selected_by_their_state() {
+        assert_eq!(passing("state:root").ranks, [13]);
+        assert_eq!(passing("!state:root").ranks.len(), 15);
+        assert!(!passing("state:waiting").ranks.contains(&13));
+        assert_eq!(passing("state:late").ranks, [] as [usize; 0]);
+        let late = passing_of(Situation::Straggler, "state:late").ranks;
+        assert!(!late.is_empty() && late.len() <= 8, "{late:?}");
+        let all_of_a_cycle = passing_of(Situation::Deadlock, "state:root").ranks;
+        assert!(!all_of_a_cycle.is_empty());
     }
 }

@@ -14,7 +14,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("op:", "part of an operation's name"),
     (
         "state:",
-        "waiting, running, mismatch, half_open, ok, silent, ...",
+        "root, late, wait, running, mismatch, half_open, ok, ...",
     ),
     ("host:", "part of a host name"),
     ("code:", "a finding's code: E101"),

@@ -32,6 +32,7 @@
 //! | [`mod@print`], [`export`] | a report as text, JSON or HTML; records for other tools |
 //! | [`redact`] | pseudonyms in place of paths, hosts and frames |
 //! | [`recording`], [`simulate`] | recorded and simulated jobs as sources |
+//! | `parse_duration` | durations as values of options, behind the feature `args` |
 //! | `cli` | the program `rcomm-fr`, behind the feature `cli` |
 #![forbid(unsafe_code)]
 
@@ -41,11 +42,15 @@ extern crate self as rcomm_analyzer;
 
 #[cfg(feature = "cli")]
 pub mod cli;
+#[cfg(feature = "args")]
+mod duration;
 mod input;
 mod live;
 pub mod redact;
 mod render;
 
+#[cfg(feature = "args")]
+pub use duration::parse_duration;
 pub use input::threads::{Threads, analyze_on_threads};
 pub use input::{inspector, load, log, ras, rsum, stacks};
 pub use live::source::{self, Source};

@@ -1,6 +1,7 @@
 //! The command line of `rcomm-web`.
 
 use clap::{ArgGroup, Parser, ValueEnum};
+use rcomm_analyzer::parse_duration;
 use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::source::{HostPort, NetworkSources};
 use std::net::SocketAddr;
@@ -97,7 +98,7 @@ pub struct Cli {
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
     pub refresh: Duration,
     /// Age from which a pending operation is overdue; half of its own time-out if that is shorter.
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
     pub overdue: Duration,
     /// Format of the log on standard error; RCOMM_LOG sets its level (`info`, `rcomm_web=debug`).
     #[arg(long, value_name = "FORMAT", default_value = "text")]
@@ -128,14 +129,9 @@ fn url(text: &str) -> Result<String, String> {
     }
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .map_err(|_| "not a duration: write 500ms, 5s, 2m or 1h".to_owned())
-}
-
 /// Parses a duration that is not zero.
 fn interval(text: &str) -> Result<Duration, String> {
-    match duration(text)? {
+    match parse_duration(text)? {
         Duration::ZERO => Err("the time between two reads must be longer than zero".to_owned()),
         interval => Ok(interval),
     }

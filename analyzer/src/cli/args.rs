@@ -1,6 +1,7 @@
 //! The command line, from which help, manual pages and completions are generated.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rcomm_analyzer::parse_duration;
 use rcomm_analyzer::source::{HostPort, WorkerAddress};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
@@ -143,7 +144,7 @@ pub(crate) struct JudgeArgs {
     pub(crate) snapshot: bool,
     /// With --snapshot or --as-of: the age from which a pending operation is overdue; half of its own time-out if that
     /// is shorter.
-    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = parse_duration)]
     pub(crate) overdue: Duration,
     /// Judge as of this time: `now`, or a time like `2026-01-31T13:00:05Z`. For records that state no time themselves,
     /// such as PyTorch's; operations younger than --overdue at that time are no finding.
@@ -228,12 +229,6 @@ impl std::str::FromStr for ByteSize {
     }
 }
 
-/// Parses a duration, such as `500ms`, `5s`, `2m`, `1h 30m`.
-fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .map_err(|_| "not a duration: write 500ms, 5s, 2m or 1h".to_owned())
-}
-
 /// Parses a number of things, at least one of them.
 fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse()
@@ -252,10 +247,10 @@ pub(crate) struct WatchArgs {
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
     /// Report what is there after this time, complete or not.
-    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) timeout: Option<Duration>,
     /// How long the folder must be unchanged before the report is final.
-    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = parse_duration)]
     pub(crate) settle: Duration,
     #[command(flatten)]
     pub(crate) show: ShowReportArgs,
@@ -353,7 +348,7 @@ pub(crate) struct CollectArgs {
     #[arg(long)]
     pub(crate) exception_dump: bool,
     /// How long the ranks may take to answer and to write.
-    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_duration)]
     pub(crate) wait: Duration,
     /// Judge the archive and print the report, with the stack of the rank at fault where one was taken.
     #[arg(long)]
@@ -373,7 +368,7 @@ pub(crate) struct CollectArgs {
     #[arg(long, value_name = "COMMAND")]
     pub(crate) command: Option<String>,
     /// How long one host may take.
-    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_duration)]
     pub(crate) timeout: Duration,
     /// How many hosts are asked at once.
     #[arg(long, value_name = "N", default_value = "16", value_parser = number::<NonZeroUsize>)]

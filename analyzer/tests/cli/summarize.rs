@@ -140,7 +140,7 @@ fn stacks_are_reported_as_left_aside_and_problems_beyond_the_limit_are_counted()
         output.to_str().unwrap(),
     ];
     let packed = run(&args);
-    assert_eq!(packed.code, Some(1), "{}", packed.stderr);
+    assert_eq!(packed.code, Some(0), "{}", packed.stderr);
     for text in [
         "4 dumps from 26 files",
         "a summary cannot hold stacks",
@@ -148,6 +148,11 @@ fn stacks_are_reported_as_left_aside_and_problems_beyond_the_limit_are_counted()
     ] {
         assert!(packed.stderr.contains(text), "{text}: {}", packed.stderr);
     }
+    // A record of which a part is missing counts.
+    let whole = fs::read(node.join("rank_0")).unwrap();
+    fs::write(node.join("rank_0"), &whole[..whole.len() / 2]).unwrap();
+    let packed = run(&args);
+    assert_eq!(packed.code, Some(1), "{}", packed.stderr);
 }
 
 /// In place of Slurm's, `srun` is a script here that runs the step once for each of two nodes.

@@ -3,20 +3,25 @@
 use super::Prose;
 
 pub(super) const N300: Prose = Prose {
-    meaning: "A file does not belong with the others: another job or attempt, another shape of the world, \
-             or an older time. It was left aside: read with the others, it would blame them for being \
-             ahead of it. Files of several recorders of one process, as of a host's and a device's backend, \
+    meaning: "An input was left aside, and the job may be complete without it. Most often a file does not belong with \
+             the others: another job or attempt, another shape of the world, or an older time; read with the others, \
+             it would blame them for being ahead of it. Or it is no record at all, a path that does not exist, a link \
+             that leads to nothing or to a folder that is not searched, or logs and stacks, which a summary cannot \
+             hold. Files of several recorders of one process, as of a host's and a device's backend, \
              are read together; of two files of one recorder the complete one is kept, or the newer one if both \
              are complete or both are cut. A record that was taken earlier than those of other ranks, or may have \
-             been, is read, and named here: what its rank does since then is not known.",
+             been, is read, and named here: what its rank does since then is not known. \
+             Files that were read as those of another rank than their names state are named here, too.",
     causes: &[
         "the dump folder was not emptied between two runs",
         "a restart with another world size wrote to the same folder as the first attempt",
         "files of several jobs were collected into one folder",
         "the ranks' dumps were written at different moments",
+        "a link was copied without what it leads to, or leads to a folder that is not among the arguments",
     ],
     actions: &[
         "check that the named file really is from elsewhere; if so there is nothing to do",
+        "give the folder to which a link leads as an argument, too",
         "give every run its own folder, with the job and the attempt in its name",
         "take the records of all ranks at one moment",
     ],

@@ -50,6 +50,9 @@ fn a_rank_whose_device_has_not_started_an_operation_is_not_said_to_wait_in_none(
         finding.sentence
     );
     assert_eq!(doubts(finding, "in no operation"), 0, "{finding:?}");
+    // The operation is named once.
+    let named = finding.sentence.matches("all_reduce #2").count();
+    assert_eq!(named, 1, "{}", finding.sentence);
 }
 
 #[test]

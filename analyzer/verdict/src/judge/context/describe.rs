@@ -11,6 +11,9 @@ use crate::report::{FrameRef, SeqKind};
 use rcomm_recorder::model::{EntryState, Frame, OpType, Peer, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What a rank has done with an operation that its device has not come to.
+const HAS_ISSUED: &str = "has issued";
+
 impl Context<'_> {
     /// The processes of these records, at most `most`, by host: their ids, separated by spaces, and a text like ` on
     /// host n1`, empty in a job of one host.
@@ -367,12 +370,32 @@ impl Context<'_> {
         self.seen(record, None)
     }
 
-    /// Like [`last_seen`](Self::last_seen), but only on the thread that last used this group.
-    pub(crate) fn last_seen_for(&self, record: RecordIx, group: GroupIx) -> String {
-        self.seen(record, self.thread_of(record, group))
+    /// Like [`last_seen`](Self::last_seen), but only on the thread that last used the operation's group, and beside a clause
+    /// that says whether the rank has issued that operation: if it is what the rank issued last, it is not named again.
+    /// `None` if the clause says all.
+    pub(crate) fn last_seen_beside(&self, record: RecordIx, said: &OpRef) -> Option<String> {
+        let thread = self.thread_of(record, said.group);
+        let (does, position) = self.newest_call(record, thread);
+        let op = position.map(|position| self.aligned.op(record, position));
+        let is_said = |op: &&Op| {
+            let lane = &self.aligned.lanes[record][usize::from(op.group)];
+            lane.group == said.group && u64::from(op.seq) == said.seq && !op.is_p2p
+        };
+        let Some(op) = op.filter(is_said).filter(|_| does == HAS_ISSUED) else {
+            return Some(self.seen(record, thread));
+        };
+        let site = self.call_site(op).map(Self::name_site);
+        match (site, self.phase(record)) {
+            (Some(site), Some(phase)) => Some(format!("it called it at {site}, phase `{phase}`")),
+            (Some(site), None) => Some(format!("it called it at {site}")),
+            (None, Some(phase)) => Some(format!("it is in phase `{phase}`")),
+            (None, None) => None,
+        }
     }
 
-    fn seen(&self, record: RecordIx, thread: Option<u32>) -> String {
+    /// What a rank does with the call that it is in, or else with the newest on a thread: a verb, and the position of
+    /// the call, if there is one.
+    fn newest_call(&self, record: RecordIx, thread: Option<u32>) -> (&'static str, Option<u32>) {
         let inside = self.graph.pending[record].iter();
         let inside = inside
             .filter(|operation| operation.arrival == Arrival::Arrived && !operation.held_open)
@@ -380,14 +403,18 @@ impl Context<'_> {
             .filter(|&position| {
                 thread.is_none_or(|thread| self.aligned.op(record, position).thread == thread)
             });
-        let (does, position) = match (inside.min(), self.last_position(record, thread)) {
+        match (inside.min(), self.last_position(record, thread)) {
             (Some(position), _) => ("is in", Some(position)),
             // The rank is not yet in an operation that its device has not reached.
             (None, Some(position)) if self.is_unfinished(record, position) => {
-                ("has issued", Some(position))
+                (HAS_ISSUED, Some(position))
             }
             (None, position) => ("last issued", position),
-        };
+        }
+    }
+
+    fn seen(&self, record: RecordIx, thread: Option<u32>) -> String {
+        let (does, position) = self.newest_call(record, thread);
         let mut text = match position {
             Some(position) => {
                 let op = self.aligned.op(record, position);

@@ -301,7 +301,11 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     };
     let mut sentence = format!("{did}{not_made}; {waiting}{in_all}");
     match records[..] {
-        [record] => sentence.push_str(&format!("; {}", ctx.last_seen_for(record, op_ref.group))),
+        [record] => {
+            if let Some(seen) = ctx.last_seen_beside(record, &op_ref) {
+                sentence.push_str(&format!("; {seen}"));
+            }
+        }
         [record, ..] if let Some(phase) = ctx.raised(record) => {
             let rank = ctx.aligned.records[record].rank;
             sentence.push_str(&format!("; rank {rank} is in phase `{phase}`"));

@@ -117,6 +117,17 @@ fn a_rank_that_calls_a_barrier_out_of_turn_is_named_and_not_the_one_that_waits_f
         "{:?}",
         found[0].doubts
     );
+    // Of a second pair that goes on, the same is doubted.
+    let mut dumps = Vec::from(dumps);
+    dumps.extend([4, 5].map(|rank| of_a_pair(rank, &done, false)));
+    let of_six = after(&dumps);
+    let doubts = &errors(&of_six)[0].doubts;
+    let expected = "ranks 2 and 3 may be stuck in all_reduce #11 on group tp/2, ranks 4 and 5 may be stuck in \
+                    all_reduce #11 on group tp/3; all members have joined these";
+    assert!(
+        doubts.iter().any(|doubt| doubt.contains(expected)),
+        "{doubts:?}"
+    );
     // The members of the world are not those of the pair.
     let world = report.groups.iter();
     let world = world.filter(|group| group.group.desc == "default_pg");

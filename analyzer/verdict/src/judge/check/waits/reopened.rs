@@ -12,7 +12,7 @@ use crate::judge::check::waits::cross_group_deadlock::{
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::wait_graph::{Missing, Node};
 use crate::judge::waits::wait_root::WaitRoot;
-use crate::report::format::format_ranks;
+use crate::report::format::{count, format_ranks};
 use std::collections::{HashMap, VecDeque};
 
 /// The finding on ranks that left the order of the others, if the waits lead to an operation that all have joined and
@@ -21,10 +21,14 @@ use std::collections::{HashMap, VecDeque};
 pub(super) fn finding_beside(ctx: &Context<'_>) -> Option<FindingDraft> {
     // With more waits than this, the orders are not compared: it would take too long.
     const MAX_WAITS: usize = 1 << 12;
-    let reopened = ctx.wait_roots.iter().find_map(|root| match root {
+    let reopened = ctx.wait_roots.iter().filter_map(|root| match root {
         &WaitRoot::Full(place) => Some(place),
         _ => None,
-    })?;
+    });
+    let reopened: Vec<usize> = reopened.collect();
+    if reopened.is_empty() {
+        return None;
+    }
     let waits: usize = ctx.graph.missing.iter().map(Vec::len).sum();
     let vague = |record: &Record| retiring_is_all(record.recorder);
     if waits > MAX_WAITS || !ctx.aligned.records.iter().all(vague) {
@@ -43,16 +47,38 @@ pub(super) fn finding_beside(ctx: &Context<'_>) -> Option<FindingDraft> {
     let mut draft = blamed(ctx, &odd);
     show_cycle(ctx, &mut draft, &cycle, &places);
     draft.confidence = draft.confidence.min(BESIDE_REOPENED);
-    let op_ref = ctx.op_ref_of_place(reopened);
-    draft.doubts.push(format!(
-        "gloo records no completions: {} may be stuck in {} #{} on group {}, which all its members have joined",
-        format_ranks(&ctx.ranks(&ctx.graph.arrived[reopened])),
-        op_ref.op,
-        op_ref.seq,
-        ctx.group_name(op_ref.group)
-    ));
+    draft.doubts.push(doubt(ctx, &reopened));
     draft.targets = odd.iter().map(|rank| rank.node).collect();
     Some(draft)
+}
+
+/// That the ranks of these places may be stuck in them.
+fn doubt(ctx: &Context<'_>, reopened: &[usize]) -> String {
+    /// Places that are named; of more, their number is.
+    const SHOWN: usize = 4;
+    let stuck = reopened.iter().take(SHOWN).map(|&place| {
+        let op_ref = ctx.op_ref_of_place(place);
+        format!(
+            "{} may be stuck in {} #{} on group {}",
+            format_ranks(&ctx.ranks(&ctx.graph.arrived[place])),
+            op_ref.op,
+            op_ref.seq,
+            ctx.group_name(op_ref.group)
+        )
+    });
+    let mut stuck: Vec<String> = stuck.collect();
+    if reopened.len() > SHOWN {
+        let more = reopened.len() - SHOWN;
+        stuck.push(format!(
+            "others in {}",
+            count(more as u64, "further operation")
+        ));
+    }
+    format!(
+        "gloo records no completions: {}; all members have joined {}",
+        stuck.join(", "),
+        if reopened.len() == 1 { "it" } else { "these" }
+    )
 }
 
 /// The highest confidence of a finding on a cycle beside an operation that may be stuck as well.

@@ -155,7 +155,7 @@ fn write_evidence(finding: &Finding, names: &GroupNames, out: &mut dyn Write) ->
     }
     writeln!(
         out,
-        "<details><summary>Evidence</summary>\n<div class=\"wide\"><table><thead><tr><th>rank<th>record<th>operation<th>group<th>seq<th>state</tr></thead><tbody>"
+        "<details><summary>Evidence</summary>\n<div class=\"wide\" tabindex=\"0\"><table><thead><tr><th>rank<th>record<th>operation<th>group<th>seq<th>state</tr></thead><tbody>"
     )?;
     for evidence in &finding.evidence {
         let group = evidence

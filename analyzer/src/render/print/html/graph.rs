@@ -181,7 +181,7 @@ fn write_svg(nodes: &[Node], waits: &[Wait], out: &mut dyn Write) -> io::Result<
         + 40;
     writeln!(
         out,
-        "<div class=\"wide\"><svg class=\"graph\" role=\"img\" aria-label=\"wait-for graph\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n\
+        "<div class=\"wide\" tabindex=\"0\"><svg class=\"graph\" role=\"img\" aria-label=\"wait-for graph\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n\
          <defs><marker id=\"tip\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto-start-reverse\"><path d=\"M0 0 L8 4 L0 8 z\"/></marker></defs>"
     )?;
     for (from_index, from) in nodes.iter().enumerate() {

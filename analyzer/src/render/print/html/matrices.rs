@@ -42,7 +42,7 @@ pub(super) fn write(
         }
         writeln!(
             out,
-            "<h3>{} <span class=\"small\">{}</span></h3>\n<div class=\"wide\"><table class=\"matrix\"><thead><tr><th>ranks",
+            "<h3>{} <span class=\"small\">{}</span></h3>\n<div class=\"wide\" tabindex=\"0\"><table class=\"matrix\"><thead><tr><th>ranks",
             Text(&names.name(group)),
             Text(&Ranks(&group.ranks).to_string()),
         )?;

@@ -140,7 +140,7 @@ fn table(
     }
     write!(
         out,
-        "<details><summary>{name} <span class=\"small\">{}</span></summary>\n<div class=\"wide\"><table><thead><tr>",
+        "<details><summary>{name} <span class=\"small\">{}</span></summary>\n<div class=\"wide\" tabindex=\"0\"><table><thead><tr>",
         grouped(row_count as u64)
     )?;
     for head in heads {

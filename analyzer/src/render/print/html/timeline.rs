@@ -106,7 +106,7 @@ pub(super) fn write(
     let edge = window.x(window.last);
     writeln!(
         out,
-        "<div class=\"wide\"><svg class=\"timeline\" role=\"img\" aria-label=\"timeline\" width=\"{WIDTH}\" height=\"{height:.0}\" viewBox=\"0 0 {WIDTH} {height:.0}\">\n{rows}\
+        "<div class=\"wide\" tabindex=\"0\"><svg class=\"timeline\" role=\"img\" aria-label=\"timeline\" width=\"{WIDTH}\" height=\"{height:.0}\" viewBox=\"0 0 {WIDTH} {height:.0}\">\n{rows}\
          <line x1=\"{edge:.1}\" x2=\"{edge:.1}\" y1=\"0\" y2=\"{:.0}\"/>\n<text x=\"{edge:.1}\" y=\"{:.0}\" text-anchor=\"middle\">last issue</text>\n\
          <text x=\"{LABEL_WIDTH}\" y=\"{:.0}\">{} before</text>\n</svg></div>",
         height - 18.0,

@@ -7,11 +7,15 @@ mod common;
 
 use common::npm::installed_by_npm;
 use common::{Web, dumps_of, skip};
+use rcomm_analyzer::load::{LoadOptions, load_all};
+use rcomm_analyzer::print::html;
+use rcomm_analyzer::{Policy, analyze};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
 const PLAYWRIGHT: &str = "playwright-core@1.65.1";
+const AXE: &str = "axe-core@4.14.1";
 
 fn runs(program: &str) -> bool {
     let output = Command::new(program).arg("--version").output();
@@ -100,4 +104,27 @@ fn page_draws_a_thousand_ranks() {
             .is_some_and(|ms| ms > 0.0),
         "{text}"
     );
+}
+
+/// The page in three widths and two themes, its dialogs, and the report as HTML, closed and opened.
+#[test]
+fn page_and_report_break_no_rule_of_axe() {
+    let Some(modules) = playwright() else { return };
+    // A folder of its own: that of playwright-core may be complete without it.
+    let Some(axe) = installed_by_npm("axe", &[AXE]) else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    let report = folder.path().join("report.html");
+    let paths = [dumps_of("cascade-2x2x2").into()];
+    let (loaded, _) = load_all(&paths, &LoadOptions::default()).expect("the dumps are read");
+    let dumps: Vec<_> = loaded.into_iter().map(|loaded| loaded.dump).collect();
+    let mut page = Vec::new();
+    html::write(&analyze(&dumps, &Policy::default()), &dumps, &mut page).expect("memory takes it");
+    std::fs::write(&report, page).expect("the folder takes a file");
+    let web = Web::demo("stuck", 64, &["--no-token"]);
+    let url = format!("http://{}/", web.address);
+    let [axe, report] = [&axe, &report].map(|path| path.to_str().expect("the path is UTF-8"));
+    let text = drive("axe.mjs", &modules, &[axe, &url, report]);
+    assert!(text.contains("axe: 30 checks, no violation"), "{text}");
 }

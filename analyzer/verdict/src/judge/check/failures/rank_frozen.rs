@@ -187,7 +187,7 @@ fn idle(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) -> Fi
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
-        waiting(ctx, place),
+        waiting(ctx, place, frozen),
     );
     let mut draft = draft(ctx, frozen, &detail);
     draft.age_ms = ctx.waits_ms(place).filter(|_| !are_gone(ctx, arrived));
@@ -224,11 +224,16 @@ fn are_gone(ctx: &Context<'_>, nodes: &[Node]) -> bool {
     ctx.life.end.is_none() && nodes.iter().all(gone)
 }
 
-/// The ranks that wait at a place, and for how long. How long they waited is not known if they have ended meanwhile.
-fn waiting(ctx: &Context<'_>, place: usize) -> String {
+/// The ranks that wait at a place for frozen ones, and for how long, and how many wait in all. How long they waited is
+/// not known if they have ended meanwhile.
+fn waiting(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) -> String {
     let arrived = &ctx.graph.arrived[place];
     match (are_gone(ctx, arrived), arrived.len()) {
-        (false, number) => count_ranks(number, "waits", "wait") + &waited(ctx, place),
+        (false, number) => {
+            let targets: Vec<Node> = frozen.iter().map(|&(node, ..)| node).collect();
+            let in_all = ctx.waiting_in_all(&targets, number);
+            count_ranks(number, "waits", "wait") + &waited(ctx, place) + &in_all
+        }
         (true, 1) => "1 rank waited, whose process is gone".to_owned(),
         (true, number) => format!("{number} ranks waited, whose processes are gone"),
     }

@@ -102,10 +102,17 @@ def why() -> Report:
     """The verdict over all ranks of this job whose rings are on this host, now.
 
     For a debugger: it starts ``rcomm-fr`` and waits for its output, a few tenths of a second. `why_on_signal` prints
-    it on a signal. Raises RuntimeError if this process does not record, and else as `rcomm.analyze` does.
+    it on a signal. Raises RuntimeError if this process does not record, has no process group yet, or records into its
+    own memory, and else as `rcomm.analyze` does.
     """
     path = recording()
     if path is None:
+        if (_ring() or _own_world()) is not None:
+            raise RuntimeError(
+                "this process records into its own memory, which no program can read: RCOMM_RING_DIR names the folder"
+            )
+        if _recorder is not None:
+            raise RuntimeError("this process has no process group yet, so nothing is recorded")
         raise RuntimeError("this process does not record: call rcomm.torch.record() first")
     from ._analysis import analyze
 

@@ -35,8 +35,9 @@ pub(crate) struct Ring(pub(crate) Arc<RingState>);
 
 #[pymethods]
 impl Ring {
-    /// Makes the ring of a rank. `library_code` are folders and files whose Python code is not the program's: calls are
-    /// attributed to the innermost frame outside of them. Raises OSError if the ring cannot be made.
+    /// Makes the ring of a rank, in `directory` or, if that is "memory", in the process's own memory. `library_code` are
+    /// folders and files whose Python code is not the program's: calls are attributed to the innermost frame outside of
+    /// them. Raises OSError if the ring cannot be made.
     #[new]
     #[pyo3(signature = (job, rank, world_size, *, attempt=0, directory=None, entries=None, library_code=Vec::new()))]
     fn new(
@@ -51,7 +52,10 @@ impl Ring {
         let mut config = RecorderConfig::new(job, rank, world_size);
         config.attempt = attempt;
         if let Some(directory) = directory {
-            config.placement = Placement::Dir(directory);
+            config.placement = match directory.as_os_str() == "memory" {
+                true => Placement::Memory,
+                false => Placement::Dir(directory),
+            };
         }
         if let Some(entries) = entries {
             config.entries = entries;

@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import Shard, distribute_tensor
 from conftest import TIME_LIMIT, Job
 
 import rcomm
@@ -611,6 +613,24 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
             dist.all_reduce(torch.zeros(2).to_sparse(), dist.ReduceOp.MAX)
         with pytest.raises(NotImplementedError, match="not defined for elements of type Float"):
             dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR)
+        ones = torch.ones(6)
+        for overlapping in (ones[:1].expand(4), ones[:3, None].expand(3, 4), ones.as_strided((3, 2), (1, 1))):
+            with pytest.raises(ValueError, match=r"may share memory.*clone\(\)"):
+                dist.all_reduce(overlapping)
+            with pytest.raises(ValueError, match="may share memory"):
+                dist.recv(overlapping, 1 - rank)
+        with pytest.raises(ValueError, match="may share memory"):
+            dist.all_gather_into_tensor(ones[:1].expand(4), ones[:2])
+        assert ones.tolist() == [1.0] * 6
+        with pytest.raises(ValueError, match=r"splits \[-1, 5\].*are negative"):
+            dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [-1, 5], [2, 2])
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        sharded = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        with FakeTensorMode():
+            fake = torch.zeros(2)
+        for wrapper in (sharded, fake, torch._efficientzerotensor(4)):
+            with pytest.raises(ValueError, match=f"this {type(wrapper).__name__} has none"):
+                dist.group.WORLD.allreduce([wrapper]).wait()
         pid = os.fork()
         if pid == 0:
             try:
@@ -624,6 +644,51 @@ def test_what_cannot_be_communicated_is_refused_by_name(ranks):
         assert tensor.tolist() == [2.0, 2.0]
 
     assert ranks(2, body).wait() == [0, 0]
+
+
+def test_views_of_negatives_send_their_values(ranks):
+    def body(rank):
+        negatives = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
+        assert negatives.is_neg()
+        received = torch.zeros(2)
+        dist.broadcast(negatives if rank == 0 else received, 0)
+        assert rank == 0 or received.tolist() == [-2.0, -4.0]
+        dist.all_reduce(negatives, dist.ReduceOp.PRODUCT)
+        assert negatives.tolist() == [4.0, 16.0]
+
+    assert ranks(2, body).wait() == [0, 0]
+
+
+def test_ring_in_own_memory_leaves_no_file_and_why_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for backend in ("gloo", "rcomm"):
+        program = f"""
+import rcomm.torch, torch, torch.distributed as dist
+if "{backend}" == "gloo":
+    rcomm.torch.record()
+    try:
+        rcomm.torch.why()
+    except RuntimeError as error:
+        assert "has no process group yet" in str(error), error
+    else:
+        raise SystemExit("a verdict without a group")
+dist.init_process_group("{backend}", init_method="file://{tmp_path}/{backend}", rank=0, world_size=1)
+dist.all_reduce(torch.zeros(2))
+assert rcomm.torch.recording() is None, rcomm.torch.recording()
+try:
+    rcomm.torch.why()
+except RuntimeError as error:
+    assert "into its own memory" in str(error), error
+else:
+    raise SystemExit("a verdict without a ring")
+dist.destroy_process_group()
+"""
+        environment = {**os.environ, "RCOMM_RING_DIR": "memory", "GLOO_SOCKET_IFNAME": "lo"}
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=TIME_LIMIT
+        )
+        assert ran.returncode == 0, ran.stderr
+    assert not (tmp_path / "memory").exists()
 
 
 def test_job_is_recorded_without_rcomm_record_and_with_the_line_in_python(ranks, tmp_path, until):

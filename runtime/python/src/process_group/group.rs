@@ -8,7 +8,7 @@
 use super::errors::exception_for;
 use super::issue::Group;
 use super::options::{self, Options, non_negative, reduction};
-use super::tensor::{Use, elements, is_strided, list, lone, lone_list};
+use super::tensor::{Use, are_even, elements, is_strided, list, lone, lone_list};
 use super::work::{Work, as_list};
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
@@ -181,10 +181,7 @@ impl Group {
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
         let input = memory.separate_input(&lone(input_tensors)?, &outputs)?;
-        let is_even = outputs
-            .iter()
-            .all(|output| output.len() == outputs[0].len());
-        let op = match is_even {
+        let op = match are_even(&outputs) {
             true => Op::AllGather { input, outputs },
             false => Op::AllGatherV { input, outputs },
         };
@@ -231,10 +228,7 @@ impl Group {
         let (into, from) = (list(outputs)?, list(inputs)?);
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let inputs = from
-            .iter()
-            .map(|input| memory.separate_input(input, &outputs));
-        let inputs = inputs.collect::<PyResult<_>>()?;
+        let inputs = memory.separate_inputs(&from, &outputs)?;
         let op = Op::AllGatherCoalesced { inputs, outputs };
         self.issue(py, &options, memory, op, as_list(py, &into)?)
     }
@@ -342,10 +336,7 @@ impl Group {
         let mut memory = self.tensors(py);
         let output = memory.buffer(&into, Use::Write)?;
         let inputs = lone_list(input_tensors)?;
-        let inputs = inputs
-            .iter()
-            .map(|input| memory.separate_input(input, std::slice::from_ref(&output)));
-        let inputs = inputs.collect::<PyResult<_>>()?;
+        let inputs = memory.separate_inputs(&inputs, std::slice::from_ref(&output))?;
         let op = Op::Scatter {
             inputs,
             output,
@@ -371,12 +362,8 @@ impl Group {
         let mut memory = self.tensors(py);
         let output = memory.buffer(&into, Use::Write)?;
         let inputs = lone_list(input_tensors)?;
-        let inputs = inputs
-            .iter()
-            .map(|input| memory.separate_input(input, std::slice::from_ref(&output)));
-        let inputs = inputs.collect::<PyResult<Vec<_>>>()?;
-        let is_even = inputs.iter().all(|input| input.len() == inputs[0].len());
-        let op = match is_even {
+        let inputs = memory.separate_inputs(&inputs, std::slice::from_ref(&output))?;
+        let op = match are_even(&inputs) {
             true => Op::ReduceScatter {
                 inputs,
                 output,
@@ -435,10 +422,7 @@ impl Group {
         let (into, from) = (list(outputs)?, list(inputs)?);
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let inputs = from
-            .iter()
-            .map(|input| memory.separate_input(input, &outputs));
-        let inputs = inputs.collect::<PyResult<_>>()?;
+        let inputs = memory.separate_inputs(&from, &outputs)?;
         let op = Op::ReduceScatterCoalesced {
             inputs,
             outputs,
@@ -456,8 +440,8 @@ impl Group {
         py: Python<'_>,
         output: Any<'_, '_>,
         input: Any<'_, '_>,
-        output_split_sizes: Vec<usize>,
-        input_split_sizes: Vec<usize>,
+        output_split_sizes: Vec<i64>,
+        input_split_sizes: Vec<i64>,
         opts: Option<Any<'_, '_>>,
         timeout: Option<Any<'_, '_>>,
     ) -> PyResult<Work> {
@@ -501,10 +485,7 @@ impl Group {
         let (into, from) = (list(output_tensors)?, list(input_tensors)?);
         let mut memory = self.tensors(py);
         let outputs = memory.buffers(&into, Use::Write)?;
-        let inputs = from
-            .iter()
-            .map(|input| memory.separate_input(input, &outputs));
-        let inputs = inputs.collect::<PyResult<_>>()?;
+        let inputs = memory.separate_inputs(&from, &outputs)?;
         let op = Op::AllToAll { inputs, outputs };
         self.issue(py, &options, memory, op, as_list(py, &into)?)
     }

@@ -5,7 +5,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyString, PyTuple};
 use rcomm::{Access, Buffer, DType, Device};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -46,8 +46,8 @@ impl<'py, 't> Tensors<'py, 't> {
         }
     }
 
-    /// The tensor's memory; that of a copy if the tensor's elements are not in row-major order, or if it is a
-    /// conjugated view.
+    /// The tensor's memory; that of a copy if the tensor's elements are not in row-major order, or if it is a view
+    /// whose elements are the conjugates or the negatives of what is in memory.
     pub(crate) fn buffer(
         &mut self,
         tensor: &Bound<'py, PyAny>,
@@ -57,7 +57,9 @@ impl<'py, 't> Tensors<'py, 't> {
         let dtype = self.check(tensor)?;
         let in_order = tensor.call_method0(intern!(py, "is_contiguous"))?;
         let is_complex = matches!(dtype, DType::Complex64 | DType::Complex128);
-        let is_plain = in_order.is_truthy()? && !(is_complex && is_conjugate(tensor)?);
+        let is_plain = in_order.is_truthy()?
+            && !(is_complex && is_set(tensor, intern!(py, "is_conj"))?)
+            && !is_set(tensor, intern!(py, "is_neg"))?;
         let copy = if is_plain {
             None
         } else {
@@ -70,6 +72,9 @@ impl<'py, 't> Tensors<'py, 't> {
             Use::Read => Access::Read,
             Use::Write | Use::ReadWrite => Access::Write,
         };
+        if address == 0 && shape.elements > 0 {
+            return Err(without_memory(tensor));
+        }
         let owner = Arc::new(memory.clone().unbind());
         let data = NonNull::new(address as *mut u8).unwrap_or(NonNull::dangling());
         // SAFETY: PyTorch keeps `numel` elements of this type at `data_ptr` for as long as the tensor lives,
@@ -115,16 +120,35 @@ impl<'py, 't> Tensors<'py, 't> {
         self.buffer(&copy, Use::Read)
     }
 
+    /// The memory of each input, as `separate_input` gives it.
+    pub(crate) fn separate_inputs(
+        &mut self,
+        inputs: &[Bound<'py, PyAny>],
+        outputs: &[Buffer<'static>],
+    ) -> PyResult<Vec<Buffer<'static>>> {
+        let buffers = inputs
+            .iter()
+            .map(|input| self.separate_input(input, outputs));
+        buffers.collect()
+    }
+
     /// A copy, in row-major order, of a tensor that is not plain memory in this order. If the operation writes the
-    /// tensor, the copy is copied back when the operation has ended.
+    /// tensor, the copy is copied back when the operation has ended; a tensor to which that is not possible is refused.
     fn row_major_copy(
         &mut self,
         tensor: &Bound<'py, PyAny>,
         usage: Use,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py;
+        if usage != Use::Read && may_overlap(tensor)? {
+            return Err(PyValueError::new_err(
+                "rcomm cannot write a tensor some of whose elements may share memory, as those of an expanded one do: \
+                 give a clone() of it",
+            ));
+        }
         let detached = tensor.call_method0(intern!(py, "detach"))?;
         let plain = detached.call_method0(intern!(py, "resolve_conj"))?;
+        let plain = plain.call_method0(intern!(py, "resolve_neg"))?;
         let copy = plain.call_method0(intern!(py, "contiguous"))?;
         if usage != Use::Read {
             self.copies.push(CopyBack {
@@ -177,15 +201,53 @@ pub(crate) fn is_strided(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(tensor.getattr(intern!(py, "layout"))?.is(strided.bind(py)))
 }
 
-fn is_conjugate(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-    tensor
-        .call_method0(intern!(tensor.py(), "is_conj"))?
-        .is_truthy()
+/// What a method of the tensor answers.
+fn is_set(tensor: &Bound<'_, PyAny>, method: &Bound<'_, PyString>) -> PyResult<bool> {
+    tensor.call_method0(method)?.is_truthy()
+}
+
+/// Whether two elements of the tensor may lie at one address. False is certain; true is not for a few tensors that only
+/// `as_strided` makes, whose dimensions interlock.
+fn may_overlap(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = tensor.py();
+    let extents: Vec<usize> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+    let strides: Vec<usize> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+    if extents.contains(&0) {
+        return Ok(false);
+    }
+    let mut dimensions: Vec<_> = strides.into_iter().zip(extents).collect();
+    dimensions.retain(|(_, extent)| *extent > 1);
+    dimensions.sort_unstable();
+    // The farthest element that the dimensions of smaller strides reach.
+    let mut reach = 0_usize;
+    for (stride, extent) in dimensions {
+        if stride <= reach {
+            return Ok(true);
+        }
+        reach = reach.saturating_add(stride.saturating_mul(extent - 1));
+    }
+    Ok(false)
+}
+
+/// The error of a tensor that only describes others, or that only computes what it would be.
+fn without_memory(tensor: &Bound<'_, PyAny>) -> PyErr {
+    PyValueError::new_err(format!(
+        "rcomm takes tensors that have memory, and this {} has none: of a tensor that wraps others, as DTensor does, \
+         give the one inside",
+        kind_of(tensor)
+    ))
 }
 
 fn kind_of(object: &Bound<'_, PyAny>) -> String {
     let name = object.get_type().name();
     name.map_or_else(|_| "this".to_owned(), |name| name.to_string())
+}
+
+/// Whether all buffers have the same length.
+pub(crate) fn are_even(buffers: &[Buffer<'static>]) -> bool {
+    buffers
+        .iter()
+        .all(|buffer| buffer.len() == buffers[0].len())
 }
 
 /// A buffer's first address, and the one after its last.
@@ -240,17 +302,19 @@ fn rows(tensor: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
 /// Converts splits in rows to splits in elements; equal splits if none are given.
 pub(crate) fn elements(
     tensor: &Bound<'_, PyAny>,
-    splits: &[usize],
+    splits: &[i64],
     ranks: usize,
 ) -> PyResult<Vec<usize>> {
     let (row_count, row_len) = rows(tensor)?;
     if splits.is_empty() {
         return Ok(vec![row_count / ranks.max(1) * row_len; ranks]);
     }
-    let in_elements = splits.iter().map(|rows| rows.checked_mul(row_len));
+    let in_elements = splits
+        .iter()
+        .map(|&rows| usize::try_from(rows).ok()?.checked_mul(row_len));
     in_elements.collect::<Option<_>>().ok_or_else(|| {
         PyValueError::new_err(format!(
-            "splits {splits:?} of rows of {row_len} elements are too large"
+            "splits {splits:?} of rows of {row_len} elements are negative or too large"
         ))
     })
 }

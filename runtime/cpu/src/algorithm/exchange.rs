@@ -20,7 +20,7 @@ fn others(position: Position) -> impl Iterator<Item = usize> {
     (1..size).map(move |step| (rank + step) % size)
 }
 
-/// The bytes of `range` in its segment `index`; empty if `range` has fewer segments.
+/// The bytes of segment `index` of `range`; empty if `range` has fewer segments.
 fn segment(range: &Range<usize>, index: usize) -> Range<usize> {
     let start = (range.start + index * SEGMENT).min(range.end);
     start..(start + SEGMENT).min(range.end)

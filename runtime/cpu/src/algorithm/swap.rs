@@ -1,4 +1,4 @@
-//! all_reduce of two ranks: each sends all of its data, and both combine.
+//! The all_reduce of two ranks: each sends all of its data, and both combine.
 //!
 //! If each rank combined one half and sent the result, the number of bytes would be the same, with one more
 //! exchange. The first bytes are sent directly after the header, which saves another round trip.

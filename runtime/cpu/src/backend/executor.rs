@@ -31,6 +31,7 @@ pub(crate) struct Issued {
 
 struct State {
     progress: Progress,
+    /// The operation with its buffers, from its end until it is reclaimed.
     op: Option<Op<'static>>,
     /// Number of threads that sleep until the operation ends. Without any, the wake-up, a system call, is skipped.
     sleepers: usize,
@@ -49,8 +50,8 @@ impl Issued {
         }
     }
 
-    /// A new operation, in the memory of `former` if nothing else refers to that.
-    fn again(former: Option<Arc<Self>>, observer: Arc<dyn Observer>) -> Arc<Self> {
+    /// A new operation. It uses the memory of `former` if nothing else refers to that memory.
+    fn reusing(former: Option<Arc<Self>>, observer: Arc<dyn Observer>) -> Arc<Self> {
         let new = Self::new(observer);
         if let Some(mut former) = former
             && let Some(memory) = Arc::get_mut(&mut former)
@@ -143,6 +144,7 @@ pub(crate) enum ExecutorKind {
     P2p,
 }
 
+/// What an executor's thread shares with the threads that issue operations.
 struct ExecutorState {
     queue: Mutex<Queue>,
     /// Number of operations that were issued, plus the number of calls of [`Executor::close`]. A polling thread watches
@@ -152,12 +154,13 @@ struct ExecutorState {
     task_queued: Condvar,
     /// Notified when all tasks have ended.
     drained: Condvar,
-    /// Wakes the thread of sends and receives while it sleeps on sockets.
+    /// An eventfd that wakes the thread of sends and receives while it sleeps on sockets.
     wake: OwnedFd,
 }
 
 #[derive(Default)]
 struct Queue {
+    /// The operations that the thread has not taken yet.
     tasks: VecDeque<Task>,
     /// Number of operations that were issued and have not ended.
     open: usize,
@@ -173,11 +176,15 @@ struct Queue {
 enum Sleep {
     /// The condition variable `task_queued`.
     Condvar,
-    /// Sockets, and the file descriptor `wake`.
+    /// Sockets, and the eventfd `wake`.
     Sockets,
 }
 
 impl Executor {
+    /// Makes the queue; the thread starts later.
+    ///
+    /// # Errors
+    /// `Io` if the process can open no more files.
     pub(crate) fn new(kind: ExecutorKind) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = rustix::event::eventfd(0, flags)
@@ -221,7 +228,7 @@ impl Executor {
         if self.kind == ExecutorKind::P2p {
             group.p2p.post(&op, &mut requests);
         }
-        let issued = Issued::again(former, observer);
+        let issued = Issued::reusing(former, observer);
         queue.open += 1;
         queue.tasks.push_back(Task {
             op,
@@ -238,6 +245,7 @@ impl Executor {
         Ok(issued)
     }
 
+    /// Starts the thread, unless it was started before.
     fn start(&self, group: &Arc<CpuGroup>) -> Result<()> {
         let mut thread = lock(&self.thread);
         if thread.is_some() {
@@ -278,8 +286,8 @@ impl Executor {
         true
     }
 
-    /// Refuses further operations, and joins the thread, which ends once its queue is empty. A thread that calls this
-    /// itself, since it held the last reference to the group, is not joined and ends by itself.
+    /// Refuses further operations, and joins the thread, which ends once all issued operations have ended. The thread
+    /// itself may call this, since it may drop the last reference to the group: then it is not joined.
     pub(crate) fn close(&self) {
         let mut queue = lock(&self.shared.queue);
         queue.is_closed = true;
@@ -296,6 +304,7 @@ impl Executor {
 }
 
 impl ExecutorState {
+    /// Ends an operation, and notifies the threads that wait until none is open.
     fn end(&self, task: Task, result: Result<Done>) {
         task.issued.end(task.op, result);
         let mut queue = lock(&self.queue);
@@ -348,6 +357,7 @@ impl ExecutorState {
     }
 }
 
+/// Runs the queued collectives, one after the other, until the executor is closed and its queue is empty.
 fn run_collectives(shared: &ExecutorState, group: &CpuGroup) {
     let mut policy = group.idle_policy();
     loop {
@@ -362,6 +372,7 @@ fn run_collectives(shared: &ExecutorState, group: &CpuGroup) {
     }
 }
 
+/// Runs the queued sends and receives, all at the same time, until the executor is closed and all have ended.
 fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
     let mut active: Vec<Task> = Vec::new();
     let mut idle = group.idle_policy();

@@ -39,6 +39,9 @@ const MAX_CHECKED: usize = 64;
 impl CpuGroup {
     /// Turns a failure into the error for the caller. Unless the ranks are still in step, it stops the
     /// group and publishes the reason to the others.
+    ///
+    /// # Blocking
+    /// Like [`explain`](Self::explain), then like [`stop_for`](Self::stop_for) if the group is stopped.
     pub(crate) fn fail(&self, failure: Failure) -> Error {
         if let Failure::Gone(rank, Some(cause)) = &failure {
             self.mesh.links().note_error(*rank, cause);
@@ -81,7 +84,7 @@ impl CpuGroup {
                 );
             }
             peers.refuse();
-            // This fails if no caller waits any longer.
+            // The send fails if no caller waits any longer.
             let _ = refused.send(());
         };
         let thread = std::thread::Builder::new().name("rcomm/notice".to_owned());
@@ -124,6 +127,10 @@ impl CpuGroup {
     }
 
     /// Returns the error for a failure of an operation. Does not stop the group.
+    ///
+    /// # Blocking
+    /// Like [`explain_gone`](Self::explain_gone) after `Gone`; for [`GIVEN_UP_TIME`] at most after `GivenUp`, and
+    /// [`ANSWER_TIME`] more if ranks were absent.
     pub(crate) fn explain(&self, failure: Failure) -> Error {
         match failure {
             Failure::Interrupted(Interrupted::TimedOut) => Error::new(
@@ -181,7 +188,7 @@ impl CpuGroup {
     /// For about [`REASON_TIME`] at most, whether or not the store answers, and [`OTHERS_TIME`] more if the process is
     /// gone.
     pub(crate) fn explain_gone(&self, rank: Rank, cause: Option<io::Error>) -> Error {
-        // Another operation may have read the error before.
+        // There is no cause if another operation has read the socket's error before.
         let local = cause.as_ref().filter(|cause| is_abort(cause));
         if local.is_some() || self.mesh.links().is_aborted(rank) {
             let own_rank = self.mesh.rank();
@@ -209,8 +216,8 @@ impl CpuGroup {
             if let Some(note) = self.note_of(rank, time_left) {
                 let reason = note.error(rank, self.mesh.rank());
                 // A rank publishes its reason before it closes its channels. So a channel that ended before
-                // there was a reason broke by itself, and if that reason is another broken channel of the
-                // same rank, then that rank is what the two have in common.
+                // there was a reason broke by itself. If the reason is that another channel of `rank` broke too,
+                // then `rank` is what the two channels have in common.
                 if !is_first_look && self.names_running_ranks(&reason, rank, &mut policy) {
                     return with_cause(connection_ended(rank, still_runs), cause);
                 }
@@ -352,6 +359,7 @@ fn connection_ended(rank: Rank, still_runs: bool) -> Error {
     Error::new(ErrorKind::PeerLost, message).with_rank(rank)
 }
 
+/// Adds the operating system's error, if there is one.
 fn with_cause(error: Error, cause: Option<io::Error>) -> Error {
     match cause {
         Some(cause) => error.with_source(cause),

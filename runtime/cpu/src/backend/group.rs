@@ -30,13 +30,16 @@ pub(crate) struct CpuGroup {
     pub(crate) id: GroupId,
     /// The group's number in the whole job.
     pub(crate) wire_id: u64,
+    /// This rank in the group.
     pub(crate) rank: usize,
+    /// The members by their ranks in the world.
     pub(crate) ranks: Arc<[Rank]>,
     pub(crate) mesh: Arc<Mesh>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) wait_mode: WaitMode,
     pub(crate) stop: Stop,
     pub(crate) sequencer: Sequencer,
+    /// Runs one collective at a time.
     pub(crate) engine: Mutex<CollectiveEngine>,
     /// Ends the waits of ranks that share memory with this one; `None` without an exchange area.
     pub(crate) close_guard: Option<Arc<CloseGuard>>,
@@ -80,6 +83,9 @@ impl CpuGroup {
     /// its messages reach through memory. Sets `wait_mode` and `close_guard` if the group gets an exchange area on this
     /// host. `None` if no two ranks of the group are on one host, or if all are on this one and its segment has no
     /// space for the group.
+    ///
+    /// # Errors
+    /// Those of the shared memory; of the group's store if the group is on several hosts.
     pub(crate) fn open_shared_memory(
         &mut self,
         id: u64,
@@ -142,6 +148,7 @@ impl CpuGroup {
         Ok(phases.map(|shm_exchange| (engine(shm_exchange), neighbors)))
     }
 
+    /// The policy with which this call's operation waits.
     pub(crate) fn policy(&self, call: &Call) -> WaitPolicy<'_> {
         let wait_mode = self.wait_mode.hinted(call.hints.wait);
         WaitPolicy::new(&self.stop, call.deadline, wait_mode).for_operation(self.waiting(call))
@@ -160,7 +167,8 @@ impl CpuGroup {
     /// Makes all pending and later operations fail with this reason, and releases the peers. If the group is only
     /// closed after another group of the world has failed, the reason is that failure.
     pub(crate) fn give_up(&self, reason: &AbortReason) {
-        // A program that ends because one of its groups has failed closes the others: their peers need the cause.
+        // A program that ends because one of its groups has failed closes the other groups too: the peers in those
+        // need the cause.
         let is_end = reason.error.kind() == ErrorKind::Closed;
         let earlier = self.mesh.first_failure().filter(|_| is_end);
         self.stop_for(earlier.unwrap_or_else(|| reason.error.clone()));

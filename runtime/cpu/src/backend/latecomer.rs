@@ -67,6 +67,7 @@ impl Punctuality {
         lasted
     }
 
+    /// Whether this rank may begin an operation late: it ended none within [`PROMPT`] before `now`.
     fn may_be_late(&self, now: u64) -> bool {
         let idle = now.saturating_sub(self.ended.load(Ordering::Relaxed));
         idle >= PROMPT.as_nanos() as u64
@@ -91,8 +92,8 @@ impl CpuGroup {
     }
 
     /// Fails if a member has left the group or given it up: a collective needs all members. Looks for such a member
-    /// only if this rank may be late. Returns when the collective began, in nanoseconds, for
-    /// [`end_collective`](Self::end_collective).
+    /// only if this rank may be late. Returns the present time in nanoseconds, for
+    /// [`end_collective`](Self::end_collective); 0 in a group whose ranks all share memory.
     ///
     /// # Blocking
     /// Like [`fail`](Self::fail), after such a member was found.
@@ -154,7 +155,8 @@ impl CpuGroup {
     /// sends has left. What a member sent before it left cleanly may still be received.
     ///
     /// # Blocking
-    /// Like [`fail`](Self::fail), after such a member was found; for the store's answer if one has left cleanly.
+    /// Like [`fail`](Self::fail), after such a member was found. While the store is asked, for [`REASON_TIME`] at most,
+    /// if a member from which this operation receives has closed its connection.
     #[inline]
     pub(super) fn refuse_late_message(&self, op: &Op<'_>) -> Result<()> {
         if let Op::Coalesced(ops) = op {
@@ -188,7 +190,7 @@ impl CpuGroup {
         }
     }
 
-    /// The members that have closed a connection of the group, including those that this rank has not used yet.
+    /// The members that have closed a connection of the group, including connections that this rank has not used yet.
     fn closed_members(&self) -> Vec<Rank> {
         let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = closed(sockets.iter().map(|(rank, socket)| (*rank, &**socket)));

@@ -234,7 +234,7 @@ impl Channels {
         slot.as_mut().ok_or(Failure::Closed)
     }
 
-    /// Runs all transfers to their end, as [`drive_until`](Self::drive_until) does.
+    /// Works like [`drive_until`](Self::drive_until), until all transfers are done.
     pub(super) fn drive(
         &mut self,
         transfers: &mut [Transfer<'_>],
@@ -247,6 +247,10 @@ impl Channels {
 
     /// Opens the channels of the transfers, and runs the transfers until `is_enough` returns true. Transfers that are
     /// not done by then may be continued later.
+    ///
+    /// # Errors
+    /// `Late` after the deadline, with the ranks that the transfers wait for; `Interrupted` if the group was stopped;
+    /// `Gone` if a channel ended; `Io` if this rank cannot sleep on its sockets; those of opening a channel.
     pub(super) fn drive_until(
         &mut self,
         transfers: &mut [Transfer<'_>],
@@ -407,7 +411,8 @@ impl Channels {
         Ok(has_moved)
     }
 
-    /// Moves bytes in both directions, unless an earlier transfer of the list occupies the channel.
+    /// Moves bytes in both directions, unless an earlier transfer of the list occupies the channel. Returns whether any
+    /// were moved.
     fn advance_swap(&mut self, swap: &mut Swap<'_>) -> Result<bool, Failure> {
         let peer = swap.peer();
         let receiving = std::mem::replace(&mut self.receiving[peer], true);

@@ -40,6 +40,7 @@ pub(super) enum Inputs<'a> {
 }
 
 impl Inputs<'_> {
+    /// The part for `rank`.
     pub(super) fn part(&self, rank: usize) -> &[u8] {
         match self {
             Self::Even(bytes, size) => {
@@ -60,6 +61,7 @@ pub(super) enum Outputs<'a> {
 }
 
 impl Outputs<'_> {
+    /// The part from `rank`.
     pub(super) fn part_mut(&mut self, rank: usize) -> &mut [u8] {
         match self {
             Self::Even(bytes, size) => {
@@ -78,7 +80,7 @@ impl Outputs<'_> {
         }
     }
 
-    /// All parts, in order of ranks.
+    /// The parts from all `size` ranks, in order of ranks.
     pub(super) fn parts(&mut self, size: usize) -> Vec<&mut [u8]> {
         match self {
             Self::Even([], _) => std::iter::repeat_with(<&mut [u8]>::default)

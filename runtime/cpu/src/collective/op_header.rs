@@ -22,7 +22,7 @@ pub(crate) struct OpHeader {
     pub(crate) dtype: DType,
     pub(crate) reduce: Option<ReduceOp>,
     pub(crate) root: Option<u32>,
-    /// Index of this buffer in a coalesced operation, and the number of buffers.
+    /// Index of this buffer in an operation with several buffers, and the number of buffers.
     pub(crate) part: (u32, u32),
     /// The count on which all ranks must agree.
     pub(crate) count: u64,
@@ -30,7 +30,7 @@ pub(crate) struct OpHeader {
     pub(crate) own_count: u64,
     /// A hash of the lists of counts on which all ranks must agree.
     pub(crate) lists: u64,
-    /// Number of bytes of data that directly follow this header.
+    /// Number of bytes that directly follow this header: data, or a list of counts.
     pub(crate) inline: u32,
 }
 

@@ -235,6 +235,7 @@ fn perform_one(
     }
 }
 
+/// Performs a reduce_scatter with one input buffer for each rank.
 fn reduce_scatter_list(
     inputs: &[Buffer<'_>],
     output: &mut Buffer<'_>,
@@ -313,6 +314,7 @@ fn rooted(
     }
 }
 
+/// The number of elements of each buffer.
 fn counts_of(buffers: &[Buffer<'_>]) -> impl Iterator<Item = u64> {
     buffers.iter().map(|buffer| buffer.len() as u64)
 }
@@ -353,7 +355,7 @@ fn all_outputs<'a>(
     Ok(Outputs::Even(bytes, size))
 }
 
-/// Splits the buffer into consecutive parts of these numbers of elements. The buffer has at least their sum.
+/// Splits the buffer into consecutive parts with these numbers of elements, whose sum the buffer has at least.
 fn cut<'a>(buffer: &'a Buffer<'_>, counts: &[usize]) -> Result<Vec<&'a [u8]>, Failure> {
     let element = buffer.dtype().size().unwrap_or(1);
     let mut rest = buffer.as_bytes().map_err(argument_failure)?;

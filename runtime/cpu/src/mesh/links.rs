@@ -40,10 +40,11 @@ pub(crate) struct Links {
 
 /// The connections to one peer.
 struct Peer {
+    /// The peer's row in the ring.
     row: PeerHandle,
     counts: Arc<Counts>,
     sockets: Vec<Weak<TcpStream>>,
-    /// Whether this host's own system has ended one of them.
+    /// Whether this host's own system has ended one of the connections.
     is_aborted: bool,
 }
 
@@ -88,8 +89,8 @@ impl Links {
         channel.count_in(peer.counts.clone());
     }
 
-    /// Records that an operation has waited for these peers for this long, and samples all connections. Does
-    /// nothing if they were sampled less than [`LONG_WAIT`] ago.
+    /// Records that an operation has waited for these peers for this long, and samples all connections. Does nothing
+    /// if the connections were sampled less than [`LONG_WAIT`] ago.
     pub(crate) fn note_wait(
         &self,
         ranks: &[Rank],
@@ -115,7 +116,8 @@ impl Links {
         }
     }
 
-    /// Whether this host's own system has ended a connection to this peer, as its errors that were recorded show.
+    /// Whether a recorded error shows that this host's own system has ended a connection to this peer. Without a
+    /// recorder always false.
     pub(crate) fn is_aborted(&self, rank: Rank) -> bool {
         lock(&self.peers)
             .get(&rank)
@@ -158,6 +160,7 @@ impl Links {
         }
     }
 
+    /// Writes into the peers' rows since when, and in which operation, this rank waits for them.
     fn record_wait(
         &self,
         recorder: &FlightRecorder,
@@ -177,6 +180,7 @@ impl Links {
         }
     }
 
+    /// Writes the state of every open connection into its peer's row.
     fn sample(&self, recorder: &FlightRecorder, now: Timestamp) {
         self.sampled.store(now.as_ns(), Ordering::Relaxed);
         for peer in lock(&self.peers).values() {
@@ -224,6 +228,7 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// The time that lies `ago` before `now`.
 fn before(now: Timestamp, ago: Duration) -> Timestamp {
     // 0 would mean "never".
     Timestamp::from_ns(now.as_ns().saturating_sub(nanoseconds(ago)).max(1))

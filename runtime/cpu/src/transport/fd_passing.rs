@@ -44,7 +44,8 @@ pub(crate) fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Optio
         }
     }
     if file.is_none() && received.flags.contains(ReturnFlags::CTRUNC) {
-        // The system does not say why it has passed no file. Mostly it lacks a descriptor, as another call says.
+        // The system does not say why it has passed no file. If this process has no free descriptor, `dup` fails with
+        // the error that says so.
         rustix::io::dup(stream)?;
         return Err(io::Error::other("the system did not pass the file"));
     }

@@ -19,7 +19,7 @@ pub(crate) struct SocketHealth {
 
 /// Returns the state of a connection; `None` if it is not open in both directions, or if the system does not report it.
 pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
-    // `TCP_ESTABLISHED` of the kernel.
+    // The kernel's `TCP_ESTABLISHED`.
     const ESTABLISHED: u8 = 1;
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;

@@ -110,6 +110,10 @@ impl Channel {
     }
 
     /// Writes the first bytes of `from`, not always all that fit now; returns how many, 0 if nothing fits.
+    ///
+    /// # Errors
+    /// Those of the system if the connection has ended; in memory `BrokenPipe`, and only after
+    /// [`prepare_sleep`](shm::ShmStream::prepare_sleep) has found that the peer has closed its end.
     #[inline]
     pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match self {

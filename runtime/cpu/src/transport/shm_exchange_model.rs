@@ -38,6 +38,7 @@ const SWAPPING: ExchangeModel = ExchangeModel {
     ..REAL
 };
 
+/// The flags and slots of one rank.
 struct Side {
     flags: [AtomicU32; 2],
     slots: [UnsafeCell<u32>; 2],
@@ -52,6 +53,7 @@ impl Side {
     }
 }
 
+/// Runs all phases of one rank: in each it writes a slot, waits for the other rank's flag, and checks what it reads.
 fn run_phases(protocol: ExchangeModel, own_side: &Side, other_side: &Side) {
     for phase in 1..=PHASES {
         let parity = (phase % protocol.slots) as usize;
@@ -92,6 +94,7 @@ fn explore(protocol: ExchangeModel) -> usize {
     orders.load(std::sync::atomic::Ordering::Relaxed)
 }
 
+/// Whether some order of steps fails the model.
 fn fails(protocol: ExchangeModel) -> bool {
     std::panic::catch_unwind(|| explore(protocol)).is_err()
 }

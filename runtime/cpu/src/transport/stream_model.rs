@@ -44,10 +44,12 @@ fn explore(run: impl Fn() + Send + Sync + 'static) -> usize {
     orders.load(std::sync::atomic::Ordering::Relaxed)
 }
 
+/// Whether some order of steps fails the model.
 fn fails(run: impl Fn() + Send + Sync + 'static + std::panic::UnwindSafe) -> bool {
     std::panic::catch_unwind(|| explore(run)).is_err()
 }
 
+/// A ring with space for one value.
 struct Ring {
     written: AtomicU32,
     read: AtomicU32,

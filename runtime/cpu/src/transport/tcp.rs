@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Small reads are served from a buffer of this many bytes, filled by one system call.
+/// Bytes of the buffer for small reads, which one system call fills.
 const BUFFER: usize = 16 << 10;
 /// Bytes that are sent over one stream before the turn of the next: fewer than a socket's buffer holds, so that all
 /// streams are busy.
@@ -38,6 +38,7 @@ pub(crate) struct TcpChannel {
     sessions: Vec<TlsSession>,
     read: Turn,
     written: Turn,
+    /// Bytes for small reads.
     buffer: Box<[u8]>,
     /// The unread part of `buffer`.
     unread: std::ops::Range<usize>,
@@ -261,6 +262,9 @@ fn zero_if_not_ready(result: io::Result<usize>, is_read: bool) -> io::Result<usi
 ///
 /// By default a system doubles the time between two retransmissions, so that after a short interruption of the network
 /// the next one could come later than an operation's time-out.
+///
+/// # Errors
+/// Those of the system. A kernel that cannot limit the pause between retransmissions is none.
 pub(crate) fn keep_alive(
     socket: &TcpStream,
     interval: Duration,

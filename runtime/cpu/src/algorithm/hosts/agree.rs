@@ -64,10 +64,10 @@ pub(super) struct HostAgreement {
 
 /// First byte of the line of a host's first rank if all ranks agree.
 const AGREED: u8 = 1;
-/// First byte of this line if the ranks do not agree: the slot of the next phase then holds the reason.
+/// First byte of the same line if the ranks do not agree: the slot of the next phase then holds the reason.
 const REFUSED: u8 = 2;
-/// Bytes at the beginning of this line: the first byte, and seven of [`HostAgreement::max_listed`]. The data of all
-/// ranks follows them if it fits into the line.
+/// Bytes at the beginning of the same line: the first byte, and seven of [`HostAgreement::max_listed`]. The data of
+/// all ranks follows them if it fits into the line.
 const HEAD: usize = 8;
 /// The largest number in seven bytes.
 const MAX_LISTED: u64 = u64::MAX >> 8;
@@ -428,6 +428,7 @@ impl HostAgreement {
     }
 }
 
+/// The failure for a malformed message of this host's first rank.
 fn garbled(via: &HostTransports<'_>, host: usize) -> Failure {
     let leader = via.channels.global(via.layout.ranks_of(host)[0]);
     Failure::Garbled(leader, "malformed op headers".into())
@@ -446,6 +447,7 @@ fn parts(block: &[u8], ranks: usize) -> Option<Vec<&[u8]>> {
     rest.is_empty().then_some(parts)
 }
 
+/// Decodes a list of counts.
 fn counts(bytes: &[u8]) -> Vec<u64> {
     let counts = bytes.as_chunks::<8>().0;
     counts
@@ -467,6 +469,7 @@ fn reason(found: &Disagreement) -> Vec<u8> {
     head.chain(text.iter().copied()).collect()
 }
 
+/// Decodes what [`reason`] has encoded; `None` if it is malformed, or names no rank of a group of this size.
 fn read_reason(slot: &[u8], size: usize) -> Option<Disagreement> {
     let (numbers, text) = slot.split_at_checked(8)?;
     let numbers = numbers.as_chunks::<4>().0;

@@ -143,7 +143,7 @@ impl Chain {
     }
 
     /// Combines a block along the hosts; each rank combines its stripe. On the last host the results are in
-    /// `results` afterwards.
+    /// `results` afterwards, which are empty elsewhere.
     fn fold_block(
         &mut self,
         via: &mut HostTransports<'_>,
@@ -303,6 +303,7 @@ fn own_round(items: &[Vec<usize>], rank: usize) -> usize {
     found.unwrap_or(0)
 }
 
+/// Whether this rank is on the last host of the chain.
 fn is_last(via: &HostTransports<'_>) -> bool {
     via.layout.host() + 1 == via.layout.hosts()
 }

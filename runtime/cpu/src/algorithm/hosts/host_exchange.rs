@@ -79,7 +79,7 @@ impl HostExchange {
         run.map_err(|error| error.into_failure(&self.ranks))
     }
 
-    /// Works like [`run_phase`](Self::run_phase) among ranks that have agreed: different signatures are an error.
+    /// Works like [`run_phase`](Self::run_phase) among ranks that have agreed. Fails if signatures differ.
     pub(super) fn run_agreed_phase(
         &mut self,
         inline: &[u8],

@@ -60,7 +60,7 @@ pub(crate) struct HostsEngine {
 /// Whether every host with several ranks of the group has an exchange area.
 #[derive(Clone, Copy)]
 enum Hierarchy {
-    /// No operation has read this from the store yet.
+    /// No operation has asked the store yet.
     Unknown,
     /// Every host with several ranks of the group has an exchange area.
     Nested,
@@ -124,7 +124,11 @@ impl HostsEngine {
     }
 
     /// Reads from the store whether every host with several ranks of the group has an exchange area. The first
-    /// operation does this, so that making a group does not wait for other hosts.
+    /// operation does so, since the making of a group must not wait for other hosts.
+    ///
+    /// # Errors
+    /// `Late` after the deadline, with the first rank of each host that has not published yet; why the wait was
+    /// interrupted otherwise; those of the store.
     fn find_hierarchy(&mut self, policy: &mut WaitPolicy<'_>) -> Result<Hierarchy, Failure> {
         let hosts = (0..self.layout.hosts()).filter(|&host| self.layout.ranks_of(host).len() > 1);
         let hosts: Vec<usize> = hosts.collect();
@@ -211,7 +215,7 @@ impl HostsEngine {
         }
         let is_listed = has_lists(op_header.op);
         if is_listed {
-            // The sizes are known only now.
+            // The sizes of the parts are known only after the agreement.
             let (pattern, _) = extent(&collective, position);
             let sizes_fit =
                 pattern != Pattern::AllToAll || pairs::sizes_fit_slot(via.layout, position.size);

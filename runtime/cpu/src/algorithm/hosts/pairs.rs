@@ -185,6 +185,7 @@ fn starts_on_host(
     Ok((0..here).map(of_rank).collect())
 }
 
+/// Where parts of these lengths start, one after the other, and where the last one ends.
 fn starts(lens: impl Iterator<Item = u64>) -> Vec<usize> {
     let mut starts = vec![0usize];
     let mut end = 0usize;
@@ -214,7 +215,8 @@ struct Received {
     longest: usize,
 }
 
-/// Exchanges the sizes of the parts between hosts, unless they are equal.
+/// Returns the parts that the ranks of this host receive from other hosts. If sizes differ, the carriers exchange the
+/// sizes between hosts, and show them to the ranks of their host.
 fn exchange_counts(
     via: &mut HostTransports<'_>,
     starts: &[Vec<usize>],
@@ -298,8 +300,8 @@ fn exchange_counts(
     Ok(received)
 }
 
-/// The ranks of this host show each other their inputs. `read_slots` is called with the slots, and the range of
-/// each input that they show.
+/// The ranks of this host show each other their inputs. In each phase, `read_slots` is called with the slots, and the
+/// range of each input that they show; on a host with one rank it is not called.
 fn show_inputs(
     via: &mut HostTransports<'_>,
     position: Position,

@@ -71,6 +71,7 @@ impl ShmEngine {
         result
     }
 
+    /// Compares lists of counts if there are any, then runs the collective in registered buffers or in slots.
     #[inline]
     fn run_phases(
         &mut self,

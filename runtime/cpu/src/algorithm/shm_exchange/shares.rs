@@ -13,6 +13,7 @@ use std::ops::Range;
 /// ranks have no share, and so do not write where they have read: from 512 KiB on it would take a quarter longer.
 const MAX_EXCHANGE: usize = 256 << 10;
 
+/// The traffic of an operation of `len` bytes.
 fn traffic_of(len: usize) -> Traffic {
     if len <= MAX_EXCHANGE {
         Traffic::Exchange
@@ -110,6 +111,7 @@ impl PhaseContext<'_, '_> {
         Ok(())
     }
 
+    /// Every rank combines its share of each chunk, and copies the other ranks' shares.
     fn all_reduce_shares(&mut self, data: &mut [u8], by: Combination) -> Result<(), Failure> {
         let Position { rank, size, .. } = self.position;
         let len = data.len();
@@ -175,7 +177,7 @@ impl PhaseContext<'_, '_> {
         }
     }
 
-    /// Works like `all_reduce`, but only the root copies the shares.
+    /// Works like `all_reduce_shares`, but only the root copies the shares.
     pub(super) fn reduce(
         &mut self,
         mut data: Data<'_>,

@@ -60,12 +60,14 @@ fn set_once(word: &AtomicU64, value: u64) -> u64 {
     }
 }
 
+/// A hash of the value, which is never 0.
 fn hash(value: &[u8]) -> u64 {
     let digest: [u8; 32] = Sha256::digest(value).into();
     let start = digest.first_chunk().copied().unwrap_or_default();
     u64::from_le_bytes(start).max(1)
 }
 
+/// Writes the first bytes of the value on which this rank has decided.
 fn write(table: &Mapping, entry: usize, value: &[u8]) {
     let value = &value[..value.len().min(TEXT_LEN)];
     for (index, part) in value.chunks(8).enumerate() {

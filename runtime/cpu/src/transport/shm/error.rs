@@ -32,7 +32,7 @@ impl ShmExchangeError {
                     rank,
                     absent: absent.into_iter().map(|rank| ranks[rank]).collect(),
                 },
-                // Any rank may have written it.
+                // Another rank has written an invalid number into the shared memory.
                 None => Failure::Io(io::Error::new(
                     io::ErrorKind::InvalidData,
                     format!(

@@ -88,8 +88,9 @@ impl Outcome<'_> {
         }
     }
 
+    /// Replaces the word if it still is `old`.
     fn exchange(&self, old: u64, new: u64) {
-        // If the exchange fails, another rank was first, and the word is read again.
+        // If the exchange fails, another rank was first; the caller reads the word again.
         let _ = self
             .0
             .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst);

@@ -86,7 +86,7 @@ impl Segment {
         let file = rustix::fs::memfd_create("rcomm", flags)?;
         let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
         rustix::fs::ftruncate(&file, len as u64)?;
-        // Sealed, so that no process can truncate the file, which would make the others fault.
+        // The seals keep processes from truncating the file: access to a truncated part would end the other processes.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let segment = Self::map(file, rank, world_size)?;
@@ -280,6 +280,9 @@ impl Segment {
 
     /// Returns the index of a group's area. The group's rank 0, whose global rank is `leader`, claims the area, and the
     /// others wait for its claim. Returns `None` if the claim was refused.
+    ///
+    /// # Errors
+    /// On a rank that waits: `Gone` if rank 0 is gone and has claimed no area, or why the wait was interrupted.
     pub(super) fn area_of(
         &self,
         key: u64,
@@ -367,6 +370,7 @@ impl Segment {
         sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
+    /// The refusal with this index: 0, or one more than the key of the group whose claim was refused.
     fn refusal(&self, index: usize) -> &AtomicU64 {
         self.table
             .long(Self::refusals_offset(self.world_size) + index * 8)
@@ -388,7 +392,7 @@ impl Segment {
         refused.then_some(None)
     }
 
-    /// Waits for the result of a group's claim, as [`area_of`](Self::area_of) does on ranks other than the leader.
+    /// Does the part of [`area_of`](Self::area_of) of ranks other than rank 0: waits for the result of the claim.
     fn find(
         &self,
         key: u64,

@@ -65,12 +65,17 @@ pub(crate) struct ShmExchange {
     next_swap: u32,
     /// Whether this rank has seen the flags of all ranks for phase `phase`.
     is_complete: bool,
+    /// Whether huge pages could be requested; `None` once this was read.
     huge_pages: Option<io::Result<()>>,
 }
 
 impl ShmExchange {
     /// Returns the exchange area of a group, after the group's rank 0 has claimed it; `None` if there are too many
     /// groups.
+    ///
+    /// # Errors
+    /// `Gone` if rank 0 is gone and has claimed no area; why the wait for the claim was interrupted; those of mapping
+    /// the memory.
     pub(crate) fn of_group(
         segment: &Arc<Segment>,
         key: u64,
@@ -114,7 +119,7 @@ impl ShmExchange {
         })
     }
 
-    /// Returns whether huge pages could be requested; an error is returned once. Without huge pages the area works,
+    /// Returns whether huge pages could be requested; an error only by the first call. Without huge pages the area works,
     /// but is slower. Success does not mean that the area has huge pages: most systems provide none for it.
     pub(crate) fn huge_pages(&mut self) -> io::Result<()> {
         self.huge_pages.take().unwrap_or(Ok(()))

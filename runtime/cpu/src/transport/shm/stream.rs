@@ -179,15 +179,17 @@ impl ShmStream {
         }
     }
 
+    /// A count in the head of the ring that begins at `ring`.
     fn count(&self, ring: usize, word: usize) -> &AtomicU64 {
         self.rings.long(ring + word)
     }
 
+    /// The mark of a sleeper in the head of the ring that begins at `ring`.
     fn mark(&self, ring: usize, word: usize) -> &AtomicU32 {
         self.rings.word(ring + word)
     }
 
-    /// The offset of a cell of this ring.
+    /// The offset of the cell with this number, of the ring that begins at `ring`.
     fn cell(ring: usize, number: u64) -> usize {
         ring + FIRST_CELL + (number % CELLS) as usize * CELL
     }
@@ -238,7 +240,7 @@ impl ShmStream {
     ///
     /// # Errors
     /// `UnexpectedEof` once [`prepare_sleep`](Self::prepare_sleep) has found that the peer has closed its end, and all
-    /// it sent was read.
+    /// it sent was read. `Other` if the counts in shared memory are invalid.
     #[inline]
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = match self.readable()? {
@@ -260,6 +262,9 @@ impl ShmStream {
 
     /// Fills `into` with the bytes after this head, if the next bytes of the stream are exactly this head and all bytes
     /// of `into` have arrived, all in the ring or alone in one cell.
+    ///
+    /// # Errors
+    /// `Other` if the counts in shared memory are invalid.
     #[inline]
     pub(crate) fn read_after<const HEAD: usize>(
         &mut self,
@@ -363,7 +368,8 @@ impl ShmStream {
     /// fits.
     ///
     /// # Errors
-    /// `BrokenPipe` once [`prepare_sleep`](Self::prepare_sleep) has found that the peer has closed its end.
+    /// `BrokenPipe` once [`prepare_sleep`](Self::prepare_sleep) has found that the peer has closed its end. `Other` if
+    /// the counts in shared memory are invalid.
     #[inline]
     pub(crate) fn write(&mut self, head: &[u8], rest: &[u8]) -> io::Result<usize> {
         if self.is_closed {
@@ -449,6 +455,7 @@ impl ShmStream {
         }
     }
 
+    /// Removes the mark, and rings the doorbell if the mark was still set.
     #[cold]
     fn wake(&self, mark: &AtomicU32) {
         if mark.swap(0, Ordering::Relaxed) != 0 {
@@ -457,8 +464,11 @@ impl ShmStream {
         }
     }
 
-    /// Sets marks before the thread sleeps on the socket. Returns true if the thread must not sleep, since it can read
-    /// or write already, or the other end was closed.
+    /// Prepares for a sleep on the socket: reads the bytes of earlier wake-ups from the socket, and sets the marks.
+    /// Returns true if the thread must not sleep, since it can read or write already, or the other end was closed.
+    ///
+    /// # Errors
+    /// `Other` if the counts in shared memory are invalid.
     pub(crate) fn prepare_sleep(&mut self, waits: Waits) -> io::Result<bool> {
         let mut drained = [0; 64];
         loop {

@@ -43,8 +43,10 @@ pub(crate) struct Mesh {
     registry: Arc<Registry>,
     links: Links,
     tuning: Tuning,
+    /// Number of ranks of this host according to the launcher; the world's size if the launcher gave no number.
     local_ranks: u32,
     wait_mode: OnceLock<WaitMode>,
+    /// The connections that only show when a peer is gone.
     watched: Mutex<HashMap<Rank, WatchedPeer>>,
     /// The first failure of one of the groups of this rank since the newest group was made.
     failure: Mutex<Option<Error>>,
@@ -184,7 +186,7 @@ impl Mesh {
         lock(&self.failure).get_or_insert_with(|| error.clone());
     }
 
-    /// Why the first of this rank's groups that failed has failed; `None` if none has since the newest group was made.
+    /// The error of the first group of this rank that has failed since the newest group was made; `None` if none has.
     pub(crate) fn first_failure(&self) -> Option<Error> {
         lock(&self.failure).clone()
     }
@@ -226,6 +228,11 @@ impl Mesh {
 
     /// Opens the sockets of a channel and returns them: the higher rank dials them, the lower one waits until
     /// the peer has connected. Every call of the higher rank opens new sockets.
+    ///
+    /// # Errors
+    /// `Late` or `Interrupted` once the policy ends the wait; `Gone` if the peer is gone or cannot be reached; `Refused`
+    /// if the handshake fails; `Address` or `Store` if the store does not give the peer's address; `Io` if this rank
+    /// lacks descriptors or memory; `Closed` after [`close`](Self::close).
     pub(crate) fn connect(
         &self,
         request: ChannelRequest,
@@ -278,8 +285,8 @@ impl Mesh {
         ))
     }
 
-    /// Whether `peer` is gone, or cannot be reached: then it is not waited for. If no connection to
-    /// `peer` is watched, opens one to find out. Returns `false` also if the store fails, if `peer` has published no
+    /// Whether `peer` is gone or cannot be reached, so that this rank need not wait for it. If no connection to `peer`
+    /// is watched, opens one to find out. Returns `false` also if the store fails, if `peer` has published no
     /// address, or if another thread is already opening the connection. Fails if the wait ends before it is known, or
     /// if `peer` refuses the connection.
     pub(crate) fn is_gone(&self, peer: Rank, policy: &mut WaitPolicy<'_>) -> Result<bool, Failure> {
@@ -357,6 +364,7 @@ impl Mesh {
         Ok(Some(wire.socket))
     }
 
+    /// Waits until the peer has opened this socket, and takes the socket.
     fn await_peer(
         &self,
         handshake: Handshake,

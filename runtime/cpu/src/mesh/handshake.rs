@@ -59,7 +59,7 @@ impl ChannelKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Decision {
-    /// The handshake may continue.
+    /// The handshake may continue; as the last message: the connection is accepted.
     Welcome = 0,
     /// The caller uses another protocol or another version of this protocol, or names a kind or stream that does not
     /// exist.

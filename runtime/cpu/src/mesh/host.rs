@@ -33,11 +33,12 @@ use std::time::Duration;
 
 /// The longest time-out of each read and write in the handshake with the rank that made the segment.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// The time-out of one that begins at the deadline.
+/// The time-out of a read or write if the deadline has passed already.
 const SHORTEST_TIME: Duration = Duration::from_millis(1);
 /// How long to wait for ranks to enter the shared memory before looking for their notes in the store.
 const ENTERING_TIME: Duration = Duration::from_millis(100);
-/// How long before the deadline a rank checks which ranks have not published their host.
+/// How long before the deadline a rank checks which ranks have not published their host; also how long the store may
+/// take to answer the check at the deadline.
 const LOOK_TIME: Duration = Duration::from_millis(200);
 /// How often a rank that waits for others checks whether it can accept their connections.
 const SHORTAGE_CHECK: Duration = Duration::from_millis(20);
@@ -70,9 +71,10 @@ pub(crate) struct Host {
     shortage: Arc<Shortage>,
 }
 
-/// What a rank publishes about its host: the name, the machine, and the processors on which the rank may run.
+/// What a rank publishes about its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Note {
+    /// The host's name; [`NONE`] if the rank shares no memory.
     name: String,
     /// The machine, and the processors on which the rank may run; `None` if the kernel's boot id cannot be
     /// read.
@@ -156,6 +158,7 @@ impl Host {
         (host_key(rank), self.note.write())
     }
 
+    /// Makes the segment, or requests it from the rank that made it. Sets `name` and `segment`.
     fn share(
         &mut self,
         world: &WorldContext,
@@ -396,6 +399,10 @@ impl Host {
     /// Returns the exchange area of these ranks of this host: the part of the segment over which they run their
     /// collectives. `rank` is this rank's index in `ranks`. Returns `None` on all of them if they share no memory, if
     /// there is only one rank, or if the segment has no space for another group.
+    ///
+    /// # Errors
+    /// `Late` with the first of these ranks if it has not claimed the exchange area before the deadline; `Gone` if that
+    /// rank is gone; why the wait was interrupted otherwise; `Io` if the memory cannot be mapped.
     pub(crate) fn shm_exchange(
         &self,
         key: u64,
@@ -421,6 +428,7 @@ impl Host {
     }
 }
 
+/// The key under which a rank publishes its note.
 fn host_key(rank: Rank) -> String {
     format!("cpu/host_of/{rank}")
 }
@@ -489,7 +497,7 @@ fn request_segment(
 ) -> io::Result<Segment> {
     let address = SocketAddr::from_abstract_name(socket)?;
     let mut stream = UnixStream::connect_addr(&address)?;
-    // Zero is refused.
+    // The system refuses a time-out of zero.
     let limit = Some(limit.max(SHORTEST_TIME));
     stream.set_read_timeout(limit)?;
     stream.set_write_timeout(limit)?;

@@ -7,6 +7,7 @@ pub(crate) struct Layout {
     hosts: Vec<Vec<usize>>,
     /// The index of each rank's host, and the rank's index on its host.
     hosts_and_indices: Vec<(usize, usize)>,
+    /// This rank in the group.
     rank: usize,
 }
 

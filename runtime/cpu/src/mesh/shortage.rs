@@ -1,7 +1,7 @@
-//! [`Shortage`]: that this rank cannot accept its callers for want of descriptors or memory, which is its own fault.
+//! [`Shortage`]: this rank lacks descriptors or memory, and so cannot accept its callers.
 //!
-//! Its peers see a rank that listens and does not answer, and the rank itself peers that do not connect, although they
-//! have tried. So its waits for them fail with the system's error, soon and without a rank to blame.
+//! Its peers see a rank that listens and does not answer. The rank itself sees peers that do not connect, although they
+//! have tried. So its waits for these peers fail soon, with the system's error, which blames no rank.
 
 use super::listener::milliseconds;
 use super::lock;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// A shortage that lasts less than this fails no wait: the program may close files again, and callers wait meanwhile.
 const FORGIVEN: Duration = Duration::from_millis(250);
 
-/// The system's error since which callers wait to be accepted, if they do.
+/// The system's error because of which callers wait to be accepted, and since when; `None` if no caller waits.
 #[derive(Default)]
 pub(super) struct Shortage(Mutex<Option<(Errno, Instant)>>);
 
@@ -54,7 +54,7 @@ pub(super) fn is_shortage(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| lacks.contains(&errno))
 }
 
-/// Whether a caller waits to be accepted. Without a free descriptor, the attempt to accept one fails in either case.
+/// Whether a caller waits to be accepted. Without a free descriptor, `accept` fails whether or not one waits.
 pub(super) fn has_caller(listener: &impl AsFd) -> bool {
     let mut sockets = [PollFd::new(listener, PollFlags::IN)];
     let ready = rustix::event::poll(&mut sockets, Some(&milliseconds(0)));

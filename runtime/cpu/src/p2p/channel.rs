@@ -180,6 +180,7 @@ impl PeerChannel {
             .any(|kept| kept.message.is_some() && is_waited_for(kept))
     }
 
+    /// Adds a message or an offer to those that no receive has taken yet.
     fn keep(&mut self, kept: UnexpectedMessage) {
         self.kept_bytes += kept.cost();
         self.kept.push_back(kept);
@@ -193,7 +194,11 @@ impl PeerChannel {
     }
 
     /// Advances a receive as far as it can go now. Returns whether anything advanced, which may also be a reply, or a
-    /// message that is kept for another receive.
+    /// message that is kept for another receive. The peer is rank `peer` of the group, which is `rank` in the world.
+    ///
+    /// # Errors
+    /// `Mismatch` if the message does not fit the receive; `Gone` if the channel ended, unless messages are kept for
+    /// other receives; `Garbled` if the peer violates the protocol.
     pub(super) fn receive(
         &mut self,
         request: &mut Request,
@@ -353,6 +358,7 @@ impl PeerChannel {
         }
     }
 
+    /// Makes the next bytes of the channel a frame.
     fn next_frame(&mut self) {
         self.incoming = Incoming::Frame {
             bytes: [0; FRAME_BYTES],
@@ -360,7 +366,8 @@ impl PeerChannel {
         };
     }
 
-    /// Assigns a frame that has arrived to a request, or keeps it; returns the meaning of the next bytes.
+    /// Assigns a frame that has arrived to a request, or keeps it; returns the meaning of the next bytes. `reader` is
+    /// the receive whose thread has read the frame, if a receive's thread has.
     fn assign(
         &mut self,
         frame: Frame,

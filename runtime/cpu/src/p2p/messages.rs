@@ -125,6 +125,10 @@ impl P2p {
 
     /// Runs posted requests, and waits until all have ended, one has failed otherwise than by a mismatch, or `policy`
     /// ends the wait.
+    ///
+    /// # Errors
+    /// The mismatch of the first request that has one; the other failure that ended the operation; `Late` after the
+    /// deadline, with the ranks that requests wait for; why the wait was interrupted otherwise.
     pub(crate) fn run(
         &self,
         op: &mut Op<'_>,
@@ -196,7 +200,7 @@ impl P2p {
         request.keep_mismatch(result)
     }
 
-    /// Removes requests from all queues. They will not be continued.
+    /// Removes requests that will not be continued from the queues of sends and of receives.
     pub(crate) fn withdraw(&self, requests: &[Request]) {
         for peer in &self.peers {
             let mut peer = lock(peer);

@@ -176,8 +176,8 @@ impl Backing {
             }
         });
         if moved.is_err() {
-            // The system is out of memory, which is handled like any allocation failure: otherwise a caller would
-            // get memory back to which another rank may still write.
+            // The system has no memory or no mapping left. The process ends, as after any allocation failure:
+            // otherwise a caller would get memory back to which another rank may still write.
             std::alloc::handle_alloc_error(layout);
         }
     }

@@ -44,6 +44,7 @@ pub(crate) struct MappedRegions {
     registry: Arc<Registry>,
     /// The known regions, by rank and then by the region's id.
     known: Vec<HashMap<u64, KnownRegion>>,
+    /// Number of operations for which the ranks offered enough bytes.
     operations: u64,
 }
 
@@ -126,9 +127,9 @@ impl MappedRegions {
             .collect()
     }
 
-    /// Adds these regions to the known ones, and maps those of other ranks; returns whether all could be mapped.
+    /// Adds these regions to the known ones, and maps those of other ranks; returns whether all could be mapped. Unmaps
+    /// known regions that their owners have freed.
     fn map(&mut self, regions: &[(usize, RegionHandle)]) -> bool {
-        // Regions that their owners have freed are unmapped here as well.
         for known in self.known.iter_mut().flat_map(HashMap::values_mut) {
             known.mapped.take_if(|mapped| mapped.region().is_empty());
         }
@@ -175,6 +176,7 @@ impl MappedRegions {
         }
     }
 
+    /// Whether all ranks could map each of the chosen regions when it became known.
     fn are_mapped(&self, chosen: &[Option<ChosenBytes>]) -> bool {
         let mut regions = self.known.iter().zip(chosen);
         regions.all(|(known, chosen)| {

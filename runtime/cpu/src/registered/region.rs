@@ -44,7 +44,7 @@ impl Region {
         let file = rustix::fs::memfd_create("rcomm-region", flags)?;
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::ftruncate(&file, len.max(1) as u64)?;
-        // Sealed, so that no process can truncate the file, which would make the others fault.
+        // The seals keep processes from truncating the file: access to a truncated part would end the other processes.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let id = rustix::fs::fstat(&file)?.st_ino;
@@ -118,6 +118,7 @@ impl Region {
         self.len
     }
 
+    /// Asks the system for huge pages; success does not mean that there are any.
     pub(super) fn request_huge_pages(&self) -> io::Result<()> {
         let start = self.start.as_ptr().cast();
         // SAFETY: the range is this whole mapping; the advice changes neither its bytes nor its address.

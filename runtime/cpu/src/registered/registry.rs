@@ -24,8 +24,11 @@ pub(crate) struct Registry {
 /// The conditions that have been reported; each is reported once.
 #[derive(Default)]
 struct Reported {
+    /// Allocated buffers are ordinary memory.
     ordinary: AtomicBool,
+    /// Huge pages were refused.
     small_pages: AtomicBool,
+    /// Another rank's memory could not be mapped.
     unreachable: AtomicBool,
 }
 

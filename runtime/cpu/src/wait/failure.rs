@@ -29,7 +29,7 @@ pub(crate) enum Failure {
     Address { peer: Rank, text: String },
     /// The deadline passed, and these ranks had not answered.
     Late(Vec<Rank>),
-    /// This rank's own buffers cannot be used for this operation.
+    /// This rank's own operation or buffers are not valid.
     Argument(Error),
     /// The peer sent bytes that violate the protocol.
     Garbled(Rank, String),
@@ -55,7 +55,8 @@ impl Failure {
         }
     }
 
-    /// Ranks of this host that agree on the operation are in different phases of it; which of them is wrong is unknown.
+    /// The failure if ranks of this host agree on the operation, but are in different phases of it. It names no rank:
+    /// which of them is wrong is unknown.
     pub(crate) fn different_phases() -> Self {
         let message = "ranks of this host are in different phases of one operation";
         Self::Io(io::Error::new(io::ErrorKind::InvalidData, message))

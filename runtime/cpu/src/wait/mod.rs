@@ -208,6 +208,7 @@ impl<'a> WaitPolicy<'a> {
         Ok(())
     }
 
+    /// Does what [`pause`](Self::pause) does when it reads the clock.
     #[cold]
     fn check_and_pause(&mut self) -> Result<Pause, Interrupted> {
         if let Some(reason) = self.stop.reason() {

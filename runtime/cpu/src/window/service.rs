@@ -1,5 +1,5 @@
-//! Windows by message: a rank's requests for a member's part of the window (its memory) that it cannot map, and the
-//! thread that answers them.
+//! Windows by message: requests for the *part* of a member, which is the member's memory in the window, if the
+//! requesting rank cannot map it, and the thread that answers such requests.
 //!
 //! A request begins with a head, a message that any member may send to the thread. The bytes of a put follow the
 //! head, and the bytes of a get are sent back. Heads, bytes of puts and bytes of gets have different tags. A request
@@ -82,12 +82,14 @@ pub(super) fn read_any_bytes(bytes: &[u8]) {
     }
 }
 
+/// Sends a message to a member.
 fn send(shared: &WindowState, peer: u32, tag: u32, bytes: &[u8], deadline: Deadline) -> Result<()> {
     let buffer = Buffer::from_slice(bytes);
     shared.run(&mut Op::Send { buffer, peer, tag }, 0, deadline)?;
     Ok(())
 }
 
+/// Receives a message from `peer`, or from any member if `None`; returns the member that sent it.
 fn receive(
     shared: &WindowState,
     peer: Option<u32>,
@@ -166,13 +168,17 @@ pub(super) struct Service {
     shared: Arc<WindowState>,
     /// This rank's part.
     part: RemoteMemory,
-    /// Number of other members that have not announced that they close the window.
+    /// Number of other members that have not announced that they make no more requests.
     remaining: usize,
     /// Holds the bytes of one request at a time.
     piece: Vec<u8>,
 }
 
 impl Service {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// `Io` if the system cannot start a thread.
     pub(super) fn start(
         shared: Arc<WindowState>,
         part: RemoteMemory,
@@ -191,6 +197,8 @@ impl Service {
             .map_err(|error| Error::io("cannot start the thread of a window", error))
     }
 
+    /// Answers requests until every other member has announced its end, or a request fails. Such a failure stops the
+    /// window.
     fn work(mut self) {
         while self.remaining > 0 {
             if let Err(error) = self.answer() {

@@ -9,6 +9,7 @@ use super::sync::Read;
 use super::{decode, rings};
 use crate::model::dump::Dump;
 
+/// A slot's stamp, and the number of the poll that first found it.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotSeen {
     stamp: u64,
@@ -22,6 +23,7 @@ pub(crate) struct Changes {
     /// The number before the first poll's. No number of an earlier process of this rank is above it, so
     /// [`knows`](Self::knows) distinguishes them from those of this process.
     before_first: u64,
+    /// The number of the newest poll.
     poll: u64,
 }
 

@@ -30,7 +30,7 @@ pub enum Touch {
     Ahead,
 }
 
-/// Which of a process's rings it is: a process has one for each of its recorders.
+/// Which of a process's rings a ring is: a process has one for each of its recorders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RingPart {
     /// The ring of the program's operations through rcomm: `<rank>.<attempt>.ring`.
@@ -161,7 +161,7 @@ impl RecorderConfig {
         }
     }
 
-    /// Returns an error that names the first invalid value.
+    /// Checks the values. The error names the first invalid one.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |reason: String| Err(Error::InvalidConfig(reason));
         if self.rank >= self.world_size {

@@ -102,6 +102,7 @@ pub(crate) fn identity(memory: &impl Read, dump_time_ns: i64) -> Identity {
     }
 }
 
+/// How long the threads of operations have waited for a processor; `None` if the ring does not count that.
 fn processor_wait(memory: &impl Read, anchor: Anchor) -> Option<ProcessorWait> {
     let since = memory.load(header::PROCESSOR_WAIT_SINCE);
     (since != 0).then(|| ProcessorWait {
@@ -115,6 +116,7 @@ pub(crate) fn job(memory: &impl Read) -> String {
     header_text(memory, header::JOB)
 }
 
+/// How the process exited; `None` if it noted no exit code.
 fn exit(memory: &impl Read, anchor: Anchor) -> Option<ProcessExit> {
     let exited_at = memory.load(header::EXITED_AT);
     (exited_at != 0).then(|| ProcessExit {
@@ -123,25 +125,31 @@ fn exit(memory: &impl Read, anchor: Anchor) -> Option<ProcessExit> {
     })
 }
 
+/// The text of the header that begins with its length at this word.
 fn header_text(memory: &impl Read, word: usize) -> String {
     let len = memory.load(word).min(255) as usize;
     String::from_utf8_lossy(&bytes::load(memory, word + 1, len)).into_owned()
 }
 
+/// Builds a dump from the words of a ring.
 struct Decoder<'a, R> {
     memory: &'a R,
     layout: &'a RingLayout,
     anchor: Anchor,
     /// Bytes of the arena that further valid rows can refer to.
     arena_left: usize,
+    /// The number of ranks that further groups can have.
     ranks_left: usize,
     /// Words of the lap ring that valid records can still refer to: all of them, and as many again for
     /// words written during the read.
     lap_left: usize,
+    /// The index in the dump of the signature in each row that was read; `None` if the row is not valid.
     signature_rows: HashMap<u32, Option<u32>>,
     /// Signatures that are not in the ring's table, or have splits; with their indices in the dump.
     other_signatures: HashMap<Signature, u32>,
+    /// The index in the dump of the stack for each row of call sites that was read.
     stack_rows: HashMap<u32, u32>,
+    /// The index in the dump of the group that stands for all groups beyond the table.
     lost_group: Option<u32>,
     dump: Dump,
 }
@@ -292,7 +300,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         unreadable
     }
 
-    /// The entry for record `id`, and in the dump's tables what it refers to.
+    /// Makes the entry for record `id`, and adds what the entry refers to, to the dump's tables.
     fn entry(&mut self, id: u64, words: &[u64; slot::WORDS]) -> Entry {
         let (group, signature) = halves(words[slot::TABLES]);
         let [op, reduction, flags, _, thread_low, thread_high, ..] =
@@ -511,7 +519,7 @@ fn place_of(own_rank: u64, size: u64) -> Option<GroupPlace> {
     (rank < size).then_some(GroupPlace { rank, size })
 }
 
-/// Appends and returns the index. Tables are bounded far below 2^32 rows.
+/// Appends a value and returns its index. Tables are bounded far below 2^32 rows.
 fn push<T>(table: &mut Vec<T>, value: T) -> u32 {
     table.push(value);
     (table.len() - 1) as u32

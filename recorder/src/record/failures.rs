@@ -91,6 +91,7 @@ pub(super) fn read(memory: &impl Read, layout: &RingLayout, anchor: Anchor) -> V
     failures
 }
 
+/// Decodes the words of a slot; `None` if the kind of failure is unknown.
 fn failure_of(id: u64, words: &[u64; failure::WORDS], anchor: Anchor) -> Option<Failure> {
     let facts = words[failure::WHAT];
     let [kind, has_operation, is_p2p, op, ..] = facts.to_le_bytes();

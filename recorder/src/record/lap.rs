@@ -90,7 +90,7 @@ pub(super) fn write(
     })
 }
 
-/// Reads the data specific to one record; `None` if it was overwritten or its hash does not match.
+/// Reads the data specific to one record; `None` if it was overwritten or is not valid.
 pub(super) fn read(
     memory: &impl Read,
     ring: &LapRing,

@@ -133,7 +133,7 @@ impl<'a> Operation<'a> {
     }
 }
 
-/// Refers to a record for later updates. A ticket is small and can be copied to other threads.
+/// The handle of a record, for later updates. A ticket is small and can be copied to other threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
     pub(super) id: u64,

@@ -87,6 +87,7 @@ pub(super) fn end_word(end: LinkEnd) -> u64 {
     }
 }
 
+/// Decodes [`peer::END`]; `None` if the kind of end is unknown.
 fn end_of(word: u64) -> Option<LinkEnd> {
     let (rank, kind) = halves(word);
     match kind {
@@ -108,6 +109,7 @@ pub(super) fn read(memory: &impl Read, layout: &RingLayout, anchor: Anchor) -> V
     links.collect()
 }
 
+/// Decodes a row; `None` if the kind of its end is unknown.
 fn link_of(words: &[u64; peer::WORDS], anchor: Anchor) -> Option<PeerLink> {
     let end = end_of(words[peer::END])?;
     let facts = PeerFacts::load(words);

@@ -64,6 +64,7 @@ pub(crate) enum ProcessState {
     Traced,
 }
 
+/// When a process started, in clock ticks from the boot.
 fn start_of(pid: u32) -> Option<u64> {
     stat_of(pid).map(|(_, start)| start)
 }
@@ -82,10 +83,12 @@ fn stat_of(pid: u32) -> Option<(ProcessState, u64)> {
     Some((state, fields.nth(18)?.parse().ok()?))
 }
 
+/// Inode of this process's pid namespace; 0 if unknown.
 fn own_pid_namespace() -> u64 {
     fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino())
 }
 
+/// The id of this host's boot; zeros if unknown.
 fn boot_id() -> [u64; 2] {
     let read = || {
         let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;

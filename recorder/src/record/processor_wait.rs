@@ -20,11 +20,13 @@ pub(super) struct ProcessorWaits {
     /// The thread of each row of the ring's table, with the kernel's count when it was read last; `None` once the
     /// thread has ended or cannot be read.
     threads: Vec<(u32, Option<u64>)>,
+    /// The waits of all threads so far.
     total_ns: u64,
     /// The moments at which the current window and the next one begin, each with the total at that time.
     window: Option<(Mark, Mark)>,
 }
 
+/// A moment, and the waits of all threads until then.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     at_ns: u64,
@@ -74,6 +76,7 @@ impl ProcessorWaits {
         Some(self.window_at(now_ns))
     }
 
+    /// Returns the window at this moment; moves the window if the next one is long enough.
     fn window_at(&mut self, now_ns: u64) -> Window {
         let mark = Mark {
             at_ns: now_ns,
@@ -91,7 +94,8 @@ impl ProcessorWaits {
     }
 }
 
-/// The second number of `/proc/self/task/<thread>/schedstat`. Does not allocate.
+/// How long a thread of this process has waited for a processor: the second number of
+/// `/proc/self/task/<thread>/schedstat`. Does not allocate.
 fn waited_ns(thread: u32) -> Option<u64> {
     let mut path = Cursor::new([0; 64]);
     write!(path, "/proc/self/task/{thread}/schedstat").ok()?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Advances the state, which is the low byte of its word, and sets `bits`. Returns false, and changes nothing, if the
-/// operation has already reached `to`.
+/// operation has already reached `to` or a later state.
 #[inline]
 fn advance(words: &[AtomicU64; slot::WORDS], to: EntryState, bits: u64) -> bool {
     let state = words[slot::STATE].load(Ordering::Relaxed);
@@ -36,7 +36,7 @@ pub(super) fn retire(words: &[AtomicU64; slot::WORDS]) {
     words[slot::STATE].store(state | slot::RETIRED, Ordering::Relaxed);
 }
 
-/// Ends an operation that has not ended yet with an error.
+/// Ends an operation with an error, unless it has ended before.
 pub(super) fn fail(words: &[AtomicU64; slot::WORDS], time: Timestamp) {
     let created = words[slot::CREATED].load(Ordering::Relaxed);
     let lasted = Duration::from_nanos(time.0.saturating_sub(created));
@@ -58,7 +58,7 @@ pub(super) fn graph_bits(id: u64) -> Option<u64> {
     (id <= slot::MAX_GRAPH).then_some(slot::IN_GRAPH | id << slot::GRAPH_SHIFT)
 }
 
-/// Ends an operation that has not ended yet, and sets `bits`.
+/// Ends an operation in the state `to` and sets `bits`, unless the operation has ended before.
 #[inline]
 pub(super) fn end(words: &[AtomicU64; slot::WORDS], to: EntryState, time: Timestamp, bits: u64) {
     let state = words[slot::STATE].load(Ordering::Relaxed);

@@ -168,7 +168,7 @@ fn step_of(id: u64, words: &[u64; reducer::WORDS], anchor: Anchor) -> ReducerSte
 
 /// A number that changes when a step is written; 0 in a ring without steps.
 pub(crate) fn fingerprint(memory: &impl Read, layout: &RingLayout) -> u64 {
-    // Not the number of the newest step, which is given before the step is written.
+    // The number of the newest step cannot serve: it is given before the step is written.
     rings::reducer(layout).hash_stamps(memory, layout.reducer.rows.min(MAX_ROWS), 0)
 }
 

@@ -15,6 +15,7 @@
 use super::sync::{Memory, Read, Word};
 use std::sync::atomic::Ordering;
 
+/// The bit of a stamp that marks a slot as being written to.
 const BUSY: u64 = 1;
 const REVISION_BITS: u32 = 15;
 const ID_SHIFT: u32 = REVISION_BITS + 1;
@@ -94,6 +95,7 @@ impl<const N: usize> SlotRing<N> {
         self.base + (self.index_of(id) + 1) * N
     }
 
+    /// The words of the slot of record `id`.
     #[inline]
     fn slot<'m, M: Memory>(&self, memory: &'m M, id: u64) -> Result<&'m [M::Word; N], Missed> {
         let start = self.base + self.index_of(id) * N;
@@ -323,8 +325,8 @@ impl LapRing {
         self.words / 8
     }
 
-    /// Stores `len` words, which `fill` pushes in order, and returns their position; `None` if that is
-    /// more than [`limit`](Self::limit).
+    /// Stores `len` words, which `fill` pushes in order, and returns their position; `None` if `len` is more than
+    /// [`limit`](Self::limit).
     pub(crate) fn write<M: Memory>(
         &self,
         memory: &M,

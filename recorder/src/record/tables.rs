@@ -27,7 +27,7 @@ struct HashIndex<K> {
     levels: [OnceLock<Level<K>>; LEVELS],
 }
 
-/// Enough for the maximum number of rows of a table.
+/// The number of levels: enough for the maximum number of rows of a table.
 const LEVELS: usize = 6;
 /// Rows of the first level.
 const FIRST_LEVEL: usize = 128;
@@ -75,6 +75,7 @@ impl<K> HashIndex<K> {
         self.find_with_key(hash, matches).map(|(_, row)| row)
     }
 
+    /// Works like [`find`](Self::find), and also returns the key.
     #[inline]
     fn find_with_key(&self, hash: u64, matches: impl Fn(&K) -> bool) -> Option<(&K, u32)> {
         for level in &self.levels {
@@ -91,7 +92,7 @@ impl<K> HashIndex<K> {
         None
     }
 
-    /// Adds a row. Must be called under the lock that orders additions.
+    /// Adds a row. The caller holds the lock that orders additions.
     fn add(&self, hash: u64, key: K, row: u32) {
         let mut entry = (hash, key, row);
         for (nth, level) in self.levels.iter().enumerate() {
@@ -369,7 +370,7 @@ impl Tables {
         Some(row)
     }
 
-    /// Adds a call site, under the lock.
+    /// Adds a call site. `used` is the number of bytes of the arena in use, which the lock guards.
     fn write_site(
         &self,
         map: &Map,
@@ -458,6 +459,7 @@ thread_local! {
     static OWN_ROW: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
 }
 
+/// The kernel's id of the calling thread.
 #[inline]
 fn own_thread_id() -> u32 {
     THREAD_ID.with(|id| {
@@ -533,7 +535,7 @@ impl<'a> Arena<'a> {
 /// Maximum length of a name, description or path, in bytes.
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// Ranks as runs (first | step << 32, length): nearly all groups are one run.
+/// Splits ranks into runs, each of two words (first | step << 32, length): nearly all groups are one run.
 fn runs_of(ranks: &[Rank]) -> Vec<[u64; 2]> {
     let mut runs = Vec::new();
     let mut rest = ranks;

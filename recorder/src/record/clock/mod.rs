@@ -134,6 +134,7 @@ impl Scale {
         }
     }
 
+    /// The time by the scaled counter, or by the clock itself if the scale is not valid now.
     #[inline]
     fn now(&self) -> u64 {
         let version = self.version.load(Ordering::Acquire);

@@ -12,7 +12,7 @@ pub struct Counters {
     /// Records not written: another writer held the slot or had reused it, or the system had no space for the slot.
     pub records_lost: u64,
     /// Updates not written: another writer held the slot, the slot has no space, or the id of a graph was too large.
-    /// Updates of channels and of connections count here for any reason.
+    /// Updates of channels and of connections that were not written count here, whatever the reason.
     pub updates_lost: u64,
     /// Updates whose record was not in its slot: a newer record had reused the slot, or the record was lost.
     pub updates_late: u64,

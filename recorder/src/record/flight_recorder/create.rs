@@ -42,6 +42,7 @@ fn smaller(config: &RecorderConfig) -> RecorderConfig {
     }
 }
 
+/// Whether the system has no space for a file of this size.
 fn is_lack_of_space(error: &Error) -> bool {
     let full = [
         ErrorKind::StorageFull,
@@ -146,6 +147,7 @@ impl FlightRecorder {
         Ok((Self::create(&in_memory)?, why))
     }
 
+    /// Makes the ring in this directory, and claims its name.
     fn in_directory(config: &RecorderConfig, directory: &Path) -> Result<Self> {
         let ring_id = RingId {
             job: &config.job,

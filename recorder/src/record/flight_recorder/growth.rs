@@ -66,8 +66,8 @@ impl FlightRecorder {
         };
         let bytes = (end * 8).next_multiple_of(GROWTH).min(self.layout.bytes);
         if let Err(error) = reserve(file, reserved * 8, bytes) {
-            // A record that does not fit is counted as lost, and the rest of the ring is still used. After signals
-            // without end the next record that needs space asks again.
+            // A record that does not fit is counted as lost, and the rest of the ring is still used. If only signals
+            // have kept the system from reserving, the next record that needs space asks again.
             let is_stopped = error != Errno::INTR;
             self.growth_stopped.fetch_or(is_stopped, Ordering::Relaxed);
             return false;

@@ -73,10 +73,11 @@ pub struct FlightRecorder {
     touched: AtomicUsize,
     /// Whether the system had no space for more of the file.
     growth_stopped: AtomicBool,
-    /// Held by the thread that measures.
+    /// Held by the thread that measures how long threads wait for a processor.
     processor_waits: Mutex<ProcessorWaits>,
-    /// The ring file, whose lock marks the owner as alive.
+    /// The ring file, whose lock marks the owner as alive; `None` in the process's own memory.
     file: Option<OwnedFd>,
+    /// Whether the ring was marked as closed.
     closed: AtomicBool,
 }
 
@@ -172,7 +173,7 @@ impl FlightRecorder {
         self.begin_at(operation, self.clock.now())
     }
 
-    /// Records that the calling thread issued an operation at this time.
+    /// Does the same as [`begin`](Self::begin), for an operation that the calling thread issued at this time.
     #[inline(always)]
     pub fn begin_at(&self, operation: &Operation<'_>, at: Timestamp) -> Ticket {
         // Invariant 4 of docs/ARCHITECTURE.md: nothing here waits, and a known operation allocates nothing.
@@ -260,7 +261,8 @@ impl FlightRecorder {
         ticket
     }
 
-    /// Raises the words of an operation that is issued now. Operations of a group are issued one at a time.
+    /// Raises the status words of the group of an operation that is issued now. Operations of a group are issued one at
+    /// a time.
     #[inline]
     fn raise_at_issue(&self, ticket: Ticket, start: Start) {
         self.raise_in_turn(ticket, group::LAST_ENQUEUED);
@@ -307,7 +309,7 @@ impl FlightRecorder {
     }
 
     /// Records the same as [`started`](Self::started), for a caller that reports the starts of a group's operations one
-    /// at a time, and no other way: it does without an exchange.
+    /// at a time, and in no other way: so the group's status is raised without an atomic exchange.
     #[inline]
     pub fn started_in_turn(&self, ticket: Ticket) {
         let at = self.clock.now();
@@ -375,7 +377,7 @@ impl FlightRecorder {
         self.update(ticket, retire);
     }
 
-    /// The group's progress; the default if the ring has no row for the group.
+    /// The group's progress; the default value if the ring has no row for the group.
     pub fn status(&self, group: GroupHandle) -> ProcessGroupStatus {
         let Some(row) = self.group_words(group.0) else {
             return ProcessGroupStatus::default();
@@ -439,8 +441,9 @@ impl FlightRecorder {
         let _ = self.tables.thread(&self.map);
     }
 
+    /// Records how long the threads of operations have waited for a processor.
     fn measure_processor_waits(&self) {
-        // Another thread measures at this moment.
+        // If another thread measures at this moment, this one need not.
         let Ok(mut waits) = self.processor_waits.try_lock() else {
             return;
         };

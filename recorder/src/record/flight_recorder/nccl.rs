@@ -120,7 +120,7 @@ impl Links {
     }
 
     /// The row of this key, which is added if it is missing. `None` if all rows for it are in use, and `reuse` refuses
-    /// each.
+    /// each. `used` is the number of rows that readers visit; it is raised to include the row.
     #[inline(always)]
     fn row_of(
         &self,
@@ -260,7 +260,7 @@ impl FlightRecorder {
         if self.layout.kernels.rows == 0 {
             return;
         }
-        // A channel may be reported on another thread meanwhile, which changes another word. An exchange would cost more
+        // Another thread may report a channel at the same time, which changes another word. An exchange would cost more
         // than the rest.
         if (self.kernels)
             .update_word(&self.map, ticket.id & MAX_ID, kernel::LAUNCHED, |_| at.0)
@@ -450,6 +450,7 @@ impl FlightRecorder {
     fn end_vacant(&self, row: usize, group: GroupHandle) {
         let idle = u64::from(LinkWait::Idle.code()) << link::WAIT_SHIFT;
         let id = (row + self.links.keys.len()) as u64;
+        // A row that was never written shows no transfer.
         let _ = (self.links.ring).update_word(&self.map, id, link::PLACE, |place| {
             match place & 0xffff == u64::from(group.0) {
                 true => place & !(0x7f << link::WAIT_SHIFT) | idle,
@@ -458,7 +459,7 @@ impl FlightRecorder {
         });
     }
 
-    /// How often a link was asked for that did not fit in the table.
+    /// The number of requests for a link that did not fit in the table.
     pub fn links_lost(&self) -> u64 {
         use crate::record::sync::Read as _;
         self.map.load(header::LINKS_LOST)

@@ -9,7 +9,7 @@ use crate::record::rings;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Refers to the record of the connections to one other end. Valid for the recorder that returned it.
+/// The handle of the record of the connections to one other end. It is valid for the recorder that returned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerHandle(u32);
 

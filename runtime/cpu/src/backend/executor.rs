@@ -202,8 +202,8 @@ impl Executor {
         })
     }
 
-    /// Queues an operation for the thread, which is started if it does not run yet. `former` is one that has ended, whose
-    /// memory is used if nothing else refers to it.
+    /// Queues an operation for the thread, which is started if it does not run yet. `former` is an operation that has
+    /// ended; its memory is used if nothing else refers to that memory.
     ///
     /// # Errors
     /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started; for a message also those of

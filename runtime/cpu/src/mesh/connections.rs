@@ -230,9 +230,9 @@ impl Mesh {
     /// the peer has connected. Every call of the higher rank opens new sockets.
     ///
     /// # Errors
-    /// `Late` or `Interrupted` once the policy ends the wait; `Gone` if the peer is gone or cannot be reached; `Refused`
-    /// if the handshake fails; `Address` or `Store` if the store does not give the peer's address; `Io` if this rank
-    /// lacks descriptors or memory; `Closed` after [`close`](Self::close).
+    /// `Late` or `Interrupted` once the policy ends the wait; `Gone` if the peer is gone or cannot be reached;
+    /// `Refused` if the handshake fails; `Address` or `Store` if the store does not give the peer's address; `Io` if
+    /// this rank lacks descriptors or memory; `Closed` after [`close`](Self::close).
     pub(crate) fn connect(
         &self,
         request: ChannelRequest,

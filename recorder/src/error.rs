@@ -21,7 +21,7 @@ pub enum Error {
     /// A value of the configuration is invalid.
     #[error("recorder configuration: {0}")]
     InvalidConfig(String),
-    /// A TLS identity that cannot be used.
+    /// A TLS identity cannot be used.
     #[error("{0}")]
     Tls(String),
     /// Another living process records as this rank.
@@ -40,7 +40,7 @@ pub enum Error {
         /// The other process's ring.
         path: PathBuf,
     },
-    /// Not a ring file, or one that is damaged.
+    /// The file is not a ring, or is a damaged one.
     #[error("{path} is not a readable ring: {why}", path = path.display())]
     NotARing {
         /// The file.
@@ -48,7 +48,7 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
-    /// A ring file in a layout that this reader does not know.
+    /// The file is a ring of a layout that this reader does not know.
     #[error(
         "{path} is a ring of layout {found}, this reader supports layout {known}; use a newer reader",
         path = path.display()
@@ -61,8 +61,8 @@ pub enum Error {
         /// The major version that this build reads.
         known: u32,
     },
-    /// An endpoint that cannot be served or reached, that refuses a request or sends an invalid answer, or whose
-    /// address is malformed.
+    /// The endpoint cannot be served or reached, refuses a request, sends an invalid answer, or has a malformed
+    /// address.
     #[error("endpoint {address}: {why}")]
     Endpoint {
         /// The endpoint's address.

@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum EntryState {
-    /// Issued by the program.
+    /// The program has issued the operation.
     #[default]
     Scheduled = 0,
-    /// The recorder has seen it start.
+    /// The recorder has seen the operation start.
     Started = 1,
-    /// The recorder has seen it complete.
+    /// The recorder has seen the operation complete.
     Completed = 2,
-    /// Ended with an error or a time-out. Only rcomm's recorder writes this state; others mark such an entry
+    /// The operation ended with an error or a time-out. Only rcomm's recorder writes this state; others mark such an entry
     /// `retired` and not `completed`.
     Failed = 3,
 }
@@ -106,6 +106,7 @@ fn elements(sizes: &[Vec<u64>]) -> u64 {
         .fold(0, |sum, shape| sum.saturating_add(shape_elements(shape)))
 }
 
+/// The size in bytes of tensors of these shapes and types.
 fn bytes(sizes: &[Vec<u64>], dtypes: &[String]) -> u64 {
     sizes.iter().enumerate().fold(0, |sum, (index, shape)| {
         let dtype = dtypes.get(index).and_then(|name| DType::from_name(name));

@@ -27,11 +27,11 @@ coded! {
 pub struct FailedOperation {
     /// The kind of operation.
     pub op: OpType,
-    /// Its `collective_seq_id`, or its `p2p_seq_id` if `is_p2p`.
+    /// The operation's `collective_seq_id`, or its `p2p_seq_id` if `is_p2p`.
     pub seq: u64,
-    /// Whether it is a send, a receive or a batch of them.
+    /// Whether the operation is a send, a receive or a batch of them.
     pub is_p2p: bool,
-    /// The number of its record in the process that recorded the failure.
+    /// The number of the operation's record in the process that recorded the failure.
     pub record_id: u64,
 }
 
@@ -53,9 +53,9 @@ pub struct Failure {
     pub group: Option<GroupId>,
     /// The operation; `None` if the failure concerns a group or the process as a whole.
     pub operation: Option<FailedOperation>,
-    /// When this rank recorded it, wall clock, ns since the epoch; 0 if unknown.
+    /// When this rank recorded the failure, wall clock, ns since the epoch; 0 if unknown.
     pub time_ns: i64,
-    /// The rank that detected it first, as far as this rank can tell: itself, or the rank whose report it
+    /// The rank that detected the failure first, as far as this rank can tell: this rank, or the rank whose report it
     /// adopted.
     pub seen_by: Rank,
     /// The facts in one sentence, without group and operation; for an abort the program's reason. At most

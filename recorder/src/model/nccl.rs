@@ -35,7 +35,7 @@ pub struct KernelProgress {
     pub protocol: String,
     /// When NCCL put the operation into a plan, wall clock, ns since the epoch; 0 if not seen.
     pub enqueued_ns: i64,
-    /// When its kernel was launched, wall clock, ns since the epoch; 0 if the end of the launch was not seen. NCCL
+    /// When the operation's kernel was launched, wall clock, ns since the epoch; 0 if the end of the launch was not seen. NCCL
     /// reports that the operation is in a plan right after the launch, so the plug-in gives the time of that report.
     pub launched_ns: i64,
     /// Channels that the device has started, one bit each.
@@ -97,7 +97,7 @@ impl LinkWait {
         (Self::Flush, "flush"),
     ];
 
-    /// Its number in a ring.
+    /// The value's number in a ring.
     pub const fn code(self) -> u8 {
         self as u8
     }
@@ -107,7 +107,7 @@ impl LinkWait {
         Self::NAMES.get(usize::from(code)).map(|&(wait, _)| wait)
     }
 
-    /// Its name in dumps.
+    /// The value's name in dumps.
     pub fn name(self) -> &'static str {
         Self::NAMES[usize::from(self.code())].1
     }
@@ -129,6 +129,7 @@ impl KernelProgress {
     }
 }
 
+// Keys of facts; those that end with a colon are prefixes.
 const HASH: &str = "commHash";
 const KERNEL: &str = "kernel:";
 const LINK: &str = "link:";
@@ -217,6 +218,7 @@ fn field<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     fields.find_map(|field| field.strip_prefix(key)?.strip_prefix('='))
 }
 
+/// Reads a fact whose key is [`KERNEL`] and `id`; `None` if it is malformed.
 fn kernel_of(id: &str, text: &str) -> Option<KernelProgress> {
     let name = |key| field(text, key).unwrap_or_default().to_owned();
     let bits = |key| u64::from_str_radix(field(text, key)?, 16).ok();
@@ -232,6 +234,7 @@ fn kernel_of(id: &str, text: &str) -> Option<KernelProgress> {
     })
 }
 
+/// Reads a fact whose key is [`LINK`] and `id`; `None` if it is malformed.
 fn link_of(id: &str, text: &str) -> Option<LinkProgress> {
     let mut id = id.split(':');
     Some(LinkProgress {

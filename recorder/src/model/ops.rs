@@ -336,13 +336,13 @@ impl OpType {
         self.row().parts
     }
 
-    /// The members without which a member cannot complete it.
+    /// The members without which a member cannot complete the operation.
     #[inline]
     pub const fn waits_for(self) -> WaitsFor {
         self.row().waits_for
     }
 
-    /// The share of its bytes that a link of the bus carries.
+    /// The share of the operation's bytes that a link of the bus carries.
     #[inline]
     pub const fn bus(self) -> Bus {
         self.row().bus
@@ -354,19 +354,19 @@ impl OpType {
         self.row().torch_name
     }
 
-    /// Whether this is one half of a point-to-point message.
+    /// Whether the operation is one half of a point-to-point message.
     #[inline]
     pub const fn is_p2p(self) -> bool {
         matches!(self.pattern(), Pattern::Send | Pattern::Recv)
     }
 
-    /// Whether the members of a group number it together, by `collective_seq_id`.
+    /// Whether the members of a group number the operation together, by `collective_seq_id`.
     #[inline]
     pub const fn is_collective(self) -> bool {
         self.pattern().is_collective()
     }
 
-    /// Whether no member can complete it before all have issued it.
+    /// Whether no member can complete the operation before all have issued it.
     #[inline]
     pub const fn needs_all_members(self) -> bool {
         matches!(self.waits_for(), WaitsFor::All)

@@ -20,9 +20,9 @@ pub enum LinkEnd {
 pub struct WaitingOperation {
     /// The group's number in this process.
     pub group: GroupId,
-    /// Its `collective_seq_id`, or its `p2p_seq_id` if `is_p2p`.
+    /// The operation's `collective_seq_id`, or its `p2p_seq_id` if `is_p2p`.
     pub seq: u64,
-    /// Whether it is a send, a receive or a batch of them.
+    /// Whether the operation is a send, a receive or a batch of them.
     pub is_p2p: bool,
 }
 

@@ -53,9 +53,9 @@ pub struct RankStatus {
 /// The end of a process that ended by itself, as the process noted it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessExit {
-    /// When it noted its exit code, wall clock, ns since the epoch.
+    /// When the process noted its exit code, wall clock, ns since the epoch.
     pub time_ns: i64,
-    /// Its exit code, 0 to 255.
+    /// The exit code, 0 to 255.
     pub code: u8,
 }
 

@@ -51,6 +51,7 @@ impl RingId<'_> {
         format!("{}.{}{dot}{part}.ring", self.rank, self.attempt)
     }
 
+    /// The error if another living process has the ring of this name.
     fn taken_error(&self, path: PathBuf) -> Error {
         Error::RankTaken {
             job: self.job.to_owned(),
@@ -72,6 +73,7 @@ pub(crate) struct RingName {
 }
 
 impl RingName {
+    /// Parses a file's name; `None` if it is not a ring's.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let stem = name.strip_suffix(".ring")?;
         let (stem, newest) = match stem.strip_suffix(".previous") {
@@ -180,6 +182,7 @@ impl Unnamed {
         Ok(unnamed)
     }
 
+    /// Locks the file, gives it its size, and reserves its first `reserved` bytes.
     fn reserve(&self, reserved: usize, bytes: usize) -> Result<()> {
         let file = self.file.as_fd();
         rfs::flock(file, FlockOperation::NonBlockingLockExclusive)
@@ -197,8 +200,8 @@ impl Unnamed {
             })
     }
 
-    /// Fails if there is no space now for the whole ring, although only its beginning is reserved: the owner can still
-    /// choose another directory.
+    /// Fails if there is no space now for the whole ring. Only its beginning is reserved, but the owner can still choose
+    /// another directory now.
     fn check_space(&self, bytes: usize) -> io::Result<()> {
         let system = rfs::fstatvfs(&self.file)?;
         let free = system.f_bavail.saturating_mul(system.f_frsize);
@@ -247,7 +250,7 @@ pub(super) fn temporary(directory: &Path, ring: RingId<'_>) -> Temporary {
     )))
 }
 
-/// The temporary name of a file, removed when dropped.
+/// The temporary name of a file; the name is removed when this value is dropped.
 #[derive(Debug)]
 pub(super) struct Temporary(pub(super) PathBuf);
 
@@ -340,6 +343,7 @@ fn is_refused(socket: &Path) -> bool {
     UnixStream::connect(socket).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
 }
 
+/// When the file was last modified; the epoch if that cannot be found out.
 fn modified(path: &Path) -> SystemTime {
     fs::metadata(path)
         .and_then(|metadata| metadata.modified())
@@ -401,9 +405,9 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the rings of one attempt of a job on this host, those of the ring at `path` and of a world of its size, if
-/// all of them are closed and none holds a failure; with them those that they replaced. A ring that cannot be read
-/// counts as open.
+/// Removes the job's rings on this host that have the attempt and the world size of the ring at `path`, if all of them
+/// are closed and none holds a failure. Rings of that attempt and size that were replaced are removed too. A ring whose
+/// world size cannot be read is left out.
 pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
     let name = path.file_name().and_then(|name| name.to_str());
     let (Some(name), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {
@@ -444,6 +448,7 @@ fn has_ended_well(path: &Path) -> bool {
     }
 }
 
+/// Whether a ring is closed and holds no failure.
 fn is_closed_well(ring: &OwnedFd) -> bool {
     let is_closed = word(ring, header::STATE) == Some(layout::STATE_CLOSED);
     is_closed && word(ring, header::LAST_FAILURE) == Some(0)

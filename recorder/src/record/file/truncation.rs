@@ -29,6 +29,7 @@ static EARLIER: OnceLock<sigaction> = OnceLock::new();
 /// The size of a page, which a handler must not look up.
 static PAGE: AtomicUsize = AtomicUsize::new(0);
 
+/// The addresses of a guarded mapping.
 struct Range {
     /// The first address; 0 if the range is free.
     start: AtomicUsize,
@@ -109,6 +110,7 @@ fn install() {
     let _ = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
 }
 
+/// The handler of SIGBUS: replaces a missing page of a guarded mapping, and passes on every other signal.
 extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the system passes a valid pointer to a handler that was installed with `SA_SIGINFO`.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
@@ -142,7 +144,7 @@ fn replace_page(address: usize) -> bool {
     mapped.is_ok()
 }
 
-/// Does what would have been done about the signal without this module.
+/// Treats the signal as the process would without this module.
 fn pass_on(code: c_int, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let earlier = EARLIER.get().map_or((libc::SIG_DFL, 0), |action| {
         (action.sa_sigaction, action.sa_flags)

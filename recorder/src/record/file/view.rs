@@ -59,15 +59,16 @@ pub(crate) struct Words<'a> {
     block: RefCell<Block>,
 }
 
-/// Aligned like the words in the file's pages, so that the kernel copies whole words.
+/// Consecutive words of the file, aligned as in the file's pages, so that the kernel copies whole words.
 #[repr(align(64))]
 struct Block {
-    /// The first word that it holds; `None` if it holds none.
+    /// The index of the block's first word; `None` if no words are kept.
     first: Option<usize>,
     bytes: [u8; BLOCK * 8],
 }
 
 impl Block {
+    /// Reads the words from `first` on. Words that cannot be read become 0.
     fn fill(&mut self, file: &OwnedFd, first: usize) {
         let mut filled = 0;
         while filled < self.bytes.len() {

@@ -20,6 +20,7 @@ pub struct SignatureCache {
     rows: Box<[Option<CacheRow>]>,
 }
 
+/// A signature that was kept, and its id.
 #[derive(Debug)]
 struct CacheRow {
     backend: &'static str,

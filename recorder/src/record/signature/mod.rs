@@ -121,7 +121,7 @@ impl SignatureKey<'_> {
         len
     }
 
-    /// Passes the bytes to `byte`, in order.
+    /// Passes the signature's bytes to `byte`, in order.
     pub(crate) fn encode(&self, byte: &mut dyn FnMut(u8)) {
         for name in [self.backend, self.op_name] {
             let name = cut(name, 255);
@@ -286,6 +286,7 @@ impl OwnedKey {
         }
     }
 
+    /// Whether `key` is the signature from which this one was copied.
     pub(crate) fn matches(&self, key: &SignatureKey<'_>) -> bool {
         let same = |owned: &[OwnedTensor], side: &[Tensor<'_>]| {
             owned.len() == side.len()

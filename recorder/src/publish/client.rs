@@ -131,6 +131,7 @@ impl EndpointClient {
         self.send(HttpRequest::get(path), deadline)
     }
 
+    /// Sends a request. Fails unless the answer's status is 200.
     fn send(&self, request: HttpRequest<'_>, deadline: Instant) -> Result<HttpAnswer> {
         let request = HttpRequest {
             token: self.token.as_ref(),

@@ -29,7 +29,7 @@ use tokio_rustls::server::TlsStream;
 /// A socket that listens, its address, and the token that its clients need.
 pub(super) type Bound = (Listener, EndpointAddress, Option<EndpointToken>);
 
-/// A TCP socket that listens at this address (port 0: any free one), or the address and the error.
+/// Makes a TCP socket that listens at this address (port 0: any free one). An error comes with the address.
 pub(super) fn bind_tcp(
     wanted: std::net::SocketAddr,
     token: EndpointToken,
@@ -45,7 +45,7 @@ pub(super) fn bind_tcp(
     Ok((listener, EndpointAddress::Tcp(address), Some(token)))
 }
 
-/// A unix socket of mode 0600 at this path. A socket file that no process serves is replaced.
+/// Makes a unix socket of mode 0600 at this path. Replaces a socket file that no process serves.
 pub(super) fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let is_socket =
         fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
@@ -93,13 +93,14 @@ pub(super) fn serve(
 ) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // Threads for `GET /peers`, `POST /dump` and the program's own handlers, which may block.
+        // The threads for callbacks and for `GET /threads`, which may block.
         .thread_name("rcomm/endpoint")
         .max_blocking_threads(2)
         .build()?;
     runtime.block_on(accept(listener, router, share, stopped))
 }
 
+/// Accepts connections, and serves each in its own task.
 async fn accept(
     listener: Listener,
     router: Router,
@@ -165,7 +166,7 @@ where
     tokio::spawn(serve_connection(stream, router.clone(), visitor));
 }
 
-/// As [`start`], once TLS is set up with the client.
+/// Works like [`start`], once TLS is set up with the client.
 fn start_with_tls(
     stream: tokio::net::TcpStream,
     acceptor: TlsAcceptor,

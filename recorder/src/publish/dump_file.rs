@@ -113,7 +113,7 @@ fn remove_abandoned(folder: &Path, name: &OsStr) {
 pub fn remove_abandoned_dumps(directory: &Path) {
     let folders = std::fs::read_dir(directory).into_iter().flatten().flatten();
     for folder in folders.take(FOLDERS_AT_ONCE) {
-        // Not through a link: what it leads to belongs to someone else.
+        // A link is not followed: what it leads to belongs to someone else.
         if folder.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_parts(&folder.path(), is_part_of_rank);
         }
@@ -170,14 +170,14 @@ fn create_private(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// A temporary file, removed when dropped.
+/// A temporary file, which is removed when this value is dropped.
 struct TempFile {
     path: PathBuf,
     file: File,
 }
 
 impl TempFile {
-    /// Creates a hidden file in the same directory, which readers do not read as a dump.
+    /// Creates a hidden file, which readers do not read as a dump, in the directory of `path`.
     fn create(path: &Path, name: &OsStr) -> io::Result<Self> {
         let mut attempt = 0;
         loop {

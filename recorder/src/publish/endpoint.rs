@@ -93,7 +93,8 @@ struct Callbacks {
     dump: Option<WriteDump>,
 }
 
-/// A running status server. Dropping it stops the server, waits for callbacks that run, and removes its socket.
+/// A running status server. When this value is dropped, it stops the server, waits for callbacks that run, and removes
+/// the server's unix socket.
 pub struct Endpoint {
     address: EndpointAddress,
     callbacks: Arc<Mutex<Callbacks>>,
@@ -120,7 +121,7 @@ impl Endpoint {
         Self::serve_within(recorder, listen, RULES)
     }
 
-    /// As [`serve`](Self::serve), with these rules for the processor time of its answers.
+    /// Works like [`serve`](Self::serve), with these rules for the processor time of answers.
     pub(super) fn serve_within(
         recorder: Arc<FlightRecorder>,
         listen: Listen,
@@ -158,8 +159,8 @@ impl Endpoint {
         let thread = std::thread::Builder::new()
             .name("rcomm/endpoint".to_owned())
             .spawn(move || {
-                // Tokio's writes raise SIGPIPE on this thread if a client is gone. Only Rust programs ignore it; it
-                // would end others. The thread has no other use for it, so a failure to block it is ignored.
+                // Tokio's writes raise SIGPIPE on this thread if a client is gone. Rust programs ignore the signal;
+                // it would end other programs. If the signal cannot be blocked, the endpoint is served even so.
                 let mut blocked = SigSet::empty();
                 blocked.add(Signal::SIGPIPE);
                 let _ = blocked.thread_block();
@@ -194,8 +195,8 @@ impl Endpoint {
 
     /// Sets the function that answers `GET /peers`.
     ///
-    /// It runs on a separate thread and may block without delaying `/status` and `GET /dump`. Dropping the
-    /// endpoint waits for it to return.
+    /// The function runs on a separate thread and may block without delaying `/status` and `GET /dump`. A drop of the
+    /// endpoint waits until the function returns.
     pub fn find_peers(&self, find: impl Fn() -> Vec<PeerEndpoint> + Send + Sync + 'static) {
         self.callbacks().peers = Arc::new(find);
     }
@@ -203,7 +204,7 @@ impl Endpoint {
     /// Sets the function that writes this rank's dump on `POST /dump`. It returns the dump's location, or why there
     /// is no dump.
     ///
-    /// It runs on a separate thread, as the one of [`find_peers`](Self::find_peers) does.
+    /// The function runs on a separate thread, as the one of [`find_peers`](Self::find_peers) does.
     pub fn write_dumps(
         &self,
         write: impl Fn() -> std::result::Result<String, String> + Send + Sync + 'static,
@@ -211,18 +212,18 @@ impl Endpoint {
         self.callbacks().dump = Some(Arc::new(write));
     }
 
-    /// Sets the function that answers `GET /waits` and `GET /metrics`. It runs on the endpoint's thread and must not
-    /// block.
+    /// Sets the function that answers `GET /waits` and `GET /metrics`. The function runs on the endpoint's thread and
+    /// must not block.
     pub fn list_waits(&self, list: impl Fn() -> Vec<WaitStatistics> + Send + Sync + 'static) {
         let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
         *waits = Arc::new(list);
     }
 
-    /// Adds a handler of the program's own, which answers `POST /handlers/NAME`, or replaces the one of this name. It
-    /// gets the pairs of the request's query, and returns a text, or why it failed.
+    /// Adds a handler of the program's own, which answers `POST /handlers/NAME`, or replaces the one of this name. The
+    /// handler gets the pairs of the request's query, and returns a text, or why it failed.
     ///
-    /// It runs on a separate thread, as the one of [`find_peers`](Self::find_peers) does; at most two callbacks run at
-    /// a time.
+    /// The handler runs on a separate thread, as the function of [`find_peers`](Self::find_peers) does; at most two
+    /// callbacks run at a time.
     ///
     /// # Errors
     /// If the name is empty, longer than 64 bytes, or holds anything but lower-case letters, digits, `-` and `_`; or if
@@ -315,7 +316,8 @@ fn router(
     }))
 }
 
-/// Admits a request that carries the token, or any if there is none: then the mode of the socket decides.
+/// Admits a request that carries the token. If the endpoint has no token, admits any request: the mode of its unix
+/// socket decides who connects.
 async fn check_token(token: Option<&EndpointToken>, request: Request, next: Next) -> Response {
     let Some(token) = token else {
         return admit(request, next).await;

@@ -11,6 +11,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct EndpointFollower {
     client: EndpointClient,
+    /// The number of the last answer; `None` if the next request is for the whole record.
     change: Option<u64>,
     record: FollowedDump,
 }
@@ -69,6 +70,7 @@ impl EndpointFollower {
 #[derive(Debug, Default)]
 pub struct FollowedDump {
     dump: Dump,
+    // The index of each value in the dump's table of the same name.
     signatures: HashMap<Signature, u32>,
     frames: HashMap<Frame, u32>,
     stacks: HashMap<Stack, u32>,

@@ -27,6 +27,7 @@ struct OpenConnections {
     connections: BTreeMap<u64, Connection>,
 }
 
+/// A connection that has a place.
 #[derive(Debug)]
 struct Connection {
     /// `None` for a unix socket.
@@ -57,6 +58,7 @@ impl OpenConnections {
         Some(number)
     }
 
+    /// Takes the place of a stranger's connection, which then ends.
     fn end(&mut self, number: u64) {
         let connection = self.connections.remove(&number);
         if let Some(ends) = connection.and_then(|connection| connection.ends) {
@@ -125,7 +127,7 @@ impl Places {
     }
 }
 
-/// The place of one connection, freed when it is dropped.
+/// The place of one connection. It is free again when this value is dropped.
 #[derive(Debug)]
 pub struct Place {
     places: Arc<Places>,
@@ -134,7 +136,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Notes that the server admits the client: it keeps its place from now on.
+    /// Notes that the server admits the client, who keeps the place from now on.
     pub fn admit(&self) {
         if let Some(connection) = self.places.open().connections.get_mut(&self.number) {
             connection.ends = None;

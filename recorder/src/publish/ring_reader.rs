@@ -176,8 +176,8 @@ impl RingReader {
         self.view.words().load(header::LAST_ID)
     }
 
-    /// A hash of the groups and their progress, phase, step, lost records, NCCL's links, failures, connections and
-    /// steps of reducers: all but the operations, the heartbeat and the waits for a processor.
+    /// A hash of the number of groups, the time-out and progress of each, the phases, the step, the lost records, NCCL's
+    /// links, the failures, the connections and the steps of reducers.
     pub(super) fn fingerprint(&self) -> u64 {
         let view = &self.view.words();
         let phases = rings::phases(&self.layout);
@@ -300,11 +300,12 @@ pub(super) enum Owner {
     Traced,
     /// Dead, without having closed its ring.
     Dead,
-    /// It closed its ring cleanly.
+    /// The process closed its ring cleanly.
     Closed,
 }
 
 impl Owner {
+    /// Whether the process lives and has not closed its ring.
     pub(super) const fn is_alive(self) -> bool {
         matches!(self, Self::Alive | Self::Stopped | Self::Traced)
     }
@@ -347,6 +348,7 @@ pub struct RingListing {
 }
 
 impl RingListing {
+    /// Reads the ring at this path for a listing.
     pub(super) fn of(part: RingPart, path: PathBuf) -> Self {
         let ring = RingReader::attach(&path).map(|reader| RingSummary {
             identity: reader.identity(),

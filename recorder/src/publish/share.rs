@@ -3,7 +3,8 @@
 //! The endpoint's thread runs on a core that a rank may need, and one answer can take tens of milliseconds. So the
 //! processor time of its answers is measured, and over time it is at most a hundredth of a core: a request beyond that
 //! waits until the time is saved up, and is answered late. A client that pauses between its requests, as every view
-//! does, does not wait: one that has been quiet for [`PAUSE`] is answered at once, whatever others have used up.
+//! does, does not wait: after a pause of [`PAUSE`] since its last request it is answered at once, whatever others have
+//! used up.
 
 use super::places::Place;
 use rustix::time::{ClockId, clock_gettime};
@@ -17,7 +18,7 @@ use tokio::task::JoinError;
 
 /// Maximum time for which a request waits for its turn. Then it is refused.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// A client that has asked for nothing for this long begins a look, whose requests do not wait.
+/// A remembered client that has asked for nothing for this long begins a look, whose requests do not wait.
 const PAUSE: Duration = Duration::from_millis(400);
 /// A look's further requests wait once its answers have taken this much processor time.
 const LOOK: Duration = Duration::from_millis(5);
@@ -47,6 +48,7 @@ pub(super) const RULES: Rules = Rules {
 pub(super) enum Client {
     /// The process at the other end of a unix socket; `None` if the system does not tell.
     Process(Option<i32>),
+    /// The host at the other end of a TCP connection.
     Host(IpAddr),
 }
 
@@ -167,16 +169,18 @@ struct Ledger {
     rules: Rules,
     /// In nanoseconds of processor time; below zero if overdrawn.
     balance: i64,
+    /// The moment for which `balance` was computed.
     as_of: Instant,
     clients: Vec<Known>,
 }
 
+/// A client that is remembered.
 #[derive(Debug)]
 struct Known {
     client: Client,
-    /// Its last request, or the last work for it.
+    /// The moment of the client's last request, or of the last work for the client.
     last: Instant,
-    /// Whether it paused before this look.
+    /// Whether the client paused before this look.
     has_paused: bool,
     /// The processor time of the answers of this look.
     used: Duration,
@@ -196,6 +200,7 @@ impl Ledger {
         }
     }
 
+    /// Adds what was saved up since the balance was computed.
     fn save_until(&mut self, now: Instant) {
         // A time that was taken on another thread may be a little older.
         let passed = now.saturating_duration_since(self.as_of);
@@ -235,6 +240,7 @@ impl Ledger {
         Duration::from_nanos(overdrawn) * self.rules.part
     }
 
+    /// Takes processor time from the balance, and counts it for the client, if it is given and remembered.
     fn spend(&mut self, client: Option<Client>, used: Duration, now: Instant) {
         self.save_until(now);
         let least = -in_ns(self.rules.overdrawn);

@@ -81,6 +81,7 @@ pub fn own_threads() -> io::Result<Vec<OwnThread>> {
         .collect())
 }
 
+/// Looks at one thread.
 fn one_thread(tid: u32, code: &Code, memory: &File) -> OwnThread {
     // A thread that has ended meanwhile has no files: it is shown with its number alone.
     let read = |file: &str| {
@@ -119,8 +120,11 @@ fn state(stat: &str) -> &str {
 /// Where a thread sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sleep {
+    /// The number of the system call; -1 outside of one.
     number: i64,
+    /// The address of the newest word of the stack.
     stack: u64,
+    /// The address of the next instruction.
     instruction: u64,
 }
 
@@ -172,9 +176,9 @@ struct Segment {
 /// The code that is mapped from files.
 #[derive(Debug, Default)]
 struct Code {
-    /// In ascending order.
+    /// The segments, in ascending order of addresses.
     segments: Vec<Segment>,
-    /// Path, and the address of its beginning.
+    /// The path of each file, and the address relative to which its code is mapped.
     modules: Vec<(String, u64)>,
 }
 
@@ -183,6 +187,7 @@ impl Code {
         Ok(Self::parse(&fs::read_to_string("/proc/self/maps")?))
     }
 
+    /// Parses the text of `maps`. Lines that are malformed, or of mappings without a file, are left out.
     fn parse(maps: &str) -> Self {
         let mut code = Self::default();
         let mut known: HashMap<&str, usize> = HashMap::new();
@@ -235,7 +240,7 @@ impl Code {
         })
     }
 
-    /// The words that are addresses behind a call.
+    /// The words of a stack that are addresses directly behind a call instruction, at most [`MAX_CALLERS`].
     fn callers(&self, stack: &[u64], memory: &File) -> Vec<CodeAddress> {
         let behind_call = |address: u64| {
             let segment = self.segment(address)?;

@@ -28,7 +28,7 @@ pub struct HttpRequest<'a> {
     pub method: &'a str,
     /// Path and query, as they are sent.
     pub path: &'a str,
-    /// Sent as `Authorization: Bearer ...`.
+    /// The token, which is sent as `Authorization: Bearer ...`.
     pub token: Option<&'a EndpointToken>,
     /// The budget that the answer's body counts toward, together with other answers; `None` for no budget.
     pub budget: Option<&'a AnswerBudget>,
@@ -37,7 +37,7 @@ pub struct HttpRequest<'a> {
 /// A number of bytes that several answers together may have.
 ///
 /// # Thread safety
-/// It may be shared between threads.
+/// A budget may be shared between threads.
 #[derive(Debug)]
 pub struct AnswerBudget {
     limit: usize,
@@ -101,7 +101,7 @@ pub enum HttpError {
     /// The Content-Length is missing or above the limit.
     #[error("its answer has a missing or oversized Content-Length")]
     Length,
-    /// The answers that share a budget are longer in all.
+    /// The answers that share a budget are longer together than the budget.
     #[error("the answers that were asked for together have more than {0} bytes")]
     Budget(usize),
 }
@@ -219,6 +219,7 @@ impl HttpAnswer {
     }
 }
 
+/// The head of an answer: the length of the body, and the answer without its body.
 struct Head {
     length: usize,
     answer: HttpAnswer,
@@ -264,6 +265,7 @@ impl Head {
     }
 }
 
+/// The connection of one request.
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),

@@ -52,7 +52,7 @@ pub struct LaunchRecord {
 pub struct LaunchSignal {
     /// The signal's number.
     pub signal: i32,
-    /// When the launcher received or sent it.
+    /// When the launcher received or sent the signal.
     pub time_ns: i64,
 }
 
@@ -110,6 +110,7 @@ impl LaunchRecord {
         Self::in_directory_within(job_directory, MAX_SUM)
     }
 
+    /// Like [`in_directory`](Self::in_directory), with this limit for the size of all files together.
     fn in_directory_within(job_directory: &Path, mut bytes_left: u64) -> Vec<Self> {
         let mut paths: Vec<PathBuf> = fs::read_dir(job_directory)
             .into_iter()
@@ -139,7 +140,7 @@ impl LaunchRecord {
     /// Reads one file. Never blocks, and refuses a path whose last component is a symbolic link.
     ///
     /// # Errors
-    /// If it cannot be opened, is too long, or is not a launch record.
+    /// If the file cannot be opened, is too long, or is not a launch record.
     pub fn read(path: &Path) -> Result<Self> {
         Self::read_within(path, MAX_BYTES).map(|(record, _)| record)
     }
@@ -156,6 +157,7 @@ impl LaunchRecord {
         Ok((record, bytes.len() as u64))
     }
 
+    /// Parses a record. The error is the reason why the bytes are no record that this version reads.
     fn parse(bytes: &[u8], limit: u64) -> std::result::Result<Self, String> {
         if bytes.len() as u64 > limit {
             return Err(format!("it has more than {limit} bytes"));
@@ -253,6 +255,7 @@ const MAX_SUM: u64 = 256 << 20;
 /// Maximum number of files read per job.
 const MAX_FILES: usize = 4096;
 
+/// When the file was last modified; `None` if that cannot be found out.
 fn modified(path: &Path) -> Option<SystemTime> {
     let metadata = fs::metadata(path);
     metadata.and_then(|metadata| metadata.modified()).ok()

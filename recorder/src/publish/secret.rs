@@ -1,7 +1,7 @@
 //! The job's secret, which a process must know to connect to the ranks of a job and to its store.
 //!
-//! The launcher makes it (`RCOMM_JOB_SECRET`), or it comes from the [secret of the user](Secret::of_user), or
-//! the ranks agree on one. A handshake does not send the secret: it carries an HMAC-SHA256, keyed with the secret,
+//! The launcher makes the secret (`RCOMM_JOB_SECRET`), or it is derived from the [secret of the user](Secret::of_user),
+//! or the ranks agree on one. A handshake does not send the secret: it carries an HMAC-SHA256, keyed with the secret,
 //! over values that both ends have. Tokens for other uses are derived from the secret under a label.
 
 use super::answer::EndpointToken;
@@ -122,6 +122,7 @@ impl Secret {
         self.mac(parts).verify_slice(tag).is_ok()
     }
 
+    /// The HMAC over these parts.
     fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut hmac = keyed(&self.0);
         for part in parts {
@@ -164,6 +165,7 @@ fn read(path: &Path) -> Result<Option<Secret>> {
     Ok(Some(Secret(bytes)))
 }
 
+/// Writes these bytes to a file of mode 0600.
 fn write(path: &Path, bytes: &[u8; 32]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     // A file of that name is left over from a process that was killed: no other process has this id now.
@@ -180,6 +182,7 @@ pub(crate) fn random() -> Result<[u8; 32]> {
     Ok(bytes)
 }
 
+/// An HMAC with this key, over nothing yet.
 fn keyed(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes a key of any length")
 }

@@ -14,7 +14,7 @@
 //! connection. Both ends must know the secret; the labels keep one end's proof from being played back as the
 //! other's. Without TLS, the later requests are neither encrypted nor authenticated: the proof keeps out clients
 //! without the secret, but not an attacker who can read or change the traffic. Inside TLS the key of the proofs is tied
-//! to the connection, so an attacker cannot pass them on over another.
+//! to the connection, so an attacker cannot pass proofs on over another connection.
 
 use super::secret::{Secret, random};
 use crate::error::Result;
@@ -79,7 +79,7 @@ impl StoreCaller {
         [&VALIDATE[..], &[StoreOpCode::Hello as u8], &self.nonce].concat()
     }
 
-    /// The bytes to send after the server's answer; `None` if it does not show that the server knows the
+    /// The bytes to send after the server's answer; `None` if the answer does not show that the server knows the
     /// secret.
     pub fn proof(&self, answer: &[u8; Self::ANSWER_LEN]) -> Option<Vec<u8>> {
         let (head, tag) = answer.split_at(36);
@@ -93,6 +93,7 @@ impl StoreCaller {
     }
 }
 
+// The labels of the two ends.
 const SERVER: &[u8] = b"store";
 const CLIENT: &[u8] = b"caller";
 

@@ -10,9 +10,9 @@ pub struct WaitStatistics {
     pub name: String,
     /// How many waits have ended.
     pub count: u64,
-    /// How long these took together, in ns.
+    /// How long the waits that have ended took together, in ns.
     pub total_ns: u64,
-    /// How long the longest of these took, in ns.
+    /// How long the longest wait that has ended took, in ns.
     pub max_ns: u64,
     /// How many threads wait now.
     pub waiting: u32,

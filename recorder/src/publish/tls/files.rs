@@ -13,10 +13,12 @@ use std::sync::Arc;
 /// Maximum number of bytes that are read from a file; the rest is ignored.
 const MAX_FILE: u64 = 1 << 20;
 
+/// The error for a file that cannot be used, for this reason.
 fn invalid(path: &Path, reason: impl std::fmt::Display) -> Error {
     Error::Tls(format!("the TLS file {} {reason}", path.display()))
 }
 
+/// Reads an opened file. The error names the file.
 fn read(path: &Path, file: io::Result<File>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.and_then(|file| file.take(MAX_FILE).read_to_end(&mut bytes))

@@ -180,6 +180,7 @@ impl SameCa {
         }
     }
 
+    /// Checks that the CA has signed the certificate, and that the certificate is valid at this time.
     fn verify(
         &self,
         certificate: &CertificateDer<'_>,

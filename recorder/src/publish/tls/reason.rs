@@ -30,9 +30,10 @@ impl TlsError {
         error.get_ref()?.downcast_ref()
     }
 
+    /// The failure for an error of the TLS library, before or after TLS was established.
     pub(super) fn from_rustls(error: Rustls, was_set_up: bool) -> Self {
         match error {
-            // What should be the head of the peer's first record is something else.
+            // The peer's first bytes are not the head of a record.
             Rustls::InvalidMessage(_) if !was_set_up => Self::Plain,
             error => Self::Failed(error),
         }

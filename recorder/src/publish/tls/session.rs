@@ -24,7 +24,7 @@ const LABEL: &[u8] = b"EXPORTER-rcomm-connection";
 pub enum Handshake {
     /// Both ends may send.
     Done,
-    /// It goes on once the socket has this event.
+    /// The handshake goes on once the socket has this event.
     Waits(PollFlags),
 }
 
@@ -168,10 +168,11 @@ impl TlsSession {
         Ok(read)
     }
 
-    /// Encrypts as much of `from` as fits, up to 256 KiB, and gives it to the socket; returns how many bytes it took.
+    /// Encrypts as much of `from` as fits, up to 256 KiB, and gives it to the socket; returns how many bytes were taken.
     ///
-    /// If the socket does not take all, the last byte counts as not taken until it has: a caller whose bytes were all
-    /// taken knows that none is left in the session. The next call must begin with the first byte that was not taken.
+    /// If the socket does not take all at once, the last byte counts as not taken until the socket has taken all: a
+    /// caller whose bytes were all taken knows that none is left in the session. The next call must begin with the first
+    /// byte that was not taken.
     ///
     /// # Errors
     /// `WouldBlock` if nothing was taken; the system's error.
@@ -209,7 +210,7 @@ impl TlsSession {
         }
     }
 
-    /// Gives the socket what was encrypted; returns whether it took all.
+    /// Gives the socket what was encrypted; returns whether the socket took all.
     fn flush(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         while self.connection.wants_write() {
             match self.connection.write_tls(&mut Outgoing(socket)) {
@@ -221,7 +222,7 @@ impl TlsSession {
         Ok(true)
     }
 
-    /// Reads from the socket and decrypts; returns the number of bytes read, 0 at its end.
+    /// Reads from the socket and decrypts; returns the number of bytes read, 0 at the end of the stream.
     fn take_record(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         let mut incoming = Source {
             socket,
@@ -230,7 +231,7 @@ impl TlsSession {
         let read = self.connection.read_tls(&mut incoming)?;
         if let Err(error) = self.connection.process_new_packets() {
             let was_set_up = !self.connection.is_handshaking();
-            // The alert that tells the peer why. If the socket does not take it, the peer sees the end only.
+            // An alert tells the peer why. If the socket does not take the alert, the peer sees only the end.
             let _ = self.flush(socket);
             return Err(TlsError::from_rustls(error, was_set_up).into());
         }
@@ -245,10 +246,11 @@ struct Incoming {
     buffer: Box<[u8]>,
     /// The bytes of `buffer` that were not decrypted yet.
     unread: std::ops::Range<usize>,
-    /// Without a buffer, the bytes of the current record's head, and how many bytes of the record are left: no byte of
-    /// the next record is taken.
+    /// Without a buffer, the bytes of the current record's head.
     head: [u8; HEAD],
+    /// How many bytes of the head have arrived.
     head_len: usize,
+    /// How many bytes of the current record are left after its head: no byte of the next record is taken.
     left: usize,
 }
 

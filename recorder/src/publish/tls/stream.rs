@@ -67,12 +67,16 @@ impl TlsStream {
     }
 }
 
+/// Waits for this event on the socket, for an hour at most.
+///
+/// # Errors
+/// `TimedOut` if the deadline has passed; the system's error.
 fn wait(socket: &TcpStream, event: PollFlags, deadline: Instant) -> io::Result<()> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    // One poll waits for an hour at most: the caller waits again until a later deadline.
+    // The system limits the time of one poll; a caller with a later deadline waits again.
     let limit = Timespec::try_from(left.min(Duration::from_secs(3600)));
     let limit = limit.map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(socket, event)], Some(&limit)) {

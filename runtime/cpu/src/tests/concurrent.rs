@@ -25,6 +25,7 @@ fn issue_send(rig: &Rig, tag: u32, message: Vec<i32>) -> Arc<dyn Pending> {
     })
 }
 
+/// Waits until the operation has completed, and returns its message.
 fn end_of(pending: &Arc<dyn Pending>) -> Vec<i32> {
     let end = pending.wait(LONG.into());
     assert!(matches!(end, Progress::Completed(_)), "{end:?}");
@@ -34,6 +35,7 @@ fn end_of(pending: &Arc<dyn Pending>) -> Vec<i32> {
     }
 }
 
+/// Receives a message of two equal numbers, and returns the number.
 fn receive_one(rig: &Rig, from: Option<usize>, tag: u32) -> i32 {
     let mut into = [0; 2];
     rig.run(receive(from, tag, &mut into)).unwrap();
@@ -41,6 +43,7 @@ fn receive_one(rig: &Rig, from: Option<usize>, tag: u32) -> i32 {
     into[0]
 }
 
+/// Sends a message of two equal numbers to rank 1.
 fn send_one(rig: &Rig, tag: u32, value: i32) {
     rig.run(send(1, tag, &[value; 2])).unwrap();
 }

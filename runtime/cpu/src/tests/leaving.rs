@@ -10,7 +10,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Runs `then` once, when its rank looks for this key, or reads several if it is [`MANY`].
+/// A store that runs `then` once: when its rank looks for `key`, or, if `key` is [`MANY`], when the rank reads several
+/// keys.
 struct RunOnCheck {
     key: &'static str,
     store: Arc<dyn Store>,
@@ -88,8 +89,8 @@ impl Store for RunOnCheck {
     }
 }
 
-/// Makes two ranks and returns the first. The second runs `last` and ends, after the first has not found a channel to
-/// it and before the first checks whether it is still alive.
+/// Makes two ranks and returns the first. The second runs `last` and ends, after the first has found no channel to the
+/// second, and before the first checks whether the second is still alive.
 fn first_after_end_of_second(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 'static) -> Rig {
     let shared: Arc<dyn Store> = Arc::new(HashStore::new());
     let store_of_first = Arc::new(RunOnCheck {
@@ -111,6 +112,7 @@ fn first_after_end_of_second(wiring: Wiring, last: impl FnOnce(&Rig) + Send + 's
     here
 }
 
+/// Opens a channel of this kind to `peer`, and returns its blocking socket.
 fn channel(rig: &Rig, kind: ChannelKind, peer: u32) -> TcpStream {
     let stop = Stop::default();
     let mut policy = WaitPolicy::new(&stop, LONG.into(), WaitMode::Oversubscribed);

@@ -61,6 +61,7 @@ const WIRINGS: &[Wiring] = &[
     Wiring::Dealt(2),
 ];
 
+/// The context of a rank in a world with this wiring.
 fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) -> WorldContext {
     let (transport, host) = match wiring {
         Wiring::Tcp | Wiring::Streams(_) => (TransportChoice::Tcp, None),
@@ -108,6 +109,7 @@ fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) ->
     }
 }
 
+/// The context of rank `rank` in a group of `ranks`.
 fn group_context(
     store: &Arc<dyn Store>,
     name: &str,
@@ -168,6 +170,7 @@ impl Rig {
         }
     }
 
+    /// The parameters of the rank's next call, with a turn if it is a collective.
     fn call(&self, op: &Op<'_>, deadline: Duration) -> Call {
         let turn = if op.is_p2p() {
             0
@@ -182,6 +185,7 @@ impl Rig {
         }
     }
 
+    /// Runs the operation; with [`Wiring::Registered`] a collective runs on copies that the other ranks can map.
     fn run_for(&self, op: &mut Op<'_>, deadline: Duration) -> Result<Done> {
         op.validate(self.rank as u32, self.size as u32).unwrap();
         let call = self.call(op, deadline);

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 const COUNT: usize = 70_000;
 
+/// A buffer that the group allocated, with this value in all elements.
 fn filled(rig: &Rig, value: f32) -> Buffer<'static> {
     let mut buffer = rig.backend.allocate(DType::F32, COUNT).unwrap();
     buffer.as_mut_slice::<f32>().unwrap().fill(value);

@@ -20,8 +20,8 @@ pub enum EntryState {
     Started = 1,
     /// The recorder has seen the operation complete.
     Completed = 2,
-    /// The operation ended with an error or a time-out. Only rcomm's recorder writes this state; others mark such an entry
-    /// `retired` and not `completed`.
+    /// The operation ended with an error or a time-out. Only rcomm's recorder writes this state; others mark such an
+    /// entry `retired` and not `completed`.
     Failed = 3,
 }
 

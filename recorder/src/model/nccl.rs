@@ -35,8 +35,9 @@ pub struct KernelProgress {
     pub protocol: String,
     /// When NCCL put the operation into a plan, wall clock, ns since the epoch; 0 if not seen.
     pub enqueued_ns: i64,
-    /// When the operation's kernel was launched, wall clock, ns since the epoch; 0 if the end of the launch was not seen. NCCL
-    /// reports that the operation is in a plan right after the launch, so the plug-in gives the time of that report.
+    /// When the operation's kernel was launched, wall clock, ns since the epoch; 0 if the end of the launch was not
+    /// seen. NCCL reports that the operation is in a plan right after the launch, so the plug-in gives the time of
+    /// that report.
     pub launched_ns: i64,
     /// Channels that the device has started, one bit each.
     pub started: u64,

@@ -176,8 +176,8 @@ impl RingReader {
         self.view.words().load(header::LAST_ID)
     }
 
-    /// A hash of the number of groups, the time-out and progress of each, the phases, the step, the lost records, NCCL's
-    /// links, the failures, the connections and the steps of reducers.
+    /// A hash of the number of groups, the time-out and progress of each, the phases, the step, the lost records,
+    /// NCCL's links, the failures, the connections and the steps of reducers.
     pub(super) fn fingerprint(&self) -> u64 {
         let view = &self.view.words();
         let phases = rings::phases(&self.layout);

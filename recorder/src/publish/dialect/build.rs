@@ -61,7 +61,7 @@ pub(super) struct Fields {
 }
 
 impl Draft {
-    /// Empties the draft, keeping its vectors' memory.
+    /// Empties the draft, and keeps the memory of its vectors.
     pub(super) fn reset(&mut self) {
         self.fields = Fields::default();
         self.input_sizes.clear();
@@ -114,6 +114,7 @@ pub(super) struct ConfigGroup {
 }
 
 impl ConfigGroup {
+    /// The rank's place in the group, if the file has it and not the members.
     fn place(&self) -> Option<GroupPlace> {
         let (rank, size) = self.own_rank.zip(self.size)?;
         (self.ranks.is_empty() && rank < size).then_some(GroupPlace { rank, size })
@@ -142,9 +143,11 @@ pub(super) struct Builder {
     pub(super) dump: Dump,
     pub(super) texts: Texts,
     pub(super) draft: Draft,
+    /// The groups of `pg_config`.
     pub(super) config: Vec<ConfigGroup>,
     /// The lists of ranks of the files that were read before.
     pub(super) lists: RankLists,
+    /// The statuses of `pg_status`, each with the number of its group.
     pub(super) group_status: Vec<(u32, ProcessGroupStatus)>,
     /// The file's own table of stacks; each is a list of indices into the file's own table of frames.
     pub(super) stack_rows: Vec<Vec<u32>>,
@@ -162,15 +165,19 @@ pub(super) struct Builder {
     pub(super) first_rejected: Option<(usize, &'static str)>,
     /// Kind of the value of `entries`, if that is not a list.
     pub(super) entries_kind_if_no_list: Option<&'static str>,
+    /// The parsed profiling names, by the number of the text.
     names: Vec<Option<Name>>,
     signatures: Recurring<u64>,
+    /// Memory for the key of a signature.
     signature_key: Vec<u64>,
     frames: Recurring<u64>,
     stacks: Recurring<u32>,
     threads: Interner<u64>,
     last_thread: Option<(Thread, u32)>,
     groups: Recurring<u64>,
+    /// The name of each group in the dump.
     group_names: Vec<Text>,
+    /// The entries that refer to a stack by its number in the file's own table, each with this number.
     pending_stacks: Vec<(u32, u32)>,
 }
 
@@ -231,6 +238,7 @@ impl Builder {
         self.draft.reset();
     }
 
+    /// Adds the draft as an entry. `index` is its record id if the file gives none.
     fn push_entry(&mut self, profiling_name: Text, index: u64) {
         let mut name = self.name(profiling_name);
         if let Some(op_name) = self.draft.fields.op_name {
@@ -284,7 +292,7 @@ impl Builder {
         if let Some(&Some(name)) = self.names.get(slot) {
             return name;
         }
-        // The parts of the name are added to the table of texts, so the name must be copied out of it first.
+        // The parts of the name are added to the table of texts, so the name is copied out of that table first.
         let full_name = self.texts.get(text).to_owned();
         let parsed = ProfilingName::parse(&full_name);
         let name = Name {
@@ -487,8 +495,9 @@ impl Builder {
     /// Sets the numbers in `ids` of groups that no entry mentions, where they can be inferred.
     ///
     /// `pg_config` is keyed by name and `pg_status` by number. PyTorch names its groups by ascending integers and
-    /// numbers them in the same order. So if as many names as numbers are left over, they belong together in ascending
-    /// order; a single one of each needs no order, whatever the name.
+    /// numbers them in the same order. So if as many names as numbers are left over, and all names are integers, names
+    /// and numbers belong together in ascending order. A single name and a single number belong together whatever the
+    /// name.
     fn number_unused(&self, group_of_config: &[Option<usize>], ids: &mut [Option<u32>]) {
         let mut names: Vec<(u64, usize)> = Vec::new();
         for (index, config) in self.config.iter().enumerate() {

@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, Hash};
 /// All runs lie in one vector; looking one up allocates nothing.
 pub(super) struct Interner<T> {
     values: Vec<T>,
-    /// End of each run; it begins at the end of the previous one.
+    /// The end of each run. A run begins at the end of the previous one.
     ends: Vec<usize>,
     table: HashTable<u32>,
     hasher: DefaultHashBuilder,
@@ -66,6 +66,7 @@ impl<T: Copy + Eq + Hash> Interner<T> {
 
 /// Number of slots of the cache in a [`Recurring`].
 const RECENT: usize = 256;
+/// Value of a slot that holds no run.
 const NO_RUN: u32 = u32::MAX;
 
 /// An [`Interner`] for runs that in most cases repeat recent ones, as a program's operations do. A
@@ -114,6 +115,7 @@ pub(super) struct Text(pub(super) u32);
 pub(super) struct Texts(Interner<u8>);
 
 impl Texts {
+    /// The number of this string, which is added if it is new.
     pub(super) fn intern(&mut self, text: &str) -> Text {
         Text(self.0.intern(text.as_bytes()).0)
     }
@@ -126,6 +128,7 @@ impl Texts {
         }
     }
 
+    /// The string with this number.
     pub(super) fn get(&self, text: Text) -> &str {
         // Only whole strings are interned.
         std::str::from_utf8(self.0.get(text.0)).unwrap_or_default()

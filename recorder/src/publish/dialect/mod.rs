@@ -34,7 +34,7 @@ pub enum ReadError {
     /// There are no bytes.
     #[error("the file is empty")]
     Empty,
-    /// Neither a pickle nor JSON, or without any key of a dump.
+    /// The input is neither a pickle nor JSON, or has no key of a dump.
     #[error("not a flight recorder dump: {what}")]
     NotADump {
         /// A description of the input.
@@ -50,7 +50,7 @@ pub enum ReadError {
         /// Why it stopped.
         cause: Cause,
     },
-    /// A pickle that would construct objects, call functions, or fetch something from outside.
+    /// The file is a pickle that would construct objects, call functions, or fetch something from outside.
     #[error(
         "refused: pickle instruction {opcode} at byte {at} would construct an object, which dumps never do"
     )]
@@ -111,9 +111,9 @@ pub enum ReadProblem {
         if *count == 1 { "1 entry was".to_owned() } else { format!("{count} entries were") }
     )]
     Rejected {
-        /// How many.
+        /// The number of entries that were skipped.
         count: usize,
-        /// Index of the first, from 0.
+        /// Index of the first of these entries, from 0.
         first: usize,
         /// The key whose value is missing or invalid; `(not a dict)` if the entry has no keys.
         key: &'static str,
@@ -128,7 +128,7 @@ pub enum ReadProblem {
     },
 }
 
-/// Reads dumps one after another, keeping its working memory from file to file.
+/// Reads dumps one after another, and keeps its working memory from file to file.
 #[derive(Default)]
 pub struct DumpReader {
     pickle: Pickle,
@@ -146,8 +146,8 @@ impl DumpReader {
         Self::default()
     }
 
-    /// Gives the reader memory for the entries of the next dump: those of one that is no longer needed. New memory costs
-    /// page faults, which add up over the files of a large job.
+    /// Gives the reader memory for the entries of the next dump: those of one that is no longer needed. New memory
+    /// costs page faults, which add up over the files of a large job.
     pub fn reuse(&mut self, mut entries: Vec<Entry>) {
         entries.clear();
         self.entries = entries;
@@ -217,13 +217,15 @@ impl Dump {
     }
 }
 
+/// The encoding of a dump.
 enum Encoding<'a> {
     Pickle,
-    /// Without a byte order mark.
+    /// The text, without a byte order mark.
     Json(&'a [u8]),
 }
 
 impl<'a> Encoding<'a> {
+    /// Decides by the first bytes.
     fn detect(bytes: &'a [u8]) -> Result<Self, ReadError> {
         let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         let first = text.iter().find(|byte| !byte.is_ascii_whitespace());
@@ -239,7 +241,7 @@ impl<'a> Encoding<'a> {
     }
 }
 
-/// The first bytes, readable.
+/// The first bytes, as text if all are printable, else in hexadecimal digits.
 fn beginning(bytes: &[u8]) -> String {
     let first = &bytes[..bytes.len().min(8)];
     if first

@@ -9,9 +9,9 @@ use crate::model::{OpType, Peer};
 /// The parts of a profiling name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ProfilingName<'a> {
-    /// Empty if the name has no colon.
+    /// The backend; empty if the name has no colon.
     pub(super) backend: &'a str,
-    /// As the dump spells it, without peers.
+    /// The operation as the dump spells it, without peers.
     pub(super) op_name: &'a str,
     pub(super) op: OpType,
     pub(super) peer: Peer,
@@ -31,8 +31,8 @@ impl<'a> ProfilingName<'a> {
     }
 }
 
-/// `send` is followed by `source->destination`, `recv` by `destination<-source`, as ranks of the group;
-/// `?` means any source.
+/// The other end in the text after the operation: `source->destination` after `send`, `destination<-source` after
+/// `recv`, as ranks of the group; `?` means any source.
 fn peer(op: OpType, peers: &str) -> Peer {
     let arrow = if op == OpType::Send { "->" } else { "<-" };
     let other = peers.split_once(arrow).filter(|_| op.is_p2p());
@@ -73,8 +73,8 @@ pub(super) fn op_type(name: &str) -> OpType {
     }
 }
 
-/// PyTorch's NCCL recorder closes a block with `coalesced`, or with the operation's name in capitals before it
-/// (`ALLGATHER_coalesced`).
+/// Whether this is the name of a closing marker such as `ALLGATHER_coalesced`: PyTorch's NCCL recorder closes a block
+/// with `coalesced`, or with the operation's name in capitals before it.
 fn is_closing_marker(name: &str) -> bool {
     name.strip_suffix("_coalesced").is_some_and(|prefix| {
         !prefix.is_empty() && prefix.bytes().all(|b| b.is_ascii_uppercase() || b == b'_')

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 /// Lists of ranks that were read before, by their text.
 ///
-/// Every rank of a job writes the members of its groups, so the files of n ranks hold the list of all ranks n times. It
-/// is converted once and shared by all dumps of one reader.
+/// Every rank of a job writes the members of its groups, so the files of n ranks hold the list of all ranks n times. A
+/// list is converted once and shared by all dumps of one reader.
 #[derive(Default)]
 pub(super) struct RankLists {
     known: HashMap<Box<[u8]>, Arc<[u32]>>,

@@ -55,7 +55,7 @@ impl Scalar<'_> {
         T::try_from(self.integer()?).ok()
     }
 
-    /// A bool, from a bool or an integer; none is false.
+    /// A bool, from a bool or an integer; Python's `None` is false.
     #[inline(always)]
     fn flag(self) -> Option<bool> {
         match self {
@@ -76,7 +76,7 @@ impl Scalar<'_> {
         }
     }
 
-    /// A time: none and 0 both mean "not seen".
+    /// A time: Python's `None` and 0 both mean "not seen".
     #[inline(always)]
     fn time(self) -> Option<i64> {
         match self {
@@ -85,6 +85,7 @@ impl Scalar<'_> {
         }
     }
 
+    /// A text; empty if the value is none.
     fn text(self) -> String {
         match self {
             Self::Text(text) => text.to_owned(),
@@ -394,14 +395,14 @@ pub(super) fn set_reducer_bucket(bucket: &mut ReducerBucket, key: &str, value: S
     *number = value.int().unwrap_or(0);
 }
 
-/// Adds a bucket to its step, unless that has as many as the record of a step can have.
+/// Adds a bucket to its step, unless the step has as many buckets as its record can have.
 pub(super) fn add_reducer_bucket(step: &mut ReducerStep, bucket: ReducerBucket) {
     if step.buckets.len() < ReducerStep::MAX_BUCKETS {
         step.buckets.push(bucket);
     }
 }
 
-/// Adds a step to the dump's, unless it has no number or the dump has [`MAX_REDUCER_STEPS`].
+/// Adds a step to the dump's, unless the step has no number or the dump has [`MAX_REDUCER_STEPS`].
 pub(super) fn add_reducer_step(builder: &mut Builder, step: ReducerStep) {
     let steps = &mut builder.dump.reducer_steps;
     if step.id > 0 && steps.len() < MAX_REDUCER_STEPS {

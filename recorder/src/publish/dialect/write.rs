@@ -98,6 +98,7 @@ pub(super) fn dump<E: Encoder>(dump: &Dump, out: &mut E) {
     });
 }
 
+/// Writes the keys of the process, and when it closed its record.
 fn identity<E: Encoder>(identity: &Identity, recorder: Recorder, closed_ns: i64, out: &mut E) {
     out.key(top::RECORDER);
     out.text(recorder.name());
@@ -129,6 +130,7 @@ fn identity<E: Encoder>(identity: &Identity, recorder: Recorder, closed_ns: i64,
     }
 }
 
+/// The value; `None` if it is 0.
 fn nonzero(value: i64) -> Option<i64> {
     (value != 0).then_some(value)
 }
@@ -305,7 +307,8 @@ struct GroupKeys {
 }
 
 impl GroupKeys {
-    /// The group's name. If it is already a key, the group's number is appended, and if that is one, a count.
+    /// The key of the next group: its name, or, if that is a key already, its name and number; if that is a key too, a
+    /// count is appended.
     fn next(&mut self, info: &ProcessGroupInfo) -> String {
         if self.taken.insert(info.name.clone()) {
             return info.name.clone();
@@ -449,7 +452,7 @@ fn field<E: Encoder>(out: &mut E, field: Field) -> &mut E {
     out
 }
 
-/// `<backend>:<op>[ <peers>]`, with peers if both this rank's number in the group and the peer were recorded.
+/// The name `<backend>:<op>[ <peers>]`, with peers if both this rank's number in the group and the peer were recorded.
 fn profiling_name(
     entry: &Entry,
     signature: &Signature,
@@ -467,7 +470,8 @@ fn profiling_name(
     format!("{backend}:{op}{}", ends.unwrap_or_default())
 }
 
-/// PyTorch has three states; a failed operation is written as the state that it had reached.
+/// The spelling of an entry's state. PyTorch has three states: a failed operation is written as the state that it had
+/// reached.
 fn state(entry: &Entry) -> &'static str {
     match entry.state {
         EntryState::Completed => "completed",

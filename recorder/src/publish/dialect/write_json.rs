@@ -20,6 +20,7 @@ impl Dump {
     }
 }
 
+/// The encoder for JSON.
 struct JsonWriter {
     bytes: Vec<u8>,
     /// Whether nothing was written since the last opening bracket or key, so that no comma is needed.
@@ -35,6 +36,7 @@ impl JsonWriter {
         self.needs_no_comma = false;
     }
 
+    /// Writes a list or a dict.
     fn bracketed(&mut self, [open, close]: [u8; 2], fill: impl FnOnce(&mut Self)) {
         self.separate();
         self.bytes.push(open);

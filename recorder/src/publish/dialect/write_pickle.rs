@@ -10,8 +10,8 @@ use crate::publish::pickle::PickleWriter;
 
 impl Dump {
     /// The dump as a pickle (protocol 2, plain data only): the 2.10 dialect of PyTorch's flight recorder,
-    /// with rcomm's additional keys. A backend that PyTorch's tools do not know is `c10d` in `profiling_name`; the key
-    /// `backend` has its name.
+    /// with rcomm's additional keys. A backend that PyTorch's tools do not know is `c10d` in `profiling_name`; its own
+    /// name is under the key `backend`.
     pub fn to_pickle(&self) -> Vec<u8> {
         let mut out = Writer {
             pickle: PickleWriter::new(),
@@ -22,6 +22,7 @@ impl Dump {
     }
 }
 
+/// The encoder for pickle.
 struct Writer {
     pickle: PickleWriter,
     /// Memo numbers of the frames written so far.
@@ -29,6 +30,7 @@ struct Writer {
 }
 
 impl Writer {
+    /// Writes a frame, or a reference to it if it was written before.
     fn frame(&mut self, dump: &Dump, index: u32) {
         if let Some(memo) = self.frames[index as usize] {
             self.pickle.recall(memo);

@@ -168,11 +168,12 @@ impl TlsSession {
         Ok(read)
     }
 
-    /// Encrypts as much of `from` as fits, up to 256 KiB, and gives it to the socket; returns how many bytes were taken.
+    /// Encrypts as much of `from` as fits, up to 256 KiB, and gives it to the socket; returns how many bytes were
+    /// taken.
     ///
     /// If the socket does not take all at once, the last byte counts as not taken until the socket has taken all: a
-    /// caller whose bytes were all taken knows that none is left in the session. The next call must begin with the first
-    /// byte that was not taken.
+    /// caller whose bytes were all taken knows that none is left in the session. The next call must begin with the
+    /// first byte that was not taken.
     ///
     /// # Errors
     /// `WouldBlock` if nothing was taken; the system's error.

@@ -200,8 +200,8 @@ impl Unnamed {
             })
     }
 
-    /// Fails if there is no space now for the whole ring. Only its beginning is reserved, but the owner can still choose
-    /// another directory now.
+    /// Fails if there is no space now for the whole ring. Only its beginning is reserved, but the owner can still
+    /// choose another directory now.
     fn check_space(&self, bytes: usize) -> io::Result<()> {
         let system = rfs::fstatvfs(&self.file)?;
         let free = system.f_bavail.saturating_mul(system.f_frsize);

@@ -209,8 +209,8 @@ impl Host {
     /// not published their host yet.
     ///
     /// # Errors
-    /// Those of the store; `Timeout` if it does not answer, or if ranks do not publish their hosts in time; `Io` if this
-    /// rank cannot accept the connections of others.
+    /// Those of the store; `Timeout` if it does not answer, or if ranks do not publish their hosts in time; `Io` if
+    /// this rank cannot accept the connections of others.
     pub(crate) fn layout(&self, ranks: &[Rank], rank: usize, deadline: Deadline) -> Result<Layout> {
         let mut known = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         let segment = self.segment.as_ref();

@@ -12,6 +12,7 @@ impl Span {
         Self(u64::from(len) << 32 | u64::from(start))
     }
 
+    /// Where the string begins in the input, in bytes.
     pub(in crate::publish) fn start(self) -> u32 {
         self.0 as u32
     }

@@ -37,12 +37,14 @@ pub(in crate::publish) struct List {
     form: Form,
 }
 
+/// The instructions that build a list.
 #[derive(Clone, Copy)]
 enum Form {
     /// MARK, items, APPENDS.
     Marked,
     /// One item and APPEND, or none.
     Single,
+    /// The only item, if there is one, was read.
     Ended,
 }
 
@@ -63,11 +65,13 @@ impl<'p, 'a> Cursor<'p, 'a> {
         self.at
     }
 
+    /// The code of the next instruction.
     #[inline(always)]
     fn peek(&self) -> Option<u8> {
         self.input.get(self.at).copied()
     }
 
+    /// The next `N` bytes, which the cursor then leaves behind.
     #[inline(always)]
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let bytes = self.input.get(self.at..)?.first_chunk::<N>()?;
@@ -171,6 +175,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
         })
     }
 
+    /// The value in this slot of the memo; `None` if there is none or it was not kept.
     #[inline(always)]
     fn recall(&self, slot: usize) -> Option<Cell> {
         match self.pickle.memo.get(slot) {
@@ -179,6 +184,7 @@ impl<'p, 'a> Cursor<'p, 'a> {
         }
     }
 
+    /// A string that begins with its length in four bytes.
     #[inline(always)]
     fn span(&mut self) -> Option<Span> {
         let len = u32::from_le_bytes(self.take()?);

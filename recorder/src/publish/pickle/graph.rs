@@ -19,6 +19,7 @@ pub(super) struct Container {
     last: u32,
 }
 
+/// Marks the last run of a container.
 const END: u32 = u32::MAX;
 
 /// Maximum number of values and containers, of 16 bytes each, that one file may need together: half a GiB.
@@ -115,6 +116,7 @@ impl Pickle {
         self.incomplete.binary_search(&container).is_ok()
     }
 
+    /// Puts a value on the stack; `TooLarge` if the file has too many of them.
     #[inline]
     pub(super) fn push(&mut self, cell: Cell, at: usize) -> Result<(), Fault> {
         if self.stack.len() == self.stack.capacity() {

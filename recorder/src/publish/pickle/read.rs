@@ -25,6 +25,7 @@ impl Pickle {
         }
     }
 
+    /// Executes the instructions up to STOP and returns the value.
     fn run(&mut self, input: &[u8], taker: &mut impl Taker) -> Result<Cell, Fault> {
         let mut at = 0;
         // The stack height at which the taker's items begin.
@@ -200,6 +201,7 @@ impl Pickle {
         }
     }
 
+    /// Puts a string of `len` bytes on the stack, and moves `at` behind it.
     fn text(&mut self, input: &[u8], at: &mut usize, len: usize) -> Result<(), Fault> {
         let start = *at;
         take_slice(input, at, len)?;
@@ -208,6 +210,7 @@ impl Pickle {
         self.push(Cell::Text(span), start)
     }
 
+    /// Puts the value in this slot of the memo on the stack.
     fn recall(&mut self, slot: usize, at: usize) -> Result<(), Fault> {
         match self.memo.get(slot) {
             Some(Cell::Taken) => Err(Fault::Taken { at }),
@@ -219,6 +222,7 @@ impl Pickle {
         }
     }
 
+    /// Stores the top of the stack in this slot of the memo.
     fn remember(&mut self, slot: usize, at: usize) -> Result<(), Fault> {
         let &cell = self.stack.last().ok_or(Fault::Damaged {
             what: "no value to memoize",

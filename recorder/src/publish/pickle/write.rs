@@ -37,6 +37,7 @@ impl PickleWriter {
             .push(if value { op::NEWTRUE } else { op::NEWFALSE });
     }
 
+    /// Writes an integer in one, two or four bytes if it fits, otherwise in eight.
     pub(in crate::publish) fn int(&mut self, value: i64) {
         if let Ok(byte) = u8::try_from(value) {
             self.bytes.extend([op::BININT1, byte]);
@@ -52,6 +53,7 @@ impl PickleWriter {
         }
     }
 
+    /// Writes an integer that may need all 64 bits without a sign.
     pub(in crate::publish) fn uint(&mut self, value: u64) {
         match i64::try_from(value) {
             Ok(value) => self.int(value),

@@ -103,6 +103,7 @@ impl<'de> Visitor<'de> for DumpSeed<'_> {
     }
 }
 
+/// The groups, by the name of each; the table of groups shows that the file is a dump.
 struct PgConfig<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for PgConfig<'_> {
@@ -200,6 +201,7 @@ impl<'de> Visitor<'de> for Ranks<'_> {
     }
 }
 
+/// The progress of each group, by the group's id.
 struct PgStatus<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for PgStatus<'_> {
@@ -233,6 +235,7 @@ impl<'de> Visitor<'de> for PgStatus<'_> {
     }
 }
 
+/// What NCCL reported of each of its communicators.
 struct CommState<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for CommState<'_> {
@@ -309,6 +312,7 @@ impl<'de> Visitor<'de> for ReducerSteps<'_> {
     }
 }
 
+/// One step of a reducer: a dict.
 struct OneReducerStep<'a>(&'a mut ReducerStep);
 
 impl<'de> DeserializeSeed<'de> for OneReducerStep<'_> {
@@ -336,6 +340,7 @@ impl<'de> Visitor<'de> for OneReducerStep<'_> {
     }
 }
 
+/// The buckets of a reducer's step, a list.
 struct ReducerBuckets<'a>(&'a mut ReducerStep);
 
 impl<'de> DeserializeSeed<'de> for ReducerBuckets<'_> {
@@ -386,6 +391,7 @@ impl<'de> Visitor<'de> for Failures<'_> {
     }
 }
 
+/// One failure: a dict. The ranks and the operation it names are containers of their own.
 struct OneFailure<'a>(&'a mut FailureDraft);
 
 impl<'de> DeserializeSeed<'de> for OneFailure<'_> {
@@ -490,6 +496,7 @@ impl<'de> Visitor<'de> for StackTable<'_> {
     }
 }
 
+/// The list of entries. If it is not a list, its kind is noted instead.
 struct EntriesSeed<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for EntriesSeed<'_> {

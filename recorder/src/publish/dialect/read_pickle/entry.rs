@@ -11,6 +11,7 @@ use crate::publish::dialect::value;
 use crate::publish::pickle::{Cell, Cursor, Pickle, Recall, Span};
 
 impl Reader<'_> {
+    /// Reads a whole list of entries from its cells.
     pub(super) fn entries(&mut self, pickle: &Pickle, id: u64) {
         for item in pickle.list(id) {
             self.item(pickle, item);
@@ -98,6 +99,7 @@ impl Reader<'_> {
         }
     }
 
+    /// Like [`sizes`](Self::sizes), straight from the file.
     #[inline(always)]
     fn sizes_in_place(&mut self, field: Field, cursor: &mut Cursor<'_, '_>) -> Option<()> {
         let mut shapes = cursor.open_list()?;
@@ -182,6 +184,7 @@ impl Reader<'_> {
         (self.walked <= MAX_WALKED).then_some(())
     }
 
+    /// The state that the file names; `None` if there is no such state.
     #[inline]
     fn state(&mut self, span: Span) -> Option<EntryState> {
         match self.state {
@@ -194,6 +197,7 @@ impl Reader<'_> {
         }
     }
 
+    /// Name and description of an entry's group: a list of both, or of the name alone.
     fn process_group(&mut self, pickle: &Pickle, value: Cell) -> Option<(Text, Text)> {
         let Cell::List(id) = value else { return None };
         let mut parts = pickle.list(id);
@@ -209,6 +213,7 @@ impl Reader<'_> {
         Some((self.text_of(name)?, self.text_of(desc)?))
     }
 
+    /// Puts a list of shapes into the draft.
     fn sizes(&mut self, pickle: &Pickle, field: Field, value: Cell) -> Option<()> {
         let Cell::List(id) = value else { return None };
         let mut shapes = pickle.list(id);
@@ -218,6 +223,7 @@ impl Reader<'_> {
         })
     }
 
+    /// Puts one shape into the draft: the number of its dimensions, then the elements along each.
     fn push_shape(&mut self, pickle: &Pickle, field: Field, shape: Cell) -> Option<()> {
         let Cell::List(id) = shape else { return None };
         let sizes = self.builder.draft.sizes(field);
@@ -231,6 +237,7 @@ impl Reader<'_> {
         self.walk(dimensions)
     }
 
+    /// Puts a list of element types into the draft.
     fn dtypes(&mut self, pickle: &Pickle, field: Field, value: Cell) -> Option<()> {
         let Cell::List(id) = value else { return None };
         let mut dtypes = pickle.list(id);
@@ -248,6 +255,7 @@ impl Reader<'_> {
         Some(())
     }
 
+    /// Puts the numbers of elements for each rank into the draft; `None` in the file means that there are none.
     fn splits(&mut self, pickle: &Pickle, field: Field, value: Cell) -> Option<()> {
         if value == Cell::None {
             return Some(());
@@ -261,6 +269,7 @@ impl Reader<'_> {
         self.walk(splits)
     }
 
+    /// Reads a list of frames as the draft's stack.
     fn stack(&mut self, pickle: &Pickle, id: u64) -> Option<()> {
         self.begin_stack();
         let mut frames = pickle.list(id);
@@ -276,6 +285,7 @@ impl Reader<'_> {
         self.builder.frames_of_stack.clear();
     }
 
+    /// Adds a frame to the stack being read. A frame that entries share through the memo is read only once.
     #[inline(always)]
     fn push_frame(&mut self, pickle: &Pickle, frame: Cell) -> Option<()> {
         let Cell::Dict(id) = frame else { return None };
@@ -288,12 +298,14 @@ impl Reader<'_> {
         Some(())
     }
 
+    /// Gives the frames since [`begin_stack`](Self::begin_stack) to the draft, unless there are none.
     fn end_stack(&mut self) {
         if !self.builder.frames_of_stack.is_empty() {
             self.builder.draft.fields.stack = Some(self.builder.stack());
         }
     }
 
+    /// Reads a frame and notes its number for the entries that share its container.
     fn new_frame(&mut self, pickle: &Pickle, id: u64) -> u32 {
         let number = self.frame(pickle, id);
         if self.frames.len() <= id as usize {
@@ -303,6 +315,7 @@ impl Reader<'_> {
         number
     }
 
+    /// Reads a frame; returns its number in the dump.
     fn frame(&mut self, pickle: &Pickle, id: u64) -> u32 {
         let empty = self.builder.texts.intern("");
         let (mut name, mut filename, mut line) = (empty, empty, 0);

@@ -120,6 +120,7 @@ struct Planned {
     field: Field,
 }
 
+/// Reads the values of a pickle into a dump.
 struct Reader<'a> {
     bytes: &'a [u8],
     builder: &'a mut Builder,
@@ -159,10 +160,12 @@ impl Taker for Reader<'_> {
 }
 
 impl<'a> Reader<'a> {
+    /// The bytes of a string in the file.
     fn raw(&self, span: Span) -> &'a [u8] {
         span.bytes_in(self.bytes)
     }
 
+    /// The interned text of a string; the cache spares most look-ups by content.
     #[inline(always)]
     fn text(&mut self, span: Span) -> Text {
         let slot = (span.start().wrapping_mul(0x9e37_79b1) >> 24) as usize;
@@ -184,6 +187,7 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// The value of a cell that is not a container; `Other` for containers and for strings that are not UTF-8.
     #[inline(always)]
     fn scalar(&self, cell: Cell) -> Scalar<'a> {
         match cell {

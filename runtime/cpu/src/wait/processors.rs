@@ -53,7 +53,7 @@ pub(crate) fn format(set: &Processors) -> String {
     words.join(",")
 }
 
-/// Reads a set in the format of [`format`]; `None` if the text is not a set.
+/// Reads a set in the format of [`format()`]; `None` if the text is not a set.
 pub(crate) fn parse(text: &str) -> Option<Processors> {
     let words = text.split(',').map(|word| u64::from_str_radix(word, 16));
     let words: Vec<u64> = words.collect::<Result<_, _>>().ok()?;

@@ -6,7 +6,7 @@
 //! not a loopback address. If the configuration names network interfaces, the rank publishes an address of each. Without
 //! a network interface and without the store's address, it publishes 127.0.0.1.
 
-use nix::net::if_::InterfaceFlags;
+use crate::transport::interfaces;
 use rcomm_core::backend::support::addresses_of;
 use rcomm_core::config::Config;
 use rcomm_core::rendezvous::Rendezvous;
@@ -118,25 +118,22 @@ struct Interfaces(Vec<Interface>);
 
 impl Interfaces {
     fn of_host() -> Result<Self> {
-        let found = nix::ifaddrs::getifaddrs()
+        let found = interfaces::entries()
             .map_err(|error| Error::io("cannot list the network interfaces", error))?;
         let mut interfaces: Vec<Interface> = Vec::new();
         for entry in found {
-            let name = entry.interface_name;
-            let known = interfaces.iter().position(|known| known.name == name);
+            let known = interfaces.iter().position(|known| known.name == entry.name);
             let index = known.unwrap_or_else(|| {
                 interfaces.push(Interface {
-                    name,
-                    is_up: entry.flags.contains(InterfaceFlags::IFF_UP),
+                    name: entry.name,
+                    is_up: entry.is_up,
                     addresses: Vec::new(),
                 });
                 interfaces.len() - 1
             });
-            let address = entry.address.and_then(|address| {
-                let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-                v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-            });
-            let address = address.filter(|&address| is_usable_by_others(address));
+            let address = entry
+                .address
+                .filter(|&address| is_usable_by_others(address));
             interfaces[index].addresses.extend(address);
         }
         Ok(Self(interfaces))

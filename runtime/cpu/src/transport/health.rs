@@ -1,7 +1,6 @@
 //! Two socket options that `rustix` does not have: the system's state of a TCP connection, and the limit of the pause
 //! between its retransmissions.
 
-use nix::libc;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::net::TcpStream;

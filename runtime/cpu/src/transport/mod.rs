@@ -9,6 +9,8 @@ pub(crate) mod fd_passing;
 pub(crate) mod fill;
 #[allow(unsafe_code)]
 pub(crate) mod health;
+#[allow(unsafe_code)]
+pub(crate) mod interfaces;
 pub(crate) mod shm;
 #[cfg(test)]
 #[allow(unsafe_code)]

@@ -161,7 +161,7 @@ impl SymmetricMemory {
     /// Until `peer` has waited for this rank's earlier signal on the channel, or the time-out has passed.
     #[track_caller]
     pub fn put_signal(&self, peer: u32, channel: u32) -> Result<()> {
-        self.exchange(OpType::Signal, peer, channel)
+        self.exchange(Step::Signal, peer, channel)
     }
 
     /// Waits for a signal of `peer` on this channel, and takes it.
@@ -170,7 +170,7 @@ impl SymmetricMemory {
     /// Until there is a signal, or the time-out has passed.
     #[track_caller]
     pub fn wait_signal(&self, peer: u32, channel: u32) -> Result<()> {
-        self.exchange(OpType::WaitSignal, peer, channel)
+        self.exchange(Step::Wait, peer, channel)
     }
 
     /// Returns once all ranks have called this on this channel: signals to each other rank, then waits for the signal of
@@ -181,9 +181,9 @@ impl SymmetricMemory {
     #[track_caller]
     pub fn barrier(&self, channel: u32) -> Result<()> {
         let own = self.group.rank();
-        for op in [OpType::Signal, OpType::WaitSignal] {
+        for step in [Step::Signal, Step::Wait] {
             for peer in (0..self.group.size()).filter(|&peer| peer != own) {
-                self.exchange(op, peer, channel)?;
+                self.exchange(step, peer, channel)?;
             }
         }
         Ok(())
@@ -236,7 +236,12 @@ impl SymmetricMemory {
     }
 
     #[track_caller]
-    fn exchange(&self, op: OpType, peer: u32, channel: u32) -> Result<()> {
+    fn exchange(&self, step: Step, peer: u32, channel: u32) -> Result<()> {
+        let own = self.group.rank();
+        let (op, pad_of, sender, change, awaited) = match step {
+            Step::Signal => (OpType::Signal, peer, own, (0, 1), "take the earlier signal"),
+            Step::Wait => (OpType::WaitSignal, own, peer, (1, 0), "send a signal"),
+        };
         let refuse = |error: Error| error.in_group(self.group.desc()).during(op);
         if channel >= Self::CHANNELS {
             let message = format!(
@@ -245,11 +250,6 @@ impl SymmetricMemory {
             );
             return Err(refuse(Error::new(ErrorKind::InvalidArgument, message)));
         }
-        let own = self.group.rank();
-        let (pad_of, sender, change, awaited) = match op {
-            OpType::Signal => (peer, own, (0, 1), "take the earlier signal"),
-            _ => (own, peer, (1, 0), "send a signal"),
-        };
         // A peer that does not exist is refused in either case.
         self.part(peer).map_err(refuse)?;
         let (pad, _) = self.part(pad_of).map_err(refuse)?;
@@ -271,6 +271,13 @@ impl SymmetricMemory {
             Error::new(ErrorKind::InvalidArgument, message)
         })
     }
+}
+
+/// What a rank does with the word of a channel in a signal pad.
+#[derive(Clone, Copy)]
+enum Step {
+    Signal,
+    Wait,
 }
 
 fn misaligned() -> Error {

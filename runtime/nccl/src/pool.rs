@@ -268,8 +268,8 @@ impl MemoryPool {
     }
 }
 
-/// Calls `call` with the installed pool of a device. An error or a panic is logged, with the name `action`,
-/// since the caller cannot return it.
+/// Calls `call` with the installed pool of a device. An error or a panic is logged, with the name `action`, since
+/// the caller cannot return it.
 fn with_installed<T>(
     device: c_int,
     action: &str,

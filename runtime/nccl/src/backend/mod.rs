@@ -139,8 +139,8 @@ impl NcclBackend {
         true
     }
 
-    /// How much of [`ABORT`](Self::ABORT) is left. The time counts from the begin of the abort, so that groups that are
-    /// aborted together and dropped one after the other wait no longer than one of them.
+    /// How much of [`ABORT`](Self::ABORT) is left. The time counts from the beginning of the abort, so that groups that
+    /// are aborted together and dropped one after the other wait no longer than one of them.
     fn time_of_abort(&self) -> Duration {
         let abort = self.abort.lock().unwrap_or_else(PoisonError::into_inner);
         let elapsed = abort.as_ref().map(|abort| abort.begun.elapsed());

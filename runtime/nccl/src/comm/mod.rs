@@ -36,8 +36,7 @@ use std::time::Duration;
 /// returns (because it is stuck in the driver or waits for a peer) keeps the lock, and the communicator is not
 /// freed then: NCCL allows no abort while another thread is in a call ("Fault Tolerance" in its user guide). A
 /// revoke does not free the communicator, so it is made even during such a call: the revoke raises the flags that the
-/// call checks. Code
-/// that must not wait uses [`status`](Comm::status).
+/// call checks. Code that must not wait uses [`status`](Comm::status).
 pub(crate) struct Comm {
     library: Arc<NcclLibrary>,
     handle: Mutex<Handle>,

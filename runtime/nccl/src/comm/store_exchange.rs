@@ -76,8 +76,8 @@ impl StoreExchange {
         Ok(values)
     }
 
-    /// Removes this rank's value, which the first member has read. The last member to
-    /// call this also removes the values that the first member has published.
+    /// Removes this rank's value, which the first member has read. The last member to call this also removes
+    /// the values that the first member has published.
     fn remove_gathered(&self, key: &str) {
         self.remove(&self.value_key(key, self.own_index));
         self.remove_as_last(&format!("{key}/read"), &[format!("{key}/all")]);

@@ -313,7 +313,7 @@ impl fmt::Debug for CudaStream {
 mod tests {
     use super::*;
 
-    /// Returns which of this many operations the driver is asked for.
+    /// Returns the numbers, from 0, of those among this many operations for which the driver is asked.
     fn asked(idleness: &Idleness, operations: u32, answer: bool) -> Vec<u32> {
         let mut asked = Vec::new();
         for operation in 0..operations {

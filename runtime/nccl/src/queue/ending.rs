@@ -383,8 +383,8 @@ impl CommQueue {
     ///
     /// # Errors
     /// `InvalidArgument` if CUDA graphs hold operations of a communicator, which is then left open: NCCL waits for the
-    /// graphs. `Timeout` if the library has not closed them by the
-    /// deadline, for example since other ranks do not close theirs. `Io` if no thread can be started.
+    /// graphs. `Timeout` if the library has not closed the communicators by the deadline, for example since other ranks
+    /// do not close theirs. `Io` if no thread can be started.
     pub(crate) fn close_all(queues: &[Arc<Self>], deadline: Deadline) -> Result<()> {
         let deadline = deadline.started();
         let graphs = Self::graphs_that_stay(queues, deadline);

@@ -4,8 +4,7 @@ use clap::{Parser, ValueEnum};
 use std::ffi::OsString;
 
 /// Approximate number of steps per second of the demonstrations other than `slow` and `pipeline`. A step of `slow`
-/// takes
-/// 0.4 s, and a step of a pipeline of N ranks takes N times 30 ms.
+/// takes 0.4 s, and a step of a pipeline of N ranks takes N times 30 ms.
 const STEPS_PER_SECOND: f64 = 10.0;
 
 /// Start a job of real processes on this host that is healthy, slow or faulty, to watch with rcomm-top or

@@ -203,7 +203,8 @@ impl Options {
         self.stop_timeout.unwrap_or_else(of_ranks)
     }
 
-    /// Whether this launcher serves the job's store; `None` if it does so if it can.
+    /// Whether this launcher serves the job's store; `None` if that depends on whether it can listen at the store's
+    /// address.
     pub(super) fn serves_store(&self) -> Option<bool> {
         match (self.nnodes.is_range(), self.node_rank) {
             (true, None) => None,

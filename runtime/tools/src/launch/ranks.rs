@@ -576,7 +576,7 @@ impl Drop for Ranks {
         for rank in &mut self.ranks {
             if !rank.has_ended {
                 rank.signal(Signal::KILL);
-                // An error is ignored: nothing more can be done.
+                // The rank was killed, so the wait is short. After an error, nothing more can be done.
                 let _ = rank.child.wait();
             }
         }

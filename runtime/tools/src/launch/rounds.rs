@@ -139,8 +139,8 @@ impl Rounds {
         (self.serves_store && members < options.nnodes.most as usize).then_some(self.seen)
     }
 
-    /// Returns the failure to publish for the other launchers. After a signal, a launcher without the store leaves the
-    /// job, and the others go on.
+    /// Returns the failure to publish for the other launchers. If it allows no restart, as after a signal, a launcher
+    /// without the store leaves the job, and the others go on.
     pub(super) fn as_published(&self, keys: &Keys, failure: &Failure) -> rcomm::Result<Failure> {
         if failure.restart != Restart::Never || self.serves_store {
             return Ok(failure.clone());

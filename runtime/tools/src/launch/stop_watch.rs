@@ -66,7 +66,7 @@ pub(super) enum Action {
     Kill(usize),
 }
 
-/// One stopped process.
+/// What is known of one process.
 #[derive(Default)]
 struct Stopped {
     /// For how long the process was seen stopped, without a break.

@@ -177,7 +177,8 @@ impl RingReader {
     }
 
     /// A hash of the number of groups, the time-out and progress of each, the phases, the step, the lost records,
-    /// NCCL's links, the failures, the connections and the steps of reducers.
+    /// NCCL's links, the failures, the connections and the steps of reducers. It does not depend on the operations, the
+    /// heartbeat and the waits for a processor.
     pub(super) fn fingerprint(&self) -> u64 {
         let view = &self.view.words();
         let phases = rings::phases(&self.layout);

@@ -300,7 +300,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         unreadable
     }
 
-    /// Makes the entry for record `id`, and adds what the entry refers to, to the dump's tables.
+    /// Makes the entry for record `id`, and adds to the dump's tables what the entry refers to.
     fn entry(&mut self, id: u64, words: &[u64; slot::WORDS]) -> Entry {
         let (group, signature) = halves(words[slot::TABLES]);
         let [op, reduction, flags, _, thread_low, thread_high, ..] =

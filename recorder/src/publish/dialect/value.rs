@@ -85,7 +85,7 @@ impl Scalar<'_> {
         }
     }
 
-    /// A text; empty if the value is none.
+    /// A text; empty if the value is not a text.
     fn text(self) -> String {
         match self {
             Self::Text(text) => text.to_owned(),

@@ -76,7 +76,8 @@ fn wait(socket: &TcpStream, event: PollFlags, deadline: Instant) -> io::Result<(
     if left.is_zero() {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    // The system limits the time of one poll; a caller with a later deadline waits again.
+    // A poll does not take every duration, so it waits for an hour at most: a caller with a later deadline waits
+    // again.
     let limit = Timespec::try_from(left.min(Duration::from_secs(3600)));
     let limit = limit.map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(socket, event)], Some(&limit)) {

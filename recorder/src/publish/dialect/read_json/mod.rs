@@ -103,7 +103,7 @@ impl<'de> Visitor<'de> for DumpSeed<'_> {
     }
 }
 
-/// The groups, by the name of each; the table of groups shows that the file is a dump.
+/// The table of groups, by their names. A file that has this table is a dump.
 struct PgConfig<'a>(&'a mut Builder);
 
 impl<'de> DeserializeSeed<'de> for PgConfig<'_> {

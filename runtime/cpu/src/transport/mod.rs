@@ -115,7 +115,8 @@ impl Channel {
     ///
     /// # Errors
     /// Those of the system if the connection has ended; in memory `BrokenPipe`, and only after
-    /// [`prepare_sleep`](shm::ShmStream::prepare_sleep) has found that the peer has closed its end.
+    /// [`prepare_sleep`](shm::ShmStream::prepare_sleep) has found that the peer has closed its end, and `Other` if the
+    /// counts there are invalid.
     #[inline]
     pub(crate) fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         match self {

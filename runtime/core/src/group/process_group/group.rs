@@ -286,8 +286,8 @@ impl Group {
         }
     }
 
-    #[cold]
     /// The error of an operation on a group that takes no more.
+    #[cold]
     fn refuse(&self, op: OpType, reason: &Error) -> Error {
         let message = match reason.kind() {
             ErrorKind::Closed => reason.to_string(),

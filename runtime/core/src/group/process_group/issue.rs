@@ -297,7 +297,7 @@ impl Group {
     /// nothing is exchanged.
     ///
     /// # Errors
-    /// The reason why the group takes no more operations.
+    /// Those of [`check_open`](Self::check_open).
     pub(super) fn submit_nothing(
         self: &Arc<Self>,
         op: Op<'static>,
@@ -386,7 +386,7 @@ impl Group {
     }
 
     /// The additional time of the operation that is issued now. `is_collective` tells whether the operation is a
-    /// collective or consists of collectives; such an operation, once it has ended, ends the extension. The caller
+    /// collective or consists of collectives: the extension ends once the first such operation has ended. The caller
     /// holds the issue lock.
     #[inline]
     pub(super) fn extension(&self, issue: &mut Issue, is_collective: bool) -> Duration {

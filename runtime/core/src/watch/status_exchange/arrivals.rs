@@ -62,7 +62,8 @@ impl Arrivals {
         absent
     }
 
-    /// Text for an error: the members that have arrived, those that have not, have ended, and have not answered.
+    /// Text for an error: which members have arrived (not for messages), have not arrived, have ended, and have not
+    /// answered.
     pub(super) fn to_text(&self, is_p2p: bool) -> String {
         let mut parts = Vec::new();
         if !is_p2p {

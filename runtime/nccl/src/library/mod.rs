@@ -212,8 +212,9 @@ impl NcclLibrary {
         unsafe { self.check_on(std::ptr::null_mut(), call, status) }
     }
 
-    /// Turns a code into an error with the call's name, the library's message for the code, the code itself, and the
-    /// text of the library's last error.
+    /// Turns a code into an error with the call's name, the library's message for the code, and the text of the
+    /// library's last error. The error has the code as well, since the library has no message for codes that it does
+    /// not know.
     ///
     /// # Errors
     /// Unless `status` is `ncclSuccess`: [`ErrorKind::PeerLost`] for `ncclRemoteError`,

@@ -116,8 +116,8 @@ impl CommQueue {
     /// # Errors
     /// `Unsupported` as [`LaunchTarget::estimate`](crate::launch::LaunchTarget::estimate), and for communicators that
     /// do not block; `InvalidArgument` during a capture and while the group is suspended; the reason why the queue
-    /// is unusable; `Closed` if the communicator does not exist yet; `Timeout`, or the error of an abort, after which
-    /// the queue is unusable.
+    /// is unusable; `Closed` if the communicator does not exist yet; `Timeout`; the error of an abort. The queue is
+    /// unusable after a time-out or an abort during the call.
     pub(crate) fn estimate(
         self: &Arc<Self>,
         op: Op<'static>,

@@ -469,7 +469,7 @@ struct Pulse {
 pub(super) enum Life {
     /// The pulse has been seen to advance.
     Alive,
-    /// The pulse has not been seen to advance yet, and not been watched for long.
+    /// The pulse has not been seen to advance yet, and the time that is allowed without an advance is not over.
     Unknown,
     /// The pulse has not advanced for longer than is allowed.
     Silent,

@@ -78,7 +78,7 @@ impl Lines {
     }
 }
 
-/// One of this process's streams, which a separate thread writes.
+/// One of this process's streams, to which a separate thread writes.
 struct Sink {
     /// The thread's queue; `None` once it was closed, or if the thread could not be started.
     pieces: Option<SyncSender<Vec<u8>>>,

@@ -215,8 +215,9 @@ struct Received {
     longest: usize,
 }
 
-/// Returns the parts that the ranks of this host receive from other hosts. If sizes differ, the carriers exchange the
-/// sizes between hosts, and show them to the ranks of their host.
+/// Returns where the parts for this rank are in the messages from other hosts, and the lengths of the messages that
+/// this rank carries. If sizes differ, the carriers exchange the sizes between hosts, and show them to the ranks of
+/// their host.
 fn exchange_counts(
     via: &mut HostTransports<'_>,
     starts: &[Vec<usize>],

@@ -23,7 +23,7 @@ impl Default for BucketSizes {
 }
 
 /// Puts parameters of these sizes (in bytes) into buckets, the last parameter first, since its gradient is
-/// computed first. A bucket is full once it has reached its size, so the parameter that fills it may exceed the size.
+/// computed first. A bucket is full once it has reached its size, so its last parameter may make it larger.
 /// A parameter is never divided.
 ///
 /// Returns the parameters' positions, bucket by bucket, in the order in which buckets are sent.

@@ -190,7 +190,7 @@ impl JobSecret {
     }
 }
 
-/// Warns on standard error that this rank serves an open store.
+/// Warns on standard error that this rank serves an open store, which requires no proof.
 #[expect(
     clippy::print_stderr,
     reason = "users must know this, with or without a subscriber of the log"

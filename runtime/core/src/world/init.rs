@@ -211,8 +211,8 @@ pub(crate) fn store_silent(store: &dyn Store, place: &Rendezvous, config: &Confi
 }
 
 /// After a refusal that names no absent ranks, the rank that serves the store keeps it until all ranks have read why:
-/// for this long and until the deadline at most, or for [`Config::status_wait`] if that is longer. So a rank that starts
-/// a little later still finds the store.
+/// for this long and until the deadline at most, or for [`Config::status_wait`] if that is longer. So a rank that
+/// starts a little later still finds the store.
 const STORE_KEPT: Duration = Duration::from_secs(10);
 /// How often the rank that serves the store counts the ranks that have read a refusal.
 const COUNT_INTERVAL: Duration = Duration::from_millis(5);

@@ -35,7 +35,7 @@ pub(super) fn carry_out(tickets: &[Arc<Ticket>], ranks: &[Rank]) {
 /// Carries out one operation of each rank. In a coalesced block this is done for each position of the block.
 ///
 /// # Errors
-/// `Mismatch` if the ranks' operations differ.
+/// `Mismatch` if the ranks' operations or buffers differ.
 fn run_all(ops: &mut [Op<'static>], ranks: &[Rank]) -> Result<()> {
     if let Some(Op::Coalesced(first)) = ops.first() {
         let mut columns: Vec<Vec<Op<'static>>> = first.iter().map(|_| Vec::new()).collect();

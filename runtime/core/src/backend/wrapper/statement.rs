@@ -49,7 +49,7 @@ impl Statement {
         }
     }
 
-    /// The statement as it is sent: text and call site are cut to the length of a statement.
+    /// The statement as it is sent: the beginning of the text, and the end of the call site, as far as there is room.
     pub(super) fn encode(&self) -> [u8; STATEMENT_LEN] {
         let mut bytes = [0; STATEMENT_LEN];
         let (input, element) = self.nan.unwrap_or((NONE, 0));

@@ -387,7 +387,7 @@ impl P2p {
     }
 
     /// Advances a receive on the channel to one peer. A receive from any rank leaves the other peers' queues once it
-    /// has matched a message.
+    /// has matched a message, also one that does not fit.
     fn receive_from(
         &self,
         index: usize,
@@ -401,15 +401,18 @@ impl P2p {
             return Ok(false);
         }
         let from_any = matches!(request.stage, Stage::Receive { peer: None });
-        let has_advanced = peer.receive(request, bytes, index, self.ranks[index])?;
+        let outcome = peer.receive(request, bytes, index, self.ranks[index]);
         drop(guard);
-        if from_any && !matches!(request.stage, Stage::Receive { .. }) {
+        // A message that does not fit was matched too: it ends the receive.
+        let has_matched = matches!(outcome, Err(Failure::Mismatch(..)))
+            || !matches!(request.stage, Stage::Receive { .. });
+        if from_any && has_matched {
             for peer in &self.peers {
                 lock(peer)
                     .waiting
                     .retain(|waiting| waiting.receive != request.id);
             }
         }
-        Ok(has_advanced)
+        outcome
     }
 }

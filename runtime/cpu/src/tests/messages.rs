@@ -239,6 +239,34 @@ fn a_message_of_the_wrong_size_fails_its_receive_and_the_next_one_arrives() {
 }
 
 #[test]
+fn a_receive_from_any_rank_that_ends_with_a_mismatch_leaves_the_queues_of_all_ranks() {
+    const COUNT: usize = 100_000;
+    for &wiring in WIRINGS {
+        world(3, wiring, |rig| match rig.rank {
+            0 => {
+                let (mut short, mut into) = (vec![0; COUNT - 1], vec![0; COUNT]);
+                let block = vec![receive(None, 1, &mut short), receive(Some(2), 1, &mut into)];
+                let error = rig.run(Op::Coalesced(block)).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Mismatch);
+                assert_eq!(error.rank(), Some(1));
+                assert!(into == message(2, 1, COUNT));
+            }
+            1 => {
+                // Rank 0 has refused the message once the send fails. Only then may rank 2 send: its message would be
+                // for the receive from any rank otherwise.
+                let sent = rig.run(send(0, 1, &message(1, 1, COUNT)));
+                assert_eq!(sent.unwrap_err().kind(), ErrorKind::Mismatch);
+                rig.run(send(2, 2, &[1])).unwrap();
+            }
+            _ => {
+                rig.run(receive(Some(1), 2, &mut [0])).unwrap();
+                rig.run(send(0, 1, &message(2, 1, COUNT))).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn threads_of_one_rank_share_a_channel() {
     for &wiring in WIRINGS {
         world(2, wiring, |rig| {

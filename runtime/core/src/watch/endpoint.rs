@@ -41,19 +41,21 @@ pub(crate) fn serve(
     let listen = match config.endpoint {
         EndpointChoice::Off => return None,
         // A ring in memory has no folder in which readers on the node could find the socket.
-        EndpointChoice::Unix => Listen::beside(recorder)?,
+        EndpointChoice::Unix => Ok(Listen::beside(recorder)?),
         EndpointChoice::Tcp(address) => {
             let token = config.endpoint_token.clone();
             let token = token.unwrap_or_else(|| world.secret.endpoint_token());
-            let address = own_port(address, rendezvous);
-            match &world.tls {
+            own_port(address, rendezvous).map(|address| match &world.tls {
                 Some(tls) => Listen::Tls(address, token, tls.clone()),
                 None => Listen::Tcp(address, token),
-            }
+            })
         }
     };
-    let served = Endpoint::serve(recorder.clone(), listen)
-        .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
+    let served = listen
+        .and_then(|listen| {
+            Endpoint::serve(recorder.clone(), listen)
+                .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
+        })
         .map(|endpoint| {
             let dumps = dumps.clone();
             endpoint.write_dumps(move || {
@@ -74,12 +76,23 @@ pub(crate) fn serve(
 
 /// The address with this rank's port. All ranks of a host have the same address in their configuration: each adds
 /// its local rank to the port, if the launcher sets local ranks. Port 0, for which the kernel chooses one, stays.
-fn own_port(mut address: SocketAddr, rendezvous: &Rendezvous) -> SocketAddr {
+///
+/// # Errors
+/// `InvalidArgument` if the sum is more than the largest port.
+fn own_port(mut address: SocketAddr, rendezvous: &Rendezvous) -> Result<SocketAddr, Error> {
     if let (port @ 1.., Some(local)) = (address.port(), rendezvous.local_rank) {
-        let local = u16::try_from(local).unwrap_or(u16::MAX);
-        address.set_port(port.saturating_add(local));
+        let own = u64::from(port) + u64::from(local);
+        let own = u16::try_from(own).map_err(|_| {
+            let message = format!(
+                "the endpoint's address {address} and local rank {local} give port {own}, which is more than {}; \
+                 set a smaller port, or port 0 for any free one",
+                u16::MAX
+            );
+            Error::new(ErrorKind::InvalidArgument, message)
+        })?;
+        address.set_port(own);
     }
-    address
+    Ok(address)
 }
 
 /// A key of the root store, and the value that a rank writes there so that others find it.
@@ -206,9 +219,26 @@ mod tests {
     #[test]
     fn ranks_of_one_host_get_different_ports() {
         let address = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let given = own_port(address("10.0.0.1:7000"), &rendezvous(3));
+        let given = own_port(address("10.0.0.1:7000"), &rendezvous(3)).unwrap();
         assert_eq!(given, address("10.0.0.1:7003"));
-        let any = own_port(address("10.0.0.1:0"), &rendezvous(3));
+        let any = own_port(address("10.0.0.1:0"), &rendezvous(3)).unwrap();
         assert_eq!(any, address("10.0.0.1:0"));
+    }
+
+    #[test]
+    fn a_rank_whose_port_would_be_too_large_has_no_endpoint() {
+        let base = "10.0.0.1:65534".parse::<SocketAddr>().unwrap();
+        let last = own_port(base, &rendezvous(1)).unwrap();
+        assert_eq!(last.port(), 65_535);
+        for local in [2, 3] {
+            let error = own_port(base, &rendezvous(local)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            let expected = format!(
+                "the endpoint's address 10.0.0.1:65534 and local rank {local} give port {}, which is more than 65535; \
+                 set a smaller port, or port 0 for any free one",
+                65_534 + local
+            );
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
     }
 }

@@ -156,7 +156,7 @@ fn combine_by_loops(
 /// number of `others`.
 ///
 /// # Panics
-/// As [`combine`].
+/// As [`combine`], and if `own_index` is more than the number of `others`.
 #[inline]
 pub fn combine_in_place(
     op: ReduceOp,
@@ -166,6 +166,10 @@ pub fn combine_in_place(
     others: &[&[u8]],
     second_out: Option<&mut [u8]>,
 ) {
+    assert!(
+        own_index <= others.len(),
+        "the output's own position is beyond the inputs"
+    );
     if let (&[other], None) = (others, &second_out)
         && out.len() <= few::MAX_BYTES
     {

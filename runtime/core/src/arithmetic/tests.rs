@@ -180,6 +180,18 @@ fn combine_in_place_uses_its_own_input_at_its_position_in_the_order() {
 }
 
 #[test]
+fn combine_in_place_refuses_a_position_beyond_the_inputs() {
+    // The first is short enough for the short path, the second is not.
+    for len in [8, 4_096] {
+        let refused = std::panic::catch_unwind(|| {
+            let (mut out, other) = (vec![1; len], vec![2; len]);
+            combine_in_place(ReduceOp::Sum, DType::I32, &mut out, 2, &[&other], None);
+        });
+        assert!(refused.is_err(), "{len} bytes");
+    }
+}
+
+#[test]
 fn combine_everywhere_writes_the_result_of_combine_to_every_buffer() {
     for ranks in [1, 2, 3, 9, 40] {
         let data: Vec<Vec<u8>> = (0..ranks)

@@ -590,7 +590,7 @@ pub trait BackendWindow: Send + Sync {
         peer: u32,
         word: &AtomicU32,
         (from, to): (u32, u32),
-        awaited: &str,
+        awaited: fmt::Arguments<'_>,
         deadline: Deadline,
     ) -> Result<()> {
         let _ = (peer, word, from, to, awaited, deadline);

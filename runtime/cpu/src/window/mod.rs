@@ -26,6 +26,7 @@ use rcomm_recorder::model::{DType, Rank};
 use rustix::thread::futex;
 use service::{Service, fetch, send_end, send_put, send_signal};
 use shared::{SharedMemory, WindowBuffer};
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::thread::JoinHandle;
@@ -449,7 +450,8 @@ impl BackendWindow for CpuWindow {
             true => Ok(()),
             false => Err(0),
         };
-        self.wait_for_peer(peer, counter, deadline, "send a signal", attempt)
+        let awaited = format_args!("send a signal");
+        self.wait_for_peer(peer, counter, deadline, awaited, attempt)
     }
 
     fn exchange_word(
@@ -457,7 +459,7 @@ impl BackendWindow for CpuWindow {
         peer: u32,
         word: &AtomicU32,
         (from, to): (u32, u32),
-        awaited: &str,
+        awaited: fmt::Arguments<'_>,
         deadline: Deadline,
     ) -> Result<()> {
         self.check_peer(peer)?;

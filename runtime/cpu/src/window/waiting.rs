@@ -6,6 +6,7 @@ use crate::wait::{Interrupted, Pause, WaitPolicy};
 use rcomm_core::{Deadline, Error, ErrorKind};
 use rustix::event::Timespec;
 use rustix::thread::futex;
+use std::fmt;
 use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ impl CpuWindow {
         peer: u32,
         word: &AtomicU32,
         deadline: Deadline,
-        awaited: &str,
+        awaited: fmt::Arguments<'_>,
         attempt: impl Fn() -> Result<(), u32>,
     ) -> rcomm_core::Result<()> {
         let shared = &self.shared;

@@ -255,12 +255,13 @@ impl SymmetricMemory {
         let (pad, _) = self.part(pad_of).map_err(refuse)?;
         let at = WORD * (channel as usize * self.group.size() as usize + sender as usize);
         let word = pad.word(at).ok_or_else(misaligned).map_err(refuse)?;
-        let awaited = format!("{awaited} on channel {channel}");
         let record = op_record(op, peer, None);
         self.group
             .run_recorded(&record, Location::caller(), |share| {
                 let window = &self.window.inner;
-                window.exchange_word(peer, word, change, &awaited, share.deadline())
+                // Formatted only for an error: signals are frequent.
+                let awaited = format_args!("{awaited} on channel {channel}");
+                window.exchange_word(peer, word, change, awaited, share.deadline())
             })
     }
 

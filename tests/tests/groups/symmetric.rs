@@ -63,7 +63,7 @@ fn what_symmetric_memory_cannot_do_is_refused_by_name_and_the_group_stays_usable
         );
         let text = error.to_string();
         assert!(
-            text.contains("rank 0 has 0 bytes, rank 1 another size"),
+            text.contains("rank 0 asks for 0 bytes, rank 1 for another size"),
             "{text}"
         );
         let error = group.symmetric_memory(usize::MAX).unwrap_err();
@@ -108,6 +108,35 @@ fn what_symmetric_memory_cannot_do_is_refused_by_name_and_the_group_stays_usable
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         world.shutdown().unwrap();
     });
+}
+
+/// With four ranks some are still making their window when another knows all sizes: over sockets, that one must not end
+/// its own yet.
+#[test]
+fn ranks_that_ask_for_different_sizes_all_get_the_mismatch() {
+    for transport in [TransportChoice::Tcp, TransportChoice::Auto] {
+        let carried = |config: &mut rcomm::Config| {
+            failing(config);
+            config.transport = transport;
+        };
+        on_threads(4, &Carrier::Cpu, carried, |world| {
+            let group = world.group();
+            // The size of rank 2 is one that it cannot even allocate: the others do not wait for it.
+            for other in [8, usize::MAX].repeat(5) {
+                let bytes = if group.rank() == 2 { other } else { 16 };
+                let error = group.symmetric_memory(bytes).unwrap_err();
+                assert_eq!(
+                    (error.kind(), error.ranks()),
+                    (ErrorKind::Mismatch, &[2][..]),
+                    "{error}"
+                );
+            }
+            let mut sum = [1];
+            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [4]);
+            world.shutdown().unwrap();
+        });
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{Window, op_record};
 use crate::backend::memory::RemoteMemory;
 use crate::group::process_group::ProcessGroup;
-use crate::op::buffer::DeviceKind;
+use crate::op::buffer::{Buffer, DeviceKind};
 use crate::op::error::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{OpType, Rank, text};
 use std::fmt;
@@ -16,6 +16,12 @@ const PAD_ALIGNMENT: usize = 4096;
 const WORD: usize = 4;
 /// The most ranks that a message lists.
 const MAX_RANKS: usize = 16;
+/// What a rank reports to the others: it has its memory, and has mapped that of all others.
+const USABLE: u64 = 0;
+/// What a rank reports that cannot map the memory of all others.
+const NOT_MAPPED: u64 = 1;
+/// What a rank reports that has no memory itself.
+const NOT_ALLOCATED: u64 = 2;
 
 /// Memory of the same size on each rank of a group whose ranks share memory: each rank has a buffer, and maps the
 /// buffers of all others. As the symmetric memory of PyTorch, on the host.
@@ -65,7 +71,9 @@ impl ProcessGroup {
     /// `Unsupported`, on all members, names the ranks that cannot map the memory of all others: they are on several
     /// hosts, or cannot share memory. `Unsupported` also if the group has no backend for the host's memory: symmetric
     /// memory is not on devices. `Mismatch`, on all members, names the ranks whose size differs from that of rank 0.
-    /// `InvalidArgument` if the size is beyond what can be addressed. Otherwise as [`new_window`](Self::new_window).
+    /// `InvalidArgument` if the size, the same on all members, is beyond what can be addressed. `Io` if a member has no
+    /// memory left: on the other members it names that one. Otherwise as [`new_window`](Self::new_window), and as
+    /// [`all_gather_single`](Self::all_gather_single), by which the members learn of each other's outcome.
     #[track_caller]
     pub fn symmetric_memory(&self, bytes: usize) -> Result<SymmetricMemory> {
         let with_group = |error: Error| error.in_group(self.desc());
@@ -79,35 +87,63 @@ impl ProcessGroup {
         let whole = pad.checked_add(bytes).ok_or_else(|| {
             let message = format!("symmetric memory of {bytes} bytes is too large");
             with_group(Error::new(ErrorKind::InvalidArgument, message))
-        })?;
-        let window = self.new_window(self.allocate::<u8>(whole)?)?;
-        let differing = (0..self.size()).filter(|&peer| window.len_of(peer) != window.len_of(0));
-        let differing: Vec<Rank> = differing
-            .filter_map(|peer| self.global_rank(peer))
-            .collect();
-        if !differing.is_empty() {
-            let message = format!(
-                "the sizes of symmetric memory differ: rank {} has {} bytes, {} another size",
-                self.ranks()[0],
-                window.len_of(0).saturating_sub(pad),
-                text::ranks(&differing, MAX_RANKS)
-            );
-            let error = Error::new(ErrorKind::Mismatch, message).with_ranks(&differing);
-            return Err(with_group(error));
-        }
+        });
+        // A rank that gets no memory takes part without any, and so the others do not wait for it.
+        let (memory, refused) = match whole.and_then(|whole| self.allocate::<u8>(whole)) {
+            Ok(memory) => (memory, None),
+            // The group's backend has no windows: that is so on all ranks.
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Err(error),
+            Err(error) => (Buffer::from_vec(Vec::<u8>::new()), Some(error)),
+        };
+        let window = self.new_window(memory)?;
         let mapped: Result<Vec<_>> = (0..self.size())
             .map(|peer| {
                 let part = window.map_remote(peer)?;
                 Ok((part.part(0, pad)?, part.part(pad, bytes)?))
             })
             .collect();
-        // All members learn whether all have mapped it: else some would use the memory, and others not.
-        let mut failed = vec![0u8; self.size() as usize];
-        self.all_gather_single(&[u8::from(mapped.is_err())], &mut failed)?;
-        let failed = failed.iter().zip(self.ranks());
-        let failed: Vec<Rank> = failed
-            .filter_map(|(&failed, &rank)| (failed != 0).then_some(rank))
-            .collect();
+        let outcome = match (&refused, &mapped) {
+            (Some(_), _) => NOT_ALLOCATED,
+            (None, Err(_)) => NOT_MAPPED,
+            (None, Ok(_)) => USABLE,
+        };
+        // All members learn what came of it on each: else some would use the memory, and others not. Nor may a rank drop
+        // the window before this, since others may still be making theirs.
+        let mut answers = vec![0u64; 2 * self.size() as usize];
+        self.all_gather_single(&[bytes as u64, outcome], &mut answers)?;
+        let that = |is: &dyn Fn(u64, u64) -> bool| -> Vec<Rank> {
+            let answers = answers.chunks_exact(2).zip(self.ranks());
+            answers
+                .filter_map(|(answer, &rank)| is(answer[0], answer[1]).then_some(rank))
+                .collect()
+        };
+        let differing = that(&|bytes, _| bytes != answers[0]);
+        if !differing.is_empty() {
+            let message = format!(
+                "the sizes of symmetric memory differ: rank {} asks for {} bytes, {} for another size",
+                self.ranks()[0],
+                answers[0],
+                text::ranks(&differing, MAX_RANKS)
+            );
+            let error = Error::new(ErrorKind::Mismatch, message).with_ranks(&differing);
+            return Err(with_group(match refused {
+                Some(cause) => error.with_source(cause),
+                None => error,
+            }));
+        }
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        let without = that(&|_, outcome| outcome == NOT_ALLOCATED);
+        if !without.is_empty() {
+            let message = format!(
+                "{} cannot allocate {bytes} bytes of symmetric memory",
+                text::ranks(&without, MAX_RANKS)
+            );
+            let error = Error::new(ErrorKind::Io, message).with_ranks(&without);
+            return Err(with_group(error));
+        }
+        let failed = that(&|_, outcome| outcome == NOT_MAPPED);
         if !failed.is_empty() {
             let message = format!(
                 "symmetric memory needs a group whose ranks are on one host and share memory: {} cannot map the memory of \

@@ -205,7 +205,9 @@ impl ArrayWorld {
                 Ok(world.group().clone())
             })
         })?;
-        this.current().group = group;
+        let old = std::mem::replace(&mut this.current().group, group);
+        // Without the lock and the interpreter's: if no other holds the old group, its thread is waited for.
+        py.detach(|| drop(old));
         Ok(slf.clone().unbind())
     }
 
@@ -218,7 +220,9 @@ impl ArrayWorld {
                 Ok(Current::of(world, this.library_code.clone(), callbacks))
             })
         })?;
-        *this.current() = made;
+        let old = std::mem::replace(&mut *this.current(), made);
+        // As in `shrink`.
+        py.detach(|| drop(old));
         this.size.store(size, Ordering::Relaxed);
         Ok(slf.clone().unbind())
     }

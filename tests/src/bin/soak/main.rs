@@ -12,7 +12,8 @@
 //!
 //! If ranks time out without a fault because other programs kept the processor, which the system's counts of their
 //! threads' turns must show, the round says nothing about this one. It is printed, counted, and made again with
-//! ten times the time-out, and must be right then.
+//! ten times the time-out, and must be right then. If that is so in more than a tenth of the rounds, and in more than ten,
+//! the further ones are wrong.
 //!
 //! With `--long`, one job lives through all rounds and makes and destroys their groups. Memory, threads and descriptors
 //! of each rank must not grow between the second and the last quarter of its samples, except for noise.
@@ -30,7 +31,7 @@ mod rank;
 
 use crate::draw::Plan;
 use crate::processor::{Turns, were_starved};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 use rcomm_tests::process::free_port;
 use serde::{Deserialize, Serialize};
@@ -115,8 +116,12 @@ pub(crate) struct Sample {
     pub(crate) threads: i64,
 }
 
-/// How long the ranks of a round may take.
+/// How long the ranks of a round may take, beside the time-out of the operation that ends it.
 const ENDING: Duration = Duration::from_secs(180);
+
+/// The most rounds that are made again since their ranks did not get the processor, or a tenth of all if that is more:
+/// with more, the machine is no place for a soak, or the counts of turns hide a fault.
+const MOST_STARVED: u64 = 10;
 
 /// By how much the time-out grows when a round is made again whose ranks did not get the processor.
 const MORE_TIME: u32 = 10;
@@ -192,6 +197,15 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
         totals.launchers += u64::from(plan.launcher.is_some());
         totals.late += u64::from(plan.late.is_some());
         let done = match try_round(&plan, &limits, &mut totals) {
+            Ok(Round::Starved(errors))
+                if totals.starved >= MOST_STARVED.max(totals.rounds / 10) =>
+            {
+                Err(anyhow!(
+                    "its ranks did not get the processor, as those of {} rounds before it, which are too many to learn \
+                     anything from this soak; {errors}",
+                    totals.starved
+                ))
+            }
             Ok(Round::Starved(errors)) => {
                 totals.starved += 1;
                 println!(
@@ -246,7 +260,7 @@ fn try_round(plan: &Plan, limits: &Limits, totals: &mut Totals) -> anyhow::Resul
         return launched::try_round(plan, limits).map(|()| Round::Right);
     }
     let mut ranks = Ranks::start(plan, limits, "rank", &[])?;
-    let reports = ranks.wait(plan, ENDING)?;
+    let reports = ranks.wait(plan, ENDING + limits.timeout)?;
     // The error of one rank may follow from that of another: all errors are needed to see the cause.
     let errors: Vec<String> = reports
         .iter()
@@ -307,10 +321,10 @@ fn did_not_get_the_processor(reports: &[(u32, RankReport)]) -> bool {
         let reports = reports.iter().map(|(_, report)| report);
         reports.filter(|report| report.error.is_some())
     };
-    let turns: Vec<Turns> = failed().map(|report| report.turns).collect();
-    let longest = failed().map(|report| report.waited_ms).max();
-    failed().any(|report| report.timed_out)
-        && were_starved(&turns, Duration::from_millis(longest.unwrap_or(0)))
+    let waits = failed().map(|report| (report.turns, Duration::from_millis(report.waited_ms)));
+    let waits: Vec<(Turns, Duration)> = waits.collect();
+    let longest = waits.iter().map(|(_, time)| *time).max();
+    failed().any(|report| report.timed_out) && were_starved(&waits, longest.unwrap_or_default())
 }
 
 /// The processes of a job. They are killed when the value is dropped.

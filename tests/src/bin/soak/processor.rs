@@ -70,12 +70,21 @@ impl ProcessorTime {
 }
 
 /// Whether ranks that waited for each other for `time` were not run for so long that the operation may be slow and no
-/// more: each moment of it may have passed with one of them waiting for the processor, and one of them had few turns.
-/// `turns` has one item for each rank, of which each had at least the turn in which it counted.
-pub(crate) fn were_starved(turns: &[Turns], time: Duration) -> bool {
-    let busy: Duration = turns.iter().map(|turns| turns.ran + turns.waited).sum();
-    let fewest = turns.iter().map(|turns| turns.count).min();
-    busy >= time.mul_f64(0.9) && fewest.is_some_and(|fewest| (1..ENOUGH_TURNS).contains(&fewest))
+/// more: each moment of it may have passed with one of them waiting for the processor, and one of them had few turns
+/// since it waited for the processor itself. A rank that slept instead may never have been woken, and then they were not.
+/// `ranks` has the turns of each rank, of which each had at least the turn in which it counted, and how long it waited;
+/// `time` is the longest such wait.
+pub(crate) fn were_starved(ranks: &[(Turns, Duration)], time: Duration) -> bool {
+    let turns = || ranks.iter().map(|(turns, _)| turns);
+    let busy: Duration = turns().map(|turns| turns.ran + turns.waited).sum();
+    let has_few = turns().any(|turns| (1..ENOUGH_TURNS).contains(&turns.count));
+    // With few turns of at most ten milliseconds of sleep each, most of some seconds is left to run or to wait to run. Of
+    // a rank that began late this cannot be said.
+    let has_slept = |(turns, own): &(Turns, Duration)| {
+        let is_busy = turns.ran + turns.waited >= own.mul_f64(0.5);
+        turns.count < ENOUGH_TURNS && *own >= time.mul_f64(0.5) && !is_busy
+    };
+    busy >= time.mul_f64(0.9) && has_few && !ranks.iter().any(has_slept)
 }
 
 #[cfg(test)]
@@ -85,18 +94,24 @@ mod tests {
 
     const TIME: Duration = Duration::from_secs(3);
 
-    fn turns(waited_ms: u64, count: u64) -> Turns {
-        Turns {
+    fn turns(waited_ms: u64, count: u64) -> (Turns, Duration) {
+        let turns = Turns {
             ran: Duration::from_millis(10),
             waited: Duration::from_millis(waited_ms),
             count,
-        }
+        };
+        (turns, TIME)
     }
 
     #[test]
     fn ranks_that_had_few_turns_and_waited_for_the_processor_were_starved() {
-        assert!(were_starved(&[turns(2_900, 9), turns(1_200, 12)], TIME));
-        assert!(were_starved(&[turns(700, 20); 4], TIME));
+        assert!(were_starved(&[turns(2_900, 9), turns(1_600, 12)], TIME));
+        assert!(were_starved(&[turns(1_700, 20); 4], TIME));
+        assert!(were_starved(&[turns(2_900, 9), turns(300, 280)], TIME));
+        // The other rank began shortly before the time-out.
+        let (late, _) = turns(30, 12);
+        let late = (late, Duration::from_millis(300));
+        assert!(were_starved(&[turns(2_900, 9), late], TIME));
     }
 
     #[test]
@@ -105,11 +120,14 @@ mod tests {
         assert!(!were_starved(&[turns(15, 290); 4], TIME));
         // A hang on a busy machine: each look takes long, but there were enough of them.
         assert!(!were_starved(&[turns(1_500, 140); 4], TIME));
+        // A rank was never woken, and others waited for the processor: their times add up, and are not its own.
+        assert!(!were_starved(&[turns(700, 20); 4], TIME));
+        assert!(!were_starved(&[turns(15, 3), turns(2_900, 12)], TIME));
         // A rank was stopped, and waited for no processor.
         assert!(!were_starved(&[turns(0, 0), turns(20, 280)], TIME));
         // Nothing was counted.
         assert!(!were_starved(&[], TIME));
-        assert!(!were_starved(&[Turns::default()], Duration::ZERO));
+        assert!(!were_starved(&[Default::default()], Duration::ZERO));
     }
 
     #[test]

@@ -134,3 +134,87 @@ fn a_merged_world_may_have_other_options() {
         merged.shutdown().unwrap();
     });
 }
+
+/// A world of a job of this name.
+fn join(job: &str, rank: u32, size: u32, store: &Arc<dyn Store>) -> World {
+    let mut config = config(rank, size);
+    failing(&mut config);
+    config.rendezvous = config.rendezvous.take().map(|place| Rendezvous {
+        job: job.to_owned(),
+        ..place
+    });
+    let builder = builder(config, store.clone(), &Carrier::Cpu);
+    builder.init().unwrap()
+}
+
+#[test]
+fn a_job_that_starts_anew_is_merged_with_one_that_stays() {
+    let meeting: Arc<dyn Store> = Arc::new(HashStore::new());
+    // How many merges each start of a job takes part in.
+    let jobs: [(&str, &[u32]); 2] = [("a", &[1, 1, 1]), ("b", &[2, 1])];
+    let stores = jobs.map(|(_, starts)| {
+        let new = |_: &u32| -> Arc<dyn Store> { Arc::new(HashStore::new()) };
+        starts.iter().map(new).collect::<Vec<_>>()
+    });
+    std::thread::scope(|scope| {
+        for ((job, starts), stores) in jobs.iter().zip(&stores) {
+            for rank in 0..2 {
+                let meeting = &meeting;
+                scope.spawn(move || {
+                    for (&merges, store) in starts.iter().zip(stores) {
+                        let world = join(job, rank, 2, store);
+                        for _ in 0..merges {
+                            let group = world.group();
+                            let merged = world.merge_remote(group, 4, "both", meeting.clone());
+                            let merged = merged.unwrap();
+                            let before = if *job == "a" { 0 } else { 2 };
+                            assert_eq!(merged.rank(), before + rank);
+                            let mut sum = [merged.rank()];
+                            merged.group().all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+                            assert_eq!(sum, [6]);
+                            merged.shutdown().unwrap();
+                        }
+                        world.shutdown().unwrap();
+                    }
+                });
+            }
+        }
+    });
+}
+
+#[test]
+fn a_group_that_is_too_many_is_refused_and_is_merged_by_its_next_call() {
+    let meeting: Arc<dyn Store> = Arc::new(HashStore::new());
+    let [a, b, c] = ["a", "b", "c"].map(|job| {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        join(job, 0, 1, &store)
+    });
+    let merge = |world: &World| world.merge_remote(world.group(), 2, "pair", meeting.clone());
+    let pair = |one: &World, other: &World| {
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| merge(one).unwrap().shutdown().unwrap());
+            merge(other).unwrap().shutdown().unwrap();
+            first.join().unwrap();
+        });
+    };
+    // c gives the first merge up, and a, which comes late, learns it. b counts from there.
+    c.group().set_timeout(Duration::from_millis(200));
+    for world in [&c, &a] {
+        let error = merge(world).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    }
+    c.group().set_timeout(Duration::from_secs(20));
+    pair(&a, &b);
+    // The second is complete without c.
+    let error = merge(&c).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("complete without rank 0 of job \"c\""),
+        "{text}"
+    );
+    pair(&c, &a);
+    for world in [a, b, c] {
+        world.shutdown().unwrap();
+    }
+}

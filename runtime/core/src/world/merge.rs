@@ -22,8 +22,9 @@ impl<B> World<B> {
     /// [`new_group`](Self::new_group).
     ///
     /// # Errors
-    /// `InvalidArgument` if the options name no purpose, if the groups have more members than `size`, or if a rank is
-    /// in two of the groups. `Timeout` names the members of the groups whose rank 0 had called this; all members get it, also those
+    /// `InvalidArgument` if the options name no purpose, if the groups have more members than `size` (groups that come when
+    /// `size` members have come get it; the others do, too, unless the merge was complete before), or if a rank is in two
+    /// of the groups. `Timeout` names the members of the groups whose rank 0 had called this; all members get it, also those
     /// that come later, and the next calls of all belong together again. Otherwise as
     /// [`new_group`](Self::new_group), or the store's error.
     pub fn merge(
@@ -75,12 +76,18 @@ impl<B> World<B> {
                 "the groups that were merged have {count} members, not {size}: {groups:?}"
             ));
         }
+        if !groups.iter().any(|ranks| ranks == group.ranks()) {
+            return refuse(format!(
+                "the merge is complete without this group, {:?}: {groups:?}",
+                group.ranks()
+            ));
+        }
         self.new_group(&ranks, options)
     }
 }
 
 /// Begins the result where a member has reached its deadline before all groups had come.
-const GIVEN_UP: &str = "given up\n";
+pub(super) const GIVEN_UP: &str = "given up\n";
 
 /// Groups that are to be merged did not find each other.
 pub(super) struct Missed {

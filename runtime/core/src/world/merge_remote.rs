@@ -1,6 +1,7 @@
 //! [`World::merge_remote`]: one world of the members of groups of different jobs.
 
 use super::merge::meet;
+use super::merge_rounds::Rounds;
 use super::{World, WorldBuilder};
 use crate::backend::BackendSet;
 use crate::config::Config;
@@ -12,6 +13,7 @@ use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::{Rank, text};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 /// The most ranks that a message lists.
@@ -24,7 +26,7 @@ struct Part {
     run: String,
     /// The members, as ranks of their job.
     ranks: Vec<Rank>,
-    /// What tells this host from others, if all ranks of the job are known to be on it.
+    /// The [`host_name`], if all ranks of the job are known to be on it.
     host: Option<String>,
 }
 
@@ -37,7 +39,8 @@ impl<B: BackendSet> World<B> {
     ///
     /// The merged world is a job of its own, named by the purpose: in records, too. It has this world's options, and the
     /// time-out of `group`. The store must answer until all members have left the new world. Of several merges for the
-    /// same purpose at one store, the first calls of all groups belong together, then the second, and so on.
+    /// same purpose at one store, the first calls of all groups belong together, then the second, and so on. The store may
+    /// outlive the jobs: a group of a job that has started anew counts from the merges that have ended.
     ///
     /// Jobs that do not share one host must reach each other: each rank publishes the address by which it reaches the
     /// store of its own job, or, if that is a loopback address, the host's first other address.
@@ -49,8 +52,11 @@ impl<B: BackendSet> World<B> {
     ///
     /// # Errors
     /// `InvalidArgument` if the purpose is empty or the name of one of the jobs, if the groups have more members than
-    /// `size`, or if a rank is in two of the groups. `Timeout` names the groups whose rank 0 had called this; all members get it, also
-    /// those that come later, and the next calls of all belong together again. Otherwise
+    /// `size` (groups that come when `size` members have come get it; the others do, too, unless the merge was complete
+    /// before), if a merge that other groups have completed is in the store and this one was to take part in it, or if a
+    /// rank is in two of the groups. `Timeout` names the groups whose rank 0 had called this; all members get it, also
+    /// those that had called for an earlier merge and come later, and of groups that come later for the first time the
+    /// first one; the next calls of all belong together again. Otherwise
     /// the store's error, or as [`WorldBuilder::init`]. A world whose backends or dump writer are the program's own needs
     /// [`merge_remote_with`](Self::merge_remote_with).
     pub fn merge_remote(
@@ -92,18 +98,16 @@ impl<B: BackendSet> World<B> {
             job: own.job.clone(),
             run: self.shared.run.clone(),
             ranks: group.ranks().to_vec(),
-            host: own.is_on_one_host().then(boot_id).flatten(),
+            host: own.is_on_one_host().then(host_name).flatten(),
         };
-        let calls = format!(
-            "merge/{purpose}/calls/{}/{}/{:016x}/{}",
-            part.job,
-            part.run,
-            group.group.wire_id(),
-            own.rank
-        );
-        // Counted in the store: a group may have been merged for the same purpose at another one.
-        let nth = store.add(&calls, 1)?;
-        let prefix = format!("merge/{purpose}/{nth}");
+        let rounds = Rounds {
+            store: &*store,
+            purpose,
+            timeout: group.timeout(),
+        };
+        let name = format!("{}/{}/{:016x}", part.job, part.run, group.group.wire_id());
+        let round = rounds.next(&name, own.rank)?;
+        let prefix = rounds.prefix(round);
         let entry = serde_json::to_string(&part).map_err(|error| {
             Error::new(ErrorKind::InvalidArgument, "the group cannot be published")
                 .with_source(error)
@@ -117,22 +121,17 @@ impl<B: BackendSet> World<B> {
                 named.join("; ")
             ))
         })?;
-        let parts = in_order(read(&entries)?, purpose, size)?;
-        let mut before = 0;
-        for other in &parts {
-            if (&other.job, &other.run, &other.ranks) == (&part.job, &part.run, &part.ranks) {
-                break;
-            }
-            before += other.ranks.len();
+        if group.rank() == 0 {
+            rounds.end(round)?;
         }
-        let first = u32::try_from(before).unwrap_or(u32::MAX);
+        let parts = in_order(read(&entries)?, purpose, size)?;
+        let first = first_rank(&parts, &part, purpose)?;
         builder.config.rendezvous = Some(Rendezvous {
             launcher: Launcher::Explicit,
             rank: first.saturating_add(group.rank()),
             world_size: size,
             local_rank: own.local_rank,
-            // It is not known which other members are on this host.
-            local_world_size: None,
+            local_world_size: local_members(&parts, &part),
             master_addr: match is_one_host(&parts) {
                 true => "127.0.0.1".to_owned(),
                 // The address of a store that only this host reaches leads to no other host.
@@ -206,6 +205,24 @@ fn in_order(mut parts: Vec<Part>, purpose: &str, size: u32) -> Result<Vec<Part>>
     Ok(parts)
 }
 
+/// The rank in the new world of the first member of this part.
+fn first_rank(parts: &[Part], own: &Part, purpose: &str) -> Result<u32> {
+    let is_own =
+        |part: &Part| (&part.job, &part.run, &part.ranks) == (&own.job, &own.run, &own.ranks);
+    let Some(at) = parts.iter().position(is_own) else {
+        let named: Vec<String> = parts.iter().map(Part::describe).collect();
+        return Err(refused(format!(
+            "the merge for {purpose:?} is complete without {}: it has {}. Either more groups call it than have the \
+             stated number of members, or an earlier merge for this purpose is still in the store: call again, or \
+             merge for another purpose",
+            own.describe(),
+            named.join("; ")
+        )));
+    };
+    let before: usize = parts[..at].iter().map(|part| part.ranks.len()).sum();
+    Ok(u32::try_from(before).unwrap_or(u32::MAX))
+}
+
 /// Whether all ranks of these groups are known to be on one host.
 fn is_one_host(parts: &[Part]) -> bool {
     let mut hosts = parts.iter().map(|part| &part.host);
@@ -213,10 +230,23 @@ fn is_one_host(parts: &[Part]) -> bool {
     first.is_some() && hosts.all(|host| *host == first)
 }
 
-/// What the kernel chose at this host's start.
-fn boot_id() -> Option<String> {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-    Some(id.trim().to_owned())
+/// How many members are on the host of this part. `None` if that is not known of all, or if all of them are.
+fn local_members(parts: &[Part], own: &Part) -> Option<u32> {
+    if is_one_host(parts) || parts.iter().any(|part| part.host.is_none()) {
+        return None;
+    }
+    let here = parts.iter().filter(|part| part.host == own.host);
+    u32::try_from(here.map(|part| part.ranks.len()).sum::<usize>()).ok()
+}
+
+/// A name that processes have in common only if a loopback address of one leads to the other: they run under one
+/// kernel, in the same namespaces, so not in different containers, for one user.
+fn host_name() -> Option<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let network = std::fs::metadata("/proc/self/ns/net").ok()?.ino();
+    let processes = std::fs::metadata("/proc/self/ns/pid").ok()?.ino();
+    let user = rustix::process::geteuid().as_raw();
+    Some(format!("{} {network} {processes} {user}", boot.trim()))
 }
 
 #[cfg(test)]
@@ -259,6 +289,36 @@ mod tests {
                 .contains("rank 1 of job \"a\" is in two of the groups"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_group_that_is_not_in_the_merge_has_no_rank_there() {
+        let parts = [part("a", &[0, 1], None), part("b", &[0], None)];
+        assert_eq!(first_rank(&parts, &parts[1], "both").unwrap(), 2);
+        let mut other = part("b", &[0], None);
+        other.run = "2".to_owned();
+        let error = first_rank(&parts, &other, "both").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let text = error.to_string();
+        assert!(
+            text.contains("complete without rank 0 of job \"b\""),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn members_of_this_host_are_counted_only_if_every_host_is_known() {
+        let (x, y) = (Some("x"), Some("y"));
+        let here = part("a", &[0, 1], x);
+        let with = |others: [Option<&str>; 2]| {
+            let [second, third] = others.map(|host| part("b", &[0], host));
+            local_members(&[part("a", &[0, 1], x), second, third], &here)
+        };
+        assert_eq!(with([x, y]), Some(3));
+        assert_eq!(with([y, y]), Some(2));
+        assert_eq!(with([y, None]), None);
+        // The whole world is on this host.
+        assert_eq!(with([x, x]), None);
     }
 
     #[test]

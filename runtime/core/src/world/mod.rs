@@ -18,6 +18,7 @@ pub(crate) mod job_secret;
 mod join;
 mod merge;
 mod merge_remote;
+mod merge_rounds;
 mod mesh;
 mod round;
 mod session;

@@ -1,0 +1,88 @@
+//! [`Rounds`]: which merge for a purpose a call takes part in.
+
+use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::Store;
+use crate::world::merge::GIVEN_UP;
+use std::time::Duration;
+
+/// The merges for one purpose at one store, numbered from 1. A store may outlive the jobs that merge there, so a
+/// group's first call does not count from the start: it takes part in the first merge that has not ended.
+pub(super) struct Rounds<'a> {
+    pub(super) store: &'a dyn Store,
+    pub(super) purpose: &'a str,
+    pub(super) timeout: Duration,
+}
+
+impl Rounds<'_> {
+    /// Below what the keys of a merge are.
+    pub(super) fn prefix(&self, round: i64) -> String {
+        format!("merge/{}/{round}", self.purpose)
+    }
+
+    /// The number of this call's merge. `group` names the caller's group at this store, `rank` is the caller's there.
+    pub(super) fn next(&self, group: &str, rank: u32) -> Result<i64> {
+        // Counted in the store: a group may have been merged for the same purpose at another one.
+        let calls = format!("merge/{}/calls/{group}/{rank}", self.purpose);
+        let nth = self.store.add(&calls, 1)?;
+        Ok(self.ended_before(group, rank)?.saturating_add(nth))
+    }
+
+    /// Notes that this merge and all before it have ended, for groups that have not called yet.
+    pub(super) fn end(&self, round: i64) -> Result<()> {
+        let key = self.ended();
+        loop {
+            let ended = self.store.add(&key, 0)?;
+            if ended >= round {
+                return Ok(());
+            }
+            let (ended, round) = (ended.to_string(), round.to_string());
+            self.store
+                .compare_set(&key, ended.as_bytes(), round.as_bytes())?;
+        }
+    }
+
+    /// How many merges had ended when the first member of this group first called.
+    fn ended_before(&self, group: &str, rank: u32) -> Result<i64> {
+        let key = format!("merge/{}/before/{group}", self.purpose);
+        let own = match self.store.check(&[&key])? {
+            true => None,
+            false => {
+                let ended = self.store.add(&self.ended(), 0)?;
+                Some((ended, self.is_given_up(ended.saturating_add(1))?))
+            }
+        };
+        let value = match own {
+            None => self.store.get(&key, self.timeout)?,
+            Some((ended, is_given_up)) => {
+                // With the rank, the member that is first is known.
+                let proposal = format!("{ended} {rank}");
+                let value = self.store.compare_set(&key, b"", proposal.as_bytes())?;
+                // This group learns that the merge was given up, as those that come late do. Should its job start anew,
+                // it would find the same merge again, while the others are at the next.
+                if is_given_up && value == proposal.as_bytes() {
+                    self.end(ended.saturating_add(1))?;
+                }
+                value
+            }
+        };
+        let text = String::from_utf8_lossy(&value);
+        let number = text.split(' ').next().and_then(|word| word.parse().ok());
+        number.ok_or_else(|| {
+            let message = format!("the store holds {text:?} at {key:?}, not a number of merges");
+            Error::new(ErrorKind::Store, message)
+        })
+    }
+
+    fn is_given_up(&self, round: i64) -> Result<bool> {
+        let whole = format!("{}/whole", self.prefix(round));
+        Ok(self.store.check(&[&whole])?
+            && self
+                .store
+                .get(&whole, self.timeout)?
+                .starts_with(GIVEN_UP.as_bytes()))
+    }
+
+    fn ended(&self) -> String {
+        format!("merge/{}/ended", self.purpose)
+    }
+}

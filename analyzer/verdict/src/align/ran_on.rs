@@ -1,7 +1,8 @@
 //! Which operations a rank has provably completed by a recorder that notes only that an operation is over.
 //!
-//! Gloo's own recorder retires an operation that completed and one that failed alike. A program does not go on at its
-//! usual pace behind one that failed or timed out, and a burst of operations that fail together is short.
+//! Gloo's own recorder retires an operation that completed and one that failed alike. A program does not go on step by
+//! step behind one that failed or timed out, but operations that it issued at once may all fail together, however many
+//! they are: the pace of calls within one step proves nothing.
 
 use crate::align::Lane;
 use crate::align::record::{Op, Record, Shared};
@@ -12,9 +13,15 @@ const NEWEST: usize = 128;
 const FEWEST: usize = 8;
 /// At least this many later operations are over.
 const LATER: usize = 3;
-/// The later operations lasted for more than this many of the longest pauses between two operations: a step of a
-/// program that issues several operations at once has one long pause.
-const ROUNDS: i64 = 3;
+/// The later operations lasted for more than this many of the longest pauses between two operations, or that many steps
+/// began after them.
+const ROUNDS: usize = 3;
+/// Operations that mostly follow sooner than this, ns, may be of one step. A pause between two steps is not shorter.
+const AT_ONCE_NS: i64 = 50_000_000;
+/// A pause between two steps lasts for at least this many usual pauses within a step.
+const APART: i64 = 4;
+/// A program issues fewer operations than this in one step.
+const MOST_AT_ONCE: usize = 1000;
 
 /// The position of the newest collective of a lane after which the program went on for several rounds at its usual pace.
 /// `None` if there is none, or if a pause between two operations is so long that one of them may have timed out.
@@ -25,29 +32,67 @@ pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Opti
         .iter()
         .rev()
         .take_while(|position| op(position).retired);
-    let run = &over[over.len() - run.take(NEWEST).count()..];
-    if run.len() < FEWEST {
+    let run = &over[over.len() - run.count()..];
+    let newest = &run[run.len().saturating_sub(NEWEST)..];
+    if newest.len() < FEWEST {
         return None;
     }
-    let pauses = run.windows(2).map(|pair| {
-        op(&pair[1])
-            .created_ns
-            .saturating_sub(op(&pair[0]).created_ns)
-    });
-    let longest_ns = pauses.max()?.max(1);
-    let limits = run
+    let pauses_of = |run: &[u32]| -> Vec<i64> {
+        let created_ns = |position: &u32| op(position).created_ns;
+        let pauses = run.windows(2);
+        pauses
+            .map(|pair| created_ns(&pair[1]).saturating_sub(created_ns(&pair[0])))
+            .collect()
+    };
+    let limits = newest
         .iter()
         .map(|position| shared.calls.get(op(position).call).timeout_ms);
     // A time-out of 0 is unknown.
     let limit_ms = limits.min().filter(|&limit_ms| limit_ms > 0)?;
-    if longest_ns as f64 / 1e6 >= limit_ms as f64 / 2.0 {
+    let too_long = |pause_ns: i64| pause_ns as f64 / 1e6 >= limit_ms as f64 / 2.0;
+    let mut pauses_ns = pauses_of(newest);
+    let longest_ns = pauses_ns.iter().copied().max()?.max(1);
+    if too_long(longest_ns) {
         return None;
     }
-    let last_ns = op(run.last()?).created_ns;
-    let mut before = run[..run.len() - LATER].iter().rev().copied();
-    before.find(|position| {
-        let op = op(position);
-        op.kind.needs_all_members()
-            && last_ns.saturating_sub(op.created_ns) > longest_ns.saturating_mul(ROUNDS)
-    })
+    let (_, &mut usual_ns, _) = pauses_ns.select_nth_unstable((newest.len() - 1) / 2);
+    let mut before = if usual_ns < AT_ONCE_NS {
+        let pauses_ns = pauses_of(run);
+        let from = pauses_ns.iter().rposition(|&pause_ns| too_long(pause_ns));
+        let from = from.map_or(0, |index| index + 1);
+        let to = steps_end(&pauses_ns[from..], usual_ns);
+        run[from..from + to].iter()
+    } else {
+        let last_ns = op(newest.last()?).created_ns;
+        let is_long_ago = |position: &&u32| {
+            last_ns.saturating_sub(op(position).created_ns)
+                > longest_ns.saturating_mul(ROUNDS as i64)
+        };
+        let later = newest.iter().rev().skip(LATER);
+        let long_ago = later.skip_while(|position| !is_long_ago(position)).count();
+        newest[..long_ago].iter()
+    };
+    let newest_before = before.rfind(|position| op(position).kind.needs_all_members());
+    newest_before.copied()
+}
+
+/// How many of the oldest operations several steps have followed, of a program that issues several at once: the pauses
+/// after each operation but the last are given, and the usual one within a step.
+fn steps_end(pauses_ns: &[i64], usual_ns: i64) -> usize {
+    let many = pauses_ns.len().saturating_sub(MOST_AT_ONCE);
+    let mut longest = pauses_ns.to_vec();
+    longest.sort_unstable_by(|one, other| other.cmp(one));
+    // A single pause may be longer than those between the steps, such as that for a checkpoint.
+    let Some(&step_ns) = longest.get(ROUNDS - 1) else {
+        return many;
+    };
+    if step_ns < AT_ONCE_NS.max(usual_ns.saturating_mul(APART)) {
+        return many;
+    }
+    let is_step = |pause_ns: i64| pause_ns >= step_ns / 4 * 3;
+    let indices = (0..pauses_ns.len()).rev();
+    let mut steps = indices.filter(|&index| is_step(pauses_ns[index]));
+    steps
+        .nth(ROUNDS - 1)
+        .map_or(many, |index| many.max(index + 1))
 }

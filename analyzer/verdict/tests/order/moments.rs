@@ -138,3 +138,40 @@ fn an_early_dump_by_gloo_does_not_hide_the_rank_that_others_wait_for() {
     assert_eq!((report.verdict, finding.code), (Verdict::Stuck, Code::E101));
     assert_eq!(finding.culprit_ranks, [1], "{}", finding.sentence);
 }
+
+/// The times of so many steps with so many operations each: how long the operations of a step are apart, and the steps,
+/// s.
+fn bursts(steps: u32, each: u32, apart: f64, step: f64) -> Vec<f64> {
+    let step_of =
+        |nth| (0..each).map(move |operation| f64::from(nth) * step + f64::from(operation) * apart);
+    (0..steps).flat_map(step_of).collect()
+}
+
+#[test]
+fn gloo_s_operations_of_one_long_step_that_failed_together_accuse_the_rank_that_did_not_come() {
+    // Many at a time, several slow ones, and nothing but the step that failed.
+    for (steps, each, apart, step) in [
+        (6, 200, 0.001, 0.6),
+        (6, 40, 0.01, 0.5),
+        (1, 200, 0.001, 0.6),
+        (2, 300, 0.002, 0.9),
+    ] {
+        let ahead = bursts(steps, each, apart, step);
+        let behind = bursts(steps - 1, each, apart, step);
+        let waits = (&ahead[..], true);
+        let dumps = by_gloo(&[waits, (&behind, true), waits, waits]);
+        let report = analyze(&dumps, &Policy::default());
+        let Some(finding) = report.findings.first() else {
+            panic!("{steps} {each}: {:?}", report.problems);
+        };
+        assert_eq!((report.verdict, finding.code), (Verdict::Stuck, Code::E101));
+        assert_eq!(finding.culprit_ranks, [1], "{}", finding.sentence);
+    }
+    // A rank that is several steps ahead of all others has completed the first of these.
+    let (early, late) = (bursts(2, 200, 0.001, 0.6), bursts(6, 200, 0.001, 0.6));
+    let early = (&early[..], true);
+    let dumps = by_gloo(&[early, early, early, (&late, true)]);
+    let report = analyze(&dumps, &Policy::default());
+    assert_eq!(report.findings, [], "{:?}", report.findings);
+    assert_eq!(report.verdict, Verdict::Inconclusive);
+}

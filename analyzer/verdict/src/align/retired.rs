@@ -32,16 +32,18 @@ impl Aligned<'_> {
         for member in 0..self.groups[group].ranks.len() {
             let Some((record, lane)) = self.groups[group].lanes[member] else {
                 let rank = self.groups[group].ranks[member];
-                let full_record = self.record_in(group, rank);
-                let full_record = full_record.map(|record| &self.records[record]);
-                if full_record
-                    .is_some_and(|record| !record.cut && !record.wrapped() && !record.only_active)
-                {
+                let shows_none = |record: RecordIx| {
+                    let full_record = &self.records[record];
+                    let is_whole = !full_record.wrapped() && !full_record.only_active;
+                    is_whole && self.lacks_newest(record).is_none()
+                };
+                if self.record_in(group, rank).is_some_and(shows_none) {
                     behind = Some(0);
                 }
                 continue;
             };
-            if self.records[record].cut {
+            // Where a rank of an early record is now, that record does not show.
+            if self.lacks_newest(record).is_some() {
                 continue;
             }
             let newest = self.lanes[record][lane].collectives.last();

@@ -131,12 +131,16 @@ fn gloo_s_operations_that_timed_out_or_failed_together_accuse_the_rank_that_did_
 #[test]
 fn an_early_dump_by_gloo_does_not_hide_the_rank_that_others_wait_for() {
     let (early, behind, waits) = (steps(20), steps(60), steps(61));
-    let waits = (&waits[..], false);
-    let dumps = by_gloo(&[waits, (&behind, true), (&early, true), waits]);
-    let report = analyze(&dumps, &Policy::default());
-    let finding = &report.findings[0];
-    assert_eq!((report.verdict, finding.code), (Verdict::Stuck, Code::E101));
-    assert_eq!(finding.culprit_ranks, [1], "{}", finding.sentence);
+    // The others still wait, or have timed out.
+    for is_over in [false, true] {
+        let waits = (&waits[..], is_over);
+        let dumps = by_gloo(&[waits, (&behind, true), (&early, true), waits]);
+        let report = analyze(&dumps, &Policy::default());
+        let finding = report.findings.first();
+        let finding = finding.unwrap_or_else(|| panic!("{is_over}: {:?}", report.problems));
+        assert_eq!((report.verdict, finding.code), (Verdict::Stuck, Code::E101));
+        assert_eq!(finding.culprit_ranks, [1], "{}", finding.sentence);
+    }
 }
 
 /// The times of so many steps with so many operations each: how long the operations of a step are apart, and the steps,

@@ -6,6 +6,7 @@ use crate::align::{Aligned, Workers, clocks, comm_counter, devices, same_process
 use crate::judge::context::{Context, name_groups};
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
+use crate::judge::outdated::still_inside;
 use crate::judge::policy::{Policy, each_written_ns, of_young_files};
 use crate::judge::records::provenance::LeftAside;
 use crate::judge::records::{
@@ -234,6 +235,7 @@ fn judge(
         left_aside,
         unkept,
         open_by_status,
+        still_inside: still_inside(&aligned),
         lacks_input: problems.iter().any(|problem| problem.code == Code::N301),
         life: &life,
         aligned: &aligned,

@@ -570,7 +570,7 @@ fn verdict(
     // An operation is unfinished and no finding explains it.
     let unexplained = !ctx.unkept.is_empty()
         || outdated::early(ctx).next().is_some()
-        || !outdated::still_inside(ctx).is_empty()
+        || !ctx.still_inside.is_empty()
         || !ctx.open_by_status.is_empty()
         || ctx.graph.missing.iter().any(|missing| !missing.is_empty());
     let overdue = ctx.is_anything_overdue();

@@ -1,13 +1,13 @@
 //! N300 on records that were taken earlier than those of other ranks, or seem to be.
 
-use crate::align::{RecordIx, UnknownReason};
+use crate::align::{Aligned, GroupIx, RecordIx, UnknownReason};
 use crate::judge::context::Context;
 use crate::judge::policy::{NAMING, each_written_ns};
 use crate::judge::waits::wait_graph::Missing;
 use crate::report::Problem;
 use crate::report::format::{duration_ms, format_ranks};
 use rcomm_recorder::model::Rank;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 /// The note on the ranks whose records do not show what they do now, since others went on; `None` if there are none.
 pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
@@ -62,43 +62,64 @@ pub(crate) struct StillInside {
     after_ms: f64,
 }
 
+impl StillInside {
+    fn rank(&self, aligned: &Aligned<'_>) -> Rank {
+        aligned.records[self.record].rank
+    }
+}
+
 /// The collectives that are unfinished in a record and that others completed long before its file was written: the
 /// file was copied since, or the operation does not end on that rank. One for each record, the first.
-pub(crate) fn still_inside(ctx: &Context<'_>) -> Vec<StillInside> {
-    let aligned = ctx.aligned;
-    let written = each_written_ns(aligned);
-    let of_record = |(record, written_ns): (RecordIx, Option<i64>)| {
-        let written_ns = written_ns?;
+pub(crate) fn still_inside(aligned: &Aligned<'_>) -> Vec<StillInside> {
+    // Thousands of ranks may be unfinished in one collective, so each is looked up once.
+    let mut first_ends: HashMap<(GroupIx, u32), Option<i64>> = HashMap::new();
+    let mut inside = Vec::new();
+    for (record, written_ns) in each_written_ns(aligned).into_iter().enumerate() {
+        let Some(written_ns) = written_ns else {
+            continue;
+        };
         let mut unfinished = aligned.lanes[record].iter().filter_map(|lane| {
             let first = *lane.collectives.get(lane.pending_from)?;
-            let op = aligned.op(record, first);
-            aligned
-                .is_over_since(record, lane.group, op.seq)
-                .then_some((lane, first, op))
+            let seq = aligned.op(record, first).seq;
+            let is_over = aligned.is_over_since(record, lane.group, seq);
+            is_over.then_some((lane.group, seq, first))
         });
-        let (lane, position, op) = unfinished.next()?;
-        let others = aligned.groups[lane.group].lanes.iter().flatten();
-        let ends = others.filter_map(|&(other, lane)| {
-            let lane = &aligned.lanes[other][lane];
-            let index = aligned.find(other, lane, op.seq).ok()?;
-            let end_ns = aligned.status_op(other, lane, index).completed_ns()?;
-            Some(end_ns.saturating_sub(aligned.offsets_ns[other]))
-        });
-        let after_ns = written_ns.saturating_sub(ends.min()?);
-        (after_ns > NAMING.as_nanos() as i64).then_some(StillInside {
+        let Some((group, seq, position)) = unfinished.next() else {
+            continue;
+        };
+        let first_end = first_ends
+            .entry((group, seq))
+            .or_insert_with(|| first_end_ns(aligned, group, seq));
+        let after_ns = first_end.map(|first_ns| written_ns.saturating_sub(first_ns));
+        let Some(after_ns) = after_ns.filter(|&ns| ns > NAMING.as_nanos() as i64) else {
+            continue;
+        };
+        inside.push(StillInside {
             record,
             position,
             after_ms: after_ns as f64 / 1e6,
-        })
-    };
-    (0..).zip(written).filter_map(of_record).collect()
+        });
+    }
+    inside
+}
+
+/// When the first member completed a collective, common time, ns; `None` if no record shows it.
+fn first_end_ns(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<i64> {
+    let members = aligned.groups[group].lanes.iter().flatten();
+    let ends = members.filter_map(|&(record, lane)| {
+        let lane = &aligned.lanes[record][lane];
+        let index = aligned.find(record, lane, seq).ok()?;
+        let end_ns = aligned.status_op(record, lane, index).completed_ns()?;
+        Some(end_ns.saturating_sub(aligned.offsets_ns[record]))
+    });
+    ends.min()
 }
 
 /// The note on the first of these operations; `None` if there are none.
 pub(crate) fn note_still_inside(ctx: &Context<'_>) -> Option<Problem> {
-    let inside = still_inside(ctx);
+    let inside = &ctx.still_inside;
     let first = inside.first()?;
-    let rank = |inside: &StillInside| ctx.aligned.records[inside.record].rank;
+    let rank = |inside: &StillInside| inside.rank(ctx.aligned);
     let op = ctx.aligned.op(first.record, first.position);
     let also = match &inside[1..] {
         [] => String::new(),

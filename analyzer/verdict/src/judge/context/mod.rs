@@ -15,6 +15,7 @@ use crate::align::{Aligned, Group, GroupIx, RecordIx};
 use crate::judge::disagreement::Disagreement;
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
+use crate::judge::outdated::StillInside;
 use crate::judge::policy::Policy;
 use crate::judge::records::unkept::Unkept;
 use crate::judge::waits::wait_graph::{Missing, Node, Place, WaitGraph};
@@ -34,6 +35,8 @@ pub(crate) struct Context<'a> {
     pub(crate) unkept: Vec<Unkept>,
     /// Groups in which, by their status alone, operations of these ranks have not completed.
     pub(crate) open_by_status: Vec<(GroupIx, Vec<Rank>)>,
+    /// The collectives that are unfinished in some records and that others completed long before.
+    pub(crate) still_inside: Vec<StillInside>,
     /// Whether an input could not be read, or only in part.
     pub(crate) lacks_input: bool,
     pub(crate) life: &'a Life,

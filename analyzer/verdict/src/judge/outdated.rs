@@ -11,10 +11,14 @@ use std::collections::{BTreeSet, HashMap};
 
 /// The note on the ranks whose records do not show what they do now, since others went on; `None` if there are none.
 pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
+    // Of a rank that may still be inside, the note on that says what is known.
+    let inside = ctx.still_inside.iter();
+    let inside: BTreeSet<Rank> = inside.map(|inside| inside.rank(ctx.aligned)).collect();
     let missed = ctx.graph.missing.iter().flatten();
     let missed = missed
         .filter(|&&(_, why)| why == Missing::Unknown(UnknownReason::Outdated))
-        .map(|&(node, _)| ctx.rank(node));
+        .map(|&(node, _)| ctx.rank(node))
+        .filter(|rank| !inside.contains(rank));
     let outdated: BTreeSet<Rank> = missed.chain(early(ctx)).collect();
     let ranks: Vec<Rank> = outdated.into_iter().collect();
     let (records, they_wait) = match ranks.len() {

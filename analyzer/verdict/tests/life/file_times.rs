@@ -153,3 +153,31 @@ fn a_look_at_a_running_job_is_no_hang_if_no_operation_relates_the_clocks() {
     assert_eq!(report.findings, [], "{:?}", report.findings);
     assert_eq!(report.verdict, Verdict::Inconclusive);
 }
+
+#[test]
+fn a_rank_that_may_still_be_inside_an_operation_is_not_said_to_have_an_early_record() {
+    let done: Vec<(f64, State)> = (0..5)
+        .map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)))
+        .collect();
+    // Rank 0 completed #5 and waits in #6; all files are of one moment.
+    let waits = [&done[..], &[(5.0, State::Pending)]].concat();
+    let inside = [&done[..4], &[(4.0, State::Pending)]].concat();
+    for written in [60.0, 700.0] {
+        let report = judge_files(&[
+            (by_pytorch(0, &waits, 0.0), written),
+            (by_pytorch(1, &inside, 0.0), written),
+        ]);
+        assert_eq!(report.verdict, Verdict::Inconclusive);
+        let notes: Vec<&str> = report
+            .problems
+            .iter()
+            .map(|problem| problem.sentence.as_str())
+            .collect();
+        let says = |text| notes.iter().any(|note| note.contains(text));
+        assert!(
+            says("is unfinished in the record of rank 1, and others completed it"),
+            "{notes:?}"
+        );
+        assert!(!says("was taken earlier than the others'"), "{notes:?}");
+    }
+}

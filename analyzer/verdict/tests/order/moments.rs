@@ -179,3 +179,24 @@ fn gloo_s_operations_of_one_long_step_that_failed_together_accuse_the_rank_that_
     assert_eq!(report.findings, [], "{:?}", report.findings);
     assert_eq!(report.verdict, Verdict::Inconclusive);
 }
+
+#[test]
+fn a_gloo_rank_that_is_a_little_ahead_of_all_others_leaves_a_doubt() {
+    let (early, late) = (steps(20), steps(22));
+    let early = (&early[..], true);
+    for late_over in [true, false] {
+        let dumps = by_gloo(&[early, early, early, (&late, late_over)]);
+        let report = analyze(&dumps, &Policy::default());
+        for finding in &report.findings {
+            assert!(finding.confidence <= 0.5, "{}", finding.confidence);
+            let mut doubts = finding.doubts.iter();
+            let doubt =
+                "if the others' are newer than those of ranks 0-2, they may have gone on since";
+            assert!(
+                doubts.any(|found| found.contains(doubt)),
+                "{:?}",
+                finding.doubts
+            );
+        }
+    }
+}

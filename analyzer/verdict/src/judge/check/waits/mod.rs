@@ -8,3 +8,4 @@ pub(super) mod not_joined;
 pub(super) mod p2p_unmatched;
 mod reopened;
 mod tags;
+mod undated;

@@ -4,6 +4,7 @@
 //! It is stuck in its own code or took another branch. Of all the places where it is missed, the finding names the
 //! first in the order of the program; the other waits are consequences.
 
+use super::undated;
 use crate::align::record::Record;
 use crate::align::{Group, retiring_is_all};
 use crate::judge::check::Check;
@@ -376,6 +377,10 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     }
     let may_wait = busy || unmade || making.is_some();
     draft.ruled_out = ruled_out(ctx, place, &op_ref, nodes, may_wait);
+    if let Some(doubt) = undated::doubt(ctx, place, nodes) {
+        draft.confidence = draft.confidence.min(undated::HIGHEST);
+        draft.doubts.push(doubt);
+    }
     let unread = unread_and_vague(ctx, nodes);
     if !unread.is_empty() {
         draft.doubts.push(format!(

@@ -60,6 +60,21 @@ fn of_files(pauses: bool, written: f64) -> Finding {
     analysis.finish().findings.remove(0)
 }
 
+/// The finding on dumps that state when they were taken.
+fn of_dated(pauses: bool, taken: f64) -> Finding {
+    let dumps: Vec<Dump> = missed(pauses)
+        .into_iter()
+        .map(|mut dump| {
+            dump.recorder = Recorder::Nccl;
+            dump.status = None;
+            dump.signatures[0].backend = "nccl".to_owned();
+            dump.identity.dump_time_ns = at(taken);
+            dump
+        })
+        .collect();
+    analyze(&dumps, &Policy::default()).findings.remove(0)
+}
+
 #[test]
 fn a_rank_that_is_missed_for_a_short_time_is_named_with_a_confidence_that_grows() {
     let confidence = |finding: Finding| {
@@ -78,11 +93,13 @@ fn a_rank_that_is_missed_for_a_short_time_is_named_with_a_confidence_that_grows(
     assert_eq!([12.0, 40.0, 70.0].map(by_age), [0.6, 0.75, 0.97]);
     let by_files = |seconds: f64| confidence(of_files(false, 40.0 + seconds));
     assert_eq!([20.0, 40.0, 600.0].map(by_files), [0.6, 0.75, 0.97]);
+    let by_dumps = |seconds: f64| confidence(of_dated(false, 40.0 + seconds));
+    assert_eq!([12.0, 40.0, 600.0].map(by_dumps), [0.6, 0.75, 0.97]);
 }
 
 #[test]
 fn a_rank_that_paused_for_as_long_before_may_pause_again() {
-    for finding in [live(true, 52.0), of_files(true, 56.0)] {
+    for finding in [live(true, 52.0), of_files(true, 56.0), of_dated(true, 52.0)] {
         assert_eq!(
             (finding.code, &finding.culprit_ranks[..]),
             (Code::E101, &[0][..])

@@ -1,6 +1,7 @@
 //! Faults that the waits show: ranks that did not come, messages without a peer, cycles.
 
 pub(super) mod all_arrived_stuck;
+mod at_work;
 pub(super) mod cross_group_deadlock;
 pub(super) mod left_the_ring;
 pub(super) mod missing_dump;

@@ -114,3 +114,54 @@ fn a_rank_that_paused_for_as_long_before_may_pause_again() {
     // It never paused for twice as long.
     assert!(live(true, 40.0 + 25.0).confidence > 0.5);
 }
+
+/// The confidence and the doubts on rank 0, which is missed for 12 s in the operation that rank 1 issued at 40 s. Its
+/// clock and that of rank 1 are the same. Both have these operations before.
+fn after(operations: &[[(f64, State); 2]]) -> (f64, String) {
+    let of_rank = |rank: Rank| {
+        let mut own: Vec<(f64, State)> =
+            operations.iter().map(|both| both[rank as usize]).collect();
+        if rank > 0 {
+            own.push((40.0, State::Pending));
+        }
+        let mut dump = record(rank, 2, &own);
+        for entry in &mut dump.entries {
+            entry.timeout_ms = 600_000;
+        }
+        alive(dump, 52.0)
+    };
+    let policy = Policy {
+        snapshot: true,
+        now_ns: Some(at(52.0)),
+        ..Policy::default()
+    };
+    let dumps: Vec<Dump> = (0..2).map(of_rank).collect();
+    let finding = analyze(&dumps, &policy).findings.remove(0);
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E101, &[0][..])
+    );
+    (finding.confidence, finding.doubts.join("; "))
+}
+
+#[test]
+fn a_rank_that_was_in_an_operation_or_for_which_none_waited_did_not_pause() {
+    let at_once = |second: f64| [(second, State::Done(second + 0.1)); 2];
+    let begin: Vec<_> = (0..8).map(|nth| at_once(f64::from(nth))).collect();
+    let end = [at_once(39.0), at_once(39.5)];
+    let judged = |between: &[[(f64, State); 2]]| after(&[&begin[..], between, &end[..]].concat());
+    // Rank 0 is late by 15 s.
+    let paused = judged(&[
+        [(24.0, State::Done(24.1)), (9.0, State::Done(24.1))],
+        at_once(38.0),
+    ]);
+    assert_eq!(paused.0, 0.5, "{}", paused.1);
+    // An operation lasts from 9 s to 38 s, and another, issued after it, ends at once.
+    let inside = judged(&[[(9.0, State::Done(38.0)); 2], at_once(9.5)]);
+    // All come to the next operation at 39 s, as after a compilation.
+    let shared = judged(&[at_once(9.5)]);
+    for (confidence, doubts) in [inside, shared] {
+        assert_eq!(confidence, 0.6, "{doubts}");
+        assert!(!doubts.contains("paused"), "{doubts}");
+    }
+}

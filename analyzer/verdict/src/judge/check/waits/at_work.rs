@@ -1,5 +1,7 @@
 //! Whether ranks that are missed in an operation, and wait for nothing, may be at work in the program's own code.
 
+use crate::align::record::Op;
+use crate::align::{GroupIx, RecordIx};
 use crate::judge::context::Context;
 use crate::report::Until;
 use crate::report::format::{format_ranks, format_time};
@@ -12,7 +14,7 @@ const MAY_COME: f64 = 0.6;
 /// The same, if they are missed for at least half of the time after which they hardly come.
 const MAY_HARDLY_COME: f64 = 0.75;
 
-/// The same, if they have paused for about as long before, and went on.
+/// The same, if they have paused for about as long before while others waited for them, and went on.
 const PAUSED_BEFORE: f64 = 0.5;
 
 /// Work of a program between two operations takes longer than this only rarely.
@@ -22,7 +24,8 @@ const LONG: Duration = Duration::from_secs(60);
 pub(super) struct AtWork {
     /// The highest confidence of a finding on them.
     pub(super) confidence: f64,
-    /// The longest pause of one of them before, ms, if each has paused for about as long as it is missed now.
+    /// The longest time that others waited in a pause of one of them before, ms, if that was about as long for each as it
+    /// is missed now.
     paused_ms: Option<f64>,
     /// Whether their processes are known to live.
     live: bool,
@@ -58,9 +61,8 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
     }
     let pauses: Option<Vec<f64>> = ranks
         .iter()
-        .map(|&rank| longest_pause_ms(ctx, rank))
+        .map(|&rank| longest_pause_ms(ctx, rank, missed_ms / AS_LONG))
         .collect();
-    let pauses = pauses.filter(|pauses| pauses.iter().all(|pause| pause * AS_LONG >= missed_ms));
     let paused_ms = pauses.and_then(|pauses| pauses.into_iter().reduce(f64::max));
     Some(AtWork {
         confidence: match paused_ms {
@@ -83,9 +85,12 @@ impl AtWork {
             (false, false) => ("wait", ""),
         };
         let before = match self.paused_ms {
-            Some(ms) if one => format!(", and it paused for {} before", format_time(ms)),
+            Some(ms) if one => format!(
+                ", and it paused for {} before while others waited for it",
+                format_time(ms)
+            ),
             Some(ms) => format!(
-                ", and each paused for about as long before, up to {}",
+                ", and each paused for about as long before while others waited for it, up to {}",
                 format_time(ms)
             ),
             None => String::new(),
@@ -101,18 +106,71 @@ impl AtWork {
 /// A pause is about as long as an earlier one up to this many times its length.
 const AS_LONG: f64 = 1.5;
 
-/// The longest time between the end of an operation of this rank and the issue of the next, ms; `None` without two
-/// operations whose ends are recorded.
-fn longest_pause_ms(ctx: &Context<'_>, rank: Rank) -> Option<f64> {
-    let records = ctx.aligned.records_of(rank);
-    let pauses = records.flat_map(|record| {
-        ctx.aligned.records[record]
-            .ops
-            .windows(2)
-            .filter_map(|pair| {
-                let end_ns = pair[0].completed_ns()?;
-                Some(pair[1].created_ns.saturating_sub(end_ns) as f64 / 1e6)
+/// The longest time, ms, that this rank spent in no operation before it issued a collective, while another member waited
+/// for it there; `None` if there is none of at least `least_ms`.
+///
+/// After an operation whose end is not recorded, none counts: the rank may have been in it.
+fn longest_pause_ms(ctx: &Context<'_>, rank: Rank, least_ms: f64) -> Option<f64> {
+    let aligned = ctx.aligned;
+    let records = aligned.records_of(rank);
+    let pauses = records
+        .filter(|&record| aligned.clock_known[record])
+        .flat_map(|record| {
+            let free_since = free_since(&aligned.records[record].ops);
+            let lanes = aligned.lanes[record].iter();
+            lanes.flat_map(move |lane| {
+                let pause = |&position: &u32| {
+                    let op = aligned.op(record, position);
+                    let paused_ns = op.created_ns.saturating_sub(free_since[position as usize]?);
+                    if (paused_ns as f64) < least_ms * 1e6 {
+                        return None;
+                    }
+                    let came_ns = aligned.created_ns(record, op);
+                    let awaited_ns = first_of_peers_ns(
+                        ctx,
+                        (record, lane.group),
+                        aligned.seq(record, position),
+                    )?;
+                    Some(paused_ns.min(came_ns.saturating_sub(awaited_ns)) as f64 / 1e6)
+                };
+                let pauses: Vec<f64> = lane.collectives.iter().filter_map(pause).collect();
+                pauses
             })
+        });
+    pauses.filter(|&pause| pause >= least_ms).reduce(f64::max)
+}
+
+/// For each operation of a record: since when the rank was in no earlier one, ns by its clock. `None` if that is not
+/// recorded.
+fn free_since(ops: &[Op]) -> Vec<Option<i64>> {
+    let mut latest = None;
+    let mut is_known = true;
+    let since = ops.iter().map(|op| {
+        let before = latest.filter(|_| is_known);
+        let end = op.completed_ns().or_else(|| op.failed_ns());
+        is_known &= end.is_some();
+        latest = latest.max(end);
+        before
     });
-    pauses.reduce(f64::max)
+    since.collect()
+}
+
+/// When the first of the other members issued this collective, common time, ns; `None` if no other record whose clock
+/// is known in relation to others' has it.
+fn first_of_peers_ns(
+    ctx: &Context<'_>,
+    (record, group): (RecordIx, GroupIx),
+    seq: u32,
+) -> Option<i64> {
+    let aligned = ctx.aligned;
+    let own = aligned.records[record].rank;
+    let members = aligned.groups[group].lanes.iter().flatten();
+    let others = members
+        .filter(|&&(other, _)| aligned.records[other].rank != own && aligned.clock_known[other]);
+    let issued = others.filter_map(|&(other, lane)| {
+        let lane = &aligned.lanes[other][lane];
+        let index = aligned.find(other, lane, seq).ok()?;
+        Some(aligned.created_ns(other, aligned.op(other, lane.collectives[index])))
+    });
+    issued.min()
 }

@@ -385,7 +385,7 @@ pub(crate) struct CollectArgs {
 /// Nothing is judged here, since a rank cannot be judged without its peers.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit codes: 0 all records are in the summary, which notes what was left aside (N300); 1 a record could not be used, or only in part, which the summary lists; 2 no dump was read.
+Exit codes: 0 all records are in the summary, which notes other files that were left aside (N300); 1 a record could not be used, or only in part, a path does not exist, a pattern matches nothing, or a link was not followed, which the summary lists; 2 no dump was read.
 
 Example, on every node of a Slurm job, then once:
   srun --ntasks-per-node=1 sh -c \\

@@ -66,12 +66,13 @@ pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, 
         let more = count(more as u64, "more problem");
         let _ = writeln!(stderr, "... and {more}; the summary has all");
     }
-    // Without what was left aside, a report is complete.
+    // Without logs, stacks and what is no record, a report is complete. What was not found may have been records.
     let is_loss = |problem: &Problem| problem.code != Code::N300;
-    Ok(match (loaded.dumps, loaded.problems.iter().any(is_loss)) {
+    let is_whole = loaded.unfound == 0 && !loaded.problems.iter().any(is_loss);
+    Ok(match (loaded.dumps, is_whole) {
         (0, _) => ExitCode::from(2),
-        (_, false) => ExitCode::SUCCESS,
-        (_, true) => ExitCode::from(1),
+        (_, true) => ExitCode::SUCCESS,
+        (_, false) => ExitCode::from(1),
     })
 }
 

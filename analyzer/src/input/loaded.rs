@@ -33,6 +33,8 @@ pub(crate) fn written_ns(path: &str) -> Option<i64> {
 pub struct Loaded {
     /// Problems of files, in the order of their paths.
     pub problems: Vec<Problem>,
+    /// The number of paths and patterns that gave no file, and of links that were not followed; each is a problem, too.
+    pub unfound: usize,
     /// The number of files. An archive counts as its members, a summary as the files it was made from.
     pub files: usize,
     /// The number of dumps that were passed on; a rank may have several.

@@ -155,6 +155,21 @@ fn stacks_are_reported_as_left_aside_and_problems_beyond_the_limit_are_counted()
     assert_eq!(packed.code, Some(1), "{}", packed.stderr);
 }
 
+#[test]
+fn a_path_that_does_not_exist_and_a_link_that_leads_nowhere_are_exit_code_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let [node_0, node_1] = make_nodes(dir.path());
+    let output = dir.path().join("0.rsum");
+    let (missing, pattern) = (dir.path().join("typo"), dir.path().join("typo*"));
+    std::os::unix::fs::symlink(&missing, node_1.join("rank_9")).unwrap();
+    for other in [&missing, &pattern, &node_1] {
+        let paths = [&node_0, other, &output].map(|path| path.to_str().unwrap());
+        let packed = run(&["summarize", paths[0], paths[1], "-o", paths[2]]);
+        assert_eq!(packed.code, Some(1), "{}", packed.stderr);
+        assert!(packed.stderr.contains("left aside"), "{}", packed.stderr);
+    }
+}
+
 /// In place of Slurm's, `srun` is a script here that runs the step once for each of two nodes.
 #[test]
 fn the_slurm_script_names_the_culprit() {

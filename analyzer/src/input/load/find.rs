@@ -55,6 +55,8 @@ pub(super) struct Found {
     pub(super) inputs: Vec<InputFile>,
     /// Folders that could not be listed, links that were not followed, and paths and patterns that gave no file.
     pub(super) problems: Vec<Problem>,
+    /// The number of paths and patterns that gave no file, and of links that were not followed.
+    pub(super) unfound: usize,
 }
 
 /// Finds the files that the paths name. A path that does not exist and a pattern that matches nothing become problems.
@@ -80,6 +82,7 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
         Problem::stale_dump(path.display().to_string(), format!("left aside: {error}"))
     });
     found.problems.extend(missing_paths);
+    found.unfound += missing.len();
     found.inputs.sort();
     found.inputs.dedup();
     Ok(found)
@@ -89,6 +92,7 @@ impl Found {
     pub(super) fn extend(&mut self, more: Self) {
         self.inputs.extend(more.inputs);
         self.problems.extend(more.problems);
+        self.unfound += more.unfound;
     }
 
     fn add_path(&mut self, path: &Path) -> Result<(), FindError> {
@@ -118,11 +122,16 @@ impl Found {
             self.inputs.push(InputFile::File(path.to_owned()));
             return;
         }
-        let Self { inputs, problems } = self;
+        let Self {
+            inputs,
+            problems,
+            unfound,
+        } = self;
         walk(
             path,
             &mut |file| inputs.push(InputFile::File(file)),
             &mut |left| {
+                *unfound += usize::from(left.is_link);
                 problems.push(match left.is_link {
                     true => not_followed(left.path, left.why),
                     false => unlisted(left.path, left.why),

@@ -119,6 +119,7 @@ pub fn load(
     let found = find::find(paths)?;
     let mut loaded = Loaded {
         problems: found.problems,
+        unfound: found.unfound,
         ..Loaded::default()
     };
     let names: Vec<String> = found.inputs.iter().map(InputFile::name).collect();

@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Bound, Range};
 
 /// The operations of one record in one group.
 #[derive(Clone, Debug, Default)]
@@ -446,7 +446,8 @@ impl<'a> Aligned<'a> {
                 };
                 let newest = self.lanes[record][lane].collectives.last();
                 let newest = newest.map_or(0, |&position| self.seq(record, position));
-                for &issued_ns in waits.range(newest + 1..).map(|(_, issued_ns)| issued_ns) {
+                let later = waits.range((Bound::Excluded(newest), Bound::Unbounded));
+                for &issued_ns in later.map(|(_, issued_ns)| issued_ns) {
                     match issued_ns > written_ns {
                         true => after[record] = true,
                         false => before[record] = true,

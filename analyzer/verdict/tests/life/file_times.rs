@@ -181,3 +181,21 @@ fn a_rank_that_may_still_be_inside_an_operation_is_not_said_to_have_an_early_rec
         assert!(!says("was taken earlier than the others'"), "{notes:?}");
     }
 }
+
+#[test]
+fn the_highest_sequence_numbers_are_judged_like_others() {
+    let done = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
+    let waits = [&done[..], &[(2.0, State::Pending)]].concat();
+    for above in [0, 1] {
+        let of_rank = |rank: Rank, operations: &[(f64, State)]| {
+            let mut dump = by_pytorch(rank, operations, 0.0);
+            for entry in &mut dump.entries {
+                // That of the newest operation that both completed is the highest of 32 bits, or one more.
+                entry.collective_seq_id += u64::from(u32::MAX) - 2 + above;
+            }
+            (dump, 60.0)
+        };
+        let report = judge_files(&[of_rank(0, &waits), of_rank(1, &done)]);
+        assert_eq!(report.input.ranks_read, 2);
+    }
+}

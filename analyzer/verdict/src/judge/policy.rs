@@ -156,7 +156,10 @@ pub(crate) fn each_written_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
     let in_common = |record: usize| {
         let own = own_written_ns(&aligned.records[record])?;
         let known = aligned.clock_known[record];
-        known.then(|| own.saturating_add(SLACK_NS) - aligned.offsets_ns[record])
+        known.then(|| {
+            own.saturating_add(SLACK_NS)
+                .saturating_sub(aligned.offsets_ns[record])
+        })
     };
     (0..aligned.records.len()).map(in_common).collect()
 }

@@ -156,7 +156,9 @@ impl WaitGraph {
                     // Clocks may differ, but a file and its record are written by one.
                     0 if young_files => {
                         let own = own_written_ns(&aligned.records[record]);
-                        own.map_or(now, |own| now.min(own - aligned.offsets_ns[record]))
+                        own.map_or(now, |own| {
+                            now.min(own.saturating_sub(aligned.offsets_ns[record]))
+                        })
                     }
                     0 => now,
                     taken => now.min(taken.saturating_sub(aligned.offsets_ns[record])),

@@ -7,7 +7,7 @@ use super::{Judge, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
 use crate::live::source::{Poll, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::{Code, Finding, Input, MAX_WORLD, Report, Severity, Verdict};
+use rcomm_verdict::{Code, Finding, Input, LaterAttempt, MAX_WORLD, Report, Severity, Verdict};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -176,8 +176,7 @@ impl Live {
         let launches = self.kept.feeds.iter().flat_map(|feed| &feed.launches);
         policy.launches = launches.cloned().collect();
         let later = self.kept.feeds.iter();
-        let later = later.filter_map(|feed| feed.later_attempt.clone());
-        policy.later_attempt = later.max_by_key(|later| later.attempt);
+        policy.later_attempt = newest_attempt(later.filter_map(|feed| feed.later_attempt.as_ref()));
         policy.silent = self.silent.iter().copied().collect();
         policy.late = std::mem::take(&mut self.stragglers);
         for slot in self.kept.slots.values_mut() {
@@ -312,5 +311,37 @@ impl Live {
         goes_on
             .then(|| seen::until_change(ranks, now_ns, overdue))
             .flatten()
+    }
+}
+
+/// The newest of these attempts, with all of its ranks that any source saw: the processes of a job may be on several
+/// hosts.
+fn newest_attempt<'a>(
+    seen: impl Iterator<Item = &'a LaterAttempt> + Clone,
+) -> Option<LaterAttempt> {
+    let attempt = seen.clone().map(|later| later.attempt).max()?;
+    let of_newest = seen.filter(|later| later.attempt == attempt);
+    let ranks: BTreeSet<Rank> = of_newest
+        .flat_map(|later| later.ranks.iter().copied())
+        .collect();
+    Some(LaterAttempt {
+        attempt,
+        ranks: ranks.into_iter().collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_attempt_has_the_ranks_that_all_sources_saw() {
+        let of = |attempt: u32, ranks: &[Rank]| LaterAttempt {
+            attempt,
+            ranks: ranks.to_vec(),
+        };
+        let seen = [of(1, &[2, 3]), of(0, &[4]), of(1, &[0, 1, 2])];
+        assert_eq!(newest_attempt(seen.iter()), Some(of(1, &[0, 1, 2, 3])));
+        assert_eq!(newest_attempt([].iter()), None);
     }
 }

@@ -335,7 +335,8 @@ impl Source for RingSource {
         } else if is_searched && let Some(job) = &self.job {
             let attempts = self.rings.values().map(|ring| ring.attempt);
             let attempt = attempts.max().unwrap_or(0);
-            self.later_attempt = later::later_attempt(job, attempt, &RankProcess::list());
+            self.later_attempt =
+                later::later_attempt(job, attempt, &RankProcess::list(), RankProcess::has_ring);
         }
         let rings = self.rings.values();
         let paths: Vec<&Path> = rings.map(|ring| ring.follower.reader().path()).collect();

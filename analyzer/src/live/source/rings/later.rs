@@ -6,21 +6,25 @@ use rcomm_recorder::model::Rank;
 use rcomm_verdict::LaterAttempt;
 use std::collections::BTreeSet;
 
-/// The newest attempt of this job after `attempt` that has one of these processes; `None` if there is none.
+/// The newest attempt of this job after `attempt` that has one of these processes, with the ranks of those that have no
+/// ring; `None` if there is no such attempt, or if all of its processes have rings.
 pub(super) fn later_attempt(
     job: &str,
     attempt: u32,
     processes: &[RankProcess],
+    has_ring: impl Fn(&RankProcess) -> bool,
 ) -> Option<LaterAttempt> {
     let of_job = || {
         let processes = processes.iter().filter(|process| process.is_of(job));
-        processes.map(|process| &process.launched)
+        processes.map(|process| (process, process.launched.attempt))
     };
-    let attempts = of_job().map(|launched| launched.attempt);
+    let attempts = of_job().map(|(_, attempt)| attempt);
     let newest = attempts.filter(|&other| other > attempt).max()?;
-    let of_newest = of_job().filter(|launched| launched.attempt == newest);
-    let ranks: BTreeSet<Rank> = of_newest.map(|launched| launched.rank).collect();
-    Some(LaterAttempt {
+    let without_ring = of_job()
+        .filter(|&(process, attempt)| attempt == newest && !has_ring(process))
+        .map(|(process, _)| process.launched.rank);
+    let ranks: BTreeSet<Rank> = without_ring.collect();
+    (!ranks.is_empty()).then(|| LaterAttempt {
         attempt: newest,
         ranks: ranks.into_iter().collect(),
     })
@@ -46,7 +50,7 @@ mod tests {
 
     #[test]
     fn only_processes_of_the_same_job_and_a_later_attempt_count() {
-        let of = |processes: &[RankProcess]| later_attempt("train", 1, processes);
+        let of = |processes: &[RankProcess]| later_attempt("train", 1, processes, |_| false);
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[process(0, "train", 1), process(0, "other", 2)]), None);
         let processes = [
@@ -59,5 +63,16 @@ mod tests {
             ranks: vec![0, 3],
         };
         assert_eq!(of(&processes), Some(expected));
+    }
+
+    #[test]
+    fn processes_that_have_rings_are_left_out() {
+        let processes = [process(3, "train", 2), process(0, "train", 2)];
+        let of = |with_ring: &[Rank]| {
+            let has_ring = |process: &RankProcess| with_ring.contains(&process.launched.rank);
+            later_attempt("train", 1, &processes, has_ring).map(|later| later.ranks)
+        };
+        assert_eq!(of(&[0]), Some(vec![3]));
+        assert_eq!(of(&[0, 3]), None);
     }
 }

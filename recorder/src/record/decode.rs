@@ -149,7 +149,7 @@ struct Decoder<'a, R> {
     other_signatures: HashMap<Signature, u32>,
     /// The index in the dump of the stack for each row of call sites that was read.
     stack_rows: HashMap<u32, u32>,
-    /// The index in the dump of the group that stands for all groups beyond the table.
+    /// The index in the dump of the group that has the operations of all groups beyond the table.
     lost_group: Option<u32>,
     dump: Dump,
 }

@@ -75,7 +75,6 @@ impl<K> HashIndex<K> {
         self.find_with_key(hash, matches).map(|(_, row)| row)
     }
 
-    /// Works like [`find`](Self::find), and also returns the key.
     #[inline]
     fn find_with_key(&self, hash: u64, matches: impl Fn(&K) -> bool) -> Option<(&K, u32)> {
         for level in &self.levels {
@@ -459,7 +458,6 @@ thread_local! {
     static OWN_ROW: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
 }
 
-/// The kernel's id of the calling thread.
 #[inline]
 fn own_thread_id() -> u32 {
     THREAD_ID.with(|id| {

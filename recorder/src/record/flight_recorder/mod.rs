@@ -261,8 +261,7 @@ impl FlightRecorder {
         ticket
     }
 
-    /// Raises the status words of the group of an operation that is issued now. Operations of a group are issued one at
-    /// a time.
+    /// Raises the status of the group of an operation that is issued now. A group's are issued one at a time.
     #[inline]
     fn raise_at_issue(&self, ticket: Ticket, start: Start) {
         self.raise_in_turn(ticket, group::LAST_ENQUEUED);

@@ -176,8 +176,7 @@ impl Group {
         // orders what runs after the lock was released.
         let mut issue = self.lock();
         self.check_open(op.op_type())?;
-        // A message has no turn to wait for, and a collective has its turn at once if no other of its lane
-        // is pending.
+        // A message waits for no turn. A collective has its turn at once if no other of its lane is pending.
         let start = if is_p2p || self.ended_in(lane) == issue.turns[lane] {
             Start::AtOnce
         } else {
@@ -227,8 +226,7 @@ impl Group {
     /// Starts an operation, and returns its handle. `spare` holds operations of this group whose memory may be used.
     ///
     /// # Blocking
-    /// Waits for no other rank, except as invariant 3 of docs/ARCHITECTURE.md allows, and after the backend has
-    /// rejected the operation with an error that ends the group: then until the watchdog has aborted the group.
+    /// Only as invariant 3 allows, or until the watchdog has aborted the group that a rejection by the backend ends.
     pub(crate) fn submit(
         self: &Arc<Self>,
         mut op: Op<'static>,
@@ -385,9 +383,8 @@ impl Group {
         members.collect()
     }
 
-    /// The additional time of the operation that is issued now. `is_collective` tells whether the operation is a
-    /// collective or consists of collectives: the extension ends once the first such operation has ended. The caller
-    /// holds the issue lock.
+    /// The additional time of the operation that is issued now; `is_collective` is true of a block of collectives, too.
+    /// The extension ends once the first such operation has ended. The caller holds the issue lock.
     #[inline]
     pub(super) fn extension(&self, issue: &mut Issue, is_collective: bool) -> Duration {
         if issue.extension.extra.is_zero() {
@@ -448,8 +445,7 @@ impl Group {
         }
     }
 
-    /// Records an operation whose signature does not fit in the recorder's table: the record itself holds the
-    /// signature.
+    /// Records an operation whose signature does not fit in the recorder's table: the record itself holds it.
     #[cold]
     fn begin_with_key(
         &self,

@@ -1,5 +1,5 @@
-//! A process makes many worlds, one after another or all at once, shuts them down, and grows neither in memory nor in
-//! descriptors.
+//! A process makes many worlds, one after another or all at once, and shuts them down. It keeps no descriptor, no
+//! thread and no ring of them, and little memory.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,8 +13,8 @@ const RANKS: u32 = 4;
 /// would be much more.
 const SLACK_KIB: i64 = 4_096;
 
-/// Runs a job whose ranks make many worlds, and asserts that they leave no descriptor, no ring and little memory.
-/// `label` names the job in messages.
+/// Runs a job whose ranks make many worlds, and asserts that they leave no descriptor, no thread, no ring and little
+/// memory. `argument` selects how they make them; `label` names the job in messages.
 fn make_worlds(label: &str, ranks: u32, argument: &str, change: impl Fn(&mut Command)) {
     let program = env!("CARGO_BIN_EXE_rank");
     let mut job = Job::start_as(program, ranks, argument, |_, command| {
@@ -32,7 +32,7 @@ fn make_worlds(label: &str, ranks: u32, argument: &str, change: impl Fn(&mut Com
         assert_eq!(descriptors, 0, "{label}, rank {rank}: {output}");
         assert!(kib < SLACK_KIB, "{label}, rank {rank}: {output}");
     }
-    // Every world removed its ring.
+    // Rank 0's worlds removed their rings, which all have this path.
     assert!(!job.ring_path(0).exists(), "{label}");
 }
 

@@ -1,4 +1,5 @@
-//! Jobs with the debug checks: ranks compare what they issue before each collective, and look for NaNs in its input.
+//! Jobs with the debug checks: before each collective, the ranks compare what they issue and look for NaNs in its
+//! input.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{DebugLevel, NanCheck};
@@ -11,7 +12,7 @@ fn carriers() -> [Carrier; 2] {
     [Carrier::Cpu, Carrier::Fake(FakeFabric::new())]
 }
 
-/// Switches the checks on.
+/// Switches both checks on.
 fn with_checks(config: &mut Config) {
     config.debug = DebugLevel::Detail;
     config.nan_check = NanCheck::On;
@@ -37,7 +38,7 @@ fn operations_succeed_if_all_ranks_agree() {
     run(3, |world| {
         let group = world.group();
         let rank = world.rank();
-        // Blocking and issued operations in one order, more of them than there are ranks.
+        // Blocking and asynchronous operations alternate, in the same order on all ranks.
         for round in 0..10 {
             let work = group.all_reduce_async(vec![rank; 5], ReduceOp::Sum);
             let mut highest = [rank + round];
@@ -85,7 +86,7 @@ fn the_rank_with_another_operation_is_named_on_all_ranks() {
             work.wait().unwrap_err()
         };
         assert_eq!(error.kind(), ErrorKind::Mismatch);
-        // The calls are at different lines of the source.
+        // Only the file is compared: the calls are on different lines of it.
         let file = file!();
         assert_error(
             &error,
@@ -181,7 +182,7 @@ fn a_nan_is_refused_on_all_ranks_with_its_rank_and_index() {
             &error,
             "rank 1 passed a NaN: element 2 of input 0 of #2 all_reduce(sum) of Float[3]",
         );
-        // Nothing was written.
+        // The refused operation wrote nothing.
         assert_eq!(numbers[..2], [2.0, 4.0]);
     });
 }
@@ -207,7 +208,7 @@ fn a_rank_that_does_not_arrive_is_named_before_the_operation_starts() {
 }
 
 #[test]
-fn groups_made_after_the_debug_level_was_changed_compare_or_do_not() {
+fn a_change_of_the_debug_level_applies_to_groups_made_later() {
     let off = |config: &mut Config| {
         with_checks(config);
         config.debug = DebugLevel::Off;
@@ -233,7 +234,7 @@ fn groups_made_after_the_debug_level_was_changed_compare_or_do_not() {
         let error = differ(&compared).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         plain.barrier().unwrap();
-        // A member that comes later with another level is refused.
+        // A member that makes the group with another level is refused.
         let (store, limit) = (world.store(), Duration::from_secs(30));
         if rank == 0 {
             let _alone = make().unwrap();

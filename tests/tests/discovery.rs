@@ -31,7 +31,7 @@ fn hang() -> (Job, HostPort) {
     (job, HostPort { host, port })
 }
 
-/// Polls until every rank has a record.
+/// Polls the source until it has returned a record of every rank.
 fn poll_until_all_are_seen(source: &mut dyn Source) {
     let mut seen = [false; RANKS as usize];
     wait_until("a record of every rank", || {
@@ -66,7 +66,7 @@ fn instances_on_the_nodes_are_found_through_the_store_of_the_job() {
     let access = StoreAccess::Secret(Secret::of_user().unwrap());
     let wait = Duration::from_secs(20);
     let client = TcpStore::connect_with(&*store.host, store.port, wait, &access).unwrap();
-    // Ranks publish their host's name; on a test machine only the loopback address is sure to reach it.
+    // Ranks publish their host's name; on a test machine only the loopback address is sure to reach the host.
     for rank in 0..RANKS {
         let notice = EndpointNotice {
             address: EndpointAddress::Unix(job.ring_path(rank).with_extension("sock")),

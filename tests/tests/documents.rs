@@ -206,7 +206,7 @@ fn the_configuration_page_has_every_variable_of_config_and_no_other() {
     let text = page("docs/CONFIGURATION.md");
     let mut listed = variables(section(&text, "## The runtime"));
     listed.extend(variables(section(&text, "## The NCCL backend")));
-    // NCCL is searched for in the active Python environment.
+    // NCCL is searched for in the Python environment that these variables name.
     listed.extend(["VIRTUAL_ENV", "CONDA_PREFIX"].map(str::to_owned));
     assert_eq!(listed, looked_up.into_inner());
 }
@@ -232,7 +232,7 @@ fn the_defaults_on_the_configuration_page_are_those_of_config() {
         else {
             continue;
         };
-        // The cell describes the default, such as one that depends on the user.
+        // Such a cell describes the default in words, for example one that depends on the user.
         if value.contains(['<', '`']) {
             continue;
         }

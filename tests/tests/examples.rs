@@ -13,7 +13,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 
-/// The program of an example, which `cargo test --workspace` builds before it runs tests.
+/// The program of an example, which `cargo test --workspace` builds before it runs tests. If it is missing, prints that
+/// the test is skipped and returns `None`.
 fn example(name: &str) -> Option<PathBuf> {
     let test = std::env::current_exe().expect("the path of this test");
     let build = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
@@ -56,7 +57,7 @@ fn ranks_that_divide_the_optimizers_state_learn_what_one_process_learns() {
     );
 }
 
-/// `rcomm-run` of the same build as an example.
+/// `rcomm-run` of the same build as an example. If it is missing, prints that the test is skipped and returns `None`.
 fn launcher_of_same_build(example: &Path) -> Option<PathBuf> {
     let build = example.ancestors().nth(2);
     let launcher = build

@@ -68,7 +68,7 @@ fn a_rank_that_stops_joining_is_named_by_errors_and_analysis() {
         assert!(error.contains("after its issue"), "{error}");
         assert!(error.contains(&format!("arrived: rank {rank};")), "{error}");
         assert!(error.contains("dump: "), "{error}");
-        // Rank 1 waits for rank 3, which waits for the culprit.
+        // Rank 1 waits for rank 3, which waits for the culprit: its error may name rank 3 instead.
         if rank != 1 {
             let missing = "not arrived: rank 2 (last collective here is #3, in phase \"load data\"";
             assert!(error.contains(missing), "{error}");
@@ -119,7 +119,7 @@ fn the_ring_of_a_killed_rank_has_its_last_phase_and_step() {
 fn the_ring_of_a_frozen_rank_has_its_phase_and_step() {
     let mut job = start(Fault::Freeze);
     for (rank, error) in wait_for_the_others(&mut job) {
-        // Rank 1 waits for rank 3, which waits for the culprit.
+        // Rank 1 waits for rank 3, which waits for the culprit: its error may name rank 3 instead.
         if rank != 1 {
             assert!(error.contains("no answer: rank 2"), "{error}");
         }

@@ -48,7 +48,8 @@ impl Truth {
         }
     }
 
-    /// The questions that the report answers wrongly.
+    /// The questions that the report answers wrongly. If the fault is not decidable, the only one is whether no finding
+    /// is certain.
     fn misses(&self, report: &Report) -> Vec<&'static str> {
         let findings: Vec<&Finding> = report
             .findings

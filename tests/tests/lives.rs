@@ -114,7 +114,7 @@ fn a_rank_that_joins_after_the_time_out_is_named() {
 #[test]
 fn a_rank_that_the_kernel_kills_because_memory_ran_out_is_named() {
     for cell in assert_right("out-of-memory", Transport::Shm) {
-        // The launcher's record is not read with dumps alone.
+        // Looks at dumps alone do not read the launcher's record.
         if let (Source::Live | Source::Rings, Some(last)) = (cell.source, cell.last) {
             let sentence = last.answer.sentence;
             let end = "was killed by SIGKILL (the kernel ran out of memory)";

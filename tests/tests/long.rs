@@ -1,5 +1,5 @@
-//! Messages of more than 2 GiB. The test needs 9 GB of memory, so it runs only on request:
-//! `cargo test --release -p rcomm-tests --test long -- --ignored`.
+//! Sends messages of more than 2 GiB. The test needs 9 GB of memory, so it runs only on request: `cargo test --release
+//! -p rcomm-tests --test long -- --ignored`.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::ReduceOp;
@@ -7,7 +7,7 @@ use rcomm::config::TransportChoice;
 use rcomm_tests::world::{Carrier, on_threads};
 use std::time::Duration;
 
-/// A little more than a signed 32-bit number of bytes can express.
+/// The bytes of a message: a few more than a signed 32-bit number can express.
 const LEN: usize = (1 << 31) + 4099;
 
 /// A message of zeros with the rank's mark in some places.

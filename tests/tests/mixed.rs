@@ -14,7 +14,8 @@ use std::time::Duration;
 
 const RANKS: u32 = 4;
 
-/// Two ranks of PyTorch at this store, of which the second never joins the all_reduce.
+/// A script of two ranks of PyTorch at the store with this port. The second never joins the all_reduce; the first times
+/// out, and sets the flag.
 const TIMES_OUT: &str = r#"
 import datetime, os, struct, sys
 if os.fork() == 0:
@@ -39,7 +40,8 @@ print("raised", flush=True)
 os._exit(0)
 "#;
 
-/// A rank of PyTorch that waits for the flag and then writes its flight recorder's dump.
+/// A script of a rank of PyTorch that waits for the flag, makes a dump of its flight recorder, and prints the flag's
+/// rank.
 const LISTENS: &str = r#"
 import datetime, os, struct, sys
 os.environ["TORCH_FR_BUFFER_SIZE"] = "100"

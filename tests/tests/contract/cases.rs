@@ -87,7 +87,7 @@ impl<'a> Cases<'a> {
         (0..len).map(|index| T::reduce(op, &at(index))).collect()
     }
 
-    /// Counts a case, and panics if the values differ. `case` names it in the message.
+    /// Counts a case, and panics if the values differ. The message begins with `case`.
     pub(crate) fn same<T: PartialEq + std::fmt::Debug>(&mut self, case: &str, got: T, expected: T) {
         self.checked += 1;
         if got == expected {
@@ -424,7 +424,8 @@ impl<'a> Cases<'a> {
         group.barrier().unwrap();
     }
 
-    /// Passes several objects at once while other operations run. Some ranks run blocking what others issue.
+    /// Passes several objects at once while other operations run. Rank 0 calls the blocking form where the others call
+    /// the asynchronous one.
     fn check_issued_objects(&mut self, names: &[String]) {
         let (group, this_rank, n) = (self.group, self.rank(), self.size());
         let root = n as u32 - 1;

@@ -86,7 +86,8 @@ fn every_backend_computes_what_the_reference_computes() {
     assert!(checked >= 3 * 4 * 3 * 2 * 17 * 60, "only {checked} cases");
 }
 
-/// Puts this many ranks on each host. Ranks of different hosts share no memory.
+/// Returns a change of the configuration that puts this many ranks on each host. Ranks of different hosts share no
+/// memory.
 fn hosts_of(ranks: u32) -> impl Fn(&mut Config) {
     move |config| {
         let rendezvous = config.rendezvous.as_ref().unwrap();
@@ -168,7 +169,7 @@ fn rank_over_nccl() {
 fn nccl_on_the_simulator_computes_what_the_reference_computes() {
     let program = std::env::current_exe().unwrap();
     let simulator = simulator::path();
-    // Blocking communicators, and communicators that do not block.
+    // Communicators block in the first mode and do not in the second.
     let modes = ["1", "0"].map(|blocking| [1, 2, 4, 8].map(|ranks| (ranks, blocking)));
     for (ranks, blocking) in modes.into_iter().flatten() {
         let program = program.to_str().unwrap();

@@ -1,6 +1,6 @@
 //! Computes the expected results: reduces a few numbers one after the other.
 //!
-//! Values are small, so that sums are exact. Products may be rounded at each step. A type of less than 32 bits is
+//! Values are small, so that sums are exact. Products may be rounded at each step. A float of less than 32 bits is
 //! reduced in a wider one, and rounded once, at the end.
 
 use rcomm::{Complex, Element, F8E4M3, F8E5M2, ReduceOp, Reduction, bf16, f16};

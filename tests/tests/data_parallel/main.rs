@@ -341,7 +341,7 @@ fn a_custom_hook_may_compress_and_keep_state() {
             ..small_buckets()
         };
         let mut reducer = Reducer::new(world.group(), parameters(), options).unwrap();
-        // Because the error is fed back, the sent gradients add up to the given ones.
+        // Because each error is added to the next step, the sent gradients add up to nearly the given ones.
         let mut sent = [0.0; 12];
         let steps = 200;
         for _ in 0..steps {

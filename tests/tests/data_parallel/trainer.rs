@@ -256,7 +256,7 @@ fn a_reducer_goes_on_in_the_group_of_the_remaining_ranks() {
         if rank == 2 {
             return drop(world);
         }
-        // This step cannot end, because the third rank is gone while the buckets are under way.
+        // This step fails, because rank 2 is gone.
         let mut lost_step = || -> rcomm::Result<()> {
             for parameter in 0..4 {
                 reducer.ready(parameter, &gradient(rank, parameter, 1))?;
@@ -423,7 +423,7 @@ fn power_sgd_sends_less_and_its_errors_even_out_over_many_steps() {
     });
 }
 
-/// Element `at` of a rank's gradient. Every 300 elements they become ten times as large.
+/// Element `at` of a rank's gradient. The elements become ten times as large every 300 positions.
 fn element(rank: u32, at: usize) -> f32 {
     let size = 10.0f32.powi((at / 300) as i32);
     (((at * 37 + rank as usize * 11) % 17) as f32 - 8.3) * size
@@ -473,7 +473,7 @@ fn sums_in_8_bits_are_the_same_on_all_ranks_and_off_by_less_than_their_bound() {
 }
 
 #[test]
-fn gradients_in_8_bits_lose_nothing_over_many_steps() {
+fn errors_of_gradients_in_8_bits_even_out_over_many_steps() {
     const LEN: usize = 1_000;
     const STEPS: usize = 200;
     run(3, |world| {
@@ -496,8 +496,8 @@ fn gradients_in_8_bits_lose_nothing_over_many_steps() {
         }
         for (at, sum) in sum.iter().enumerate() {
             let (got, exact) = (*sum / STEPS as f64, f64::from(mean(at)));
-            // The largest error that a rank has not yet sent after the last step, in a block with elements of this size
-            // and of the next one.
+            // This bounds the error that a rank has not yet sent after the last step. A block may have elements of this
+            // size and of the next one.
             let max_unsent = 8.7 * 10.0f64.powi((at / 300) as i32 + 1) / 127.0 * 2.0;
             assert!(
                 (got - exact).abs() <= max_unsent / STEPS as f64,

@@ -18,7 +18,7 @@ fn recv(len: usize, peer: u32, tag: u32) -> Op<'static> {
     Op::Recv { buffer, peer, tag }
 }
 
-/// The values of the receives.
+/// The values of the receives, in their order.
 fn received(ops: Vec<Op<'static>>) -> Vec<Vec<u32>> {
     let received = ops.into_iter().filter_map(|op| match op {
         Op::Recv { buffer, .. } => Some(buffer.into_vec().unwrap()),
@@ -27,7 +27,8 @@ fn received(ops: Vec<Op<'static>>) -> Vec<Vec<u32>> {
     received.collect()
 }
 
-/// The batch of a rank that sends to itself, twice under one tag, and to its neighbor.
+/// A batch with messages of the rank to itself, two with one tag and an empty one with another, and one to its
+/// neighbor.
 fn batch(group: &ProcessGroup) -> Vec<Op<'static>> {
     let (this_rank, size) = (group.rank(), group.size());
     let (next, before) = ((this_rank + 1) % size, (this_rank + size - 1) % size);
@@ -114,7 +115,7 @@ fn half_a_message_of_a_rank_to_itself_is_refused() {
 fn a_block_without_operations_is_no_operation() {
     run(2, |world| {
         let group = world.group();
-        // Rank 0 only: if they were operations, it would wait for rank 1.
+        // Only rank 0 issues them: if they were operations, it would wait for rank 1.
         if group.rank() == 0 {
             group.coalesce(|_| {}).unwrap();
             let empty = group.coalesce_async(|_| {}).unwrap();

@@ -1,4 +1,4 @@
-//! What backends learn of a failure that another rank has reported.
+//! Backends are warned of a failure that another rank has reported.
 
 use super::failing;
 use rcomm::backend::GroupContext;
@@ -25,7 +25,8 @@ impl Hooks for Warnable {
     }
 }
 
-/// Rank 0 waits in vain for rank 1 in one of two groups.
+/// Rank 0 waits in vain for rank 1 in one of two groups. Asserts that rank 1's backend of this group, and no other, is
+/// warned.
 fn fail_in_one_group(debug: DebugLevel) {
     let (store, fabric) = (Arc::new(HashStore::new()), FakeFabric::new());
     std::thread::scope(|scope| {

@@ -5,7 +5,7 @@ use rcomm::config::TransportChoice;
 use rcomm::{Config, GroupOptions, MissingRanks, ReduceOp, World};
 use rcomm_tests::world::{Carrier, on_threads};
 
-/// More groups than a host's shared memory holds agreements for, so that ranks agree on the last groups in the store.
+/// The number of groups. Shared memory holds agreements for fewer, so the ranks agree on the last groups in the store.
 const MANY: usize = 700;
 /// The number of groups that are made before keys are counted: the first ones bring the keys that the world needs.
 const FIRST: usize = 10;
@@ -27,7 +27,7 @@ fn make_and_destroy(world: &World, count: usize) {
     }
 }
 
-/// The keys of all groups.
+/// The keys of groups in the job's store.
 fn keys(world: &World) -> Vec<String> {
     let mut keys = world.store().list_keys().unwrap();
     keys.retain(|key| key.contains("/group/"));

@@ -1,4 +1,4 @@
-//! A group with two backends, one for each kind of memory.
+//! A group may have two backends, one for each kind of memory.
 
 use rcomm::backend::{Call, GroupContext};
 use rcomm::{
@@ -30,7 +30,7 @@ impl BackendFactory for OnDevice {
     }
 }
 
-/// Announces that an operation runs, and keeps it from its end.
+/// Announces that an operation runs, and holds it until it may go on.
 struct Held(Mutex<(Sender<()>, Receiver<()>)>);
 
 impl Hooks for Held {
@@ -55,7 +55,7 @@ fn a_collective_that_runs_is_recorded_as_started_whatever_has_ended_in_another_l
     let host = hooked::factory(FakeFabric::new().factory(0), make);
     let builder = World::builder(config).backend(move |_: &_| Ok(device));
     let world = builder.backend(move |_: &_| Ok(host)).init().unwrap();
-    // An operation without memory is one of the first lane.
+    // An operation without memory goes to the first lane, that of the device.
     world.group().barrier().unwrap();
     std::thread::scope(|scope| {
         let world = &world;

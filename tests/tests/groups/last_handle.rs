@@ -1,4 +1,4 @@
-//! What the watchdog drops last: a group whose backend takes long to end, or the world itself.
+//! The watchdog may drop the last handle of a group whose backend takes long to end, or of the world.
 
 use super::failing;
 use rcomm::backend::GroupContext;
@@ -16,10 +16,10 @@ const LONG: Duration = Duration::from_secs(60);
 /// The name of the group whose backend takes long to be dropped.
 const SLOW: &str = "slow";
 
-/// Sends the name of the thread that drops a slow backend, and receives when it may go on.
+/// Sends the name of the thread that drops a slow backend, and receives a message when that thread may go on.
 type Ends = (Sender<String>, Receiver<()>);
 
-/// Takes long to be dropped, with these.
+/// If it has channels, it reports that it is dropped, and waits until it may go on.
 struct Slow(Option<Mutex<Ends>>);
 
 impl Drop for Slow {

@@ -1,4 +1,4 @@
-//! Groups and work beyond the operations themselves: splitting, time-outs, abort, shrinking, callbacks.
+//! Tests groups and work beyond the operations themselves: splitting, time-outs, abort, shrinking, callbacks.
 #![allow(clippy::unwrap_used)]
 
 mod blocks;
@@ -22,7 +22,8 @@ use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Configuration for groups that are meant to fail: their dumps must not land in the working directory.
+/// Configures groups that are meant to fail: their dumps must not land in the working directory, and a rank waits only
+/// briefly for the status of the others.
 fn failing(config: &mut Config) {
     config.dump_dir = std::env::temp_dir().join("rcomm-tests-groups");
     config.status_wait = Duration::from_millis(200);
@@ -58,7 +59,7 @@ fn split_orders_ranks_by_key_and_excludes_ranks_without_a_color() {
 fn a_time_out_of_one_call_aborts_its_group() {
     let change = |config: &mut Config| {
         failing(config);
-        // Rank 1 still answers status requests that come late.
+        // Rank 1 may answer the request for its status late, on a busy machine.
         config.status_wait = Duration::from_secs(60);
     };
     on_threads(2, &Carrier::Cpu, change, |world| {
@@ -72,7 +73,7 @@ fn a_time_out_of_one_call_aborts_its_group() {
             assert!(later.to_string().contains("aborted before"), "{later}");
             world.store().set("test/done", b"1").unwrap();
         } else {
-            // Stays until rank 0 has finished its checks.
+            // This rank stays until rank 0 has finished its checks.
             let done = world.store().wait(&["test/done"], Duration::from_secs(90));
             done.unwrap();
         }
@@ -281,7 +282,7 @@ fn an_abort_ends_all_queued_receives_of_objects() {
     });
 }
 
-/// A minimal executor: one future, one thread.
+/// Waits for a future on the calling thread.
 fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {

@@ -56,7 +56,7 @@ fn groups_of_different_jobs_form_a_world_of_their_own() {
             assert_eq!(sum, [10]);
             let record = merged.snapshot();
             assert_eq!(record.entries.len(), 1);
-            // The old group goes on meanwhile, and in the record of its own job.
+            // The old group stays usable, and its record remains that of its own job.
             group.barrier().unwrap();
             let (own, size) = (world.snapshot(), world.size());
             assert_eq!(own.identity.world_size, Some(size));
@@ -76,7 +76,7 @@ fn a_merge_that_cannot_be_is_refused_and_names_the_groups() {
         };
         let error = merge(5, "");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        // The purpose is the name of a job.
+        // The purpose must not be the name of a job that is merged.
         let error = merge(5, "a");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         let text = error.to_string();
@@ -85,7 +85,7 @@ fn a_merge_that_cannot_be_is_refused_and_names_the_groups() {
             "{text}"
         );
         if world.place().job == "b" {
-            // Three have come, and four were stated.
+            // Three ranks come, but the call states four.
             group.set_timeout(Duration::from_millis(200));
             let error = merge(4, "few");
             assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -106,13 +106,13 @@ fn a_merge_that_cannot_be_is_refused_and_names_the_groups() {
         }
         given_up.wait();
         if world.place().job == "a" {
-            // Who comes late learns at once that the others have given up, and meets them in the next call.
+            // A rank that comes late learns at once that the others have given up, and meets them in its next call.
             let error = merge(5, "few");
             assert_eq!(error.kind(), ErrorKind::Timeout);
             let text = error.to_string();
             assert!(text.contains("the merge was given up"), "{text}");
         }
-        // The groups are as they were.
+        // The groups stay usable.
         group.barrier().unwrap();
         let merged = world.merge_remote(group, 5, "few", meeting.clone());
         merged.unwrap().shutdown().unwrap();
@@ -135,7 +135,7 @@ fn a_merged_world_may_have_other_options() {
     });
 }
 
-/// A world of a job of this name.
+/// Joins the world of the job with this name.
 fn join(job: &str, rank: u32, size: u32, store: &Arc<dyn Store>) -> World {
     let mut config = config(rank, size);
     failing(&mut config);
@@ -150,7 +150,7 @@ fn join(job: &str, rank: u32, size: u32, store: &Arc<dyn Store>) -> World {
 #[test]
 fn a_job_that_starts_anew_is_merged_with_one_that_stays() {
     let meeting: Arc<dyn Store> = Arc::new(HashStore::new());
-    // How many merges each start of a job takes part in.
+    // Each job, with the number of merges in which each of its starts takes part.
     let jobs: [(&str, &[u32]); 2] = [("a", &[1, 1, 1]), ("b", &[2, 1])];
     let stores = jobs.map(|(_, starts)| {
         let new = |_: &u32| -> Arc<dyn Store> { Arc::new(HashStore::new()) };
@@ -183,7 +183,7 @@ fn a_job_that_starts_anew_is_merged_with_one_that_stays() {
 }
 
 #[test]
-fn a_group_that_is_too_many_is_refused_and_is_merged_by_its_next_call() {
+fn a_group_beyond_the_stated_size_is_refused_and_is_merged_by_its_next_call() {
     let meeting: Arc<dyn Store> = Arc::new(HashStore::new());
     let [a, b, c] = ["a", "b", "c"].map(|job| {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -197,7 +197,8 @@ fn a_group_that_is_too_many_is_refused_and_is_merged_by_its_next_call() {
             first.join().unwrap();
         });
     };
-    // c gives the first merge up, and a, which comes late, learns it. b counts from there.
+    // The first merge of c times out, and a, which comes late to it, gets the same error. The first call of b belongs
+    // to the next merge.
     c.group().set_timeout(Duration::from_millis(200));
     for world in [&c, &a] {
         let error = merge(world).map(drop).unwrap_err();
@@ -205,7 +206,7 @@ fn a_group_that_is_too_many_is_refused_and_is_merged_by_its_next_call() {
     }
     c.group().set_timeout(Duration::from_secs(20));
     pair(&a, &b);
-    // The second is complete without c.
+    // The second merge is complete without c.
     let error = merge(&c).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     let text = error.to_string();

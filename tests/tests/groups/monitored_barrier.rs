@@ -11,7 +11,7 @@ use std::time::Duration;
 fn the_rank_with_the_store_counts_dropped_worlds_as_departed() {
     let change = |config: &mut Config| {
         failing(config);
-        // Longer than the test: no rank may wait for it to pass.
+        // This limit is longer than the test: no rank may wait until it has passed.
         config.status_wait = Duration::from_secs(3_600);
     };
     on_threads(4, &Carrier::Cpu, change, |world| {
@@ -182,7 +182,7 @@ fn an_abort_ends_a_monitored_barrier() {
     run(2, |world| {
         let group = world.group();
         if world.rank() == 1 {
-            // Long enough for the test to fail if the other waits for its time-out.
+            // This wait ends before the time-out of rank 0's barriers: if they were not aborted, the test would fail.
             let done = world.store().wait(&["test/done"], Duration::from_secs(15));
             return done.unwrap();
         }

@@ -1,4 +1,4 @@
-//! An operation that the backend refuses to start.
+//! An operation that the backend refuses to start fails, and counts as ended once.
 
 use super::failing;
 use rcomm::backend::Call;

@@ -1,4 +1,4 @@
-//! Memory that all ranks of a host use in place.
+//! The ranks of a host use each other's symmetric memory in place.
 
 use super::{failing, run};
 use rcomm::config::TransportChoice;
@@ -15,7 +15,7 @@ fn symmetric_memory_is_used_in_place_and_ordered_by_signals_and_barriers() {
         let group = world.group();
         let (own, size) = (group.rank(), group.size());
         let (next, before) = ((own + 1) % size, (own + size - 1) % size);
-        // Not a multiple of a word.
+        // The size is not a multiple of a word.
         let memory = group.symmetric_memory(1_000_003).unwrap();
         assert_eq!(memory.size_bytes(), 1_000_003);
         let (mine, theirs) = (memory.buffer(own).unwrap(), memory.buffer(next).unwrap());
@@ -30,7 +30,7 @@ fn symmetric_memory_is_used_in_place_and_ordered_by_signals_and_barriers() {
             let mut got = vec![0; 1_000_000];
             mine.read(3, &mut got).unwrap();
             assert!(got.iter().all(|&byte| byte == 10 * round + before as u8));
-            // No rank overwrites what has not been read.
+            // After the barrier, all ranks have read their bytes, and the next round may overwrite them.
             memory.barrier(63).unwrap();
         }
         memory.fill(1, own + 5, 3).unwrap();
@@ -42,7 +42,7 @@ fn symmetric_memory_is_used_in_place_and_ordered_by_signals_and_barriers() {
         memory.signal_pad(own).unwrap().read(0, &mut pad).unwrap();
         assert!(pad.iter().all(|&byte| byte == 0));
         memory.close().unwrap();
-        // Its calls are in the record, with their peers.
+        // The record has the memory's calls.
         let dump = world.snapshot();
         let newest = dump.entries.last().unwrap();
         assert_eq!(newest.op.to_string(), OpType::WaitSignal.to_string());
@@ -110,8 +110,8 @@ fn what_symmetric_memory_cannot_do_is_refused_by_name_and_the_group_stays_usable
     });
 }
 
-/// With four ranks some are still making their window when another knows all sizes: over sockets, that one must not end
-/// its own yet.
+/// With four ranks, some are still making their windows when another one knows all sizes. Over sockets, that rank must
+/// not end its own window yet.
 #[test]
 fn ranks_that_ask_for_different_sizes_all_get_the_mismatch() {
     for transport in [TransportChoice::Tcp, TransportChoice::Auto] {
@@ -121,7 +121,7 @@ fn ranks_that_ask_for_different_sizes_all_get_the_mismatch() {
         };
         on_threads(4, &Carrier::Cpu, carried, |world| {
             let group = world.group();
-            // The size of rank 2 is one that it cannot even allocate: the others do not wait for it.
+            // Memory of `usize::MAX` bytes cannot be allocated: the others must not wait for rank 2 then.
             for other in [8, usize::MAX].repeat(5) {
                 let bytes = if group.rank() == 2 { other } else { 16 };
                 let error = group.symmetric_memory(bytes).unwrap_err();

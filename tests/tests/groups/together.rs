@@ -322,6 +322,7 @@ fn ranks_meet_at_an_address_or_in_a_file() {
     assert!(error.to_string().contains("needs a rank"), "{error}");
 }
 
+/// Notes the beginnings and ends of operations as lines of text.
 #[derive(Default)]
 struct Log(Mutex<Vec<String>>);
 

@@ -1,5 +1,5 @@
-//! What a program asks of communicators besides operations: memory, the order of launches, estimates, tags, algorithms.
-//! Also which communicators are refused.
+//! Tests what a program asks of communicators besides operations (memory, the order of launches, estimates, tags,
+//! algorithms), and which communicators are refused.
 
 use super::groups::lines;
 use super::libraries::without;
@@ -123,7 +123,8 @@ fn an_estimate_is_refused_where_the_library_or_the_communicator_has_none() {
             "1",
             "NCCL has no estimate of this operation's time",
         ),
-        // Two operations as the communicator is made and used; the library connects to peers for the estimate.
+        // Two operations connect as the communicator is made and used. The library connects again for the estimate, and
+        // hangs.
         (
             "connect_hangs_after=2",
             "1",
@@ -230,7 +231,7 @@ fn a_communicator_is_not_destroyed_after_an_error_that_no_operation_has_seen() {
 
 #[test]
 fn a_communicator_that_the_library_has_made_without_ranks_is_refused() {
-    // The program's own thread makes it only where calls do not block and the group cannot be split off.
+    // The program's own thread makes a communicator only where calls do not block and the group cannot be split off.
     let (_folder, library) = without(&["ncclCommSplit"]);
     let (_job, outputs) = run("open_group_of_calls", |_, command| {
         over(&library, command);
@@ -251,7 +252,7 @@ fn a_communicator_without_ranks_is_refused_where_it_is_made_at_the_first_operati
             .env("RCOMM_NCCL_BLOCKING", "0");
     });
     for output in outputs {
-        // A rank may learn from another one first.
+        // A rank may learn of the refusal from another one first.
         let refused = lines(&output, "refused:");
         let sentence = "NCCL has made a communicator of 0 ranks in place of 4";
         assert!(refused[0].contains(sentence), "{output}");
@@ -266,7 +267,7 @@ fn the_rings_of_a_communicator_that_is_split_off_connect_under_the_deadline() {
                 .env("RCOMM_NCCL_BLOCKING", blocking)
                 .env("RCOMM_TIMEOUT_MS", "60000")
                 .env("RCOMM_INIT_TIMEOUT_MS", "10000");
-            // A broadcast as the communicator is made, and an all-reduce.
+            // Two operations connect first: a broadcast as the communicator is made, and an all-reduce.
             on_culprit("connect_hangs_after=2")(rank, command);
         });
         let ended = job.wait(CULPRIT);
@@ -289,7 +290,7 @@ fn a_group_exists_once_its_first_broadcast_has_ended_on_the_device() {
         });
         let sentence = "the broadcast that connects the communicator's rings did not end on the device in time";
         for (rank, ended) in fail(job, 0..RANKS).1 {
-            // A rank may learn from another one first.
+            // A rank may learn of the failure from another one first.
             let error = ended.stderr;
             assert!(error.contains(sentence), "rank {rank}: {error}");
             assert!(!error.contains("all_reduce"), "rank {rank}: {error}");

@@ -1,5 +1,5 @@
-//! Communicators that end while they are in use; how many events a burst of operations keeps, and how many calls of the
-//! driver an operation makes.
+//! Tests communicators that end while they are in use, how many events a burst of operations keeps, and how many calls
+//! of the driver an operation makes.
 
 use super::groups::lines;
 use super::libraries::without;
@@ -26,7 +26,7 @@ fn two_communicators_that_hang_are_aborted_together() {
     for library in [rcomm_tests::simulator::path(), old] {
         end_in_time("two_hung", |_, command| {
             over(&library, command);
-            // Two broadcasts as the communicators are made, and one message.
+            // Three operations end: two broadcasts as the communicators are made, and one message.
             command.env("RCOMM_SIM", "hang_after=3");
         });
     }
@@ -170,7 +170,7 @@ fn communicators_of_all_pairs_that_hang_are_aborted_together() {
     for library in [rcomm_tests::simulator::path(), old] {
         end_in_time("many_hung", |_, command| {
             over(&library, command);
-            // A broadcast for each of the seven communicators, and six messages.
+            // Thirteen operations end: a broadcast for each of the seven communicators, and six messages.
             command.env("RCOMM_SIM", "hang_after=13");
         });
     }
@@ -212,7 +212,7 @@ fn a_graph_that_still_holds_operations_does_not_delay_an_abort() {
     for library in [rcomm_tests::simulator::path(), old] {
         end_in_time("graph_at_abort", |_, command| {
             over(&library, command);
-            // A broadcast as the communicator is made, an all-reduce, and the one in the graph.
+            // Three operations end: a broadcast as the communicator is made, an all-reduce, and the one in the graph.
             command.env("RCOMM_SIM", "hang_after=3");
         });
     }
@@ -259,7 +259,7 @@ fn memory_and_nan_checks_do_not_wait_for_a_kernel_that_hangs() {
         command
             .env("RCOMM_TIMEOUT_MS", "10000")
             .env("RCOMM_NAN_CHECK", "1")
-            // A broadcast as the communicator is made, and the all-reduce before.
+            // Two operations end: a broadcast as the communicator is made, and the first all-reduce.
             .env("RCOMM_SIM", "hang_after=2");
     });
     for rank in 0..RANKS {
@@ -289,18 +289,19 @@ fn a_reduction_that_the_device_cannot_do_is_refused_and_the_group_stays_usable()
 }
 
 #[test]
-fn an_operation_makes_5_to_7_driver_calls_and_3_allocations() {
+fn an_operation_makes_5_to_9_driver_calls_and_3_allocations() {
     for (blocking, timing) in [("0", "0"), ("1", "0"), ("0", "1"), ("1", "1")] {
         let (_job, outputs) = run("host_cost", |_, command| {
             command
                 .env("RCOMM_NCCL_BLOCKING", blocking)
                 .env("RCOMM_NCCL_TIMING", timing);
         });
-        // Which context is current, the capture mode twice, whether the stream is captured and whether it has pending
-        // work, the record of the end. If it has, a record of its end and a wait for it are two more, and one operation
-        // of 64 asks. The group's own stream is not asked. A thread without the context pushes and pops it. With timing
-        // on, one more event is recorded. What is allocated is shared: the operation as the group and as the queue has
-        // it, and its end.
+        // An operation asks which context is current, switches the capture mode twice, asks whether the stream is
+        // captured and whether it has pending work, and records its own end. If the stream has pending work, the
+        // operation also records the end of that and waits for it; then only one operation of 64 asks for pending work.
+        // The group's own stream is not asked. A thread without the context pushes and pops it. With timing on, one
+        // more event is recorded. The allocations are shared objects: the operation as the group has it and as the
+        // queue has it, and its end.
         let calls = match timing {
             "0" => [600, 701, 500, 800],
             _ => [700, 801, 600, 900],
@@ -322,7 +323,8 @@ fn an_operation_makes_5_to_7_driver_calls_and_3_allocations() {
     }
 }
 
-/// Runs bursts of operations that only the thread that issues them could ask for.
+/// Runs bursts of operations whose ends only the issuing thread could look for: the watchdog's interval is longer than
+/// the test.
 fn bursts(timing: &str) -> Vec<String> {
     let (_job, outputs) = run("bursts", |_, command| {
         command

@@ -1,4 +1,4 @@
-//! Groups split off groups, ways to join, shrinking, streams, graphs, memory, NaNs, and the report of NCCL's RAS.
+//! Tests groups split off groups, ways to join, shrinking, streams, graphs, memory, NaNs, and the report of NCCL's RAS.
 
 use super::{RANKS, facts, fail, run, start};
 use rcomm_tests::process::{CULPRIT, Job};
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::process::Command;
 
-/// The lines of a rank's output that begin with this word.
+/// What follows this word on each line of a rank's output that begins with it.
 pub(crate) fn lines<'a>(output: &'a str, word: &str) -> Vec<&'a str> {
     let lines = output.lines().filter_map(|line| line.strip_prefix(word));
     lines.map(str::trim).collect()
@@ -14,7 +14,7 @@ pub(crate) fn lines<'a>(output: &'a str, word: &str) -> Vec<&'a str> {
 
 /// Asserts the output of the scenario `split`, which is the same however the groups are made.
 pub(crate) fn check_split(outputs: &[String]) {
-    // Even ranks in reverse order, odd ones but the last as they are.
+    // The even ranks form a group in reverse order; rank 1 has one of its own; rank 3 has none.
     assert_eq!(lines(&outputs[0], "part:"), ["rank 1 of [2, 0], sum 2"]);
     assert_eq!(lines(&outputs[1], "part:"), ["rank 0 of [1], sum 1"]);
     assert_eq!(lines(&outputs[2], "part:"), ["rank 0 of [2, 0], sum 2"]);
@@ -149,8 +149,8 @@ fn streams_wait_for_operations_and_operations_for_streams() {
 fn operations_are_captured_into_graphs() {
     let (job, outputs) = run("graph", |_, _| {});
     for (path, dump) in job.dumps() {
-        // The first capture of the process, without the refused operations; the capture whose memory the graph keeps;
-        // and the capture that is not joined.
+        // Graph 1 is the first capture of the process, without the refused operations. Graphs 2 and 3 are the capture
+        // whose memory the graph keeps, and the one that is not joined.
         let in_graph = |graph: Option<u64>| -> Vec<u64> {
             let entries = dump.entries.iter().filter(|entry| entry.graph_id == graph);
             entries.map(|entry| entry.collective_seq_id).collect()

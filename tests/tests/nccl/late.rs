@@ -1,4 +1,4 @@
-//! Memory that the program drops before the device, or the library, has used it; and ranks that come late to an
+//! Tests memory that the program drops before the device, or the library, has used it, and ranks that come late to an
 //! operation or an abort.
 
 use super::groups::lines;

@@ -1,4 +1,5 @@
-//! Libraries that are too old, differ, or lack a function.
+//! Libraries that are too old or differ are refused. If a library lacks a function, the backend does without it, or
+//! names it in its refusal.
 
 use super::{RANKS, fail, over, run, start};
 use rcomm_tests::process::CULPRIT;

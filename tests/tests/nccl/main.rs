@@ -1,5 +1,5 @@
-//! Jobs on device memory, each rank a process, over the simulator of NCCL and the CUDA driver: jobs that
-//! succeed, and the handling of faults.
+//! Runs jobs on device memory, each rank a process, over the simulator of NCCL and the CUDA driver: jobs that succeed,
+//! and jobs with faults.
 #![allow(clippy::unwrap_used)]
 
 mod bench;
@@ -79,7 +79,7 @@ const FOR_ALL: [&str; 12] = [
     "late_zeros",
     "burst",
 ];
-/// Those that need an even number of ranks.
+/// The scenarios that need an even number of ranks.
 const FOR_PAIRS: [&str; 5] = ["split", "pairs", "suspension", "estimates", "store_keys"];
 
 /// Runs scenarios, each of which must succeed on all of these ranks.
@@ -90,7 +90,7 @@ fn run_all<'a>(ranks: u32, scenarios: impl IntoIterator<Item = &'a str>) {
                 .env("RCOMM_TIMEOUT_MS", "60000")
                 .env("RCOMM_INIT_TIMEOUT_MS", "60000");
             if scenario == "estimates" {
-                // There are none without.
+                // Only communicators that block give estimates.
                 command.env("RCOMM_NCCL_BLOCKING", "1");
             }
         });
@@ -105,17 +105,17 @@ fn run_all<'a>(ranks: u32, scenarios: impl IntoIterator<Item = &'a str>) {
 }
 
 #[test]
-fn jobs_of_1_rank_compute_what_jobs_of_4_do() {
+fn scenarios_succeed_with_1_rank() {
     run_all(1, FOR_ALL);
 }
 
 #[test]
-fn jobs_of_2_ranks_compute_what_jobs_of_4_do() {
+fn scenarios_succeed_with_2_ranks() {
     run_all(2, FOR_ALL.into_iter().chain(FOR_PAIRS));
 }
 
 #[test]
-fn jobs_of_8_ranks_compute_what_jobs_of_4_do() {
+fn scenarios_succeed_with_8_ranks() {
     run_all(8, FOR_ALL.into_iter().chain(FOR_PAIRS));
 }
 

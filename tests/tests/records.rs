@@ -23,7 +23,8 @@ fn blank<T: Default + Clone>(len: usize) -> Vec<T> {
     vec![T::default(); len]
 }
 
-/// The operations, each issued by two ranks. In uneven operations, rank `r` has `r + 1` elements.
+/// The operations, each issued by two ranks. In uneven operations but `all_to_all_v_single`, rank `r` has `r + 1`
+/// elements.
 fn operations() -> Vec<(OpType, Issue)> {
     vec![
         (OpType::AllReduce, |g| {
@@ -205,7 +206,7 @@ const REDACTED: &[&str] = &[
     "stack",
     "thread_id",
     "thread_name",
-    // The watchdog sets this later for operations that were issued.
+    // The watchdog sets this field later for asynchronous operations.
     "retired",
 ];
 
@@ -247,7 +248,7 @@ fn every_operation_is_recorded_with_all_its_fields() {
     let update = std::env::var_os("RCOMM_UPDATE_RECORDS").is_some();
     let mut wrong = Vec::new();
     for (op, _) in operations() {
-        // Rank 1: the root, and the one with the longer part.
+        // Rank 1 is the root, and has the longer part.
         let entries = entries_of(&dumps[1], op.name());
         assert!(!entries.is_empty(), "{op} left no record");
         let text = serde_json::to_string_pretty(&entries).unwrap() + "\n";

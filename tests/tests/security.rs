@@ -1,4 +1,4 @@
-//! What docs/SECURITY.md states: where a default run listens, who may open what it leaves, and every limit.
+//! Checks what docs/SECURITY.md states: where a default run listens, who may open what it leaves, and every limit.
 
 #![allow(clippy::unwrap_used)]
 
@@ -45,7 +45,7 @@ fn listening(pid: u32) -> BTreeSet<Listening> {
     }
     for line in table("unix") {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // The kernel's __SO_ACCEPTCON.
+        // This is the flag __SO_ACCEPTCON: the socket listens.
         if fields[3] == "00010000" {
             let path = fields.get(7).copied().unwrap_or_default();
             by_inode.insert(fields[6].parse().unwrap(), Listening::Unix(path.to_owned()));

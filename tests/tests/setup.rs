@@ -1,5 +1,5 @@
-//! Jobs with a wrong configuration get one clear error before their time-out. Also what ranks agree on when they start,
-//! and what they leave when they end.
+//! Jobs with a wrong configuration get one clear error before their time-out. The tests also show what ranks agree on
+//! when they start, and what they leave when they end.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::config::{RingDir, StoreChoice, TransportChoice};
@@ -495,7 +495,7 @@ fn the_rank_with_the_store_stays_until_the_others_have_asked_for_its_status() {
     let dumps = tempfile::tempdir().unwrap();
     let (first, port) = half_a_job_with(|config| {
         config.dump_dir = dumps.path().to_owned();
-        // Wait until the other rank has left, however long that takes.
+        // Rank 0 waits until the other rank has left, however long that takes.
         config.status_wait = Duration::from_secs(60);
     });
     let second = World::init(Config {

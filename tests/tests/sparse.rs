@@ -117,7 +117,7 @@ fn issued_sums_complete_in_order_with_blocking_ones() {
 fn a_sum_that_a_rank_never_issues_fails_and_names_the_rank() {
     let change = |config: &mut rcomm::Config| {
         config.dump_dir = std::env::temp_dir().join("rcomm-tests-sparse");
-        // Rank 1 still answers status requests that come late.
+        // Rank 1 may answer the request for its status late, on a busy machine.
         config.status_wait = std::time::Duration::from_secs(60);
     };
     on_threads(2, &Carrier::Cpu, change, |world| {

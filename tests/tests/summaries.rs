@@ -42,7 +42,7 @@ fn pack(job: &Job, random: &mut Random, folder: &Path) -> Vec<LoadedDump> {
         .map(|dump| LoadedDump {
             dump: dump.clone(),
             path: format!("rank_{}", dump.identity.rank.unwrap()),
-            // Some files were not read to their end.
+            // Some files were cut short.
             cut: random.chance(0.05),
             written_ns: None,
         })

@@ -1,4 +1,4 @@
-//! The permitted dependencies between crates, and between modules of a crate, as `docs/ARCHITECTURE.md` defines them.
+//! Crates, and modules of a crate, depend on each other only as `docs/ARCHITECTURE.md` permits.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::Value;
@@ -264,8 +264,9 @@ fn modules_use_only_those_below_them() {
     assert!(upward.is_empty(), "{}", upward.join("\n"));
 }
 
-/// The files of the runtime that read the wall clock, and what for. No deadline is among it, and of ages only that of
-/// files: all others are counted on the monotonic clock, which does not jump.
+/// The files of the recorder and the runtime that read the wall clock, each with what it reads the clock for. No
+/// deadline depends on it, and only the age of files: other ages are counted on the monotonic clock, which does not
+/// jump.
 const WALL_CLOCK: &[(&str, &str)] = &[
     (
         "recorder/src/record/clock/mod.rs",

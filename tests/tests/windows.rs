@@ -46,7 +46,7 @@ fn data_put_before_a_signal_is_visible_after_it() {
             let group = world.group();
             let (this_rank, size) = (group.rank(), group.size());
             let (next, before) = ((this_rank + 1) % size, (this_rank + size - 1) % size);
-            // A longer put than one request may hold.
+            // The put is longer than one request may be.
             let len = 1_300_000;
             let window = group.new_window(memory(group, path, len + 3)).unwrap();
             assert_eq!(window.len_of(next), len + 3);
@@ -58,7 +58,7 @@ fn data_put_before_a_signal_is_visible_after_it() {
                 let mut got = vec![0; len];
                 window.get(this_rank, 3, &mut got).unwrap();
                 assert!((0..len as u32).all(|at| got[at as usize] == at ^ before << round));
-                // No rank overwrites what has not been checked.
+                // After the barrier, all ranks have checked their data, and the next round may overwrite them.
                 group.barrier().unwrap();
             }
             // A rank reads its neighbor's part without the neighbor's help.
@@ -312,7 +312,7 @@ fn windows_are_made_in_the_order_of_the_calls_whether_issued_or_not() {
             let group = world.group();
             let this_rank = group.rank();
             let issue = |len| group.new_window_async(memory(group, path, len)).unwrap();
-            // Some ranks issue what others run blocking, while other operations are in flight.
+            // Rank 1 makes the second window by a blocking call, while other operations are in flight.
             let first = issue(1);
             let second = if this_rank == 1 {
                 group.new_window(memory(group, path, 2)).unwrap()
@@ -350,7 +350,7 @@ fn an_abort_ends_the_creation_of_a_window() {
         run(path, 2, |world, path| {
             let group = world.group();
             if world.rank() == 1 {
-                // Long enough for the test to fail if the other waits for its time-out.
+                // This wait ends before the time-out of rank 0's call: if that were not aborted, the test would fail.
                 let done = world.store().wait(&["test/done"], Duration::from_secs(15));
                 return done.unwrap();
             }

@@ -1,4 +1,4 @@
-//! Jobs whose NCCL loads rcomm's plug-in for its profiler interface, as any program's NCCL does.
+//! Runs jobs whose NCCL loads rcomm's plug-in for its profiler interface, as any program's NCCL can.
 
 use super::trouble::on_culprit;
 use super::{RANKS, fail, run, start};
@@ -43,7 +43,7 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
             |entry: &&rcomm_recorder::model::Entry| entry.state == EntryState::Completed;
         let completed = dump.entries.iter().filter(is_completed).count();
         assert!(completed >= 3, "rank {rank}: {completed}");
-        // The abort has ended what hung; on a rank that was not the first to abort, as if it were done.
+        // The abort has ended the operation that hung. Where the rank was not the first to abort, it may be completed.
         let last = dump.entries.last().unwrap();
         let has_ended = matches!(last.state, EntryState::Failed | EntryState::Completed);
         assert!(has_ended && last.retired, "rank {rank}: {last:?}");
@@ -55,7 +55,7 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
         );
     }
     assert!(stopped > 0, "no rank was the first to abort");
-    // NCCL's hash of the communicator, which the program's dumps have too.
+    // The program's dumps have the same hash of the communicator, as its id.
     let hash = of(Recorder::NcclProfiler).next().unwrap().communicators()[0].hash;
     for (path, dump) in job.dumps() {
         let ids = dump.nccl_comm_state.iter().map(|(id, _)| id.clone());
@@ -72,7 +72,7 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
     };
     let report = analyze(&dumps, &policy);
     assert_eq!(report.ranks.len(), RANKS as usize);
-    // One recorder's operations: those of the group that the program made, under its name.
+    // The report has the operations of one recorder: those of the group that the program made, under its name.
     let names: Vec<&str> = report
         .groups
         .iter()
@@ -103,7 +103,7 @@ fn a_hang_is_recorded_by_the_plug_in_and_each_rank_counts_once() {
     }
 }
 
-/// What `rcomm-top` and `rcomm-web` show of a job's rings.
+/// The snapshot that `rcomm-top` and `rcomm-web` show of a job's rings.
 fn live_snapshot(job: &Job) -> Snapshot {
     try_live_snapshot(job).unwrap()
 }
@@ -130,7 +130,7 @@ fn a_hang_in_a_replayed_graph_is_shown_by_the_plug_in_while_it_lasts() {
             .env("RCOMM_TIMEOUT_MS", "60000")
             .env("RCOMM_INIT_TIMEOUT_MS", "60000");
     });
-    // Both records of each rank: the program's own shows no operation that is pending.
+    // Both records of each rank are read. The program's own shows no pending operation.
     let report = wait_until("the hang in the records of the ranks", || {
         let snapshot = try_live_snapshot(&job)?;
         let is_stuck = snapshot.report.verdict == Verdict::Stuck;

@@ -1,4 +1,4 @@
-//! Jobs with faults that the simulator injects.
+//! Runs jobs with faults that the simulator injects.
 
 use super::libraries::without;
 use super::{RANKS, facts, fail, over, run, start};
@@ -178,7 +178,7 @@ fn a_device_without_memory_is_named_on_all_ranks() {
 
 #[test]
 fn an_allocation_that_fails_is_the_error_of_the_rank_that_asked_for_it() {
-    // The first allocation is the group's own, the second that of the first step.
+    // The first allocation is the group's own, the second that of the first step; the third fails.
     let job = start("train", on_culprit("no_memory_after=2"));
     let (_job, ended) = fail(job, std::iter::once(CULPRIT));
     let error = &ended[0].1.stderr;

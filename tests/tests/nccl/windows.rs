@@ -1,4 +1,4 @@
-//! Windows on device memory, with libraries and devices that support them and with some that do not.
+//! Uses windows on device memory, with libraries and devices that support them and with some that do not.
 
 use super::groups::lines;
 use super::libraries::without;
@@ -104,7 +104,7 @@ fn a_window_of_a_library_without_one_sided_operations_refuses_them_by_name() {
 #[test]
 fn ranks_that_share_a_device_have_windows() {
     let (_job, outputs) = run("windows", |rank, command| {
-        // Two of the four ranks.
+        // Two of the four ranks share a device.
         let device = if rank == CULPRIT { 0 } else { rank };
         command
             .env("RCOMM_CUDA_DEVICE", device.to_string())

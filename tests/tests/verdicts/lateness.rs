@@ -60,7 +60,7 @@ pub(crate) const SLOW: &[Class] = &[
     }),
 ];
 
-/// Jobs in which no single rank is late.
+/// Classes of jobs in which no single rank is late.
 pub(crate) const NO_SINGLE_RANK: &[Class] = &[
     ("slow host", |seed, interval_us| {
         let mut spec = PacedSpec::random(seed, Layout::Sharded, interval_us);
@@ -76,7 +76,7 @@ pub(crate) const NO_SINGLE_RANK: &[Class] = &[
     }),
 ];
 
-/// A job of any layout.
+/// The parameters of a job whose layout follows from the seed.
 fn of_any_layout(seed: u64, interval_us: u64) -> PacedSpec {
     const LAYOUTS: &[Layout] = &[
         Layout::Replicas,

@@ -43,7 +43,8 @@ fn judge(job: &Job) -> Report {
     job.judge(&Policy::default())
 }
 
-/// A job that hangs because of these faults, and whose records decide who is at fault, if this seed gives one.
+/// A job that hangs because of these faults, and whose records decide who is at fault, if this seed gives one. With
+/// another `salt`, the same seed gives another job.
 fn faulty(seed: u64, salt: u64, max_ranks: u32, faults: Vec<Kind>) -> Option<Job> {
     hanging(seed, salt, max_ranks, faults).filter(|job| job.decidable)
 }
@@ -360,7 +361,7 @@ fn a_second_record_of_one_recorder_is_set_aside() {
     for seed in seeds(10) {
         let mut job = with_two_recorders(seed, vec![Kind::Stuck]);
         let before = judge(&job);
-        // The first record, once more and a moment older.
+        // This is the first record again, as it was a moment earlier.
         let mut older = job.dumps[0].clone();
         older.entries.truncate(older.entries.len() - 1);
         job.dumps.push(older);

@@ -1,5 +1,5 @@
-//! A table of all classes of jobs: how many were judged, how many of them the records decide, in how many the first
-//! finding is right, how many reports accuse a rank that is not at fault, and how high their confidences are.
+//! Prints a table of all classes of jobs: how many were judged, how many of them the records decide, in how many the
+//! first finding is right, how many reports accuse a rank that is not at fault, and how high their confidences are.
 
 use crate::classes::{self, Rings};
 use crate::lateness::{self, HEALTHY, NO_SINGLE_RANK, POLL_INTERVALS_US, SLOW};
@@ -32,7 +32,7 @@ struct Judged {
 /// A class of jobs.
 struct Class {
     name: String,
-    /// The job of a seed, if it gives one.
+    /// Makes and judges the job of a seed; `None` if the seed gives no job of the class.
     judged: Box<dyn Fn(u64) -> Option<Judged> + Sync>,
     /// Whether a report that leaves open which rank is at fault counts as right, since the records cannot always
     /// decide.
@@ -51,7 +51,7 @@ impl Class {
         }
     }
 
-    /// The class with [`may_be_open`](Self::may_be_open).
+    /// Returns the class with [`may_be_open`](Self::may_be_open) set.
     fn or_open(self) -> Self {
         Self {
             may_be_open: true,
@@ -59,7 +59,7 @@ impl Class {
         }
     }
 
-    /// Judges jobs until `wanted` of them were decidable; fewer if few seeds give a job of the class.
+    /// Judges jobs until `wanted` of them are decidable, or a limited number of seeds has been tried.
     fn row(&self, wanted: usize) -> Row {
         let mut row = Row::default();
         for seed in 0..wanted as u64 * 12 + 150 {

@@ -89,6 +89,7 @@ pub(crate) struct Tally {
     pub(crate) jobs: usize,
     right: usize,
     open: usize,
+    /// For each kind of fault, the number of its jobs that were judged right, and of all.
     kinds: BTreeMap<Kind, [usize; 2]>,
     /// How often a first finding that is an error was right, by its confidence.
     sure: BTreeMap<Sureness, Share>,

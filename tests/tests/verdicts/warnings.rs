@@ -1,5 +1,5 @@
-//! Jobs whose faults are reported by warnings: late ranks and hosts, short rings, uneven and tiny operations, and
-//! others.
+//! Judges jobs whose faults are reported by warnings: late ranks and hosts, short rings, uneven and tiny operations,
+//! and others.
 
 use crate::tally::{summary_of, truth};
 use crate::{judge, seeds};
@@ -196,7 +196,7 @@ fn a_late_rank_that_had_no_processor_for_as_long_is_not_named() {
     }
 }
 
-/// If every group with a rank of the late host contains a second one of its ranks, no single rank is the last to
+/// If every group with a rank of the late host contains a second rank of that host, no single rank is the last to
 /// arrive.
 #[test]
 fn a_late_host_is_named_even_if_none_of_its_ranks_is_the_last_to_arrive() {

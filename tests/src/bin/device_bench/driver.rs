@@ -1,4 +1,4 @@
-//! The calls of the CUDA driver and of NCCL that the bench makes directly, without rcomm.
+//! Calls the CUDA driver and NCCL directly, without rcomm, for the bench.
 
 use libloading::{Library, Symbol};
 use rcomm::backend::nccl::{CudaDevice, CudaStream, DeviceBuffer, NcclOptions};
@@ -53,7 +53,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Makes the events, and makes the context of the stream's device current on this thread until it ends.
+    /// Makes the events, and makes the context of the stream's device current on this thread until the thread ends.
     pub(super) fn new(world: &World, stream: &CudaStream) -> Self {
         let driver = driver_of(world);
         let mut marks = [null_mut(); 3];
@@ -105,7 +105,8 @@ impl Events {
         });
     }
 
-    /// The device's time from [`start`](Self::start) to [`stop`](Self::stop), which it must have reached.
+    /// The device's time from [`start`](Self::start) to [`stop`](Self::stop) in ms. The device must have reached
+    /// `stop`.
     pub(super) fn milliseconds(&self) -> f64 {
         let mut time = 0f32;
         let elapsed: Symbol<'_, unsafe extern "C" fn(*mut f32, Handle, Handle) -> c_int> =
@@ -183,7 +184,8 @@ impl RawComm {
     }
 }
 
-/// C = A B for square matrices of floats, one thread for an element: to keep the device busy, not to be fast.
+/// C = A B for square matrices of floats, one thread for an element. The kernel is to keep the device busy, not to be
+/// fast.
 const GEMM: &str = r"
 .version 6.0
 .target sm_60

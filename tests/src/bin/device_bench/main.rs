@@ -1,11 +1,11 @@
 //! Measures the overhead of the NCCL backend on a real device: calls through it are compared with direct calls of NCCL,
 //! alone and while the device does other work.
 //!
-//! `device_bench [--quiet | --host]`, one process for each rank as for `device_rank`. Every rank measures;
-//! rank 0 prints the results on its standard output. With `--quiet` everything runs and no number is printed,
-//! since numbers have no meaning over a simulator. With `--host` only the host's nanoseconds of a small call
-//! are measured: over a simulator, the difference from a raw call is the overhead of the backend without that
-//! of the driver.
+//! `device_bench [--quiet | --host]`, one process for each rank as for `device_rank`. Every rank measures; rank 0
+//! prints the results on its standard output. With `--quiet`, all measurements run on small sizes and nothing is
+//! printed, since numbers have no meaning over a simulator. With `--host`, only the host's nanoseconds of a small call
+//! are measured: over a simulator, the difference from a raw call is the overhead of the backend without that of the
+//! driver.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod driver;
@@ -19,6 +19,7 @@ use std::time::Instant;
 
 /// The sizes of all-reduces that are measured, in bytes.
 const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20];
+/// The largest number of calls before those that are measured.
 const WARM_UP: u32 = 20;
 
 fn main() -> ExitCode {
@@ -43,7 +44,9 @@ fn main() -> ExitCode {
 /// What is measured and printed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
+    /// All measurements.
     Numbers,
+    /// All measurements, with small sizes and few calls; nothing is printed.
     Quiet,
     /// Only the host's times of small calls.
     Host,
@@ -109,18 +112,20 @@ impl Bench {
         }
     }
 
+    /// The number of calls in one measurement.
     fn calls(&self, bytes: usize) -> u32 {
         match self.mode {
             Mode::Quiet => 3,
             Mode::Host => 1_000,
-            // 20 GiB in all, but at least 50 calls and at most 2,000.
+            // The calls reduce 20 GiB in all, but are at least 50 and at most 2,000.
             Mode::Numbers => u32::try_from((20_usize << 30) / bytes.max(1))
                 .unwrap_or(u32::MAX)
                 .clamp(50, 2_000),
         }
     }
 
-    /// Prints medians, so that one round during which the machine was busy decides nothing.
+    /// Prints medians, so that one round during which the machine was busy decides nothing, and the range of the
+    /// backend's overhead.
     fn compare_hosts(&self) -> Result<()> {
         let timing = NcclOptions::of(self.world.config())?.timing;
         let bytes = SIZES[0];

@@ -1,6 +1,6 @@
-//! What a program asks of communicators besides operations: to release their memory for some time, to pass numbers to
-//! profiler plug-ins, to use certain algorithms only, to use one communicator for both directions of a pair, and to
-//! estimate how long a collective takes. Also how communicators end after an error.
+//! Scenarios of what a program asks of communicators besides operations: to release their memory for some time, to pass
+//! numbers to profiler plug-ins, to use certain algorithms only, to use one communicator for both directions of a pair,
+//! and to estimate how long a collective takes. Also scenarios of how communicators end after an error.
 
 use super::ends::{counter, end_in_time, wait_until};
 use super::stuck::Gate;
@@ -57,7 +57,7 @@ pub(super) fn suspension(world: &World, gpu: &Gpu) -> Result<()> {
     let (group, backend) = (world.group(), backend(world));
     let size = world.size() as f32;
     assert_eq!(count(group, gpu)?, size);
-    // A second communicator.
+    // The exchange makes a second communicator.
     let peer = world.rank() ^ 1;
     exchange(world, gpu, peer, peer)?;
     let before = backend.comm_memory()?;
@@ -114,8 +114,9 @@ pub(super) fn tags(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// All ranks issue an operation on each of two groups, in one order; on one rank the device reaches the second one
-/// first. A device that holds one kernel at a time then has the wrong one on that rank, unless launches are ordered.
+/// All ranks issue an operation on each of two groups, in the same order; on one rank, the device reaches the second
+/// operation first. A device that holds one kernel at a time then has the wrong one on that rank, unless launches are
+/// ordered.
 pub(super) fn shared_device(world: World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let second = group.split(Some(0), 0, &GroupOptions::named("second"))?;
@@ -262,7 +263,7 @@ pub(super) fn no_estimates(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// Prints the algorithms to which the library was limited, as bits.
+/// Prints the algorithms to which the latest collective was limited, as bits.
 pub(super) fn algorithms(world: &World, gpu: &Gpu) -> Result<()> {
     let algorithms = counter(world, "last_algorithms");
     count(world.group(), gpu)?;

@@ -1,5 +1,5 @@
-//! What operations cost the thread that issues them, as counts, which do not depend on the machine: calls of the driver,
-//! allocations, events.
+//! Counts what operations cost the thread that issues them (calls of the driver, allocations, events). Counts do not
+//! depend on the machine.
 
 use super::ends::counter;
 use super::stuck::Gate;
@@ -27,7 +27,8 @@ pub(super) fn host_cost(world: &World, gpu: &Gpu) -> Result<()> {
     })
 }
 
-/// Counts for operations on buffers that `make` returns. What `shut` returns is opened once all are issued.
+/// Prints the counts for operations on buffers that `make` returns. If `shut` returns a gate, it is opened once all
+/// operations are issued.
 fn print_cost(
     world: &World,
     name: &str,
@@ -71,8 +72,8 @@ fn print_cost(
     Ok(())
 }
 
-/// Issues operations in bursts that the device has ended before the next, and asks for none of them: prints how many
-/// events they have used, and for how many times the thread has asked the driver.
+/// Issues bursts of operations, each of which the device ends before the next, and looks at none of them. Prints how
+/// many events the operations have used, and how many times of events the thread has read from the driver.
 pub(super) fn bursts(world: &World, gpu: &Gpu) -> Result<()> {
     let events = counter(world, "live_events");
     let times_read = counter(world, "times_read");

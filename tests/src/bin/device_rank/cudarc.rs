@@ -1,4 +1,4 @@
-//! Memory and streams of cudarc, used as buffers and streams of rcomm.
+//! Uses memory and streams of cudarc as buffers and streams of rcomm.
 
 use super::{Gpu, all_reduce};
 use ::cudarc::driver::{CudaContext, CudaSlice, CudaStream as TheirStream, DriverError};
@@ -24,14 +24,15 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     let slice = Arc::new(slice);
     let read = |stream: &Arc<TheirStream>| expect_cudarc("a copy", stream.clone_dtoh(&*slice));
 
-    // A whole slice; what cudarc enqueues on the stream afterwards runs after the operation: the host does not wait.
+    // The whole slice is reduced. What cudarc enqueues on the stream afterwards runs after the operation: the host does
+    // not wait.
     let ours = CudaStream::from_cudarc(&gpu.device, &stream)?;
     let whole = DeviceBuffer::from_cudarc(&gpu.device, &slice)?;
     let work = group.execute_async(all_reduce(&whole)?)?;
     work.wait_stream(&ours)?;
     assert_eq!(read(&stream), vec![sum; LEN]);
 
-    // A part of the slice, which owns the memory.
+    // A part of the slice is reduced; the slice owns the memory.
     let view = slice.slice(100..200);
     // SAFETY: the view is of the slice's memory, and the slice is the owner.
     let part = unsafe { DeviceBuffer::from_cudarc_view(&gpu.device, &view, slice.clone())? };
@@ -47,7 +48,7 @@ pub(super) fn all_reduce_slices(world: &World, gpu: &Gpu) -> Result<()> {
     let expected: Vec<f32> = (0..LEN).map(expected).collect();
     assert_eq!(read(&stream), expected);
 
-    // The buffer keeps the slice alive, and releases it when dropped.
+    // The buffers kept the slice alive, and have released it.
     drop((whole, part, work));
     eprintln!("cudarc: sum {sum}, {} owners", Arc::strong_count(&slice));
 

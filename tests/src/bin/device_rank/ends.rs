@@ -1,5 +1,6 @@
-//! Communicators that are in use when they end, or when the program calls again: by graphs that hold operations, by
-//! kernels that hang, by launches during which memory is registered. Also how many events a burst of operations keeps.
+//! Scenarios of communicators that are in use when they end, or when the program calls again: by graphs that hold
+//! operations, by kernels that hang, by launches during which memory is registered. Also of how many events a burst of
+//! operations keeps.
 
 use super::graph::Graphs;
 use super::stuck::Gate;
@@ -282,7 +283,8 @@ pub(super) fn other_group_slow(world: &World, gpu: &Gpu) -> Result<()> {
         let slow = group.execute_async(all_reduce(&buffers[0])?)?;
         let lost = second.execute_async(all_reduce(&buffers[1])?)?;
         second.abort("on purpose");
-        // The abort of another rank may have ended it first, as if it were done: it has run for less than a second.
+        // The abort of another rank may have ended the operation first. It then counts as completed, since it has run
+        // for less than a second.
         let ended = lost.wait().map(|_| ());
         eprintln!("lost: {ended:?}");
         stay_for(world, "aborted", 0..world.size());

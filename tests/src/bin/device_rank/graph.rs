@@ -1,4 +1,4 @@
-//! Operations in a CUDA graph: captured once, run as often as the graph is launched.
+//! Scenarios of operations in a CUDA graph, which are captured once and run as often as the graph is launched.
 
 use super::{Gpu, all_reduce, count, print_communicators, stay_for};
 use libloading::{Library, Symbol};
@@ -237,7 +237,7 @@ pub(super) fn replay_hung(world: &World, gpu: &Gpu) -> Result<()> {
     if world.rank() != CULPRIT {
         graphs.launch(executable, stream);
     }
-    // No rank goes on.
+    // All ranks stay for a minute, or until they are killed: they wait for a rank that does not exist.
     stay_for(world, "hung", std::iter::once(world.size()));
     Ok(())
 }

@@ -237,7 +237,7 @@ pub(super) fn after_the_others(world: World, gpu: &Gpu) -> Result<()> {
         ended.map(|_| ()).expect_err("all came, but not together")
     );
     stay_for(&world, "lost", 0..world.size());
-    // All ranks have aborted the group by now, and the last one removes the note.
+    // All ranks have aborted the group by now, and the last one removes the note that it was given up.
     let has_note = || {
         let keys = world.store().list_keys();
         let keys = keys.expect("the store answers");
@@ -250,7 +250,7 @@ pub(super) fn after_the_others(world: World, gpu: &Gpu) -> Result<()> {
 
 /// The program of one rank aborts a group while all ranks but the culprit run an operation of it.
 pub(super) fn aborted_elsewhere(world: World, gpu: &Gpu) -> Result<()> {
-    // An operation that has run for less than a second is believed.
+    // The end of an operation that has run for less than a second is believed.
     const LATER: Duration = Duration::from_secs(2);
     count(world.group(), gpu)?;
     let numbers = gpu.buffer(&[1i64; 100])?;

@@ -1,4 +1,4 @@
-//! Gathers and scatters of lists, whose parts are adjacent or in separate allocations.
+//! Gathers and scatters lists whose parts are adjacent or in separate allocations.
 
 use super::Gpu;
 use rcomm::backend::nccl::DeviceBuffer;
@@ -33,7 +33,7 @@ impl List {
             };
             (0..group.size()).map(part).collect::<Result<_>>()?
         } else {
-            // Allocated in reverse order, so that consecutive parts are not adjacent.
+            // The parts are allocated in reverse order, so that consecutive ones are not adjacent.
             let apart = |rank: u32| gpu.buffer(&values(rank));
             (0..group.size())
                 .rev()

@@ -1,5 +1,5 @@
-//! One rank of a test job on device memory, over NCCL and a GPU or over the simulator, if the environment names its
-//! library. `device_rank SCENARIO` prints its results on standard error.
+//! Runs one rank of a test job on device memory: over NCCL and a GPU, or over the simulator if the environment names
+//! the simulator's library. `device_rank SCENARIO` prints the results of the scenario on standard error.
 #![allow(clippy::print_stderr)]
 
 mod communicators;
@@ -106,7 +106,7 @@ fn run(scenario: &str) -> Result<()> {
         "no_windows" => window::refusals(&world, &gpu)?,
         "linger" => return linger(&world, &gpu),
         "late_zeros" => late::zeros(&world, &gpu)?,
-        // The world cannot be shut down cleanly afterwards.
+        // After the late scenarios that return here, the world cannot be shut down cleanly.
         "late_launch" => return late::launch(&world, &gpu),
         "late_group" => return late::refused_group(&world, &gpu),
         "after_the_others" => return late::after_the_others(world, &gpu),
@@ -206,7 +206,7 @@ fn train(world: &World, gpu: &Gpu) -> Result<()> {
 /// Splits groups off groups, and uses each.
 fn split(world: &World, gpu: &Gpu) -> Result<()> {
     let (rank, group) = (world.rank(), world.group());
-    // Even ranks in reverse order, odd ones as they are; the last rank is in neither.
+    // The even ranks form a part in reverse order, the odd ones one in their order. The last rank is in neither.
     let color = (rank + 1 < world.size()).then_some(rank % 2);
     let key = if rank % 2 == 0 { -i64::from(rank) } else { 0 };
     let part = group.split(color, key, &GroupOptions::named("part"))?;
@@ -220,7 +220,7 @@ fn split(world: &World, gpu: &Gpu) -> Result<()> {
     }
     let pair = group.new_subgroups(2, &GroupOptions::named("pair"))?;
     eprintln!("pair: {:?}, sum {}", pair.ranks(), count(&pair, gpu)?);
-    // A group of a group.
+    // This group is split off one that was split off itself.
     let alone = pair.new_subgroups(1, &GroupOptions::named("alone"))?;
     eprintln!("alone: {:?}, sum {}", alone.ranks(), count(&alone, gpu)?);
     let list = [vec![1, 0]];
@@ -305,14 +305,14 @@ fn shrink(mut world: World, gpu: &Gpu) -> Result<()> {
     world.shutdown()
 }
 
-/// Device work that follows operations, and operations that follow device work, without waits of the host.
+/// Lets device work follow operations, and operations follow device work, without waits of the host.
 fn streams(world: &World, gpu: &Gpu) -> Result<()> {
     let group = world.group();
     let other = CudaStream::new(&gpu.device, Priority::High)?;
     let numbers = gpu.buffer(&[1i64; 1000])?;
     for round in 1..=4i64 {
         let work = group.execute_async(all_reduce(&numbers)?)?;
-        // The streams wait for the operation, not the host. The copy below is on the second one, that of the buffer.
+        // The streams wait for the operation, not the host. The copy below is on the second stream, that of the buffer.
         work.wait_stream(&other)?;
         work.wait_stream(&gpu.stream)?;
         // The buffer is alive although the work was dropped.
@@ -321,7 +321,7 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
         let expected = size.pow(u32::try_from(round).expect("a small number"));
         assert_eq!(numbers.to_vec::<i64>()?, vec![expected; 1000]);
     }
-    // A factor that an earlier operation computes on the device: 1 / 2^n, the product of all ranks' halves.
+    // An earlier operation computes the factor on the device: 1 / 2^n, the product of all ranks' halves.
     let scale = gpu.buffer(&[0.5f32])?;
     let product = group.execute_async(Op::AllReduce {
         buffer: scale.buffer()?,
@@ -342,7 +342,7 @@ fn streams(world: &World, gpu: &Gpu) -> Result<()> {
     let size = world.size();
     let expected = 1024.0 * size as f32 / f32::from(1u16 << size);
     assert_eq!(sums.to_vec::<f32>()?, vec![expected; 100]);
-    // A factor in the host's memory.
+    // This factor is in the host's memory.
     let twice = scaled(rcomm::Buffer::from_vec(vec![2.0f32]))?;
     group.execute_async(twice)?.wait()?;
     let expected = 2.0 * size as f32 * expected;
@@ -417,7 +417,7 @@ fn memory(world: &World, gpu: &Gpu) -> Result<()> {
     let [first, second] = twice;
     assert_eq!(first.id, second.id);
     backend.deregister(first)?;
-    // Still registered once: the memory stays, though this program holds no handle to it any more.
+    // The memory is still registered once, so it stays, though this program holds no handle to it any more.
     drop((second, program_memory));
     assert_eq!(count(group, gpu)?, world.size() as f32);
     let host = rcomm::Buffer::from_vec(vec![1.0f32; 4]);

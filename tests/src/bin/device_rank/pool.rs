@@ -1,4 +1,4 @@
-//! A pool of the library's memory from which a framework's allocator takes segments, by pointers to C functions.
+//! Tests a pool of the library's memory from which a framework's allocator takes segments, by pointers to C functions.
 
 use super::communicators::backend;
 use super::ends::counter;
@@ -9,6 +9,7 @@ use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
+/// The size of a segment in bytes.
 const SEGMENT: usize = 2 << 20;
 
 /// A pool registers its segments, also those that it allocates later, with every group that it is registered with. It
@@ -41,7 +42,7 @@ pub(super) fn pool(world: &World, gpu: &Gpu) -> Result<()> {
     assert_eq!((live() - before, registered()), (2, 2));
     assert_eq!(pool.segments().len(), 2);
 
-    // A second group of the same ranks.
+    // The pool is also registered with a second group of the same ranks.
     let split = group.split(Some(0), 0, &GroupOptions::named("second"))?;
     let split = split.expect("all ranks are members");
     assert_eq!(count(&split, gpu)?, size);
@@ -52,7 +53,7 @@ pub(super) fn pool(world: &World, gpu: &Gpu) -> Result<()> {
     pool.register_with(&other)?;
     assert_eq!(registered(), 4);
 
-    // A tensor that the framework cuts out of a segment.
+    // The framework cuts a tensor out of a segment.
     let at = second.addr() as u64 + 4096;
     let owner = Arc::new(());
     // SAFETY: the segment is longer, and is freed below, after the operation.

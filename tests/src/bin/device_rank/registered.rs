@@ -1,4 +1,4 @@
-//! Memory that the program registers and deregisters while operations are on their way.
+//! Registers and deregisters memory of the program while operations are on their way.
 
 use super::communicators::backend;
 use super::stuck::Gate;
@@ -54,7 +54,7 @@ pub(super) fn deregister_used(world: &World, gpu: &Gpu) -> Result<()> {
     let is_shut = AtomicBool::new(true);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // A deregistration that did not wait would be over by then. One that waits is right after any time.
+            // A deregistration that does not wait is over by then. One that waits may take any time.
             std::thread::sleep(Duration::from_millis(200));
             is_shut.store(false, Ordering::Release);
             gate.open();
@@ -70,7 +70,7 @@ pub(super) fn deregister_used(world: &World, gpu: &Gpu) -> Result<()> {
     Ok(())
 }
 
-/// An operation on registered memory hangs and is aborted.
+/// An operation on registered memory hangs and is aborted; the memory stays registered.
 pub(super) fn deregister_hung(world: World, gpu: &Gpu) -> Result<()> {
     let (group, backend) = (world.group(), backend(&world));
     count(group, gpu)?;

@@ -1,4 +1,4 @@
-//! A device stream that never progresses: an operation that waits for it times out, is dumped and aborted.
+//! A device stream never progresses: an operation that waits for it times out, and is dumped and aborted.
 
 use super::{Gpu, all_reduce};
 use libloading::{Library, Symbol};
@@ -73,7 +73,7 @@ pub(super) fn stuck(world: World, gpu: &Gpu) -> Result<()> {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     let latest = world.config().timeout + world.config().status_wait + Duration::from_secs(10);
     assert!(waited < latest, "{waited:?}");
-    // Opened, so that the device can finish its work.
+    // The gate is opened so that the device can finish its work.
     gate.open();
     gpu.stream.synchronize()
 }

@@ -1,4 +1,4 @@
-//! Windows on device memory: ranks put, get and signal without the help of their peers.
+//! Ranks put, get and signal in windows on device memory, without the help of their peers.
 
 use super::communicators::backend;
 use super::{Gpu, count};
@@ -7,7 +7,7 @@ use rcomm::{Buffer, DType, Deadline, DeviceKind, ErrorKind, ProcessGroup, Result
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Elements of a window: more than are staged at once.
+/// The number of elements of a window. They are more than the backend stages at once.
 const LEN: usize = 1_300_000;
 
 /// Makes a window over new device memory; returns it with the address of the memory.
@@ -52,7 +52,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     let (this_rank, size) = (group.rank(), group.size());
     let (next, previous) = ((this_rank + 1) % size, (this_rank + size - 1) % size);
     let (window, at) = open(group, LEN)?;
-    // Puts from host memory, piece by piece.
+    // These puts are from host memory, piece by piece.
     for round in 1..=3 {
         window.put(next, 0, &numbers(this_rank, round, LEN))?;
         pass_on(&window, next, previous)?;
@@ -61,7 +61,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
         check(&window, next, &numbers(this_rank, round, LEN))?;
         group.barrier()?;
     }
-    // Puts from device memory that is in no window, after the work that is enqueued on its stream.
+    // This put is from device memory that is in no window, after the work that is enqueued on its stream.
     let source = gpu.buffer(&numbers(this_rank, 4, LEN))?;
     window.put_buffer(next, 0, &source.buffer()?)?;
     pass_on(&window, next, previous)?;
@@ -69,9 +69,9 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     window.get_buffer(this_rank, 0, &mut into.buffer()?)?;
     assert!(into.to_vec::<u32>()? == numbers(previous, 4, LEN));
     group.barrier()?;
-    // Puts from one rank's part of a window directly to another's.
+    // This put is from one rank's part of a window directly to another's.
     let (half, owner) = (LEN / 2, Arc::new(()));
-    // SAFETY: the window's own memory, which it keeps until it is closed below.
+    // SAFETY: this is the window's own memory, which it keeps until it is closed below.
     let inside = unsafe { DeviceBuffer::foreign(&gpu.stream, at, DType::U32, half, owner)? };
     window.put_buffer(next, half, &inside.buffer()?)?;
     pass_on(&window, next, previous)?;
@@ -98,7 +98,7 @@ pub(super) fn windows(world: &World, gpu: &Gpu) -> Result<()> {
     early.wait()?;
     check(&other, this_rank, &[0, previous, 7, 0])?;
     // Invalid accesses are refused, and the window stays usable.
-    // SAFETY: the window's own memory, which it keeps until it is closed below.
+    // SAFETY: this is the window's own memory, which it keeps until it is closed below.
     let unaligned = unsafe {
         DeviceBuffer::foreign(&gpu.stream, at + 4, DType::U32, 8, Arc::new(()))?.buffer()?
     };

@@ -32,7 +32,8 @@ impl Job<'_> {
                 wait_until_stopped_or_gone(launcher);
                 let Some(then) = then else {
                     if act == Act::Freeze {
-                        // Longer than operations may take: none of them needs the launcher.
+                        // The launcher is stopped for longer than an operation may take: no operation needs the
+                        // launcher.
                         std::thread::sleep(TIMEOUT + SLACK);
                         send(launcher, Signal::CONT)?;
                     }
@@ -162,7 +163,7 @@ impl Job<'_> {
         Ok(now)
     }
 
-    /// Does this to the rank's process, or to the network of its host.
+    /// Applies `hit` to the rank's process, or to the network of its host.
     fn hit(&self, rank: u32, hit: Hit) -> anyhow::Result<()> {
         let cut = match hit {
             Hit::Process(act) => return send(self.pid_of(rank)?, signal_of(act)),

@@ -1,4 +1,5 @@
-//! Faults around a job: of its file systems, its files and its clock; and observers that read its records.
+//! Applies faults around a job: to its file systems, its files and its clock. Also contains the observers that read its
+//! records.
 
 use crate::rank::events_folder;
 use anyhow::{Context, ensure};
@@ -32,7 +33,7 @@ pub(crate) fn observe(folder: &Path) -> ! {
             }
             let socket = ring.path.with_extension("sock");
             if let Ok(mut half) = UnixStream::connect(&socket) {
-                // The endpoint may have closed it for a later one.
+                // The endpoint may have closed this connection in favor of a later one.
                 let _ = half.write_all(b"GET /v1/dump HTTP/1.1\r\n");
                 held.push(half);
                 held.drain(..held.len().saturating_sub(HALF_REQUESTS));
@@ -134,6 +135,7 @@ impl Stalled {
         Ok(stalled)
     }
 
+    /// Ends the stall.
     pub(crate) fn end(self) -> anyhow::Result<()> {
         run(Command::new("fsfreeze").arg("-u").arg(&self.at))
     }

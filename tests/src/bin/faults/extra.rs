@@ -1,4 +1,4 @@
-//! Calls of a rank under test besides its collectives.
+//! Makes the calls of a rank under test besides its collectives.
 
 use crate::scenario::Extra;
 use rcomm::{GroupOptions, MissingRanks, ProcessGroup, Window};
@@ -49,7 +49,7 @@ impl Extras {
                 window.wait_signal(before)?;
                 let mut received = vec![0_u32; 64];
                 window.get(rank, 0, &mut received)?;
-                // No rank overwrites what has not been read.
+                // The window was read once this signal has come: only then may the next step overwrite it.
                 window.signal(before)?;
                 window.wait_signal(next)?;
                 Ok(received == values_of(before))

@@ -190,7 +190,8 @@ impl<'a> Job<'a> {
         Ok(ended.count() == self.scenario.ranks as usize)
     }
 
-    /// The arguments by which the culprits apply the fault to themselves.
+    /// The arguments of all ranks: what they call besides their collectives, where they are held, and what the culprits
+    /// do to themselves.
     fn fault_arguments(&self) -> Vec<String> {
         let mut arguments = Vec::new();
         if let Some(extra) = self.scenario.extra {

@@ -85,6 +85,7 @@ impl Row {
                 continue;
             };
             got += 1;
+            // The process of a rank that the fault has ended must not be called alive.
             if scenario.kills() && text.contains("still run") {
                 self.wrong.push(format!("rank {rank}: {text}"));
             }
@@ -159,7 +160,7 @@ impl Row {
             paths.push(job.dump_folder());
         }
         if paths.is_empty() && only_culprit {
-            // The job has run to its end.
+            // Without a record, the job has run to its end.
             return;
         }
         let Ok((dumps, _)) = load_all(&paths, &LoadOptions::default()) else {
@@ -185,13 +186,13 @@ impl Row {
             .map(|finding| format!("{:?}", finding.code))
             .collect();
         let has = |code: Code| roots.iter().any(|finding| finding.code == code);
-        let some_are_culprits = culprits.iter().all(|rank| scenario.culprits.contains(rank));
-        let exactly = some_are_culprits && culprits.len() == scenario.culprits.len();
+        let names_only_culprits = culprits.iter().all(|rank| scenario.culprits.contains(rank));
+        let exactly = names_only_culprits && culprits.len() == scenario.culprits.len();
         let right = match scenario.expect {
             Expect::Healthy => culprits.is_empty(),
-            Expect::OnlyCulprit(_) => some_are_culprits,
+            Expect::OnlyCulprit(_) => names_only_culprits,
             Expect::CutOff => exactly && has(Code::E152),
-            Expect::Apart => some_are_culprits && has(Code::E152),
+            Expect::Apart => names_only_culprits && has(Code::E152),
             Expect::StoreLost => exactly && has(Code::E153),
             Expect::Named | Expect::Refused(_) | Expect::Ended => exactly,
         };

@@ -1,4 +1,4 @@
-//! Hosts that are network namespaces, joined by a bridge in another namespace.
+//! Makes hosts, which are network namespaces, joined by a bridge in another namespace.
 //!
 //! A direction is cut by a wrong permanent neighbor entry: packets go to no machine, and both ends observe
 //! the same as with a cut cable.
@@ -124,7 +124,7 @@ impl Hosts {
         }
     }
 
-    /// Puts a program between a host and the bridge that passes each packet on later.
+    /// Puts a relay, which passes each packet on late, between a host and the bridge.
     fn put_behind_relay(&self, host: usize) -> anyhow::Result<()> {
         // A packet that the system would complete only in hardware cannot be passed on.
         for name in &self.names {

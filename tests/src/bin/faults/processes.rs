@@ -1,4 +1,4 @@
-//! Signals to processes, and what state they are in.
+//! Sends signals to processes, and looks at their states.
 
 use crate::scenario::Act;
 use anyhow::Context;

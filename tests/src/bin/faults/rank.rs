@@ -1,5 +1,5 @@
-//! One rank of a job under test: works until an operation fails or it is asked to stop, and logs its events
-//! with their times.
+//! Runs one rank of a job under test. The rank works until an operation fails or it is asked to stop, and logs its
+//! events with their times.
 
 use crate::extra::Extras;
 use crate::scenario::{Act, At, Extra};
@@ -22,7 +22,7 @@ pub(crate) struct RankArgs {
     /// What the ranks at fault do to themselves.
     #[arg(long)]
     act: Option<Act>,
-    /// When they do it.
+    /// When they act on themselves.
     #[arg(long, default_value = "Between")]
     at: At,
     /// The ranks at fault.
@@ -113,6 +113,7 @@ fn wait_for_driver(folder: &Path) {
 const STOP: u32 = 1;
 const MAKE_GROUP: u32 = 2;
 
+/// The log of a rank's events.
 struct Log {
     rank: u32,
     path: PathBuf,
@@ -270,7 +271,7 @@ fn work(world: &World, args: &RankArgs, log: &Log, act_at: &impl Fn(At)) -> rcom
             }
             _ => {}
         }
-        // Leaves the processors to the other ranks from time to time.
+        // The rank leaves the processors to the others from time to time.
         std::thread::sleep(Duration::from_millis(2));
     }
     Ok(())
@@ -313,7 +314,7 @@ fn act_on_oneself(act: Act) {
     }
 }
 
-/// Logs the resources that are left of the world, after it has waited for threads that are ending.
+/// Waits for threads that are ending, and logs the resources that are left of the world.
 fn leave(log: &Log, before: &Usage) {
     // A thread that waits for a store that does not answer ends with the store's own time-out.
     let Usage { fds, threads } = before.left(crate::job::INIT_TIMEOUT + crate::job::SLACK);

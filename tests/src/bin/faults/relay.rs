@@ -1,4 +1,4 @@
-//! A program that passes packets between two network interfaces, each packet late: for kernels without netem.
+//! Runs a program that passes packets between two network interfaces, each packet late, for kernels without netem.
 
 use anyhow::{Context, ensure};
 use std::io::{BufRead, BufReader};
@@ -47,7 +47,7 @@ impl Relay {
     /// Starts a relay between two interfaces of a network namespace, and waits until it works.
     ///
     /// # Errors
-    /// If there is no Python here, or this user may not read packets.
+    /// There is no `ip` or no Python here, or this user may not read packets.
     pub(crate) fn start(namespace: &str, between: [&str; 2]) -> anyhow::Result<Self> {
         let mut command = python(namespace, &between);
         let started = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn();

@@ -1,4 +1,4 @@
-//! What a row of the table of faults consists of: the fault, the ranks, and the expected results.
+//! Defines what a row of the table of faults consists of: the fault, the ranks, and the expected results.
 
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
@@ -46,7 +46,7 @@ impl Act {
         Self::Exhaust,
     ];
 
-    /// Whether the process of a rank ends by it.
+    /// Whether the process of a rank ends by the act.
     pub(crate) fn ends_the_process(self) -> bool {
         !matches!(self, Self::Freeze | Self::Sleep | Self::Spin)
     }
@@ -59,7 +59,7 @@ pub(crate) enum Extra {
     Messages,
     /// Each rank writes to the window of the next one and signals it.
     Window,
-    /// An object of every rank for every rank.
+    /// Every rank gathers an object of every rank.
     Objects,
     MonitoredBarrier,
     /// Two groups are split off and dropped.
@@ -114,13 +114,13 @@ by_name!(At);
 /// How the ranks are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// By themselves; they share memory, and rank 0 serves the store.
+    /// The driver starts them on one host. They share memory, and rank 0 serves the store.
     Memory,
-    /// The same over TCP.
+    /// As with [`Memory`](Self::Memory), but the ranks communicate over TCP.
     Tcp,
-    /// By `rcomm-run`, which serves the store.
+    /// `rcomm-run` starts them, and serves the store.
     Launcher,
-    /// Each in a separate network namespace, as on different hosts.
+    /// The driver starts each in a separate network namespace, as on different hosts.
     Hosts,
 }
 
@@ -133,9 +133,9 @@ pub(crate) enum Cut {
     Inward,
     /// Nothing that the host sends arrives.
     Outward,
-    /// Its link has no carrier.
+    /// The host's link has no carrier.
     LinkDown,
-    /// Cut off, and its process killed: its peers see no end of the connections.
+    /// The host is cut off, and the rank's process is killed: the peers see no end of the connections.
     Vanished,
     /// Every connection is reset.
     Reset,
@@ -143,9 +143,9 @@ pub(crate) enum Cut {
     Connections,
     /// Nothing arrives from the host before the rank's, nor there from the rank's host.
     Pair,
-    /// Cut off for half of the time-out.
+    /// The host is cut off for half of the time-out.
     Healed,
-    /// Cut off again and again, for 50 ms each.
+    /// The host is cut off again and again, for 50 ms each time.
     Loss,
     /// Every packet is late by 40 ms.
     Delay,
@@ -175,9 +175,9 @@ pub(crate) enum Damage {
 /// What the driver does to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hit {
-    /// To its process.
+    /// The act is applied to the rank's process.
     Process(Act),
-    /// To the network of its host.
+    /// The network of the rank's host is cut.
     Network(Cut),
 }
 
@@ -193,9 +193,9 @@ pub(crate) enum Fault {
     SlowStore,
     /// The ranks are stopped for this time, in milliseconds, and then continued.
     Pause(u64),
-    /// This happens to the rank while it waits in its init for the last rank.
+    /// The rank is hit while it waits in its init for the last rank.
     InInit(Hit),
-    /// This happens to the rank after its last operation; then it shuts down, as the others already do.
+    /// The rank is hit after its last operation; then it shuts down, as the others already do.
     InShutdown(Hit),
     /// The rank has another secret than the other ranks.
     Secret,
@@ -225,7 +225,7 @@ pub(crate) enum Fault {
     Foreign,
     /// The rank is started late by this time, in milliseconds.
     Late(u64),
-    /// Readers of all rings and endpoints run; this happens to them, if anything.
+    /// Readers of all rings and endpoints run. The act, if there is one, is applied to them.
     Observers(Option<Act>),
     /// The wall clock of the rank's host jumps by this many seconds, and then the rank is killed.
     Clock(i64),
@@ -242,20 +242,21 @@ pub(crate) enum Fault {
 pub(crate) enum Expect {
     /// Every other rank gets an error in time that names the culprits; the verdict names them too.
     Named,
-    /// The same for the ranks on the larger side of a cut, with E152; the rank that was cut off gets an error as well.
+    /// As [`Named`](Self::Named) for the ranks on the larger side of a cut, with E152; the rank that was cut off gets
+    /// an error as well.
     CutOff,
     /// Two ranks cannot reach each other: every rank gets an error in time that names ranks and calls no third one
     /// gone, and the verdict has E152 and no culprits besides the two.
     Apart,
     /// The job runs on, with right results, to its end.
     Healthy,
-    /// The job cannot start: each other rank gets an error whose text contains this.
+    /// The job cannot start: each other rank gets an error whose text contains these words.
     Refused(&'static str),
     /// Every rank gets an error in time that names the store and no rank; so does the verdict, with E153.
     StoreLost,
     /// The processes of all ranks end in time. Their errors are not checked.
     Ended,
-    /// Only the culprit fails, with a text that contains this, or the job runs to its end.
+    /// Only the culprit fails, with a text that contains these words, or the job runs to its end.
     OnlyCulprit(&'static str),
 }
 

@@ -5,17 +5,17 @@ use std::str::FromStr;
 /// What the culprit does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Works as the other ranks do: the job is healthy.
+    /// It works as the other ranks do: the job is healthy.
     None,
-    /// Does not come back from loading data.
+    /// It does not come back from loading data.
     StopJoining,
-    /// Is killed (SIGKILL).
+    /// It is killed (SIGKILL).
     Kill,
-    /// Is frozen (SIGSTOP).
+    /// It is frozen (SIGSTOP).
     Freeze,
-    /// Gives up with an error, and hangs in its own clean-up.
+    /// It gives up with an error, and hangs in its own clean-up.
     StickInTeardown,
-    /// Shuts its world down and exits, while the others continue.
+    /// It shuts its world down and exits, while the others continue.
     Leave,
 }
 

@@ -6,18 +6,18 @@ use std::sync::Arc;
 
 /// What a test does in the calls of a backend. The hooks of a group are dropped before its backend.
 pub trait Hooks: Send + Sync + 'static {
-    /// Before an operation is issued; with an error, it is refused.
+    /// Called before an operation is issued.
     ///
     /// # Errors
-    /// Those with which the test wants it refused.
+    /// The error with which the test refuses the operation.
     fn issue(&self, _op: &Op<'_>, _call: &Call) -> Result<()> {
         Ok(())
     }
 
-    /// Before an operation is run at once.
+    /// Called before an operation is run at once.
     fn run(&self, _op: &Op<'_>, _call: &Call) {}
 
-    /// When another rank has reported a failure.
+    /// Called when another rank has reported a failure.
     fn failed_elsewhere(&self) {}
 }
 

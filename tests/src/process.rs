@@ -1,4 +1,4 @@
-//! Ranks that are processes, so that tests can kill them.
+//! Starts ranks that are processes, so that tests can kill them.
 
 use crate::fault::Fault;
 use rcomm_recorder::publish::{Dump, RingReader};
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn a_job_that_does_not_listen_yet_keeps_its_port() {
         let first = JobPort::take();
-        // More ports than there are candidates.
+        // The loop takes more ports than there are candidates.
         for _ in 0..100 {
             assert_ne!(JobPort::take().0, first.0);
             assert_ne!(free_port(), first.0);

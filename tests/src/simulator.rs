@@ -1,5 +1,5 @@
-//! The paths of libraries that tests load: the simulator of NCCL and the CUDA driver, and the plug-in for NCCL's
-//! profiler interface.
+//! Finds the libraries that tests load: the simulator of NCCL and the CUDA driver, and the plug-in for NCCL's profiler
+//! interface.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Ranks that are threads of the test, each with its own world.
+//! Runs ranks as threads of the test, each with its own world.
 
 use crate::registered::RegisteredFactory;
 use crate::staged::StagedFactory;

@@ -1,6 +1,6 @@
-//! Functions of the program that the driver calls. They must not call CUDA or NCCL, since the driver may hold
-//! its locks during the call ("CUDA User Objects" in the CUDA programming guide; `cuLaunchHostFunc` in the
-//! driver's manual). A function that does so ends the process.
+//! Calls functions of the program, as the driver does. They must not call CUDA or NCCL, since the driver may hold its
+//! locks during the call ("CUDA User Objects" in the CUDA programming guide; `cuLaunchHostFunc` in the driver's
+//! manual). A function that does so ends the process.
 
 use crate::handles::end_process;
 use std::cell::Cell;

@@ -17,6 +17,7 @@ pub(crate) static JOINED: AtomicU64 = AtomicU64::new(0);
 thread_local! {
     /// Driver calls of this thread.
     static CALLS: Cell<u64> = const { Cell::new(0) };
+    /// Questions of this thread for the time between two events.
     static TIMES_READ: Cell<u64> = const { Cell::new(0) };
 }
 

@@ -63,6 +63,7 @@ pub(crate) struct Capture {
 #[derive(Default)]
 struct State {
     work: Vec<Work>,
+    /// The number of operations of each stream so far, by the stream's key.
     issued: Seen,
     streams: Vec<Weak<Stream>>,
     invalidated: bool,

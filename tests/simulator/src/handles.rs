@@ -32,7 +32,7 @@ impl<T> Handles<T> {
         callback::check();
         let mut table = lock(&self.table);
         table.last += 1;
-        // Odd, so that it is never the address of an aligned object.
+        // The handle is odd, so that it is never the address of an aligned object.
         let handle = table.last << 4 | 1;
         table.live.insert(handle, value);
         std::ptr::without_provenance_mut(handle)

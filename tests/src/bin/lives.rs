@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// When a job has ended, prints the first and the last answer of each source, and the wrong ones between them; at the
 /// end one line for each row, transport and source. The exit code is 1 if any answer was wrong: the last one, or one on
-/// the way to it. "Not yet" is allowed on the way.
+/// the way to it. "Not yet" is allowed on the way. The exit code is 2 if the matrix could not be run.
 #[derive(Parser)]
 #[command(name = "lives")]
 struct Options {
@@ -93,7 +93,8 @@ fn run(options: &Options) -> Result<bool> {
             None => jobs.extend(transports.iter().map(|&transport| (row, transport))),
         }
     }
-    // Run after run, so that a matrix that is interrupted has about the same number of runs of each row.
+    // The jobs are made run after run, so that a matrix that is interrupted has about the same number of runs of each
+    // row.
     let runs = std::iter::repeat_n(jobs, options.runs as usize);
     let jobs: Vec<_> = runs.flatten().collect();
     let tally = Mutex::new(Tally::default());
@@ -135,13 +136,16 @@ struct Line {
     wrong: usize,
     /// How often each answer came first.
     first: BTreeMap<String, usize>,
+    /// The times at which the first answers came, in seconds.
     seconds: Vec<f64>,
+    /// How often each answer came last.
     last: BTreeMap<String, usize>,
 }
 
 #[derive(Default)]
 struct Tally {
     jobs: usize,
+    /// By index of the row, transport, and index of the source.
     lines: BTreeMap<(usize, &'static str, usize), Line>,
 }
 

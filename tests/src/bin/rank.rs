@@ -3,7 +3,8 @@
 //! - the name of a [`Fault`]: it trains in two groups until the culprit's fault ends it. In `rank FAULT [STEP
 //!   [PAUSE_MS]]`, the fault happens in this step, and each step loads data for this long;
 //! - `shrink`: it sums in one group, and goes on when the culprit is killed;
-//! - `grow`, `grow-and-hang`, `grow-in-vain`: it goes on with a process that replaces the culprit, or is that process;
+//! - `grow`, `grow-and-hang`: it goes on with a process that replaces the culprit, or is that process;
+//! - `grow-in-vain`: it waits in vain for such a process, and goes on without the culprit;
 //! - `monitored-barrier`: it runs a monitored barrier that the culprit misses;
 //! - `again`, `together`: it makes and shuts down one world after the other, or many at once.
 #![allow(clippy::print_stderr)]
@@ -165,8 +166,9 @@ fn make_worlds() -> Result<(), String> {
     Ok(())
 }
 
-/// How many worlds a rank holds at once, and how often it does so.
+/// How many worlds a rank holds at once.
 const AT_ONCE: u64 = 50;
+/// How often a rank makes so many worlds.
 const ROUNDS: u64 = 3;
 
 /// Makes all worlds at once, works in each and shuts them down, several times, and reports how the process's resources
@@ -319,7 +321,7 @@ fn run_monitored_barrier() -> Result<(), String> {
     world.shutdown().map_err(text)
 }
 
-/// Trains in two groups until the culprit's fault, or for three steps more.
+/// Trains in two groups of two until the culprit's fault ends the job, or for three steps from `step_of_fault` on.
 fn train(fault: Fault, step_of_fault: i64, pause: Duration) -> rcomm::Result<()> {
     let world = World::init(Config::from_environment()?)?;
     let rank = world.rank();

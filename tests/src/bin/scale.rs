@@ -41,7 +41,7 @@ struct Cli {
 enum Action {
     /// Write the dumps of a job in which one rank stops, as PyTorch's NCCL recorder does (pickle).
     Write(WriteArgs),
-    /// Run `rcomm-fr analyze` on them, and `torchfrtrace` if RCOMM_TEST_PYTHON names a Python with it.
+    /// Run `rcomm-fr analyze` on such dumps, and `torchfrtrace` if RCOMM_TEST_PYTHON names a Python with it.
     Measure(MeasureArgs),
     /// Summarize a simulated job host by host, read the summaries and judge them.
     Summaries(SimulatedArgs),

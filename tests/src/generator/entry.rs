@@ -109,8 +109,8 @@ impl Writer<'_> {
         self.dump.entries.push(entry);
     }
 
-    /// The wall-clock time at which the host records that an operation has ended, in ns: with NCCL, the watchdog
-    /// notices it later.
+    /// The wall-clock time at which the host records that an operation has ended, in ns. With NCCL, the watchdog
+    /// notices the end later, but not after the record was taken.
     fn noticed(&mut self, ended: i64) -> i64 {
         let late_ms = match self.dump.recorder {
             Recorder::Nccl => self.spec.recording.notice_ms,
@@ -120,6 +120,7 @@ impl Writer<'_> {
         self.clock.wall((ended + late).min(self.taken.max(ended)))
     }
 
+    /// The index of the call's signature in the record, to which a new signature is added.
     fn signature(&mut self, call: &Call) -> u32 {
         let shapes = |shape: &[u64]| {
             if shape.is_empty() {
@@ -176,6 +177,8 @@ impl Writer<'_> {
         at
     }
 
+    /// The index of the stack of a call at this line in the record, to which a new stack is added; `None` if stacks are
+    /// not recorded.
     fn stack(&mut self, line: u32) -> Option<u32> {
         if !self.spec.recording.frames {
             return None;

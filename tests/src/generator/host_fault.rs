@@ -1,4 +1,4 @@
-//! Faults of hosts that fail with all their ranks.
+//! Injects faults of hosts that fail with all their ranks.
 
 use super::fault::Fault;
 use super::program::Program;

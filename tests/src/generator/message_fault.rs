@@ -1,4 +1,4 @@
-//! Faults of messages: halves that are left out, or posted in the wrong order.
+//! Injects faults of messages: halves that are left out, or posted in the wrong order.
 
 use super::fault::Fault;
 use super::mesh::Mesh;

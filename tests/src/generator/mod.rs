@@ -92,8 +92,8 @@ pub struct Job {
 }
 
 impl Spec {
-    /// The parameters of a random job without faults. It has at most `max_ranks` ranks; from 1,024 on, it has nearly as
-    /// many.
+    /// The parameters of a random job without faults. It has at most `max_ranks` ranks, and nearly as many if
+    /// `max_ranks` is 1,024 or more.
     pub fn random(seed: u64, max_ranks: u32) -> Self {
         let mut random = Random::new(seed);
         let (tp, pp, dp) = loop {

@@ -1,4 +1,4 @@
-//! Faults of order that do no harm yet.
+//! Injects faults of order that do no harm yet.
 //!
 //! In the simulation, no operation of a rank ends while another operation of that rank waits. The programs therefore
 //! run in the harmless order, and the records show that the rank issued the operations in the other order.

@@ -1,4 +1,4 @@
-//! The parts of a rank's program: collectives, blocks of them, and batches of messages.
+//! Defines the parts of a rank's program: collectives, blocks of them, and batches of messages.
 
 use rcomm_recorder::model::{OpType, ReduceOp};
 

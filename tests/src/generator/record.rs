@@ -1,4 +1,4 @@
-//! The records that the ranks of a simulated job leave, in the manner of each recorder.
+//! Writes the records that the ranks of a simulated job leave, in the manner of each recorder.
 
 use super::Kind;
 use super::entry::{Issued, Outcome};
@@ -181,6 +181,7 @@ impl Recording {
 }
 
 impl Share {
+    /// Whether the recorder of this share records the act.
     fn holds(self, mesh: &Mesh, act: &Act) -> bool {
         // The broadcast of the parameters is recognised by its line, because a wrong operation at that line goes to the
         // same backend.
@@ -309,6 +310,7 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// Writes the record of a program whose acts have these times. The record keeps the newest `keep` operations.
     fn write(mut self, program: &Program, times: &[Times], keep: usize) -> Dump {
         // The record does not hold what happened after it was taken.
         let taken = self.taken;

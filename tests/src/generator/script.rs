@@ -15,7 +15,7 @@ pub(super) const IN_ORDER: [u32; 2] = [110, 111];
 
 /// Writes a rank's program.
 pub(super) fn write(spec: &Spec, mesh: &Mesh, rank: Rank) -> Program {
-    // Random numbers that are the same on all ranks of the job.
+    // All ranks of the job draw the same numbers.
     let mut shared = Random::new(spec.seed ^ 0x5555);
     let mut script = Script {
         spec,

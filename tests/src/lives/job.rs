@@ -1,4 +1,4 @@
-//! A job under its launcher, and what is done to it from outside.
+//! Runs a job under its launcher, and does something to it from outside.
 
 use super::RANKS;
 use super::look::View;
@@ -45,6 +45,7 @@ pub(super) enum Intervention {
 
 /// The variable with the control group that the launcher enters before it starts its ranks.
 pub(super) const GROUP: &str = "RCOMM_LIVES_GROUP";
+/// The id of the job.
 const JOB: &str = "life";
 
 /// If all ranks end within this time, the analyzer takes their ends as one event.
@@ -120,7 +121,7 @@ impl Drop for MemoryGroup {
     }
 }
 
-/// Puts this process into the control group that [`GROUP`] names, if it names one.
+/// Puts this process into the control group that the variable [`GROUP`] names, if it is set.
 ///
 /// # Errors
 /// If the group takes no processes.

@@ -1,4 +1,4 @@
-//! The judgments of a job: live, and of the records that it left.
+//! Judges a job: live, and from the records that it left.
 
 use super::table::Expected;
 use rcomm_analyzer::load::{LoadOptions, LoadedDump, load_all};

@@ -13,36 +13,36 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What the culprit does in step `STEP`, or from the start where an act says so.
+/// What the culprit does in step [`STEP`], or from the start where an act says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CulpritAct {
-    /// Works on, until the job ends soon after.
+    /// It works on, until the job ends soon after.
     Nothing,
-    /// Works on in a job that never ends.
+    /// It works on in a job that never ends.
     Forever,
-    /// Waits inside an operation until the file [`GO`] lets its peer join.
+    /// It waits inside an operation until the file [`GO`] lets its peer join.
     Hold,
-    /// Returns an error.
+    /// It returns an error.
     Fail,
-    /// Panics.
+    /// It panics.
     Panic,
-    /// Exits with code 3.
+    /// It exits with code 3.
     Exit,
-    /// Kills itself.
+    /// It kills itself.
     Kill,
-    /// Stops itself.
+    /// It stops itself.
     Stop,
-    /// Sleeps until it is killed.
+    /// It sleeps until it is killed.
     Sleep,
-    /// Sleeps for six seconds, three times the time-out of its row.
+    /// It sleeps for six seconds, three times the time-out of its row.
     Late,
-    /// Asks for more memory than its resource limit allows.
+    /// It asks for more memory than its resource limit allows.
     Allocate,
-    /// Uses more memory than its control group allows.
+    /// It uses more memory than its control group allows.
     Exhaust,
-    /// Sleeps before the operations of each step, from the start, in a job that never ends.
+    /// It sleeps before the operations of each step, from the start, in a job that never ends.
     Dawdle,
-    /// Shares one processor with threads that never sleep, from the start, in a job that never ends.
+    /// It shares one processor with threads that never sleep, from the start, in a job that never ends.
     Starve,
 }
 

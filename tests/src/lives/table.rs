@@ -1,4 +1,4 @@
-//! The rows of the matrix of how jobs live and end, with the answers that are right for each.
+//! Defines the rows of the matrix of how jobs live and end, with the answers that are right for each.
 
 use super::job::{Intervention, MemoryGroup};
 use super::rank::CulpritAct;

@@ -115,7 +115,7 @@ pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
 pub unsafe extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> c_int {
     crate::calls::note();
     let device = c_int::try_from(context.addr()).unwrap_or(0);
-    // Replaces the top of the stack, as documented; onto an empty stack the context is pushed.
+    // This replaces the top of the stack, as documented; a context is pushed onto an empty stack.
     CONTEXTS.with_borrow_mut(|contexts| {
         contexts.pop();
         if device != 0 {

@@ -108,7 +108,7 @@ pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
     _flags: u64,
 ) -> c_int {
     crate::calls::note();
-    // As the driver did, 580.159.04 with an H100.
+    // The driver 580.159.04 with an H100 refuses this too.
     if super::context::current() == 0 {
         return super::INVALID_CONTEXT;
     }

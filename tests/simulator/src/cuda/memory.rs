@@ -27,9 +27,9 @@ struct Allocation {
 }
 
 enum Kind {
-    /// `cuMemAlloc`.
+    /// Memory of `cuMemAlloc` and `cuMemAllocAsync`.
     Plain(Layout),
-    /// `ncclMemAlloc`, which uses the virtual memory API: a handle that other processes can map.
+    /// Memory of `ncclMemAlloc`, which uses the virtual memory API: a handle that other processes can map.
     Shared(Shared),
 }
 
@@ -452,7 +452,7 @@ pub unsafe extern "C" fn cuPointerGetAttribute(
     }
 }
 
-/// Only for memory of the virtual memory functions, which `ncclMemAlloc` uses.
+/// Succeeds only for memory of the virtual memory functions, which `ncclMemAlloc` uses.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, at: *mut c_void) -> c_int {
     crate::calls::note();

@@ -1,4 +1,4 @@
-//! Kernels. Only the names of the entries are read from a PTX text; the entries whose names are known here are
+//! Runs kernels. Only the names of the entries are read from a PTX text; the entries whose names are known here are
 //! executed by code of this file ("Module Management", "Execution Control" in the driver's manual).
 
 use super::{INVALID_PTX, INVALID_VALUE, NOT_FOUND, SUCCESS, put, stream_of};
@@ -131,8 +131,8 @@ unsafe fn words<const N: usize>(parameters: *mut *mut c_void) -> [u64; N] {
     std::array::from_fn(|nth| unsafe { (*parameters.add(nth)).cast::<u64>().read_unaligned() })
 }
 
-/// Finds the first of `len` elements at `at` whose bits under `mask` exceed `limit`, and writes its index to
-/// `found` if the index there is larger.
+/// Finds the first of `len` elements at `at` whose bits under `mask` exceed `limit`, and writes the element's index to
+/// `found` if a larger index is there.
 fn find_nan([at, len, mask, limit, found]: [u64; 5], width: usize) {
     let is_nan = |nth: u64| {
         let mut bits = [0; 8];

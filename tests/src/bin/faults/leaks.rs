@@ -1,4 +1,4 @@
-//! What a job leaves behind outside its ranks.
+//! Finds what a job leaves behind outside its ranks.
 
 use crate::job::{Job, SLACK};
 use crate::processes::{POLL_INTERVAL, of_folder};

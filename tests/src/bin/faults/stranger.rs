@@ -1,4 +1,4 @@
-//! Another user of the host: what that user tries, and whether any of it works.
+//! Tries on a job what another user of its host could, and reports whether any of it works.
 
 use crate::job::{INIT_TIMEOUT, TIME_LIMIT};
 use anyhow::{Context, ensure};
@@ -70,7 +70,8 @@ pub(crate) fn probe() -> anyhow::Result<()> {
 /// Makes another user try everything in [`run`] on the job.
 ///
 /// # Errors
-/// If any of it worked; the error lists that. Also if the other user's process fails.
+/// Something worked; the error lists it. Or no port of the job was found, the attempt could not be prepared, or the
+/// other user's process failed.
 pub(crate) fn attack(folder: &Path, job: &str, store: u16, pids: &[u32]) -> anyhow::Result<()> {
     // All users may enter the test's own folder, so that only what rcomm makes there protects the job.
     fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
@@ -150,7 +151,10 @@ impl Listening {
     }
 }
 
-/// Tries everything as the user that runs this, and prints what worked as JSON.
+/// Tries everything as the user of this process, and prints what worked as JSON.
+///
+/// # Errors
+/// A port or a socket of the job cannot be connected to, or a rank cannot be started.
 #[expect(clippy::print_stdout, reason = "the result goes to the driver")]
 pub(crate) fn run(args: &StrangerArgs) -> anyhow::Result<()> {
     // These connections stay open until the end: the ranks must reach each other nevertheless.

@@ -1,4 +1,4 @@
-//! One rank of the job that is observed.
+//! Works as one rank of the job that is observed.
 
 use crate::train::Trainer;
 use rcomm::{Config, ProcessGroup, ReduceOp, World};
@@ -35,7 +35,7 @@ const fn all_reduce(name: &'static str, bytes: usize, batches: usize, per_batch:
 
 /// The longest measurement of one row, in ns. Five batches are measured even if they take longer.
 const MAX_NS: f64 = 1e9;
-/// Every row takes about a tenth of a second on a quiet machine.
+/// The rows. Each takes about a tenth of a second on a quiet machine.
 const ROWS: [Row; 8] = [
     Row {
         name: "DDP step",
@@ -70,7 +70,7 @@ pub(crate) struct Measured {
 /// Measures all rows for each line of standard input, and prints the results as a line of JSON.
 ///
 /// # Errors
-/// If the world cannot be made, or an operation fails.
+/// The world cannot be made or shut down, an operation fails, or standard input cannot be read.
 #[expect(clippy::print_stdout, reason = "the results go to the driver")]
 pub(crate) fn run(largest: usize) -> anyhow::Result<()> {
     let world = World::init(Config::from_environment()?)?;
@@ -93,7 +93,7 @@ fn measure_row(group: &ProcessGroup, trainer: &mut Trainer, row: &Row) -> anyhow
                 Ok(group.all_reduce(&mut buffer, ReduceOp::Sum)?)
             })
         }
-        // Always the same batch: the work of a step does not depend on the numbers.
+        // Every step trains on the same batch: the work of a step does not depend on the numbers.
         Work::Training => measure(group, row, || trainer.step(0).map(|_| ())),
     }
 }

@@ -1,4 +1,4 @@
-//! The observers.
+//! Starts and ends the observers.
 
 use anyhow::{Context, ensure};
 use portable_pty::{CommandBuilder, PtySize, native_pty_system};
@@ -201,7 +201,7 @@ impl Watching {
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        // Does something only after an error, which the caller already has.
+        // This does something only after an error, which the caller already has.
         let _ = self.stop();
     }
 }

@@ -1,4 +1,4 @@
-//! What a round does: everything is drawn from the seed and the number of the round.
+//! Draws what a round does from the seed and the number of the round.
 
 use std::fmt;
 
@@ -61,13 +61,14 @@ pub(crate) struct Late {
     pub(crate) ms: u64,
 }
 
-/// How the launcher of a round ends, in which step of rank 0.
+/// How the launcher of a round ends, and in which step of rank 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LauncherFault {
     pub(crate) step: u64,
     pub(crate) end: LauncherEnd,
 }
 
+/// The signal that ends a launcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LauncherEnd {
     Kill,
@@ -85,7 +86,7 @@ pub(crate) struct Plan {
     pub(crate) steps: u64,
     pub(crate) fault: Option<Fault>,
     pub(crate) late: Option<Late>,
-    /// If there is one, `rcomm-run` starts the ranks, and ends so.
+    /// If there is one, `rcomm-run` starts the ranks, and ends in this way.
     pub(crate) launcher: Option<LauncherFault>,
 }
 

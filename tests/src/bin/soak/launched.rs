@@ -74,6 +74,7 @@ pub(crate) fn try_round(plan: &Plan, limits: &Limits) -> anyhow::Result<()> {
     }
 }
 
+/// Kills the launcher when it is dropped.
 struct Launcher(Child);
 
 impl Drop for Launcher {

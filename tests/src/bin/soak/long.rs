@@ -1,4 +1,4 @@
-//! One job that lives through many rounds, and what its ranks use meanwhile.
+//! Runs one job that lives through many rounds, and judges what its ranks use meanwhile.
 
 use crate::draw::Plan;
 use crate::{ENDING, Limits, RankReport, Ranks, Sample, Soak, rank};
@@ -13,8 +13,8 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(60);
 const FEWEST_SAMPLES: usize = 16;
 /// How many more descriptors and threads are no growth: a connection or a thread may be ending at the time of a sample.
 const ENDING_NOW: u64 = 1;
-/// Memory grows if it is more by one part in this many, and by this many KiB: an allocator does not keep the same
-/// amount at all times.
+/// Memory has grown if it is more by one part in the first of these, and by the second in KiB: an allocator does not
+/// keep the same amount at all times.
 const MEMORY_NOISE: (u64, u64) = (20, 2 << 10);
 
 /// One of the numbers of a sample.

@@ -11,8 +11,8 @@
 //! choices, and a round that was wrong is printed as the command that repeats it.
 //!
 //! If ranks time out without a fault because other programs kept the processor, which the system's counts of their
-//! threads' turns must show, the round says nothing about this one. It is printed, counted, and made again with
-//! ten times the time-out, and must be right then. If that is so in more than a tenth of the rounds, and in more than ten,
+//! threads' turns must show, the round says nothing about rcomm. It is printed, counted, and made again with ten times
+//! the time-out, and must be right then. If more than a tenth of the rounds, and more than ten, would be made again,
 //! the further ones are wrong.
 //!
 //! With `--long`, one job lives through all rounds and makes and destroys their groups. Memory, threads and descriptors
@@ -89,21 +89,22 @@ pub(crate) struct RankReport {
     pub(crate) checked: u64,
     /// Wrong results.
     pub(crate) wrong: Vec<String>,
-    /// The error that ended its work, with the ranks that it names; `None` if it came to its end.
+    /// The error that ended the rank's work, with the ranks that the error names; `None` if the rank completed its
+    /// work.
     pub(crate) error: Option<(String, Vec<u32>)>,
-    /// Whether that error is a time-out of its own, and not one that another rank's failure explains.
+    /// Whether that error is the rank's own time-out, and not a consequence of another rank's failure.
     pub(crate) timed_out: bool,
     /// Time from the start of the failed operation to its error, in ms.
     pub(crate) waited_ms: u64,
-    /// What the processor gave to the rank in that time.
+    /// The turns in that time of the rank's thread that waited longest for the processor.
     pub(crate) turns: Turns,
-    /// How many more descriptors and threads it had after its world than before.
+    /// How many more descriptors and threads the rank had after its world than before.
     pub(crate) left: (i64, i64),
-    /// The most memory that it used, in KiB.
+    /// The most memory that the rank used, in KiB.
     pub(crate) memory_kib: u64,
-    /// The number of rounds that it has completed, in a job that lives through many.
+    /// The number of rounds that the rank has completed, in a job that lives through many.
     pub(crate) rounds: u64,
-    /// What it used between rounds, in a job that lives through many.
+    /// What the rank used between rounds, in a job that lives through many.
     pub(crate) samples: Vec<Sample>,
 }
 
@@ -116,11 +117,11 @@ pub(crate) struct Sample {
     pub(crate) threads: i64,
 }
 
-/// How long the ranks of a round may take, beside the time-out of the operation that ends it.
+/// How long the ranks of a round may take beyond the time-out of operations, and how long a launcher may take.
 const ENDING: Duration = Duration::from_secs(180);
 
-/// The most rounds that are made again since their ranks did not get the processor, or a tenth of all if that is more:
-/// with more, the machine is no place for a soak, or the counts of turns hide a fault.
+/// The most rounds that are made again because their ranks did not get the processor, or a tenth of all if that is
+/// more: with more, the machine is no place for a soak, or the counts of turns hide a fault.
 const MOST_STARVED: u64 = 10;
 
 /// By how much the time-out grows when a round is made again whose ranks did not get the processor.
@@ -230,8 +231,8 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
         }
     }
     println!(
-        "seed {}: {} rounds in {:.0} s, {} with a fault, {} with one of the launcher, {} with a late rank, {} made again without the \
-         processor; {} ranks, {} operations checked; slowest error {} ms after \
+        "seed {}: {} rounds in {:.0} s, {} with a fault, {} with a fault of the launcher, {} with a late rank, \
+         {} made again without the processor; {} ranks, {} operations checked; slowest error {} ms after \
          the start of its operation; at most {} MiB per rank; rounds that were wrong: {bad}",
         args.seed,
         totals.rounds,
@@ -248,10 +249,10 @@ fn soak(args: &Soak) -> anyhow::Result<bool> {
     Ok(bad == 0)
 }
 
-/// What came of a round that was not wrong.
+/// The result of a round that was not wrong.
 enum Round {
     Right,
-    /// The ranks timed out since they did not get the processor; with their errors.
+    /// The ranks timed out because they did not get the processor; with their errors.
     Starved(String),
 }
 

@@ -37,7 +37,7 @@ impl Turns {
     }
 }
 
-/// What all threads of this process have had up to a moment.
+/// The turns of all threads of this process up to a moment.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessorTime(HashMap<String, Turns>);
 
@@ -53,7 +53,8 @@ impl ProcessorTime {
         Self(turns.collect())
     }
 
-    /// The turns since then of the thread that waited longest for the processor, among those that had one.
+    /// The turns, since this value was taken, of the thread that waited longest for the processor, among those that had
+    /// a turn.
     pub(crate) fn since(&self) -> Turns {
         let since = |(id, now): (String, Turns)| {
             let then = self.0.get(&id).copied().unwrap_or_default();
@@ -69,17 +70,17 @@ impl ProcessorTime {
     }
 }
 
-/// Whether ranks that waited for each other for `time` were not run for so long that the operation may be slow and no
-/// more: each moment of it may have passed with one of them waiting for the processor, and one of them had few turns
-/// since it waited for the processor itself. A rank that slept instead may never have been woken, and then they were not.
-/// `ranks` has the turns of each rank, of which each had at least the turn in which it counted, and how long it waited;
-/// `time` is the longest such wait.
+/// Whether ranks that waited for each other for `time` were kept from the processor for so long that their operation
+/// may just have been slow. Then one of them ran or waited for the processor in nearly every moment, one of them had
+/// few turns, and none that had few turns slept for most of its wait: a rank that slept may never have been woken.
+/// `ranks` has the turns of each rank, and how long the rank waited; `time` is the longest such wait. A rank without
+/// turns did not count them: it had at least the turn in which it counts.
 pub(crate) fn were_starved(ranks: &[(Turns, Duration)], time: Duration) -> bool {
     let turns = || ranks.iter().map(|(turns, _)| turns);
     let busy: Duration = turns().map(|turns| turns.ran + turns.waited).sum();
     let has_few = turns().any(|turns| (1..ENOUGH_TURNS).contains(&turns.count));
-    // With few turns of at most ten milliseconds of sleep each, most of some seconds is left to run or to wait to run. Of
-    // a rank that began late this cannot be said.
+    // With few turns of at most ten milliseconds of sleep each, most of some seconds is left to run or to wait to run.
+    // This cannot be said of a rank that began late.
     let has_slept = |(turns, own): &(Turns, Duration)| {
         let is_busy = turns.ran + turns.waited >= own.mul_f64(0.5);
         turns.count < ENOUGH_TURNS && *own >= time.mul_f64(0.5) && !is_busy
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_slept_or_had_many_turns_were_not() {
+    fn ranks_that_slept_or_had_many_turns_were_not_starved() {
         // A hang on a quiet machine: the threads sleep and look in turn.
         assert!(!were_starved(&[turns(15, 290); 4], TIME));
         // A hang on a busy machine: each look takes long, but there were enough of them.

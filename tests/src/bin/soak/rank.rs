@@ -1,4 +1,4 @@
-//! One rank of a round.
+//! Works as one rank of a round.
 
 use crate::draw::{Act, Draw, LauncherEnd, LauncherFault, Plan};
 use crate::processor::ProcessorTime;
@@ -51,7 +51,8 @@ fn alive_file() -> anyhow::Result<PathBuf> {
 /// Works through the plan as the rank that the environment names, and prints its report.
 ///
 /// # Errors
-/// If the environment names no rank, or the rank's world cannot be made or shut down.
+/// The environment names no rank, the file of a round with a launcher cannot be locked, or the rank's world cannot be
+/// made or shut down.
 #[expect(
     clippy::print_stdout,
     reason = "the report goes to the program that started this one"

@@ -1,4 +1,4 @@
-//! The programs of the ranks: in each step, computation followed by communication.
+//! Writes the programs of the ranks: in each step, computation followed by communication.
 
 use super::{Layout, PacedSpec};
 use crate::generator::Random;
@@ -69,7 +69,7 @@ pub(super) fn groups(spec: &PacedSpec) -> Vec<Group> {
 
 /// Writes a rank's program.
 pub(super) fn write(spec: &PacedSpec, groups: &[Group], rank: Rank) -> Vec<Act> {
-    // Random numbers that are the same on all ranks of the job.
+    // All ranks of the job draw the same numbers.
     let mut shared = Random::new(spec.seed ^ 0x7777);
     let layers = shared.between(3, 8);
     let compute_us = shared.between(2, 8) * 1000;

@@ -1,4 +1,4 @@
-//! The records of a job in the manner of PyTorch's NCCL recorder.
+//! Writes the records of a job in the manner of PyTorch's NCCL recorder.
 
 use super::PacedSpec;
 use super::program::{Act, ActKind, Group};
@@ -44,7 +44,7 @@ pub(super) fn dumps(
 /// The clock of a host.
 #[derive(Clone, Copy)]
 struct Clock {
-    /// The error of the clock at the start of the job.
+    /// The error of the clock at the start of the job, in ns.
     offset_ns: i64,
     /// The drift of the clock, in parts per million.
     ppm: i64,

@@ -131,7 +131,7 @@ impl Runner {
         // The new parameters need all gradients.
         self.device = done;
         self.host = self.host.max(awaited);
-        // Random numbers that are the same on all ranks: which rank is late in a step.
+        // All ranks draw the same numbers: which rank is late in the step.
         let mut turns = Random::new(spec.seed ^ 0x1234 ^ (self.steps as u64) << 32);
         let late_ms = match spec.slow {
             Slow::Loading(slow, ms) if slow == rank => ms,

@@ -1,4 +1,4 @@
-"""Host nanoseconds of PyTorch's all_reduce over NCCL, one rank: to compare with device_bench."""
+"""Measures the host's nanoseconds of PyTorch's all_reduce over NCCL on one rank, to compare with device_bench."""
 
 import sys
 import time

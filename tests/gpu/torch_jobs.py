@@ -48,9 +48,10 @@ BEGIN = 180
 GONE = 60
 # The first NCCL that lets ranks share a device, as NCCL itself numbers it.
 SHARES_DEVICES = 23000
-# The ports for jobs that none has had yet, from one that differs between runs of this script.
+# The ports that no job has had yet. The first differs between runs of this script.
 PORTS = iter(range(20000 + os.getpid() % 8000, 30000))
 PORTS_LOCK = threading.Lock()
+# The verdicts that tell what a job hangs on.
 DECIDED = {"stuck", "mismatch", "crashed", "slow"}
 
 
@@ -61,7 +62,7 @@ def first_error(report):
 
 
 def judge(fault, moment, report):
-    """"right", "silent" (no rank is accused) or "WRONG"."""
+    """Returns "right", "silent" (no rank is accused) or "WRONG"."""
     _, rank, codes = FAULTS[fault]
     finding = first_error(report)
     accused = finding["culprit_ranks"] if finding else []
@@ -213,7 +214,7 @@ class Job:
         return all(it.poll() is not None for rank, it in enumerate(self.processes) if rank not in but)
 
     def within(self, seconds, condition):
-        """Whether this holds at last."""
+        """Waits until the condition holds, but at most so many seconds. Returns whether it holds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if condition():
@@ -287,10 +288,10 @@ def run_job(options, name):
 
 
 def rank_of_job(fault, timeout):
-    """One rank of a PyTorch job over NCCL, which knows nothing of rcomm."""
+    """Runs one rank of a PyTorch job over NCCL, which knows nothing of rcomm."""
     import datetime
 
-    # It must not outlive the script, which may be ended by a signal: PR_SET_PDEATHSIG of prctl(2).
+    # The rank must not outlive the script, which may be ended by a signal: PR_SET_PDEATHSIG of prctl(2).
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     # A rank that aborts leaves no file with its memory.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

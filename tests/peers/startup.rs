@@ -39,6 +39,7 @@ enum Role {
 /// The number of groups that each job makes.
 const GROUPS: usize = 20;
 
+/// The program of a rank of PyTorch, which prints what a rank of rcomm does. It also makes [`GROUPS`] groups.
 const PYTORCH: &str = r#"
 import sys, time, datetime
 import torch, torch.distributed as dist
@@ -84,7 +85,7 @@ fn rank() -> Result<()> {
     Ok(())
 }
 
-/// A process of a job, and the lines that it writes.
+/// A process of a job, and its standard input and output.
 struct Member {
     process: Child,
     stdin: ChildStdin,

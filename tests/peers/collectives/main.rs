@@ -63,7 +63,7 @@ struct Arguments {
         default_value = "rcomm,openmpi,mpich,gloo,gloo-busy"
     )]
     peers: Vec<String>,
-    /// Run as one of our ranks: the port on which the measuring program listens.
+    /// The port on which the measuring program listens. With it, the program runs as one of our ranks.
     #[arg(long, hide = true)]
     control: Option<u16>,
     /// Name of the peer that this rank belongs to.
@@ -149,6 +149,7 @@ fn warm_up(peer: &mut Peer, operation: &str, bytes: usize, millis: u64) -> Resul
     }
 }
 
+/// Measures an operation of one size on all peers that have it, and prints a line with the result.
 fn measure(
     arguments: &Arguments,
     peers: &mut Vec<Peer>,

@@ -1,4 +1,4 @@
-//! [`Peer`]: a job of ranks that wait for orders, which is measured.
+//! [`Peer`]: a job that is measured. Its ranks wait for orders.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{BufRead, BufReader, ErrorKind, Write};

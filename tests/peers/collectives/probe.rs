@@ -47,6 +47,6 @@ pub(crate) fn round_trip() -> f64 {
 pub(crate) fn pin_to(core: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(core);
-    // If this fails, the probe measures whichever cores the system chooses.
+    // If this fails, the thread runs on whichever cores the system chooses.
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }

@@ -111,6 +111,7 @@ fn write_lines(buffer: &mut [f32], bytes: usize) {
     }
 }
 
+/// Runs an operation once. In `send_recv`, ranks 0 and 1 send a message there and back, and the others do nothing.
 fn call(
     group: &ProcessGroup,
     operation: &str,

@@ -11,7 +11,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Work on a stream. Runs once, or as often as its graph is launched.
+/// Work on a stream. It runs once, or as often as its graph is launched.
 pub(crate) type Work = Arc<dyn Fn() + Send + Sync>;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -159,7 +159,9 @@ impl Stream {
 
 #[derive(Default)]
 struct Marks {
+    /// The number of records so far, outside of captures.
     recorded: u64,
+    /// The number of the newest record that is complete.
     completed: u64,
     at: Option<Instant>,
     /// The capture in which the newest record was made, and what its stream had seen by then; `None` outside a capture.

@@ -1,5 +1,5 @@
-//! The SQL of `rcomm-fr query`, over the records of a small job. Separate from the other readers: it needs the feature
-//! `tables`, which costs minutes of build.
+//! The SQL of `rcomm-fr query`, over the records of a small job. This reader is separate from the others: it needs the
+//! feature `tables`, which costs minutes of build.
 
 use rcomm_analyzer::export::tables::{TableFormat, Tables, write};
 use rcomm_analyzer::{Policy, analyze};

@@ -202,8 +202,9 @@ pub(super) fn enqueue(mut operation: Launch) -> c_int {
     status
 }
 
+/// Launches operations as kernels: here, or on a thread if their communicators do not block.
 fn launch(launches: Vec<Launch>) -> c_int {
-    // One kernel for each communicator and stream, in order of first use.
+    // Each communicator and stream gets one kernel, in order of first use.
     let mut kernels: Vec<Kernel> = Vec::new();
     for Launch { comm, stream, item } in launches {
         let takes_item = |kernel: &&mut Kernel| {
@@ -255,6 +256,7 @@ fn launch(launches: Vec<Launch>) -> c_int {
     })
 }
 
+/// Launches kernels. Launches none if the driver refuses one, or one never connects.
 fn launch_all(kernels: Vec<Kernel>) -> c_int {
     let mut outcomes = Vec::with_capacity(kernels.len());
     for kernel in &kernels {
@@ -269,7 +271,7 @@ fn launch_all(kernels: Vec<Kernel>) -> c_int {
             return fail(UNHANDLED_CUDA_ERROR, "Cuda failure 999 'unknown error'");
         }
         if outcome == Outcome::NeverConnects {
-            // Waits as for a peer that does not answer, until the communicator is stopped (sockets check the abort
+            // This waits as for a peer that does not answer, until the communicator is stopped (sockets check the abort
             // flag, and return `ncclInternalError`: `socketProgressOpt`, misc/socket.cc).
             kernel.comm.hang();
             return fail(INTERNAL_ERROR, "the communicator was aborted");

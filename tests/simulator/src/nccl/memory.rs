@@ -1,4 +1,4 @@
-//! Memory that the library allocates, and buffers that are registered with a communicator.
+//! Allocates memory for the caller, and registers buffers with communicators.
 
 use super::comm::{Comm, comm_of};
 use super::{INVALID_ARGUMENT, SUCCESS, UNHANDLED_CUDA_ERROR, fail, no_comm};

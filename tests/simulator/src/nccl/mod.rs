@@ -89,7 +89,7 @@ pub unsafe extern "C" fn ncclGetErrorString(status: c_int) -> *const c_char {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetLastError(_comm: *mut c_void) -> *const c_char {
-    // Leaked: the real library's text lives until the next error, in any thread. It ignores the
+    // The text is leaked: the real library's text lives until the next error, in any thread. The function ignores the
     // communicator (ncclGetLastError, init.cc:3444).
     lock(&LAST_ERROR)
         .clone()

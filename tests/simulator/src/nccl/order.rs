@@ -1,5 +1,5 @@
-//! The kernels of several communicators on one device: how many it can hold at once (`kernels_at_once` of `RCOMM_SIM`),
-//! and in which order they start.
+//! Orders the kernels of several communicators on one device: how many the device holds at once (`kernels_at_once` of
+//! `RCOMM_SIM`), and in which order they start.
 //!
 //! A kernel that has started waits for its peers and does not make room for another one. Without an order, the kernel
 //! that its stream reaches first starts next. With `NCCL_LAUNCH_ORDER_IMPLICIT=1` a kernel starts after the one
@@ -20,6 +20,7 @@ use std::time::Duration;
 static STARTED: AtomicU64 = AtomicU64::new(0);
 /// Number of kernels that run on each device.
 static RUNNING: Mutex<Option<HashMap<c_int, u64>>> = Mutex::new(None);
+/// Notified when a kernel starts or ends.
 static CHANGED: Condvar = Condvar::new();
 /// The kernel that was launched last on each device.
 static LAST: Mutex<Option<HashMap<c_int, Arc<AtomicBool>>>> = Mutex::new(None);

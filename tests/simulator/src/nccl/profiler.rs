@@ -137,7 +137,7 @@ struct Table {
 /// A plug-in that is loaded.
 struct Plugin {
     table: *const Table,
-    /// Never unloaded. NCCL unloads it with its last communicator, which no test needs.
+    /// The library is never unloaded. NCCL unloads it with its last communicator, which no test needs.
     _library: Library,
 }
 

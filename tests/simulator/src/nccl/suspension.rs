@@ -1,4 +1,4 @@
-//! Suspension of a communicator, which releases its memory, and resumption, which restores it (mem_manager.cc).
+//! Suspends communicators, which releases their memory, and resumes them, which restores it (mem_manager.cc).
 
 use super::IN_PROGRESS;
 use super::comm::{Comm, WaitsFor, comm_of};

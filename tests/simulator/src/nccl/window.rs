@@ -208,7 +208,7 @@ pub unsafe extern "C" fn ncclGetPeerDevicePointer(
         return fail(INVALID_ARGUMENT, &text);
     };
     let at = if trouble::setting("no_reach").is_some() {
-        // A peer outside of the NVLink domain.
+        // The peer counts as outside of the NVLink domain.
         std::ptr::null_mut()
     } else {
         std::ptr::with_exposed_provenance_mut(*start as usize + offset)

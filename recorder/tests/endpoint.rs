@@ -1,4 +1,4 @@
-//! A rank's endpoint and its client: over real sockets, with a stuck rank, and with peers that misbehave.
+//! Tests a rank's endpoint and its client over real sockets, with a stuck rank, and with peers that misbehave.
 
 #![allow(clippy::unwrap_used)]
 
@@ -184,7 +184,7 @@ fn follower_has_the_same_record_as_a_full_request() {
             };
             group = recorder.add_group(&info, Duration::ZERO);
         }
-        // From no operations to more than the ring holds.
+        // The rounds issue from no operations to more than the ring holds.
         for n in 0..round * 2 {
             let key = SignatureKey {
                 backend: "cpu",

@@ -17,6 +17,7 @@ use rcomm_recorder::record::{
 };
 use std::time::{Duration, Instant};
 
+/// Number of threads that record.
 const WRITERS: u64 = 2;
 /// Minimum number of entries to read: a few seconds' work in both kinds of builds.
 const MIN_READS: usize = if cfg!(debug_assertions) {
@@ -25,7 +26,7 @@ const MIN_READS: usize = if cfg!(debug_assertions) {
     2_000_000
 };
 
-/// The operation that is number `number`.
+/// Calls `then` with the operation of this number.
 fn with_operation<T>(group: GroupHandle, number: u64, then: impl FnOnce(&Operation<'_>) -> T) -> T {
     // More shapes than fit in the table: some are stored in the lap ring.
     let shape = [number % 50, 3];

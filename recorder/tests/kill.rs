@@ -100,7 +100,8 @@ fn wait_until(awaited: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Checks that the newest 1,024 records are there, except one that the process's end may have left incomplete.
+/// Checks that the newest 1,024 records are there, except one that the process left incomplete when it was ended or
+/// stopped.
 fn check_no_gap(dump: &Dump) {
     let unreadable = dump.status.as_ref().unwrap().dropped;
     assert!(unreadable <= 1, "{unreadable} entries are unreadable");

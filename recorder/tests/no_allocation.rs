@@ -1,4 +1,4 @@
-//! In steady state recording allocates nothing.
+//! In steady state, recording allocates nothing.
 
 #![allow(clippy::unwrap_used)]
 

@@ -484,7 +484,7 @@ fn empty_input_and_input_that_is_no_dump_are_refused() {
             Err(ReadError::NotADump { .. })
         ));
     }
-    // An empty list of entries alone does not identify a dump, in either encoding; a list with an entry does.
+    // An empty list of entries alone does not identify a dump, in either encoding.
     let empty_pickle = pickle(b"}X\x07\x00\x00\x00entries]s");
     for empty in [&br#"{"entries": []}"#[..], &empty_pickle] {
         let read = Dump::read(empty);

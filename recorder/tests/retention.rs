@@ -1,4 +1,4 @@
-//! Which rings of dead jobs are removed, and which are kept.
+//! Tests which rings of dead jobs are removed, and which are kept.
 
 use rcomm_recorder::publish::{KeptJobs, LaunchRecord, list_rings, remove_jobs_beside};
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
@@ -113,7 +113,7 @@ fn a_job_that_may_live_is_kept() {
     let directory = tempfile::tempdir().expect("a directory");
     let root = directory.path();
     // A rank of `half` lives; `distant` ran on another host, whose processes are not visible here; the launcher of
-    // `restarting` lives and may start its ranks again.
+    // `restarting` lives and may start its ranks again; that of `launched` has ended.
     drop(ring(root, "half", 0));
     let _half = ring(root, "half", 1);
     drop(ring_on(Some("elsewhere"), root, "distant", 0));

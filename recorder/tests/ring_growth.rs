@@ -145,8 +145,8 @@ const RESERVED: u64 = 12 * 8;
 /// Number of threads that need space at once.
 const THREADS: u32 = 4;
 
-/// Records operations on as many threads, each on a group of its own, while `beside` runs on another. Returns their
-/// number.
+/// Records operations on [`THREADS`] threads, `each` on every thread, which has a group of its own, while `beside` runs
+/// on this thread. Returns the number of operations.
 fn record_at_once(recorder: &FlightRecorder, each: u64, beside: impl FnOnce() + Send) -> u64 {
     let start = Barrier::new(THREADS as usize + 1);
     std::thread::scope(|scope| {
@@ -164,13 +164,13 @@ fn record_at_once(recorder: &FlightRecorder, each: u64, beside: impl FnOnce() + 
 }
 
 #[test]
-fn threads_that_need_space_at_once_lose_no_record_and_reserve_no_less() {
+fn threads_that_need_space_at_once_lose_no_record_and_no_reservation() {
     let directory = directory();
     for round in 0..40 {
         let recorder = recorder(&directory.path().join(round.to_string()));
         let early = reader(&recorder);
         let whole = recorder.size_bytes() as u64;
-        // In every second round, another thread reserves ahead meanwhile, as one of a program does.
+        // In every second round, this thread reserves ahead meanwhile, as a thread of a program does.
         let count = record_at_once(&recorder, 1_500, || {
             while round % 2 == 0 && recorder.touch_ahead(64 << 10) {}
         });
@@ -240,7 +240,7 @@ fn forks_while_threads_need_space_lose_no_record() {
 }
 
 /// Not a test by itself: reserves rings again and again until it has been stopped often enough, and prints how many of
-/// them the system did not reserve whole.
+/// them were not reserved whole or lost a record.
 #[test]
 #[ignore = "the next test runs it as a separate process"]
 fn reserving() {
@@ -289,6 +289,7 @@ fn records_in_a_touched_ring_cause_no_page_fault() {
         let recorder = recorder(&directory.path().join(touched.to_string()));
         let group = group(&recorder);
         record(&recorder, group, 8);
+        // The first call may take page faults of its own.
         minor_faults();
         while touched && recorder.touch_ahead(64 << 10) {}
         let before = minor_faults();

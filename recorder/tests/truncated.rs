@@ -113,14 +113,14 @@ fn readers_survive_a_ring_that_changes_its_size_under_them() {
 }
 
 #[test]
-fn other_bus_errors_end_the_process_as_before() {
+fn other_bus_errors_end_the_process() {
     if let Some(path) = std::env::var_os(CHILD) {
         access_beyond_the_end(Path::new(&path));
         return;
     }
     let directory = tempfile::tempdir().unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "other_bus_errors_end_the_process_as_before"])
+        .args(["--exact", "other_bus_errors_end_the_process"])
         .env(CHILD, directory.path())
         .output()
         .unwrap();

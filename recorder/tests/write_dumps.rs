@@ -1,4 +1,4 @@
-//! Dumps written in both encodings, read back by this crate and by PyTorch.
+//! Writes dumps in both encodings, and reads them back with this crate and with PyTorch.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use proptest::prelude::*;

@@ -50,6 +50,7 @@ enum Serve {
 /// A row of PyTorch's server says `stalled` if the server does not answer for this long.
 const READ_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// The program of PyTorch's server, which prints its port.
 const PYTORCH: &str = "
 import sys, torch.distributed as dist
 store = dist.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)
@@ -128,6 +129,7 @@ impl Drop for Server {
     }
 }
 
+/// A string as the store's protocol has it: its length, then its bytes.
 fn string(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
 }
@@ -413,6 +415,7 @@ impl Unit {
     }
 }
 
+/// All rows of the table. Each throughput is measured for this time.
 fn rows(time: Duration) -> Vec<Row> {
     let mut rows = Vec::new();
     for (connections, depth) in [(1, 32), (8, 16), (64, 16), (8, 1), (64, 1)] {

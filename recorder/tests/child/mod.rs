@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 
+/// The environment variable that tells a child the directory for its files.
 const DIRECTORY: &str = "RCOMM_TEST_CHILD_DIRECTORY";
 /// Prefix of lines from `print_line`, since the test harness prints as well.
 const MARK: &str = "child prints: ";

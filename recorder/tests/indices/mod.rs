@@ -1,4 +1,4 @@
-//! A property of every dump, whatever it was read from: its indices are valid in its own tables.
+//! Checks a property of every dump, whatever it was read from: its indices are valid in its own tables.
 
 use rcomm_recorder::publish::Dump;
 

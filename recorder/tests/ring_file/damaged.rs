@@ -36,7 +36,7 @@ fn read(words: &[u64]) -> Dump {
 }
 
 #[test]
-fn a_dump_grows_with_its_groups_although_they_have_one_name() {
+fn groups_of_one_name_take_few_bytes_each_in_a_dump() {
     let group = DumpGroup {
         info: ProcessGroupInfo {
             id: 0,
@@ -67,7 +67,7 @@ fn a_dump_grows_with_its_groups_although_they_have_one_name() {
 }
 
 #[test]
-fn rows_beyond_the_table_of_groups_make_a_dump_of_the_ring_s_size() {
+fn rows_beyond_the_table_of_groups_make_no_dump_larger_than_the_ring() {
     let mut words = words();
     words[GROUPS_ROWS] = 2_245;
     words[GROUPS_USED] = 110_592;

@@ -1,4 +1,4 @@
-//! Which rings stay after their ranks have ended, and which of them a new start of the job removes.
+//! Tests which rings stay after their ranks have ended, and which of them a new start of the job removes.
 
 use super::*;
 

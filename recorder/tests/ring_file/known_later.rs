@@ -1,4 +1,4 @@
-//! Groups whose members are set later, call sites given as text, and a ring of version 1.2, which has no names of
+//! Tests groups whose members are set later, call sites given as text, and a ring of version 1.2, which has no names of
 //! functions.
 
 use super::*;
@@ -70,7 +70,7 @@ fn group_without_members_or_place_takes_any_number_of_members() {
     );
 }
 
-/// The frame of the call that was recorded last.
+/// The first frame of the operation that was recorded last.
 fn last_frame(dump: &Dump) -> Option<&Frame> {
     let stack = dump.entries.last()?.stack?;
     dump.frames
@@ -124,6 +124,7 @@ fn ring_of_version_1_2_has_no_names_of_functions_and_is_read() {
     };
     recorder.begin(&operation);
     let mut bytes = fs::read(path_of(&recorder)).unwrap();
+    // In a ring of 1.2, the header's words for the functions of call sites are zero.
     bytes[12..16].copy_from_slice(&2_u32.to_le_bytes());
     bytes[14 * 8..16 * 8].fill(0);
     let path = directory.path().join("older.ring");

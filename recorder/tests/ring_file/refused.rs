@@ -1,4 +1,4 @@
-//! Files, directories and configurations that are refused, each with one sentence.
+//! Tests which files, directories and configurations are refused, each with one sentence.
 
 use super::*;
 use crate::indices::check_indices;
@@ -104,6 +104,7 @@ fn ring_with_any_word_damaged_is_refused_or_read_without_harm() {
     let mut read_count = 0;
     for word in 0..good.len() / 8 {
         let range = word * 8..word * 8 + 8;
+        // Of the words after the first 2 KiB, only those in use are damaged.
         if word >= 256 && good[range.clone()] == [0; 8] {
             continue;
         }

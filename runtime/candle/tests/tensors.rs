@@ -1,4 +1,4 @@
-//! Collectives on tensors, compared with what candle computes.
+//! Compares collectives on tensors with what candle computes.
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor, Var};
@@ -84,7 +84,7 @@ fn a_view_is_reduced_in_place_and_changes_the_tensor_that_shares_its_memory() {
         |world| {
             let group = world.group();
             let var = Var::from_tensor(&tensor(group.rank(), DType::F32)).unwrap();
-            // The second row: its memory does not start at the start of the tensor's.
+            // The second row's memory does not start where the tensor's does.
             let row = var.narrow(0, 1, 1).unwrap();
             group.all_reduce_tensor(&row, ReduceOp::Sum).unwrap();
             let own = numbers(&tensor(group.rank(), DType::F32));

@@ -165,7 +165,7 @@ fn declared() -> BTreeSet<String> {
     names.collect()
 }
 
-/// The types of the Rust crate whose methods the table lists, with the files that implement them.
+/// The types of the Rust crate whose methods the table in docs/C.md lists, with the files that implement them.
 const LISTED: [(&str, &[&str]); 9] = [
     (
         "World",

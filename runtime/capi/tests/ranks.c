@@ -1,4 +1,4 @@
-/* One rank: calls every function of the binding at least once and checks its result. */
+/* One rank. With the headers beside this file, it calls every function at least once and checks its result. */
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
 #include <rcomm.h>
@@ -590,6 +590,7 @@ static void records(rcomm_world *world) {
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_snapshot(world, NULL));
 }
 
+/* Groups of a mesh, shared, of one rank each, merged, and found by name; then settings of all groups of a world. */
 static void more_groups(rcomm_world *world) {
     uint32_t all[MAX], in_tp = 9, in_dp = 9, merged_size = 0;
     for (uint32_t r = 0; r < size; r++) all[r] = r;
@@ -715,7 +716,7 @@ static void reducer_options(rcomm_world *world) {
         CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_new_with(dp, names, lens, 2, RCOMM_F32, wrong[at], &reducer));
     }
 
-    /* Rows of a sparse gradient. */
+    /* The gradient of the first parameter is sparse: it is given as rows. */
     const char *rows = "{\"shapes\":[[3,2],[2]],\"sparse\":[0],\"bucket_bytes\":8}";
     OK(rcomm_reducer_new_with(dp, names, lens, 2, RCOMM_F32, rows, &reducer));
     give_gradient(reducer, 1, (float)(rank + 1));
@@ -754,6 +755,7 @@ static void reducer_options(rcomm_world *world) {
     CHECK(shadowed == size - 1 - rank && last == size - 1);
     rcomm_reducer_free(reducer);
 
+    /* The last has a static graph and no hook. None has the option that a join needs. */
     const char *hooks[] = {"{\"hook\":\"int8\"}", "{\"hook\":{\"power_sgd\":{\"rank\":1}},\"shapes\":[[32,32],[2]]}",
                            "{\"static_graph\":true,\"rebuild_buckets\":false,\"unused\":\"refuse\"}"};
     uint64_t matrix[] = {1024, 2};
@@ -769,7 +771,7 @@ static void reducer_options(rcomm_world *world) {
     rcomm_group_free(dp);
 }
 
-/* Groups of those that are left. Here no rank is lost: the last rank is left out although it runs. */
+/* Groups of the ranks that are left. Here no rank is lost: the last rank is left out although it runs. */
 static void shrinks(rcomm_world *world) {
     char *absent = NULL;
     uint32_t all[MAX];

@@ -7,6 +7,7 @@ static struct {
     atomic_int released;
 } map = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 
+/* The row of a key; a key that is missing gets one, without a value. The caller holds the lock. */
 static size_t find(const char *key) {
     size_t i = 0;
     while (i < map.keys && strcmp(map.table[i].key, key) != 0) i++;

@@ -1,4 +1,4 @@
-//! Collectives on arrays of every layout, compared with what ndarray computes.
+//! Compares collectives on arrays of every layout with what ndarray computes.
 #![allow(clippy::unwrap_used)]
 
 use ndarray::{Array1, Array2, Array3, Array4, Axis, array, s};
@@ -141,7 +141,7 @@ fn arrays_become_buffers_and_buffers_become_arrays() {
             panic!("another operation came back");
         };
         assert_eq!(array_of::<f32>(buffer).unwrap(), (&turned * 2.0).into_dyn());
-        // Reads and writes of one operation.
+        // One operation reads an array and writes another.
         let mut out = Array2::<f32>::zeros((3, 4)).reversed_axes();
         let gathered = read(&turned, |input| {
             write(&mut out, |output| {

@@ -31,6 +31,7 @@ const TRANSFER_IN_PROGRESS: c_int = 19;
 /// The mask of events, which the plug-in may change while there are communicators.
 static MASK: AtomicI32 = AtomicI32::new(0);
 
+/// A plug-in that does nothing.
 mod nothing {
     use super::*;
 
@@ -70,6 +71,7 @@ struct Plugin {
     pid: i32,
 }
 
+/// A plug-in that prints a line for each event.
 mod printing {
     use super::*;
 
@@ -420,9 +422,11 @@ impl Mask {
     }
 }
 
+/// Numbers of channels of an operation.
 const CHANNELS: [u8; 2] = [2, 8];
 /// Number of steps of a transfer.
 const STEPS: c_int = 16;
+/// Number of operations of a measurement.
 const ROUNDS: usize = 40_000;
 /// The number of parts of the rounds, between which the plug-ins take turns.
 const TURNS: usize = 10;

@@ -1,4 +1,4 @@
-//! `rcomm-bench` as a user runs it: ranks as processes, results checked, columns that can be parsed.
+//! Runs `rcomm-bench` as a user does: with ranks as processes, checked results, and columns that can be parsed.
 
 use serde_json::Value;
 use std::process::{Command, Output};

@@ -1,4 +1,4 @@
-//! `rcomm-run demo`, with real ranks: the report that a live view reaches for each kind.
+//! Runs `rcomm-run demo` with real ranks, and checks the report that a live view reaches for each kind.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_analyzer::source::{RingSource, Source as _};

@@ -1,4 +1,4 @@
-//! The launcher's record of how its ranks end, with real processes.
+//! Tests the launcher's record of how its ranks end, with real processes.
 #![allow(clippy::unwrap_used)]
 
 use rcomm_recorder::publish::{LaunchRecord, LaunchedRank};

@@ -1,4 +1,4 @@
-//! The interface, compared by a C++ compiler with the headers of NCCL's releases: names, order, types and sizes.
+//! Lets a C++ compiler compare the interface with the headers of NCCL's releases: names, order, types and sizes.
 //!
 //! `RCOMM_TEST_NCCL_SOURCES` names folders with the source of one release each, with colons between them. The sources
 //! are not among this repository's files. They were compared so for 2.26.2, 2.26.3, 2.26.5, 2.26.6, 2.27.3, 2.27.5,

@@ -1,4 +1,4 @@
-//! The plug-in asks for more events for some time after a stall or a hang.
+//! Tests that the plug-in asks for more events for some time after a stall or a hang.
 
 use crate::job::{Until, operation};
 use crate::library::{Comm, NONE, Plugin, mask};
@@ -26,6 +26,7 @@ pub(crate) fn asks_for_steps() -> bool {
     mask() & event::PROXY_STEP != 0
 }
 
+/// Reports stalls and a hang, and checks when the plug-in asks for steps.
 pub(crate) fn deeper(plugin: &Plugin) {
     const SECOND: u64 = 1_000_000_000;
     let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
@@ -62,6 +63,7 @@ fn events_that_the_user_has_named_stay_as_they_are_after_a_stall() {
     });
 }
 
+/// Reports a stall to a plug-in whose events the user has named.
 pub(crate) fn named(plugin: &Plugin) {
     let comm = plugin.init(Some("w"), 7, 0, 2).expect("a communicator");
     stall(plugin, &comm, 5_000_000_000);

@@ -1,4 +1,4 @@
-//! Processes with several devices, each of which has a rank of its own in each communicator.
+//! Tests processes with several devices, each of which has a rank of its own in each communicator.
 
 use crate::faults::first;
 use crate::job::{Job, Until, without_launcher};

@@ -4,6 +4,7 @@ use crate::job::{BEHIND, GRAPH, Job, LATE, MESSAGE, ON_PAIR, PAIR_FIRST, Until, 
 use rcomm_analyzer::{Code, Policy, Report, Verdict, analyze};
 use std::process::Command;
 
+/// Number of elements of the last operation, unless a test sets another.
 pub(crate) const COUNT: usize = 1 << 20;
 /// The versions of NCCL's profiler interface that the plug-in supports.
 pub(crate) const PROFILER_VERSIONS: [u32; 4] = [3, 4, 5, 6];
@@ -95,7 +96,7 @@ fn variable(name: &'static str, value: &'static str) -> impl Fn(&mut Command) {
     }
 }
 
-/// Asks for the events that are recorded by default.
+/// Asks for the events that are recorded by default, in a ring of 256 operations.
 fn by_default(command: &mut Command) {
     command.env("RCOMM_NCCL_EVENTS", "256");
 }
@@ -158,7 +159,7 @@ fn a_channel_that_is_stuck_towards_a_peer_is_named() {
 }
 
 #[test]
-fn no_channel_is_said_to_have_finished_that_is_not_known_to() {
+fn only_channels_known_to_have_finished_are_said_to_have() {
     let channels = variable("RCOMM_NCCL_EVENTS", "channels,256");
     // Version 3 states only an upper limit of the channels; this test states twice as many as the operation uses.
     for (version, says) in [
@@ -271,7 +272,7 @@ fn a_rank_that_was_killed_or_stopped_is_named() {
 
 /// As in PyTorch's jobs: the others end at their time-outs, while the stopped process is still there.
 #[test]
-fn a_stopped_rank_leads_with_its_last_event_also_once_the_others_have_ended() {
+fn the_first_finding_names_a_stopped_rank_and_its_last_event_also_once_the_others_have_ended() {
     for version in PROFILER_VERSIONS {
         for aborts in [false, true] {
             let of = format!("version {version}, {aborts}");

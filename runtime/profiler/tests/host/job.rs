@@ -23,14 +23,15 @@ pub(crate) enum Until {
     OneChannelLeft,
     /// All channels but the last are done. The last channel waits for data from the previous rank.
     OneChannelStarves,
-    /// It is done, and NCCL reports nothing of the last channel.
+    /// The operation is done, and NCCL reports nothing of the last channel.
     OneChannelUnreported,
-    /// It is done, and NCCL does not report that the last channel has ended.
+    /// The operation is done, and NCCL does not report that the last channel has ended.
     OneEndUnreported,
-    /// It is done.
+    /// The operation is done.
     Done,
 }
 
+/// The word for each variant in a script.
 const WORDS: [(&str, Until); 9] = [
     ("not_called", Until::NotCalled),
     ("called", Until::Called),
@@ -263,7 +264,7 @@ const PLACE: [&str; 2] = ["RCOMM_TEST_RANK", "RCOMM_TEST_WORLD_SIZE"];
 /// Environment variable with the rank that comes late to each of many operations.
 pub(crate) const LATE: &str = "RCOMM_TEST_LATE";
 
-/// Reports operations to which one rank comes 2 ms late: the kernels of the other ranks wait for it, and run so much
+/// Reports operations to which one rank comes 2 ms late: the kernels of the other ranks wait for it, and run that much
 /// longer than its own.
 fn late_each_time(plugin: &Plugin, comm: &Comm, is_late: bool) {
     let device_ns = if is_late { 100_000 } else { 2_100_000 };
@@ -431,6 +432,7 @@ pub(crate) fn without_launcher(command: &mut Command) {
 /// Processes that act as ranks. Those that still run are killed when the job is dropped.
 pub(crate) struct Job {
     pub(crate) directory: tempfile::TempDir,
+    /// The processes, each with its standard input until that is closed.
     pub(crate) ranks: Vec<(Child, Option<ChildStdin>)>,
 }
 

@@ -1,4 +1,4 @@
-//! The plug-in's rings are joined with NCCL's own reports on the same processes.
+//! Tests that the plug-in's rings are joined with NCCL's own reports on the same processes.
 
 use crate::faults::with_one;
 use crate::job::{Job, Until};
@@ -58,7 +58,7 @@ fn a_process_in_a_report_of_ras_is_found_by_its_ring() {
         first.sentence
     );
 
-    // Nothing is wrong in the rings: then NCCL's report alone names the rank.
+    // If nothing is wrong in the rings, NCCL's report alone names the rank.
     let job = Job::start(6, with_one(0, Until::Done, Until::Done), |_| {});
     let dumps = job.dumps();
     let mut report = analyze(&dumps, &policy);

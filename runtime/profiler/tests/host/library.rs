@@ -69,6 +69,7 @@ pub(crate) struct Comm {
 pub(crate) struct Call {
     pub(crate) func: &'static CStr,
     pub(crate) count: usize,
+    /// The other rank of a message; -1 for a collective.
     pub(crate) peer: i32,
     pub(crate) channels: u8,
     pub(crate) algorithm: &'static CStr,
@@ -268,7 +269,7 @@ impl Plugin {
         Handle(handle)
     }
 
-    /// Whether this version of NCCL reports calls.
+    /// Whether NCCL reports calls in this version of the interface.
     pub(crate) fn has_calls(&self) -> bool {
         self.version >= 5
     }
@@ -424,7 +425,7 @@ impl Plugin {
         }
     }
 
-    /// Reports a collective in a plan; all its names are null.
+    /// Reports a collective whose names are all null.
     pub(crate) fn task_without_names(&self, comm: &Comm) -> Handle {
         let coll = Coll {
             seq_number: 0,

@@ -259,7 +259,7 @@ fn threads(plugin: &Plugin) {
 }
 
 #[test]
-fn invalid_handles_contexts_and_names_are_ignored() {
+fn invalid_handles_contexts_and_names_do_no_harm() {
     for version in [3, 4, 5, 6] {
         passes(&format!("nonsense-{version}"), all_events);
     }
@@ -274,7 +274,7 @@ fn nonsense(plugin: &Plugin) {
         ..small()
     };
     operation(plugin, &comm, &nameless, Until::Done);
-    // Random bit patterns as handles.
+    // Random bit patterns serve as handles.
     let mut word = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..100_000 {
         word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -289,7 +289,7 @@ fn nonsense(plugin: &Plugin) {
     let kernel = plugin.kernel(&comm, task, 0, 0);
     // A proxy thread also serves other processes of its host, whose handles have no meaning here.
     assert_eq!(plugin.transfer(&comm, task, (0, 1, true), 1), NONE);
-    // An operation whose names are null, and a plan whose handle NCCL does not want.
+    // These are an operation whose names are null, and a plan whose handle NCCL does not want.
     let unnamed = plugin.task_without_names(&comm);
     assert_ne!(unnamed, NONE);
     plugin.stop(unnamed);

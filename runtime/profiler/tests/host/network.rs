@@ -20,6 +20,7 @@ pub(crate) struct Transfer<'p> {
     handle: Handle,
     is_send: bool,
     steps: [Handle; STEPS as usize],
+    /// Numbers of steps: begun, transmitted, and done.
     posted: i32,
     transmitted: i32,
     done: i32,

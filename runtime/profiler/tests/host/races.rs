@@ -111,7 +111,8 @@ pub(crate) fn aborts(plugin: &Plugin) {
     }
 }
 
-/// Reports an operation with its events on two channels, from `first` on. One thread reports the events of a channel.
+/// Reports an operation with its events on two channels, from `first` on. Only this thread reports the events of these
+/// channels.
 fn events(plugin: &Plugin, comm: &Comm, first: u8) {
     let group = plugin.group_api(comm);
     let called = call_in(plugin, comm, group);

@@ -1,4 +1,4 @@
-//! Events in random orders, on several threads.
+//! Tests events in random orders, on several threads.
 
 use crate::library::Plugin;
 use crate::life::{all_events, job_rings, passes};

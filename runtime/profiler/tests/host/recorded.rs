@@ -32,7 +32,7 @@ pub(crate) fn clean(plugin: &Plugin) {
 }
 
 #[test]
-pub(crate) fn copies_to_the_own_rank_end_with_their_plan_and_leave_no_slot_taken() {
+fn copies_to_the_own_rank_end_with_their_plan_and_leave_no_slot_taken() {
     for version in [3, 4, 5, 6] {
         passes(&format!("copies-{version}"), |_| {});
     }

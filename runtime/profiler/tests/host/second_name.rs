@@ -1,4 +1,4 @@
-//! The plug-in by its second name, as in a wheel, which holds no links.
+//! Loads the plug-in by its second name, as in a wheel, which holds no links.
 
 use crate::loader;
 use libloading::Library;

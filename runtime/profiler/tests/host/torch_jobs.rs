@@ -1,4 +1,5 @@
-//! The script for PyTorch's jobs on a device (`tests/gpu/torch_jobs.py`), with processes of this program as the ranks.
+//! Tests the script for PyTorch's jobs on a device (`tests/gpu/torch_jobs.py`), with processes of this program as the
+//! ranks.
 
 use crate::faults::COUNT;
 use crate::loader;
@@ -28,7 +29,7 @@ fn run(arguments: &[&str]) -> Output {
     command.output().expect("a Python")
 }
 
-/// Not a test: `rcomm-fr` with the arguments in `RCOMM_TEST_FR`, one per line.
+/// Not a test by itself: runs `rcomm-fr` with the arguments in `RCOMM_TEST_FR`, one per line.
 #[test]
 #[ignore = "the other tests run it as a separate process"]
 fn fr() {
@@ -42,8 +43,9 @@ fn write_program(at: &Path, text: &str) {
     std::fs::set_permissions(at, Permissions::from_mode(0o755)).expect("own file");
 }
 
-/// Takes the place of a Python with PyTorch: says that there are four devices, and is a rank of the job otherwise. As
-/// PyTorch's ranks those that wait end by themselves: here, once there is a report on the hang.
+/// Writes a program that takes the place of a Python with PyTorch: it says that there are four devices, and is a rank
+/// of the job otherwise. As in PyTorch's jobs, the ranks that wait end by themselves: here, once there is a report on
+/// the hang.
 fn write_rank(at: &Path) {
     let program = std::env::current_exe().expect("a file");
     let text = format!(
@@ -118,11 +120,11 @@ fn the_script_for_pytorch_on_a_device_judges_jobs_of_this_program() {
         assert_eq!(job["hung"], "right", "{printed}");
     }
 
-    // Judged again, with the report on another fault in the place of one.
+    // The reports are judged again as they are.
     let judged = |out: &Path| run(&["--judge", &text_of(out)]);
     let again = judged(&out);
     assert!(again.status.success(), "{again:?}");
-    // A report on rings and dumps together, in which the plug-in's two communicators stayed apart.
+    // One report is on rings and dumps together, in which the plug-in's two communicators stayed apart.
     let both = out.join("launch/both.json");
     std::fs::copy(out.join("launch/hung.json"), &both).expect("a report");
     let (path, table) = (text_of(&out), at("again.json"));
@@ -135,6 +137,7 @@ fn the_script_for_pytorch_on_a_device_judges_jobs_of_this_program() {
     let row = row.expect("a row");
     assert_eq!(row["both"], "right");
     assert!(row["apart"].as_u64() >= Some(1), "{row}");
+    // Reports on other faults, or a missing one, make the table wrong.
     std::fs::copy(out.join("never/hung.json"), out.join("size/both.json")).expect("a report");
     assert_eq!(judged(&out).status.code(), Some(1));
     std::fs::remove_file(out.join("size/both.json")).expect("a report");

@@ -1,5 +1,5 @@
-//! Operations of which NCCL does not report all channels, although the device has carried them out. This was seen with
-//! NCCL 2.30.7 on a device that four processes shared.
+//! Tests operations of which NCCL does not report all channels, although the device has carried them out. This was seen
+//! with NCCL 2.30.7 on a device that four processes shared.
 
 use crate::faults::{COUNT, PROFILER_VERSIONS, all, first, judge, one_channel_stuck, with_one};
 use crate::job::{FIRST, Job, Until, operation};
@@ -58,7 +58,7 @@ fn a_process_that_ended_with_an_unreported_channel_in_its_last_operation_is_not_
         let last = with_one(1, Until::OneChannelUnreported, Until::Done);
         let mut job = Job::start(version, last, |_| {});
         job.close();
-        // Nothing distinguishes it from an operation that an abort has ended, so its ring stays.
+        // Nothing distinguishes this operation from one that an abort has ended, so the ring stays.
         let left = job.dumps();
         assert!(
             left.iter().any(|it| it.identity.rank == Some(1)),
@@ -124,7 +124,7 @@ pub(crate) fn plans(plugin: &Plugin) {
     plugin.kernel_ends(kernels[1], 2);
     let (runs, done) = (EntryState::Started, EntryState::Completed);
     assert_eq!(states(), [runs, done]);
-    // A communicator of its own is independent.
+    // Operations of another communicator change nothing.
     (0..3).for_each(|_| operation(plugin, &other, &call, Until::Done));
     assert_eq!(states(), [runs, done]);
     let next = in_plan(1);
@@ -132,7 +132,7 @@ pub(crate) fn plans(plugin: &Plugin) {
     assert_eq!(states(), [runs, done, runs]);
     plugin.kernel_ends(kernel, 4);
     assert_eq!(states(), [done, done, done]);
-    // The report comes late, and another operation has the slot.
+    // A report that comes late does not change the operation that has the slot by then.
     let next = in_plan(1);
     plugin.kernel_ends(kernels[0], 5);
     assert_eq!(states()[3], EntryState::Scheduled);

@@ -110,7 +110,7 @@ fn faults() -> Vec<Fault> {
     ]
 }
 
-/// Not a test: runs `rcomm-top` with the arguments in `RCOMM_TEST_TOP`, one per line.
+/// Not a test by itself: runs `rcomm-top` with the arguments in `RCOMM_TEST_TOP`, one per line.
 #[test]
 #[ignore = "the other tests run it as a separate process"]
 fn top() {

@@ -1,4 +1,4 @@
-//! `rcomm-run` with real processes.
+//! Tests `rcomm-run` with real processes.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout)]
 
@@ -233,7 +233,7 @@ fn the_signal_that_killed_a_rank_is_named() {
         stderr.contains("rank 0") && stderr.contains("was killed by SIGKILL"),
         "{stderr}"
     );
-    // The default of `--linger`.
+    // This is the default of `--linger`.
     assert!(
         stderr.contains("ending the other ranks of this host (1) in 5 s"),
         "{stderr}"

@@ -544,7 +544,7 @@ static void hook_ended(void *context, const rcomm_hooked_operation *operation, i
     atomic_fetch_add(&seen->ended, 1);
 }
 
-/* A hook sees each operation of its group begin and end, blocking or not, and no other. It stays until the group ends. */
+/* A hook sees exactly the operations of its group begin and end, blocking or not. It stays until the group ends. */
 static void hooks(void) {
     static struct seen seen;
     rcomm_group *hooked = NULL;

@@ -1,4 +1,4 @@
-"""Jobs of real ranks for the tests: forked processes, so that torch is imported once."""
+"""Runs jobs of real ranks for the tests. The ranks are forked, so that torch is imported once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import torch
 
 pytest_plugins = ["pytester"]
 
+# The longest time, in s, that a test waits for something.
 TIME_LIMIT = 120
 
 # Whether PyTorch has hooks, as 2.15 and later do: the backend needs other parts of these versions, too.
@@ -91,7 +92,7 @@ class Job:
             ctypes.CDLL(None).exit(code)
 
     def wait(self) -> list[int]:
-        """The exit codes of all ranks; minus the signal's number for one that was killed."""
+        """Waits for all ranks. Returns their exit codes; minus the signal's number for one that was killed."""
         deadline = time.monotonic() + TIME_LIMIT
         codes = []
         for pid in self.pids:

@@ -1,4 +1,4 @@
-"""Groups of the module rcomm over numpy's arrays, tensors and other memory, in real processes."""
+"""Tests groups of the module rcomm on numpy's arrays, tensors and other memory, in real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import rcomm
 
 
 class ArrayJob(Job):
-    """Ranks that have joined a job by `rcomm.init()`; `body` gets the world."""
+    """Ranks that have joined a job by `rcomm.init()`; `body` gets the world, which is shut down after it if `ends`."""
 
     def __init__(self, rings, size, body, timeout: float = TIME_LIMIT, ends: bool = True):
         self.timeout, self.ends, self.joins = timeout, ends, False

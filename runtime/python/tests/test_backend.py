@@ -1,4 +1,4 @@
-"""The backend "rcomm" of torch.distributed in real processes, compared with gloo."""
+"""Tests the backend "rcomm" of torch.distributed in real processes, and compares it with gloo."""
 
 from __future__ import annotations
 
@@ -171,6 +171,8 @@ def test_every_operation_gives_what_gloo_gives(ranks, size):
 
 
 def losses_of(tmp_path, ranks, backend, train):
+    """Trains on two ranks over a backend; returns what `train` returns on each."""
+
     def body(rank):
         torch.manual_seed(1)
         torch.set_num_threads(1)
@@ -182,6 +184,7 @@ def losses_of(tmp_path, ranks, backend, train):
 
 
 def train_with(model, rank):
+    """Trains for eight steps; returns the losses of this rank, to the last bit."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
     for step in range(8):
@@ -222,7 +225,7 @@ def test_fsdp2_trains_to_the_same_bits_as_on_gloo(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["rcomm", "cpu:rcomm,cuda:gloo"])
-def test_apis_above_the_groups_work(ranks, backend):
+def test_apis_above_the_groups_give_the_right_results(ranks, backend):
     """Functional collectives, DTensor, tensor parallelism and coalescing call groups from C++."""
 
     def body(rank):
@@ -269,7 +272,7 @@ def test_apis_above_the_groups_work(ranks, backend):
     assert ranks(2, body, backend=backend).wait() == [0, 0]
 
 
-def test_meshes_of_several_dimensions_and_split_groups_work(ranks):
+def test_meshes_of_several_dimensions_and_split_groups_have_the_right_members(ranks):
     def body(rank):
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -386,7 +389,7 @@ def test_killed_peer_is_named_at_once(ranks):
 
 
 def merged(rank: int, pg, store, size: int, **options) -> list[int]:
-    """The ranks of the merged group in their order, after an operation in it, each as its number in `rank`."""
+    """Merges groups, and runs an operation in the result. Returns the numbers that its ranks gave as `rank`, sorted."""
     whole = pg.merge_remote_group(store, size, datetime.timedelta(seconds=TIME_LIMIT), **options)
     assert whole.size() == size
     numbers = [torch.zeros(1) for _ in range(size)]
@@ -487,7 +490,7 @@ def test_absent_rank_is_named_at_the_timeout(ranks, tmp_path, until):
     assert ranks(2, body).wait() == [0, 0]
 
 
-def test_store_in_the_process_of_rank_0_is_recorded_as_that(ranks, until):
+def test_store_in_the_process_of_rank_0_is_recorded_with_that_rank(ranks, until):
     def body(rank):
         dist.barrier()
         world = dist.group.WORLD._rcomm_world
@@ -519,7 +522,7 @@ def test_world_answers_while_another_thread_waits_in_it(ranks, tmp_path, until):
             return
         thread = threading.Thread(target=world.shrink, args=([2],))
         thread.start()
-        # The interpreter would stand still here if this waited for the thread.
+        # The interpreter would stand still here if these calls waited for the thread.
         for _ in range(2_000):
             assert world.group() is not None
             time.sleep(0.0001)

@@ -1,4 +1,4 @@
-"""`rcomm-fr collect --ask` on a job that torchrun started and that hangs."""
+"""Runs `rcomm-fr collect --ask` on a job that torchrun started and that hangs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_running_job_is_asked_for_its_records(tmp_path: Path, until, prepared: s
         done = subprocess.run(ask, executable=_programs.find(ask[0]), env=plain, capture_output=True, text=True)
         # A report's lines are wrapped at the width of a page.
         output = " ".join((done.stdout + done.stderr).split())
-        # A rank is overdue after five seconds.
+        # The answer is right once rank 1 is overdue, after five seconds.
         is_right = done.returncode == 1 and "rank 1 never issued all_reduce #2" in output
         return output if is_right or prepared == "nothing" else ""
 

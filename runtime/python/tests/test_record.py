@@ -1,4 +1,4 @@
-"""What real ranks record, read back by the programs."""
+"""Tests what real ranks record, as the programs read it."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_refused_operation_is_recorded_as_failed_and_the_next_one_completes(job,
     assert started.wait() == [0, 0]
     for entries in records:
         assert all(entry.get("failed") for entry in entries[:-1])
-        # No other rank issued the refused call: the next one has its number.
+        # A refused call is issued on no rank: the next call has its number.
         assert {entry["collective_seq_id"] for entry in entries} == {1}
 
 
@@ -497,7 +497,7 @@ def test_operation_that_was_waited_for_in_cpp_is_not_left_pending(job, tmp_path)
     for dump in dumps_by_rank(started, tmp_path).values():
         ops = [(entry["profiling_name"], entry["retired"]) for entry in dump["entries"]]
         scattered = [retired for name, retired in ops if "reduce_scatter" in name]
-        # The end of the last all_reduce is seen only when it is polled next, so only those before it are certain.
+        # An all_reduce that is seen to end ends the reduce_scatters before it. The last one may not be seen to end.
         assert len(scattered) == 3 and all(scattered[:2]), ops
 
 

@@ -1,4 +1,4 @@
-//! Jobs over several nodes, each with a launcher of its own.
+//! Tests jobs over several nodes, each with a launcher of its own.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Ranks that are stopped by a signal while the others have ended.
+//! Tests ranks that are stopped by a signal when the others have ended.
 
 use super::{Running, by_rank, run, shell, shell_with_folder, text};
 use rustix::process::{Pid, Signal, kill_process};
@@ -27,7 +27,7 @@ fn a_rank_that_stays_stopped_after_the_others_have_ended_is_named_and_ended() {
 }
 
 #[test]
-fn ranks_that_are_all_stopped_are_ended_and_killed_if_they_ignore_it() {
+fn ranks_that_are_all_stopped_get_sigterm_and_are_killed_if_they_ignore_it() {
     let options = ["--stop-timeout", "1", "--grace", "0.5"];
     let script = "trap '' TERM; kill -STOP $$; while :; do sleep 0.05; done";
     let output = run(shell(2, &options, script));
@@ -68,7 +68,7 @@ fn a_rank_that_runs_after_the_others_have_ended_is_named_and_finishes() {
 }
 
 #[test]
-fn a_rank_that_is_continued_in_time_ends_the_job_in_order() {
+fn a_job_whose_stopped_rank_is_continued_in_time_ends_with_0() {
     let script = "if [ $RANK = 1 ]; then echo $$; kill -STOP $$; fi; echo done";
     let mut running = Running::start(shell(2, &["--stop-timeout", "40"], script));
     let mut stderr = BufReader::new(running.process.stderr.take().unwrap());

@@ -1,10 +1,9 @@
-//! Aligns the records of all ranks: what each recorded for one (group, `collective_seq_id`), and what its record does
-//! not show.
+//! Aligns the records of all ranks by group and `collective_seq_id`.
 //!
 //! Collectives are matched across ranks by group (name and members) and sequence number, never by record id or local
 //! group number. A *lane* holds the operations of one record in one group: its collectives in order of sequence, its
 //! sends and receives in order of issue. A lane is a window: the ring may have dropped older operations, and a cut file
-//! may lack newer ones. [`Aligned::presence`] alone decides between "never issued", "issued" and "unknown".
+//! may lack newer ones. [`Aligned::presence`] says whether a member issued a collective, or why that is unknown.
 
 use crate::align::membership::{
     Group, GroupIx, RecordIx, names_newest_only, number_families, position, resolve_groups,
@@ -21,12 +20,12 @@ use std::ops::{Bound, Range};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lane {
     pub(crate) group: GroupIx,
-    /// Group rank; [`NONE`] if the record does not list the rank as a member, or another recorder of the process
-    /// recorded the rank's operations in this group.
+    /// Group rank; [`NONE`] if the rank is not a member, or if another record of the rank shows the rank's part in the
+    /// group.
     pub(crate) member: u32,
     /// Collectives by sequence, as positions in the record's operations.
     pub(crate) collectives: Vec<u32>,
-    /// Sends and receives, as positions in the record's operations.
+    /// Sends, receives, and the markers that close batches of them, as positions in the record's operations.
     pub(crate) messages: Vec<u32>,
     /// Whether the sequence numbers of the collectives are consecutive and distinct.
     pub(crate) dense: bool,
@@ -60,7 +59,8 @@ pub(crate) struct Aligned<'a> {
     pub(crate) lanes: Vec<Vec<Lane>>,
     /// Ranks that should have left a record, ascending.
     pub(crate) expected: Vec<Rank>,
-    /// Whether the job may have more ranks than `expected`: no record states the members of the world.
+    /// Whether the job may have more ranks than `expected`: no record states the size or the members of the world, and
+    /// some records hold the members of their newest group only.
     pub(crate) may_have_more: bool,
     /// For each record: the offset to subtract from its clock to get common time, ns.
     pub(crate) offsets_ns: Vec<i64>,
@@ -68,8 +68,7 @@ pub(crate) struct Aligned<'a> {
     pub(crate) clock_known: Vec<bool>,
     /// The number of families of groups.
     pub(crate) families: usize,
-    /// For each group: the newest completed collectives that need every member, by the two records that show the
-    /// newest.
+    /// For each group: how far its collectives have provably completed.
     pub(super) completed_to: Vec<CompletedTo>,
     /// For each record: whether it was taken too early to show what its rank did in the end.
     ends_early: Vec<bool>,
@@ -192,9 +191,9 @@ impl<'a> Aligned<'a> {
         self.by_rank.len()
     }
 
-    /// The record that shows a rank's part in a group. If several recorders recorded the rank: the record with
-    /// operations in the group, else the one by the recorder that recorded a peer there; if no peer was recorded
-    /// either, the newest. `None` if the rank left no such record.
+    /// The record that shows a rank's part in a group. If several recorders recorded the rank: the record that lists
+    /// the group, preferably one with operations there; else the one by the recorder that recorded a peer there; if no
+    /// peer was recorded either, the newest. `None` if the rank left no such record.
     pub(crate) fn record_in(&self, group: GroupIx, rank: Rank) -> Option<RecordIx> {
         let mut of_rank = self.records_of(rank);
         if self.by_rank.len() == self.records.len() {
@@ -213,6 +212,7 @@ impl<'a> Aligned<'a> {
         }
     }
 
+    /// The operation at a position of a record.
     pub(crate) fn op(&self, record: RecordIx, position: u32) -> &Op {
         &self.records[record].ops[position as usize]
     }
@@ -291,8 +291,8 @@ impl<'a> Aligned<'a> {
         window
     }
 
-    /// The time-out of an operation, ms, infinite if it has none; `None` if its record does not state time-outs, as
-    /// that of the plug-in for NCCL, whose program may abort at any time.
+    /// The time-out of an operation, ms, infinite if it has none. `None` if its record does not state time-outs: that
+    /// of the plug-in for NCCL does not, and the plug-in's program may abort at any time.
     pub(crate) fn limit_ms(&self, record: RecordIx, op: &Op) -> Option<f64> {
         if self.records[record].recorder == Recorder::NcclProfiler {
             return None;
@@ -341,7 +341,8 @@ impl<'a> Aligned<'a> {
     ///
     /// PyTorch's hook records start and completion at one moment and gloo records no start: for these, "not started"
     /// means nothing. PyTorch's NCCL recorder records starts where `TORCH_NCCL_ENABLE_TIMING` is set, which may differ
-    /// from rank to rank. A lane in which nothing has completed counts as the others of its record, else of its group.
+    /// from rank to rank. A lane in which nothing has started or completed is treated like the others of its record, or
+    /// else like those of its group.
     fn find_starts(&mut self) {
         let starts = |record: RecordIx| -> Vec<Option<bool>> {
             let lanes = self.lanes[record].iter();
@@ -363,8 +364,8 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// Whether a lane shows starts, by the operations just before and after the oldest pending one; `None` if none of
-    /// them has started or completed.
+    /// Whether a lane shows starts, by the operations just before and after the oldest pending one; false if its
+    /// recorder does not see the device, and `None` if none of these operations has started or completed.
     ///
     /// A program may be hundreds of operations ahead of its device, so the newest show nothing.
     fn starts_of(&self, record: RecordIx, lane: &Lane) -> Option<bool> {
@@ -391,7 +392,8 @@ impl<'a> Aligned<'a> {
         (started || completed).then_some(started)
     }
 
-    /// Finds where the pending part of each lane begins, and how far each group has provably completed.
+    /// Finds where the pending part of each lane begins, how far each group has provably completed, and which records
+    /// were taken too early. Then reopens collectives that a member never issued.
     fn find_pending(&mut self) {
         let pending_from = |record: RecordIx| -> Vec<usize> {
             let retires = retiring_is_all(self.records[record].recorder);
@@ -419,9 +421,8 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// Marks records as too early if their files were written before their peers came to where they wait for these
-    /// ranks, and no peer had waited for them before. `written_ns`: for each record, when its file was written, common
-    /// time, if that is known.
+    /// Marks a record as too early if its file was written before some peer began to wait for its rank, and no peer
+    /// waited already. `written_ns`: for each record, when its file was written, in common time; `None` if unknown.
     pub(crate) fn note_written(&mut self, written_ns: &[Option<i64>]) {
         if written_ns.iter().all(Option::is_none) {
             return;
@@ -460,6 +461,8 @@ impl<'a> Aligned<'a> {
         }
     }
 
+    /// The ranks that left a record, the other members of groups that a record lists, and all ranks below the stated
+    /// world size; ascending.
     fn expected_ranks(&self, world_size: Option<u32>) -> Vec<Rank> {
         let mut expected: BTreeSet<Rank> = self.records.iter().map(|record| record.rank).collect();
         for group in &self.groups {
@@ -494,6 +497,7 @@ pub(crate) fn is_message(op: &Op) -> bool {
     op.kind.is_p2p() || (op.kind == OpType::Coalesced && op.is_p2p)
 }
 
+/// Sorts the collectives of a lane by sequence, and sets `dense`.
 fn sort_lane(lane: &mut Lane, ops: &[Op]) {
     let seq = |position: &u32| ops[*position as usize].seq;
     if !lane.collectives.is_sorted_by_key(seq) {

@@ -2,13 +2,13 @@
 
 use crate::align::record::{LocalGroup, Op};
 
-/// Numbers the collectives of groups in which batches of messages took numbers of collectives, as in PyTorch 2.4 and
-/// 2.5, where each batch adds 1 to `collective_seq_id` and none to `p2p_seq_id`. Members have different numbers of
-/// batches, so these numbers do not match across ranks.
+/// Renumbers the collectives of groups in which batches of messages took numbers of collectives. In PyTorch 2.4 and 2.5
+/// each batch adds 1 to `collective_seq_id` and nothing to `p2p_seq_id`. Members may have different numbers of batches,
+/// so the recorded numbers do not match across ranks.
 pub(crate) fn number_without_batches(ops: &mut [Op], groups: &mut [LocalGroup]) {
     #[derive(Clone, Copy, Default)]
     struct Count {
-        /// Both numbers of the first message; `None` before it.
+        /// The collective number and the `p2p_seq_id` of the first message; `None` before it.
         first: Option<(u32, u32)>,
         /// Whether messages have different `p2p_seq_id`s: then they take no numbers of collectives.
         counts_messages: bool,

@@ -16,8 +16,8 @@ const REACH: i64 = 4;
 /// A shift is judged by at most this many of the newest operations.
 const DEPTH: usize = 256;
 
-/// Rewrites the sequence numbers of torchcomms' records; the recorded number goes to `p2p_seq`, which
-/// that recorder leaves at 0.
+/// Rewrites the sequence numbers of torchcomms' records. The recorded number goes to `p2p_seq`, which that recorder
+/// leaves at 0.
 pub(crate) fn number_by_communicator(shared: &Shared, records: &mut [Record]) {
     let mut lanes: BTreeMap<u32, Vec<Counted>> = BTreeMap::new();
     for (index, record) in records.iter_mut().enumerate() {
@@ -64,6 +64,7 @@ struct Counted {
     complete: bool,
 }
 
+/// Numbers the collectives of one communicator, whose lanes are those of all records.
 fn number(shared: &Shared, records: &mut [Record], lanes: &mut [Counted]) {
     // The reference is the longest complete lane, else the longest of all.
     let best = lanes.iter().enumerate().max_by_key(|(index, lane)| {

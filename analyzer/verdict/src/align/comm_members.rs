@@ -30,9 +30,12 @@ pub(crate) fn members(records: &[Record], world_size: Option<u32>) -> HashMap<u3
         .collect()
 }
 
+/// What all records state on one group.
 #[derive(Default)]
 struct KnownRanks {
+    /// The number of members; 0 before the first record.
     size: u32,
+    /// Global ranks by group rank.
     ranks: HashMap<u32, Rank>,
     /// Whether records contradict each other or a group rank lies outside the size, as with several devices in a
     /// process, or with a record of another run.
@@ -43,6 +46,7 @@ struct KnownRanks {
 const MAX_MEMBERS: u32 = 1 << 20;
 
 impl KnownRanks {
+    /// Adds what the record of `rank` states.
     fn take(&mut self, group_rank: u32, size: u32, rank: Rank) {
         let known = self.ranks.insert(group_rank, rank);
         let fits =
@@ -51,6 +55,8 @@ impl KnownRanks {
         self.size = size;
     }
 
+    /// The members in order of group rank; `None` if records contradict each other, or if a member cannot be derived.
+    /// `read`: the ranks with a record.
     fn members(&self, read: &BTreeSet<Rank>, world: Option<u32>) -> Option<Arc<[Rank]>> {
         let taken: BTreeSet<Rank> = self.ranks.values().copied().collect();
         if self.in_doubt || taken.len() < self.ranks.len() {
@@ -136,7 +142,7 @@ mod tests {
     fn the_only_rank_without_a_record_has_the_only_free_group_rank() {
         let all_but_one = known_ranks(4, &[(0, 0), (1, 1), (3, 3)]);
         assert_eq!(members(&all_but_one, &[0, 1, 3], 4), Some(vec![0, 1, 2, 3]));
-        // Ranks 4 and 5 left no record either.
+        // Two group ranks are free, and four ranks left no record.
         assert_eq!(
             members(&known_ranks(4, &[(0, 0), (1, 2)]), &[0, 2], 6),
             None

@@ -1,8 +1,8 @@
-//! Processes with several devices.
+//! Splits the records of processes with several devices.
 //!
 //! The profiler plug-in keeps one ring for a process. A process with several devices has several ranks of a
-//! communicator, so its ring lists the communicator once for each of them. Here such a record is split into
-//! one for each rank: ranks are then those of the largest communicator, and not of processes. The record does not show
+//! communicator, so its ring lists the communicator once for each of them. Here such a record is split into one for
+//! each rank. The ranks are then those of the largest communicator, not those of processes. The record does not show
 //! which device a rank of another communicator belongs to, unless the process has the same ranks in both.
 
 use crate::align::record::{LocalGroup, Op, Record, Shared};
@@ -12,7 +12,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// For each group of a record that states its own rank in it: the ranks, each with the position of its group in the
+/// For each group in which a record states ranks of its own: these ranks, each with the position of its group in the
 /// record.
 type Places = BTreeMap<u32, BTreeMap<Rank, usize>>;
 
@@ -28,8 +28,8 @@ fn places_of(record: &Record) -> Places {
 }
 
 /// Splits the records of processes with several devices, and returns the number of ranks of the job. `None` if there is
-/// no such record, or no communicator has all these ranks: then the records stay those of processes. Operations of
-/// communicators whose ranks cannot be told apart are removed, which becomes a problem.
+/// no such record, or if no communicator has ranks of every record: then the records stay those of processes.
+/// Operations of communicators whose ranks cannot be told apart are removed, which is added to `problems`.
 pub(crate) fn split(
     shared: &Shared,
     records: &mut Vec<Record>,
@@ -115,6 +115,7 @@ fn hides_pending(record: &Record, kept: &BTreeSet<u32>) -> bool {
     })
 }
 
+/// Adds to `problems` that groups were removed, if some were.
 fn note_removed(
     shared: &Shared,
     records: &[Record],
@@ -152,7 +153,7 @@ fn note_removed(
     ));
 }
 
-/// The record of one rank of a process.
+/// The record of one rank of a process; `several` if the process has other ranks of the job, too.
 fn part(record: &Record, rank: Rank, size: u32, kept: &BTreeSet<u32>, several: bool) -> Record {
     let keeps = |local: &LocalGroup| match local.place {
         Some(place) => kept.contains(&local.group) && (!several || place.rank == rank),

@@ -25,7 +25,8 @@ pub(crate) enum ProgramEvent {
     OtherHalf(Posted),
 }
 
-/// One half of a message, in numbers that mean the same on every rank: of families, members and places, not of groups.
+/// One half of a message, in numbers that mean the same on every rank: those of families, members and places in an
+/// order, not those of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Posted {
     pub(crate) family: u32,
@@ -115,6 +116,7 @@ pub(crate) fn message(
     posted(aligned, record, group, position).map(ProgramEvent::Message)
 }
 
+/// A recorded send or receive; `None` if the record has no such group.
 fn posted(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -138,7 +140,7 @@ fn posted(
     })
 }
 
-/// The member at the other end of a message; the recorded value (ANY or NONE) if that names no member.
+/// The member at the other end of a message; the recorded value if that names no member.
 pub(crate) fn other_end(aligned: &Aligned<'_>, lane: &Lane, op: &Op) -> u32 {
     let members = aligned.groups[lane.group].ranks.len() as u32;
     peer_of(op, lane.member, members).unwrap_or(op.peer)
@@ -201,8 +203,8 @@ pub(crate) fn usual_call(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Opt
         .map(|(call, _)| call)
 }
 
-/// When a rank issued an event; `None` if its record does not show it or lists no such group, or if the rank is at
-/// another point of the program.
+/// When the rank of `record` issued the operation of an event. `None` if the record does not show it or lists no such
+/// group, or if the rank is at another point of the program.
 pub(crate) fn when(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -314,8 +316,8 @@ fn when_answered(
     }
 }
 
-/// The index of a message among those of the same rank, peer and direction; [`NONE`] if the ring may have dropped
-/// earlier ones.
+/// The index of a message among those of the same rank, peer and direction; [`NONE`] if the record may lack earlier
+/// ones.
 fn index_in_pair(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position: u32) -> u32 {
     let full_record = &aligned.records[record];
     if full_record.wrapped() || full_record.only_active {
@@ -333,6 +335,7 @@ fn index_in_pair(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane, position:
     earlier.count() as u32
 }
 
+/// When the rank of `record` posted this half of a message itself; `None` if the record does not show it.
 fn when_posted(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -360,7 +363,7 @@ fn when_posted(
                     .filter(|&message| message > from)
                     .nth(after.since as usize)
             }
-            // The record may hold a message that follows this collective, or may lack it.
+            // The record does not show which of its messages follow this collective.
             Presence::Lost | Presence::Unknown(_) => return None,
             Presence::Absent => None,
         }

@@ -21,19 +21,19 @@ pub(crate) struct Group {
     pub(crate) desc: String,
     /// Global ranks in order of group rank.
     pub(crate) ranks: Arc<[Rank]>,
-    /// For each member: its record and the lane in it; `None` if no record of the member covers the group.
+    /// For each member: its record and the lane in it; `None` if no record of the member lists the group.
     pub(crate) lanes: Vec<Option<(RecordIx, usize)>>,
     /// Groups that serve the same purpose for different ranks share a family.
     pub(crate) family: u32,
-    /// Whether records state the members; else they are guessed from the ranks that issued operations on the group.
+    /// Whether records state the members; else they are guessed.
     pub(crate) members_recorded: bool,
-    /// The backend, if two recorders of one process number the operations of the group separately: each backend is then
-    /// one group here.
+    /// The backend, if two recorders of one process number the operations of the group separately: the group is then
+    /// listed once for each backend.
     pub(crate) backend: Option<String>,
 }
 
-/// Whether a record's group without a name may be another than the world: gloo's own recorder keeps the members of the
-/// newest group only, and the record shows that its process made others.
+/// Whether a record's group without a name may be another group than the world: gloo's own recorder keeps the members
+/// of the newest group only, and the record shows that its process made other groups than the world.
 pub(crate) fn names_newest_only(shared: &Shared, record: &Record) -> bool {
     let is_other = |local: &LocalGroup| {
         let group = &shared.groups[local.group as usize];
@@ -138,8 +138,9 @@ pub(crate) fn resolve_groups(
     (groups, group_of)
 }
 
-/// The members of the world, from the groups without a name of gloo's own recorder: that recorder keeps one group under
-/// the empty name, which is the world until a program makes another group (`newest_only`). `None` if there is none.
+/// The members of the world, from the groups without a name: gloo's own recorder keeps one group under the empty name,
+/// which is the world until the program makes another group. If some program did (`newest_only`), if these groups
+/// differ, or if they lack a rank that was read, all known ranks are the members. `None` without such groups.
 fn world_of(
     records: &[Record],
     nameless: &[&Arc<[Rank]>],
@@ -154,7 +155,7 @@ fn world_of(
     if !newest_only && nameless.iter().all(|ranks| *ranks == newest) && holds_all(newest) {
         return Some(newest.clone());
     }
-    // Groups that were made later: every rank is a member of the world.
+    // Some of these groups were made later: every known rank is a member of the world.
     let mut world: BTreeSet<Rank> = records.iter().map(|record| record.rank).collect();
     world.extend(nameless.iter().flat_map(|ranks| ranks.iter().copied()));
     world.extend(0..world_size.filter(|&size| size <= MAX_WORLD).unwrap_or(0));
@@ -284,7 +285,7 @@ pub(crate) fn position(ranks: &[Rank], rank: Rank) -> Option<usize> {
 pub(crate) fn number_families(groups: &mut [Group], records: &[Record]) -> usize {
     let mut families: HashMap<(String, usize, Vec<Rank>), u32> = HashMap::new();
     for group in groups {
-        // torchcomms describes a communicator by its backend.
+        // torchcomms describes a communicator by its backend, which says nothing about the family.
         let mut lanes = group.lanes.iter().flatten();
         let by_backend = lanes.any(|&(record, _)| records[record].recorder == Recorder::Torchcomms);
         let has_no_desc = group.desc.is_empty() || group.desc == "undefined" || by_backend;

@@ -27,7 +27,8 @@ pub(crate) fn ends(op: OpType, peer: Peer, member: Rank, members: usize) -> Opti
     }
 }
 
-/// The member at the other end; `None` for any source, or if the record does not name it in a group of more than two.
+/// The member at the other end. `None` for a receive from any source, if the record names no peer and the group does
+/// not have two members, or if the named peer is no member.
 pub(crate) fn other_end(peer: Peer, member: Rank, members: usize) -> Option<Rank> {
     match peer {
         Peer::Any => None,
@@ -56,6 +57,7 @@ pub struct MessageNumbers {
     next: Option<u64>,
     /// How many messages were counted, by group, source and destination.
     counts: HashMap<(u32, Rank, Rank), u64>,
+    /// By record id: the messages of the newest dump whose numbers are certain.
     numbers: BTreeMap<u64, Message>,
     /// Whether operations are missing, so all further numbers are unknown.
     broken: bool,
@@ -64,8 +66,8 @@ pub struct MessageNumbers {
 }
 
 impl MessageNumbers {
-    /// Counts the new operations in the record of `rank`; `dump` is its current state. Numbers of operations that the
-    /// ring has dropped are forgotten.
+    /// Counts the new operations in `dump`, which is the newest state of the record of `rank`. Forgets the numbers of
+    /// operations that the ring has dropped.
     pub fn take(&mut self, rank: Rank, dump: &Dump) {
         let Some(first) = dump.entries.first() else {
             return;

@@ -1,10 +1,10 @@
 //! Matches the records of all ranks by group and sequence number.
 //!
-//! [`record`] holds one recorder's record of a rank in compact columns; `batches`, [`comm_counter`] and
-//! [`same_process`] correct what some recorders write, [`devices`] splits the records of processes with several
-//! devices, and [`membership`] resolves the groups of a job. [`aligned`] joins them into [`Aligned`], from which sends
-//! and their receives ([`p2p`], by the rule of [`message`]), clock offsets ([`clocks`]), and the pending operations of
-//! each rank ([`pending`], [`one_sided`]) are read.
+//! [`record`] converts dumps into compact records. `batches` and [`comm_counter`] correct the sequence numbers of some
+//! recorders, [`same_process`] joins two records of one process, [`devices`] splits the records of processes with
+//! several devices, and [`membership`] resolves the groups of a job. [`aligned`] puts all of it together as
+//! [`Aligned`]. From that, [`p2p`] pairs sends with receives by the rule of [`message`], [`clocks`] estimates clock
+//! offsets, and [`pending`] and [`one_sided`] list the pending operations of each rank.
 
 mod aligned;
 mod batches;

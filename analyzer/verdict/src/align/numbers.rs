@@ -32,8 +32,8 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// Reads all members; `None` if no member recorded a collective, or if the numbers span more than the number of
-    /// entries: then some are damaged, or most are missing.
+    /// Summarizes the records of all members of a group. `None` if no member recorded a collective, or if the numbers
+    /// span more than the number of entries: then some are damaged, or most are missing.
     pub(crate) fn of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Self> {
         let (low, high) = aligned.window(group)?;
         let lanes = || aligned.groups[group].lanes.iter().flatten();
@@ -63,6 +63,7 @@ impl Numbers {
         Some(numbers)
     }
 
+    /// Adds the collectives of one member.
     fn add(&mut self, aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) {
         let mut index = 0;
         while index < lane.collectives.len() {

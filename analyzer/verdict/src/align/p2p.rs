@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashMap};
 pub(crate) struct Half {
     /// Position in the record's operations.
     pub(crate) position: u32,
-    /// Position of the entry that holds its state: itself, or the marker that closes its batch.
+    /// Position of the entry that holds the state of this half: its own, or the marker that closes its batch.
     pub(crate) status_op: u32,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Pair {
 pub(crate) enum Counterpart {
     /// The other half was posted.
     Posted(Half),
-    /// The ring has dropped the other half.
+    /// The other half is older than what the record holds.
     Lost,
     /// The record does not hold the other half: it was not posted, or the file was cut before it.
     Missing,
@@ -118,6 +118,7 @@ impl Messages {
         }
     }
 
+    /// Adds the messages of one lane.
     fn collect(
         &mut self,
         aligned: &Aligned<'_>,
@@ -180,6 +181,7 @@ fn counterpart_at(list: &[Half], index: i64) -> Counterpart {
     }
 }
 
+/// For each message of a lane, the position of the entry that holds its state.
 fn status_ops_of(aligned: &Aligned<'_>, record: RecordIx, lane: &Lane) -> Vec<u32> {
     let mut status_ops = lane.messages.clone();
     // rcomm's recorder and PyTorch's hook record the state of each message of a batch.

@@ -13,8 +13,9 @@ use std::collections::HashMap;
 pub(crate) enum Arrival {
     /// No: it follows an older unfinished operation of its group, and is not recorded as started.
     Queued,
-    /// Unknown: it is the first unfinished one of its group, but its start is not recorded, or it follows an
-    /// unfinished operation of another group, or the ring may have dropped an operation before it.
+    /// Unknown: the ring may have dropped an operation before it; or it is the first unfinished one of its group, and
+    /// either it is not recorded as started, or starts are not recorded and an unfinished operation of another group
+    /// precedes it.
     Head,
     /// Yes.
     Arrived,
@@ -28,10 +29,10 @@ pub(crate) struct Pending {
     pub(crate) position: u32,
     pub(crate) kind: PendingKind,
     pub(crate) arrival: Arrival,
-    /// Whether the operation is a receive that a thread of its own holds open while the rank works: such a thread waits
-    /// for its next task, and the rank does not wait for it.
+    /// Whether the operation consists of receives that a thread of its own holds open while the rank works: such a
+    /// thread waits for its next task, and the rank does not wait for the receives.
     pub(crate) held_open: bool,
-    /// Whether these are messages of which the other halves have completed ([`is_delivered`]).
+    /// Whether the operation consists of messages whose other halves have completed ([`is_delivered`]).
     pub(crate) delivered: bool,
 }
 
@@ -106,7 +107,7 @@ pub(crate) fn pending_of(
         while index < lane.collectives.len() {
             let block = aligned.block(record, lane, index);
             let status_op = aligned.op(record, lane.collectives[block.end - 1]);
-            // The marker of a block that has completed was left out.
+            // Completed operations were left out of the record, so a missing marker shows that the block has completed.
             let is_closed = full_record.only_active
                 && full_record.recorder == Recorder::Nccl
                 && block.len() > 1
@@ -224,10 +225,12 @@ pub(crate) fn pending_of(
     sorted
 }
 
-/// A rank goes on beside an open receive if it has completed at least this many operations with others since.
+/// A rank goes on beside an unfinished operation if its other threads have since completed at least this many
+/// operations with other ranks.
 const GOES_ON: usize = 3;
 
-/// Whether these are receives of a thread that has issued nothing else, while other threads of the rank went on.
+/// Whether the operation consists of receives by a thread that has issued nothing else, while other threads of the rank
+/// went on.
 fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, operation: &Pending) -> bool {
     let PendingKind::Batch { halves } = &operation.kind else {
         return false;
@@ -237,8 +240,9 @@ fn is_held_open(aligned: &Aligned<'_>, record: RecordIx, operation: &Pending) ->
     halves.iter().all(receives) && goes_on_beside(aligned, record, op, operation.position)
 }
 
-/// Whether the other half of each of these messages has completed, and none of them has failed. Gloo ends a send or a
-/// receive in the wait for it only: until the program waits, one that has arrived is recorded as unfinished.
+/// Whether the operation consists of messages, none of which has failed, and the other half of each has certainly
+/// completed. Gloo ends a send or a receive only when the program waits for it: until then, one that has arrived is
+/// recorded as unfinished.
 fn is_delivered(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -269,15 +273,15 @@ fn is_delivered(
         let (Some((there, _)), Counterpart::Posted(other)) = (there, other) else {
             return false;
         };
-        let is_certain = messages.pairs.get(&(group, ends));
-        is_certain.is_some_and(|pair| pair.certain)
+        let pair = messages.pairs.get(&(group, ends));
+        pair.is_some_and(|pair| pair.certain)
             && op.state != EntryState::Failed
             && p2p::done(aligned, there, other)
     })
 }
 
-/// Whether the thread that issued this unfinished operation has issued operations of its kind only, and other threads
-/// of the rank went on after it.
+/// Whether the thread that issued this unfinished operation has issued operations of this kind only, and other threads
+/// of the rank went on after it. False if the thread is not recorded, or if the operation has failed.
 pub(crate) fn goes_on_beside(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -311,8 +315,8 @@ pub(crate) fn goes_on_beside(
 /// later, else when it was issued; common time, ns.
 ///
 /// Until then the thread did not wait in it: a program may hold a receive open while it works. Another thread may go on
-/// while this one waits, so operations whose threads are not recorded do not count. If the job is `over`,
-/// an operation that failed may be why, whatever the thread did in the end.
+/// while this one waits, so operations whose threads are not recorded do not count. If the job is `over`, an operation
+/// that failed may be the cause: then the time of its issue is returned, whatever the thread did later.
 pub(crate) fn active_ns(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -345,9 +349,9 @@ pub(crate) fn active_ns(
     active
 }
 
-/// Marks the messages of completed batches in a record from which completed operations were left out: the marker that
-/// closed such a batch is missing, and its messages stay `scheduled`. A lane that has markers, or several
-/// messages of one number, sends in batches.
+/// Marks the messages of completed batches as `over`, in a record from which completed operations were left out: the
+/// marker that closed such a batch is missing, and its messages stay `scheduled`. A lane that has markers, or several
+/// messages of one number, has all its messages in batches.
 fn leave_out_closed(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -366,9 +370,9 @@ fn leave_out_closed(
     }
 }
 
-/// Marks messages without a marker whose other half was posted, too, in a record from which completed operations were
-/// left out: the marker of a batch of one may be missing because the batch completed. A message that has started is in
-/// no batch.
+/// Marks messages without a marker as `over` if their other half was posted, too, in a record from which completed
+/// operations were left out: the marker of a batch of one may be missing because the batch completed. A message that
+/// has started is in no batch.
 fn leave_out_matched(
     aligned: &Aligned<'_>,
     messages: &Messages,

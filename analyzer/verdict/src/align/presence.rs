@@ -33,7 +33,8 @@ pub(crate) enum UnknownReason {
     Outdated,
 }
 
-/// The newest collectives of a group that need every member, as the two records show that saw the newest complete.
+/// How far the collectives of a group that need every member have provably completed, according to the two records that
+/// show the newest.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CompletedTo {
     newest: Option<(u32, RecordIx)>,
@@ -41,7 +42,7 @@ pub(crate) struct CompletedTo {
 }
 
 impl CompletedTo {
-    /// Whether a collective, or one after it, has completed.
+    /// Whether a collective, or one after it, has provably completed.
     pub(crate) fn is_over(&self, seq: u32) -> bool {
         self.newest.is_some_and(|(to, _)| seq <= to)
     }
@@ -81,6 +82,7 @@ impl Aligned<'_> {
         presence
     }
 
+    /// What a lane of a record shows about one collective.
     fn presence_in(&self, record: RecordIx, lane_index: usize, seq: u32) -> Presence {
         let lane = &self.lanes[record][lane_index];
         let full_record = &self.records[record];
@@ -97,7 +99,7 @@ impl Aligned<'_> {
         if let Some(status) = status {
             let counts_collectives = match full_record.recorder {
                 Recorder::Rcomm | Recorder::NcclProfiler => true,
-                // The number is that of the newest operation: of a message it counts messages.
+                // `last_enqueued` is the number of the newest operation; of a message, among messages.
                 Recorder::Nccl => self.ends_with_collective(lane),
                 Recorder::Hook
                 | Recorder::NativeGloo
@@ -191,8 +193,8 @@ impl Aligned<'_> {
         entries.next().is_some_and(waits) && entries.all(waits)
     }
 
-    /// How far the members of a group have provably completed: by a record that shows it, or of a rank that went on for
-    /// several rounds since an operation that is over.
+    /// How far the members of a group have provably completed: records show a collective as completed, or a rank went
+    /// on for several rounds after one that is over.
     pub(super) fn proven_completion(&self, group: GroupIx) -> CompletedTo {
         let mut completed = CompletedTo::default();
         for &(record, lane) in self.groups[group].lanes.iter().flatten() {
@@ -235,7 +237,7 @@ impl Aligned<'_> {
     }
 
     /// Whether other records show that this one was taken too early: they show collectives as completed that it lacks
-    /// or shows as pending. What it lacks then proves nothing. `except` is a record that is not asked.
+    /// or shows as pending. What it lacks then proves nothing. The record `except` is ignored.
     ///
     /// False for a record that states when it was taken, which is judged by that time, and for the ring of a stopped
     /// process, which lacks nothing: an operation in which the process had done its part may complete for the others

@@ -1,30 +1,33 @@
-//! Which operations a rank has provably completed by a recorder that notes only that an operation is over.
+//! Which operations a rank has provably completed, if its recorder notes only that an operation is over.
 //!
 //! Gloo's own recorder retires an operation that completed and one that failed alike. A program does not go on step by
-//! step behind one that failed or timed out, but operations that it issued at once may all fail together, however many
-//! they are: the pace of calls within one step proves nothing.
+//! step behind one that failed or timed out. But operations that it issued at once may all fail together, so the pace
+//! of calls within one step proves nothing.
 
 use crate::align::Lane;
 use crate::align::record::{Op, Record, Shared};
 
-/// The pace is that of this many of the newest operations that are over.
+/// The pace is measured on at most this many of the newest operations that are over.
 const NEWEST: usize = 128;
 /// With fewer operations, a record shows no pace.
 const FEWEST: usize = 8;
-/// At least this many later operations are over.
+/// In a program that issues operations one by one, an operation has provably completed only if at least this many later
+/// ones are over.
 const LATER: usize = 3;
-/// The later operations lasted for more than this many of the longest pauses between two operations, or that many steps
-/// began after them.
+/// An operation has provably completed only if the time since it exceeds this many of the longest pauses between two
+/// operations. In a program that issues several operations at once, this many steps must have begun after it.
 const ROUNDS: usize = 3;
-/// Operations that mostly follow sooner than this, ns, may be of one step. A pause between two steps is not shorter.
+/// Operations that mostly follow each other sooner than this, ns, may be of one step. A pause between two steps is not
+/// shorter.
 const AT_ONCE_NS: i64 = 50_000_000;
 /// A pause between two steps lasts for at least this many usual pauses within a step.
 const APART: i64 = 4;
 /// A program issues fewer operations than this in one step.
 const MOST_AT_ONCE: usize = 1000;
 
-/// The position of the newest collective of a lane after which the program went on for several rounds at its usual pace.
-/// `None` if there is none, or if a pause between two operations is so long that one of them may have timed out.
+/// The position of the newest collective that needs all members and after which the program went on for several rounds
+/// at its usual pace. `None` if there is none, if too few operations are over, if no time-out is recorded, or if a
+/// pause between two operations is so long that one of them may have timed out.
 pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Option<u32> {
     let op = |position: &u32| -> &Op { &record.ops[*position as usize] };
     let over = &lane.collectives[..lane.pending_from];
@@ -47,7 +50,7 @@ pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Opti
     let limits = newest
         .iter()
         .map(|position| shared.calls.get(op(position).call).timeout_ms);
-    // A time-out of 0 is unknown.
+    // 0: no time-out is recorded.
     let limit_ms = limits.min().filter(|&limit_ms| limit_ms > 0)?;
     let too_long = |pause_ns: i64| pause_ns as f64 / 1e6 >= limit_ms as f64 / 2.0;
     let mut pauses_ns = pauses_of(newest);
@@ -60,7 +63,7 @@ pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Opti
         let pauses_ns = pauses_of(run);
         let from = pauses_ns.iter().rposition(|&pause_ns| too_long(pause_ns));
         let from = from.map_or(0, |index| index + 1);
-        let to = steps_end(&pauses_ns[from..], usual_ns);
+        let to = count_before_steps(&pauses_ns[from..], usual_ns);
         run[from..from + to].iter()
     } else {
         let last_ns = op(newest.last()?).created_ns;
@@ -76,9 +79,10 @@ pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Opti
     newest_before.copied()
 }
 
-/// How many of the oldest operations several steps have followed, of a program that issues several at once: the pauses
-/// after each operation but the last are given, and the usual one within a step.
-fn steps_end(pauses_ns: &[i64], usual_ns: i64) -> usize {
+/// The number of the oldest operations that at least [`ROUNDS`] steps have followed, in a program that issues several
+/// operations at once. `pauses_ns` are the pauses after each operation but the last; `usual_ns` is the usual pause
+/// within a step.
+fn count_before_steps(pauses_ns: &[i64], usual_ns: i64) -> usize {
     let many = pauses_ns.len().saturating_sub(MOST_AT_ONCE);
     let mut longest = pauses_ns.to_vec();
     longest.sort_unstable_by(|one, other| other.cmp(one));

@@ -76,7 +76,8 @@ impl Op {
         self.state == EntryState::Completed
     }
 
-    /// When its completion was noticed, wall clock of its host, ns; `None` if it was not noticed or is not recorded.
+    /// When the end of the operation was noticed, wall clock of its host, ns; `None` if it was not noticed or is not
+    /// recorded.
     pub(crate) fn completed_ns(&self) -> Option<i64> {
         (self.completed_us != NONE).then(|| {
             self.created_ns
@@ -96,8 +97,8 @@ impl Op {
         )
     }
 
-    /// How long the rank was in the operation, ms: as the backend measured it, else from issue to completion; `None` if
-    /// neither is known.
+    /// How long the rank was in the operation, ms: as the backend measured it, else from issue to the noticed end;
+    /// `None` if neither is known.
     pub(crate) fn wait_ms(&self) -> Option<f32> {
         if self.duration_ms >= 0.0 {
             Some(self.duration_ms)
@@ -146,7 +147,7 @@ pub(crate) struct Record {
     /// In order of issue.
     pub(crate) ops: Vec<Op>,
     /// Operations that were pending in another record of the process and that this one no longer holds, each with its
-    /// `record_id`. They align with none.
+    /// `record_id`. They are in no lane.
     pub(crate) unaligned: Vec<(u64, Op)>,
     /// `record_id` of the first operation.
     pub(crate) first_id: u64,
@@ -181,8 +182,8 @@ impl Record {
         before.saturating_add(dropped)
     }
 
-    /// The newest time among its last 64 operations, ns by its own clock; without operations, when the record was
-    /// taken; 0 if unknown.
+    /// The newest time among the last 64 operations, ns by the record's own clock; without operations, when the record
+    /// was taken; 0 if unknown.
     pub(crate) fn newest_ns(&self) -> i64 {
         let times = self.ops.iter().rev().take(64);
         times
@@ -195,8 +196,8 @@ impl Record {
             .unwrap_or(self.identity.dump_time_ns)
     }
 
-    /// When the record was taken, or its newest operation's time if that is later or the only one known; ns by its own
-    /// clock, 0 if unknown.
+    /// When the record was taken, or [`Record::newest_ns`] if that is later; ns by the record's own clock, 0 if
+    /// unknown.
     pub(crate) fn latest_ns(&self) -> i64 {
         self.identity.dump_time_ns.max(self.newest_ns())
     }
@@ -239,6 +240,7 @@ impl Record {
             && self.groups.iter().all(|local| local.place.is_none())
     }
 
+    /// The `record_id` of one of this record's operations.
     pub(crate) fn record_id(&self, op: &Op) -> u64 {
         self.first_id.saturating_add(u64::from(op.id))
     }
@@ -262,8 +264,8 @@ pub(crate) struct SharedGroup {
     pub(crate) desc: String,
 }
 
-/// For groups of one name: their members, the process's own group rank if that is recorded in place of the members, and
-/// the incarnation of the newest of them.
+/// Groups with the same name and members: the members, the process's own group rank if that is recorded in place of the
+/// members, and the incarnation of the newest group.
 type Namesake<'a> = (&'a Arc<[Rank]>, Option<Rank>, u32);
 
 /// Whether two lists are equal. Records share lists, so addresses are compared first, which is fast for large lists.
@@ -281,7 +283,8 @@ pub(crate) struct Shared {
     frame_ids: hashbrown::HashMap<Frame, u32>,
     pub(crate) stacks: Vec<Vec<u32>>,
     stack_ids: hashbrown::HashMap<Vec<u32>, u32>,
-    /// For each group, the list of the record that was last found to be of it. The list equals the group's.
+    /// For each group, the list of members in the record that was last found to have this group. The list equals the
+    /// group's.
     equal_lists: Vec<Arc<[Rank]>>,
     /// Threads of the caller, if it lends some.
     pub(crate) workers: Option<Arc<dyn Workers>>,
@@ -299,6 +302,10 @@ impl Shared {
     }
 
     /// Converts a dump into a record and interns its tables.
+    ///
+    /// # Errors
+    ///
+    /// If the dump has no rank or more than 65535 groups.
     pub(crate) fn take_in(
         &mut self,
         path: String,
@@ -331,8 +338,8 @@ impl Shared {
         // For each group, whether its newest operation was a message. Other threads' operations may stand between.
         let mut in_messages = vec![wrapped; dump.groups.len()];
         for entry in &dump.entries {
-            // The end marker of a block of messages is not a collective, even if the recorder counts it as one. The
-            // messages before one in a wrapped ring may have been dropped.
+            // The end marker of a block of messages is not a collective, even if the recorder counts it as one. In a
+            // wrapped ring, the messages before the marker may have been dropped.
             let was_message = &mut in_messages[entry.group as usize];
             let ends_messages = entry.op == OpType::Coalesced && *was_message;
             *was_message = entry.is_p2p || ends_messages;
@@ -390,7 +397,7 @@ impl Shared {
             number_without_batches(&mut ops, &mut groups);
         }
         // None of the operations completed, and record ids are missing between them: the dump was written with
-        // onlyActive. A ring that is read while it is written may lack an entry.
+        // onlyActive. A ring of rcomm's may lack an entry, too, if it was read while it was written.
         let none_done = !ops.iter().any(|op| op.completed() || op.retired);
         let only_active = none_done && !ids_follow && may_leave_out(dump.recorder);
         Ok(Record {
@@ -417,6 +424,7 @@ impl Shared {
         })
     }
 
+    /// Interns the groups of a dump; returns them in the dump's order.
     fn groups_of(&mut self, dump: &Dump) -> Vec<LocalGroup> {
         let mut order: Vec<usize> = (0..dump.groups.len()).collect();
         order.sort_by_key(|&index| dump.groups[index].info.id);
@@ -461,6 +469,7 @@ impl Shared {
         groups
     }
 
+    /// The index of a group in [`Shared::groups`]; adds the group if it is new.
     fn group(&mut self, name: &str, desc: &str, ranks: &Arc<[Rank]>, incarnation: u32) -> u32 {
         let known = self
             .group_ids
@@ -472,7 +481,8 @@ impl Shared {
             let equal = &mut self.equal_lists[id as usize];
             if Arc::ptr_eq(equal, ranks) || same_ranks(&shared.ranks, ranks) {
                 *equal = ranks.clone();
-                // Ranks may describe it differently: the order of the records must not decide.
+                // Ranks may describe a group differently. The lowest text is kept: the order of the records must not
+                // decide.
                 if desc < shared.desc.as_str() {
                     desc.clone_into(&mut shared.desc);
                 }
@@ -491,6 +501,7 @@ impl Shared {
         id
     }
 
+    /// Interns the stacks of a dump; returns their indices in [`Shared::stacks`], in the dump's order.
     fn stacks_of(&mut self, dump: &Dump) -> Vec<u32> {
         let frames: Vec<u32> = dump
             .frames
@@ -559,6 +570,7 @@ fn comm_ids_of(dump: &Dump) -> Vec<(u64, String)> {
         .collect()
 }
 
+/// The fields of an entry that, with its signature, make its call.
 #[derive(Clone, Copy, PartialEq)]
 struct Arguments {
     op: OpType,
@@ -578,6 +590,7 @@ fn first_id_of(recorder: Recorder) -> u64 {
     recorder.first_record_id()
 }
 
+/// The value; `u32::MAX` if it is larger.
 fn narrow(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }

@@ -1,8 +1,11 @@
 //! Reopens operations that a recorder retired but that cannot have completed.
 //!
 //! Gloo's own recorder records only that an operation is over, whether it completed or timed out. An operation that is
-//! over counts as completed unless the records together show that it cannot have: a member never issued it, and no other
-//! went on for several rounds since; members issued calls that do not fit; or others wait for a rank whose newest operation is the newest of its whole group.
+//! over counts as completed unless the records together show that it cannot have:
+//! - a member never issued it, and no other went on for several rounds since,
+//! - members issued calls that do not fit, or
+//! - others wait for a rank whose newest operation it is, and it is the newest of all members or one of them has not
+//!   issued it.
 
 use crate::align::{Aligned, GroupIx, Presence, RecordIx, retiring_is_all};
 use std::collections::{BTreeSet, HashMap};
@@ -42,7 +45,7 @@ impl Aligned<'_> {
                 }
                 continue;
             };
-            // Where a rank of an early record is now, that record does not show.
+            // A record that lacks the newest operations does not show how far its rank came.
             if self.lacks_newest(record).is_some() {
                 continue;
             }

@@ -11,20 +11,19 @@ use rcomm_recorder::model::{Communicator, EntryState, OpType, Pattern};
 use rcomm_recorder::publish::Recorder;
 use std::collections::{BTreeMap, HashMap};
 
-/// At most this many calls that the program's recorder has recorded may not have reached NCCL yet.
+/// At most this many calls in the program's record have not reached NCCL yet.
 const AHEAD: usize = 4;
-/// At most this many operations are only in the plug-in's record: a backend issues one itself to connect the ranks of a
-/// new communicator.
+/// At most this many operations of a communicator are only in the plug-in's record: a backend issues one itself to
+/// connect the ranks of a new communicator.
 const PLUGIN_ONLY: usize = 1;
-/// If either ring has dropped operations, at least this many must agree; fewer are enough if both records are known to
-/// be of one process and the times agree, too. If only times show that the process is the same, this many must agree in
-/// any case.
+/// If either ring has dropped operations, at least this many operations must agree; fewer are enough if both records
+/// are known to be of one process and the times agree, too. If only times show that the process is the same, at least
+/// this many must agree in any case.
 const ENOUGH: usize = 8;
-/// The longest time between the issue of one call as the program's recorder and as the plug-in recorded it, ns. It
-/// counts where the process or the number of operations does not show that the calls are the same.
+/// The largest difference between the two issue times that the two recorders noted for one call, ns.
 const NEAR_NS: u64 = 50_000_000;
-/// One call in this number may have been recorded at other times.
-const PAUSES: usize = 16;
+/// One call in this many may have times that differ by more than [`NEAR_NS`].
+const CALLS_PER_FAR: usize = 16;
 
 /// Joins the plug-in's records to the programs', and drops what has been joined.
 pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
@@ -35,7 +34,7 @@ pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
     let mut empty = Vec::new();
     for indices in of_rank.values() {
         let is_plugin = |index: &&usize| records[**index].recorder == Recorder::NcclProfiler;
-        // `provenance` has left aside the records of other runs.
+        // `provenance` has left aside the records of other runs, so a process has one record by the plug-in.
         let (&[plugin], [_, ..]) = (
             &*indices
                 .iter()
@@ -65,7 +64,8 @@ pub(crate) fn join(shared: &Shared, records: &mut Vec<Record>) {
     }
 }
 
-/// Whether two records are of one process; `None` if a host or a process id is not recorded.
+/// Whether two records are of one process; `None` if a host or a process id is not recorded, and no recorded one
+/// differs.
 fn same_process(a: &Record, b: &Record) -> Option<bool> {
     let (a, b) = (&a.identity, &b.identity);
     let hosts = !a.host.is_empty() && !b.host.is_empty();
@@ -76,8 +76,8 @@ fn same_process(a: &Record, b: &Record) -> Option<bool> {
     (hosts && pids).then_some(true)
 }
 
-/// Joins the groups of two records that are certain to be the same. If the records are not known to be of one process,
-/// NCCL's number of a communicator shows that, or the times of a group's calls do.
+/// Joins the groups of two records that are certain to be the same. Unless `is_one_process`, NCCL's number of a
+/// communicator, or the times of a group's calls, must show that both records are of one process.
 fn join_two(
     shared: &Shared,
     records: &mut [Record],
@@ -132,6 +132,7 @@ struct Pair {
     program: usize,
 }
 
+/// The plug-in's communicator with the name of a record's group; `None` if there is none.
 fn communicator_of<'a>(
     shared: &Shared,
     record: &'a Record,
@@ -144,11 +145,13 @@ fn communicator_of<'a>(
         .find(|communicator| communicator.group == *name)
 }
 
-/// The program's group that this communicator carries, with the operations that both records hold: by NCCL's number
-/// where the program's record has it, else by the communicator's name, and where it has no name, as PyTorch gives it
-/// none, by the process's place in the group. Without the number, and unless `is_one_process`, the operations must also
-/// have been recorded at the same times; without the name in any case. `None` unless exactly one such group has
-/// operations that agree.
+/// The program's group that the communicator of the plug-in's group `local` carries, with the operations that both
+/// records hold.
+///
+/// The group is found by NCCL's number if the program's record has it, else by the communicator's name. PyTorch gives
+/// communicators no name: these are found by the process's place in the group. The operations must also have been
+/// recorded at the same times, unless the group was found by number, or by name in a record of one process. `None`
+/// unless exactly one such group has operations that agree.
 fn partner(
     shared: &Shared,
     plugin: &Record,
@@ -214,8 +217,8 @@ fn partner(
     }
 }
 
-/// The pattern under which NCCL's profiler reports an operation that NCCL runs as one collective; `None` for messages,
-/// and for operations that NCCL runs as messages.
+/// The pattern under which NCCL's profiler reports an operation that NCCL runs as one collective; `None` for messages
+/// and operations that NCCL runs as messages, and for blocks, agreements and one-sided accesses.
 fn as_collective(kind: OpType) -> Option<Pattern> {
     match kind.pattern() {
         // A barrier is an all-reduce of one element.
@@ -236,6 +239,8 @@ fn as_collective(kind: OpType) -> Option<Pattern> {
     }
 }
 
+/// The operations of a group that NCCL runs as one collective each: their positions, with the patterns that NCCL's
+/// profiler reports.
 fn collectives(record: &Record, group: usize) -> Vec<(usize, Pattern)> {
     let ops = record.ops.iter().enumerate();
     let of_group = ops.filter(|(_, op)| usize::from(op.group) == group && !op.is_p2p);
@@ -275,21 +280,20 @@ fn pairs(
         .map(|(_, pairs)| pairs)
 }
 
-/// Whether both records hold these calls at nearly the same times: all of them, or all but one in [`PAUSES`], since a
-/// thread may lose its processor between the two records of a call. Two processes do not keep time like that over many
-/// calls.
+/// Whether both records hold these calls at nearly the same times. One in [`CALLS_PER_FAR`] may differ, since a thread
+/// may lose its processor between the two records of a call. The calls of two processes would differ more often.
 fn are_near([plugin, program]: [&Record; 2], pairs: &[Pair]) -> bool {
     let is_near = |pair: &Pair| {
         let [a, b] = [plugin.ops[pair.plugin], program.ops[pair.program]];
         b.created_ns > 0 && a.created_ns.abs_diff(b.created_ns) <= NEAR_NS
     };
     let far = pairs.iter().filter(|pair| !is_near(pair)).count();
-    far * PAUSES <= pairs.len()
+    far * CALLS_PER_FAR <= pairs.len()
 }
 
-/// Pairs the messages of a communicator that rcomm's backend for NCCL made for those from one rank to another, and
-/// described as `<group>/0-1`, with those of the program's group. `None` if it is not such a communicator, if a ring
-/// has wrapped, or if they do not match.
+/// Pairs the plug-in's messages with those of the program's group. rcomm's backend for NCCL makes communicators for the
+/// messages from one rank to another, and describes them as `<group>/0-1`. `None` if the plug-in's group `local` is of
+/// no such communicator, the program has no such group, a ring has wrapped, or the messages do not match.
 fn messages(shared: &Shared, plugin: &Record, local: usize, program: &Record) -> Option<Vec<Pair>> {
     let desc = &shared.groups[plugin.groups[local].group as usize].desc;
     let (name, ranks) = desc.rsplit_once('/')?;
@@ -329,7 +333,7 @@ fn messages(shared: &Shared, plugin: &Record, local: usize, program: &Record) ->
 /// One call of the plug-in's record and one of the program's, each by its position and its pattern.
 type CallPair<'a> = (&'a (usize, Pattern), &'a (usize, Pattern));
 
-/// The positions of these calls; `None` if there are none or the known patterns of one pair differ.
+/// The positions of all pairs; `None` if there are none, or if the two patterns of a pair are known and differ.
 fn agree<'a>(both: impl Iterator<Item = CallPair<'a>>) -> Option<Vec<Pair>> {
     let mut pairs = Vec::new();
     for (&(plugin, seen), &(program, issued)) in both {
@@ -341,7 +345,7 @@ fn agree<'a>(both: impl Iterator<Item = CallPair<'a>>) -> Option<Vec<Pair>> {
     (!pairs.is_empty()).then_some(pairs)
 }
 
-/// The communicator under the program's name of the group, with the program's record ids. Kernels and links of
+/// The plug-in's communicator with the name of the program's group and the program's record ids. Kernels and links of
 /// operations that the program did not record are left out.
 fn moved(
     communicator: Communicator,

@@ -1,5 +1,4 @@
-//! The arguments in which members of a group may differ and those in which they must agree, computed once for each
-//! distinct call.
+//! The arguments in which the members of a group must agree, computed once for each distinct call.
 //!
 //! Two records of one collective are compared by their [`MatchKey`]s. A field is `None` if the operation allows it to
 //! differ or the record does not hold it.
@@ -11,8 +10,8 @@ use std::hash::BuildHasher;
 /// The kind of operation that a call performs on the wire; calls of different kinds cannot match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum OpClass {
-    /// A known operation: all variants of all-gather share a class, and so on, except those that make several tensors
-    /// one operation, each of which is its own class.
+    /// A known operation. The variants of an operation, as of all-gather, share its class; a variant that makes several
+    /// tensors one operation has a class of its own.
     Known(OpType),
     /// An unknown operation, by the hash of its name.
     Named(u64),
@@ -117,14 +116,14 @@ impl Call {
 
     /// The kind of collectives that a marker closes, as PyTorch's recorder names it (`ALLGATHER_coalesced`); `None` if
     /// it is no such marker, or names none.
-    fn block(&self) -> Option<&str> {
+    fn block_name(&self) -> Option<&str> {
         let name = self.signature.op_name.as_str();
         let is_named = self.op == OpType::Coalesced && name.len() > self.op.name().len();
         is_named.then_some(name)
     }
 
     /// The operation with its relevant arguments, like `all_reduce [64] Float`. If the tensors of the output have
-    /// different shapes, or may have them, these follow: `all_gather [5] into [2] [5] [9] Float`.
+    /// different shapes, or may have them, these shapes follow: `all_gather [5] into [2] [5] [9] Float`.
     pub(crate) fn describe(&self) -> String {
         let Signature {
             input_sizes,
@@ -138,7 +137,7 @@ impl Call {
         } else {
             (input_sizes, input_dtypes)
         };
-        let mut text = self.block().unwrap_or(self.op_name()).to_owned();
+        let mut text = self.block_name().unwrap_or(self.op_name()).to_owned();
         describe_shapes(sizes, &mut text);
         let uneven = output_sizes.windows(2).any(|pair| pair[0] != pair[1]);
         if !input_sizes.is_empty() && (uneven || self.op == OpType::AllGatherV) {
@@ -325,7 +324,7 @@ impl Calls {
         }
         let mut difference = self.key(a).difference(self.key(b));
         if difference.is_none()
-            && let (Some(one), Some(other)) = (self.get(a).block(), self.get(b).block())
+            && let (Some(one), Some(other)) = (self.get(a).block_name(), self.get(b).block_name())
             && !one.eq_ignore_ascii_case(other)
         {
             difference = Some(CallDifference::Op);
@@ -466,8 +465,8 @@ mod tests {
         );
     }
 
-    /// The arguments by which an operation is compared, as text: class, type, size if inputs and outputs are recorded,
-    /// size if only outputs are, and whether tensor by tensor.
+    /// The arguments by which an operation is compared, as text: class, whose type, size if inputs and outputs are
+    /// recorded, size if only outputs are, and whether tensor by tensor.
     fn compared(op: OpType) -> String {
         let named = |hash: Option<u64>| match hash {
             Some(hash) if hash == hash_of("Float") => "input",

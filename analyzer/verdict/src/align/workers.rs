@@ -16,7 +16,7 @@ pub trait Workers: Debug + Send + Sync {
     fn each(&self, parts: usize, part: &(dyn Fn(usize) + Sync));
 }
 
-/// Fewer records or groups than this are not shared among threads: it would not pay.
+/// Fewer records or groups than this are not shared among threads: handing them out would take longer.
 const MIN_SHARED: usize = 64;
 /// Each thread gets this many parts on average, since some groups have far more operations than others.
 const PARTS_PER_THREAD: usize = 16;

@@ -321,7 +321,7 @@ impl Shared {
         };
         if dump.groups.len() > usize::from(u16::MAX) {
             return Err(Unusable(format!(
-                "it names {} groups; at most {} are read",
+                "it names {} groups; a record with more than {} is not read",
                 dump.groups.len(),
                 u16::MAX
             )));

@@ -1,4 +1,4 @@
-//! Attempts of a job: which facts of which logs belong to the one that is judged.
+//! Finds the attempts of a job in its logs.
 
 use super::facts::{Attempt, Log};
 use std::collections::BTreeMap;
@@ -56,8 +56,8 @@ impl<'a> Attempts<'a> {
     }
 }
 
-/// The folder that holds `attempt_2/3/stderr.log`, and the number: torchrun has a folder for each attempt of its
-/// workers.
+/// Of `job/attempt_2/3/stderr.log`, the part `job/` and the number 2: torchrun has a folder for each attempt of its
+/// workers. `None` if no such folder is in the path.
 fn numbered_folder(path: &str) -> Option<(&str, u32)> {
     let mut start = 0;
     for part in path.split('/') {

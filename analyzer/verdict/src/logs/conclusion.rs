@@ -41,8 +41,8 @@ impl Conclusion {
         }
     }
 
-    /// Blames the smaller of two sides. If the sides are equal, or there are more than two, all become alternatives,
-    /// and the confidence is lowered.
+    /// Blames the smaller of two sides. If two sides are equally large, or there are more than two, the sides become
+    /// alternatives, the smallest 16 at most, and the confidence is lowered.
     pub(super) fn blame_minority(&mut self, mut sides: Vec<Vec<Rank>>) {
         const MAX_SIDES: usize = 16;
         sides.sort_by_key(|side| (side.len(), side.clone()));
@@ -57,6 +57,6 @@ impl Conclusion {
     }
 }
 
-/// The next step if ranks issue different calls.
+/// The next step for the reader if ranks issue different calls.
 pub(super) const COMPARE_CALLS: &str = "compare what these ranks do before this call: a branch, a batch, a buffer or \
                                   a part of the model that not all of them have";

@@ -30,6 +30,7 @@ impl Seen<'_> {
 pub(super) struct TimedOutWait<'a> {
     pub(super) seen: Seen<'a>,
     pub(super) rank: Rank,
+    /// The group; `None` if no line shows it.
     pub(super) group: Option<&'a str>,
     pub(super) timed_out: &'a TimedOut,
 }
@@ -89,7 +90,7 @@ impl<'a> Digest<'a> {
         }
     }
 
-    /// The groups of failed operations by rank and number; `None` if two groups share both.
+    /// The groups of failed operations by rank and number; `None` where operations of two groups share both.
     fn groups_of_failed(&self) -> BTreeMap<(Rank, u64), Option<&'a str>> {
         let mut groups: BTreeMap<(Rank, u64), Option<&'a str>> = BTreeMap::new();
         for seen in &self.all {
@@ -168,16 +169,19 @@ impl<'a> Digest<'a> {
         self.all.iter().any(|seen| seen.fact.rank == Some(rank))
     }
 
+    /// Whether this rank reports a time-out.
     pub(super) fn timed_out(&self, rank: Rank) -> bool {
         self.waits.iter().any(|wait| wait.rank == rank)
     }
 
+    /// Whether any rank, named or not, reports a time-out.
     pub(super) fn any_timed_out(&self) -> bool {
         !self.waits.is_empty() || !self.nameless.is_empty()
     }
 }
 
-/// Whether this is the group of all ranks, which PyTorch names `0`; a line without a group counts as one about it.
+/// Whether this is the group of all ranks, which PyTorch names `0`. A line without a group counts as a line about that
+/// group.
 pub(super) fn is_world(group: Option<&str>) -> bool {
     group.is_none_or(|name| name == "0" || name.contains("default_pg"))
 }

@@ -2,7 +2,7 @@
 
 use rcomm_recorder::model::{OpType, Rank};
 
-/// One log: a file or a stream of one rank or of many.
+/// One log: a file or a stream, of one rank or of many.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
     /// The path or name under which the log was read.
@@ -10,7 +10,7 @@ pub struct Log {
     /// The number of its lines.
     pub lines: u64,
     /// The attempts of the job that the log shows, oldest first: a launcher that restarts its processes begins a new
-    /// one. The last may have no facts.
+    /// attempt. The last attempt may have no facts.
     pub attempts: Vec<Attempt>,
     /// The number of facts beyond the reader's limits, which were counted and not kept.
     pub left_out: u64,
@@ -32,7 +32,7 @@ pub struct Attempt {
     pub facts: Vec<Fact>,
 }
 
-/// What one line states about the end or the state of the job.
+/// A line that states something about the end or the state of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
     /// Number of the line, from 1.
@@ -68,11 +68,11 @@ pub enum Event {
         /// Whether the ranks finished the operation.
         finished: bool,
     },
-    /// Ranks that did not pass a monitored barrier, as its group counts them.
+    /// Ranks that did not pass a monitored barrier: their group ranks.
     BarrierMissed(Vec<Rank>),
     /// The rank of the line reached a monitored barrier that another rank did not pass.
     BarrierReached {
-        /// The rank, as the group counts it, of the rank that logged the line; `None` if the line does not state it.
+        /// The group rank of the rank that logged the line; `None` if the line does not state it.
         in_group: Option<Rank>,
     },
     /// The other side closed a connection.
@@ -80,7 +80,7 @@ pub enum Event {
         /// The address of the other side.
         peer: String,
     },
-    /// The network gave up a transfer.
+    /// The network reported that it cannot reach the other side.
     Unreachable {
         /// The address of the other side.
         peer: String,
@@ -105,14 +105,14 @@ pub enum Event {
     },
     /// NCCL refused a communicator with two ranks on one device.
     SameDevice {
-        /// The two ranks, as the communicator counts them.
+        /// The two ranks, by their numbers in the communicator.
         ranks: [Rank; 2],
         /// The device, as NCCL names it.
         device: String,
     },
     /// NCCL aborted an operation.
     Aborted {
-        /// The operation, if it is named.
+        /// The operation and its number, if they are named.
         op: Option<(LoggedOp, u64)>,
         /// The text of NCCL's error.
         error: String,

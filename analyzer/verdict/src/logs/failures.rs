@@ -29,7 +29,8 @@ fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)> {
         .or_else(|| ends().find(|(_, end)| end.code != -SIGTERM))
 }
 
-/// The first process was ended by a signal that neither a time-out nor a launcher sends.
+/// The first process was ended by a signal other than SIGTERM, and not by SIGABRT after a time-out or after a transfer
+/// whose two ends have different sizes.
 pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, end) = first_end(digest)?;
     let signal = end.code.checked_neg().filter(|&signal| signal > 0)?;
@@ -153,6 +154,7 @@ fn refused_peer(error: &str) -> Option<&str> {
         .filter(|peer| !peer.is_empty())
 }
 
+/// The process that ended, for a sentence.
 fn subject(seen: Seen<'_>, end: &Ended) -> String {
     let pid = end.pid.map_or(String::new(), |pid| format!(" {pid}"));
     match (seen.fact.rank, end.local_rank) {
@@ -188,7 +190,7 @@ pub(super) fn raised(digest: &Digest<'_>) -> Option<Conclusion> {
     let &(seen, error) = errors.first()?;
     let ranks: BTreeSet<Rank> = errors
         .iter()
-        .filter(|(_, other)| kind(other) == kind(error))
+        .filter(|(_, other)| exception_type(other) == exception_type(error))
         .filter_map(|(seen, _)| seen.fact.rank)
         .collect();
     let ranks: Vec<Rank> = ranks.into_iter().collect();
@@ -216,12 +218,12 @@ pub(super) fn raised(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// The type of an exception.
-fn kind(error: &str) -> &str {
+/// The type of an exception: its text up to the first colon.
+fn exception_type(error: &str) -> &str {
     error.split(':').next().unwrap_or(error)
 }
 
-/// A call of CUDA failed inside NCCL.
+/// A call of CUDA failed.
 pub(super) fn device(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, error) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
         Event::DeviceError(error) => Some((seen, error)),
@@ -309,8 +311,8 @@ pub(super) fn same_device(digest: &Digest<'_>) -> Option<Conclusion> {
         ),
     );
     found.lines = vec![seen.cite(format!("ranks {one} and {other} on one device"))];
-    found.next = "look at how each rank chooses its device: one from its local rank, as with torch.cuda.set_device, and \
-                  CUDA_VISIBLE_DEVICES of each process"
+    found.next = "look at how each rank chooses its device: one from its local rank, as with torch.cuda.set_device, \
+                  and CUDA_VISIBLE_DEVICES of each process"
         .to_owned();
     Some(found)
 }
@@ -433,7 +435,7 @@ pub(super) fn peer_lost(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// The network gave up a transfer.
+/// The network reported that it cannot reach the other side.
 pub(super) fn unreachable(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, peer, status) = digest.all.iter().find_map(|&seen| match &seen.fact.event {
         Event::Unreachable { peer, status } => Some((seen, peer, status)),
@@ -458,7 +460,7 @@ pub(super) fn unreachable(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// The watchdog itself stopped.
+/// The watchdog of a rank made no progress.
 pub(super) fn watchdog_stuck(digest: &Digest<'_>) -> Option<Conclusion> {
     let stuck: Vec<(Seen<'_>, u64)> = digest
         .all

@@ -24,9 +24,9 @@ impl LoggedOp {
     }
 }
 
-/// Adds what the logs show to a report. If no record was read, the logs alone make the verdict and the finding.
-/// Otherwise their lines become evidence of the first error that has no other as its cause, or a separate finding if
-/// the records show no error.
+/// Adds what the logs show to a report. If no record was read and the report has no finding, the logs alone make the
+/// verdict and the finding. Otherwise their lines become evidence of the first error that is no consequence of another
+/// finding, or a separate finding if the records show no such error. Does nothing without logs.
 pub fn join(report: &mut Report, logs: &[Log]) {
     if logs.is_empty() {
         return;
@@ -54,7 +54,7 @@ pub fn join(report: &mut Report, logs: &[Log]) {
         if age > 0 {
             found = found.map(in_earlier_attempt);
         }
-        stand_alone(report, found.unwrap_or_else(nothing_failed), &digest);
+        stand_alone(report, found.unwrap_or_else(nothing_to_judge), &digest);
         return;
     }
     let Some(first) = first_error(report) else {
@@ -69,6 +69,7 @@ pub fn join(report: &mut Report, logs: &[Log]) {
     }
 }
 
+/// The index of the first error that is no consequence of another finding.
 fn first_error(report: &Report) -> Option<usize> {
     let is_root = |finding: &Finding| {
         finding.severity == Severity::Error
@@ -92,7 +93,8 @@ fn in_earlier_attempt(mut found: Conclusion) -> Conclusion {
     found
 }
 
-fn nothing_failed() -> Conclusion {
+/// The conclusion if no rule applies.
+fn nothing_to_judge() -> Conclusion {
     let mut found = Conclusion::new(
         Code::N302,
         Verdict::Inconclusive,
@@ -103,7 +105,8 @@ fn nothing_failed() -> Conclusion {
     found
 }
 
-/// Adds a finding of the logs to records that show no error; it also states the verdict of the records.
+/// Adds a finding of the logs to a report whose records show no error. The finding also states the verdict of the
+/// records.
 fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
     found.ruled_out.push(format!(
         "by the records alone, the verdict is {}",
@@ -152,7 +155,8 @@ fn finding(id: u32, found: Conclusion) -> Finding {
     }
 }
 
-/// Cites the logged time-outs of the operation that a finding is about.
+/// Cites the logged time-outs of the operation that a finding is about. A time-out of a rank that the finding accuses
+/// of absence contradicts the finding.
 fn cite_waits(finding: &mut Finding, waits: &[TimedOutWait<'_>]) {
     let Some(group) = finding.group.clone() else {
         return;
@@ -193,9 +197,9 @@ fn bare(name: &str) -> &str {
     name.split('(').next().unwrap_or(name).trim_end()
 }
 
-/// Compares the conclusion of the logs alone with a finding of the records, and cites it as agreeing or contradicting.
-/// If the two are about different groups, both may be true, and it is only cited. Does nothing if the logs name no
-/// culprit.
+/// Compares the conclusion of the logs alone with a finding of the records, and cites the conclusion as agreeing or
+/// contradicting. If the two are about different groups, both may be true, so the conclusion does not contradict. Does
+/// nothing if the logs name no culprit.
 fn compare(finding: &mut Finding, found: Conclusion) {
     if found.culprits.is_empty() {
         return;
@@ -218,8 +222,9 @@ fn compare(finding: &mut Finding, found: Conclusion) {
     push(finding, line);
 }
 
+/// Adds a line to a finding, unless the finding has [`MAX_LINES`] and the line does not contradict it.
 fn push(finding: &mut Finding, line: LogLine) {
-    // Contradictions are few and come first.
+    // Contradictions come first.
     let index = if line.contradicts {
         0
     } else {

@@ -104,7 +104,8 @@ fn side_of(code: Code, issued: &Issued) -> String {
     }
 }
 
-/// The code of the first difference of two calls; `None` if nothing that was logged differs.
+/// The code of the first difference of two calls: in operation or number, in type, in shape. `None` if nothing that was
+/// logged differs.
 fn code_of_difference(one: &Issued, other: &Issued) -> Option<Code> {
     let known = |a: &str, b: &str| !a.is_empty() && !b.is_empty() && a != b;
     if one.op.kind.pattern() != other.op.kind.pattern() || one.seq != other.seq {
@@ -118,7 +119,7 @@ fn code_of_difference(one: &Issued, other: &Issued) -> Option<Code> {
     }
 }
 
-/// A desync report, or a line of the runtime that names the ranks that had not arrived.
+/// Lines name ranks that had not joined: those of a desync report of PyTorch, or a line of rcomm's runtime.
 fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
     let lists: Vec<(Seen<'_>, &[Absent])> = digest
         .all
@@ -129,7 +130,7 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
         })
         .collect();
     let &(seen, _) = lists.first()?;
-    // Ranks repeat each other's lists; the first that states a rank counts.
+    // Ranks repeat each other's lists; the first statement on a rank counts.
     let mut last_of: BTreeMap<Rank, Option<u64>> = BTreeMap::new();
     for absent in lists.iter().flat_map(|(_, absent)| *absent) {
         last_of.entry(absent.rank).or_insert(absent.after);

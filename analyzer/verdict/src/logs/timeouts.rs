@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The time-outs of one group.
 struct GroupTimeouts<'a, 'b> {
     group: Option<&'a str>,
+    /// The lowest number of an operation that timed out.
     seq: u64,
     /// The time-outs in the operation of this number.
     here: Vec<&'b TimedOutWait<'a>>,
@@ -31,6 +32,7 @@ impl GroupTimeouts<'_, '_> {
         place(&op, Some(self.seq), self.group)
     }
 
+    /// Fills in the group, the number and the operation, and adds the lines of the time-outs.
     fn fill(&self, found: &mut Conclusion) {
         found.group = self.group.map(str::to_owned);
         found.seq = Some(self.seq);
@@ -178,7 +180,7 @@ fn differ_at(timeouts: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
     Some(found)
 }
 
-/// Ranks log that they had not enqueued the operation of the same group that the others wait in.
+/// Lines show that some ranks had not enqueued the operation in which others of the same group timed out.
 pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
     group_timeouts(digest).iter().find_map(|timeouts| {
         let group = timeouts.group?;
@@ -233,7 +235,7 @@ pub(super) fn behind(digest: &Digest<'_>) -> Option<Conclusion> {
     })
 }
 
-/// More than two thirds of the ranks of the job report a time-out, and the others do not.
+/// More than two thirds of the ranks of the job report a time-out, and the other ranks do not.
 pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
     let timeouts = group_timeouts(digest)
         .into_iter()

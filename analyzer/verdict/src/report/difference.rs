@@ -1,7 +1,7 @@
 //! The changes between two reports: of two runs, or of two moments of one run.
 //!
-//! Two findings are the same if their code, group, sequence number and culprits are equal. Their sentences may differ
-//! (a wait grows).
+//! Two findings are the same if their code, group, sequence number and culprits are equal. Their sentences may differ,
+//! since the age of a wait grows.
 
 use crate::report::{Finding, GroupRef, Report, Severity, Verdict};
 use rcomm_recorder::model::Rank;
@@ -44,8 +44,8 @@ pub struct GroupChange {
 }
 
 impl GroupChange {
-    /// How many collectives the group issued in between; `None` if unknown on either side, or if the number went down
-    /// (another run).
+    /// How many collectives the group issued in between; `None` if either number is unknown, or if the number went
+    /// down, as between two runs.
     pub fn advanced(&self) -> Option<u64> {
         let [before, after] = self.last_seq;
         after?.checked_sub(before?)

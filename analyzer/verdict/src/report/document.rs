@@ -82,7 +82,8 @@ impl Report {
         instances.filter(|instance| instance.state != InstanceState::Failed)
     }
 
-    /// The error with which a rank's operations failed; `None` if one is pending, or the newest did not fail.
+    /// The error with which a rank's operations failed; `None` if one is pending, if the newest did not fail, or if the
+    /// report lacks the rank.
     pub fn failure(&self, rank: Rank) -> Option<&str> {
         let index = self
             .ranks
@@ -138,8 +139,8 @@ impl Report {
         Some(&note.sentence)
     }
 
-    /// The exit code of a program that made this report. 0: healthy or running, or ended or cancelled with nothing
-    /// wrong before. 1: at least one error or warning, or a crash. 2: inconclusive.
+    /// The exit code of a program that made this report. 1: at least one error or warning, or the verdict is `stuck`,
+    /// `mismatch`, `slow` or `crashed`. Otherwise 2 if the verdict is `inconclusive`, else 0.
     pub fn exit_code(&self) -> u8 {
         let has_problem = self
             .findings
@@ -158,7 +159,7 @@ impl Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Nothing recorded is pending or wrong.
+    /// Every expected rank was read, and nothing recorded is pending or wrong.
     Healthy,
     /// The job runs: work is pending, none of it is overdue.
     Running,
@@ -192,7 +193,7 @@ impl Verdict {
         Self::Inconclusive,
     ];
 
-    /// Whether the verdict says that something is wrong.
+    /// Whether the verdict is `stuck`, `mismatch` or `crashed`.
     pub const fn is_trouble(self) -> bool {
         matches!(self, Self::Stuck | Self::Mismatch | Self::Crashed)
     }
@@ -232,7 +233,7 @@ pub struct JobEnd {
 pub enum EndKind {
     /// Every process closed its record, or exited with 0.
     Ended,
-    /// All processes were terminated together from outside.
+    /// The job was terminated from outside.
     Cancelled,
     /// Some processes failed or were killed first; the others followed.
     Crashed,
@@ -330,7 +331,7 @@ pub struct GroupReport {
     pub backend: String,
     /// Number of the newest collective that any member issued; `None` if none did.
     pub last_seq: Option<u64>,
-    /// Number of the newest collective that the member furthest behind issued; `None` if none.
+    /// Number of the newest collective that the member furthest behind issued; `None` if it issued none.
     pub min_seq: Option<u64>,
     /// The number of members whose record was read.
     pub ranks_read: usize,
@@ -467,7 +468,7 @@ pub struct StackNode {
 }
 
 impl StackNode {
-    /// Merges call stacks. Each has its frames from the outermost inward, and the ranks that are in it.
+    /// Merges call stacks. Each consists of its frames, from the outermost inward, and the ranks that have it.
     pub fn merge<'a, F>(stacks: impl Iterator<Item = (F, Vec<Rank>)>) -> Vec<Self>
     where
         F: Iterator<Item = &'a Frame>,
@@ -499,8 +500,8 @@ impl StackNode {
         roots
     }
 
-    /// The ranks that are in the calling frame (`caller`) but not in this one, ascending: they called something else or
-    /// stopped in the caller.
+    /// The ranks in the calling frame, `caller`, that are not in this one, ascending: they called something else or
+    /// stopped in the calling frame.
     pub fn not_here(&self, caller: &[Rank]) -> Vec<Rank> {
         let elsewhere = caller.iter().copied();
         elsewhere
@@ -509,6 +510,7 @@ impl StackNode {
     }
 }
 
+/// Sorts the frames of each level by file, line and name, and the ranks of each frame.
 fn sort_stacks(nodes: &mut [StackNode]) {
     for node in nodes.iter_mut() {
         node.ranks.sort_unstable();

@@ -1,8 +1,8 @@
 //! The filter language of the live views: `rank:0-63 group:dp op:all_reduce age>5s !host:n07`.
 //!
-//! Terms are separated by spaces and all must hold; `!` negates a term; commas separate alternatives. A term about a
-//! property that a row does not have (an operation, in a list of hosts) does not exclude the row, so one filter serves
-//! all views.
+//! Terms are separated by spaces and all must hold; `!` negates a term; commas separate alternatives. A word without a
+//! key matches a part of the row's group, operation, state, code or further text. A term about a property that a row
+//! does not have (an operation, in a list of hosts) does not exclude the row, so one filter serves all views.
 
 use crate::report::GroupRef;
 use rcomm_recorder::model::Rank;
@@ -24,10 +24,10 @@ pub const KEYS: &[(&str, &str)] = &[
     ("bytes>", "at least this large: 64K, 1M, 2G (also <)"),
 ];
 
-/// The properties of a row; `None` = the row has no such property.
+/// The properties of a row; `None` if the row has no such property.
 #[derive(Clone, Copy, Default)]
 pub struct Subject<'a> {
-    /// The global ranks of the row; empty = none in particular.
+    /// The global ranks of the row; empty if the row is about no particular ranks.
     pub ranks: &'a [Rank],
     /// The group of the row.
     pub group: Option<&'a GroupRef>,
@@ -80,6 +80,7 @@ impl Order {
     }
 }
 
+/// What a term asks of a row. Words are in lower case; ages and lags are in ms.
 #[derive(Clone, Debug, PartialEq)]
 enum Test {
     Ranks(Vec<(Rank, Rank)>),
@@ -97,6 +98,7 @@ enum Test {
 
 #[derive(Clone, Debug, PartialEq)]
 struct Term {
+    /// Whether the test must hold; false if the term is negated.
     wanted: bool,
     test: Test,
 }
@@ -113,7 +115,7 @@ impl Filter {
     ///
     /// # Errors
     ///
-    /// The first term that cannot be read, with its column and what was expected.
+    /// If a term cannot be read: the first such term, its column, and what was expected.
     pub fn parse(text: &str) -> Result<Self, FilterError> {
         let mut terms = Vec::new();
         for (column, term) in split_terms(text) {
@@ -151,7 +153,7 @@ impl Filter {
 }
 
 impl Test {
-    /// Whether the row passes the test; `None` if it lacks the property.
+    /// Whether the row passes the test; `None` if the row lacks the property.
     fn holds(&self, subject: &Subject<'_>) -> Option<bool> {
         match self {
             Self::Ranks(spans) => (!subject.ranks.is_empty()).then(|| {
@@ -190,10 +192,12 @@ impl Test {
     }
 }
 
+/// Whether the text contains the word, which is in lower case, in any case.
 fn has(text: &str, word: &str) -> bool {
     text.to_ascii_lowercase().contains(word)
 }
 
+/// Whether the text contains one of the words, which are in lower case, in any case.
 fn any_part(words: &[String], text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     words.iter().any(|word| text.contains(word.as_str()))
@@ -292,6 +296,7 @@ fn parse_term(term: &str) -> Result<Term, String> {
     Ok(Term { wanted, test })
 }
 
+/// Parses one rank, or the first and the last of a span.
 fn parse_span(span: &str) -> Result<(Rank, Rank), String> {
     let rank = |text: &str| {
         text.parse::<Rank>()
@@ -319,7 +324,7 @@ fn parse_number(text: &str) -> Result<f64, String> {
 ///
 /// # Errors
 ///
-/// The unit or the number is wrong; the text states what was expected.
+/// If the unit or the number is wrong; the text states what was expected.
 pub fn parse_duration_ms(text: &str) -> Result<f64, String> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -339,6 +344,7 @@ pub fn parse_duration_ms(text: &str) -> Result<f64, String> {
         .map_err(|_| format!("`{text}` is not a duration, expected 500ms, 5s, 2m or 1h"))
 }
 
+/// Parses a number of bytes; a unit is a power of 1024.
 fn parse_bytes(text: &str) -> Result<f64, String> {
     let lower = text.to_ascii_lowercase();
     let lower = lower.trim_end_matches("ib").trim_end_matches('b');

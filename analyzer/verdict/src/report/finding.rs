@@ -124,7 +124,7 @@ pub struct Evidence {
     pub group: Option<GroupRef>,
     /// The sequence number of that operation, in the counter of its kind.
     pub seq: u64,
-    /// The operation as the recorder names it, with the relevant arguments.
+    /// The operation with the relevant arguments.
     pub op: String,
 }
 
@@ -133,7 +133,7 @@ pub struct Evidence {
 pub struct Since {
     /// When the state began, wall clock, ns since the epoch.
     pub at_ns: i64,
-    /// How long the state had lasted at `until`, ms; `None` if it is unknown when the records were taken.
+    /// How long the state had lasted at `until`, ms; `None` if the records do not note when they were taken.
     pub age_ms: Option<f64>,
     /// The end of the time that `age_ms` measures.
     pub until: Until,
@@ -339,7 +339,8 @@ impl Finding {
         }
     }
 
-    /// The sentence as it reads `later_ms` later if nothing but the time has changed.
+    /// The sentence as it reads `later_ms` later if nothing but the time has changed: its age is replaced, if it has
+    /// one.
     pub fn sentence_after(&self, later_ms: f64) -> Cow<'_, str> {
         let Some(age_ms) = self.age_ms else {
             return Cow::Borrowed(&self.sentence);

@@ -7,11 +7,12 @@ pub use rcomm_recorder::model::text::{bytes, duration_ms, format_time};
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write as _};
 
-/// Ascending ranks as spans, like `0-63,70`: at most `max_spans`, then a count of the rest.
+/// Ascending ranks as spans, like `0-63,70`: at most `max_spans` of them, then the number of ranks left, like `,+9`.
 pub fn rank_set(ranks: &[Rank], max_spans: usize) -> String {
     spans(ranks, "-", max_spans)
 }
 
+/// Ascending numbers as spans: at most `max_spans` of them, then the number of numbers left.
 pub(super) fn spans<N: Copy + Display + Into<u64>>(
     numbers: &[N],
     separator: &str,
@@ -177,7 +178,8 @@ pub fn format_place(frame: &FrameRef) -> String {
     }
 }
 
-/// A lateness given in ms as text: like [`format_time`], but with one decimal below 10 ms.
+/// A lateness given in ms as text: like [`format_time`], but with one decimal below 10 ms, and "less than 0.1 ms" where
+/// that would read 0.0.
 pub fn format_lateness(ms: f64) -> String {
     if ms < 0.05 {
         "less than 0.1 ms".to_owned()

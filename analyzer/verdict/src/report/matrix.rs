@@ -20,9 +20,9 @@ pub enum Cell {
     Failed,
     /// The record covers this number, and the rank did not issue it.
     NeverIssued,
-    /// Issued as another operation than on most members.
+    /// Issued as another operation than that in [`Matrix::ops`].
     Mismatch,
-    /// Older than the rank's record: the rank may have issued it.
+    /// Older than what the rank's record holds of the group: the rank may have issued it.
     Lost,
     /// There is no record of this rank, or it does not list the group.
     NoRecord,
@@ -67,7 +67,8 @@ pub struct Row {
 pub struct Matrix {
     /// Sequence numbers, ascending: one column each.
     pub seqs: Vec<u64>,
-    /// The operation that most members issued at each number, in the order of `seqs`; empty text if none did.
+    /// The operation that most members issued at each number, in the order of `seqs`; in a tie, the first by name.
+    /// Empty if no member issued one.
     pub ops: Vec<String>,
     /// Rows in order of their first rank.
     pub rows: Vec<Row>,
@@ -90,10 +91,12 @@ struct Line<'a> {
     first: Option<u64>,
     /// Whether the record begins with the rank's first operation: then the ring has dropped none.
     complete: bool,
+    /// By collective number: the entry, and the name of its operation.
     entries: HashMap<u64, (&'a Entry, &'a str)>,
 }
 
-/// The matrix of the last `columns` collectives of `group`. Members without a dump have [`Cell::NoRecord`].
+/// The matrix of the last `columns` collectives of `group`; empty if the dumps hold none. Members without a dump have
+/// [`Cell::NoRecord`].
 ///
 /// `dumps` are (rank, dump) in any order; ranks outside of the group are ignored, if its ranks are known.
 pub fn matrix<'a>(
@@ -167,6 +170,7 @@ pub fn matrix<'a>(
 }
 
 impl<'a> Line<'a> {
+    /// A rank without a record.
     fn missing(rank: Rank) -> Self {
         Self {
             rank,
@@ -249,6 +253,7 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// When the oldest pending collective was issued, ns since the epoch.
     fn pending_since(&self) -> Option<i64> {
         self.entries
             .values()

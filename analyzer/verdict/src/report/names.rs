@@ -12,14 +12,14 @@ use std::collections::{HashMap, HashSet};
 /// members would, its [`GroupRef::name`] follows.
 #[derive(Clone, Debug, Default)]
 pub struct GroupNames {
-    /// Labels that groups of other ranks share.
+    /// Labels that groups with different members share.
     shared: HashSet<String>,
-    /// Labels that groups of the same ranks share.
+    /// Labels that groups with different names and the same members share.
     same_ranks: HashSet<String>,
 }
 
 impl GroupNames {
-    /// The names of these groups, which are all that are known of the job.
+    /// The names of these groups, which must be all known groups of the job.
     pub fn new<'a>(groups: impl IntoIterator<Item = &'a GroupRef>) -> Self {
         let mut first: HashMap<String, &GroupRef> = HashMap::new();
         let mut names = Self::default();
@@ -52,8 +52,8 @@ impl GroupNames {
         }
     }
 
-    /// The name of a group in running text, where its ranks are not beside it: those of a group without a description
-    /// follow, as `7 (ranks 2 and 3)`.
+    /// The name of a group in running text, where its ranks are not beside it: the ranks follow the name of a group
+    /// without a description, as in `7 (ranks 2 and 3)`.
     pub fn in_text(&self, group: &GroupRef) -> String {
         match is_undescribed(group) && !group.ranks.is_empty() {
             true => format!("{} ({})", group.name, format_ranks(&group.ranks)),
@@ -101,8 +101,8 @@ pub fn is_undescribed(group: &GroupRef) -> bool {
     group.desc.is_empty() || group.desc == "undefined"
 }
 
-/// Whether a name begins with a hash, as PyTorch's of groups that only their members make, or is the number of a
-/// communicator that the plug-in for NCCL read.
+/// Whether a name begins with a hash, as PyTorch's names of groups that only their members make, or is a communicator's
+/// number that the plug-in for NCCL read.
 fn is_hash(name: &str) -> bool {
     const DIGITS: usize = 32;
     const COMMUNICATOR_DIGITS: usize = 16;
@@ -116,8 +116,8 @@ fn is_hash(name: &str) -> bool {
 
 /// One label for several groups, like `tp_0..127` or `tp_0,1,3`.
 ///
-/// Labels that differ only in their last number are shown with the spans of that number: three spans and a count of the
-/// rest. Labels without a common stem are shown as the first one and a count.
+/// Labels that differ only in their last number are shown with the spans of that number: at most three spans, then the
+/// number of labels left. Labels without a common stem are shown as the first one and the number of others.
 pub fn group_labels(labels: &[String]) -> String {
     const SPANS: usize = 3;
     let split = |label: &str| -> Option<(String, u64)> {

@@ -1,4 +1,4 @@
-//! The prices of findings: how much time their causes cost.
+//! Tests the prices of findings: how much time their causes cost.
 
 use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, ProcessGroupInfo, Rank, Signature};
 use rcomm_recorder::publish::{Dump, DumpGroup, Identity};
@@ -11,6 +11,7 @@ struct TimedOperation {
     op: OpType,
     /// The size of the input, and of the output.
     bytes: u64,
+    /// When it was issued, ms after the job began.
     at_ms: f64,
     duration_ms: Option<f32>,
 }

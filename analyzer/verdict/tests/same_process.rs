@@ -1,4 +1,4 @@
-//! A process that has rcomm's plug-in for NCCL in addition to its own recorder.
+//! Tests processes that have rcomm's plug-in for NCCL in addition to their own recorder.
 
 use rcomm_recorder::model::{
     Communicator, DType, EntryState, GroupPlace, KernelProgress, LinkProgress, LinkWait, OpType,
@@ -58,7 +58,7 @@ const OPS: [OpType; 3] = [OpType::AllReduce, OpType::Barrier, OpType::AllReduce]
 const SEEN: [OpType; 3] = [OpType::AllReduce; 3];
 
 /// The record of a program's own recorder, which does not see the device, and the plug-in's record of the same process.
-/// `seen` are the operations as NCCL runs them, of a communicator with this name.
+/// `seen` are the operations as NCCL runs them, on a communicator with this name.
 fn process(rank: u32, name: &str, seen: &[OpType]) -> [Dump; 2] {
     let [program, plugin] = [recorder(rank), recorder(rank)];
     let info = ProcessGroupInfo {
@@ -216,7 +216,7 @@ fn a_communicator_without_a_name_is_the_one_group_whose_calls_were_recorded_at_t
     let groups = |later_ns: i64, has_second_group: bool| {
         let mut dumps = job("", &SEEN);
         for dump in &mut dumps {
-            // One call each second.
+            // The ranks issue one call each second.
             for (ago, entry) in dump.entries.iter_mut().rev().enumerate() {
                 entry.time_created_ns -= ago as i64 * 1_000_000_000;
             }
@@ -247,9 +247,9 @@ fn a_communicator_without_a_name_is_the_one_group_whose_calls_were_recorded_at_t
         named.collect::<Vec<_>>()
     };
     assert_eq!(groups(0, false), ["0"]);
-    // The same calls at other times.
+    // The plug-in recorded the same calls at other times.
     assert_eq!(groups(200_000_000, false), ["0", "nccl-00000000000000ab"]);
-    // Two groups of the same ranks, whose calls are the same: it may be either.
+    // The communicator may be either of two groups with the same ranks and the same calls.
     assert_eq!(groups(0, true), ["0", "1", "nccl-00000000000000ab"]);
 }
 
@@ -341,7 +341,7 @@ fn pytorch_s_dumps_are_joined_by_order_and_time_with_and_without_names() {
             &Policy::default(),
         )
     };
-    // Those with operations: without any, nothing shows which group a communicator is.
+    // Counts communicators with operations: without any, nothing shows which group a communicator is.
     let communicators = |report: &rcomm_verdict::Report| {
         let groups = report.groups.iter();
         groups
@@ -356,7 +356,7 @@ fn pytorch_s_dumps_are_joined_by_order_and_time_with_and_without_names() {
             first.sentence.clone(),
         )
     };
-    // A thread that lost its processor between the two records of a call.
+    // On each rank, a thread lost its processor between the two records of one call.
     let paused = torch.iter().map(|dump| {
         let mut ring = plugin_of(dump, 20_000, false);
         let longest = (0..ring.groups.len() as u32)
@@ -376,7 +376,7 @@ fn pytorch_s_dumps_are_joined_by_order_and_time_with_and_without_names() {
         assert_eq!(joined.ranks.len(), 8);
         assert_eq!(communicators(&joined), 0, "{are_named}");
         assert_eq!(named(&joined), named(&alone));
-        // Another run of the same program: the same calls in the same order, at other times.
+        // The rings are of another run of the same program: they hold the same calls in the same order, at other times.
         let apart = judge_with_plugin(3_000_000_000, are_named);
         assert!(communicators(&apart) > 4, "{are_named}");
     }

@@ -1,4 +1,4 @@
-//! Tests of verdicts on a job that was started again under its name, beside the rings of its earlier run.
+//! Tests verdicts on a job that was started again under its name, beside the rings of its earlier run.
 
 use super::*;
 
@@ -131,7 +131,8 @@ fn a_world_with_living_processes_comes_before_a_more_complete_one_without() {
 fn records_of_this_run_and_of_other_hosts_stay() {
     let well = (Some(0), None, 30.0);
     let mut launch = started_again(&[well; 4], 4);
-    // The run of the records: a rank may be a child of the process that the launcher started.
+    // The launch is that of the records, with other process ids: a rank may be a child of the process that the launcher
+    // started.
     launch.started_ns = at(-1.0);
     let report = judge_launched(&earlier_run(4), launch.clone());
     assert_eq!(left_aside(&report), "");
@@ -187,7 +188,7 @@ fn judge_live(dumps: &[Dump], world_size: u32) -> Report {
 }
 
 #[test]
-fn without_a_launcher_the_rings_of_the_run_before_are_told_by_their_times() {
+fn without_a_launcher_the_rings_of_the_run_before_are_recognized_by_their_times() {
     // Rank 3 of the newest run has not made its ring yet, or the newest run has only three ranks.
     for size in [4, 3] {
         let mut dumps: Vec<Dump> = newer_run(0..3, size).collect();
@@ -201,8 +202,8 @@ fn without_a_launcher_the_rings_of_the_run_before_are_told_by_their_times() {
         assert_eq!(report.verdict, expected, "{size}");
         assert_eq!(report.input.ranks_expected, size as usize);
         assert_eq!(report.input.ranks_read, 3);
-        let aside = "the record of rank 3 was left aside: its newest sign of life is from 13:00:16 UTC, before the first of \
-                     the others was begun, at 13:00:20 UTC";
+        let aside = "the record of rank 3 was left aside: its newest sign of life is from 13:00:16 UTC, before the \
+                     first of the others was begun, at 13:00:20 UTC";
         let mut problems = report.problems.iter();
         assert!(
             problems.any(|note| note.sentence.starts_with(aside)),
@@ -213,7 +214,7 @@ fn without_a_launcher_the_rings_of_the_run_before_are_told_by_their_times() {
 }
 
 #[test]
-fn one_note_tells_all_ranks_whose_records_were_left_aside() {
+fn one_note_names_all_ranks_whose_records_were_left_aside() {
     let mut analysis = rcomm_verdict::Analysis::new(Policy {
         snapshot: true,
         now_ns: Some(at(29.0)),
@@ -315,6 +316,6 @@ fn the_end_of_a_job_says_which_attempt_it_was_and_which_has_begun() {
         crashed(1, Some((2, &[3]))),
         both("attempt 2 has begun, and rank 3 runs and has no ring yet; of attempt 1")
     );
-    // What is not later has nothing to do with the end.
+    // An attempt that is not later has nothing to do with the end.
     assert_eq!(crashed(1, Some((1, &[3]))), both("attempt 1"));
 }

@@ -1,5 +1,5 @@
-//! Tests of operations that failed as soon as they were issued: they do not show that another rank is late, and those
-//! that were refused were never issued.
+//! Tests operations that failed as soon as they were issued: they do not show that another rank is late, and those that
+//! were refused were never issued.
 
 use crate::job::{State, alive, at, closed, dead, record};
 use crate::{judge, root};

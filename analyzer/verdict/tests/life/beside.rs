@@ -1,4 +1,4 @@
-//! Ranks that go on beside an unfinished operation: on another thread, or without a wait for a message.
+//! Tests ranks that go on beside an unfinished operation: on another thread, or without a wait for a message.
 
 use crate::job::{State, alive, at, record};
 use rcomm_recorder::model::{Entry, OpType, Peer, ProcessGroupInfo, Rank, Signature};

@@ -1,4 +1,4 @@
-//! Jobs with several causes: each finding counts the ranks that wait because of it.
+//! Tests findings on several causes, on all ranks of a host, and on ranks that may be victims of others.
 
 use crate::job::{State, alive, at, dead, record, stopped};
 use crate::root;
@@ -107,8 +107,8 @@ fn the_ranks_of_a_host_that_are_gone_are_one_finding() {
         assert_eq!(root(&report), (Verdict::Stuck, Code::E150, &[2, 3][..]));
         assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
         let expected = format!(
-            "the processes of ranks 2 and 3 are gone, all of host n1: they never issued all_reduce #2 on group default_pg, \
-             where {waiting}"
+            "the processes of ranks 2 and 3 are gone, all of host n1: they never issued all_reduce #2 on group \
+             default_pg, where {waiting}"
         );
         assert_eq!(report.findings[0].sentence, expected);
     }
@@ -164,7 +164,8 @@ fn the_ranks_of_a_host_that_are_stopped_are_one_finding_with_the_host_of_the_pro
     let expected = "the processes of ranks 2 and 3, all of host n1, are stopped by a signal since 13:00:01 UTC: they \
                     never issued all_reduce #2 on group default_pg, where 2 ranks wait for 9.0 s";
     assert_eq!(finding.sentence, expected);
-    let next = "find out who stopped them; `kill -CONT 102 103` on host n1 lets them go on, unless a debugger holds them";
+    let next = "find out who stopped them; `kill -CONT 102 103` on host n1 lets them go on, unless a debugger holds \
+                them";
     assert_eq!(finding.next, next);
 }
 

@@ -1,4 +1,5 @@
-//! Exchanges (all_to_all with sizes for each pair) that fail or hang, with and without these sizes in the records.
+//! Tests exchanges (all_to_all with sizes for each pair) that fail or hang, with and without these sizes in the
+//! records.
 
 use crate::job::{State, alive, at, closed, dead, record};
 use crate::{judge, root};

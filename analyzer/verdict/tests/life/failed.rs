@@ -1,4 +1,4 @@
-//! A call that has failed is not waiting: it is shown as failed, with its error.
+//! Tests that a call that has failed is shown as failed, with its error, and not as waiting.
 
 use crate::job::{State, alive, at, dead, fails, record};
 use rcomm_recorder::model::FailureKind;

@@ -1,4 +1,4 @@
-//! Dumps of a part of the ranks: what the others did is not known.
+//! Tests verdicts on dumps of a part of the ranks: what the others did is not known.
 
 use crate::job::{State, at, record};
 use rcomm_recorder::model::{EntryState, ProcessGroupInfo, Rank};
@@ -39,7 +39,7 @@ fn on_group(mut dump: Dump, name: &str) -> Dump {
     dump
 }
 
-/// The policy of files that were written 60 s after 13:00.
+/// The policy for files that were written 60 s after 13:00.
 fn written() -> Policy {
     Policy {
         now_ns: Some(at(60.0)),
@@ -56,7 +56,7 @@ fn errors(findings: &[Finding]) -> Vec<&Finding> {
 
 #[test]
 fn a_group_whose_members_are_guessed_may_have_one_that_left_no_dump() {
-    // Rank 1 is a member of both groups, and went to the other one first: its dump and that of rank 0 are not there.
+    // Rank 1 may be a member of both groups, and wait elsewhere: its dump and that of rank 0 are missing.
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let dumps = [
         on_group(by_gloo(2, &waits), "a"),
@@ -100,8 +100,8 @@ fn most_ranks_are_no_host_that_is_gone() {
 fn a_file_that_was_written_before_the_others_came_does_not_show_that_its_rank_did_not() {
     let late = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
     let waits = [late[0], late[1], (20.0, State::Pending)];
-    // Without a time of their own, as PyTorch's dumps are: when each file was written, and whom the report names.
-    for (written, culprit) in [(2.0, Code::E102), (60.0, Code::E101)] {
+    // The dumps state no time, as PyTorch's. The file of rank 1 was written before or after the others came.
+    for (written, code) in [(2.0, Code::E102), (60.0, Code::E101)] {
         let mut analysis = Analysis::new(Policy::default());
         for rank in 0..4 {
             let operations = if rank == 1 { &late[..] } else { &waits };
@@ -116,13 +116,10 @@ fn a_file_that_was_written_before_the_others_came_does_not_show_that_its_rank_di
         let [finding] = errors(&report.findings)[..] else {
             panic!("{:?}", report.findings)
         };
-        assert_eq!(
-            (finding.code, &finding.culprit_ranks[..]),
-            (culprit, &[1][..])
-        );
+        assert_eq!((finding.code, &finding.culprit_ranks[..]), (code, &[1][..]));
         let never = finding.sentence.contains("never issued");
-        assert_eq!(never, culprit == Code::E101, "{}", finding.sentence);
-        assert_eq!(finding.confidence > 0.75, culprit == Code::E101);
+        assert_eq!(never, code == Code::E101, "{}", finding.sentence);
+        assert_eq!(finding.confidence > 0.75, code == Code::E101);
     }
 }
 

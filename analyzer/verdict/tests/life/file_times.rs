@@ -1,4 +1,4 @@
-//! Tests of verdicts on PyTorch's dumps, which state no time: the times of their files show how old they are.
+//! Tests verdicts on PyTorch's dumps, which state no time: the times of their files show how old they are.
 
 use super::*;
 use rcomm_recorder::publish::Recorder;
@@ -102,7 +102,7 @@ fn an_operation_that_only_some_ranks_completed_is_no_healthy_job() {
         "{:?}",
         late.problems
     );
-    // The watchdog of rank 1 had not noticed it yet.
+    // The watchdog of rank 1 had not noticed the completion yet.
     let soon = judge(2.0);
     assert_eq!(
         (soon.verdict, soon.findings.len()),
@@ -190,7 +190,7 @@ fn the_highest_sequence_numbers_are_judged_like_others() {
         let of_rank = |rank: Rank, operations: &[(f64, State)]| {
             let mut dump = by_pytorch(rank, operations, 0.0);
             for entry in &mut dump.entries {
-                // That of the newest operation that both completed is the highest of 32 bits, or one more.
+                // The newest operation that both completed has the highest number of 32 bits, or one more.
                 entry.collective_seq_id += u64::from(u32::MAX) - 2 + above;
             }
             (dump, 60.0)

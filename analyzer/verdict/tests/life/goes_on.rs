@@ -9,8 +9,8 @@ use rcomm_recorder::model::{
 use rcomm_recorder::publish::{Dump, DumpGroup, ThreadInfo};
 use rcomm_verdict::{Code, Policy, Report, Verdict, analyze};
 
-/// Ranks 0 and 2 give up in their second operation at 4 s, since rank 1 comes only at 7 s; then all three go on with
-/// these operations, each with when it was issued and its state.
+/// Ranks 0 and 2 give up in their second operation at 4 s, since rank 1 comes only at 7 s. Then each rank goes on with
+/// its operations in `later`.
 fn caught(later: [&[(f64, State)]; 3]) -> Vec<Dump> {
     let gave_up = [(0.0, State::Done(0.1)), (1.0, State::Failed(4.0))];
     let late = [(0.0, State::Done(0.1)), (7.0, State::Failed(7.1))];
@@ -98,8 +98,8 @@ fn add_group_and_threads(dump: &mut Dump, group: &str, ranks: [Rank; 2]) {
         .into();
 }
 
-/// The record of rank 0 of 2 with all_reduces once a second up to the one at `last`, which all complete, and from 0.5 s
-/// on a receive from rank 1 on a group of its own. Thread 0 issued the receive, `thread` all others.
+/// The records of two ranks with an all_reduce each second, the last one at `last`, all of which complete. At 0.5 s,
+/// thread 0 of rank 0 issues a receive from rank 1 on a group of its own, which stays open. `thread` issues all others.
 fn with_open_receive(last: u32, thread: u32) -> Vec<Dump> {
     let done = |second: u32| (f64::from(second), State::Done(f64::from(second) + 0.1));
     let operations: Vec<_> = (0..=last).map(done).collect();
@@ -142,7 +142,7 @@ fn a_receive_that_a_working_rank_holds_open_is_no_hang() {
 
 #[test]
 fn an_open_receive_is_a_cause_once_its_rank_does_nothing_else() {
-    // For ten seconds its thread has completed nothing.
+    // For ten seconds the thread of the receive has completed nothing.
     let report = judge_live(with_open_receive(30, 0), 40.5);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E120, &[1][..]));
     // The same holds for a thread that did something else long before, and that waits while another thread works.
@@ -266,7 +266,7 @@ fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_something_is_pending()
         let report = judge_live(paced(), now);
         assert_eq!(report.verdict, Verdict::Healthy, "{now}");
     }
-    // A pause of 2 s before makes one of 31 s usual.
+    // After a pause of 2 s, one of 31 s is not unusual.
     let operations: Vec<_> = (0..=20)
         .map(|index| f64::from(index) / 2.0 - if index < 4 { 2.0 } else { 0.0 })
         .map(|issued| (issued, State::Done(issued + 0.1)))
@@ -281,8 +281,8 @@ fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_something_is_pending()
     assert_eq!(judge(&dumps, 41.0).verdict, Verdict::Ended);
 }
 
-/// Three ranks that wait from 2 s on for rank 1 in their third all_reduce. Thread 0 of rank 1 issued the first two, and
-/// `thread` issues one a second, from 3 s on, on a group of rank 1 and rank 2.
+/// Three ranks, of which ranks 0 and 2 wait from 2 s on for rank 1 in their third all_reduce. Thread 0 of rank 1 issued
+/// the first two; its thread `thread` issues one each second from 3 s on, on a group of ranks 1 and 2.
 fn beside(thread: u32) -> Vec<Dump> {
     let first = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
     let waits = [first[0], first[1], (2.0, State::Pending)];
@@ -449,8 +449,8 @@ fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
         ),
         (
             false,
-            "rank 1 is in send #1 to rank 0 on group control/1 and rank 0 in recv #1 from rank 1 on group control/1, and \
-             neither has finished: their tags may differ, which no record holds",
+            "rank 1 is in send #1 to rank 0 on group control/1 and rank 0 in recv #1 from rank 1 on group control/1, \
+             and neither has finished: their tags may differ, which no record holds",
         ),
     ] {
         let report = report_of(completed);

@@ -1,4 +1,4 @@
-//! The records of a small job, written by hand.
+//! Makes the records of a small job.
 
 use rcomm_recorder::model::{
     Entry, EntryState, FailedOperation, Failure, FailureKind, OpType, Peer, ProcessGroupInfo, Rank,
@@ -151,6 +151,7 @@ pub(crate) fn alive(dump: Dump, now: f64) -> Dump {
     taken(dump, now, RingReader::OWNER_LIVES)
 }
 
+/// The dump as taken for this reason at this time, which is also that of the last heartbeat.
 fn taken(mut dump: Dump, then: f64, reason: &str) -> Dump {
     dump.identity.dump_time_ns = at(then);
     dump.identity.reason = reason.to_owned();

@@ -1,4 +1,4 @@
-//! Several records of one process: what each of them holds counts.
+//! Tests verdicts on several records of each process: what each of them holds counts.
 
 use crate::job::{State, alive, at, fails, record};
 use rcomm_recorder::model::{FailureKind, LinkEnd, PeerLink, Rank};
@@ -12,6 +12,7 @@ fn first_finding(dumps: &[Dump]) -> Finding {
     findings.into_iter().next().expect("there is a finding")
 }
 
+/// A connection that was sampled at one moment and had its last sign of life at another.
 fn link(to: Rank, heard: f64, sampled: f64) -> PeerLink {
     PeerLink {
         heard_ns: at(heard),

@@ -1,4 +1,4 @@
-//! Tests of verdicts that know from the launcher how the processes ended.
+//! Tests verdicts that know from the launcher how the processes ended.
 
 use super::*;
 
@@ -150,7 +150,7 @@ fn the_launcher_knows_the_exit_code_of_the_rank_that_went_first() {
 }
 
 #[test]
-fn exits_with_success_are_the_verdict_ended_whatever_the_rings_show() {
+fn after_exits_with_success_the_verdict_is_ended_whatever_the_rings_show() {
     let between = [(0.0, State::Done(0.1))];
     let dumps: Vec<Dump> = (0..2)
         .map(|rank| dead(record(rank, 2, &between), 1.0))
@@ -168,7 +168,7 @@ fn the_order_in_which_ranks_end_that_the_kernel_killed_for_memory_means_nothing(
         .zip(0..)
         .map(|(operations, rank)| dead(record(rank, 4, operations), 1.2))
         .collect();
-    // Rank 2 used the memory, and ended last, once it was free.
+    // Rank 2 used the memory, and ended later than rank 3, once its memory was free.
     let ends = [(1, 0, 4.0), (1, 0, 4.0), (0, 9, 1.6), (0, 9, 1.3)].map(|(code, signal, then)| {
         let code = Some(code).filter(|code| *code > 0);
         (code, Some(signal).filter(|signal| *signal > 0), then)
@@ -202,7 +202,7 @@ fn ranks_that_exited_with_success_are_not_lost_although_they_removed_their_rings
     let report = judge_running(&dumps, launch.clone(), 20.0);
     assert_eq!((report.verdict, report.exit_code()), (Verdict::Healthy, 0));
     assert!(report.problems.is_empty(), "{:?}", report.problems);
-    // Others wait for one that ended: it is named with how it ended.
+    // Others wait for rank 1, which has ended: the finding says how it ended.
     let inside = [(0.0, State::Done(0.1)), (2.0, State::Pending)];
     let dumps: Vec<Dump> = [0, 2, 3]
         .map(|rank| alive(record(rank, 4, &inside), 20.0))
@@ -264,8 +264,8 @@ fn ranks_that_are_gone_wait_for_no_rank_without_a_record() {
         assert_eq!(
             note,
             "rank 1 left no readable record; no process of the others is left: the last sign of life is from 13:00:01 \
-             UTC; it took part in operations before, so its ring is on another host, or it left none: read the records of \
-             all hosts"
+             UTC; it took part in operations before, so its ring is on another host, or it left none: read the \
+             records of all hosts"
         );
     }
     // A wait that was a hang while they lived stays one, of the age that it had at their end.
@@ -317,8 +317,9 @@ fn a_launcher_that_noted_no_end_was_killed_or_stopped() {
     assert_eq!(report.verdict, Verdict::Inconclusive);
     assert_eq!(
         end(&report).1,
-        "all 2 ranks' processes are gone, with the last sign of life at 13:00:01 UTC; none was in an operation, and how \
-         this happened is not recorded; their launcher, process 77 on n0, noted none of these ends: it was killed or stopped before them"
+        "all 2 ranks' processes are gone, with the last sign of life at 13:00:01 UTC; none was in an operation, and \
+         how this happened is not recorded; their launcher, process 77 on n0, noted none of these ends: it was killed \
+         or stopped before them"
     );
 }
 

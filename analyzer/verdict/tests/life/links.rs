@@ -1,4 +1,4 @@
-//! What the records of connections show: who is cut off from whom, and whether the store is lost.
+//! Tests what the records of connections show: who is cut off from whom, and whether the store is lost.
 
 use crate::job::{State, alive, at, fails, record};
 use crate::root;
@@ -12,7 +12,7 @@ const CUT: f64 = 2.0;
 /// When the ranks sampled their connections last.
 const SAMPLED: f64 = 8.0;
 
-/// All members came to the second all_reduce, and none finished it.
+/// The records of ranks that all came to the second all_reduce, which none has finished.
 fn dumps() -> Vec<Dump> {
     let waits = [(0.0, State::Done(0.1)), (1.9, State::Pending)];
     let dump = |rank| {
@@ -33,7 +33,7 @@ fn alive_until(to: Rank, then: f64) -> PeerLink {
     }
 }
 
-/// Connections between all ranks, of which those that `is_cut` names have been silent since the cut.
+/// Connects all ranks. Connections for which `is_cut` holds in either direction have been silent since the cut.
 fn connect(dumps: &mut [Dump], is_cut: impl Fn(Rank, Rank) -> bool) {
     for (from, dump) in (0..).zip(dumps) {
         let others = (0..RANKS).filter(|&to| to != from);

@@ -30,7 +30,7 @@ use rcomm_recorder::model::{Failure, FailureKind, ProcessExit, Rank};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use rcomm_verdict::{Code, EndKind, Extent, LaterAttempt, Policy, Report, Verdict, analyze};
 
-/// The verdict, which is the same post mortem and live.
+/// The report, which must be the same post mortem and live.
 fn judge(dumps: &[Dump], now: f64) -> Report {
     let after = analyze(dumps, &Policy::default());
     let live = analyze(
@@ -51,6 +51,7 @@ fn root(report: &Report) -> (Verdict, Code, &[Rank]) {
     (report.verdict, first.code, &first.culprit_ranks)
 }
 
+/// How the job ended, and the sentence that states it.
 fn end(report: &Report) -> (EndKind, &str) {
     let end = report.end.as_ref().expect("the job is over");
     (end.how, &end.sentence)
@@ -92,8 +93,8 @@ fn a_job_that_was_terminated_in_the_middle_is_no_hang() {
         end(&report),
         (
             EndKind::Cancelled,
-            "all 3 ranks ended together at 13:00:01 UTC, none in order: they were probably terminated from outside; ranks 0 and 1 were inside \
-             all_reduce #2 on group default_pg"
+            "all 3 ranks ended together at 13:00:01 UTC, none in order: they were probably terminated from outside; \
+             ranks 0 and 1 were inside all_reduce #2 on group default_pg"
         )
     );
 }
@@ -471,7 +472,8 @@ fn complete_records_without_pending_operations_are_healthy() {
     );
 }
 
-/// Ranks that could not start, in order of their failures, each with the world size that it was given.
+/// The records of ranks that could not start. `sizes` has each rank with the world size that it was given, in order of
+/// the failures.
 fn refused(sizes: &[(Rank, u32)]) -> Vec<Dump> {
     let refused = |(&(rank, size), then)| {
         let mut dump = record(rank, size, &[]);

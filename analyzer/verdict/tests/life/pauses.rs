@@ -5,8 +5,8 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_verdict::{Analysis, Code, Finding, Policy, analyze};
 
-/// Rank 0 of four is not in the operation that the others issued at 40 s. Before it, all ranks issued one a second; with
-/// `pauses`, rank 0 came 12 s late to two of them. The time-out is 10 min.
+/// Rank 0 of four is not in the operation that the others issued at 40 s. Before it, all ranks issued four a second;
+/// with `pauses`, rank 0 came 12 s late to two of them. The time-out is 10 min.
 fn missed(pauses: bool) -> Vec<Dump> {
     let of_rank = |rank: Rank| {
         let mut operations: Vec<(f64, State)> = (0..30)
@@ -115,8 +115,8 @@ fn a_rank_that_paused_for_as_long_before_may_pause_again() {
     assert!(live(true, 40.0 + 25.0).confidence > 0.5);
 }
 
-/// The confidence and the doubts on rank 0, which is missed for 12 s in the operation that rank 1 issued at 40 s. Its
-/// clock and that of rank 1 are the same. Both have these operations before.
+/// The confidence and the doubts of the finding on rank 0, which is missed for 12 s in the operation that rank 1 issued
+/// at 40 s. Before, both ranks issued these operations. Their clocks agree.
 fn after(operations: &[[(f64, State); 2]]) -> (f64, String) {
     let of_rank = |rank: Rank| {
         let mut own: Vec<(f64, State)> =

@@ -1,5 +1,5 @@
-//! Tests of jobs in which nothing is pending or wrong, and that are not called healthy: a rank failed for which no
-//! other waits yet, or ranks have stopped communicating.
+//! Tests jobs in which nothing is pending or wrong, and that are not called healthy: a rank failed and no other waits
+//! for it yet, or ranks have stopped communicating.
 
 use crate::job::{State, alive, at, closed, dead, fails, launch, record};
 use rcomm_recorder::model::{FailureKind, ProcessExit, Rank};
@@ -73,10 +73,11 @@ fn a_process_that_is_gone_is_shown_before_another_waits_for_it() {
     let operations = paced(0, 10);
     let dump_of = |rank| record(rank, 3, &operations);
     let dumps = |gone: Dump| [alive(dump_of(0), 12.0), gone, alive(dump_of(2), 12.0)];
-    let expected = "the process of rank 1 is gone, and no record shows that it ended in order; no rank has waited for it for long";
+    let expected = "the process of rank 1 is gone, and no record shows that it ended in order; no rank has waited for \
+                    it for long";
     let report = judge_live(&dumps(dead(dump_of(1), 11.0)), 12.0);
     assert!(note(&report).starts_with(expected), "{report:?}");
-    // Once all are gone, none hangs.
+    // Once all processes are gone, the job is ending.
     let mut noted = launch(None, &[(None, Some(9), 11.5); 3]);
     for process in &mut noted.ranks {
         process.end = None;
@@ -88,8 +89,8 @@ fn a_process_that_is_gone_is_shown_before_another_waits_for_it() {
         ..Policy::default()
     };
     let all_gone: Vec<Dump> = (0..3).map(|rank| dead(dump_of(rank), 11.5)).collect();
-    let expected = "the processes of ranks 0-2 are gone, and no record shows that they ended in order; no rank has waited \
-                    for them for long, as far as is recorded: the job is ending";
+    let expected = "the processes of ranks 0-2 are gone, and no record shows that they ended in order; no rank has \
+                    waited for them for long, as far as is recorded: the job is ending";
     assert_eq!(note(&analyze(&all_gone, &launched)), expected);
     // A process that exited with an error is named once the others had time to end as well.
     let mut failed = dead(dump_of(1), 11.5);
@@ -174,17 +175,18 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
             .map(|dump| alive(dump, 20.0))
             .collect::<Vec<_>>()
     };
-    // Nothing shows that they do anything unusual: two operations show no pace.
+    // Nothing shows that ranks 0 and 1 do anything unusual: two operations show no pace.
     assert_eq!(
         judge_live(&job(|dump| dump), 20.0).verdict,
         Verdict::Healthy
     );
     // Rank 0 has made a group that rank 1 has not.
     let report = judge_live(&job(|dump| with_group(dump, "tp", &[0, 1])), 20.0);
-    let expected = "group tp/1 has been made by rank 0 and not by rank 1; ranks 0 and 1 have issued no operation since 13:00:01 UTC, \
-                and wait in none that is recorded: they may wait in the call that makes a group";
+    let expected = "group tp/1 has been made by rank 0 and not by rank 1; ranks 0 and 1 have issued no operation \
+                    since 13:00:01 UTC, and wait in none that is recorded: they may wait in the call that makes a \
+                    group";
     assert!(note(&report).starts_with(expected), "{report:?}");
-    // If another waits for them, they may still wait in that call, and for a rank that does not make it.
+    // If others wait for them, ranks 0 and 1 may still wait in that call, and for a rank that does not make it.
     let mut dumps = job(|dump| with_group(dump, "tp", &[0, 1]));
     for dump in &mut dumps[2..] {
         let waiting = [few[0], few[1], (12.0, State::Pending)];
@@ -200,8 +202,8 @@ fn ranks_that_wait_in_the_call_that_makes_a_group_are_not_called_healthy() {
         .find(|finding| finding.culprit_ranks == [0, 1]);
     let finding = finding.expect("ranks 0 and 1 are missing");
     assert!(finding.confidence <= 0.6, "{finding:?}");
-    let doubt = "group tp/1 has been made by rank 0 and not by rank 1: ranks 0 and 1 may wait in the call that makes it, which is not \
-                 recorded, and for a rank that does not call it";
+    let doubt = "group tp/1 has been made by rank 0 and not by rank 1: ranks 0 and 1 may wait in the call that makes \
+                 it, which is not recorded, and for a rank that does not call it";
     assert!(
         finding.doubts.iter().any(|text| text == doubt),
         "{finding:?}"

@@ -1,4 +1,4 @@
-//! Tests of processes that a signal or a debugger has stopped.
+//! Tests verdicts on processes that a signal or a debugger has stopped.
 
 use crate::job::{State, alive, at, dead, launch, record, stopped};
 use crate::launched::judge_launched;
@@ -61,7 +61,7 @@ fn the_record_of_a_stopped_rank_is_not_out_of_date() {
     let report = analyze(&dumps, &policy);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[1][..]));
     assert!(report.problems.is_empty(), "{:?}", report.problems);
-    // Whether it is still inside is not known: its peer has left.
+    // Whether rank 1 is still inside is not known: its peer has left.
     let sentence = &report.findings[0].sentence;
     for says in [
         ": it never issued all_reduce #3 ",
@@ -74,7 +74,7 @@ fn the_record_of_a_stopped_rank_is_not_out_of_date() {
 #[test]
 fn a_stopped_rank_leads_once_those_that_waited_for_it_are_gone() {
     let between = [(0.0, State::Done(0.1))];
-    // Whether they had waited for long before their ends, or not.
+    // The others had waited for long before their ends, or had just begun.
     for began in [1.0, 8.9] {
         let waits = [(0.0, State::Done(0.1)), (began, State::Pending)];
         let mut dumps = [
@@ -97,7 +97,7 @@ fn a_stopped_rank_leads_once_those_that_waited_for_it_are_gone() {
             sentence.contains(", where 2 ranks waited, whose processes are gone; it last issued "),
             "{sentence}"
         );
-        // The ends of the others are its consequence.
+        // The ends of the others are a consequence of the stop.
         let findings = report.findings.iter();
         let roots = findings.filter(|it| it.caused_by.is_none());
         assert_eq!(roots.count(), 1, "{report:?}");

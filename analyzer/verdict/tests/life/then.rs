@@ -1,4 +1,4 @@
-//! What a sentence says of the ranks that it does not blame, and of how the job ended.
+//! Tests what a sentence says of the ranks that it does not blame, and of how the job ended.
 
 use crate::job::{State, alive, at, dead, launch, record};
 use crate::launched::judge_launched;
@@ -6,6 +6,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Report, Severity, analyze};
 
+/// The codes and the culprits of the errors that are no consequences.
 fn errors(report: &Report) -> Vec<(Code, Vec<Rank>)> {
     let all = report.findings.iter();
     let roots = all.filter(|one| one.severity == Severity::Error && one.caused_by.is_none());
@@ -51,7 +52,7 @@ fn a_rank_that_ended_because_its_wait_failed_is_a_consequence() {
 }
 
 #[test]
-fn signs_of_life_are_not_told_of_others_where_no_rank_is_named() {
+fn signs_of_life_of_others_are_not_stated_where_no_rank_is_named() {
     let late = [(0.0, State::Done(0.1))];
     let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.5))];
     let dumps: Vec<Dump> = (0..4)

@@ -1,4 +1,4 @@
-//! Time-outs that name different ranks: who waited for whom.
+//! Tests time-outs that name different ranks: who waited for whom.
 
 use crate::job::{State, at, closed, fails, record};
 use crate::root;

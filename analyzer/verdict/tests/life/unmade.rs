@@ -1,4 +1,4 @@
-//! Groups that could not be made: a rank records that as a failure without a group and without an operation.
+//! Tests groups that could not be made: a rank records that as a failure without a group and without an operation.
 
 use super::job::{State, alive, closed, dead, fails, record};
 use super::{judge, root};
@@ -23,8 +23,8 @@ fn with_unmade_group(
     dump
 }
 
-/// Four ranks. Rank 2 could not make the group of the world, and rank 3 was about to make one with it, which rank 3
-/// recorded as `kind`. Rank 3 ends at `ended`, and rank 2 later than 1.1 s. The others fail at `failed`.
+/// The report on four ranks. Rank 2 could not make the group of the world. Rank 3 could not make a group with rank 2,
+/// which it recorded as a failure of this kind. Rank 2 ends at 1.5 s, rank 3 at `ended`. The others fail at `failed`.
 fn of_an_unready_rank(kind: FailureKind, ended: f64, failed: f64) -> Report {
     let waits = [(1.0, State::Failed(failed))];
     let mut unready = with_unmade_group(
@@ -54,7 +54,8 @@ fn of_an_unready_rank(kind: FailureKind, ended: f64, failed: f64) -> Report {
 
 #[test]
 fn a_rank_that_lost_another_while_it_made_a_group_is_not_at_fault() {
-    // The wait of the others may be a short one, or one that counts, and rank 3 may end before rank 2 or with the others.
+    // The others may have waited too briefly to blame a rank, or long enough. Rank 3 may end before rank 2, or with
+    // the others.
     let crashed = (Verdict::Crashed, Code::E150, &[2][..]);
     let late = (Verdict::Stuck, Code::E101, &[2][..]);
     for (kind, ended, failed, expected) in [
@@ -116,8 +117,8 @@ fn a_group_that_was_made_at_the_second_try_explains_nothing_later() {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// Five ranks. Rank 0 waits in an operation for the others, each of which lost those that `lost` gives for it, from rank
-/// 1 on, while it made a group. The ranks that are blamed for their absence.
+/// The ranks that are blamed for their absence from an operation in which rank 0 of five waits. `lost` has for each
+/// rank from 1 on the ranks that it lost while it made a group.
 fn blamed_for(lost: [&[Rank]; 4]) -> Vec<Rank> {
     let dumps: Vec<Dump> = (0..5)
         .map(|rank: Rank| {

@@ -1,10 +1,11 @@
-//! Tests of verdicts on rings whose recorder notes no failures, as that of PyTorch's hooks: only the operations show
-//! what went wrong.
+//! Tests verdicts on rings whose recorder notes no failures, as that of PyTorch's hooks: only the operations show what
+//! went wrong.
 
 use super::*;
 use crate::job::left_by_plug_in;
 
-/// The rings of four ranks of which all but rank 1 fail in their second operation at `failed`.
+/// The rings of four ranks, of which all but rank 1 fail in their second operation at `failed`. `second_of_1` is the
+/// second operation of rank 1. All processes gave their last signs of life at `ended`.
 fn failing(failed: f64, ended: f64, second_of_1: Option<(f64, State)>) -> Vec<Dump> {
     let fails = [(0.0, State::Done(0.1)), (1.0, State::Failed(failed))];
     let first = fails[0];
@@ -38,7 +39,7 @@ fn a_rank_that_ended_in_order_before_its_peers_were_done_is_named() {
 }
 
 #[test]
-fn the_phase_that_all_ranks_named_last_is_told_where_nothing_shows_how_they_ended() {
+fn the_phase_that_all_ranks_named_last_is_stated_where_nothing_shows_how_they_ended() {
     let between = [(0.0, State::Done(0.1)), (1.0, State::Done(1.1))];
     let mut dumps: Vec<Dump> = (0..2)
         .map(|rank| dead(record(rank, 2, &between), 1.5))
@@ -47,8 +48,8 @@ fn the_phase_that_all_ranks_named_last_is_told_where_nothing_shows_how_they_ende
         let status = dump.status.as_mut().expect("the record has a status");
         status.phase = "raised ValueError: bad batch".to_owned();
     }
-    let unknown = "all 2 ranks' processes are gone, with the last sign of life at 13:00:01 UTC; none was in an operation, \
-                   and how this happened is not recorded";
+    let unknown = "all 2 ranks' processes are gone, with the last sign of life at 13:00:01 UTC; none was in an \
+                   operation, and how this happened is not recorded";
     let report = judge(&dumps, 40.0);
     assert_eq!(report.verdict, Verdict::Inconclusive);
     let phase = "; each was in phase `raised ValueError: bad batch`";
@@ -62,7 +63,7 @@ fn the_phase_that_all_ranks_named_last_is_told_where_nothing_shows_how_they_ende
     assert_eq!(end(&judge(&dumps, 40.0)).1, unknown);
 }
 
-/// Notes with which code and when the process exited by itself.
+/// Notes in the record that the process exited by itself, with which code and when.
 fn with_exit(mut dump: Dump, code: u8, then: f64) -> Dump {
     let status = dump.status.as_mut().expect("the record has a status");
     status.exit = Some(ProcessExit {
@@ -97,7 +98,7 @@ fn a_process_that_exits_with_an_error_is_named_with_its_code() {
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
     let expected = "the job was over at 13:00:01 UTC: the process of rank 1 ended first; rank 1 exited with code 3";
     assert_eq!(end(&report), (EndKind::Crashed, expected));
-    // At once, not only after the others have gone on for long.
+    // The finding appears at once, not only after the others have gone on for long.
     let policy = Policy {
         snapshot: true,
         now_ns: Some(at(3.0)),
@@ -195,7 +196,7 @@ fn a_rank_that_was_asked_to_end_is_not_accused_in_place_of_the_one_that_aborted(
     let report = judge(&dumps, 40.0);
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
-    // Of two that noted nothing, either may have.
+    // Either of two that noted nothing may have aborted.
     let dumps = [dead(dump_of(0), 1.1), dead(dump_of(1), 1.2), asked(2, 1.8)];
     let report = judge(&dumps, 40.0);
     let expected = "the job was over at 13:00:01 UTC; one of ranks 0 and 1 ended first, and the records do not show \
@@ -207,7 +208,7 @@ fn a_rank_that_was_asked_to_end_is_not_accused_in_place_of_the_one_that_aborted(
     assert_eq!(judge(&dumps, 40.0).verdict, Verdict::Cancelled);
 }
 
-/// The record of a rank whose program the exception of SIGINT left at this time.
+/// The record of a rank whose program ended with the exception of SIGINT at this time.
 fn interrupted(mut dump: Dump, since: f64) -> Dump {
     let status = dump.status.as_mut().expect("the record has a status");
     status.phase = "raised KeyboardInterrupt".to_owned();
@@ -226,8 +227,8 @@ fn ranks_that_were_all_interrupted_were_cancelled_however_long_each_took_to_end(
         interrupted(dead(record(2, 3, &[done]), 3.0), 1.5),
     ];
     let report = judge(&dumps, 40.0);
-    let expected = "all 3 ranks ended by 13:00:09 UTC, none in order; each was in phase `raised KeyboardInterrupt`; rank 0 \
-                    was inside all_reduce #2 on group default_pg";
+    let expected = "all 3 ranks ended by 13:00:09 UTC, none in order; each was in phase `raised KeyboardInterrupt`; \
+                    rank 0 was inside all_reduce #2 on group default_pg";
     assert_eq!(end(&report), (EndKind::Cancelled, expected));
     assert_eq!(report.verdict, Verdict::Cancelled);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
@@ -332,7 +333,7 @@ fn a_rank_that_was_asked_to_end_long_before_the_others_ended_first() {
         let report = judge(&[first, asked(1, 10.0), last], 200.0);
         assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[1][..]));
     }
-    // A rank whose end lets the next one note its signal was asked with it.
+    // Each end lets the next rank note its signal: all were asked together.
     let chain = [asked(0, 3.0), asked(1, 5.5), asked(2, 8.0)];
     assert_eq!(judge(&chain, 200.0).verdict, Verdict::Cancelled);
 }

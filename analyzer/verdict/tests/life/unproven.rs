@@ -1,4 +1,4 @@
-//! What records do not prove: a rule must not conclude it, and the words must not state it.
+//! Tests that no finding concludes or states what the records do not prove.
 
 use crate::job::{State, alive, at, record};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Peer, ProcessGroupInfo, Rank, Signature};
@@ -14,6 +14,7 @@ fn live(dumps: &[Dump], now: f64) -> Report {
     analyze(dumps, &policy)
 }
 
+/// The report on records that are judged at 13:01.
 fn after(dumps: &[Dump]) -> Report {
     let policy = Policy {
         now_ns: Some(at(60.0)),
@@ -43,8 +44,7 @@ fn group(id: u32, name: &str, desc: &str, ranks: &[Rank]) -> DumpGroup {
 }
 
 /// The dump by gloo's own recorder of a rank of two pairs: it names the members of the pair, which was made last, and
-/// those of no other group. All operations are on the pair but the last of a rank with `barrier`, which is a barrier on
-/// the world.
+/// those of no other group. All operations are on the pair, but with `barrier` the last one is a barrier on the world.
 fn of_a_pair(rank: Rank, operations: &[(f64, State)], barrier: bool) -> Dump {
     let mut dump = record(rank, 4, operations);
     dump.recorder = Recorder::NativeGloo;
@@ -170,9 +170,9 @@ fn dumps_that_name_the_newest_group_do_not_show_how_many_ranks_there_are() {
     assert_eq!(report.input.ranks_expected, 4);
 }
 
-/// Three ranks whose program runs ahead of its device: ranks 0 and 1 issued one operation on a group of their own, which
-/// `dropped` ranks' rings of 40 operations no longer hold, and then operations on the world, which rank 2 has not
-/// reached. None of them has completed.
+/// Three ranks whose program runs ahead of its device. Ranks 0 and 1 issued operations on the world, which rank 2 has
+/// not reached, and one among them on a group of their own. None of these has completed. The rings hold at most 40
+/// operations; those of the ranks in `dropped` no longer hold the one on the group.
 fn run_ahead(dropped: &[Rank], rank_2: &[(f64, State)]) -> Vec<Dump> {
     let of_rank = |rank: Rank| {
         let operations: Vec<(f64, State)> = match rank {
@@ -214,8 +214,8 @@ fn run_ahead(dropped: &[Rank], rank_2: &[(f64, State)]) -> Vec<Dump> {
 
 #[test]
 fn a_small_ring_without_a_completed_operation_is_no_dump_of_active_operations() {
-    // Another rank's dump holds a completed operation, all rings are full, or another rank's dump is empty, which says
-    // nothing about the size of rings: rank 1 may have issued what its ring lacks.
+    // The dump of rank 2 holds a completed operation, is missing, or is empty, which says nothing about the size of
+    // rings: rank 1 may have issued what its ring lacks.
     let done = [(0.0, State::Done(0.1))];
     for dumps in [
         run_ahead(&[1], &done),
@@ -237,7 +237,7 @@ fn a_small_ring_without_a_completed_operation_is_no_dump_of_active_operations() 
 
 #[test]
 fn dumps_of_active_operations_are_known_by_what_differs_between_them() {
-    // Of each rank, only what is unfinished: this many operations.
+    // The dump of a rank that holds only its unfinished operations, of which there are this many.
     let of_rank = |rank: Rank, unfinished: u32| {
         let done = (0..4).map(|nth| (f64::from(nth), State::Done(f64::from(nth) + 0.1)));
         let pending = (4..4 + unfinished).map(|nth| (f64::from(nth), State::Pending));
@@ -324,15 +324,15 @@ fn a_rank_that_went_on_after_a_send_is_not_said_to_wait_in_it() {
         "{}",
         found[0].sentence
     );
-    let expected = "rank 1 never posted the receive for send #1 to rank 1 on group default_pg, which rank 0 issued 18 s \
-                    ago by a call that did not block";
+    let expected = "rank 1 never posted the receive for send #1 to rank 1 on group default_pg, which rank 0 issued 18 \
+                    s ago by a call that did not block";
     assert!(
         found[0].sentence.starts_with(expected),
         "{}",
         found[0].sentence
     );
     assert_eq!(found[0].alternatives, [vec![1], vec![0]]);
-    // A rank that did nothing else since may wait in it.
+    // A rank that did nothing else since may wait in the send.
     let report = live(&sends(false).map(|dump| alive(dump, 20.0)), 20.0);
     let sentence = &errors(&report)[0].sentence;
     assert!(

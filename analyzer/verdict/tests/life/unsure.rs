@@ -1,4 +1,4 @@
-//! Doubts of findings: what is said of a rank holds for the state that it is in.
+//! Tests that findings and their doubts say of a rank only what holds in the state that the rank is in.
 
 use super::unproven::sends;
 use crate::job::{State, alive, at, closed, dead, record};
@@ -15,6 +15,7 @@ fn live(dumps: &[Dump], now: f64) -> Report {
     analyze(dumps, &policy)
 }
 
+/// The number of doubts that contain this text.
 fn doubts(finding: &Finding, part: &str) -> usize {
     let doubts = finding.doubts.iter();
     doubts.filter(|doubt| doubt.contains(part)).count()

@@ -1,4 +1,4 @@
-//! Ranks that wait in accesses to windows: the waits lead to the peer.
+//! Tests ranks that wait in accesses to windows: the waits lead to the peer.
 
 use crate::job::{State, alive, dead, record, stopped, with_access};
 use crate::root;
@@ -25,7 +25,8 @@ fn in_access(rank: Rank, op: OpType, peer: Rank) -> Dump {
     alive(after_the_first(rank, waits), NOW)
 }
 
-/// Rank 0 is in the second all_reduce, ranks 1 and 3 wait in accesses of this kind for rank 2.
+/// Rank 0 is in the second all_reduce, and ranks 1 and 3 wait for rank 2 in accesses of this kind. `culprit` is the
+/// record of rank 2.
 fn job(op: OpType, culprit: Dump) -> Report {
     let dumps = [
         in_the_second(0),

@@ -8,13 +8,14 @@ use rcomm_verdict::{Policy, Verdict, analyze};
 fn the_peer_of_a_stage_that_left_a_collective_out_is_not_said_to_owe_a_message() {
     const ALL: Call = Call::AllReduce { group: 0, line: 10 };
     // Rank 0 sends to rank 1 six times in each step, at the end of which all ranks average.
-    let step = |batch: u64, call: fn(u64) -> Call| -> Vec<Call> {
-        (0..6).map(|nth| call(batch * 6 + nth + 1)).collect()
+    let messages = |step: u64, call: fn(u64) -> Call| -> Vec<Call> {
+        (0..6).map(|nth| call(step * 6 + nth + 1)).collect()
     };
-    let send = |batch| step(batch, |batch| Call::Send { peer: 1, batch });
-    let receive = |batch| step(batch, |batch| Call::Receive { peer: 0, batch });
+    let send = |step| messages(step, |batch| Call::Send { peer: 1, batch });
+    let receive = |step| messages(step, |batch| Call::Receive { peer: 0, batch });
     let sends = [send(0), vec![ALL], send(1), vec![ALL]].concat();
-    // Rank 1 goes on to the first message of the next step, and has issued what comes behind it.
+    // Rank 1 left the second all_reduce out. It waits for the first message of the next step, and has issued the
+    // all_reduce behind that.
     let next = vec![Call::Receive { peer: 0, batch: 13 }, ALL];
     let receives = [receive(0), vec![ALL], receive(1), next].concat();
     let others = vec![ALL, ALL];

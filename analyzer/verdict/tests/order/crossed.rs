@@ -9,7 +9,7 @@ const TP: Call = Call::AllReduce { group: 0, line: 10 };
 const DP: Call = Call::AllReduce { group: 1, line: 20 };
 
 /// The records of ranks in a grid, two in a row: each has a group `tp` with its row and a group `dp` with its column.
-/// All have done `tp` and `dp` by turns; then each waits in one of the two, and the ranks of `crossed` do in `dp`.
+/// All have done `tp` and `dp` by turns; then the ranks in `crossed` wait in `dp`, and all others in `tp`.
 fn grid(rows: u32, crossed: &[u32]) -> Vec<Dump> {
     let ranks = 0..2 * rows;
     let programs = ranks.map(|rank| {
@@ -46,7 +46,7 @@ fn judge(dumps: &[Dump]) -> Report {
 }
 
 #[test]
-fn each_rank_that_crossed_is_said_to_be_on_its_own_groups() {
+fn each_rank_that_crossed_is_named_with_its_own_groups() {
     let report = judge(&grid(2, &[1, 2]));
     let finding = &report.findings[0];
     assert_eq!(
@@ -54,8 +54,8 @@ fn each_rank_that_crossed_is_said_to_be_on_its_own_groups() {
         (Code::E130, &[1, 2][..])
     );
     let expected = "rank 1 went to all_reduce #4 on group dp/column1 (train.py:20) before all_reduce #4 on group \
-                    tp/row0, and rank 2 went to all_reduce #4 on group dp/column0 (train.py:20) before all_reduce #4 on \
-                    group tp/row1, where their peers wait: a wait cycle; 2 of 4 ranks put them the other way round";
+                    tp/row0, and rank 2 went to all_reduce #4 on group dp/column0 (train.py:20) before all_reduce #4 \
+                    on group tp/row1, where their peers wait: a wait cycle; 2 of 4 ranks put them the other way round";
     assert!(
         finding.sentence.starts_with(expected),
         "{}",
@@ -66,8 +66,8 @@ fn each_rank_that_crossed_is_said_to_be_on_its_own_groups() {
     assert_eq!(finding.next, next);
 }
 
-/// The dumps by gloo's own recorder of [`grid`]: it shows no completions, and `retired` of the last operation of a rank
-/// says that it is over.
+/// The dumps of [`grid`] as gloo's own recorder writes them, without completions. The last operations of the ranks in
+/// `joined` are over, which `retired` shows.
 fn by_gloo(rows: u32, crossed: &[u32], joined: &[u32]) -> Vec<Dump> {
     let mut dumps = grid(rows, crossed);
     for (rank, dump) in (0..).zip(&mut dumps) {

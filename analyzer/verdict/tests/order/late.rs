@@ -5,8 +5,8 @@ use rcomm_recorder::model::{OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Verdict, analyze};
 
-/// Ranks 1 to 3 of a job of four share a group, in which rank 1 is late by 50 ms in each step: before, it waits so long
-/// for rank 0 in an operation `first` of the two.
+/// Ranks 1 to 3 of a job of four share a group, in which rank 1 is late by 50 ms in each step: before, it waits that
+/// long for rank 0 in `first`, an operation of these two.
 fn cascade(first: OpType) -> Vec<Dump> {
     const STEPS: usize = 60;
     const FIRST: Call = Call::AllReduce { group: 0, line: 10 };

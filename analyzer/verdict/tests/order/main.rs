@@ -1,6 +1,6 @@
-//! Orders of issue that do no visible harm: crossed call sites (W270), inverted groups (W280), opposite
-//! sends (W290). And one rank's collectives that are shifted against those of the others (E103, E104, E113), and an
-//! operation that only the status of its group shows.
+//! Tests findings on orders of issue that do no visible harm: crossed call sites (W270), inverted groups (W280) and
+//! opposite sends (W290). Also tests findings on a rank whose collectives are shifted against those of the others
+//! (E103, E104, E113), and an operation that only the status of its group shows.
 
 mod ahead;
 mod crossed;
@@ -24,7 +24,7 @@ fn order_warnings(dumps: &[Dump]) -> Vec<Finding> {
         .collect()
 }
 
-/// All ranks issue one operation after the other from these lines of the source.
+/// A job in which each rank issues one all_reduce after the other, from its lines of the source.
 fn from_lines(lines: &[&[u32]]) -> Vec<Dump> {
     let programs = lines.iter().map(|lines| {
         let calls = lines.iter().map(|&line| Call::AllReduce { group: 0, line });
@@ -51,8 +51,8 @@ fn two_calls_that_a_rank_crosses_are_named_with_their_places() {
     );
     assert!(
         finding.sentence.starts_with(
-            "rank 2 issued #3 and #4 on group default_pg from train.py:20 and train.py:10, ranks 0, 1 and 3 from train.py:10 \
-             and train.py:20:"
+            "rank 2 issued #3 and #4 on group default_pg from train.py:20 and train.py:10, ranks 0, 1 and 3 from \
+             train.py:10 and train.py:20:"
         ),
         "{}",
         finding.sentence
@@ -218,7 +218,6 @@ fn of_sizes(sizes: &[&[u64]]) -> Vec<Dump> {
             (signature.input_sizes, signature.output_sizes) = (vec![vec![size]], vec![vec![size]]);
             entry.signature = dump.signatures.len() as u32;
             dump.signatures.push(signature);
-            // From the third collective on, none completes.
             if entry.collective_seq_id > 2 {
                 (entry.state, entry.retired) = (EntryState::Started, false);
                 entry.time_discovered_completed_ns = 0;
@@ -261,14 +260,14 @@ fn the_finding_on_a_rank_with_shifted_collectives_names_the_first_of_them() {
 }
 
 #[test]
-fn a_skip_that_also_fits_another_order_is_not_said_to_be_one() {
+fn a_skip_that_also_fits_another_order_is_not_called_another_order() {
     // The first of the last four was left out; that the first two were swapped fits as well.
     let usual: &[u64] = &[1, 2, 3, 4, 3, 3, 3];
     let skipped: &[u64] = &[1, 2, 4, 3, 3, 3];
     let dumps = of_sizes(&[usual, usual, skipped, usual]);
     let first = analyze(&dumps, &Policy::default()).findings.remove(0);
     assert_eq!((first.code, &*first.culprit_ranks), (Code::E103, &[2][..]));
-    // With as many calls as the others it may have done either.
+    // With as many calls as the others, the rank may have done either.
     let either: &[u64] = &[1, 2, 4, 3, 3, 3, 3];
     let dumps = of_sizes(&[usual, usual, either, usual]);
     let first = analyze(&dumps, &Policy::default()).findings.remove(0);

@@ -38,7 +38,7 @@ fn one_older_dump_does_not_hide_that_all_others_are_stuck() {
         let pair = rank / 2;
         dump.groups[1].info.name = format!("pair{pair}");
         dump.groups[1].info.ranks = [2 * pair, 2 * pair + 1].into();
-        // The dump of rank 7 still has the second operation on its pair as under way.
+        // In the dump of rank 7, the second operation on its pair is still unfinished.
         let done = if rank == 7 { 3 } else { 4 };
         for entry in &mut dump.entries[done..] {
             entry.state = EntryState::Started;
@@ -60,8 +60,8 @@ fn one_older_dump_does_not_hide_that_all_others_are_stuck() {
     assert!(finding.doubts.iter().any(|found| found == doubt));
 }
 
-/// Dumps by gloo's own recorder: of each rank, the seconds at which it issued its all_reduces, and whether the newest is
-/// over.
+/// Dumps by gloo's own recorder. `ranks` has for each rank the seconds at which it issued its all_reduces, and whether
+/// the newest is over.
 fn by_gloo(ranks: &[(&[f64], bool)]) -> Vec<Dump> {
     let of_rank = |&(issued, is_over): &(&[f64], bool)| {
         let program = vec![Call::AllReduce { group: 0, line: 10 }; issued.len()];
@@ -88,7 +88,7 @@ fn by_gloo(ranks: &[(&[f64], bool)]) -> Vec<Dump> {
     dumps
 }
 
-/// The times of so many operations, one every 100 ms.
+/// The times, s, of this many operations, one every 100 ms.
 fn steps(number: u32) -> Vec<f64> {
     (0..number).map(|step| f64::from(step) * 0.1).collect()
 }
@@ -143,8 +143,8 @@ fn an_early_dump_by_gloo_does_not_hide_the_rank_that_others_wait_for() {
     }
 }
 
-/// The times of so many steps with so many operations each: how long the operations of a step are apart, and the steps,
-/// s.
+/// The times, s, of `steps` steps with `each` operations each. The operations of a step are issued `apart` s apart, and
+/// the steps begin `step` s apart.
 fn bursts(steps: u32, each: u32, apart: f64, step: f64) -> Vec<f64> {
     let step_of =
         |nth| (0..each).map(move |operation| f64::from(nth) * step + f64::from(operation) * apart);
@@ -153,7 +153,7 @@ fn bursts(steps: u32, each: u32, apart: f64, step: f64) -> Vec<f64> {
 
 #[test]
 fn gloo_s_operations_of_one_long_step_that_failed_together_accuse_the_rank_that_did_not_come() {
-    // Many at a time, several slow ones, and nothing but the step that failed.
+    // Fast and slow operations, with several steps, one or none before the step that failed.
     for (steps, each, apart, step) in [
         (6, 200, 0.001, 0.6),
         (6, 40, 0.01, 0.5),

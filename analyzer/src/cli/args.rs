@@ -25,22 +25,13 @@ Exit codes:
 )]
 pub(crate) struct Cli {
     /// When to color the output; `auto` obeys NO_COLOR and CLICOLOR_FORCE.
-    #[arg(
-        long,
-        value_enum,
-        global = true,
-        default_value_t = Color::Auto,
-        value_name = "WHEN",
-        display_order = 900
-    )]
+    #[arg(long, value_enum, global = true, default_value_t = Color::Auto, value_name = "WHEN", display_order = 900)]
     pub(crate) color: Color,
 
-    /// The sub-command; without one, the newest records of this node are judged.
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
 
-/// When to color the output.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum Color {
     /// On a terminal only.
@@ -76,7 +67,6 @@ pub(crate) enum Command {
     #[cfg(not(feature = "tables"))]
     #[command(hide = true, disable_help_flag = true)]
     Query {
-        /// Whatever follows.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<std::ffi::OsString>,
     },
@@ -229,7 +219,7 @@ impl std::str::FromStr for ByteSize {
     }
 }
 
-/// Parses a number of things, at least one of them.
+/// Parses a number from 1.
 fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse()
         .map_err(|_| "not a whole number from 1, or too large".to_owned())
@@ -427,8 +417,7 @@ pub(crate) enum RingsAction {
         after_help = "Exit codes: 0 shown; 2 no ring matches, rings of several jobs do, or the ring or its directory could not be read."
     )]
     Show(ShowArgs),
-    /// Remove the rings whose processes are gone. They are the record of what happened: dump or
-    /// analyze them first.
+    /// Remove the rings whose processes are gone. They are the record of what happened: dump or analyze them first.
     #[command(
         after_help = "Exit codes: 0 done, even if there was no ring to remove or one could not be read; 2 the directory could not be read, or a ring could not be removed."
     )]
@@ -534,7 +523,6 @@ pub(crate) struct QueryArgs {
     pub(crate) judge: JudgeArgs,
 }
 
-/// The format of the answer to a query.
 #[cfg(feature = "tables")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum QueryFormat {

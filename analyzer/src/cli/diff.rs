@@ -13,7 +13,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The largest saved report, bytes.
+/// At most this many bytes of a saved report are read.
 const MAX_REPORT: u64 = 256 << 20;
 
 pub(super) fn run(args: &DiffArgs, color: ColorChoice) -> Result<ExitCode, Failure> {
@@ -46,6 +46,7 @@ fn report_of(path: &PathBuf, args: &DiffArgs) -> Result<Report, Failure> {
     }
 }
 
+/// The report that was saved at this path as JSON; `None` if there is none.
 fn saved_report(path: &Path) -> Option<Report> {
     let file = File::open(path).ok()?;
     if !file.metadata().ok()?.is_file() {

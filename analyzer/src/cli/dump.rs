@@ -71,8 +71,8 @@ pub(super) fn run(args: &DumpArgs, color: ColorChoice) -> Result<ExitCode, Failu
 }
 
 /// The file `<folder>/<job>/rank_<N>`, the name that PyTorch's tools expect; JSON dumps end in `.json`. `/` and control
-/// characters in the job's name become `_`; without a name, the folder is `job`. The dumps of attempt `A` after the
-/// first are in `<folder>/<job>/attempt_<A>`.
+/// characters in the job's name become `_`; without a usable name, the folder is `job`. The dumps of attempt `A` after
+/// the first are in `<folder>/<job>/attempt_<A>`.
 fn file_for(dump: &Dump, folder: &Path, format: DumpFormat) -> PathBuf {
     let identity = &dump.identity;
     let job: String = identity

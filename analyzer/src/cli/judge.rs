@@ -33,6 +33,11 @@ pub(super) struct Judged {
 }
 
 /// Reads all records below `paths`, and further records of the same jobs on this node, and judges them.
+///
+/// # Errors
+///
+/// If a path or a pattern gives no file, the records need more memory than `--memory-limit`, or the system has no
+/// random numbers for pseudonyms.
 pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<Judged, Failure> {
     let meter = Meter::new("reading", "files");
     let show_progress = |progress: Progress| meter.show(progress.done, progress.files);
@@ -66,7 +71,8 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         analysis_so_far.note_written(loaded.written_ns);
         dumps_read += 1;
         if let Some(redactor) = &redactor {
-            // The texts of a record may name the host of a later one, so all are learnt before the first is changed.
+            // The texts of a record may name the host of a later one, so all hosts are learned before the first record
+            // is changed.
             redactor.learn(&loaded.dump);
             to_redact.push((loaded, extent));
         } else {
@@ -201,6 +207,7 @@ pub(super) fn memory_limit_error(args: &JudgeArgs, dumps_read: usize) -> Failure
     }
 }
 
+/// The policy that the arguments ask for.
 pub(super) fn policy(args: &JudgeArgs) -> Policy {
     Policy {
         now_ns: args.as_of.map(|then| then.0),

@@ -46,7 +46,8 @@ pub fn main(arguments: Vec<OsString>) -> ExitCode {
 }
 
 /// Inserts the sub-command `analyze` if the first argument is no sub-command, but `-`, an existing path, or a name that
-/// only a path can have: one with a `/` or a `.`. Options and the value of `--color` do not count as the first argument.
+/// only a path can have: one with a `/` or a `.`. Options and the value of `--color` do not count as the first
+/// argument.
 fn with_sub_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let mut rest = arguments.iter().skip(1);
     let first = loop {

@@ -17,12 +17,16 @@ const MIN_WIDTH: usize = 40;
 /// The widest page: wider lines are hard to read.
 const MAX_WIDTH: usize = 110;
 
-/// Writes output to `path` (`None` or `-` = standard output).
+/// Writes output to `path`, or to standard output if that is `None` or `-`.
 ///
 /// A reader that stops early (`rcomm-fr analyze ... | head -1`) is not an error: the exit code remains that of the
 /// verdict.
 ///
 /// A file is written under a temporary name first, so no reader ever sees a part of it.
+///
+/// # Errors
+///
+/// [`Failure::Write`] if the output cannot be written.
 pub(crate) fn write_to(
     path: Option<&Path>,
     color: ColorChoice,
@@ -70,6 +74,10 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 /// A temporary file next to `path` that only its owner can read; it is removed unless it is persisted as `path`. Also
 /// removes the temporary files that killed processes left for the same path.
+///
+/// # Errors
+///
+/// If the folder does not exist, or the file cannot be made there.
 pub(crate) fn partial_file(path: &Path) -> io::Result<tempfile::NamedTempFile> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

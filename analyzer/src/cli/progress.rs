@@ -1,4 +1,4 @@
-//! Progress on standard error, for work that takes longer than a second. Only a terminal shows it.
+//! Shows the progress of work that takes longer than a second, on standard error if that is a terminal.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::OnceLock;
@@ -16,6 +16,7 @@ fn target() -> ProgressDrawTarget {
     ProgressDrawTarget::stderr()
 }
 
+/// The style of a template; `otherwise` if the template cannot be parsed.
 fn style(template: &str, otherwise: fn() -> ProgressStyle) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| otherwise())
 }
@@ -62,6 +63,7 @@ impl Drop for Meter {
 pub(super) struct Wait {
     /// Dropping the sender ends the thread.
     end: Option<Sender<()>>,
+    /// `None` if the thread could not be started.
     thread: Option<JoinHandle<()>>,
 }
 

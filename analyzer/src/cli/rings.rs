@@ -28,7 +28,8 @@ pub(super) fn directory(place: &RingPlace) -> PathBuf {
     ring_directory(place.dir.as_deref())
 }
 
-/// The rings in the directory; if a job is given, only its rings and those that cannot be read.
+/// The rings in the directory; if a job is given, only its rings and those that cannot be read. Fails if the directory
+/// cannot be listed.
 pub(super) fn find(place: &RingPlace) -> Result<Vec<RingListing>, Failure> {
     let mut rings = list_rings(&directory(place))?;
     if let Some(job) = &place.job {
@@ -88,6 +89,7 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The cells of a ring in the table of [`list`].
 fn row(ring: &RingSummary, path: &Path, now: i64) -> Vec<String> {
     let identity = &ring.identity;
     vec![
@@ -193,6 +195,7 @@ fn remove_stale(args: &RemoveStaleArgs, color: ColorChoice) -> Result<ExitCode, 
     Ok(ExitCode::SUCCESS)
 }
 
+/// The current time, ns since the epoch.
 fn now_ns() -> i64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

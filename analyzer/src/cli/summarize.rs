@@ -66,7 +66,8 @@ pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, 
         let more = count(more as u64, "more problem");
         let _ = writeln!(stderr, "... and {more}; the summary has all");
     }
-    // Without logs, stacks and what is no record, a report is complete. What was not found may have been records.
+    // N300 names logs, stacks and files without records: a report is complete without these. A path that was not found
+    // may have led to records.
     let is_loss = |problem: &Problem| problem.code != Code::N300;
     let is_whole = loaded.unfound == 0 && !loaded.problems.iter().any(is_loss);
     Ok(match (loaded.dumps, is_whole) {
@@ -76,6 +77,7 @@ pub(super) fn run(args: &SummarizeArgs, color: ColorChoice) -> Result<ExitCode, 
     })
 }
 
+/// Reads the records and writes their summary. The result has a problem for each file that a summary cannot hold.
 fn summarize(
     args: &SummarizeArgs,
     out: impl Write,
@@ -111,7 +113,7 @@ fn summarize(
     Ok(loaded)
 }
 
-/// A writer that counts its bytes.
+/// A writer that counts the bytes written.
 struct Counted<W>(W, u64);
 
 impl<W: Write> Write for Counted<W> {

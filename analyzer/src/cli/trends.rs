@@ -65,7 +65,8 @@ pub(super) fn run(args: &TrendsArgs, color: ColorChoice) -> Result<ExitCode, Fai
     Ok(ExitCode::SUCCESS)
 }
 
-/// The file, or the files below the folder. Links below it that were not followed are named on `stderr`.
+/// The file, or the files below the folder. Names on `stderr` the links below the folder that were not followed. Fails
+/// if the path, or a folder below it, cannot be read.
 fn files_of(path: &Path, stderr: &mut dyn Write) -> Result<Vec<PathBuf>, Failure> {
     let failed = |source| Failure::Read {
         path: path.to_owned(),
@@ -120,11 +121,12 @@ fn write_text(trends: &Trends, verbose: bool, out: &mut dyn Write) -> io::Result
     }
     writeln!(
         out,
-        "\nchange: from the first quarter of the records to the last. shortest, longest: the ranks of the communicator\n\
-         with these median times; a time includes the wait for other ranks."
+        "\nchange: from the first quarter of the records to the last. shortest, longest: the ranks of the \
+         communicator\nwith these median times; a time includes the wait for other ranks."
     )
 }
 
+/// The heads of the table's columns.
 const HEAD: [&str; 8] = [
     "operation",
     "communicator",
@@ -136,6 +138,7 @@ const HEAD: [&str; 8] = [
     "shortest, longest",
 ];
 
+/// A time given in µs as text.
 fn time(us: f64) -> String {
     match us < 1e3 {
         true => format!("{us:.0} µs"),
@@ -143,6 +146,7 @@ fn time(us: f64) -> String {
     }
 }
 
+/// The cells of an operation in the table.
 fn row(trend: &Trend) -> [String; 8] {
     let communicator = match trend.name.is_empty() {
         true => &trend.communicator,

@@ -161,6 +161,7 @@ fn is_complete(report: &Report) -> bool {
     input.ranks_read > 0 && input.ranks_read >= input.ranks_expected && !input.may_have_more
 }
 
+/// The line on the records so far: how many ranks were read, and the verdict with its sentence.
 fn format_progress(report: &Report) -> String {
     format!("{}  {}", format_ranks_read(&report.input), one_line(report))
 }

@@ -67,6 +67,7 @@ pub(super) struct Absence {
 }
 
 impl Absence {
+    /// The absence as text for the user.
     pub(super) fn format(&self) -> String {
         match (self.rank, self.path.as_str()) {
             (Some(rank), _) => format!("rank {rank}: {}", self.reason),
@@ -109,6 +110,7 @@ impl Manifest {
         }
     }
 
+    /// The archive as text for the user: the number and size of its files, and where it is.
     pub(super) fn format_summary(&self, output: &Path) -> String {
         let total = self.files.iter().map(|file| file.bytes).sum();
         let target = if is_stdout(output) {
@@ -152,12 +154,13 @@ pub(super) struct Archive {
     tar: tar::Builder<BufWriter<File>>,
     target: PathBuf,
     partial: tempfile::TempPath,
+    /// The names of the members.
     names: HashSet<String>,
     manifest: Manifest,
     /// Replaces names in the records and the manifest by pseudonyms; `None` if the names stay.
     redactor: Option<Redactor>,
     reader: DumpReader,
-    /// The files whose names are replaced later, once all names are known: when the archive is read or finished.
+    /// The files in which names are replaced later, once all names are known: when the archive is read or finished.
     to_redact: Vec<Unredacted>,
     /// The contents of the files in `to_redact`, one after the other in an unnamed file.
     contents: Option<File>,
@@ -172,6 +175,7 @@ struct Unredacted {
 }
 
 impl Archive {
+    /// Creates the temporary file. Fails if that is not possible.
     pub(super) fn create(target: &Path, redactor: Option<Redactor>) -> Result<Self, Failure> {
         // Only the owner can read the file: records hold paths and names.
         let partial = match is_stdout(target) {
@@ -206,6 +210,7 @@ impl Archive {
         }
     }
 
+    /// Whether no file was added.
     pub(super) fn is_empty(&self) -> bool {
         self.manifest.files.is_empty() && self.to_redact.is_empty()
     }
@@ -241,6 +246,7 @@ impl Archive {
         Ok(())
     }
 
+    /// Appends the content of a file to `contents`.
     fn keep_content(&mut self, content: &[u8]) -> io::Result<()> {
         let file = match &mut self.contents {
             Some(file) => file,
@@ -276,6 +282,7 @@ impl Archive {
         Ok(())
     }
 
+    /// Adds a file with its names as they are; if the member's name is taken, a number is appended.
     fn add_as(
         &mut self,
         host: &str,
@@ -348,6 +355,7 @@ impl Archive {
         Ok(manifest)
     }
 
+    /// Writes a member.
     fn append(&mut self, name: &str, modified: u64, content: &[u8]) -> Result<(), Failure> {
         let mut header = tar::Header::new_gnu();
         header.set_size(content.len() as u64);

@@ -15,7 +15,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-/// The largest file that is taken, bytes: the dump of a million operations is about three times smaller.
+/// The largest file that is taken, bytes: the dump of a million operations is about a third of this size.
 const MAX_FILE: u64 = 1 << 30;
 
 /// Why a file is considered.
@@ -28,7 +28,8 @@ enum Origin {
 }
 
 /// Adds the named files and the records below the named folders. Returns a sentence on each link that was not followed:
-/// the job may be complete without what it leads to, so it is not an absence.
+/// the job may be complete without what the link leads to, so that is no absence. Fails if the archive cannot be
+/// written.
 pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Vec<String>, Failure> {
     let host = this_host();
     let absent =
@@ -84,7 +85,8 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Vec<S
     Ok(notes)
 }
 
-/// Adds the rings as dumps: a plain copy of a ring in use could be inconsistent.
+/// Adds the rings as dumps: a plain copy of a ring in use could be inconsistent. Fails if the directory cannot be
+/// listed, or if the archive cannot be written.
 pub(super) fn collect_rings(place: &RingPlace, archive: &mut Archive) -> Result<(), Failure> {
     let host = this_host();
     let listings = rings::find(place)?;

@@ -71,7 +71,7 @@ pub(super) fn run(args: &CollectArgs, color: anstream::ColorChoice) -> Result<Ex
         let _ = writeln!(stderr, "{line}");
     }
     let _ = writeln!(stderr, "{}", manifest.format_summary(&args.output));
-    // Twenty are printed; the manifest lists all.
+    // At most 20 absences are printed; the manifest lists all.
     for absence in manifest.absent.iter().take(20) {
         let _ = writeln!(stderr, "absent: {}", absence.format());
     }
@@ -123,8 +123,8 @@ fn judge_args(args: &CollectArgs, asked: Option<&Asked>) -> JudgeArgs {
     }
 }
 
-/// Adds an absence for each rank that should exist, according to the user, its processes or other ranks' groups, but
-/// has no record. Returns the ranks at fault.
+/// Adds an absence for each rank without a record that should exist according to the user, its process or other ranks'
+/// groups. Returns the ranks at fault by the records in the archive.
 fn note_absent_ranks(
     args: &CollectArgs,
     asked: &Asked,

@@ -1,4 +1,4 @@
-//! The native stack of a process of this node, which shows where the code below Python waits.
+//! Takes the native stack of a process of this node, which shows where the code below Python waits.
 //!
 //! To walk a native stack, a program has to hold the process for a moment. So the stack is taken only of ranks at
 //! fault, by the first of these programs that is installed and gives one: py-spy, which reads the frames in about a
@@ -78,7 +78,7 @@ pub(super) fn take(pid: u32) -> (String, Vec<String>) {
                 match run(tool, pid) {
                     Ok(frames) => return (text(tool.name, pid, &frames), reasons),
                     Err(Some(reason)) => reasons.push(reason),
-                    // Not installed.
+                    // The program is not installed.
                     Err(None) => {}
                 }
             }
@@ -98,6 +98,7 @@ pub(super) fn take(pid: u32) -> (String, Vec<String>) {
     (text("the kernel", pid, &kernel(pid)), reasons)
 }
 
+/// The frames, innermost first, with a head that states the process and the program `by` which they were taken.
 fn text(by: &str, pid: u32, frames: &[NativeFrame]) -> String {
     let mut text = format!("{NATIVE_HEADER} {pid} by {by} (most recent call first):\n");
     for frame in frames.iter().take(MAX_FRAMES) {
@@ -147,7 +148,7 @@ fn run(tool: &Tool, pid: u32) -> Result<Vec<NativeFrame>, Option<String>> {
     }
 }
 
-/// How the program ended; `None` if it has not by the deadline.
+/// How the program ended; `None` if it has not ended by the deadline, or the system does not tell.
 fn wait(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     loop {
         match child.try_wait() {
@@ -259,8 +260,8 @@ fn read_lines(printed: &str) -> Threads {
     threads
 }
 
-/// A frame without its number: `0x7f in f (a=1) from /lib/x.so` or `f (a=1) at x.c:71` by gdb, `0x7f f - /lib/x.so` by
-/// eu-stack.
+/// Reads a frame without its number: `0x7f in f (a=1) from /lib/x.so` or `f (a=1) at x.c:71` by gdb, `0x7f f -
+/// /lib/x.so` by eu-stack. `None` if the frame has no symbol.
 fn read_frame(line: &str) -> Option<NativeFrame> {
     let mut rest = line;
     if let Some((address, after)) = rest.split_once(' ')

@@ -1,4 +1,4 @@
-//! Python stacks of processes of this node, by the program `py-spy` if it is installed.
+//! Takes Python stacks of processes of this node with the program `py-spy`, if that is installed.
 //!
 //! py-spy reads the memory of a process that the user may trace. It neither stops the process nor runs code in it. For
 //! native frames it would have to stop the process: see [`native_stack`](super::native_stack).
@@ -30,6 +30,7 @@ pub(super) struct Thread {
     pub(super) frames: Vec<PyFrame>,
 }
 
+/// A frame as `py-spy dump --json` prints it.
 #[derive(Deserialize)]
 pub(super) struct PyFrame {
     pub(super) name: String,
@@ -37,7 +38,8 @@ pub(super) struct PyFrame {
     line: i64,
 }
 
-/// The stacks of each process as `faulthandler` prints them, or why there are none. `None` if `py-spy` is not installed.
+/// The stacks of each process as `faulthandler` prints them, or why there are none. `None` if `py-spy` is not
+/// installed. Blocks until the deadline at most.
 pub(super) fn dump(
     processes: &[(Rank, u32)],
     deadline: Instant,
@@ -54,7 +56,7 @@ pub(super) fn dump(
             match start(&mut command) {
                 Ok((child, output)) => running.push((rank, child, output)),
                 Err(error) if error.kind() == ErrorKind::NotFound => {
-                    // If others have started before, it has been removed since.
+                    // If the program was started before, it has been removed since.
                     for (_, mut child, _) in running {
                         // The program may have ended.
                         let _ = child.kill();
@@ -99,6 +101,7 @@ pub(super) fn start(command: &mut Command) -> std::io::Result<(Child, std::fs::F
     Ok((child, output))
 }
 
+/// The stacks in the output of `py-spy`, or why there are none.
 fn read(output: std::fs::File) -> Result<String, String> {
     format(&read_output(output)?)
 }

@@ -32,7 +32,8 @@ pub(super) struct RemoteCommand {
 }
 
 impl RemoteCommand {
-    /// Parses `--command`; `None` if it was not given.
+    /// Parses `--command`; `None` if it was not given. Fails if it is empty, a quote is not closed, or `{host}` is
+    /// missing.
     pub(super) fn parse(args: &CollectArgs) -> Result<Option<Self>, Failure> {
         let Some(text) = &args.command else {
             return Ok(None);
@@ -58,7 +59,8 @@ impl RemoteCommand {
     }
 }
 
-/// The hosts of `--host` and then of `--hosts-from`, each once. In the file, `#` begins a comment.
+/// The hosts of `--host` and then of `--hosts-from`, each once. In the file, `#` begins a comment. Fails if the file
+/// cannot be read, or if a name is no host name.
 pub(super) fn hosts(args: &CollectArgs) -> Result<Vec<String>, Failure> {
     let mut hosts: Vec<String> = Vec::new();
     let listed = match &args.hosts_from {
@@ -105,6 +107,8 @@ struct Running {
     deadline: Instant,
 }
 
+/// Runs the command for each host and adds the members of the archives that it prints. A host without a usable archive
+/// becomes an absence. Fails if the archive cannot be written.
 pub(super) fn collect(
     hosts: &[String],
     command: &RemoteCommand,
@@ -210,10 +214,12 @@ impl Running {
         }
     }
 
+    /// The number of bytes that the command has printed.
     fn printed(&self) -> u64 {
         self.stdout.metadata().map_or(0, |meta| meta.len())
     }
 
+    /// Kills the command with its children.
     fn end(&mut self) {
         let group = i32::try_from(self.child.id())
             .ok()

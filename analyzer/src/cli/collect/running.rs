@@ -78,7 +78,7 @@ impl Asked {
     }
 }
 
-/// The records and stacks that ranks gave, and the reasons of the others.
+/// The records and stacks that ranks gave, and why others gave none.
 struct Gathered<'a> {
     archive: &'a mut Archive,
     host: String,
@@ -92,6 +92,8 @@ struct Gathered<'a> {
     reasons: BTreeMap<Rank, Vec<String>>,
 }
 
+/// Asks the ranks for their records and Python stacks, and adds the answers to the archive. Blocks for at most
+/// `--wait`, and five seconds more for stacks. Fails if the archive cannot be written.
 pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked, Failure> {
     let deadline = Instant::now() + args.wait;
     let mut asked = Asked::default();
@@ -101,7 +103,8 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     };
     if args.ask && processes.is_empty() {
         asked.notes.push(
-            "no process with RANK and MASTER_ADDR of the job is visible on this node: run this as the job's user, in its container"
+            "no process with RANK and MASTER_ADDR of the job is visible on this node: run this as the job's user, in \
+             its container"
                 .to_owned(),
         );
     }
@@ -152,8 +155,8 @@ pub(super) fn collect(args: &CollectArgs, archive: &mut Archive) -> Result<Asked
     Ok(asked)
 }
 
-/// The processes on this node of the named job or, without a name, of the first of [`RankJob::of_node`]. Adds to `asked`
-/// which job that is, and which others there are.
+/// The processes on this node of the named job or, without a name, of the first of [`RankJob::of_node`]. Adds to
+/// `asked` which job that is, and which others there are.
 fn processes_of(job: Option<&str>, asked: &mut Asked) -> Vec<RankProcess> {
     let mut jobs = RankJob::of_node();
     if let Some(job) = job {
@@ -189,8 +192,8 @@ fn place_of_rings(args: &CollectArgs, process: &RankProcess) -> RingPlace {
     }
 }
 
-/// Takes records and stacks from the worker servers: from those that the user named, or whose store the user named;
-/// otherwise from those in the store of the processes.
+/// Takes records and stacks from the worker servers that the user named, or whose store the user named. If there are
+/// none, takes them from the servers in the store of the processes.
 fn ask_servers(
     args: &CollectArgs,
     processes: &[RankProcess],
@@ -228,7 +231,8 @@ fn ask_servers(
                 continue;
             }
         };
-        // A rank has two recorders, of which one is usually empty. An empty record counts only if the rank has no other.
+        // A rank has two recorders, one of which is usually empty. An empty record counts only if the rank has no
+        // other.
         let recorded_rank = |observation: &Observation| match &observation.seen {
             Seen::Changed(dump) if !dump.entries.is_empty() => Some(observation.rank),
             _ => None,

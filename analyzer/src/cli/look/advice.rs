@@ -1,4 +1,4 @@
-//! Advice on how to get records where there are none: of the jobs that run, and of the next one.
+//! Writes advice on how to get records where there are none: those of the jobs that run, and of the next job.
 
 use super::{SearchedPath, list_of};
 use rcomm_analyzer::source::{RankJob, RankProcess, dump_beginnings};
@@ -38,7 +38,7 @@ const VARIABLES: [(&str, &str, &str); 5] = [
     ),
 ];
 
-/// The text for a node without records: where they were looked for, how the variables are set, and what to do.
+/// The text for a node without records: which paths were searched, how the variables are set, and what to do.
 pub(super) fn advice(
     searched: &[SearchedPath],
     jobs: &[RankJob],
@@ -65,8 +65,8 @@ pub(in crate::cli) fn advice_for_paths() -> String {
     )
 }
 
-/// The list of these jobs, whose ranks run on this node and of which no record was found, and how to get their records.
-/// `jobs` must not be empty.
+/// The text for jobs whose ranks run on this node and of which no record was found: the list of these jobs, and how to
+/// get their records. `jobs` must not be empty.
 pub(super) fn running(jobs: &[RankJob]) -> String {
     let mut text = format!("{}\n", heading(jobs));
     list(jobs, &mut text);
@@ -121,6 +121,7 @@ fn heading(jobs: &[RankJob]) -> String {
     }
 }
 
+/// Appends a line for each job, for at most [`MOST_LISTED`], and the number of the others.
 fn list(jobs: &[RankJob], text: &mut String) {
     for line in RankJob::lines(jobs).iter().take(MOST_LISTED) {
         let _ = writeln!(text, "  {line}");

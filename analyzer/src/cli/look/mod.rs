@@ -1,6 +1,6 @@
-//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and judges the newest that can be
-//! judged; if several jobs live, the newest whose report has an error. For jobs of which these paths hold no record, and where there are
-//! no records at all, it prints how to get records.
+//! `rcomm-fr` without arguments: looks for records in the usual paths of this node and shows the report on the newest
+//! that can be judged; if several jobs live, on the newest whose report has an error. Prints how to get records of jobs
+//! of which these paths hold none.
 
 mod advice;
 
@@ -42,6 +42,7 @@ struct Records {
     paths: Vec<PathBuf>,
     /// The command that repeats the analysis.
     command: String,
+    /// When the newest of the records was written.
     written: SystemTime,
     /// When the newest ring was created; for dumps, the same as `written`.
     created: SystemTime,
@@ -49,7 +50,7 @@ struct Records {
     alive: bool,
 }
 
-/// The end of a pattern for names that go on with a digit.
+/// The end of a shell pattern for names that go on with a digit.
 const A_DIGIT_FIRST: &str = "[0-9]*";
 
 /// What the rings of one job state together.
@@ -65,6 +66,7 @@ struct JobRings {
     created_ns: i64,
 }
 
+/// The paths that were searched, and the records that were found.
 #[derive(Default)]
 struct Search {
     searched: Vec<SearchedPath>,
@@ -255,8 +257,9 @@ fn kind_of(entry: &DirEntry) -> Kind {
     }
 }
 
-/// What names these files of a folder, and nothing else of what is beside them, in a shell command: a pattern, or each
-/// file if no pattern does. Sorts the files. `others` need not have hidden files, which no pattern names.
+/// The arguments of a shell command that name these files of a folder and nothing beside them: a pattern, or each file
+/// if no pattern does. Sorts the files. `others` is what lies beside the files; it may lack hidden files, which no
+/// pattern names.
 fn argument_for(folder: &Path, files: &mut [PathBuf], others: &[PathBuf]) -> String {
     files.sort();
     let (Some(first), Some(last)) = (files.first(), files.last()) else {
@@ -431,8 +434,7 @@ impl Search {
         });
     }
 
-    /// Adds files as one item, if there are any; `argument` is what names them in a shell command, already
-    /// quoted.
+    /// Adds files as one item, if there are any. `argument` names them in a shell command, and is quoted.
     fn add(&mut self, description: String, argument: &str, files: Vec<PathBuf>) {
         let written = files
             .iter()
@@ -450,6 +452,7 @@ impl Search {
     }
 }
 
+/// One line for each path: the path, and what was found there.
 fn list_of(searched: &[SearchedPath]) -> String {
     let paths = searched.iter().map(|item| item.path.display().to_string());
     let widest = paths.map(|path| path.chars().count()).max().unwrap_or(0);
@@ -460,6 +463,7 @@ fn list_of(searched: &[SearchedPath]) -> String {
     })
 }
 
+/// The path as a word of a shell command.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     shlex::try_quote(&text).map_or(text.clone(), std::borrow::Cow::into_owned)

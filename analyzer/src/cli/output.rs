@@ -54,6 +54,7 @@ pub(crate) fn write_to(
     }
 }
 
+/// Writes a file under a temporary name, and renames it when it is complete.
 fn write_file(
     path: &Path,
     color: ColorChoice,

@@ -245,6 +245,7 @@ enum Kind {
     Other,
 }
 
+/// What this entry is.
 fn kind_of(entry: &DirEntry) -> Kind {
     if entry.file_name().as_encoded_bytes().starts_with(b".") {
         return Kind::Other;

@@ -308,6 +308,7 @@ impl<'a> Aligned<'a> {
         op.created_ns.saturating_sub(self.offsets_ns[record])
     }
 
+    /// The lanes of a record, in the order of its groups.
     fn lanes_of(&self, index: RecordIx, record: &Record, group_of: &[Vec<GroupIx>]) -> Vec<Lane> {
         let mut lanes: Vec<Lane> = group_of[index]
             .iter()

@@ -6,6 +6,7 @@ use crate::align::record::{LocalGroup, Op};
 /// each batch adds 1 to `collective_seq_id` and nothing to `p2p_seq_id`. Members may have different numbers of batches,
 /// so the recorded numbers do not match across ranks.
 pub(crate) fn number_without_batches(ops: &mut [Op], groups: &mut [LocalGroup]) {
+    /// What was counted in one group.
     #[derive(Clone, Copy, Default)]
     struct Count {
         /// The collective number and the `p2p_seq_id` of the first message; `None` before it.

@@ -172,6 +172,7 @@ pub(crate) fn done(aligned: &Aligned<'_>, record: RecordIx, half: Half) -> bool 
     aligned.op(record, half.status_op).completed()
 }
 
+/// The half at an index of the other end's list: a negative one is older than the record.
 fn counterpart_at(list: &[Half], index: i64) -> Counterpart {
     match usize::try_from(index) {
         Err(_) => Counterpart::Lost,

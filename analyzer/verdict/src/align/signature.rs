@@ -164,6 +164,7 @@ impl Call {
             .max(self.signature.output_bytes())
     }
 
+    /// The arguments by which this call is compared with those of other members.
     fn match_key(&self) -> MatchKey {
         if self.op == OpType::Other {
             return MatchKey {
@@ -313,6 +314,7 @@ impl Calls {
         &self.calls[id as usize]
     }
 
+    /// The arguments by which the call with this number is compared.
     pub(crate) fn key(&self, id: u32) -> &MatchKey {
         &self.keys[id as usize]
     }

@@ -77,6 +77,7 @@ impl<'a> Digest<'a> {
         digest
     }
 
+    /// Finds the furthest progress of each rank in each group.
     fn gather_positions(&mut self) {
         for &seen in &self.all {
             let (Some(rank), Event::Progress(progress)) = (seen.fact.rank, &seen.fact.event) else {
@@ -108,6 +109,7 @@ impl<'a> Digest<'a> {
         groups
     }
 
+    /// Finds the oldest time-out of each rank in each group.
     fn gather_waits(&mut self) {
         let mut waits: BTreeMap<(Rank, Option<&str>), TimedOutWait<'a>> = BTreeMap::new();
         let failed = self.groups_of_failed();
@@ -148,6 +150,7 @@ impl<'a> Digest<'a> {
             .collect();
     }
 
+    /// Collects the ranks that logged a line or that a line names.
     fn name_ranks(&mut self) {
         for seen in &self.all {
             self.named.extend(seen.fact.rank);

@@ -136,6 +136,7 @@ fn add_to_silent_records(report: &mut Report, mut found: Conclusion) {
     report.findings.insert(0, finding);
 }
 
+/// The finding that states a conclusion, without a group.
 fn finding(id: u32, found: Conclusion) -> Finding {
     let mut log = found.lines;
     log.truncate(MAX_LINES);

@@ -184,6 +184,7 @@ fn not_joined(digest: &Digest<'_>) -> Option<Conclusion> {
     Some(found)
 }
 
+/// The statement on ranks that had not joined; `after` is the number of their last collective.
 fn never_joined(ranks: &[Rank], after: Option<u64>) -> String {
     let who = format_ranks(ranks);
     let their = if ranks.len() == 1 { "its" } else { "their" };

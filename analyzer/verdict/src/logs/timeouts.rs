@@ -20,6 +20,7 @@ struct GroupTimeouts<'a, 'b> {
 }
 
 impl GroupTimeouts<'_, '_> {
+    /// The ranks that timed out in the operation, ascending.
     fn ranks_here(&self) -> Vec<Rank> {
         let mut ranks: Vec<Rank> = self.here.iter().map(|wait| wait.rank).collect();
         ranks.sort_unstable();
@@ -27,6 +28,7 @@ impl GroupTimeouts<'_, '_> {
         ranks
     }
 
+    /// The operation as text.
     fn place(&self) -> String {
         let op = self.here[0].timed_out.op.word();
         place(&op, Some(self.seq), self.group)
@@ -41,6 +43,7 @@ impl GroupTimeouts<'_, '_> {
     }
 }
 
+/// The line of a time-out, as evidence.
 fn cite(wait: &TimedOutWait<'_>) -> crate::report::LogLine {
     let timed_out = wait.timed_out;
     let elements = match timed_out.elements {
@@ -53,6 +56,7 @@ fn cite(wait: &TimedOutWait<'_>) -> crate::report::LogLine {
         .cite(format!("timed out in {place}{elements} after {after}"))
 }
 
+/// An operation as text, like `all_reduce #41 on group 12`; unknown parts are left out.
 fn place(op: &str, seq: Option<u64>, group: Option<&str>) -> String {
     let seq = seq.map_or(String::new(), |seq| format!(" #{seq}"));
     let group = group.map_or(String::new(), |group| format!(" on group {group}"));
@@ -110,6 +114,7 @@ pub(super) fn differ(digest: &Digest<'_>) -> Option<Conclusion> {
     group_timeouts(digest).iter().find_map(differ_at)
 }
 
+/// The conclusion of [`differ`] on one group.
 fn differ_at(timeouts: &GroupTimeouts<'_, '_>) -> Option<Conclusion> {
     let first = timeouts.here.first()?;
     let other_op = |wait: &&&TimedOutWait<'_>| {

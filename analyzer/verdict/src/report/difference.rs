@@ -105,6 +105,7 @@ fn is_same(finding: &Finding, other: &Finding) -> bool {
     ) == (other.code, &other.group, other.seq, &other.culprit_ranks)
 }
 
+/// The changes of all groups of either report.
 fn compare_groups(before: &Report, after: &Report) -> Vec<GroupChange> {
     let find = |report: &Report, group: &GroupRef| {
         let mut groups = report.groups.iter();

@@ -44,10 +44,10 @@ pub(super) const E102: Prose = Prose {
 };
 
 pub(super) const E103: Prose = Prose {
-    meaning: "From one point on a rank's operations match those of its peers shifted by one (or by k): \
-             what it calls number 41 is what the others call number 42. It left an operation out. Where \
-             types or sizes differ from there on, that is only the consequence. A rank is reported, too, that went on \
-             to later operations of other groups, while its peers wait in one that it left out.",
+    meaning: "From one point on a rank's operations match those of its peers shifted by one (or by k): what it calls \
+             number 41 is what the others call number 42. It left an operation out. Where types or sizes differ from \
+             there on, that is only the consequence. A rank is also reported if it went on to later operations of \
+             other groups while its peers wait in an operation that it left out.",
     causes: &[
         "a conditional collective: `if loss.isfinite(): all_reduce(...)` with a condition that differs by rank",
         "an early `continue` or `return` in the training loop on one rank",
@@ -146,7 +146,8 @@ pub(super) const E112: Prose = Prose {
     ],
     actions: &[
         "compare the sizes in the evidence: which ranks are the odd ones, and by how much",
-        "pad or drop so that all ranks agree, or use the variant that carries sizes (all_gather_v, all_to_all with splits)",
+        "pad or drop so that all ranks agree, or use the variant that carries sizes (all_gather_v, all_to_all with \
+         splits)",
     ],
 };
 

@@ -5,13 +5,13 @@ use super::Prose;
 pub(super) const N300: Prose = Prose {
     meaning: "An input was left aside, and the job may be complete without it. Most often a file does not belong with \
              the others: another job or attempt, another shape of the world, or an older time; read with the others, \
-             it would blame them for being ahead of it. Or it is no record at all, a path that does not exist, a link \
-             that leads to nothing or to a folder that is not searched, or logs and stacks, which a summary cannot \
-             hold. Files of several recorders of one process, as of a host's and a device's backend, \
-             are read together; of two files of one recorder the complete one is kept, or the newer one if both \
-             are complete or both are cut. A record that was taken earlier than those of other ranks, or may have \
-             been, is read, and named here: what its rank does since then is not known. \
-             Files that were read as those of another rank than their names state are named here, too.",
+             it would blame them for being ahead of it. Other inputs that are left aside are files without records, \
+             paths that do not exist, links that lead to nothing or to a folder that is not searched, and logs and \
+             stacks, which a summary cannot hold. Files of several recorders of one process, as of a host's and a \
+             device's backend, are read together; of two files of one recorder the complete one is kept, or the newer \
+             one if both are complete or both are cut. A record that was taken earlier than those of other ranks, or \
+             may have been, is read, and named here: what its rank does since then is not known. Files that were read \
+             as those of another rank than their names state are named here, too.",
     causes: &[
         "the dump folder was not emptied between two runs",
         "a restart with another world size wrote to the same folder as the first attempt",
@@ -28,10 +28,11 @@ pub(super) const N300: Prose = Prose {
 };
 
 pub(super) const N301: Prose = Prose {
-    meaning: "A file is cut short, damaged, or no dump at all. Whatever could be salvaged was used and \
-             everything else was analyzed as usual. Files that try to build objects or to exhaust memory \
-             are refused here as well; nothing in a file is ever executed. A live view names here the ranks that it \
-             cannot read, and why.",
+    meaning: "A file is cut short, damaged, or no dump at all. Whatever could be salvaged was used, and everything else \
+             was analyzed as usual. Files that try to build objects or to exhaust memory are refused as well; nothing \
+             in a file is ever executed. Also named here are folders that cannot be listed, ranks that left no \
+             readable record and that no finding blames, and operations of a process with several devices that cannot \
+             be assigned to its ranks. A live view names here the ranks that it cannot read, and why.",
     causes: &[
         "the process was killed while it wrote: the rank at fault is often the one with the cut file",
         "the disk was full, or the quota was reached",
@@ -44,9 +45,9 @@ pub(super) const N301: Prose = Prose {
 };
 
 pub(super) const N302: Prose = Prose {
-    meaning: "The ring had already overwritten what the question needs, or a log, without records, does not \
-             hold it. An operation that a ring no longer holds may have been issued all the same, so the analysis \
-             reports that it does not know, and accuses no rank on that ground.",
+    meaning: "The ring has dropped what would decide the verdict, or a log that was read without records does not hold \
+             it. An operation that a ring no longer holds may have been issued all the same, so the analysis reports \
+             that it does not know, and accuses no rank on that ground.",
     causes: &[
         "a small ring with many operations per step",
         "the dump was taken long after the fault, while other groups went on",
@@ -108,12 +109,12 @@ pub(super) const N305: Prose = Prose {
 };
 
 pub(super) const N306: Prose = Prose {
-    meaning: "Ranks arrive late, and the others wait, but each time it is another rank: of the stretches of \
-            time that lost most, no rank cost most in more than half. A loaded host, a hypervisor that takes \
-            processors away, or a network delays all ranks in this way. No rank is at fault. The share is \
-            the part of the job's time that was lost in all. Or one rank was last most often, but the threads that \
-            issue and run its operations were ready to run, and had no processor, for at least half as long as the \
-            others waited for it (rcomm's recorder measures that).",
+    meaning: "Ranks arrive late, and the others wait, but each time it is another rank: of the stretches of time that \
+             lost most, no rank cost most in more than half. A loaded host, a hypervisor that takes processors away, \
+             or a network delays all ranks in this way. No rank is at fault. The share in the note is the part of the \
+             job's time that was lost in all. The note also appears if one rank was last most often, but the threads \
+             that issue and run its operations were ready to run, and had no processor, for at least half as long as \
+             the others waited for it (rcomm's recorder measures that).",
     causes: &[
         "more threads than processors on a host; other jobs on it",
         "steal time of a virtual machine; a quota of processor time",

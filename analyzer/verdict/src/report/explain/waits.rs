@@ -4,12 +4,12 @@ use super::Prose;
 
 pub(super) const E120: Prose = Prose {
     meaning: "A send or a receive waits for its other half, and the peer has not posted it, or its device has not \
-             started it. Messages are paired by group, source, destination and order, so this names the first one \
-             without a partner. Where other groups of the same description have the same part, such as the other \
-             pipelines, their messages show which of the two ranks left one out, posted one too many, or took another \
-             order. Rank numbers in the operation are those of the group. Backends on a host (gloo, MPI, rcomm's own) \
-             also compare tags, which no record holds: there, a send and a receive that pair by order and do not end \
-             may have different tags, and the finding names no rank.",
+             started it. Messages are paired by group, source, destination and order, so the finding names the first \
+             message without a partner. Where other groups of the same description have the same part, such as the \
+             other pipelines, their messages show which of the two ranks left one out, posted one too many, or took \
+             another order. Rank numbers in the operation are those of the group. Backends on a host (gloo, MPI, \
+             rcomm's own) also compare tags, which no record holds: there, a send and a receive that pair by order and \
+             do not end may have different tags, and the finding names no rank.",
     causes: &[
         "pipeline stages disagree on the schedule: number of micro-batches, warm-up, direction",
         "the peer raised or skipped before its half of a batch of sends and receives",
@@ -106,12 +106,12 @@ pub(super) const E150: Prose = Prose {
 };
 
 pub(super) const E151: Prose = Prose {
-    meaning: "Others wait for a rank whose process is there and does nothing: the system reports that a signal \
-             or a debugger has stopped it, or its watchdog, which makes one to ten rounds a second, has not \
-             run for seconds while those of its peers have. The rank may have been stopped between two \
-             operations or inside one that all its peers have joined. It records nothing more, so where all its \
-             peers have completed the operation that its record ends with, this is its last event, and whether it is \
-             still inside is not known. If every process of the job is stopped, all are named together, also when no \
+    meaning: "Others wait for a rank whose process is there and does nothing: the system reports that a signal or a \
+             debugger has stopped it, or its watchdog, which makes one to ten rounds a second, has not run for seconds \
+             while those of its peers have. The rank may have been stopped between two operations or inside one that \
+             all its peers have joined. It records nothing more. So where all its peers have completed the operation \
+             that its record ends with, the finding calls that operation its last event, and whether the rank is still \
+             inside is not known. If every process of the job is stopped, all are named together, also when no \
              operation is pending.",
     causes: &[
         "SIGSTOP, Ctrl-Z or a scheduler that suspends jobs",
@@ -126,14 +126,15 @@ pub(super) const E151: Prose = Prose {
 };
 
 pub(super) const E152: Prose = Prose {
-    meaning: "Either connections between ranks had no sign of life for more than two of their intervals, or a log has \
-             a report of the network that it cannot reach the other end: no route, no answer to a connection, a \
-             transfer that was given up after all its retries. The systems at both ends of an idle connection answer \
-             each other whatever the processes do, so where records show the silence no stopped or busy process is \
-             the cause. The ranks that still received from each other show which side is cut off; where they do not, \
-             both ends are alternatives. Where the records of both ends show that what one sent arrived and what the \
-             other sent did not, the link works in one direction only. From a log the finding names the side that \
-             reported it and the address that it could not reach, and the process there may be alive.",
+    meaning: "Either connections between ranks had no sign of life for more than two of the intervals at which idle \
+             connections give one, or a log has a report of the network that it cannot reach the other end: no route, \
+             no answer to a connection, a transfer that was given up after all its retries. The systems at both ends \
+             of an idle connection answer each other whatever the processes do, so where records show the silence no \
+             stopped or busy process is the cause. The ranks that still received from each other show which side is \
+             cut off; where they do not, both ends are alternatives. Where the records of both ends show that what one \
+             sent arrived and what the other sent did not, the link works in one direction only. From a log the \
+             finding names the side that reported it and the address that it could not reach, and the process there \
+             may be alive.",
     causes: &[
         "a link, a route or a switch port that is down or flaps; a cable, an adapter, a subnet manager",
         "a firewall or a security group that drops the ports of the job, often in one direction only",

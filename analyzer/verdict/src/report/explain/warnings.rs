@@ -27,21 +27,22 @@ pub(super) const W160: Prose = Prose {
         "a dump of another recorder with its default of 2,000 entries",
     ],
     actions: &[
-        "size the ring for at least three steps: RCOMM_RING_ENTRIES here, TORCH_FR_BUFFER_SIZE for PyTorch (entries, not bytes)",
+        "size the ring for at least three steps: RCOMM_RING_ENTRIES here, TORCH_FR_BUFFER_SIZE for PyTorch (entries, \
+         not bytes)",
         "if the program reports its steps, the finding gives the number of operations in one",
     ],
 };
 
 pub(super) const W220: Prose = Prose {
-    meaning: "A rank is repeatedly the last to arrive at its collectives, and the others wait for it. If durations \
-             are recorded, lateness is taken from them: in each operation the last to arrive waits least. Otherwise \
-             it is taken from the times of issue, after the hosts' clocks are estimated from the collectives, and \
-             differences within the error of this estimate are not reported. Arrivals are not compared across \
+    meaning: "A rank is repeatedly the last to arrive at its collectives, and the others wait for it. If durations are \
+             recorded, lateness is taken from them: in each operation the last to arrive waits least. Otherwise \
+             lateness is taken from the times of issue, after the hosts' clocks are estimated from the collectives, \
+             and differences within the error of this estimate are not reported. Arrivals are not compared across \
              messages. The time of the job is cut into stretches. Among those that lost most, the rank must cost most \
              in so many that this happens by chance in less than one of 10,000 jobs, corrected for the number of \
              ranks, and it must cost twice as much as any other rank; for a rank that a live view has just reported, \
-             less is enough. The share is the part of the job's time that the others lost because of it. What the \
-             schedule of a pipeline leaves idle, and what a slow link costs, has no price: the records do not show \
+             less is enough. The share is the part of the job's time that the others lost because of the rank. What \
+             the schedule of a pipeline leaves idle, and what a slow link costs, has no price: the records do not show \
              how short those waits could have been.",
     causes: &[
         "a host that is slower: CPU contention, a shared file system, thermal or power limits",
@@ -74,10 +75,10 @@ pub(super) const W230: Prose = Prose {
 };
 
 pub(super) const W240: Prose = Prose {
-    meaning: "At least half of the ranks spend a tenth of their time or more in rows of operations so small that latency \
-             is what they cost; the rank in the finding is an example. Fusing them usually gives time back at no risk. \
-             If durations were measured, the price is what one operation for each row would save on that rank: the \
-             shortest duration of the row, for each operation but one.",
+    meaning: "At least half of the ranks spend a tenth of their time or more in rows of operations so small that \
+             latency is what they cost; the rank in the finding is an example. Fusing them usually gives time back at \
+             no risk. If durations were measured, the price is what one operation for each row would save on that \
+             rank: the shortest duration of the row, for each operation but one.",
     causes: &[
         "one collective per parameter, without buckets",
         "metrics and flags reduced one at a time in every step",

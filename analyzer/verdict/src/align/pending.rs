@@ -226,7 +226,7 @@ pub(crate) fn pending_of(
 }
 
 /// A rank goes on beside an unfinished operation if its other threads have since completed at least this many
-/// operations with other ranks.
+/// operations with other ranks, sends not counted.
 const GOES_ON: usize = 3;
 
 /// Whether the operation consists of receives by a thread that has issued nothing else, while other threads of the rank

@@ -132,7 +132,7 @@ struct Pair {
     program: usize,
 }
 
-/// The plug-in's communicator with the name of a record's group; `None` if there is none.
+/// The communicator of one of the groups of the plug-in's record; `None` if the record does not hold it.
 fn communicator_of<'a>(
     shared: &Shared,
     record: &'a Record,
@@ -150,8 +150,8 @@ fn communicator_of<'a>(
 ///
 /// The group is found by NCCL's number if the program's record has it, else by the communicator's name. PyTorch gives
 /// communicators no name: these are found by the process's place in the group. The operations must also have been
-/// recorded at the same times, unless the group was found by number, or by name in a record of one process. `None`
-/// unless exactly one such group has operations that agree.
+/// recorded at the same times, unless the group was found by number, or by name and `is_one_process`. `None` unless
+/// exactly one such group has operations that agree.
 fn partner(
     shared: &Shared,
     plugin: &Record,

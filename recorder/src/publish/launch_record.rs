@@ -7,6 +7,7 @@
 use crate::error::{Error, Result};
 use crate::model::Rank;
 use crate::record::file::directory;
+use crate::record::file::names::job_directory_name;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -100,7 +101,7 @@ impl LaunchRecord {
 
     /// The path of the record of one host: `launch.<node>.json` in the job's directory below `directory`.
     pub fn path(directory: &Path, job: &str, node: u32) -> PathBuf {
-        let job = directory.join(directory::job_directory_name(job));
+        let job = directory.join(job_directory_name(job));
         job.join(format!("launch.{node}.json"))
     }
 
@@ -134,7 +135,7 @@ impl LaunchRecord {
     /// The records of a job's hosts below a directory of rings
     /// ([`default_directory`](crate::record::default_directory) unless another one is configured).
     pub fn of_job(directory: &Path, job: &str) -> Vec<Self> {
-        Self::in_directory(&directory.join(directory::job_directory_name(job)))
+        Self::in_directory(&directory.join(job_directory_name(job)))
     }
 
     /// Reads one file. Never blocks, and refuses a path whose last component is a symbolic link.

@@ -6,7 +6,8 @@
 use super::{Dump, Identity};
 use crate::error::{Error, Result};
 use crate::record::failures;
-use crate::record::file::directory::{self, RingName};
+use crate::record::file::directory;
+use crate::record::file::names::{RingName, job_directory_name};
 use crate::record::file::view::{View, Words};
 use crate::record::layout::{self, RingLayout, halves, header};
 use crate::record::nccl;
@@ -384,7 +385,7 @@ pub fn list_rings(directory: &Path) -> Result<Vec<RingListing>> {
 /// # Errors
 /// If the directory cannot be listed or a ring cannot be removed.
 pub fn remove_stale_rings(directory: &Path, job: Option<&str>) -> Result<Vec<PathBuf>> {
-    let job = job.map(directory::job_directory_name);
+    let job = job.map(job_directory_name);
     let mut removed = Vec::new();
     for (in_job, _, path) in files_in(directory)? {
         if job.as_ref().is_some_and(|job| *job != in_job) {

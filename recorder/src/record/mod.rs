@@ -34,7 +34,8 @@ mod tables;
 
 pub use clock::Timestamp;
 pub use config::{Placement, RecorderConfig, RingPart, Storage, Touch};
-pub use file::directory::{default_directory, fallback_directory, is_ring_or_unnamed};
+pub use file::directory::{default_directory, fallback_directory};
+pub use file::names::is_ring_or_unnamed;
 pub use flight_recorder::{
     ChannelEvent, CommunicatorInfo, Counters, FlightRecorder, KernelPlan, LinkHandle, LinkPlace,
     OnConflict, PeerHandle,

@@ -1,6 +1,7 @@
 //! Moves a ring file to another job and rank.
 
-use super::directory::{RingId, RingName, ensure_private, job_directory_name, name, temporary};
+use super::directory::{ensure_private, name, temporary};
+use super::names::{RingId, RingName, job_directory_name};
 use crate::error::{Error, Result};
 use crate::model::Rank;
 use std::fs;

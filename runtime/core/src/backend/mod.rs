@@ -11,11 +11,12 @@ pub mod fake;
 #[allow(unsafe_code)]
 pub(crate) mod memory;
 pub mod support;
+mod window;
 pub mod wrapper;
 
 pub use communicator::{CommMemory, CommState};
+pub use window::{BackendWindow, Registration};
 
-use crate::backend::memory::RemoteMemory;
 use crate::config::Config;
 use crate::op::Op;
 use crate::op::buffer::{Buffer, DeviceKind};
@@ -29,7 +30,6 @@ use rcomm_recorder::record::FlightRecorder;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 /// The state that a world's backends share. It is made once, before the first group.
@@ -530,83 +530,4 @@ pub trait Backend: Send + Sync {
             format!("backend {} does not offer {feature}", self.name()),
         )
     }
-}
-
-/// Memory that a backend has prepared. Keeps its owner alive.
-#[derive(Clone)]
-pub struct Registration {
-    /// The backend's own number for the memory.
-    pub id: u64,
-    /// The owner of the memory.
-    pub owner: Arc<dyn Any + Send + Sync>,
-}
-
-/// Memory of all members of a group, which each member reads and writes one-sidedly.
-///
-/// Offsets are in bytes. A read that overlaps a write may return part of the new data: order comes from
-/// signals. A rank may name itself as the peer.
-///
-/// # Errors
-/// `InvalidArgument` for a peer or a range that does not exist.
-pub trait BackendWindow: Send + Sync {
-    /// The size in bytes of the part of rank `group_rank`.
-    fn size_bytes(&self, group_rank: u32) -> usize;
-
-    /// Writes into the part of `peer`. Returns when `from` may be used again.
-    fn put(&self, peer: u32, offset: usize, from: &Buffer<'_>, deadline: Deadline) -> Result<()>;
-
-    /// Reads from the part of `peer`.
-    fn get(
-        &self,
-        peer: u32,
-        offset: usize,
-        into: &mut Buffer<'_>,
-        deadline: Deadline,
-    ) -> Result<()>;
-
-    /// Adds one to the count of signals that `peer` has from this rank, after all that this rank has put there before.
-    fn signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
-
-    /// Consumes one signal from `peer`, and waits for it if there is none.
-    fn wait_signal(&self, peer: u32, deadline: Deadline) -> Result<()>;
-
-    /// Consumes one signal from `peer` if there is one; returns whether there was. Does not wait.
-    fn take_signal(&self, peer: u32) -> Result<bool>;
-
-    /// The part of `peer` in this process's own address space.
-    ///
-    /// # Errors
-    /// `Unsupported` where it cannot be mapped; `put` and `get` still reach it.
-    fn map_remote(&self, peer: u32) -> Result<RemoteMemory>;
-
-    /// Waits until `word`, a word of a [mapped](Self::map_remote) part, is `from`, and sets it to `to` in one step; wakes
-    /// those that wait for it. `peer` is the rank that makes it `from`, and `awaited` says what that rank has to do, for
-    /// errors (`send a signal`).
-    ///
-    /// # Errors
-    /// `Timeout` at the deadline. The default, for windows whose parts cannot be mapped: `Unsupported`.
-    fn exchange_word(
-        &self,
-        peer: u32,
-        word: &AtomicU32,
-        (from, to): (u32, u32),
-        awaited: fmt::Arguments<'_>,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let _ = (peer, word, from, to, awaited, deadline);
-        let message = "the windows of this backend have no words that a rank can wait for";
-        Err(Error::new(ErrorKind::Unsupported, message))
-    }
-
-    /// Ends the window; all members call it. Returns this rank's memory, unless a member still has it mapped.
-    ///
-    /// # Blocking
-    /// Until all members have called it, or the deadline.
-    fn close(&self, deadline: Deadline) -> Result<Option<Buffer<'static>>>;
-
-    /// Ends the window at once, for this rank alone, even if other ranks still hold it: when this returns, only
-    /// holders of a [mapping](Self::map_remote) use its memory.
-    ///
-    /// The default does nothing: enough for memory that its owner keeps alive as long as any rank can reach it.
-    fn give_up(&self) {}
 }

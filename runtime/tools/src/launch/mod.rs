@@ -14,6 +14,7 @@ mod nodes;
 mod options;
 mod output;
 mod parent_death;
+mod rank;
 mod ranks;
 mod rounds;
 mod signals;
@@ -25,7 +26,8 @@ use crate::rank::new_secret;
 use anyhow::{Context, Result};
 use nodes::{BeginOutcome, Nodes};
 use output::Sinks;
-use ranks::{Ranks, StartError};
+use rank::StartError;
+use ranks::Ranks;
 use std::process::ExitCode;
 
 /// Exit code for a failure of the launcher itself.

@@ -6,104 +6,22 @@ use super::nodes::{Job, Nodes};
 use super::options::Options;
 use super::output::{Output, Sinks, Stream, in_words};
 use super::parent_death::die_with_this_thread;
+use super::rank::{Rank, code_of, describe_end};
 use super::signals::{Signals, name_of};
 use super::stop_watch::{Action, Seen, State, StopWatch};
-use super::{Failure, LAUNCHER_FAILED, Restart, STOPPED};
+use super::{Failure, Restart, STOPPED};
 use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
-use std::io;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus};
+use rustix::process::Signal;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// How long output is still read after the last rank has ended: processes that the ranks left behind may still write.
 const DRAIN: Duration = Duration::from_secs(1);
 /// The interval of the checks whether a stalled stream of this process accepts data again.
 const RETRY: Duration = Duration::from_millis(10);
-
-/// The error of a program that could not be started.
-#[derive(Debug)]
-pub(super) struct StartError {
-    program: String,
-    error: io::Error,
-}
-
-impl StartError {
-    /// The exit code for this error: 127 or 126 as from a shell, otherwise [`LAUNCHER_FAILED`].
-    pub(super) fn code(&self) -> u8 {
-        match self.error.kind() {
-            io::ErrorKind::NotFound => 127,
-            io::ErrorKind::PermissionDenied => 126,
-            _ if self.error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => 126,
-            _ => LAUNCHER_FAILED,
-        }
-    }
-}
-
-impl std::fmt::Display for StartError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "cannot start {:?}: {}", self.program, self.error)
-    }
-}
-
-impl std::error::Error for StartError {}
-
-/// A process of a rank.
-struct Rank {
-    rank: u32,
-    child: Child,
-    /// The id of the rank's process, and of its process group.
-    pid: Pid,
-    /// Readable once the process has ended.
-    pidfd: OwnedFd,
-    has_ended: bool,
-    /// Standard output and standard error; `None` once closed.
-    outputs: [Option<Output>; 2],
-}
-
-impl Rank {
-    /// Starts the process.
-    ///
-    /// # Errors
-    /// [`StartError`] if the program cannot be started; those of the system.
-    fn start(mut command: Command, rank: u32) -> Result<Self> {
-        let mut child = command.spawn().map_err(|error| StartError {
-            program: command.get_program().to_string_lossy().into_owned(),
-            error,
-        })?;
-        let stdout = child
-            .stdout
-            .take()
-            .context("standard output is not piped")?;
-        let stderr = child.stderr.take().context("standard error is not piped")?;
-        let pid = Pid::from_child(&child);
-        Ok(Self {
-            rank,
-            pid,
-            pidfd: pidfd_open(pid, PidfdFlags::empty())?,
-            child,
-            has_ended: false,
-            outputs: [
-                Some(Output::new(stdout.into(), Stream::Stdout, rank)?),
-                Some(Output::new(stderr.into(), Stream::Stderr, rank)?),
-            ],
-        })
-    }
-
-    /// The rank and its process, for messages.
-    fn name(&self) -> String {
-        format!("rank {} (process {})", self.rank, self.child.id())
-    }
-
-    /// Sends a signal to the rank's process group; returns whether it was sent.
-    fn signal(&self, signal: Signal) -> bool {
-        // The rank may have ended just now; the next poll detects that.
-        !self.has_ended && kill_process_group(self.pid, signal).is_ok()
-    }
-}
 
 /// An event source of a wait.
 #[derive(Clone, Copy)]
@@ -581,30 +499,4 @@ impl Drop for Ranks {
             }
         }
     }
-}
-
-/// Describes the end of a process, as the predicate of a sentence.
-fn describe_end(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exited with {code}"),
-        (None, Some(signal)) => {
-            let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-            let core = if status.core_dumped() {
-                ", core dumped"
-            } else {
-                ""
-            };
-            format!("was killed by {name} ({signal}{core})")
-        }
-        (None, None) => format!("ended ({status})"),
-    }
-}
-
-/// The exit code of the launcher for a rank that ended with this status.
-fn code_of(status: ExitStatus) -> u8 {
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(LAUNCHER_FAILED)
 }

@@ -85,6 +85,6 @@ pub use rcomm_recorder::publish::{
     EndpointAddress, EndpointToken, Secret, Tls, TlsFiles, WaitStatistics,
 };
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
-pub use watch::dump_writer::{DumpWriter, FileDumpWriter};
+pub use watch::dump_writer::{DumpHandle, DumpWriter, FileDumpWriter};
 pub use watch::wait_counters::{WaitCounter, Waiting};
 pub use world::{DeviceMesh, World, WorldBuilder, newest_attempt};

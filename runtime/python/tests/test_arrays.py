@@ -453,33 +453,35 @@ def test_an_exception_in_the_block_of_a_world_reaches_the_others(ranks):
     assert ranks(2, body, ends=False).wait() == [0, 0]
 
 
-def test_dump_and_abandon_do_not_wait_for_a_thread_that_makes_a_group(ranks, tmp_path, until):
+@pytest.mark.parametrize("method", ["new_group", "shrink"])
+def test_dump_and_abandon_do_not_wait_for_a_thread_that_waits_for_ranks(ranks, tmp_path, until, method):
     over = tmp_path / "over"
 
     def body(world):
-        if world.rank == 0:
-            # The group is never made: its first member does not call `new_group`.
+        if world.rank != 1:
+            # Rank 1 waits for rank 0, which does not call the method.
             until(over.exists)
             return
-        maker = threading.Thread(target=world.new_group, args=([0, 1],), daemon=True)
-        maker.start()
+        arguments = {"new_group": [0, 1], "shrink": [2]}
+        waiter = threading.Thread(target=getattr(world, method), args=(arguments[method],), daemon=True)
+        waiter.start()
 
-        def is_making():
-            frame = sys._current_frames().get(maker.ident)
-            return frame and frame.f_code.co_name == "new_group"
+        def waits():
+            frame = sys._current_frames().get(waiter.ident)
+            return frame and frame.f_code.co_name == method
 
-        until(is_making)
+        until(waits)
         began = time.monotonic()
         for _ in range(10):
             world.dump()
         world.abandon("the test is over")
         took = time.monotonic() - began
-        assert took < TIME_LIMIT / 4 and maker.is_alive()
+        assert took < TIME_LIMIT / 4 and waiter.is_alive()
         with pytest.raises(rcomm.Error):
             world.dump()
         over.touch()
 
-    assert ranks(2, body, ends=False).wait() == [0, 0]
+    assert ranks(3, body, ends=False).wait() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("how", ["shutdown", "with", "nothing"])

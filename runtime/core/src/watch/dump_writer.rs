@@ -72,6 +72,30 @@ impl DumpWriter for FileDumpWriter {
     }
 }
 
+/// Makes dumps of a world: a handle for threads that do not hold the world, also while another one changes it
+/// ([`World::shrink`](crate::World::shrink)).
+///
+/// # Thread safety
+/// May be shared between threads; clones make dumps of the same world.
+#[derive(Clone)]
+pub struct DumpHandle(pub(crate) Arc<Dumps>);
+
+impl DumpHandle {
+    /// Makes a dump now and returns its location. After the end of the world the dump has the records of its end.
+    ///
+    /// # Errors
+    /// The error names what could not be written and why.
+    pub fn dump(&self) -> Result<String> {
+        self.0.try_make("requested by the program")
+    }
+}
+
+impl std::fmt::Debug for DumpHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DumpHandle").finish_non_exhaustive()
+    }
+}
+
 /// Makes this rank's dumps.
 pub(crate) struct Dumps {
     recorder: Arc<FlightRecorder>,

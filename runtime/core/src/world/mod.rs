@@ -36,7 +36,7 @@ use crate::group::process_group::{Group, ProcessGroup};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{Store, TcpStore, TcpStoreServer};
-use crate::watch::dump_writer::Dumps;
+use crate::watch::dump_writer::{DumpHandle, Dumps};
 use crate::watch::watchdog::{Watch, Watchdog};
 use crate::world::job_secret::JobSecret;
 use crate::world::step_meter::StepMeter;
@@ -291,7 +291,13 @@ impl<B> World<B> {
     /// # Errors
     /// The error names what could not be written and why.
     pub fn dump(&self) -> Result<String> {
-        self.shared.dumps.try_make("requested by the program")
+        self.dump_handle().dump()
+    }
+
+    /// A handle that makes dumps of this world without a reference to it. [`grow`](Self::grow) makes the world anew:
+    /// afterwards a handle from before has the records from before.
+    pub fn dump_handle(&self) -> DumpHandle {
+        DumpHandle(self.shared.dumps.clone())
     }
 
     /// Waits for pending operations and closes all groups, the newest first; then waits for the other ranks,

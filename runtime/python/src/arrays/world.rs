@@ -243,7 +243,7 @@ impl ArrayWorld {
 
     /// Writes this rank's dump and returns where it is.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, |held| held.read(rcomm::World::dump))
+        self.with(py, HeldWorld::dump)
     }
 
     /// Waits for what is pending, then for the other ranks, and ends the world. Does nothing the second time, and

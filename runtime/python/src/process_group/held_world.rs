@@ -1,12 +1,14 @@
 //! [`HeldWorld`]: a world that several threads use, and that one of them may abandon while others wait in it.
 
-use rcomm::{Error, World};
+use rcomm::{DumpHandle, Error, World};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{PoisonError, RwLock, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
 /// A world, until it is taken or abandoned.
 pub(crate) struct HeldWorld {
     world: RwLock<Option<World>>,
+    /// For dumps while a thread changes the world; `None` once it was taken or abandoned.
+    dumps: Mutex<Option<DumpHandle>>,
     /// Whether the last thread that uses the world drops it.
     is_abandoned: AtomicBool,
 }
@@ -14,6 +16,7 @@ pub(crate) struct HeldWorld {
 impl HeldWorld {
     pub(crate) fn new(world: World) -> Self {
         Self {
+            dumps: Mutex::new(Some(world.dump_handle())),
             world: RwLock::new(Some(world)),
             is_abandoned: AtomicBool::new(false),
         }
@@ -44,20 +47,36 @@ impl HeldWorld {
             .as_mut()
             .filter(|_| !self.is_abandoned())
             .map(operation);
+        if let (Some(world), Some(dumps)) = (world.as_ref(), self.dumps().as_mut()) {
+            // The operation may have made the world anew.
+            *dumps = world.dump_handle();
+        }
         drop(world);
         self.drop_if_abandoned();
         changed
     }
 
+    /// Makes a dump, also while another thread changes the world; `None` if the world was taken or abandoned.
+    pub(crate) fn dump(&self) -> Option<Result<String, Error>> {
+        let dumps = self.dumps().clone()?;
+        Some(dumps.dump())
+    }
+
+    fn dumps(&self) -> MutexGuard<'_, Option<DumpHandle>> {
+        self.dumps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes the world, once no thread uses it; `None` if it was taken or abandoned before.
     pub(crate) fn take(&self) -> Option<World> {
         let mut world = self.world.write().unwrap_or_else(PoisonError::into_inner);
+        *self.dumps() = None;
         world.take()
     }
 
     /// Drops the world: now, or when the last thread that uses it is done. Waits for no thread.
     pub(crate) fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::SeqCst);
+        *self.dumps() = None;
         self.drop_if_abandoned();
     }
 

@@ -273,6 +273,6 @@ impl World {
 
     /// Writes this rank's dump and returns where it is.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
-        self.with(py, None, |held| held.read(rcomm::World::dump))
+        self.with(py, None, HeldWorld::dump)
     }
 }

@@ -47,6 +47,6 @@ pub struct Loaded {
     pub stacks: Vec<RankStacks>,
     /// Whether an archive of `rcomm-fr collect` was read.
     pub has_manifest: bool,
-    /// The number of ranks of the job that such an archive states.
+    /// The number of ranks of the job that such an archive states, the largest of several; `None` if none states it.
     pub world_size: Option<u32>,
 }

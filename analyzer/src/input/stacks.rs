@@ -1,5 +1,5 @@
-//! Stacks of ranks. A file holds either Python stacks, printed as by Python's `faulthandler`, which PyTorch's worker
-//! servers call:
+//! Reads the stacks of ranks. A file holds either Python stacks, in the form of Python's `faulthandler`, which PyTorch's
+//! worker servers call:
 //!
 //! ```text
 //! Thread 0x00007ff61edcfb80 (most recent call first):
@@ -19,7 +19,7 @@ use rcomm_verdict::{Finding, FrameRef, Place, Report};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// At most this many frames of one process are read.
+/// At most this many Python frames of one file are read.
 const MOST_FRAMES: usize = 4096;
 /// At most this many frames of one stack are added to a finding, and at most this many of a native stack are read.
 const MOST_SHOWN: usize = 64;
@@ -28,7 +28,7 @@ const MOST_SHOWN: usize = 64;
 pub const NATIVE_HEADER: &str = "Native thread";
 /// How the first line of a stack ends.
 const HEADER_END: &str = "(most recent call first):";
-/// The longest name of a native frame that is kept, in characters.
+/// The number of characters that are kept of the name and of the place of a native frame.
 const MAX_NAME: usize = 240;
 
 /// A frame of machine code: printed and parsed as `name (place)`.
@@ -78,7 +78,7 @@ pub struct RankStacks {
 }
 
 impl RankStacks {
-    /// The stacks in the file at this path, whose text [`is_stacks`] accepts.
+    /// Parses the text of the file at this path, which [`is_stacks`] accepts.
     pub fn parse(path: &str, rank: Rank, text: &str) -> Self {
         Self {
             path: path.to_owned(),

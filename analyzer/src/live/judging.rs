@@ -110,7 +110,8 @@ impl Live {
     }
 
     /// When the sources should be polled again, as [`Moment::elapsed`]: the earliest time at which an operation that
-    /// was pending at the last poll becomes overdue. `None` if no operation is pending that is not overdue yet.
+    /// was pending at the last poll becomes overdue. `None` if there is no such operation, the job is not live, or the
+    /// records state no time.
     pub fn poll_due(&self, at: Moment) -> Option<Duration> {
         let horizon = self.horizon(at, &self.silent)?;
         let due = self.kept.slots.values().flat_map(|slot| &slot.due);

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time that a kept record may lag behind the last poll's heartbeat, ns. Snapshots share the record, so bringing
-/// its heartbeat up to date copies all of it.
+/// By how much the time of a kept record may lag behind its signs of life, ns. Snapshots share the record, so bringing it
+/// up to date copies all of it.
 const SIGNS_LAG_NS: i64 = 20_000_000_000;
 
 /// The last version of one record from a source, and what later polls have shown.
@@ -19,7 +19,9 @@ const SIGNS_LAG_NS: i64 = 20_000_000_000;
 pub(super) struct Slot {
     pub(super) dump: Option<Arc<Dump>>,
     pub(super) liveness: Liveness,
+    /// When a poll last read it or found it unchanged.
     pub(super) answered: Option<Duration>,
+    /// Why the last poll could not read it; `None` if it could.
     pub(super) failure: Option<Arc<str>>,
     /// When each of its unfinished operations becomes overdue, by the rank's clock, ns since the epoch.
     pub(super) due: Vec<i64>,
@@ -92,6 +94,7 @@ pub(super) struct Feed {
 /// The last answers of all sources.
 #[derive(Default)]
 pub(super) struct LatestRecords {
+    /// By rank, number of the source, and [`Observation::part`].
     pub(super) slots: BTreeMap<(Rank, usize, u8), Slot>,
     pub(super) feeds: Vec<Feed>,
     /// The members of groups, stored once for all ranks that list them.
@@ -344,7 +347,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// The communicators as the library reports them now; `since` is kept for those whose counts are the same.
+    /// The communicators as NCCL reports them now; `since` is kept for those whose counts are the same.
     pub(super) fn update(known: &[Self], now: Vec<Communicator>, at: Duration) -> Vec<Self> {
         let counts = |communicator: &Communicator| -> Vec<_> {
             let members = communicator.members.iter();
@@ -370,6 +373,7 @@ impl Watched {
     }
 }
 
+/// Whether an operation is unfinished.
 pub(super) fn is_open(entry: &Entry) -> bool {
     entry.state < EntryState::Completed && !entry.retired
 }

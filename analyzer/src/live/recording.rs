@@ -31,15 +31,17 @@ struct Header {
     schema: String,
 }
 
+/// The line with which a frame begins.
 #[derive(Serialize, Deserialize)]
 struct FrameHead {
     at_ns: i64,
     elapsed_ns: u64,
     world_size: usize,
     records: Vec<RecordedHead>,
-    silent: Vec<SilentRank>,
+    silent: Vec<UnreadRank>,
 }
 
+/// A record of the frame: whose it is, whether its process was alive (`None` if unknown), and its length.
 #[derive(Serialize, Deserialize)]
 struct RecordedHead {
     rank: Rank,
@@ -48,8 +50,9 @@ struct RecordedHead {
     bytes: u64,
 }
 
+/// A rank that could not be read, and the reason.
 #[derive(Serialize, Deserialize)]
-struct SilentRank {
+struct UnreadRank {
     rank: Rank,
     why: String,
 }
@@ -84,7 +87,8 @@ impl RecordingWriter {
         Ok(writer)
     }
 
-    /// Adds a frame with the records of `snapshot` that changed.
+    /// Adds a frame with the records of `snapshot` that changed since the previous frame, and the reasons why ranks could
+    /// not be read.
     ///
     /// # Blocking
     ///
@@ -99,7 +103,7 @@ impl RecordingWriter {
         let mut silent = Vec::new();
         for view in snapshot.ranks.iter() {
             if let Some(why) = &view.failure {
-                silent.push(SilentRank {
+                silent.push(UnreadRank {
                     rank: view.rank,
                     why: why.to_string(),
                 });
@@ -157,7 +161,7 @@ pub struct RecordingReader {
 }
 
 impl RecordingReader {
-    /// Opens a recording; `None` if the path is no file, or its beginning is not that of a recording.
+    /// Opens a recording; `None` if the path is no file, or the file cannot be read as a recording.
     ///
     /// # Errors
     ///
@@ -236,7 +240,7 @@ impl RecordingReader {
         Ok(Some((moment, poll)))
     }
 
-    /// A line without its line break; `None` at the end of the stream.
+    /// A line without its line break; `None` if the stream ends before one, or the line is longer than [`MOST_BYTES`].
     fn read_line(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         let read = (&mut self.input)

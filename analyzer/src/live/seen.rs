@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_silent_ranks_only_the_longest_silence_is_stated_as_one_rank_s() {
+    fn of_several_silent_ranks_the_longest_silence_is_stated() {
         let silent = |seconds: &[u64], failures: &[Option<&str>]| {
             let views = seconds.iter().zip(failures).zip(1..);
             let views: Vec<RankView> = views
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_that_stay_behind_are_reported_once_no_count_moves() {
+    fn launches_that_stay_behind_are_reported_when_no_count_moves() {
         let ranks = ranks();
         let first = Watched::update(&[], vec![communicator([42, 41, 42])], seconds(10));
         let moved = Watched::update(&first, vec![communicator([43, 41, 43])], seconds(12));

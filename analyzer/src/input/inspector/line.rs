@@ -5,15 +5,15 @@ use serde::Deserialize;
 
 /// The content of a line.
 pub(super) enum Line {
-    /// An operation of a rank of the communicator.
+    /// A record of an operation: its kind, the rank in the communicator, and what was measured.
     Operation(OperationKind, u32, Sample),
-    /// An object of the log that is no operation.
+    /// An object of the log that records no operation.
     Other,
 }
 
 /// An object of the log, as far as it is read. Other keys, such as the trace of each channel, are ignored.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Record {
+pub(super) struct Object {
     header: Option<Header>,
     coll_perf: Option<Performance>,
     p2p_perf: Option<Performance>,
@@ -49,7 +49,7 @@ fn not_logged() -> f64 {
     -1.0
 }
 
-/// The longest name that is kept of a communicator or a function, bytes.
+/// The number of bytes that are kept of a communicator's number and name and of a function's name.
 const MAX_TEXT: usize = 128;
 
 fn cut(mut text: String) -> String {
@@ -61,19 +61,19 @@ fn cut(mut text: String) -> String {
     text
 }
 
-/// Parses a line; `None` if it is no object of this log, or an operation with invalid values or without a header.
-/// `latest` holds the newest header, which also belongs to the lines after it that have none.
-pub(super) fn parse(bytes: &[u8], latest: &mut Record) -> Option<Line> {
-    let record: Record = serde_json::from_slice(bytes).ok()?;
-    if record.header.is_some() {
-        latest.header = record.header;
+/// Parses a line; `None` if it is no object of this log, or records an operation with invalid values, or without a
+/// header in the line or before it. `latest` holds the newest header; it applies to later lines that have none.
+pub(super) fn parse(bytes: &[u8], latest: &mut Object) -> Option<Line> {
+    let object: Object = serde_json::from_slice(bytes).ok()?;
+    if object.header.is_some() {
+        latest.header = object.header;
     }
-    let Some(performance) = record.coll_perf.or(record.p2p_perf) else {
+    let Some(performance) = object.coll_perf.or(object.p2p_perf) else {
         return Some(Line::Other);
     };
     let header = latest.header.clone()?;
-    let is_time = performance.time_us.is_finite() && performance.time_us >= 0.0;
-    if !is_time || header.rank >= header.n_ranks {
+    let is_valid_time = performance.time_us.is_finite() && performance.time_us >= 0.0;
+    if !is_valid_time || header.rank >= header.n_ranks {
         return None;
     }
     let operation = OperationKind {

@@ -1,9 +1,9 @@
 //! Reads the log of NCCL's Inspector, a profiler plug-in that comes with NCCL (`plugins/profiler/inspector`), and
 //! condenses it to trends.
 //!
-//! The log is one JSON object a line: `header` (communicator, rank, sizes), `metadata` (format, host, process) and
-//! `coll_perf` or `p2p_perf` (function, number, bytes, time, bandwidth). Newer versions write header and metadata once,
-//! before the objects that they belong to. Other objects, such as network transfers, are left out.
+//! Each line of the log is a JSON object with `header` (communicator, rank, number of ranks), `metadata` (format, host,
+//! process) and `coll_perf` or `p2p_perf` (function, number, bytes, time, bandwidth). Newer versions write header and
+//! metadata once, before the objects that they belong to. Other objects, such as network transfers, are ignored.
 //!
 //! Inspector writes an operation once it has completed, and by default only if its message has 8 KiB or more. So its
 //! log shows how times change, and not what hangs: no verdict is derived from it.
@@ -15,15 +15,16 @@ mod trends;
 
 pub use trends::{RankTrend, Trend, Trends};
 
-use line::{Line, Record};
+use line::{Line, Object};
 use std::collections::HashMap;
 use std::io::{self, BufRead};
 use trends::{OperationKind, Series};
 
-/// Maximum number of series, each of the calls of one size and function that one rank makes on one communicator.
+/// The largest number of series. A series has the calls of one function with one message size by one rank of one
+/// communicator.
 pub const MAX_SERIES: usize = 65_536;
-/// Maximum number of times that are kept of a series. If there are more, every second one is dropped, then every second
-/// one of the rest, and so on.
+/// The limit of the samples of a series. Whenever it is reached, every second sample is dropped, and from then on half as
+/// many of the records are kept.
 pub const MAX_SAMPLES: usize = 128;
 /// The longest line that is read, bytes. Lines with the trace of every channel need some 100 KiB.
 const MAX_LINE: usize = 4 << 20;
@@ -58,7 +59,7 @@ impl Reader {
     pub fn add(&mut self, mut input: impl BufRead) -> io::Result<u64> {
         let before = self.records;
         let mut bytes = Vec::new();
-        let mut latest = Record::default();
+        let mut latest = Object::default();
         let mut is_first = true;
         while let Some(is_whole) = next_line(&mut input, &mut bytes)? {
             if bytes.trim_ascii().is_empty() {

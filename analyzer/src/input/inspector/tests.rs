@@ -15,7 +15,7 @@ fn read(text: &str) -> (Reader, u64) {
 }
 
 #[test]
-fn records_become_a_median_and_a_change_for_each_rank() {
+fn records_are_counted_by_rank_and_give_a_change_and_a_bandwidth() {
     let mut reader = Reader::default();
     for rank in 0..2 {
         // Each operation takes twice as long in the second half.
@@ -44,7 +44,7 @@ fn records_become_a_median_and_a_change_for_each_rank() {
 }
 
 #[test]
-fn a_header_holds_for_the_lines_after_it_and_other_objects_are_left_out() {
+fn a_header_holds_for_the_lines_after_it_and_other_objects_are_ignored() {
     let text = r#"
 {"coll_perf": {"coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 8, "coll_exec_time_us": 3}}
 {"header": {"id": "0xab", "comm_name": "tp", "rank": 1, "n_ranks": 4, "nnodes": 1}, "metadata": {"inspector_output_format_version": "v5.0"}, "dump_stats": {"coll_records": 1}}

@@ -14,9 +14,10 @@ pub(super) struct OperationKind {
     pub(super) bytes: u64,
 }
 
-/// One record.
+/// What one record states.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
+    /// The time of the operation, µs.
     pub(super) us: f32,
     /// The bus bandwidth, GB/s; negative if it was not logged.
     pub(super) bus_gbs: f32,
@@ -73,13 +74,14 @@ impl Series {
 /// The first and the last quarter of a rank's records are compared only if the rank has at least this many.
 const MIN_RECORDS: u64 = 16;
 
+/// The median; of an even number of values the upper of the two in the middle. `None` without a value.
 fn median(values: impl Iterator<Item = f32>) -> Option<f64> {
     let mut values: Vec<f32> = values.collect();
     values.sort_unstable_by(f32::total_cmp);
     values.get(values.len() / 2).copied().map(f64::from)
 }
 
-/// The content of logs of NCCL's Inspector.
+/// The trends in logs of NCCL's Inspector.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trends {
     /// [`Trends::SCHEMA`].
@@ -91,7 +93,8 @@ pub struct Trends {
     /// The number of lines that could not be used: torn, too long, without a header before them, or with invalid
     /// values.
     pub unread_lines: u64,
-    /// The number of records that were left out, because the logs hold too many kinds of operations or ranks.
+    /// The number of records that were left out, because the logs have more than [`MAX_SERIES`](super::MAX_SERIES)
+    /// combinations of kind of operation and rank.
     pub left_out_records: u64,
     /// The trends, the operation with the most time first.
     pub trends: Vec<Trend>,
@@ -122,7 +125,7 @@ pub struct Trend {
     /// The median change of the ranks' times from the first quarter of their records to the last, as a share: 0.5 if
     /// the times grew by half. `None` if each rank has fewer than 16 records or a first quarter with a median of 0.
     pub change: Option<f64>,
-    /// The median bus bandwidth of the ranks, GB/s; `None` if it was not logged.
+    /// The median of the ranks' bus bandwidths, GB/s; `None` if none was logged.
     pub bus_gbs: Option<f64>,
     /// Each rank, in order of its number in the communicator.
     pub ranks: Vec<RankTrend>,
@@ -145,7 +148,7 @@ pub struct RankTrend {
     pub bus_gbs: Option<f64>,
 }
 
-/// The trends of these series, by operation and rank; the operation with the most time first.
+/// The trends of these series, of which each has a kind of operation and a rank; the kind with the most time first.
 pub(super) fn trends_of(series: HashMap<(OperationKind, u32), Series>) -> Vec<Trend> {
     let mut by_operation: BTreeMap<OperationKind, Vec<RankTrend>> = BTreeMap::new();
     for ((operation, rank), series) in series {

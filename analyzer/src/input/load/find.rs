@@ -49,6 +49,7 @@ impl InputFile {
     }
 }
 
+/// The inputs that paths name, and what is wrong with the paths.
 #[derive(Default)]
 pub(super) struct Found {
     /// The inputs. When [`find`] returns them, they are sorted and each occurs once.
@@ -59,8 +60,11 @@ pub(super) struct Found {
     pub(super) unfound: usize,
 }
 
-/// Finds the files that the paths name. A path that does not exist and a pattern that matches nothing become problems.
-/// If this is so for all paths, or if a pattern is not valid, an error is returned. A folder may be empty.
+/// Finds the files that the paths name. A folder may be empty. A path that cannot be accessed and a pattern without a
+/// match become problems.
+///
+/// # Errors
+/// If no path can be accessed and no pattern has a match, the error of the last one; or if a pattern is not valid.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
     let mut missing = Vec::new();
@@ -78,7 +82,7 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
         return Err(error);
     }
     let missing_paths = missing.iter().map(|(path, error)| {
-        // The job may be complete without it, so this is not a damaged record.
+        // The job may be complete without this path, so the problem is not that of a damaged record.
         Problem::stale_dump(path.display().to_string(), format!("left aside: {error}"))
     });
     found.problems.extend(missing_paths);
@@ -163,7 +167,7 @@ impl Found {
     }
 }
 
-/// The job may be complete without what the link leads to, so this is not a damaged record.
+/// The job may be complete without what the link leads to, so the problem is not that of a damaged record.
 fn not_followed(link: &Path, error: &std::io::Error) -> Problem {
     Problem::stale_dump(
         link.display().to_string(),

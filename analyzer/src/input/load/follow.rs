@@ -17,7 +17,8 @@ pub struct Follower {
     paths: Vec<PathBuf>,
     /// The files of the last poll, by name.
     seen: BTreeMap<String, FileStamp>,
-    /// What the last poll could not list or follow: the next one tries anew.
+    /// The folders and links of which the newest [`FollowerPoll`] has a problem: folders that could not be listed, and
+    /// links that were not followed.
     unlisted: Vec<String>,
 }
 
@@ -33,9 +34,9 @@ struct FileStamp {
 /// A change of the files.
 #[derive(Debug)]
 pub enum Change {
-    /// The file is gone or is read again: its earlier records no longer count. Members of an archive have the archive's
-    /// name and a colon before their own. Also the name of a folder that could not be listed or of a link that was
-    /// not followed, whose problem no longer counts.
+    /// The name of a file that is gone or is read again: its earlier records no longer count. Members of an archive
+    /// have the archive's name and a colon before their own. The name may also be that of a folder that could not be
+    /// listed, or of a link that was not followed: its problem no longer counts.
     Outdated(String),
     /// A dump; if a rank has several, all are passed on.
     Dump(Box<LoadedDump>),
@@ -65,9 +66,9 @@ impl Follower {
         }
     }
 
-    /// Reads new and changed files and passes each change to `take` on the caller's thread: first the names of all
-    /// outdated files, then what the new and changed files hold. `None` if no file is new, changed or gone. Standard
-    /// input (`-`) is ignored.
+    /// Reads new and changed files and passes each change to `take` on the caller's thread: first all
+    /// [`Change::Outdated`], then what the new and changed files hold. `None` if no file is new, changed or gone.
+    /// Standard input (`-`) is ignored.
     ///
     /// Blocks until everything is read.
     ///
@@ -82,7 +83,7 @@ impl Follower {
         for path in &self.paths {
             match find::find(std::slice::from_ref(path)) {
                 Ok(more) => found.extend(more),
-                // The path does not exist yet, or no longer.
+                // The path cannot be accessed now; the next poll tries again.
                 Err(FindError::Path { .. } | FindError::NoMatch { .. }) => {}
                 Err(error @ FindError::Pattern { .. }) => return Err(error),
             }
@@ -95,7 +96,7 @@ impl Follower {
             let InputFile::File(path) = &input else {
                 continue;
             };
-            // A file that vanished in between is skipped.
+            // A file that vanished after it was found is skipped.
             let Ok(metadata) = fs::metadata(path) else {
                 continue;
             };

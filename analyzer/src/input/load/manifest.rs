@@ -15,6 +15,7 @@ pub(super) struct Manifest {
     absent: Vec<Absent>,
 }
 
+/// A rank's record, a file of a host, or all files of a host, that the archive does not have, and the reason.
 #[derive(Deserialize)]
 struct Absent {
     host: String,
@@ -34,8 +35,8 @@ impl Manifest {
             .then_some(manifest)
     }
 
-    /// What is absent, one sentence each. A reason that several ranks have is in one sentence, with the state of each
-    /// rank's process after it.
+    /// One sentence for each host and each file that is absent, and then one for each reason for which ranks are. The
+    /// latter ends with the states of the ranks' processes, as far as the manifest has them.
     pub(super) fn sentences(&self) -> Vec<String> {
         let mut sentences = Vec::new();
         // The reasons in the order of their first rank, with the ranks and the states of their processes.

@@ -1,4 +1,4 @@
-//! Loads records from files, and with them the reports of NCCL's RAS and logs.
+//! Loads records, reports of NCCL's RAS, logs and stacks from files.
 //!
 //! Paths are files, folders, globs, archives (`.tar`, `.gz`, `.zst` and their combinations), ring files, summaries,
 //! reports of NCCL's RAS, logs, stacks, or `-` for standard input. The kind of a file is recognized by its content;
@@ -6,8 +6,8 @@
 //! by their names. Files are read in parallel and passed on one by one, so memory is bounded by the files in flight and
 //! not by their total. A file that cannot be used becomes a [`Problem`]; the others are not affected.
 //!
-//! Each file is judged alone here. Whether a dump belongs to the same job as the others, and which one counts if a rank
-//! has several, is known only after all are read: the analysis decides.
+//! The analysis decides whether a dump belongs to the same job as the others, and which one counts if a rank has
+//! several.
 
 mod find;
 mod follow;
@@ -67,7 +67,8 @@ pub struct Spare(Mutex<Vec<Vec<Entry>>>);
 const SPARES: usize = 16;
 
 impl Spare {
-    /// Keeps the memory of a dump's entries, unless it is too large or that of 16 other dumps is kept.
+    /// Keeps the memory of a dump's entries, unless it has room for more than 65,536 entries, or that of 16 other dumps
+    /// is kept.
     pub fn keep(&self, entries: Vec<Entry>) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < SPARES && entries.capacity() <= SPARE_ENTRIES {
@@ -109,8 +110,8 @@ pub struct Progress {
 /// The order of the dumps differs from call to call. Blocks until everything is read.
 ///
 /// # Errors
-/// If no path exists and no pattern matches, or a pattern is not valid. Of several paths, those that do not exist or
-/// match become problems if others do, like files that cannot be used. A folder may be empty.
+/// If no path can be accessed and no pattern has a match, or if a pattern is not valid. If only some paths cannot be
+/// accessed, or some patterns have no match, they become problems. A folder may be empty.
 pub fn load(
     paths: &[PathBuf],
     options: &LoadOptions<'_>,
@@ -133,7 +134,7 @@ pub fn load(
         Output::Ras(path, report) => loaded.ras.push((path, report)),
         Output::Log(log) => loaded.logs.push(log),
         Output::Stacks(stacks) => loaded.stacks.push(stacks),
-        // Of several archives each may be of one node.
+        // Each archive may be of one node only, and state fewer ranks than the job has.
         Output::Manifest(world_size) => {
             loaded.has_manifest = true;
             loaded.world_size = loaded.world_size.max(world_size);
@@ -160,7 +161,7 @@ fn read(
     options: &LoadOptions<'_>,
     mut take: impl FnMut(Output),
 ) {
-    let jobs = jobs(options, inputs.len());
+    let jobs = thread_count(options, inputs.len());
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let sums = Sums::new(options.max_unpacked);
     let (sender, receiver) = sync_channel(2 * jobs);
@@ -228,7 +229,7 @@ pub fn load_all(
     Ok((dumps, loaded))
 }
 
-fn jobs(options: &LoadOptions<'_>, inputs: usize) -> usize {
+fn thread_count(options: &LoadOptions<'_>, inputs: usize) -> usize {
     let wanted = options
         .jobs
         .or_else(|| thread::available_parallelism().ok())
@@ -244,7 +245,7 @@ enum Output {
     Ras(String, RasReport),
     Log(Log),
     Stacks(RankStacks),
-    /// A dump got another rank than its name states. The dump itself is passed on as well.
+    /// A dump got the rank that its groups show, and that its name does not state. The dump itself is passed on, too.
     Renamed(Renamed),
     /// The number of ranks that the manifest of an archive states, if it does.
     Manifest(Option<u32>),
@@ -352,6 +353,7 @@ impl Worker<'_> {
         is_log
     }
 
+    /// Passes on a dump, with the time at which its file was written if the dump itself states no time.
     fn send_dump(&self, path: &str, dump: Dump, cut: bool, rank_of_name: Option<Rank>) {
         let written_ns = match dump.identity.dump_time_ns {
             0 => written_ns(path),
@@ -360,7 +362,8 @@ impl Worker<'_> {
         self.send_dump_written(path, dump, cut, (rank_of_name, written_ns));
     }
 
-    /// Passes on a dump with the rank in the name of its file and the time at which that was written.
+    /// Passes on a dump; `cut` and `written_ns` as in [`LoadedDump`]. A dump that has no rank gets one from its groups or
+    /// from the name of its file, or is reported as unusable.
     fn send_dump_written(
         &self,
         path: &str,

@@ -1,7 +1,8 @@
-//! The rank of a dump by PyTorch's NCCL recorder, which states none: by its file's name, as far as its groups agree.
+//! Finds the rank of a dump that states none: in the name of its file or, if the groups of a dump by PyTorch's NCCL
+//! recorder do not allow that rank, by these groups.
 //!
-//! Such a dump lists the groups of its process with their members, so its rank is a member of each. Files are often
-//! named after something else: the number of the process on its host, or its process id beside the rank.
+//! Such a dump lists groups with their members. Its rank is a member of each group in which it has an operation. Files
+//! are often named after something else: the number of the process on its host, or its process id beside the rank.
 
 use super::rank_name;
 use rcomm_recorder::model::Rank;
@@ -41,6 +42,7 @@ pub(super) fn place(dump: &Dump, path: &str, named: Option<Rank>) -> Placed {
     if !is_of_nccl {
         return Placed::Named(named);
     }
+    // Without an entry, every group counts as used.
     let mut is_used = vec![dump.entries.is_empty(); dump.groups.len()];
     for entry in &dump.entries {
         is_used[entry.group as usize] = true;
@@ -48,8 +50,8 @@ pub(super) fn place(dump: &Dump, path: &str, named: Option<Rank>) -> Placed {
     let used = is_used.iter().zip(&dump.groups);
     let used = used.filter_map(|(used, group)| used.then_some(&group.info.ranks[..]));
     let used: Vec<&[Rank]> = used.filter(|ranks| !ranks.is_empty()).collect();
-    let is_used_member = |rank: Rank| used.iter().all(|ranks| ranks.contains(&rank));
-    if used.is_empty() || named.is_some_and(is_used_member) {
+    let is_member_of_used = |rank: Rank| used.iter().all(|ranks| ranks.contains(&rank));
+    if used.is_empty() || named.is_some_and(is_member_of_used) {
         return Placed::Named(named);
     }
     let listed = dump.groups.iter().map(|group| &group.info.ranks[..]);

@@ -135,7 +135,7 @@ fn index_of_rank(members: &[usize], numbered: &[Numbered]) -> Option<usize> {
         .filter(is_distinct)
         .min_by_key(|&index| first[index].0)
         .filter(|&index| first[index].0 != NumberMeaning::SomethingElse);
-    // Several runs side by side (`run1/rank_0`, `run2/rank_0`): no number differs in all files.
+    // With several runs side by side (`run1/rank_0`, `run2/rank_0`), no number differs in all files.
     let after_rank = || {
         (0..first.len())
             .rev()

@@ -141,7 +141,7 @@ fn budget(packed: u64, worker: &Worker<'_>) -> u64 {
     max_bytes.max(worker.options.max_file_bytes.saturating_add(1))
 }
 
-/// A reader that fails once it has returned more than its budget.
+/// A reader that fails if the bytes read exceed its budget.
 struct Unpacked<'a, R> {
     packed: R,
     remaining: u64,
@@ -171,7 +171,7 @@ struct RankNames {
 }
 
 impl RankNames {
-    /// Lists the archive. Members that cannot be listed cannot be read either, and are reported when they are read.
+    /// Lists the archive. Members that cannot be listed cannot be read either: [`stream`] reports them.
     fn of(reader: &mut dyn Read, name: &str, of_archive: Option<Rank>, budget: u64) -> Self {
         let mut names = Vec::new();
         let _ = list(reader, name, 0, budget, &mut names);
@@ -198,7 +198,7 @@ fn head(reader: &mut dyn Read) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// Adds the names of all files that [`stream`] will read, in the same order.
+/// Adds the names of all files that [`stream`] will read.
 fn list(
     reader: &mut dyn Read,
     name: &str,
@@ -343,7 +343,7 @@ fn plain(
     worker.buffer.clear();
     worker.buffer.extend_from_slice(head);
     if log::may_begin(head) {
-        // A longer text can only be a log and is read as a stream of any length.
+        // A text of more than `HELD_TEXT` bytes can only be a log and is read as a stream of any length.
         let more = (HELD_TEXT + 1).saturating_sub(head.len() as u64);
         let read = (&mut *reader).take(more).read_to_end(&mut worker.buffer);
         if read.is_ok() && worker.buffer.len() as u64 > HELD_TEXT {

@@ -130,7 +130,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn links_that_lead_elsewhere_or_nowhere_are_named_and_the_others_are_not() {
+    fn links_to_folders_that_are_not_searched_and_to_nothing_are_named() {
         let named = tempfile::tempdir().expect("a temporary directory can be made");
         let elsewhere = tempfile::tempdir().expect("a temporary directory can be made");
         let below = |name: &str| named.path().join(name);

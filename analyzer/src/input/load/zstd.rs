@@ -5,7 +5,7 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read};
 
-/// Unpacks all frames until the input ends.
+/// A reader of what the frames of the input unpack to.
 pub(super) struct Frames<R> {
     input: BufReader<R>,
     decoder: FrameDecoder,

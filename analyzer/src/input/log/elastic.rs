@@ -6,7 +6,8 @@ use super::torch::Events;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::logs::{Ended, Event};
 
-/// The state of reading torchrun's list of failures: the section, and the ranks of the process whose lines are read.
+/// The state of reading torchrun's list of failures: the section, and the global and the local rank of the process whose
+/// lines are read.
 #[derive(Debug, Default)]
 pub(super) struct FailureList {
     inside: Section,
@@ -22,6 +23,7 @@ enum Section {
     RootCause,
 }
 
+/// Adds the events of a line.
 pub(super) fn read_line(line: &Line<'_>, failures: &mut FailureList, found: &mut Events) {
     let text = line.text;
     read_list_line(text.trim(), failures, found);
@@ -80,7 +82,7 @@ fn read_list_line(text: &str, failures: &mut FailureList, found: &mut Events) {
     }
 }
 
-/// Reads `srun: error: node07: task 3: Killed`. Lines about several tasks are ignored.
+/// Reads `srun: error: node07: task 3: Killed`.
 fn slurm(text: &str, found: &mut Events) {
     let Some((_, rest)) = text.split_once(": task") else {
         return;
@@ -89,7 +91,7 @@ fn slurm(text: &str, found: &mut Events) {
     let Some((task, rest)) = leading_number::<Rank>(rest) else {
         return;
     };
-    // A line about several tasks does not show which ended first.
+    // A line about several tasks is ignored: it does not show which ended first.
     let Some(end) = rest.strip_prefix(':').map(str::trim) else {
         return;
     };

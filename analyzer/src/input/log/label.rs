@@ -62,6 +62,7 @@ fn next(text: &str, is_first: bool) -> Option<(usize, LabelKind)> {
         b'(' => in_parentheses(text),
         b'|' => Some((1, LabelKind::Other)),
         b'0'..=b'9' => numeric(text, is_first),
+        // Container runtimes write the stream, and whether the line is full or partial.
         _ => ["stdout F", "stderr F", "stdout P", "stderr P"]
             .iter()
             .find(|stream| text.starts_with(**stream))

@@ -20,7 +20,7 @@ use restart::Signs;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, BufRead, Read};
 
-/// The bytes of a line that are read; the rest is skipped.
+/// The largest number of bytes of a line that are read; the rest is skipped.
 pub const MAX_LINE: usize = 16 << 10;
 
 /// The largest number of facts that are kept of one attempt of a job in one log.

@@ -150,8 +150,8 @@ fn gloo_sizes(text: &str) -> Option<Event> {
 /// form, `collective mismatch error local size 546816 remote 524288 addr 7ff7d1530000 rkey 2553d seq 14/1c`,
 /// which names no peer.
 ///
-/// The sender logs it. A message that is shorter than what the receiver has room for is in order: the older form then
-/// has another cause, such as its last two numbers.
+/// The sender logs the line. A message may be shorter than what the receiver has room for. If it is, the older form has
+/// another cause, such as its last two numbers.
 fn sizes(text: &str) -> Option<Event> {
     let here: u64 = number_after(text, "local size ")?;
     let there = number_after(text, "remote size ").or_else(|| number_after(text, " remote "))?;
@@ -159,8 +159,8 @@ fn sizes(text: &str) -> Option<Event> {
     (here > there).then_some(Event::SizesDiffer { peer, here, there })
 }
 
-/// What a sentence has in the place of an address that the line does not have. An empty address is gloo's, whose
-/// receiver logs the line.
+/// The peer of a line that states no address. It is not empty, since an empty peer marks a line of gloo, which the
+/// receiver logs.
 const NO_ADDRESS: &str = "an address that is not logged";
 
 /// Reads `Got completion from peer 10.0.0.7<5491> with status=12 …` and `… with error 12, …`.

@@ -14,7 +14,7 @@ const MAX_STORED: usize = 1 << 16;
 pub(super) struct Signs {
     /// Ranks that have created their default group.
     started: BTreeSet<Rank>,
-    /// For each rank and group: the newest operation that had completed, and the index after its fact.
+    /// For each rank and group: the newest operation that had completed, and the index after the fact that states it.
     completed: BTreeMap<(Rank, String), (u64, usize)>,
     /// For each of torchrun's agents that reported a failed worker: the index after that report.
     failed: BTreeMap<u32, usize>,

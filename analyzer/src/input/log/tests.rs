@@ -275,7 +275,7 @@ fn a_restart_begins_a_new_attempt() {
 }
 
 #[test]
-fn a_process_that_fails_twice_was_restarted() {
+fn a_second_failure_at_one_agent_and_a_lower_counter_show_a_restart() {
     let failed = |agent: u32, pid: u32| {
         format!(
             "E0213 12:07:20.086000 {agent} torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: \

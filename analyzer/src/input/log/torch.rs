@@ -27,6 +27,7 @@ const TRACEBACK: &str = "Traceback (most recent call last):";
 /// The type of the exception by which torchrun reports that a rank failed.
 const LAUNCHER_EXCEPTION: &str = "ChildFailedError";
 
+/// Adds the events of a line. `desync` and `in_traceback` hold what the lines before it have shown.
 pub(super) fn read_line(
     line: &Line<'_>,
     desync: &mut Desync,
@@ -159,12 +160,14 @@ fn progress(line: &Line<'_>, found: &mut Events) {
         enqueued,
         completed,
     };
-    // If PyTorch mixed the counters of messages and of collectives, the numbers prove nothing.
+    // A larger completed number shows that PyTorch mixed the counters of messages and of collectives: the numbers then
+    // prove nothing.
     if completed <= enqueued {
         found.push((rank_of(line), Event::Progress(progress)));
     }
 }
 
+/// Reads a rank's report that it reached a monitored barrier, or rank 0's list of those that did not.
 fn barrier(line: &Line<'_>, found: &mut Events) {
     let text = line.text;
     if text.contains("successfully reached monitoredBarrier") {
@@ -265,7 +268,7 @@ fn desync_line(text: &str, desync: &mut Desync, found: &mut Events) {
     }
 }
 
-/// The event of a list of ranks that finished the same collective.
+/// The event that these ranks did not join a collective; `after` is the last collective that they finished, if known.
 fn not_joined(list: &str, after: Option<u64>) -> Event {
     let ranks = ranks(list).into_iter();
     Event::NotJoined(ranks.map(|rank| Absent { rank, after }).collect())

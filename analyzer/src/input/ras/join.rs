@@ -45,7 +45,7 @@ fn order_of_severity(kind: &RasFaultKind) -> u8 {
         RasFaultKind::Error(_) => 1,
         RasFaultKind::Unresponsive => 2,
         RasFaultKind::Behind { .. } => 3,
-        // A program aborts if it waits too long, so this may be a victim.
+        // A program may abort because it waits too long for another rank, so the process may be a victim.
         RasFaultKind::Aborted => 4,
     }
 }

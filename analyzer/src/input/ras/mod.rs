@@ -62,11 +62,11 @@ pub enum RasFaultKind {
     Unresponsive,
     /// A communicator reports an error.
     Error(String),
-    /// The process launched fewer operations than the others.
+    /// The process launched fewer operations than most others.
     Behind {
         /// The function; `collective` if the report does not name it.
         function: String,
-        /// The number of operations that it launched.
+        /// The number of operations that the process launched.
         launched: u64,
         /// The number that most others launched.
         others: u64,

@@ -52,7 +52,7 @@ enum Block {
         name: String,
         /// The state of ranks that are listed without a state.
         default_state: MemberState,
-        /// The kind of operation that the counts are of.
+        /// The kind of operation that is counted.
         kind: String,
         /// The state of the ranks in the next lines, unless their line states another.
         heading: Option<Parsed>,
@@ -304,7 +304,7 @@ fn number_after<N: std::str::FromStr>(text: &str, before: &str) -> Option<N> {
 mod tests {
     use super::*;
 
-    /// Two nodes, eight ranks: rank 5 is behind, process 777 is dead.
+    /// Two nodes, eight ranks: ranks 5 and 6 are behind, process 777 is dead.
     const REPORT: &str = "\
 NCCL version 2.28.9 compiled with CUDA 13.0
 CUDA runtime version 13000, driver version 13000

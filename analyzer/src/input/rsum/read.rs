@@ -66,7 +66,7 @@ pub fn begins(head: &[u8]) -> bool {
 
 /// The largest number of rows of all tables of one file.
 const MAX_ROWS: usize = 1 << 22;
-/// The largest size of the parts with these tables, bytes after unpacking.
+/// The largest size of all parts with tables of one file, bytes after unpacking.
 const MAX_TABLE_BYTES: usize = 256 << 20;
 /// The largest number of failures of one record.
 const MAX_FAILURES: usize = 64;
@@ -79,7 +79,8 @@ pub(super) const MAX_MORE_PATHS: usize = 1 << 18;
 /// Reads a summary and passes each piece to `take`. Blocks until it is read.
 ///
 /// # Errors
-/// If it is cut, damaged or of a newer version; the pieces before the error have been passed on.
+/// If it is cut, damaged or of a newer version, or if `reader` fails, which counts as damage. The pieces before the error
+/// have been passed on.
 pub fn read(reader: impl Read, take: impl FnMut(Piece)) -> Result<(), RsumError> {
     read_within(reader, &mut |_| Ok(()), take)
 }
@@ -223,6 +224,7 @@ impl<'a, R: Read> PartReader<'a, R> {
         }
     }
 
+    /// The piece in a part; `None` if the part belongs to a later one. `records` is the number of records before it.
     fn piece(&mut self, part: Part, records: u64) -> Result<Option<Piece>, Stop> {
         Ok(Some(match part {
             Part::WireTables(tables) => {

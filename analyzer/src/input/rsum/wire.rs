@@ -44,11 +44,11 @@ pub(super) enum Part {
     Written(i64),
 }
 
-/// What separates the paths of a problem: no path holds it. A reader that knows only one path prints it escaped.
+/// What separates the paths of a problem: no path holds it. Older readers, which know only one path, print it escaped.
 pub(super) const BETWEEN_PATHS: char = '\0';
 
-/// Ranks at equal distances: the first, the distance, and how many. The members of most groups are one run, and the
-/// list of all ranks would be most of the summary of a node of a large job.
+/// Ranks at equal distances: the first, the distance, and how many. The members of most groups are one run. Listed one
+/// by one, they would be most of the summary of a node of a large job.
 pub(super) type Run = (Rank, i64, u32);
 
 /// A list of ranks as runs.
@@ -122,7 +122,7 @@ pub(super) struct Record {
     status: Option<RankStatus>,
     comm_lib_version: String,
     groups: Vec<Group>,
-    /// Indices of rows of the tables, in the record's own order.
+    /// Indices of rows of the table, in the record's own order; also in the next two fields.
     signatures: Vec<u32>,
     frames: Vec<u32>,
     stacks: Vec<u32>,
@@ -357,7 +357,7 @@ impl Record {
             closed_ns: 0,
             peers: Vec::new(),
             processor_wait: None,
-            // No finding depends on them, so a summary has none.
+            // No finding depends on the steps of reducers, so a summary has none.
             reducer_steps: Vec::new(),
         })
     }

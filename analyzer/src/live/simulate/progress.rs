@@ -81,7 +81,7 @@ impl Simulation {
             && self.host_of(rank) == self.host_of(self.culprit())
     }
 
-    /// The operation that the rank at fault misses or replaces in this situation.
+    /// The operation that the rank at fault misses in [`Situation::StuckRank`], or replaces in [`Situation::Mismatch`].
     pub(super) fn fault_of(situation: Situation) -> ProgramOp {
         let slot = match situation {
             Situation::StuckRank => ALL_REDUCE,

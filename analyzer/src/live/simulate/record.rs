@@ -22,6 +22,7 @@ impl Simulation {
         }
     }
 
+    /// The record of `rank` as of `now_ns`; `progress` is that of [`Simulation::progress`] at that time.
     pub(super) fn dump(&self, rank: Rank, now_ns: i64, progress: Option<&RankProgress>) -> Dump {
         let elapsed_steps = ((now_ns - self.start_ns).max(0) / STEP_NS) as u64;
         let last_step = match progress {
@@ -125,6 +126,7 @@ impl Simulation {
         }
     }
 
+    /// The id of the group in which the operation of a slot runs.
     fn group_of(slot: u64) -> u8 {
         match slot {
             BARRIER => 0,

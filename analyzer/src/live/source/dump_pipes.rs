@@ -124,7 +124,7 @@ impl DumpOfProcess {
             }
             let mut content = Vec::new();
             (&file).take(MAX_DUMP).read_to_end(&mut content).ok()?;
-            // A dump that is still being written ends early.
+            // A dump that is still being written ends early. If the file has not changed, it is not being written.
             let (_, problems) = DumpReader::new().read(&content).ok()?;
             let is_whole = problems.is_empty() || version(&file.metadata().ok()?) == read_version;
             is_whole.then(|| (path_inside(path), content))
@@ -155,7 +155,7 @@ fn as_seen_from_here(pid: u32, path: &Path) -> PathBuf {
             .ok()
             .map(|metadata| (metadata.dev(), metadata.ino()))
     };
-    // The path itself outlives the process.
+    // Unlike a path in `/proc`, the path itself outlives the process.
     if path.is_absolute() && node(&other) == node(Path::new("/")) {
         path.to_owned()
     } else {

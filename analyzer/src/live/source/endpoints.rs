@@ -38,6 +38,7 @@ pub struct EndpointSource {
     poller: RankPoller<Observation>,
     /// The number of ranks of the job: the largest that a record states.
     world_size: Option<u32>,
+    /// When further ranks were last requested.
     asked_for_peers: Option<Instant>,
     /// The attempt of the job whose ranks were found in the store.
     attempt: u32,
@@ -91,7 +92,7 @@ impl EndpointSource {
     }
 
     /// Finds ranks in the store, at the given addresses and in the lists of ranks that these endpoints return. Returns
-    /// whether the ranks known before belong to an earlier attempt of the job.
+    /// whether the ranks known before belong to an earlier attempt of the job; an error if no rank is known.
     fn find(&mut self, deadline: Instant) -> Result<bool, SourceError> {
         if !self.is_tls_read {
             self.tls = Tls::from_environment().map_err(|error| SourceError::Unusable {
@@ -133,6 +134,7 @@ impl EndpointSource {
         }
     }
 
+    /// Finds the ranks of the newest attempt in the store, if a store was named. Returns what [`find`](Self::find) does.
     fn find_in_store(&mut self, deadline: Instant) -> Result<bool, SourceError> {
         let Some(store) = self.store.clone() else {
             return Ok(false);

@@ -72,7 +72,7 @@ impl NetworkSources {
         sources
     }
 
-    /// The ranks that can be requested to write dumps, with the token as in [`sources`](Self::sources).
+    /// The ways to request dumps from the job's ranks, with the token as in [`sources`](Self::sources).
     pub fn dump_requests(&self, token: Option<&EndpointToken>) -> Vec<Box<dyn DumpRequests>> {
         let token = token.cloned().or_else(token_of_job);
         let token = token.as_ref();
@@ -89,7 +89,7 @@ impl NetworkSources {
         requests
     }
 
-    /// The ranks that can be asked for their call stacks.
+    /// The ways to take the call stacks of the job's ranks.
     pub fn stack_requests(&self) -> Vec<Box<dyn StackRequests>> {
         let in_stores = self.store.iter().map(|store| self.workers_in(store));
         let servers = self.worker_servers().chain(in_stores);

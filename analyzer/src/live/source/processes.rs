@@ -25,8 +25,8 @@ const STORE_INTERVAL: Duration = Duration::from_secs(10);
 /// The longest time that a search of the store takes from a poll.
 const STORE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Programs that start a rank, but are not the rank.
-const SHELLS: [&str; 8] = [
+/// Shells and other programs that start a rank, but are not the rank.
+const STARTERS: [&str; 8] = [
     "bash", "dash", "sh", "zsh", "env", "numactl", "timeout", "time",
 ];
 
@@ -43,18 +43,18 @@ pub struct RankProcess {
 
 impl RankProcess {
     /// The processes on this node whose environment this user may read, and in which a launcher has set a rank and
-    /// `MASTER_ADDR`: by rank, then by process id. Shells are left out, and so are processes whose parent is a process
-    /// of the same rank and job, unless it is a shell.
+    /// `MASTER_ADDR`: by rank, then by process id. Shells and other programs that only start a rank are left out, and so
+    /// are processes whose parent is a listed process of the same rank and job.
     pub fn list() -> Vec<Self> {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let found: HashMap<u32, (Self, Option<u32>)> = entries
             .filter_map(|entry| {
                 let pid = entry.file_name().to_str()?.parse().ok()?;
                 let process = Self::read(pid, &entry.path())?;
-                // Read after the environment, since both change when the process runs another program: a name read
-                // before could be that of the process which started the shell.
+                // The name is read after the environment, since both change when the process runs another program: a
+                // name that was read before could be that of the process which started the shell.
                 let name = status(pid, "Name")?;
-                if SHELLS.contains(&name.as_str()) {
+                if STARTERS.contains(&name.as_str()) {
                     return None;
                 }
                 let parent = status(pid, "PPid").and_then(|parent| parent.parse().ok());
@@ -192,11 +192,13 @@ fn state(pid: u32) -> Option<String> {
 pub struct ProcessSource {
     /// The processes of the shown job, including those that have ended.
     ranks: BTreeMap<Rank, RankProcess>,
+    /// When the processes were last listed.
     listed: Option<Instant>,
     /// The worker servers of the job's store.
     servers: Option<WorkerServerSource>,
     /// Whether the store has listed worker servers.
     has_servers: bool,
+    /// When the store was last asked for worker servers.
     searched: Option<Instant>,
     /// The name of the only job whose ranks are read; `None` if it may be any.
     named: Option<String>,
@@ -219,8 +221,8 @@ impl ProcessSource {
         }
     }
 
-    /// Adds the found processes of the shown job. If all processes of that job have ended, another replaces it, chosen
-    /// as in [`new`](Self::new); returns whether that happened.
+    /// Adds the found processes of the shown job. If none of that job's known processes was found, another job replaces
+    /// it, chosen as in [`new`](Self::new); returns whether a job was replaced.
     fn update(&mut self, mut found: Vec<RankProcess>) -> bool {
         if let Some(named) = &self.named {
             found.retain(|process| process.is_of(named));

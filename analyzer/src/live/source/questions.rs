@@ -46,7 +46,7 @@ pub(super) fn unless_asked<T>(state: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// The failure of a rank that has not answered this poll.
+/// The reason that is stated for a rank that has not answered this poll.
 pub(super) const NO_ANSWER_YET: &str = "it has not answered yet";
 
 /// Polls many ranks repeatedly; a rank that does not answer does not delay the others.
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_whose_rank_does_not_answer_can_be_dropped() {
+    fn a_poller_whose_rank_does_not_answer_can_be_dropped() {
         let (release, held) = channel::<()>();
         let held = Mutex::new(held);
         let mut poller = RankPoller::new();

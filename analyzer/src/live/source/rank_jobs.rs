@@ -29,7 +29,7 @@ pub enum Program {
 pub struct RankJob {
     /// The processes of its ranks, in the order in which they were found; at least one.
     pub processes: Vec<RankProcess>,
-    /// What its ranks run.
+    /// What its ranks run; if they differ, the last in the order of [`Program`].
     pub program: Program,
     /// The folder of the rings that its ranks have mapped; `None` if none of them has mapped one, or if their mappings
     /// cannot be read.
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_pytorch_come_before_all_others() {
+    fn pytorch_is_the_last_program_and_a_missing_process_runs_another() {
         let mut kinds = [Program::PyTorch, Program::Other, Program::Python];
         kinds.sort();
         assert_eq!(kinds, [Program::Other, Program::Python, Program::PyTorch]);

@@ -27,6 +27,7 @@ pub const RAS_ADDRESS: &str = "localhost:28028";
 /// NCCL's RAS service as a source; see the module.
 pub struct RasSource {
     address: HostPort,
+    /// When the newest report was read, and its communicators.
     last: Option<(Instant, Vec<Communicator>)>,
     monitor: Option<Monitor>,
 }

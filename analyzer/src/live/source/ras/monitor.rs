@@ -81,7 +81,7 @@ impl Monitor {
         self.shared.is_over.load(Ordering::SeqCst)
     }
 
-    /// Sets the state of the members that events report as dead or unresponsive.
+    /// Sets the state of the members that events report as dead or unresponsive; a dead member stays dead.
     pub(super) fn mark_troubled(&self, communicators: &mut [Communicator]) {
         let troubled = self.shared.troubled.lock();
         for (process, state) in troubled.unwrap_or_else(PoisonError::into_inner).iter() {

@@ -1,5 +1,5 @@
-//! Reads the stacks of ranks. A file holds either Python stacks, in the form of Python's `faulthandler`, which PyTorch's
-//! worker servers call:
+//! Reads the stacks of ranks. A file holds either Python stacks, in the form of Python's `faulthandler`, which
+//! PyTorch's worker servers call:
 //!
 //! ```text
 //! Thread 0x00007ff61edcfb80 (most recent call first):

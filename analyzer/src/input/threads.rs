@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Starts threads for each call of [`Workers::each`], and ends them with it. If none can be started, the caller does all
-/// the work.
+/// Starts threads for each call of [`Workers::each`], and ends them with it. If none can be started, the caller does
+/// all the work.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads(NonZeroUsize);
 

@@ -196,8 +196,8 @@ fn by_name(listing: Vec<RingListing>) -> Vec<NodeJob> {
 ///
 /// # Blocking
 ///
-/// Dropping it waits until what is under way has ended: the listing of the directory, the reading and the judgment of one
-/// job, or the call of the sink. Reading takes at most two seconds; the remaining jobs are skipped.
+/// Dropping it waits until what is under way has ended: the listing of the directory, the reading and the judgment of
+/// one job, or the call of the sink. Reading takes at most two seconds; the remaining jobs are skipped.
 pub struct JobsWatch {
     stop: Option<Sender<()>>,
     stopping: Arc<AtomicBool>,

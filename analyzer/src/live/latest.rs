@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// By how much the time of a kept record may lag behind its signs of life, ns. Snapshots share the record, so bringing it
-/// up to date copies all of it.
+/// By how much the time of a kept record may lag behind its signs of life, ns. Snapshots share the record, so bringing
+/// it up to date copies all of it.
 const SIGNS_LAG_NS: i64 = 20_000_000_000;
 
 /// The last version of one record from a source, and what later polls have shown.

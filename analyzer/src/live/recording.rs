@@ -87,8 +87,8 @@ impl RecordingWriter {
         Ok(writer)
     }
 
-    /// Adds a frame with the records of `snapshot` that changed since the previous frame, and the reasons why ranks could
-    /// not be read.
+    /// Adds a frame with the records of `snapshot` that changed since the previous frame, and the reasons why ranks
+    /// could not be read.
     ///
     /// # Blocking
     ///

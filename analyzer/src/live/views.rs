@@ -7,7 +7,7 @@ use rcomm_recorder::model::Rank;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// The views of all ranks with a record, and of the other ranks of a world of this size.
+/// The views of all ranks that a source has observed, and of the other ranks of a world of this size.
 pub(super) fn recorded_views(
     kept: &LatestRecords,
     silent: &BTreeSet<Rank>,
@@ -18,7 +18,7 @@ pub(super) fn recorded_views(
         .map(|rank| (rank, RankView::missing(rank)))
         .collect();
     let mut hosts: BTreeSet<Arc<str>> = BTreeSet::new();
-    let mut newest: Option<Arc<str>> = None;
+    let mut last_host: Option<Arc<str>> = None;
     for (&(rank, ..), slot) in &kept.slots {
         let view = views.entry(rank).or_insert_with(|| RankView::missing(rank));
         let silence = slot.answered.map(|then| at.elapsed.saturating_sub(then));
@@ -34,14 +34,14 @@ pub(super) fn recorded_views(
             view.add(dump);
             let host = dump.identity.host.as_str();
             if view.host.is_empty() && !host.is_empty() {
-                // Ranks that follow one another mostly share a host.
-                if newest.as_deref() != Some(host) {
+                // Ranks that follow one another mostly share a host, so that of the last one is compared first.
+                if last_host.as_deref() != Some(host) {
                     let known = hosts.get(host).cloned();
                     let host = known.unwrap_or_else(|| Arc::from(host));
                     hosts.insert(host.clone());
-                    newest = Some(host);
+                    last_host = Some(host);
                 }
-                view.host = newest.clone().unwrap_or_default();
+                view.host = last_host.clone().unwrap_or_default();
             }
         }
     }

@@ -376,7 +376,7 @@ mod tests {
         let source = Box::new(Waiting(sender));
         let watch = Watch::start(vec![source], live, pace, Anchor::now(), |_| {})
             .expect("the threads can be started");
-        // Fifty times its waiting time would be longer than this.
+        // Fifty times the source's waiting time would be longer.
         let deadline = Duration::from_secs(20);
         for _ in 0..3 {
             receiver

@@ -46,8 +46,8 @@ fn rings_of_an_earlier_run_are_dropped_once_a_rank_of_the_newest_has_made_its_ow
     let mut builder = std::fs::DirBuilder::new();
     let created = builder.mode(0o700).create(&job);
     created.expect("a folder can be made");
-    // No process has locked the copy of a ring, so it reads as the ring of a dead process. The earlier run was restarted
-    // once.
+    // No process has locked the copy of a ring, so it reads as the ring of a dead process. The earlier run was
+    // restarted once.
     for rank in [0, 1] {
         let _ring = ring_in(elsewhere.path(), rank, 1);
         let name = format!("{rank}.1.ring");

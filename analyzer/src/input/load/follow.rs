@@ -49,8 +49,8 @@ pub enum Change {
 /// The result of one poll, apart from the changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FollowerPoll {
-    /// The problems of the files that were read or left aside, of folders that could not be listed, and of links that were
-    /// not followed.
+    /// The problems of the files that were read or left aside, of folders that could not be listed, and of links that
+    /// were not followed.
     pub problems: Vec<Problem>,
     /// The number of files that exist now.
     pub files: usize,

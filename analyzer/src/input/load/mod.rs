@@ -362,8 +362,8 @@ impl Worker<'_> {
         self.send_dump_written(path, dump, cut, (rank_of_name, written_ns));
     }
 
-    /// Passes on a dump; `cut` and `written_ns` as in [`LoadedDump`]. A dump that has no rank gets one from its groups or
-    /// from the name of its file, or is reported as unusable.
+    /// Passes on a dump; `cut` and `written_ns` as in [`LoadedDump`]. A dump that has no rank gets one from its groups
+    /// or from the name of its file, or is reported as unusable.
     fn send_dump_written(
         &self,
         path: &str,

@@ -33,7 +33,8 @@ impl Sums {
         }
     }
 
-    /// Blocks until no other large file is in memory. The caller's file counts as in memory until the result is dropped.
+    /// Blocks until no other large file is in memory. The caller's file counts as in memory until the result is
+    /// dropped.
     pub(super) fn admit_large(&self) -> MutexGuard<'_, ()> {
         self.large.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,8 +6,8 @@ use super::torch::Events;
 use rcomm_recorder::model::Rank;
 use rcomm_verdict::logs::{Ended, Event};
 
-/// The state of reading torchrun's list of failures: the section, and the global and the local rank of the process whose
-/// lines are read.
+/// The state of reading torchrun's list of failures: the section, and the global and the local rank of the process
+/// whose lines are read.
 #[derive(Debug, Default)]
 pub(super) struct FailureList {
     inside: Section,

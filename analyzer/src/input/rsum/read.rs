@@ -79,8 +79,8 @@ pub(super) const MAX_MORE_PATHS: usize = 1 << 18;
 /// Reads a summary and passes each piece to `take`. Blocks until it is read.
 ///
 /// # Errors
-/// If it is cut, damaged or of a newer version, or if `reader` fails, which counts as damage. The pieces before the error
-/// have been passed on.
+/// If it is cut, damaged or of a newer version, or if `reader` fails, which counts as damage. The pieces before the
+/// error have been passed on.
 pub fn read(reader: impl Read, take: impl FnMut(Piece)) -> Result<(), RsumError> {
     read_within(reader, &mut |_| Ok(()), take)
 }

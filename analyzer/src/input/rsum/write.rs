@@ -64,8 +64,8 @@ impl<W: Write> Writer<W> {
     /// Adds a dump. It is compressed, and may reach the destination only with [`finish`](Self::finish).
     ///
     /// # Errors
-    /// If the destination cannot be written to, or a part of the dump (its operations, its tables) cannot be encoded or is
-    /// longer than 32 MiB.
+    /// If the destination cannot be written to, or a part of the dump (its operations, its tables) cannot be encoded or
+    /// is longer than 32 MiB.
     pub fn add(&mut self, loaded: &LoadedDump) -> Result<(), SummarizeError> {
         let LoadedDump {
             dump,
@@ -118,8 +118,8 @@ impl<W: Write> Writer<W> {
     /// Ends the summary with the problems and the RAS reports of the input, and returns the destination.
     ///
     /// # Errors
-    /// If the destination cannot be written to, if a problem or a report cannot be encoded or is longer than 32 MiB, or if
-    /// the problems have more than 262,144 paths beyond the first of each.
+    /// If the destination cannot be written to, if a problem or a report cannot be encoded or is longer than 32 MiB, or
+    /// if the problems have more than 262,144 paths beyond the first of each.
     pub fn finish(mut self, loaded: &Loaded) -> Result<W, SummarizeError> {
         let more_paths = loaded.problems.iter();
         if more_paths

@@ -134,7 +134,8 @@ impl EndpointSource {
         }
     }
 
-    /// Finds the ranks of the newest attempt in the store, if a store was named. Returns what [`find`](Self::find) does.
+    /// Finds the ranks of the newest attempt in the store, if a store was named. Returns what [`find`](Self::find)
+    /// does.
     fn find_in_store(&mut self, deadline: Instant) -> Result<bool, SourceError> {
         let Some(store) = self.store.clone() else {
             return Ok(false);

@@ -138,7 +138,7 @@ pub struct Observation {
 pub enum Seen {
     /// The record, which has changed since the last poll.
     Changed(Box<Dump>),
-    /// Nothing that the analysis uses has changed since the last poll, except the heartbeat.
+    /// The source found no change since the last poll, except that of the heartbeat.
     Unchanged {
         /// When the rank's watchdog last made a round, wall clock, ns since the epoch; 0 if unknown.
         heartbeat_ns: i64,

@@ -193,6 +193,7 @@ impl RecordsFollower {
         }
     }
 
+    /// Takes a record of a rank that answers: a complete one replaces the known one, else its changes are added.
     fn follow(&mut self, key: (Rank, u8), head: RecordHead, mut newer: Dump) -> Seen {
         let is_same_process = |record: &&mut FollowedRecord| {
             (record.head.attempt, record.head.pid) == (head.attempt, head.pid)

@@ -88,7 +88,8 @@ impl RingSource {
         }
     }
 
-    /// Searches for rings and returns whether it now shows another job, or a later attempt of the same.
+    /// Searches for rings. Returns whether rings that were shown no longer count: those of another job, an earlier
+    /// attempt or an earlier run.
     fn list(&mut self) -> Result<bool, SourceError> {
         let listing = list_rings(&self.directory).map_err(|error| SourceError::Unusable {
             place: self.directory.display().to_string(),
@@ -184,7 +185,8 @@ impl RingSource {
         self.rings.len() < known
     }
 
-    /// The job to show; `newest` is whether the newest job is alive, its creation time, and its name.
+    /// Notes whether a process of the shown job is alive, and returns the job to show. If the user chose none, the
+    /// choice gets that job. `newest` is whether the newest job is alive, its creation time, and its name.
     fn pick(&mut self, newest: Option<(bool, i64, String)>) -> Option<String> {
         let has_living_process = self
             .rings
@@ -225,8 +227,8 @@ impl RingSource {
             .collect())
     }
 
-    /// Each rank with a program's own ring and the socket of its endpoint, which is next to the ring. The rings of NCCL's
-    /// plug-in have no endpoint.
+    /// Each rank with a program's own ring and the socket of its endpoint, which is next to the ring. The rings of
+    /// NCCL's plug-in have no endpoint.
     pub(super) fn sockets(&mut self) -> Result<Vec<(Rank, PathBuf)>, SourceError> {
         self.list()?;
         let rings = self.rings.iter();
@@ -478,7 +480,7 @@ mod tests {
         let choice = JobChoice::default();
         let mut source = RingSource::showing(directory.path().to_owned(), choice.clone());
         let mut job = || {
-            // New rings are searched for at every poll.
+            // Without this, a poll searches for new rings only every two seconds.
             source.listed = None;
             let poll = source.poll(soon()).expect("there is a ring");
             assert_eq!(poll.observations.len(), 1);

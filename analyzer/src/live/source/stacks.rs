@@ -36,6 +36,7 @@ pub struct TakenStacks {
 }
 
 impl TakenStacks {
+    /// Merges the Python stacks that ranks returned as text.
     pub(super) fn merge(answers: Vec<(Rank, Result<String, String>)>) -> Self {
         let mut merged = Self {
             what: "Python frames",

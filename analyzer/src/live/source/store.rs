@@ -149,7 +149,7 @@ pub fn raise_exception_dump(store: &HostPort, deadline: Instant) -> Result<(), S
 /// The longest reason of a refusal that is read, bytes.
 const MOST_REASON: u64 = 1024;
 
-/// Connects, and sets TLS up if this process has an identity.
+/// Connects, and sets TLS up if this process has an identity and `RCOMM_STORE` is not `open`.
 fn dial(store: &HostPort, deadline: Instant) -> io::Result<StoreStream> {
     let is_open = std::env::var("RCOMM_STORE").is_ok_and(|value| value == "open");
     let tls = match is_open {

@@ -122,7 +122,7 @@ mod tests {
             place: "store".to_owned(),
             reason: "no secret".to_owned(),
         };
-        // A store that cannot be read is not searched again.
+        // A store that cannot be read is not searched for the other kind.
         let (error, _) = ask([Err(refused), Ok(2)]);
         assert!(matches!(error, Err(SourceError::Unusable { .. })));
     }

@@ -6,8 +6,9 @@
 //! executing anything. If a rank does not answer, the others are shown nevertheless.
 //!
 //! A whole ring is about 1 MB. So from the second poll on, NCCL's recorder is asked only for the operations under way:
-//! if these and the progress of the groups are as they were, no collective was issued. Otherwise, and at the latest 17
-//! seconds after the last time, the whole ring is read again. An answer with the same bytes is not parsed again.
+//! if these and the progress of the groups are as they were, no collective was issued. Otherwise, and once 10 to 17
+//! seconds have passed, depending on the rank, the whole ring is read again. An answer with the same bytes is not
+//! parsed again.
 
 use super::net::{HostPort, HttpAddress};
 use super::questions::{NO_ANSWER_YET, RankPoller, ask_all, unless_asked};
@@ -34,6 +35,7 @@ const KEY: &str = "debug_server/rank";
 
 /// The handlers that return the ring of a recorder; the first one that exists is used.
 type RecorderPaths = &'static [&'static str];
+/// NCCL's recorder, then the generic one.
 const RECORDERS: [RecorderPaths; 2] = [
     &[
         // With call stacks, which the JSON form lacks.
@@ -189,7 +191,8 @@ impl WorkerServerSource {
         }
     }
 
-    /// Searches the store for ranks if a search is due; known ranks remain if it does not answer.
+    /// Searches the store for ranks if a search is due; known ranks remain if it does not answer. An error if no rank
+    /// is known.
     fn list(&mut self, deadline: Instant, problems: &mut Vec<Problem>) -> Result<(), SourceError> {
         let Some(store) = &self.store else {
             return Ok(());

@@ -128,7 +128,7 @@ fn nothing_is_judged_again_while_nothing_changes() {
     assert!(live.refresh(moment(6.0)).is_none());
 }
 
-/// The record of one of two ranks, taken at `now_ns`: sixteen barriers, one each 50 ms, which all completed.
+/// The record of one of two ranks, taken at `now_ns`: sixteen barriers, one every 50 ms, which all completed.
 fn idle(rank: Rank, now_ns: i64) -> Dump {
     let mut dump = Dump {
         recorder: Recorder::Rcomm,
@@ -234,7 +234,7 @@ fn pending_operations_are_judged_again_when_they_become_overdue() {
     assert_eq!(live.urgency(moment(due)), Urgency::First);
     assert!(live.refresh(moment(due)).is_some());
     assert_eq!(live.urgency(moment(due)), Urgency::No);
-    // The others of its group issued theirs a little later.
+    // The other waiting ranks issued their operations a little later.
     live.observe(0, unchanged(0..16), moment(due + 1.0));
     assert_eq!(live.urgency(moment(due + 1.0)), Urgency::More);
     assert!(live.refresh(moment(due + 1.0)).is_some());

@@ -104,7 +104,7 @@ pub fn tables(dumps: &[Dump], report: &Report) -> [Table; 4] {
 ///
 /// # Errors
 ///
-/// The errors of `to`.
+/// If `to` cannot be written to.
 pub fn write(dumps: &[Dump], report: &Report, to: &mut dyn Write) -> io::Result<()> {
     #[derive(Serialize)]
     struct Document {

@@ -277,7 +277,7 @@ impl Lanes {
 }
 
 impl Joins {
-    /// Writes arrows from the last member to arrive to all others, and from sends to receives.
+    /// Writes arrows from the last member to arrive to those that arrived earlier, and from sends to receives.
     fn write_arrows(&self, events: &mut TraceEvents<'_>) -> io::Result<()> {
         let mut arrows = Arrows { events, id: 0 };
         for members in self.collectives.values() {

@@ -30,8 +30,8 @@ const TROUBLES: [&str; 5] = [
     "remapped_rows.failure",
     "clocks_throttle_reasons.active",
 ];
-/// Reasons for which a GPU is slower than it could be, by their bits: those that are no cause of a delay, such as an idle
-/// GPU, are left out.
+/// Reasons for which a GPU is slower than it could be, by their bits: those that are no cause of a delay, such as an
+/// idle GPU, are left out.
 const THROTTLES: [(u64, &str); 4] = [
     (0x08, "slowed down by the hardware"),
     (0x20, "slowed down by its temperature"),
@@ -46,7 +46,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Why the state of the GPUs is not known.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unread {
-    /// The program cannot be started or fails, as it does where there is no GPU.
+    /// The program cannot be started or fails, as it does where there is no GPU, or its output cannot be read.
     Absent,
     /// The program did not end before the deadline.
     NoAnswer,
@@ -79,7 +79,8 @@ struct Gpu {
 }
 
 impl Gpus {
-    /// Runs `program` three times: for the state of all GPUs, for what is wrong with them, and for the processes on them.
+    /// Runs `program` three times: for the state of all GPUs, for what is wrong with them, and for the processes on
+    /// them.
     ///
     /// # Blocking
     ///

@@ -1,8 +1,7 @@
 //! The records as tables: Parquet, CSV and SQL, by polars. Behind the feature `tables`.
 //!
 //! Four tables: `entries` (one row per recorded operation), `collectives` (one per group and sequence number, joined
-//! over the ranks), `groups` and `findings`. The analysis itself does not use these tables: its dense arrays are about
-//! ten times faster than data frames.
+//! over the ranks), `groups` and `findings`. The analysis itself does not use these tables.
 
 mod ordinals;
 mod text;

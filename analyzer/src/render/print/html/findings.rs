@@ -1,4 +1,4 @@
-//! Findings as cards, with their consequences inside; then the problems of the input.
+//! Writes the findings as cards, with their consequences inside, and then the problems of the input.
 
 use super::Text;
 use crate::render::print::human::failures;

@@ -1,7 +1,7 @@
 //! Draws the wait-for graphs of the first errors that no other finding caused, as SVG: the culprits are on the left,
 //! and each column waits for the one to its left. In the graph of a cycle, each rank waits for the next one.
 //!
-//! Ranks that wait in the same operation share a box, so a job of thousands of ranks has few boxes.
+//! Outside of cycles, ranks that wait in the same operation share a box, so a job of thousands of ranks has few boxes.
 
 use super::{Text, cut};
 use rcomm_recorder::model::Rank;

@@ -54,9 +54,9 @@ pub(super) fn write(
             let is_culprit = |rank: &Rank| shown.culprits.contains(rank);
             let (at_fault, others): (Vec<Rank>, Vec<Rank>) =
                 row.ranks.iter().copied().partition(is_culprit);
-            for (ranks, class) in [(at_fault, " class=\"fault\""), (others, "")] {
+            for (ranks, attribute) in [(at_fault, " class=\"fault\""), (others, "")] {
                 if !ranks.is_empty() {
-                    write_row(&ranks, class, row, &table, out)?;
+                    write_row(&ranks, attribute, row, &table, out)?;
                 }
             }
         }
@@ -80,14 +80,14 @@ pub(super) fn write(
 /// Writes ranks with equal cells as one row.
 fn write_row(
     ranks: &[Rank],
-    class_of_row: &str,
+    row_attribute: &str,
     row: &Row,
     table: &Matrix,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     write!(
         out,
-        "<tr{class_of_row}><th>{}",
+        "<tr{row_attribute}><th>{}",
         Text(&Spans(ranks).to_string())
     )?;
     for ((cell, seq), op) in row.cells.iter().zip(&table.seqs).zip(&table.ops) {

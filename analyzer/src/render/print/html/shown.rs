@@ -23,7 +23,8 @@ pub(super) struct ShownRecords<'a> {
     pub(super) ranks: Vec<Rank>,
     /// The number of ranks with a record that are not shown.
     pub(super) ranks_cut: usize,
-    /// The culprits of the errors and warnings that no other finding caused; without any, the ranks of the cycle.
+    /// The culprits of the errors and warnings that no other finding caused; of a finding without culprits, the ranks
+    /// of its cycle.
     pub(super) culprits: BTreeSet<Rank>,
 }
 

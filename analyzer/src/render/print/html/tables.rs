@@ -19,7 +19,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             InstanceState::Failed => "failed",
         };
         vec![
-            age(instance.age_ms),
+            duration(instance.age_ms),
             instance.op.clone(),
             instance.seq.to_string(),
             names.name(&instance.group),
@@ -56,9 +56,9 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
             number(group.last_seq),
             number(group.min_seq),
             group.in_flight.to_string(),
-            age(group.oldest_ms),
-            age(group.lag_p50_ms),
-            age(group.lag_p99_ms),
+            duration(group.oldest_ms),
+            duration(group.lag_p50_ms),
+            duration(group.lag_p99_ms),
             group
                 .busbw_gbs
                 .map_or_else(|| "–".to_owned(), |gbs| format!("{gbs:.1} GB/s")),
@@ -120,7 +120,7 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
     writeln!(out, "</section>")
 }
 
-fn age(ms: Option<f64>) -> String {
+fn duration(ms: Option<f64>) -> String {
     ms.map_or_else(|| "–".to_owned(), duration_ms)
 }
 

@@ -134,7 +134,7 @@ pub(super) fn write(
     writeln!(out, "</section>")
 }
 
-/// Draws the operations of one record.
+/// Draws the operations of one record, and adds the kinds of their groups to `labels`, the legend of the colors.
 fn draw(
     dump: &Dump,
     names: &GroupNames,

@@ -151,7 +151,7 @@ fn write_consequences(
     depth: usize,
     page: &mut Page<'_>,
 ) -> io::Result<()> {
-    // A report of another program could contain a loop of causes, which this depth ends.
+    // A report of another program could contain a loop of causes, which this limit ends.
     if depth > 8 {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! Prints the report as text.
 //!
-//! The first line is the verdict with its sentence. Below it are the details of the finding, such as the time since
-//! when it holds, the next step, the waiting ranks, the culprit's stack, the consequences, and what was ruled out.
+//! The first line is the verdict with its sentence. Below it are the details of the finding, such as its beginning, the
+//! next step, the waiting ranks, the culprit's stack, the consequences, and what was ruled out.
 //! Further findings follow, then notes and problems of the input, of which a brief page prints ten. The last lines
 //! state what was read.
 //!

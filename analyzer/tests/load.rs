@@ -1,4 +1,4 @@
-//! The loader on folders, archives, rings and summaries, and on files that are damaged, too large or no records.
+//! Tests the loader on folders, archives, rings and summaries, and on files that are damaged, too large or no records.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! Which job the live views find on a node without options. These tests are a program of their own because the newest
-//! job is shown, and ranks that another test starts would be newer.
+//! Tests which job the live views show on a node. These tests are a program of their own because the newest job is
+//! shown, and ranks that another test starts would be newer.
 #![forbid(unsafe_code)]
 
 use rcomm_analyzer::source::{

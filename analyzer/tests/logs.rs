@@ -1,4 +1,4 @@
-//! Logs alone and together with records: excerpts from public issue threads, and logs written for these tests.
+//! Tests logs alone and together with records: excerpts from public issue threads, and logs written for these tests.
 
 use rcomm_analyzer::load::{LoadOptions, load};
 use rcomm_analyzer::print::human::one_line;
@@ -10,7 +10,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
 }
 
-/// The report on these paths, as `rcomm-fr analyze` makes it.
+/// The report on these paths, of which every dump counts as whole.
 fn judge(paths: &[PathBuf]) -> Report {
     let mut analysis = Analysis::new(Policy::default());
     let loaded = load(paths, &LoadOptions::default(), |loaded| {

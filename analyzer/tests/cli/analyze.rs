@@ -344,7 +344,7 @@ fn query_says_that_this_build_lacks_it() {
 /// PyTorch's records state no time, so the times of their files are used.
 #[test]
 fn files_that_were_written_while_nothing_was_overdue_do_not_show_a_hang() {
-    // The newest operation of all files, which waits for rank 1.
+    // When the newest operation of all files, which waits for rank 1, was issued.
     const ISSUED_NS: u64 = 1_795_239_695_873_462_017;
     let dir = never_join(|_, bytes| Some(bytes));
     let path = dir.path().to_str().unwrap();
@@ -435,7 +435,7 @@ fn records_come_from_standard_input_and_from_an_archive() {
             "{}",
             analyzed.stdout
         );
-        // The manifest is no dump, and no problem is reported.
+        // The manifest is not reported as a file that is no dump.
         assert!(!analyzed.stdout.contains("manifest"), "{}", analyzed.stdout);
     }
 }

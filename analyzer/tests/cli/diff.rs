@@ -4,7 +4,7 @@ use crate::program::{fixture, run};
 use serde_json::Value;
 
 #[test]
-fn run_that_began_to_hang_differs_and_the_reverse_does_not() {
+fn a_run_that_began_to_hang_is_worse_and_the_reverse_is_not() {
     let healthy = fixture("healthy-w4", "pickle");
     let stuck = fixture("never-join-w4", "pickle");
     let worse = run(&["diff", &healthy, &stuck]);

@@ -39,7 +39,7 @@ fn a_complete_job_beside_links_is_healthy() {
 }
 
 #[test]
-fn an_archive_lacks_nothing_for_a_link() {
+fn a_link_that_collect_does_not_follow_is_a_note_and_no_absence() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dumps_and_links(dir.path());
     let archive = dir.path().join("job.rcap");

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Asks a link to the program in this folder.
+/// Runs `rcomm-fr nccl-plugin` by a link to the program in this folder; makes the link if there is none.
 fn asked(folder: &Path) -> Output {
     let program = folder.join("rcomm-fr");
     if !program.exists() {
@@ -21,7 +21,7 @@ fn the_path_of_the_plug_in_is_found_next_to_the_program_in_each_layout() {
         "bin/libnccl-profiler-rcomm.so",
         "bin/librcomm_nccl_profiler.so",
     ] {
-        // In the same file system, for the link.
+        // A hard link needs the same file system.
         let root = tempfile::tempdir_in(beside).unwrap();
         let root = root.path().canonicalize().unwrap();
         let bin = root.join("bin");
@@ -38,7 +38,7 @@ fn the_path_of_the_plug_in_is_found_next_to_the_program_in_each_layout() {
         fs::write(root.join(plugin), "").unwrap();
         let found = asked(&bin);
         assert!(found.status.success(), "{found:?}");
-        // Nothing but the path, so that a shell can put it into a variable.
+        // Only the path is printed, so that a shell can put it into a variable.
         let printed = String::from_utf8_lossy(&found.stdout).into_owned();
         assert_eq!(printed, format!("{}\n", root.join(plugin).display()));
     }

@@ -1,4 +1,4 @@
-//! Reports and archives with pseudonyms.
+//! Tests reports and archives with pseudonyms.
 
 use super::collect::DUMPS;
 use super::program::{Run, run};

@@ -148,7 +148,7 @@ fn stacks_are_reported_as_left_aside_and_problems_beyond_the_limit_are_counted()
     ] {
         assert!(packed.stderr.contains(text), "{text}: {}", packed.stderr);
     }
-    // A record of which a part is missing counts.
+    // A record of which a part is missing changes the exit code.
     let whole = fs::read(node.join("rank_0")).unwrap();
     fs::write(node.join("rank_0"), &whole[..whole.len() / 2]).unwrap();
     let packed = run(&args);
@@ -170,7 +170,7 @@ fn a_path_that_does_not_exist_and_a_link_that_leads_nowhere_are_exit_code_one() 
     }
 }
 
-/// In place of Slurm's, `srun` is a script here that runs the step once for each of two nodes.
+/// Here `srun` is not Slurm's but a script that runs the step once for each of two nodes.
 #[test]
 fn the_slurm_script_names_the_culprit() {
     let dir = tempfile::tempdir().unwrap();

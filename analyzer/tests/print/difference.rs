@@ -1,4 +1,4 @@
-//! The differences between two reports, as text.
+//! Tests the text of the differences between two reports.
 
 use crate::sample;
 use rcomm_analyzer::print::human::{self, Layout};

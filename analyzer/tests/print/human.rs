@@ -1,4 +1,4 @@
-//! The layout of the text report.
+//! Tests the layout of the text report.
 
 use crate::sample;
 use rcomm_analyzer::Report;

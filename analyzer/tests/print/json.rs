@@ -1,4 +1,4 @@
-//! The JSON report against its schema.
+//! Tests the JSON report against its schema.
 
 use crate::sample;
 use rcomm_analyzer::load::{LoadOptions, load};

@@ -1,4 +1,4 @@
-//! Tests of the printers and exports.
+//! Tests the printers and exports.
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod difference;

@@ -1,4 +1,4 @@
-//! The rank × sequence matrix of a group, over simulated jobs.
+//! Tests the matrix of the ranks and sequence numbers of a group, on simulated jobs.
 
 use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};

@@ -118,7 +118,7 @@ fn pending_operations_reach_to_the_end_and_say_so() {
 #[test]
 fn root_findings_are_marked_on_the_ranks_at_fault() {
     let trace = trace(Situation::StuckRank, 16);
-    // The code of the finding and the rank.
+    // For each mark, the code of the finding and the rank.
     let marks: Vec<(&str, u64)> = events(&trace, "i")
         .map(|mark| {
             let name = mark["name"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! Rings of a job whose ranks begin another attempt.
+//! Tests that rings of an earlier attempt or an earlier run of a job are dropped.
 
 use rcomm_analyzer::source::{RingSource, Source as _};
 use rcomm_recorder::model::Rank;

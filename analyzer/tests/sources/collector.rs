@@ -33,7 +33,7 @@ fn judge(simulation: &Simulation) -> Report {
     Report::clone(&snapshot.report)
 }
 
-/// A live view of two sources, a first one of this name and records.
+/// A live view of two sources: the first has this name, the second is called `records`.
 fn live(name: &str) -> Live {
     Live::new(
         LiveOptions::default(),

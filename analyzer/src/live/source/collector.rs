@@ -1,7 +1,7 @@
 //! A collector, which is an `rcomm-web` that watches a job, as a source of a report and of records.
 //!
-//! Its report is already judged, with all that its own sources know; the records are for views that show them. From an
-//! older server without records, only the report is read.
+//! The collector has judged the records with all that its own sources know, so its report is shown. The records are for
+//! views that show them. An older collector serves none: then only the report is read.
 
 use super::net::HttpAddress;
 use super::{Collected, Observation, Poll, RecordsFollower, Source, SourceError};
@@ -21,6 +21,7 @@ pub struct CollectorSource {
     address: HttpAddress,
     token: Option<EndpointToken>,
     reached: Option<EndpointAddress>,
+    /// The newest report that was read, and the number of its snapshot.
     last: Option<(u64, Arc<Report>)>,
     records: RecordsFollower,
     serves_records: bool,
@@ -85,7 +86,7 @@ impl CollectorSource {
             match taken {
                 Ok(_) => {}
                 Err(error) if observations.is_empty() => return Err(error),
-                // Records that arrived before the connection failed are kept.
+                // Records that arrived before the failure are kept.
                 Err(error) => {
                     let why = error.to_string();
                     self.records.break_off(&mut observations, &why);

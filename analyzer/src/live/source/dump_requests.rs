@@ -17,7 +17,7 @@ pub trait DumpRequests: Send + Sync {
     ///
     /// # Errors
     ///
-    /// If no rank is known.
+    /// If no rank is known, or the rings or the store that show the ranks cannot be read.
     fn ask(&self, deadline: Instant) -> Result<DumpAnswers, SourceError>;
 }
 

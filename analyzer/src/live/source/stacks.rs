@@ -18,7 +18,7 @@ pub trait StackRequests: Send + Sync {
     ///
     /// # Errors
     ///
-    /// If no rank is known.
+    /// If no rank is known, or the rings or the store that show the ranks cannot be read.
     fn take(&self, deadline: Instant) -> Result<TakenStacks, SourceError>;
 }
 

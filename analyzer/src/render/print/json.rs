@@ -1,4 +1,4 @@
-//! The report as JSON: `rcomm.report/1`, described by `schema/report.schema.json`.
+//! Writes the report as JSON: `rcomm.report/1`, described by `schema/report.schema.json`.
 //!
 //! Keys have the order of the fields in the types, and all lists of the report have a stable order, so two reports of
 //! one input are equal byte by byte.

@@ -1,5 +1,5 @@
-//! The processes of a later attempt of a job whose rings are all of processes that are gone. A program may take seconds
-//! from its start until it has a ring.
+//! Finds the processes of a later attempt of a job when all processes that have its rings are gone. A program may take
+//! seconds from its start until it has a ring.
 
 use crate::live::source::RankProcess;
 use rcomm_recorder::model::Rank;

@@ -1,9 +1,8 @@
-//! What is left of the rings of a job that is over.
+//! States what is left of the rings of a job that is over.
 
 use std::path::Path;
 
-/// A sentence about the rings at these paths, which are attached: those that were removed can still be read here. One
-/// folder has the rings of a job.
+/// A sentence on the rings at these paths that still exist. All rings of a job are in one folder.
 pub(super) fn sentence(paths: &[&Path]) -> String {
     let left: Vec<&&Path> = paths.iter().filter(|path| path.exists()).collect();
     let Some(folder) = left.first().and_then(|path| path.parent()) else {

@@ -122,7 +122,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
     }
     let sentence = match report.verdict {
         Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
-        // The pending operations are then messages that no list of the report has.
+        // In this case the pending operations are messages, which no list of the report has.
         Verdict::Running if pending == 0 => {
             "operations are pending, none of them is overdue".to_owned()
         }
@@ -307,7 +307,7 @@ fn format_logs(logs: &LogInput) -> String {
     text
 }
 
-/// The verdict and its sentence in one line, for a log or a prompt.
+/// The verdict and its sentence in one line, for a log or a prompt; without a sentence, the verdict and what was read.
 pub fn one_line(report: &Report) -> String {
     let (word, _) = verdict_word(report.verdict);
     match (report.lead().or_else(|| undecided(report)), &report.end) {

@@ -7,7 +7,7 @@ use rcomm_verdict::{InstanceState, Report, StackNode};
 use std::io::{self, Write};
 use textwrap::core::display_width;
 
-/// The largest number of rows of a table of a report; the rest is counted.
+/// The largest number of rows of a table of a report or a record; the rest is counted.
 const MAX_ROWS: usize = 64;
 
 /// The largest depth of the stack tree that is drawn.
@@ -141,7 +141,7 @@ fn title(text: &str, page: &mut Page<'_>) -> io::Result<()> {
     page.row(ACT, text)
 }
 
-/// Writes a table whose columns are as wide as their widest cell.
+/// Writes at most [`MAX_ROWS`] rows of a table, and counts the rest.
 pub(super) fn table(
     name: &str,
     heads: &[&str],
@@ -209,10 +209,11 @@ fn tail_of(path: &str) -> &str {
     }
 }
 
-/// Writes a frame with the ranks that are in it, and those of its caller that are not.
+/// Writes a frame and those that it called, each with the ranks that are in it and those of the calling frame that are
+/// not.
 fn write_stack(
     node: &StackNode,
-    caller: &[Rank],
+    caller_ranks: &[Rank],
     depth: usize,
     indent: usize,
     page: &mut Page<'_>,
@@ -221,7 +222,7 @@ fn write_stack(
     if depth >= MAX_DEPTH {
         return page.row(DIM, &format!("{margin}(deeper frames left out)"));
     }
-    let elsewhere = node.not_here(caller);
+    let elsewhere = node.not_here(caller_ranks);
     let elsewhere = if elsewhere.is_empty() {
         String::new()
     } else {

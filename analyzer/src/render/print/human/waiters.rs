@@ -27,8 +27,8 @@ pub(crate) fn failures(finding: &Finding, report: &Report) -> Vec<String> {
     by_error.iter().map(line).collect()
 }
 
-/// The lines on the ranks that wait because of a finding. If the report has no wait-for graph for it, one line lists
-/// the victims that still wait.
+/// The lines on the ranks that wait because of a finding. If the report's wait-for graph does not show them, one line
+/// lists the victims that still wait.
 pub(super) fn format(finding: &Finding, report: &Report, names: &GroupNames) -> Vec<String> {
     let lines: Vec<String> = if finding.cycle.is_empty() {
         chain(report, &finding.culprit_ranks)

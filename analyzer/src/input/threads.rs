@@ -1,4 +1,4 @@
-//! Threads for the judgment of large jobs.
+//! Starts threads for the judgment of large jobs.
 
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Analysis, Policy, Report, Workers};

@@ -36,7 +36,7 @@ pub struct NodeJob {
     pub ranks: usize,
     /// The number of those ranks whose process is alive.
     pub alive: usize,
-    /// When its newest ring was created, wall clock, ns since the epoch.
+    /// When the job's newest ring was created, wall clock, ns since the epoch.
     pub created_ns: i64,
     /// The report on the ranks of this node; `None` if the job has not been judged yet, or is not among the 16 that are
     /// judged (those that are alive first, then the newest).

@@ -19,13 +19,13 @@ const SIGNS_LAG_NS: i64 = 20_000_000_000;
 pub(super) struct Slot {
     pub(super) dump: Option<Arc<Dump>>,
     pub(super) liveness: Liveness,
-    /// When a poll last read it or found it unchanged.
+    /// When a poll last read the record or found it unchanged.
     pub(super) answered: Option<Duration>,
-    /// Why the last poll could not read it; `None` if it could.
+    /// Why the last poll could not read the record; `None` if it could.
     pub(super) failure: Option<Arc<str>>,
-    /// When each of its unfinished operations becomes overdue, by the rank's clock, ns since the epoch.
+    /// When each unfinished operation of the record becomes overdue, by the rank's clock, ns since the epoch.
     pub(super) due: Vec<i64>,
-    /// Whether it had an overdue operation when it was last judged.
+    /// Whether the record had an overdue operation when it was last judged.
     pub(super) was_overdue: bool,
     /// The rank's clock minus the local one at the last poll that stated the rank's time, ns; `None` if none did.
     ahead_ns: Option<i64>,
@@ -78,9 +78,9 @@ impl Slot {
 #[derive(Default)]
 pub(super) struct Feed {
     pub(super) status: SourceStatus,
-    /// When it answered last.
+    /// When the source answered last.
     pub(super) answered: Option<Duration>,
-    /// When it was polled last.
+    /// When the source was polled last.
     polled: Duration,
     pub(super) problems: Vec<Problem>,
     pub(super) world_size: Option<u32>,
@@ -367,7 +367,7 @@ impl Watched {
         watched.collect()
     }
 
-    /// Whether its members launched different numbers of operations.
+    /// Whether the communicator's members launched different numbers of operations.
     pub(super) fn is_uneven(&self) -> bool {
         !self.communicator.behind().is_empty()
     }

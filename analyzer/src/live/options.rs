@@ -22,9 +22,9 @@ pub struct LiveOptions {
     pub policy: Policy,
     /// A rank counts as silent if its last answer is older than this.
     pub silent_after: Duration,
-    /// The target for the number of operations kept in memory over all ranks. Each record may keep an equal part of it,
-    /// but at least 64 operations, and all from its oldest pending one on; older operations are dropped and count as
-    /// lost.
+    /// The target for the number of operations kept in memory over all ranks. Each record may keep an equal part of
+    /// this number, but at least 64 operations, and all from its oldest pending one on. Older operations are dropped
+    /// and count as lost.
     pub entry_budget: usize,
     /// The largest number of operations kept of one record, even if `entry_budget` allows more or this is less than 64.
     /// The operations since the record's oldest pending one are kept in any case.

@@ -1,4 +1,4 @@
-//! The newest step of each reducer, which averages the gradients of a data-parallel training in buckets.
+//! Finds the newest step of each reducer. A reducer averages the gradients of a data-parallel training in buckets.
 
 use super::snapshot::Snapshot;
 use rcomm_recorder::model::{GroupId, Rank, ReducerStep};

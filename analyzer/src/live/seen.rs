@@ -1,4 +1,4 @@
-//! Findings that no record shows: ranks that do not answer, and reports of NCCL's RAS.
+//! Makes the findings that no record shows: on ranks that do not answer, and from reports of NCCL's RAS.
 
 use super::RankView;
 use super::latest::{Watched, is_open};
@@ -160,8 +160,8 @@ fn format_member(member: &Member, rank: Option<Rank>) -> String {
     }
 }
 
-/// Sets the remarks on each rank to NCCL's reports on it, and its host to the one that NCCL reports if no record states
-/// one.
+/// Sets the remarks on each rank to NCCL's reports on the rank. If no record states the host of a rank, sets it to the
+/// host that NCCL reports.
 pub(super) fn set_remarks(watched: &[Watched], ranks: &mut [RankView]) {
     let mut remarks: BTreeMap<Rank, Vec<String>> = BTreeMap::new();
     let mut hosts: BTreeMap<Rank, String> = BTreeMap::new();

@@ -16,31 +16,31 @@ pub struct RankView {
     pub rank: Rank,
     /// Host; empty if unknown.
     pub host: Arc<str>,
-    /// Index among the ranks of its host, from 0.
+    /// The rank's index among the ranks of its host, from 0.
     pub local_rank: u32,
-    /// Its records, the newest one of each recorder of its process, in the order of the sources; empty if none was ever
-    /// read.
+    /// The rank's records: of each recorder of its process the newest one, in the order of the sources. Empty if none
+    /// was ever read.
     pub dumps: Vec<Arc<Dump>>,
-    /// Whether its process is alive.
+    /// Whether the rank's process is alive.
     pub liveness: Liveness,
-    /// Age of its last answer; `None` if it never answered.
+    /// The age of the rank's last answer; `None` if the rank never answered.
     pub silence: Option<Duration>,
     /// Why a poll of one of its records last failed; `None` if no record's last poll failed.
     pub failure: Option<Arc<str>>,
-    /// Whether it has stopped answering; its records are then old.
+    /// Whether the rank has stopped answering: its records are then old.
     pub silent: bool,
-    /// The communication library's reports on it, one sentence each.
+    /// The communication library's reports on the rank, one sentence each.
     pub remarks: Vec<String>,
 }
 
 impl RankView {
-    /// The first of its records; `None` if none was ever read.
+    /// The first of the rank's records; `None` if none was ever read.
     pub fn first_dump(&self) -> Option<&Dump> {
         self.dumps.first().map(Arc::as_ref)
     }
 
-    /// Its records, without that of the plug-in for NCCL if the program's own records have the group of each of its
-    /// communicators: so each operation counts once.
+    /// The rank's records. That of the plug-in for NCCL is left out if the program's own records have the group of each
+    /// communicator in it: so each operation counts once.
     pub fn counted(&self) -> impl Iterator<Item = &Arc<Dump>> {
         let is_copy = |dump: &Dump| {
             dump.recorder == Recorder::NcclProfiler && have_groups_of(self.dumps.iter(), dump)
@@ -77,13 +77,13 @@ fn have_groups_of<'a>(records: impl Iterator<Item = &'a Arc<Dump>>, plugin: &Dum
 /// The state of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceStatus {
-    /// Its name: what is read and where.
+    /// The name of the source: what is read and where.
     pub name: String,
-    /// Age of its last answer; `None` if it never answered.
+    /// The age of the source's last answer; `None` if the source never answered.
     pub silence: Option<Duration>,
     /// The number of ranks that answered at the last poll; 0 if the poll failed.
     pub answered: usize,
-    /// The number of ranks that it knew at its last answer.
+    /// The number of ranks that the source knew at its last answer.
     pub known: usize,
     /// Why the last poll failed, if it did.
     pub error: Option<String>,

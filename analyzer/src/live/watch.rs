@@ -10,7 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The wall time at one point of the monotonic clock: with it, a jump of the wall clock changes no age.
+/// The wall time at one point of the monotonic clock. All later moments are computed from it, so a jump of the wall
+/// clock changes no age.
 #[derive(Clone, Copy, Debug)]
 pub struct Anchor {
     start: Instant,

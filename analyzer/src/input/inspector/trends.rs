@@ -1,4 +1,4 @@
-//! Trends: how the times of operations change over a log.
+//! Computes trends: how the times of operations change over a log.
 
 use super::MAX_SAMPLES;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! The manifest that `rcomm-fr collect` writes into an archive: what is absent, and how many ranks the job has.
+//! Reads the manifest that `rcomm-fr collect` writes into an archive: what is absent, and how many ranks the job has.
 
 use rcomm_verdict::format::{count, format_ranks};
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! Limits on what all inputs of one load take together, however many files and threads there are.
+//! Limits what all inputs of one load take together, however many files and threads there are.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

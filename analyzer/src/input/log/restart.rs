@@ -1,4 +1,4 @@
-//! Signs that a job was started again: lines after them belong to another attempt.
+//! Recognizes the signs that a job was started again. The lines after a sign belong to another attempt.
 
 use super::Line;
 use super::scan::leading_number;
@@ -27,7 +27,7 @@ impl Signs {
     pub(super) fn note_line(&mut self, line: &Line<'_>) -> bool {
         let text = line.text;
         if text.contains("; will restart worker group")
-            // torchrun prints it once, before it starts its workers.
+            // torchrun prints this line once, before it starts its workers.
             || text.contains("Setting OMP_NUM_THREADS environment variable for each process")
         {
             return true;

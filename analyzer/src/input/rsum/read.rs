@@ -224,7 +224,8 @@ impl<'a, R: Read> PartReader<'a, R> {
         }
     }
 
-    /// The piece in a part; `None` if the part belongs to a later one. `records` is the number of records before it.
+    /// The piece in a part; `None` if the part belongs to a later piece. `records` is the number of records before the
+    /// part.
     fn piece(&mut self, part: Part, records: u64) -> Result<Option<Piece>, Stop> {
         Ok(Some(match part {
             Part::WireTables(tables) => {

@@ -1,4 +1,4 @@
-//! The parts of a summary. The order of variants and fields is the format; a change of it raises
+//! Defines the parts of a summary. The order of variants and fields is the format: a new order raises
 //! [`VERSION`](super::VERSION).
 
 use crate::input::ras::RasReport;
@@ -188,8 +188,8 @@ pub(super) struct Rows {
 
 const NO_SUCH_ROW: &str = "a record refers to a row that no table has";
 
-/// The largest number of items of the tables in one record: without it, repeated references to large rows could fill
-/// the memory.
+/// The largest number of items of the tables in one record: without this limit, repeated references to large rows could
+/// fill the memory.
 const MAX_ITEMS: usize = 1 << 25;
 
 /// The number of items to which a record may still refer.
@@ -227,8 +227,8 @@ pub(super) fn captured(dump: &Dump) -> Vec<(u32, u64)> {
     captured.collect()
 }
 
-/// The difference from `last` to `value`, which then is the new `last`; [`decode_difference`] undoes it. It wraps, so
-/// that any two values are restored.
+/// The difference from `last` to `value`, which then is the new `last`. The difference wraps, so that
+/// [`decode_difference`] restores any two values.
 fn encode_difference(value: u64, last: &mut u64) -> i64 {
     value.wrapping_sub(std::mem::replace(last, value)) as i64
 }

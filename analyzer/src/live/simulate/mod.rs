@@ -22,7 +22,7 @@ pub enum Situation {
     /// One rank never issues an all-reduce that its group waits in.
     #[cfg_attr(feature = "args", value(name = "stuck"))]
     StuckRank,
-    /// One rank enters the barrier of all before its own group's collective, the others after it.
+    /// One rank enters the barrier of all ranks before the collective of its smaller group, the others after theirs.
     Deadlock,
     /// One rank issues another operation than its group.
     Mismatch,

@@ -1,4 +1,4 @@
-//! The records of the simulated ranks.
+//! Makes the records of the simulated ranks.
 
 use super::progress::RankProgress;
 use super::{

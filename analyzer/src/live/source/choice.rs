@@ -1,4 +1,4 @@
-//! The choice of the job that is shown.
+//! Stores which job is shown.
 
 use super::processes::ProcessJob;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! A collector, which is an `rcomm-web` that watches a job, as a source of a report and of records.
+//! Reads a collector, which is an `rcomm-web` that watches a job, as a source of a report and of records.
 //!
 //! The collector has judged the records with all that its own sources know, so its report is shown. The records are for
 //! views that show them. An older collector serves none: then only the report is read.

@@ -1,4 +1,4 @@
-//! The pipes by which PyTorch's NCCL backend is asked for dumps.
+//! Asks PyTorch's NCCL backend for dumps, through pipes.
 //!
 //! With `TORCH_NCCL_DEBUG_INFO_PIPE_FILE` in the environment, and a buffer for the record, each rank reads the pipe
 //! `<value><rank>.pipe` once a second, and writes its dump if anything came. Nothing in the rank is stopped, and the
@@ -131,7 +131,7 @@ impl DumpOfProcess {
         })
     }
 
-    /// Waits for the dump and returns its path; `None` if it is not there at the deadline.
+    /// Waits for the dump and returns its path; `None` if the dump is not there at the deadline.
     fn wait(&self, deadline: Instant) -> Option<PathBuf> {
         loop {
             if let Some((path, _)) = self.read_new() {

@@ -1,4 +1,4 @@
-//! Requests to ranks to write their dumps.
+//! Requests ranks to write their dumps.
 
 use super::questions::ask_all;
 use super::{RingSource, SourceError};

@@ -1,4 +1,4 @@
-//! The endpoints of a job's ranks as a source. Each endpoint lists the others, and so does the job's store.
+//! Reads the endpoints of a job's ranks as a source. Each endpoint lists the others, and so does the job's store.
 //!
 //! A poll asks the ranks for the changes since the last poll, up to 32 at the same time, all until the same deadline.
 //! If a rank does not answer, the others are shown nevertheless.

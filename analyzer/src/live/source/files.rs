@@ -1,4 +1,4 @@
-//! Dumps on disk as a source: folders, files and archives. They are read once.
+//! Reads dumps on disk as a source, once: folders, files and archives.
 
 use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
 use crate::input::load::{LoadOptions, load_all};

@@ -1,4 +1,4 @@
-//! The newest job of this node, with rings or without.
+//! Reads the newest job of this node, with rings or without.
 
 use super::processes::ProcessSource;
 use super::rings::{KEPT_AFTER_END, RingSource};

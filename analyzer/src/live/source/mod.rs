@@ -125,9 +125,9 @@ pub struct Collected {
 pub struct Observation {
     /// Rank in the world.
     pub rank: Rank,
-    /// The index among several recorders of one process; 0 if there is one.
+    /// The index of the record's recorder among those of one process, from 0.
     pub part: u8,
-    /// Whether its process is alive.
+    /// Whether the process of the record is alive.
     pub liveness: Liveness,
     /// The record, or why there is none.
     pub seen: Seen,
@@ -185,7 +185,7 @@ pub enum SourceError {
     Unusable {
         /// File or address.
         place: String,
-        /// What is wrong with it, and what was expected.
+        /// What is wrong with the data, and what was expected.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Addresses in text form, and connections with a deadline.
+//! Parses addresses, and connects with a deadline.
 
 use rcomm_recorder::publish::{EndpointAddress, HttpRequest, Tls, TlsStream};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! The sources of a job that are reached over the network, as command lines name them.
+//! Makes the sources of a job that are reached over the network, from the options of a command line.
 
 use super::net::HostPort;
 use super::{
@@ -52,7 +52,8 @@ impl NetworkSources {
             && self.ras.is_empty()
     }
 
-    /// The sources. Endpoints over TCP require a token: without one, that of the secret in `RCOMM_JOB_SECRET` is used.
+    /// The sources. Endpoints over TCP require a token: without `token`, the one of the secret in `RCOMM_JOB_SECRET` is
+    /// used.
     pub fn sources(&self, token: Option<&EndpointToken>) -> Vec<Box<dyn Source>> {
         let token = token.cloned().or_else(token_of_job);
         let token = token.as_ref();

@@ -1,4 +1,4 @@
-//! The ranks of a job on this node that have no ring, found by the environments of their processes.
+//! Finds the ranks of a job on this node that have no ring, by the environments of their processes.
 //!
 //! A launcher sets each rank's number and the store's address (`MASTER_ADDR`, `MASTER_PORT`) in the process's
 //! environment, which its user may read in `/proc`. If the store lists PyTorch's worker servers, their records

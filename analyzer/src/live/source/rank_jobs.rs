@@ -1,4 +1,4 @@
-//! The jobs whose ranks run on this node, and which of them is taken if the user names none.
+//! Lists the jobs whose ranks run on this node. The first one is taken if the user names none.
 
 use super::RankProcess;
 use super::processes::ProcessJob;
@@ -27,14 +27,14 @@ pub enum Program {
 /// One attempt of a job with ranks on this node.
 #[derive(Clone, Debug)]
 pub struct RankJob {
-    /// The processes of its ranks, in the order in which they were found; at least one.
+    /// The processes of the job's ranks, in the order in which they were found; at least one.
     pub processes: Vec<RankProcess>,
-    /// What its ranks run; if they differ, the last in the order of [`Program`].
+    /// What the job's ranks run; if they differ, the last in the order of [`Program`].
     pub program: Program,
-    /// The folder of the rings that its ranks have mapped; `None` if none of them has mapped one, or if their mappings
+    /// The folder of the rings that the job's ranks have mapped; `None` if no rank has mapped one, or if the mappings
     /// cannot be read.
     pub rings: Option<PathBuf>,
-    /// When the first of its processes started, s since the boot of this node; 0 if that cannot be read.
+    /// When the first of the job's processes started, s since the boot of this node; 0 if that cannot be read.
     started: f64,
 }
 
@@ -127,7 +127,7 @@ impl RankJob {
         jobs.iter().map(line).collect()
     }
 
-    /// When the first of its processes started, ns since the epoch.
+    /// When the first of the job's processes started, ns since the epoch; `None` if that cannot be read.
     fn started_at(&self) -> Option<i64> {
         let uptime = fs::read_to_string("/proc/uptime").ok()?;
         let uptime: f64 = uptime.split_ascii_whitespace().next()?.parse().ok()?;

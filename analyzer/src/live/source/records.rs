@@ -1,8 +1,8 @@
-//! The records that an `rcomm-web` serves to another one or to a terminal: all of them, or their changes.
+//! Follows the records that an `rcomm-web` serves to another one or to a terminal, and defines their format.
 //!
-//! For each record, the client states the first id that it needs: it has all operations before that one, and they no
-//! longer change. So the size of an answer depends only on the changes and not on the size of the rings. An answer is
-//! one line of JSON ([`RecordsHead`]), then these records as dumps in JSON.
+//! For each record, the client states the first id that it needs. It has all operations before that one, and they no
+//! longer change. So the size of an answer depends on the changes and not on the size of the rings. An answer is one
+//! line of JSON ([`RecordsHead`]), followed by the records as dumps in JSON.
 
 use super::{Liveness, Observation, Seen};
 use rcomm_recorder::model::Rank;

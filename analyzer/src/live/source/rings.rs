@@ -1,5 +1,5 @@
-//! The rings of one job on this node as a source. The rings of frozen and dead processes can be read like those of
-//! running ones.
+//! Reads the rings of one job on this node as a source. The rings of frozen and dead processes can be read like those
+//! of running ones.
 
 mod later;
 mod remains;

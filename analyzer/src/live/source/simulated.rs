@@ -1,4 +1,4 @@
-//! A simulated job as a source.
+//! Shows a simulated job as a source.
 
 use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
 use crate::live::simulate::Simulation;

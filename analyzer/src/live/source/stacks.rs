@@ -1,4 +1,4 @@
-//! Call stacks of running processes, taken from outside.
+//! Takes the call stacks of running processes from outside.
 
 use super::SourceError;
 use super::worker_servers::WorkerServerSource;

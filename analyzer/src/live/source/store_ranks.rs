@@ -1,4 +1,4 @@
-//! The ranks that a job's store lists, whether they have endpoints of rcomm or PyTorch's worker servers.
+//! Reads the ranks that a job's store lists, whether they have endpoints of rcomm or PyTorch's worker servers.
 
 use super::endpoints::{EndpointDumps, EndpointSource};
 use super::net::HostPort;

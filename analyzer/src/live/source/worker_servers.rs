@@ -1,4 +1,4 @@
-//! PyTorch's worker servers as a source: HTTP servers in the ranks of a job that called
+//! Reads PyTorch's worker servers as a source: HTTP servers in the ranks of a job that called
 //! `torch.distributed.debug.start_debug_server()`.
 //!
 //! Their addresses are in the job's store (key `debug_server/rank<R>`), or the user gives them. Both recorders of each
@@ -443,7 +443,7 @@ impl WorkerState {
         })
     }
 
-    /// Requests the list of handlers: NCCL's exist only if PyTorch was built with it.
+    /// Requests the list of handlers if it is not known: those of NCCL exist only if PyTorch was built with NCCL.
     fn ask_for_handlers(&mut self, deadline: Instant) -> Result<(), String> {
         if self.handlers.is_some() {
             return Ok(());

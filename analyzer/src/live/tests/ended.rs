@@ -1,4 +1,4 @@
-//! Processes that end while a view looks.
+//! Tests processes that end while a view watches them.
 
 use super::*;
 

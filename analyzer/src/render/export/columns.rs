@@ -1,5 +1,5 @@
-//! The records as four tables of columns: `entries` (one row per recorded operation), `collectives` (one per group and
-//! sequence number, joined over the ranks), `groups` and `findings`.
+//! Makes four tables of columns from the records and the report: `entries` (one row per recorded operation),
+//! `collectives` (one per group and sequence number, joined over the ranks), `groups` and `findings`.
 //!
 //! Numbers are signed because queries subtract them; a value above `i64::MAX` becomes `i64::MAX`.
 

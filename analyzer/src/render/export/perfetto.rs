@@ -1,4 +1,4 @@
-//! A timeline for ui.perfetto.dev and chrome://tracing: the JSON Trace Event Format.
+//! Writes a timeline for ui.perfetto.dev and chrome://tracing, in the JSON Trace Event Format.
 //!
 //! A rank is shown as a process, a group as a thread (as several if its operations overlap), and an operation as a
 //! slice from its issue to its completion, which includes the wait for other ranks. Arrows lead from the member that

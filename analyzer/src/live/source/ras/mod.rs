@@ -1,4 +1,4 @@
-//! NCCL's RAS service (2.24 and later): one process of a job answers for all its processes.
+//! Reads NCCL's RAS service (2.24 and later) as a source. One process of a job answers for all processes of the job.
 //!
 //! The protocol is lines of text over a TCP connection, which the server closes after a report. Reports are requested
 //! as JSON (2.28.7 and later) or else as text; [`ras`](crate::input::ras) reads both. A second connection receives

@@ -1,4 +1,4 @@
-//! The state of GPUs, from `nvidia-smi`.
+//! Reads the state of GPUs from `nvidia-smi`.
 
 use super::Fact;
 use rcomm_recorder::model::text::bytes;

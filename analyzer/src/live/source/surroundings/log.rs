@@ -1,4 +1,4 @@
-//! The last lines of a process's output, and the kernel's messages on GPUs and memory.
+//! Reads the last lines of a process's output, and the kernel's messages on GPUs and memory.
 
 use super::Fact;
 use rcomm_recorder::model::text::duration_ms;

@@ -1,6 +1,6 @@
-//! Facts on a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the end of
-//! the process's own log. They are read from files and from `nvidia-smi`; no process of the job is asked, stopped or
-//! traced.
+//! Reads facts on a rank's process on this node: its state, the load of the host, its GPU, the kernel's log and the end
+//! of the process's own log. The facts come from files and from `nvidia-smi`; no process of the job is asked, stopped
+//! or traced.
 //!
 //! `nvidia-smi` is NVML's own program. NVML itself is not loaded: a statically linked program cannot load it, and a
 //! call into a driver that hangs cannot be ended, while a program that hangs can be left behind.
@@ -55,7 +55,7 @@ pub struct Surroundings {
     pub rank: Rank,
     /// The facts, those about the process first.
     pub facts: Vec<Fact>,
-    /// The last lines of its output, oldest first, if it goes to a file.
+    /// The last lines of the process's output, oldest first; empty if the output goes to no file.
     pub log: Vec<String>,
 }
 

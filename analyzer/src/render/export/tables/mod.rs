@@ -1,7 +1,5 @@
-//! The records as tables: Parquet, CSV and SQL, by polars. Behind the feature `tables`.
-//!
-//! Four tables: `entries` (one row per recorded operation), `collectives` (one per group and sequence number, joined
-//! over the ranks), `groups` and `findings`. The analysis itself does not use these tables.
+//! Makes the four tables of [`columns`] with polars, and answers queries in SQL about them. They are written as
+//! Parquet, CSV or text. The feature `tables` enables this module.
 
 mod ordinals;
 mod text;

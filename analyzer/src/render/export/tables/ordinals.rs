@@ -1,7 +1,7 @@
 //! Checks the ordinals in a query, such as the 1 in `group by 1`, which names the first column of the answer.
 //!
-//! polars-sql subtracts 1 from an ordinal before it checks it, so a 0 panics where overflow is checked, as in a debug
-//! build. A query with a 0 is therefore refused before polars gets it; polars itself refuses all other wrong ordinals.
+//! polars-sql subtracts 1 from an ordinal before it checks the ordinal, so a 0 panics where overflow is checked, as in
+//! a debug build. So a query with a 0 is refused before polars gets it. polars itself refuses all other wrong ordinals.
 
 use super::TableError;
 use sqlparser::ast::{

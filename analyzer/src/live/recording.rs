@@ -41,7 +41,8 @@ struct FrameHead {
     silent: Vec<UnreadRank>,
 }
 
-/// A record of the frame: whose it is, whether its process was alive (`None` if unknown), and its length.
+/// What a frame states about one record: whose it is, whether the process was alive (`None` if unknown), and the length
+/// of the dump.
 #[derive(Serialize, Deserialize)]
 struct RecordedHead {
     rank: Rank,

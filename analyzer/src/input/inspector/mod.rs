@@ -23,8 +23,8 @@ use trends::{OperationKind, Series};
 /// The largest number of series. A series has the calls of one function with one message size by one rank of one
 /// communicator.
 pub const MAX_SERIES: usize = 65_536;
-/// The limit of the samples of a series. Whenever it is reached, every second sample is dropped, and from then on half
-/// as many of the records are kept.
+/// The limit of the samples of a series. Whenever a series reaches the limit, every second sample is dropped, and from
+/// then on half as many of its records are kept.
 pub const MAX_SAMPLES: usize = 128;
 /// The longest line that is read, bytes. Lines with the trace of every channel need some 100 KiB.
 const MAX_LINE: usize = 4 << 20;

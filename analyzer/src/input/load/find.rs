@@ -64,7 +64,7 @@ pub(super) struct Found {
 /// match become problems.
 ///
 /// # Errors
-/// If no path can be accessed and no pattern has a match, the error of the last one; or if a pattern is not valid.
+/// If a pattern is not valid; or if no path can be accessed and no pattern has a match, then the error of the last.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Found, FindError> {
     let mut found = Found::default();
     let mut missing = Vec::new();

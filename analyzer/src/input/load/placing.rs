@@ -1,8 +1,8 @@
 //! Finds the rank of a dump that states none: in the name of its file or, if the groups of a dump by PyTorch's NCCL
 //! recorder do not allow that rank, by these groups.
 //!
-//! Such a dump lists groups with their members. Its rank is a member of each group in which it has an operation. Files
-//! are often named after something else: the number of the process on its host, or its process id beside the rank.
+//! Such a dump lists groups with their members. Its rank is a member of each group in which the dump has an operation.
+//! Files are often named after something else: the number of the process on its host, or its process id beside the rank.
 
 use super::rank_name;
 use rcomm_recorder::model::Rank;

@@ -167,7 +167,7 @@ fn progress(line: &Line<'_>, found: &mut Events) {
     }
 }
 
-/// Reads a rank's report that it reached a monitored barrier, or rank 0's list of those that did not.
+/// Reads a rank's report that it reached a monitored barrier, or rank 0's list of the ranks that did not.
 fn barrier(line: &Line<'_>, found: &mut Events) {
     let text = line.text;
     if text.contains("successfully reached monitoredBarrier") {

@@ -72,8 +72,8 @@ impl FromStr for HostPort {
 impl HostPort {
     /// Resolves the name to socket addresses.
     ///
-    /// The system's resolver has no deadline. It runs on its own thread, which ends when the resolver returns. This
-    /// function returns an error at the deadline.
+    /// The system's resolver has no deadline. It runs on its own thread, which ends when the resolver returns. At the
+    /// deadline, this function returns an error.
     pub(super) fn resolve(&self, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
         if let Ok(number) = self.host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(number, self.port)]);

@@ -44,7 +44,7 @@ pub struct RankProcess {
 impl RankProcess {
     /// The processes on this node whose environment this user may read, and in which a launcher has set a rank and
     /// `MASTER_ADDR`: by rank, then by process id. Shells and other programs that only start a rank are left out, and
-    /// so are processes whose parent is a listed process of the same rank and job.
+    /// so are processes whose parent is another process of the same rank and job that is no such program.
     pub fn list() -> Vec<Self> {
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let found: HashMap<u32, (Self, Option<u32>)> = entries

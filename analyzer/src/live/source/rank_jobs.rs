@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn pytorch_is_the_last_program_and_a_missing_process_runs_another() {
+    fn pytorch_is_last_in_the_order_of_programs_and_a_missing_process_counts_as_other() {
         let mut kinds = [Program::PyTorch, Program::Other, Program::Python];
         kinds.sort();
         assert_eq!(kinds, [Program::Other, Program::Python, Program::PyTorch]);

@@ -196,6 +196,7 @@ pub fn parse_native(text: &str) -> Vec<NativeFrame> {
     frames.take(MOST_SHOWN).collect()
 }
 
+/// Parses a line like `File "train.py", line 13 in load`.
 fn read_frame(line: &str) -> Option<Frame> {
     let rest = line.strip_prefix("File \"")?;
     let (filename, rest) = rest.rsplit_once("\", line ")?;

@@ -144,6 +144,7 @@ impl NodeJobs {
         Ok(jobs)
     }
 
+    /// Polls the rings of a job, and returns the newest report on the job.
     fn judge(&mut self, name: &str, anchor: Anchor) -> Option<Arc<Report>> {
         let known = self.judged.entry(name.to_owned()).or_insert_with(|| {
             let choice = JobChoice::of(Some(name.to_owned()));

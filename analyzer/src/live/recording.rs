@@ -255,6 +255,7 @@ impl RecordingReader {
         }
     }
 
+    /// The next `length` bytes; `None` if the stream ends before. An error if they are more than [`MOST_BYTES`].
     fn read_bytes(&mut self, length: u64) -> io::Result<Option<Vec<u8>>> {
         if length > MOST_BYTES {
             let text = format!("a record of {length} bytes is too long");

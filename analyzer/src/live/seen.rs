@@ -137,6 +137,7 @@ fn rank_of(member: &Member, communicator: &Communicator, ranks: &[RankView]) -> 
     }
 }
 
+/// A member as the subject of a sentence; `rank` is its global rank, if known.
 fn format_member(member: &Member, rank: Option<Rank>) -> String {
     let process = &member.process;
     let mut facts = Vec::new();

@@ -34,7 +34,8 @@ pub(super) fn recorded_views(
             view.add(dump);
             let host = dump.identity.host.as_str();
             if view.host.is_empty() && !host.is_empty() {
-                // Ranks that follow one another mostly share a host, so the host of the previous rank is compared first.
+                // Ranks that follow one another mostly share a host, so the host of the previous rank is compared
+                // first.
                 if last_host.as_deref() != Some(host) {
                     let known = hosts.get(host).cloned();
                     let host = known.unwrap_or_else(|| Arc::from(host));

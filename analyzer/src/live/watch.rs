@@ -102,6 +102,7 @@ impl Signals {
     }
 }
 
+/// The number of a source, the result of its poll, and when the poll ended.
 type PollResult = (usize, Result<Poll, SourceError>, Moment);
 
 /// Threads that poll sources and judge their records; see the module.
@@ -166,6 +167,7 @@ impl Drop for Watch {
     }
 }
 
+/// Polls a source until the watch stops, or once if the source is still.
 fn poll_repeatedly(
     mut source: Box<dyn Source>,
     number: usize,
@@ -202,6 +204,7 @@ pub(super) fn time_spent() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
+/// Judges what the polls have found until the watch stops, and passes each snapshot to `sink`.
 fn judge_repeatedly(
     live: &mut Live,
     receiver: &Receiver<PollResult>,

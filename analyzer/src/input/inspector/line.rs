@@ -28,6 +28,7 @@ struct Header {
     n_ranks: u32,
 }
 
+/// The values of `coll_perf` or `p2p_perf`.
 #[derive(Debug, Deserialize)]
 struct Performance {
     #[serde(rename = "coll", alias = "p2p")]
@@ -52,6 +53,7 @@ fn not_logged() -> f64 {
 /// The number of bytes that are kept of a communicator's number and name and of a function's name.
 const MAX_TEXT: usize = 128;
 
+/// Cuts a text to [`MAX_TEXT`] bytes, or before the character that goes beyond.
 fn cut(mut text: String) -> String {
     let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {

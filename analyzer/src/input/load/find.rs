@@ -99,6 +99,7 @@ impl Found {
         self.unfound += more.unfound;
     }
 
+    /// Adds what a path names; if it cannot be accessed, what it matches as a pattern.
     fn add_path(&mut self, path: &Path) -> Result<(), FindError> {
         if path.as_os_str() == "-" {
             self.inputs.push(InputFile::Stdin);
@@ -121,6 +122,7 @@ impl Found {
         Ok(())
     }
 
+    /// Adds a file, or the files below a folder.
     fn add(&mut self, path: &Path, is_folder: bool) {
         if !is_folder {
             self.inputs.push(InputFile::File(path.to_owned()));

@@ -35,8 +35,8 @@ impl Manifest {
             .then_some(manifest)
     }
 
-    /// One sentence for each host and each file that is absent, and then one for each reason for which ranks are absent.
-    /// A sentence on ranks has the states of their processes, as far as the manifest has them, of at most
+    /// One sentence for each host and each file that is absent, and then one for each reason for which ranks are
+    /// absent. A sentence on ranks has the states of their processes, as far as the manifest has them, of at most
     /// [`MOST_PROCESSES`].
     pub(super) fn sentences(&self) -> Vec<String> {
         let mut sentences = Vec::new();

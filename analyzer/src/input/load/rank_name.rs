@@ -56,6 +56,7 @@ fn without_endings(mut name: &str) -> &str {
     name
 }
 
+/// The meaning of a number, from the text before the number.
 fn meaning_of(before: &str) -> NumberMeaning {
     let word = before.trim_end_matches(|c: char| !c.is_ascii_alphabetic());
     let start = word

@@ -192,6 +192,7 @@ impl RankNames {
     }
 }
 
+/// The first [`HEAD`] bytes of a stream, or all bytes of a shorter one.
 fn head(reader: &mut dyn Read) -> io::Result<Vec<u8>> {
     let mut head = Vec::with_capacity(HEAD);
     reader.take(HEAD as u64).read_to_end(&mut head)?;

@@ -115,6 +115,7 @@ impl Walk<'_> {
         })
     }
 
+    /// Reports a path that is not a link and was not searched.
     fn leave_out(&mut self, path: &Path, why: &io::Error) {
         (self.unsearched)(Unsearched {
             path,

@@ -15,6 +15,7 @@ pub(super) struct FailureList {
     local_rank: Option<u32>,
 }
 
+/// The part of torchrun's list in which a line is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Section {
     #[default]

@@ -43,6 +43,7 @@ impl Label {
     }
 }
 
+/// What a label states.
 enum LabelKind {
     /// The global rank.
     Rank(Rank),

@@ -149,6 +149,7 @@ impl LogReader {
         self.read_line(&line);
     }
 
+    /// Adds what a line shows to the newest attempt, or to a new one if the line begins one.
     fn read_line(&mut self, line: &Line<'_>) {
         if self.state.signs.note_line(line) {
             self.begin_attempt(self.attempt.facts.len());

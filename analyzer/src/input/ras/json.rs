@@ -53,6 +53,7 @@ impl ListedRank {
         }
     }
 
+    /// The state of the rank. Of several that apply, the first below counts.
     fn state(&self, listed: Listed) -> MemberState {
         /// NCCL's code for "in progress".
         const IN_PROGRESS: i64 = 7;
@@ -117,6 +118,7 @@ pub(super) fn is_report(bytes: &[u8]) -> bool {
     holds(b"\"nccl_version\"") && holds(b"\"communicators")
 }
 
+/// The communicators of a report, or why these bytes are not a report.
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
     let report: RasDocument = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let communicators = report.communicators.into_iter().map(|comm| {

@@ -9,6 +9,7 @@
 use super::communicator::{Communicator, Member, MemberState, Process};
 use std::collections::BTreeMap;
 
+/// The communicators of a report, or why these bytes are not a report.
 pub(super) fn read(bytes: &[u8]) -> Result<Vec<Communicator>, String> {
     let report = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned())?;
     let is_report = report.trim_start().starts_with("NCCL version ")
@@ -42,6 +43,7 @@ struct TextParser {
 /// At most this many ranks listed by number alone are read, which bounds the memory.
 const MOST_LISTED: usize = 1 << 18;
 
+/// What the lines below a headline are about.
 #[derive(Default)]
 enum Block {
     /// Text that is not about a communicator.
@@ -69,6 +71,7 @@ enum Parsed {
 }
 
 impl Parsed {
+    /// The state or the number in a text like `launched up to operation 42`; `None` if there is neither.
     fn of(text: &str) -> Option<Self> {
         if let Some(error) = text.strip_prefix("reported ") {
             return Some(Self::Is(MemberState::Failed(error.to_owned())));
@@ -113,6 +116,7 @@ impl TextParser {
         }
     }
 
+    /// Reads a line below a headline.
     fn detail(&mut self, text: &str) {
         match &mut self.block {
             Block::Other => {}
@@ -177,6 +181,7 @@ impl TextParser {
         }
     }
 
+    /// The communicators, with the states of the processes that the sections DEAD and INCOMPLETE list.
     fn finish(self) -> Vec<Communicator> {
         let largest = self.sizes.values().copied().max().unwrap_or(0);
         let mut communicators: Vec<Communicator> = self.known.into_values().collect();

@@ -113,6 +113,7 @@ pub(crate) fn read_within(
     })
 }
 
+/// Why reading stops before the end of a summary.
 enum Stop {
     Version(u16),
     Cut,
@@ -135,6 +136,7 @@ fn damaged(what: impl ToString) -> Stop {
 /// Counts bytes; an error means that no more may be read.
 type Count<'a> = &'a mut dyn FnMut(u64) -> io::Result<()>;
 
+/// Reads the parts of a summary, and keeps those that belong to the next record.
 struct PartReader<'a, R> {
     input: GzDecoder<R>,
     count: Count<'a>,
@@ -293,6 +295,7 @@ impl<'a, R: Read> PartReader<'a, R> {
         }))
     }
 
+    /// Restores a record from its part and from the parts for it that came before.
     fn record(&mut self, record: Record, captured: &[(u32, u64)]) -> Result<Piece, Stop> {
         let (path, cut) = (record.path.clone(), record.cut);
         let mut dump = record.into_dump(captured, &self.tables).map_err(damaged)?;
@@ -319,6 +322,7 @@ impl<'a, R: Read> PartReader<'a, R> {
         })
     }
 
+    /// Appends lists of members, which are stated as runs, to the tables.
     fn extend_members(&mut self, lists: &[Vec<Run>]) -> Result<(), Stop> {
         let members: u64 = lists.iter().map(|runs| ranks_in(runs)).sum();
         let bytes = members.saturating_mul(size_of::<Rank>() as u64);
@@ -341,6 +345,7 @@ impl<'a, R: Read> PartReader<'a, R> {
         }
     }
 
+    /// Appends rows to the tables; an error if the tables exceed their limits.
     fn extend(&mut self, new: WireTables) -> Result<(), Stop> {
         self.check_tables(self.buffer.len())?;
         let tables = &mut self.tables;

@@ -102,6 +102,7 @@ impl WireTables {
     }
 }
 
+/// The last part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct End {
     /// The number of records before this part.
@@ -210,6 +211,7 @@ impl Budget {
     }
 }
 
+/// The number of items of a signature, for a [`Budget`].
 fn signature_items(signature: &Signature) -> usize {
     let shapes = signature.input_sizes.iter().chain(&signature.output_sizes);
     let types = signature.input_dtypes.iter();

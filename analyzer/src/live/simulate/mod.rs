@@ -229,6 +229,7 @@ impl Simulation {
         self.nominal_ns(operation) + jitter + self.late_ns(rank)
     }
 
+    /// The delay of a rank of the straggling host, ns; 0 for all other ranks.
     fn late_ns(&self, rank: Rank) -> i64 {
         let is_late = self.situation == Situation::Straggler
             && self.host_of(rank) == self.host_of(self.culprit());

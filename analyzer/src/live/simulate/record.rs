@@ -135,6 +135,7 @@ impl Simulation {
         }
     }
 
+    /// The entry of `operation` on `rank` as of `now_ns`.
     fn entry(
         &self,
         rank: Rank,
@@ -203,6 +204,7 @@ impl Simulation {
     }
 }
 
+/// The signatures of every record; an entry refers to them by index.
 fn signatures() -> Vec<Signature> {
     let signature = |name: &str, input: u64, output: u64| Signature {
         backend: "nccl".into(),
@@ -223,6 +225,7 @@ fn signatures() -> Vec<Signature> {
     ]
 }
 
+/// The frames of every record: one for each slot of a step, in their order, and then the frame that calls them.
 fn frames() -> Vec<Frame> {
     let frame = |name: &str, filename: &str, line: u32| Frame {
         name: name.into(),

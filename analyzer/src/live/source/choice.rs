@@ -63,6 +63,7 @@ impl JobChoice {
         shown.processes.clone()
     }
 
+    /// Sets the job whose processes are shown in place of rings; `None` if rings are shown.
     pub(super) fn show_processes(&self, job: Option<ProcessJob>) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shown.processes = job;

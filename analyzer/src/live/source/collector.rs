@@ -97,6 +97,7 @@ impl CollectorSource {
         Ok(observations)
     }
 
+    /// The body of the answer to a request for `path`; an error if the status is not 200.
     fn ask(&mut self, path: &str, deadline: Instant) -> Result<Vec<u8>, SourceError> {
         let place = self.name();
         let request = HttpRequest {

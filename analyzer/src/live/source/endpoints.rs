@@ -180,6 +180,7 @@ impl EndpointSource {
         }
     }
 
+    /// Adds the endpoint of a rank; an address that is already known keeps its state.
     fn follow(&mut self, rank: Rank, address: &EndpointAddress) {
         let known = self.ranks.get(&rank);
         if known.is_none_or(|known| known.address != *address) {
@@ -317,6 +318,7 @@ fn unanswered(rank: Rank) -> Observation {
 }
 
 impl Followed {
+    /// Asks the rank for the changes of its record.
     fn poll(&mut self, rank: Rank, deadline: Instant) -> Observation {
         let seen = match self.follower.poll(deadline) {
             Err(error) => Seen::Failed(error.to_string()),

@@ -138,6 +138,7 @@ impl<T, A> Round<T, A> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Asks for one item after the other, until none is left or the poll is over.
     fn work(&self, ask: &impl Fn(&T) -> A) {
         while !self.progress().is_over {
             let index = self.next.fetch_add(1, Ordering::Relaxed);

@@ -171,6 +171,7 @@ impl RecordsFollower {
         Ok(u32::try_from(head.world_size).unwrap_or(u32::MAX))
     }
 
+    /// Takes one record of an answer.
     fn observe(&mut self, head: RecordHead, bytes: &[u8]) -> Observation {
         let (rank, part) = (head.rank, head.part);
         let liveness = match head.alive {

@@ -239,6 +239,7 @@ impl RingSource {
             .collect())
     }
 
+    /// Attaches a ring; if that fails, adds a problem.
     fn attach(&mut self, found: Candidate) {
         let path = found.path;
         match RingReader::attach(&path) {
@@ -255,6 +256,7 @@ impl RingSource {
         }
     }
 
+    /// The error if there is no ring to show; `jobs` are the jobs that have rings.
     fn no_ring(&self, jobs: &[String]) -> SourceError {
         let place = self.directory.display();
         let wanted = self.choice.shown().map(|(job, _)| job);
@@ -360,6 +362,7 @@ impl Source for RingSource {
 }
 
 impl Ring {
+    /// Reads what has changed in the ring.
     fn poll(&mut self) -> (Liveness, Seen) {
         let poll = self.follower.poll();
         if !poll.whole {

@@ -328,6 +328,7 @@ fn put_key(request: &mut Vec<u8>, key: &str) {
     request.extend(key.as_bytes());
 }
 
+/// Reads a value, which must be a text of at most [`MOST_VALUE`] bytes.
 fn read_value(stream: &mut impl Read) -> io::Result<String> {
     let mut length = [0; 8];
     stream.read_exact(&mut length).map_err(closed)?;

@@ -104,6 +104,7 @@ pub(super) fn describe_state(status: &str, wchan: &str) -> String {
     }
 }
 
+/// The text without control characters and without spaces at its end.
 fn printable(text: &str) -> String {
     text.trim_end()
         .chars()

@@ -465,6 +465,7 @@ impl WorkerState {
         }
     }
 
+    /// Runs a handler and returns the body of its answer.
     fn run(&mut self, handler: &str, deadline: Instant) -> Result<Vec<u8>, String> {
         let request = HttpRequest::post(handler);
         let answer = self.address.ask(&request, &mut self.reached, deadline)?;
@@ -477,12 +478,14 @@ impl WorkerState {
         }
     }
 
+    /// The first handler of a recorder that the server has.
     fn handler(&self, recorder: RecorderPaths) -> Option<&'static str> {
         let known = self.handlers.as_deref().unwrap_or_default();
         let is_known = |handler: &&&str| known.iter().any(|known| known == handler_name(handler));
         recorder.iter().find(is_known).copied()
     }
 
+    /// Reads a ring. If the handler fails, the list of handlers is forgotten.
     fn read_ring(&mut self, handler: &str, deadline: Instant) -> Result<Vec<u8>, String> {
         let path = format!("/handler/{handler}");
         let request = HttpRequest::post(&path);

@@ -134,6 +134,7 @@ fn full<R, T: Value>(rows: &[R], name: &'static str, pick: impl Fn(&R) -> T) -> 
     column(rows, name, |row| Some(pick(row)))
 }
 
+/// The number, or `i64::MAX` if it is larger.
 fn signed(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }

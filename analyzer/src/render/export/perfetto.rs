@@ -65,6 +65,7 @@ struct Slice {
     end: i64,
 }
 
+/// What the events of all ranks have in common.
 struct Timeline {
     /// When the first operation was issued, ns since the epoch.
     origin: i64,
@@ -399,6 +400,7 @@ impl TraceEvents<'_> {
         })
     }
 
+    /// Writes the slice of an operation.
     fn slice(
         &mut self,
         slice: &Slice,

@@ -42,6 +42,7 @@ impl RasSource {
         }
     }
 
+    /// Requests a report and reads it.
     fn report(&self, deadline: Instant) -> Result<Vec<Communicator>, SourceError> {
         let place = format!("NCCL RAS at {}", self.address);
         let failed = |source: io::Error| match source.kind() {

@@ -24,6 +24,7 @@ pub(super) struct Monitor {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What the thread shares with its [`Monitor`].
 #[derive(Default)]
 struct MonitorState {
     is_over: AtomicBool,
@@ -130,6 +131,7 @@ struct Objects {
 }
 
 impl Objects {
+    /// Takes the next byte of the stream, and applies the event that it completes, if any.
     fn take(&mut self, byte: u8, shared: &MonitorState) {
         if self.depth == 0 && byte != b'{' {
             return;
@@ -154,6 +156,7 @@ impl Objects {
 }
 
 impl MonitorState {
+    /// Stores the state of the process that an event is about, or removes it if the process has recovered.
     fn apply(&self, event: RasEvent) {
         let Some(peer) = event.peer else { return };
         let process = Process {

@@ -60,6 +60,7 @@ pub(super) struct Gpus {
     used: Vec<(u32, String)>,
 }
 
+/// The state of a GPU; `None` for values that the GPU does not have.
 #[derive(Debug, PartialEq)]
 struct Gpu {
     index: u32,
@@ -186,6 +187,7 @@ fn parse_use(line: &str) -> Option<(u32, String)> {
 }
 
 impl Gpu {
+    /// Parses a line of [`FIELDS`].
     fn parse(line: &str) -> Option<Self> {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         // A value that the GPU does not have is `[N/A]`.

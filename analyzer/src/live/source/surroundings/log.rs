@@ -37,6 +37,7 @@ pub(super) fn end_of(proc: &Path, pid: u32) -> Vec<String> {
     vec![]
 }
 
+/// The last lines of a file that are not blank.
 fn last_lines(path: &Path) -> std::io::Result<Vec<String>> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len();
@@ -94,6 +95,7 @@ pub(super) fn kernel() -> Vec<Fact> {
     failures(&text, &uptime)
 }
 
+/// Whether a message of the kernel is about a failure of a GPU or a process that was killed for lack of memory.
 fn is_failure(message: &str) -> bool {
     [
         "NVRM: Xid",

@@ -119,6 +119,7 @@ impl RingSurroundings {
         Ok(described.collect())
     }
 
+    /// The GPUs of this node, none if `nvidia-smi` cannot be used; an error if it does not answer.
     fn gpus(&self, deadline: Instant) -> Result<gpu::Gpus, &'static str> {
         let hangs = "nvidia-smi does not answer: the driver or a GPU may hang";
         if self.gpu_hangs.load(Ordering::Relaxed) {
@@ -134,6 +135,7 @@ impl RingSurroundings {
         }
     }
 
+    /// The facts on the host. Blocks for [`INTERVAL`].
     fn host(&self) -> Vec<Fact> {
         let read = |name: &str| fs::read_to_string(self.proc.join(name)).unwrap_or_default();
         let before = ProcessorTimes::parse(&read("stat"));
@@ -148,6 +150,7 @@ impl RingSurroundings {
     }
 }
 
+/// The facts on the GPUs of a process, or the fact that `nvidia-smi` does not answer.
 fn gpu_of(proc: &Path, pid: u32, gpus: &Result<gpu::Gpus, &'static str>) -> Vec<Fact> {
     match gpus {
         Ok(gpus) => {
@@ -209,6 +212,7 @@ impl ProcessorTimes {
     }
 }
 
+/// The load of the host, from `/proc/loadavg` and two readings of the processors' counters.
 fn load(loadavg: &str, times: Option<(ProcessorTimes, ProcessorTimes)>) -> Option<Fact> {
     let load: f64 = loadavg.split_whitespace().next()?.parse().ok()?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -264,6 +268,7 @@ fn pressure(read: impl Fn(&str) -> String) -> Option<Fact> {
     Some(Fact::new("pressure", text, notable))
 }
 
+/// The memory of the host, from `/proc/meminfo`; notable if less than a twentieth is available.
 fn memory(meminfo: &str) -> Option<Fact> {
     let field = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;

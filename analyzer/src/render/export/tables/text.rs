@@ -27,6 +27,7 @@ pub(super) fn write(table: &DataFrame, to: &mut impl Write) -> Result<(), TableE
     Ok(())
 }
 
+/// The text of a cell; `-` for null.
 fn cell(column: &Column, row: usize) -> Result<Cow<'_, str>, TableError> {
     Ok(match column.get(row)? {
         AnyValue::Null => Cow::Borrowed("-"),

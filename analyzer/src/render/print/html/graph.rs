@@ -80,6 +80,8 @@ pub(super) fn write(report: &Report, names: &GroupNames, out: &mut dyn Write) ->
     writeln!(out, "</section>")
 }
 
+/// The boxes of the culprits and of the ranks that wait because of them, with at most [`MAX_COLUMN`] operations a
+/// column.
 fn place_chain(report: &Report, finding: &Finding, names: &GroupNames) -> Vec<Node> {
     let mut nodes = vec![Node {
         ranks: finding.culprit_ranks.clone(),

@@ -31,6 +31,7 @@ struct Window {
 }
 
 impl Window {
+    /// The time span for these records; `None` if no operation was issued after its start.
     fn of(shown: &ShownRecords<'_>) -> Option<Self> {
         let mut starts: Vec<i64> = Vec::new();
         let mut last = 0;
@@ -52,12 +53,14 @@ impl Window {
         (last > start).then_some(Self { start, last })
     }
 
+    /// The x coordinate of a time; times outside of the span are at its edges.
     fn x(&self, ns: i64) -> f64 {
         let share = (ns.saturating_sub(self.start)) as f64 / (self.last - self.start) as f64;
         LABEL_WIDTH + share.clamp(0.0, 1.0 + TAIL) / (1.0 + TAIL) * (WIDTH - LABEL_WIDTH)
     }
 }
 
+/// The records of the shown ranks that have an operation with a time.
 fn shown_dumps<'a>(shown: &'a ShownRecords<'_>) -> impl Iterator<Item = (u32, &'a Dump)> {
     shown.dumps.iter().copied().filter(|(rank, dump)| {
         shown.ranks.binary_search(rank).is_ok()

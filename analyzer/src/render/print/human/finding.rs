@@ -79,6 +79,7 @@ fn format_identity(finding: &Finding) -> String {
     text
 }
 
+/// The other sets of culprits that the records allow, as a sentence; empty if there are none.
 fn format_doubt(finding: &Finding) -> String {
     let sets: Vec<String> = finding
         .alternatives

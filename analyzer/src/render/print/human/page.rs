@@ -124,6 +124,7 @@ impl<'a> Page<'a> {
         writeln!(self.out, "{style}{line}{style:#}")
     }
 
+    /// Writes `head` and wrapped text; lines after the first begin with `indent`.
     fn wrapped(
         &mut self,
         head: &str,

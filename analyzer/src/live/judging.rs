@@ -47,7 +47,7 @@ pub struct Live {
     due: Option<Duration>,
     /// When a poll last changed anything.
     changed_at: Duration,
-    /// Whether the newest report is on a job that is healthy as long as its ranks issue operations.
+    /// Whether the verdict of the newest report depends on whether the ranks go on to issue operations.
     may_fall_silent: bool,
 }
 

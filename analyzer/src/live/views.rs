@@ -54,7 +54,8 @@ pub(super) fn recorded_views(
     views
 }
 
-/// Adds the ranks of a collector's report to the views that were made from records.
+/// Adds the ranks of a collector's report to the views that were made from records, and marks the ranks that no longer
+/// answer the collector as silent.
 pub(super) fn collected_views(recorded: Vec<RankView>, collected: &Collected) -> Vec<RankView> {
     let mut views: BTreeMap<Rank, RankView> =
         recorded.into_iter().map(|view| (view.rank, view)).collect();

@@ -134,7 +134,7 @@ impl Follower {
             // The stacks of one moment do not hold for later moments of a folder that is followed.
             Output::Stacks(stacks) => problems.push(Problem::stale_dump(
                 stacks.path,
-                "left aside: stacks hold for one moment of a folder that is followed; `rcomm-fr analyze` reads this file",
+                "left aside: stacks show one moment, and this folder is followed; `rcomm-fr analyze` reads this file",
             )),
             Output::Problem(problem) => problems.push(problem),
             Output::Renamed(dump) => renamed.push(dump),

@@ -332,7 +332,8 @@ impl Worker<'_> {
     /// Reads the buffer as the stacks of the rank in the name of the file.
     fn read_stacks(&self, path: &str, rank_of_name: Option<Rank>) {
         let Some(rank) = log_rank(path, rank_of_name) else {
-            let reason = "stacks of a rank that its name does not state; name it after the rank, as in rank_3.txt";
+            let reason = "stacks of a rank that the file's name does not state; name the file after the rank, \
+                          as in rank_3.txt";
             return self.unusable(path, reason);
         };
         let text = String::from_utf8_lossy(&self.buffer);
@@ -385,7 +386,7 @@ impl Worker<'_> {
             };
         }
         if dump.identity.rank.is_none() {
-            let reason = "neither its content nor its name states its rank; name it after the rank, \
+            let reason = "neither the dump nor the name of the file states the rank; name the file after the rank, \
                           as in rank_3";
             self.unusable(path, reason);
             return;

@@ -336,7 +336,7 @@ fn plain(
 ) -> io::Result<()> {
     worker.send(Output::Files(1));
     if let Some((_, kind)) = FOREIGN.iter().find(|(begins, _)| head.starts_with(begins)) {
-        let reason = format!("{kind} archives are not read; unpack it, or use tar");
+        let reason = format!("{kind} archives are not read; unpack this one, or use tar");
         worker.foreign(name, reason);
         return Ok(());
     }

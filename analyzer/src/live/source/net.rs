@@ -264,8 +264,9 @@ impl HttpAddress {
         }
     }
 
-    /// Sends a request to the address in `known`; if that fails, the address is forgotten. If no address is known,
-    /// sends the request to the first address of the host that answers, and stores that address in `known`.
+    /// Sends a request to the address in `known`; if that fails, forgets the address and returns the error. If no
+    /// address is known, sends the request to each address of the host until one answers, and stores that one in
+    /// `known`.
     pub(super) fn ask(
         &self,
         request: &HttpRequest<'_>,

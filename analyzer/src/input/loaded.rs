@@ -16,8 +16,8 @@ pub struct LoadedDump {
     /// Whether entries may be missing: the file could not be read to its end, some entries were invalid, or it had no
     /// list of entries.
     pub cut: bool,
-    /// When the file was written, ns since the epoch, if the dump itself states no time. `None` if it does, or if the
-    /// time of the file is unknown, as for a member of an archive.
+    /// When the file was written, ns since the epoch. `None` if the dump itself states a time, or if the time of the
+    /// file is unknown, as for a member of an archive.
     pub written_ns: Option<i64>,
 }
 

@@ -25,7 +25,7 @@ pub struct RankView {
     pub liveness: Liveness,
     /// The age of the rank's last answer; `None` if the rank never answered.
     pub silence: Option<Duration>,
-    /// Why a poll of one of its records last failed; `None` if no record's last poll failed.
+    /// Why the last poll of one of the rank's records failed; `None` if none failed.
     pub failure: Option<Arc<str>>,
     /// Whether the rank has stopped answering: its records are then old.
     pub silent: bool,

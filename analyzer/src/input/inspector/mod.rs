@@ -8,7 +8,7 @@
 //! Inspector writes an operation once it has completed, and by default only if its message has 8 KiB or more. So its
 //! log shows how times change, and not what hangs: no verdict is derived from it.
 //!
-//! Memory is bounded: [`MAX_SERIES`] series of at most [`MAX_SAMPLES`] times each, whatever the size of the log.
+//! Memory is bounded: [`MAX_SERIES`] series of at most [`MAX_SAMPLES`] samples each, whatever the size of the log.
 
 mod line;
 mod trends;

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 /// The calls of one function with one message size on one communicator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct OperationKind {
+    /// NCCL's number of the communicator.
     pub(super) communicator: String,
+    /// The communicator's name; empty if it was not logged.
     pub(super) name: String,
     pub(super) ranks: u32,
     pub(super) function: String,
@@ -105,7 +107,7 @@ impl Trends {
     pub const SCHEMA: &str = "rcomm.trends/1";
 }
 
-/// The calls of one function with one message size on one communicator.
+/// The trend of the calls of one function with one message size on one communicator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trend {
     /// NCCL's number of the communicator, as logged.
@@ -131,7 +133,7 @@ pub struct Trend {
     pub ranks: Vec<RankTrend>,
 }
 
-/// The records of one rank.
+/// The trend of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankTrend {
     /// The rank in the communicator.

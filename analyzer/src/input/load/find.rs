@@ -11,7 +11,7 @@ pub enum FindError {
     /// The file or folder does not exist or cannot be accessed.
     #[error("{}: {source}", .path.display())]
     Path {
-        /// As given.
+        /// The path, as it was given.
         path: PathBuf,
         /// The system's error.
         source: std::io::Error,
@@ -19,13 +19,13 @@ pub enum FindError {
     /// No file matches the pattern.
     #[error("{}: no file matches", .pattern)]
     NoMatch {
-        /// As given.
+        /// The pattern, as it was given.
         pattern: String,
     },
     /// The pattern is not valid.
     #[error("{pattern}: {why}")]
     Pattern {
-        /// As given.
+        /// The pattern, as it was given.
         pattern: String,
         /// The reason why it is not valid.
         why: String,

@@ -27,7 +27,7 @@ pub struct Follower {
 struct FileStamp {
     bytes: u64,
     modified: Option<SystemTime>,
-    /// The rank in its name: later files may show which number in the names is the rank.
+    /// The rank in the file's name: later files may show which number in the names is the rank.
     rank: Option<Rank>,
 }
 

@@ -15,7 +15,8 @@ use std::collections::BTreeSet;
 /// The rank of a dump, and how it was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placed {
-    /// The number that was found in the name or, if the groups allow only that, another one in it; `None` without one.
+    /// The number that was found in the name or, if the groups allow only that, another number in the name; `None` if
+    /// there is none.
     Named(Option<Rank>),
     /// The rank that the groups show; the name states another one or none.
     ByGroups(Rank),

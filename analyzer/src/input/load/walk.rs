@@ -13,9 +13,9 @@ const MAX_DEPTH: usize = 16;
 pub struct Unsearched<'a> {
     /// The path, which begins with that of the folder.
     pub path: &'a Path,
-    /// Whether it is a link: one that leads nowhere, or to a folder that is not searched.
+    /// Whether the path is a link: one that leads nowhere, or to a folder that is not searched.
     pub is_link: bool,
-    /// Why it was not searched.
+    /// Why the path was not searched.
     pub why: &'a io::Error,
 }
 

@@ -96,7 +96,7 @@ fn slurm(text: &str, found: &mut Events) {
     let Some(end) = rest.strip_prefix(':').map(str::trim) else {
         return;
     };
-    // A signal is the negative of its number.
+    // A signal counts as the negative of its number.
     let code = match end {
         "Killed" => -9,
         "Terminated" => -15,

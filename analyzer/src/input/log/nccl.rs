@@ -8,7 +8,7 @@ use rcomm_verdict::logs::Event;
 
 /// The rank of a process in a communicator.
 pub(super) struct Membership {
-    /// `host:pid`.
+    /// The process, as `host:pid`.
     pub(super) process: String,
     pub(super) rank: Rank,
     pub(super) nranks: u32,

@@ -354,9 +354,7 @@ fn not_arrived(line: &Line<'_>, found: &mut Events) {
             None => Some(None),
         };
         absent.extend(known.map(|after| Absent { rank, after }));
-        let next = after
-            .strip_prefix(", ")
-            .filter(|_| absent.len() < MOST);
+        let next = after.strip_prefix(", ").filter(|_| absent.len() < MOST);
         rest = next.unwrap_or("");
     }
     absent.sort_unstable();

@@ -32,11 +32,11 @@ pub struct Member {
 /// A process as NCCL identifies it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
-    /// Name or address of its host; empty if unknown.
+    /// Name or address of the host; empty if unknown.
     pub host: String,
     /// Process id; 0 if unknown.
     pub pid: u32,
-    /// The number of its device on the host.
+    /// The number of the process's device on the host; `None` if unknown.
     pub device: Option<u32>,
 }
 

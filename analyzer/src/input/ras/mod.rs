@@ -60,7 +60,7 @@ pub enum RasFaultKind {
     Dead,
     /// The process did not answer this query.
     Unresponsive,
-    /// A communicator reports an error.
+    /// A communicator of the process reports this error.
     Error(String),
     /// The process launched fewer operations than most others.
     Behind {

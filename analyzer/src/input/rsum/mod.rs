@@ -38,7 +38,7 @@ pub use write::{SummarizeError, Writer};
 
 /// The first bytes of every summary.
 const MAGIC: &[u8; 8] = b"rcommsum";
-/// Raised when the parts in [`wire`] change; older files remain readable.
+/// The version that is written. It is raised when the parts in [`wire`] change; older files remain readable.
 const VERSION: u16 = 9;
 /// The oldest version that is read.
 const OLDEST: u16 = 1;

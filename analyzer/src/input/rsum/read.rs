@@ -154,7 +154,7 @@ struct PartReader<'a, R> {
     places: Vec<(u32, GroupPlace)>,
     /// When the file of the next record was written.
     written_ns: Option<i64>,
-    /// The paths of all problems so far beyond the first path of each.
+    /// The number of paths of all problems so far beyond the first path of each.
     more_paths: usize,
     buffer: Vec<u8>,
 }
@@ -272,7 +272,7 @@ impl<'a, R: Read> PartReader<'a, R> {
             Part::Captured(record, captured) => self.record(*record, &captured)?,
             Part::Problem(code, paths, sentence) => {
                 let code = Code::parse(&code).ok_or_else(|| damaged("an unknown code"))?;
-                // Counted before they are split: a path takes far more memory than its separator.
+                // The paths are counted before they are split: a path takes far more memory than its separator.
                 self.more_paths += paths.matches(BETWEEN_PATHS).count();
                 if self.more_paths > MAX_MORE_PATHS {
                     return Err(damaged(format!(

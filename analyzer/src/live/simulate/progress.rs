@@ -23,8 +23,8 @@ impl Simulation {
         if !stops || now_ns < self.fault_ns() {
             return None;
         }
-        // The operations of each rank from the step of the fault on that are due by now. Blocked ranks never get
-        // further than two steps.
+        // The operations of each rank from the step of the fault on that are due by now. The ranks that end up waiting
+        // get at most two steps further.
         let steps = Self::FAULT_STEP..Self::FAULT_STEP + 3;
         let program: Vec<Vec<ProgramOp>> = (0..self.ranks)
             .map(|rank| {

@@ -15,7 +15,7 @@ pub struct JobChoice(Arc<Mutex<Shown>>);
 struct Shown {
     job: Option<String>,
     chosen: bool,
-    /// Set while processes without rings are shown in place of rings.
+    /// The job whose processes are shown in place of rings; `None` while rings are shown.
     processes: Option<ProcessJob>,
 }
 

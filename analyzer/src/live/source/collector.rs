@@ -36,7 +36,7 @@ struct Status {
 }
 
 impl CollectorSource {
-    /// Reads the collector at this address; most require a token.
+    /// Reads the collector at this address; most collectors require a token.
     pub fn new(address: HttpAddress, token: Option<EndpointToken>) -> Self {
         Self {
             address,

@@ -83,7 +83,7 @@ impl DumpOfProcess {
     ///
     /// # Errors
     ///
-    /// The reason, if there is no pipe, no process reads it, or it cannot be written.
+    /// The reason, if there is no pipe, no process reads the pipe, or the pipe cannot be written.
     pub fn ask(&self) -> Result<(), String> {
         let Some(pipe) = &self.pipe else {
             return Err(format!("it was started without {PIPE_VARIABLE}"));
@@ -192,7 +192,7 @@ fn version(metadata: &Metadata) -> Version {
     )
 }
 
-/// Requests dumps through their pipes from the ranks without rings that [`LocalSource`](super::LocalSource) shows.
+/// Requests dumps, through pipes, from the ranks without rings that [`LocalSource`](super::LocalSource) shows.
 /// Finds no rank while rings are shown.
 #[derive(Debug)]
 pub struct PipeDumps(JobChoice);

@@ -68,7 +68,7 @@ impl Source for LocalSource {
                 self.choice.show_processes(self.processes.job());
                 return Ok(poll);
             }
-            // A new source, since one that was polled before returns only what has changed since then.
+            // A new source is made, since one that was polled before returns only what has changed since then.
             self.rings = RingSource::showing(self.directory.clone(), self.choice.clone());
         }
         let mut polled = self.rings.poll(deadline);

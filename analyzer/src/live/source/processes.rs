@@ -115,12 +115,12 @@ impl RankProcess {
         read_mappings(self.pid).1.is_some()
     }
 
-    /// Whether the process's job has this name, under which its rings are or which the launcher gave it.
+    /// Whether this is a name of the process's job: the one under which the job keeps rings, or the launcher's.
     pub fn is_of(&self, job: &str) -> bool {
         self.job() == Some(job) || self.launched.job.as_deref() == Some(job)
     }
 
-    /// The name of the job under which its rings are; `None` if the environment names no job.
+    /// The name under which the process's job keeps rings; `None` if the environment names no job.
     pub fn job(&self) -> Option<&str> {
         let named = self
             .variables
@@ -134,7 +134,7 @@ impl RankProcess {
         state(self.pid)
     }
 
-    /// The job's store; `None` if the environment does not name its port.
+    /// The job's store; `None` if the environment does not name the store's port.
     pub fn store(&self) -> Option<HostPort> {
         Some(HostPort {
             host: self.variables.get("MASTER_ADDR")?.clone(),

@@ -80,7 +80,7 @@ impl RankJob {
         Self::group(RankProcess::list())
     }
 
-    /// The name of the job, as `--job` takes it; `None` if the environment of its ranks has none.
+    /// The name of the job, as `--job` takes it; `None` if the environment of the ranks states none.
     pub fn name(&self) -> Option<&str> {
         self.processes[0].job()
     }
@@ -184,8 +184,8 @@ fn mapped_ring(line: &str) -> Option<&Path> {
     is_ring_or_unnamed(path.file_name()?.to_str()?).then_some(path)
 }
 
-/// When a process started, s since the boot of this node. The fields of `stat` are counted from the last `)`, since a
-/// name may hold anything.
+/// When a process started, s since the boot of this node. The fields of `stat` are counted from the last `)`, since the
+/// process's name before it may hold anything.
 fn started(pid: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let ticks: u64 = stat

@@ -31,9 +31,9 @@ pub struct RecordsHead {
 /// The head of one record.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RecordHead {
-    /// The rank that the record is of.
+    /// The rank of the record.
     pub rank: Rank,
-    /// The index among several recorders of one process.
+    /// The index of the record's recorder among those of one process, from 0.
     pub part: u8,
     /// The attempt of the job. With `pid` it identifies the process: data of another process must be dropped.
     pub attempt: u32,

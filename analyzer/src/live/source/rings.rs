@@ -51,7 +51,7 @@ struct Candidate {
     path: PathBuf,
     key: (Rank, RingPart),
     attempt: u32,
-    /// When it was created, ns since the epoch.
+    /// When the ring was created, ns since the epoch.
     created_ns: i64,
     host: String,
     alive: bool,

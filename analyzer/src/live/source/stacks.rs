@@ -60,7 +60,7 @@ impl TakenStacks {
     }
 }
 
-/// Takes the Python frames of every thread from PyTorch's worker servers. It changes nothing in the processes.
+/// Takes the Python frames of every thread from PyTorch's worker servers. Nothing in the processes changes.
 pub struct WorkerServerStacks(Mutex<WorkerServerSource>);
 
 impl WorkerServerStacks {

@@ -40,14 +40,14 @@ const ATTEMPT_GAP: u32 = 4;
 /// The endpoints of a job's newest attempt in its store.
 #[derive(Debug, Default)]
 pub(super) struct StoreEndpoints {
-    /// The attempt whose endpoints were found.
+    /// The attempt whose endpoints were found; the first that was searched if none were.
     pub(super) attempt: u32,
     /// The ranks with their endpoints, ascending.
     pub(super) notices: Vec<(Rank, EndpointNotice)>,
 }
 
-/// The endpoints of the newest attempt from `from` on that has any; the list is empty if none has. Attempts after
-/// [`ATTEMPT_GAP`] ones without an endpoint are not found.
+/// The endpoints of the newest attempt from `from` on that has any; the list is empty if none has. An attempt that
+/// comes after [`ATTEMPT_GAP`] attempts without an endpoint is not found.
 pub(super) fn endpoints(
     store: &HostPort,
     from: u32,
@@ -234,7 +234,7 @@ fn set(stream: &mut impl Write, key: &str, value: &[u8]) -> io::Result<()> {
     stream.write_all(&request)
 }
 
-/// Adds to the number under a key, which begins at 0, and returns the sum.
+/// Adds to the number under a key, which is 0 if the key is new, and returns the sum.
 fn add(stream: &mut (impl Read + Write), key: &str, amount: i64) -> io::Result<i64> {
     let mut request = vec![ADD];
     put_key(&mut request, key);

@@ -38,7 +38,7 @@ type RecorderPaths = &'static [&'static str];
 /// NCCL's recorder, then the generic one.
 const RECORDERS: [RecorderPaths; 2] = [
     &[
-        // With call stacks, which the JSON form lacks.
+        // This form has call stacks, which the JSON form lacks.
         "dump_nccl_trace_pickle?includecollectives=true&includestacktraces=true&onlyactive=false",
         "dump_nccl_trace_json?includecollectives=true&onlyactive=false",
     ],

@@ -73,7 +73,7 @@ fn a_rank_killed_after_a_hang_was_shown_is_a_cause_or_a_victim() {
 #[test]
 fn a_process_that_ended_between_operations_is_reported_when_it_is_overdue() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
-    // Between two operations.
+    // At this time, no operation is pending.
     let dumps = || simulation.dumps_at(45_000_000);
     let mut live = Live::new(
         LiveOptions::default(),

@@ -1,5 +1,5 @@
-//! Finds the processes of a later attempt of a job. It is called once all processes with rings of the job are gone: a
-//! program may take seconds from its start until it has a ring.
+//! Finds the processes of a later attempt of a job of which all processes with rings are gone. A program may take
+//! seconds from its start until it has a ring.
 
 use crate::live::source::RankProcess;
 use rcomm_recorder::model::Rank;

@@ -34,7 +34,7 @@ pub struct Fact {
     pub about: &'static str,
     /// The fact.
     pub text: String,
-    /// Whether it may be the cause of a delay.
+    /// Whether the fact may be the cause of a delay.
     pub notable: bool,
 }
 

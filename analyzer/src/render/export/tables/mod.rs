@@ -1,5 +1,5 @@
-//! Makes the four tables of [`columns`] with polars, and answers queries in SQL about them. They are written as
-//! Parquet, CSV or text. The feature `tables` enables this module.
+//! Makes the four tables of [`columns`] with polars, answers queries in SQL about them, and writes tables as Parquet,
+//! CSV or text. The feature `tables` enables this module.
 
 mod ordinals;
 mod text;

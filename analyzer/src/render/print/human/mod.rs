@@ -5,8 +5,8 @@
 //! Further findings follow, then notes and problems of the input, of which a brief page prints ten. The last lines
 //! state what was read.
 //!
-//! Colors are ANSI sequences; for output without colors, wrap it in `anstream::AutoStream`. Colors never carry meaning
-//! alone.
+//! Colors are ANSI sequences; for output without colors, wrap the writer in `anstream::AutoStream`. Colors never carry
+//! meaning alone.
 
 mod difference;
 mod explanation;

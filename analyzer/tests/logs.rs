@@ -52,7 +52,7 @@ fn every_excerpt_has_the_first_line_that_its_table_states() {
 }
 
 #[test]
-fn an_unreachable_host_is_named_with_the_ranks_that_miss_it() {
+fn an_unreachable_host_is_named_and_no_rank_is_blamed() {
     for (line, peer) in [
         (
             "n1:534:1763 [3] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.7<43731> failed : No \

@@ -462,7 +462,7 @@ fn columns_hold_every_operation_and_all_columns_of_a_table_are_as_long() {
     assert_eq!(printed.code, Some(1));
     let document: Value = serde_json::from_str(&printed.stdout).unwrap();
     assert_eq!(document["schema"], "rcomm.columns/1");
-    // The name and the number of rows of each.
+    // The name and the number of rows of each table.
     let mut tables = Vec::new();
     for table in document["tables"].as_array().unwrap() {
         let columns = table["columns"].as_array().unwrap();

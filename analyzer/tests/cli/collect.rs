@@ -43,7 +43,7 @@ fn absences(manifest: &Value) -> Vec<String> {
     absences.iter().map(format).collect()
 }
 
-/// `rcomm-fr collect -o ARCHIVE ARGS...`
+/// Runs `rcomm-fr collect -o ARCHIVE ARGS...`.
 fn collect(archive: &Path, args: &[&str]) -> Run {
     let mut command = vec!["collect", "-o", archive.to_str().unwrap()];
     command.extend(args);
@@ -147,7 +147,7 @@ fn rank_without_a_record_is_named() {
 fn archives_of_hosts_are_joined_under_the_host_names_from_the_user() {
     let dir = tempfile::tempdir().unwrap();
     let archive = dir.path().join("job.rcap");
-    // Each host has the dump of one rank; the command of the last one fails.
+    // The hosts n1 and n2 have the dump of one rank each; the command for n3 fails.
     for (host, rank) in [("n1", 0), ("n2", 1)] {
         let folder = dir.path().join(host);
         fs::create_dir(&folder).unwrap();

@@ -55,7 +55,7 @@ fn usage_error_exits_with_2_and_names_the_argument() {
 }
 
 #[test]
-fn an_output_in_a_folder_that_is_not_there_is_answered_by_that() {
+fn an_output_in_a_folder_that_does_not_exist_is_an_error_that_states_that() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("missing/report.txt");
     let wrong = run(&[

@@ -1,4 +1,4 @@
-//! Links in a folder of dumps that are not followed: the job may be complete without what they lead to.
+//! Tests links in a folder of dumps that are not followed: the job may be complete without what they lead to.
 
 use crate::collect::read_archive;
 use crate::program::{fixture, run};

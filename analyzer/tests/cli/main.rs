@@ -5,7 +5,7 @@ mod analyze;
 mod collect;
 mod diff;
 mod explain;
-// The pages are those of the program as it is built by default.
+// The snapshots of help are those of the program as it is built by default.
 #[cfg(not(feature = "tables"))]
 mod help;
 mod links;

@@ -1,4 +1,5 @@
-//! Progress of long work: shown on a terminal after a second, removed at the end, and absent from a pipe.
+//! Tests the progress of long work: it is shown on a terminal after a second, removed at the end, and absent from a
+//! pipe.
 
 use crate::program::{DEADLINE, rcomm_fr};
 use portable_pty::{CommandBuilder, PtySize, native_pty_system};

@@ -1,4 +1,4 @@
-//! Reports of NCCL's RAS: next to dumps they are further evidence, and alone they give no verdict.
+//! Tests reports of NCCL's RAS: next to dumps they are further evidence, and alone they give no verdict.
 
 use crate::program::{fixture, run};
 use rcomm_analyzer::{Code, Report};

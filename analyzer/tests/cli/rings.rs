@@ -81,7 +81,7 @@ fn die_with_a_ring(dir: &Path) {
     assert!(!status.success(), "the child should have died");
 }
 
-/// `rcomm-fr rings ARGS... --dir DIR`
+/// Runs `rcomm-fr rings ARGS... --dir DIR`.
 fn rings(dir: &Path, args: &[&str]) -> Run {
     let mut command = vec!["rings"];
     command.extend(args);

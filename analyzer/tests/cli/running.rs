@@ -30,7 +30,7 @@ pub(crate) fn start_rank(rank: u32, job: &str, folder: &Path, has_pipe: bool) ->
         .arg("600")
         .envs([("RANK", rank.to_string()), ("WORLD_SIZE", "4".to_owned())])
         .envs([("TORCHELASTIC_RUN_ID", job), ("MASTER_ADDR", "127.0.0.1")])
-        // Nothing listens there.
+        // No process listens at this port.
         .env("MASTER_PORT", "1")
         .env("RCOMM_RING_DIR", path("rings"))
         .env("TORCH_FR_DUMP_TEMP_FILE", path("rank_"));
@@ -67,7 +67,7 @@ fn make_pipe(folder: &Path, rank: u32, dump: Option<PathBuf>) {
     });
 }
 
-/// `rcomm-fr collect -o ARCHIVE ARGS...`
+/// Runs `rcomm-fr collect -o ARCHIVE ARGS...`.
 fn collect(archive: &Path, args: &[&str]) -> Run {
     let mut command = vec!["collect", "-o", archive.to_str().unwrap()];
     command.extend(args);

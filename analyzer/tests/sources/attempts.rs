@@ -23,7 +23,7 @@ fn rings_of_an_earlier_attempt_are_dropped_once_a_rank_has_begun_a_later_one() {
     let _second = ring_of(0, 1);
     poll_until_a_restart_leaves_rank_0(&mut poll);
     let deadline = Instant::now() + Duration::from_secs(60);
-    // The other rank follows.
+    // The other rank begins the later attempt, too.
     let _third = ring_of(1, 1);
     while poll().1 != [0, 1] {
         assert!(Instant::now() < deadline, "the second rank is not noticed");

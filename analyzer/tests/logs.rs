@@ -176,7 +176,7 @@ fn another_operation_or_size_under_one_number_is_a_mismatch() {
         );
         assert_eq!(report.verdict, Verdict::Mismatch);
     }
-    // Parts of an exchange may differ, and two names of one operation are one operation.
+    // The parts of an exchange may differ in size.
     let mut lines = vec![INIT.to_owned()];
     lines.extend(timed_out(0, 3, "ALLTOALL_BASE", 512, 3));
     lines.extend(timed_out(1, 3, "ALLTOALL_BASE", 256, 3));

@@ -1,4 +1,4 @@
-//! The HTML page is self-contained, nothing in it can run, and a browser shows it.
+//! Tests that the HTML page is self-contained, that nothing in it can run, and that a browser shows it.
 
 use crate::sample;
 use rcomm_analyzer::Report;

@@ -4,7 +4,7 @@ use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
 
-/// The last five operations of a group of 16 simulated ranks, 10 s after the fault.
+/// The last five operations of a group in a simulated job of 16 ranks, 10 s after the fault.
 fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
     let simulation = Simulation::new(situation, 16, 0);
     let dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);

@@ -1,4 +1,4 @@
-//! The timeline keeps to the rules of the trace format.
+//! Tests that the timeline keeps to the rules of the trace format.
 
 use crate::sample;
 use rcomm_analyzer::export::perfetto;

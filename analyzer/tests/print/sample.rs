@@ -1,4 +1,4 @@
-//! Reports written by hand for tests of the printers.
+//! Makes reports, written by hand, for tests of the printers.
 
 use rcomm_analyzer::{
     Code, Evidence, Finding, FrameRef, GroupRef, GroupReport, Input, InstanceReport, InstanceState,

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 /// Judges dumps that are all in memory.
 ///
-/// The same dumps and policy give the same report, in any order.
+/// The same dumps and policy give the same report, in whatever order the dumps are given.
 pub fn analyze<D: Borrow<Dump>>(dumps: &[D], policy: &Policy) -> Report {
     let mut analysis = Analysis::new(policy.clone());
     for dump in dumps {
@@ -35,8 +35,8 @@ pub fn analyze<D: Borrow<Dump>>(dumps: &[D], policy: &Policy) -> Report {
 
 /// Judges dumps that are given one after another.
 ///
-/// A dump is copied into compact columns, 56 bytes an operation; shapes, stacks and groups that ranks share are stored
-/// once. The dump itself can be dropped after each call.
+/// A dump is copied into a compact form, 56 bytes an operation; shapes, stacks and groups that ranks share are stored
+/// once. The dump itself can be dropped once it has been added.
 #[derive(Debug)]
 pub struct Analysis {
     policy: Policy,
@@ -89,9 +89,9 @@ impl Analysis {
         }
     }
 
-    /// Notes the time at which the file of the dump that is added next was written, ns since the epoch, if its record
-    /// holds no time; `None` if that is unknown. Ages are those at the newest of these times; a record is also compared
-    /// with the time of its own file, since hosts' clocks may differ.
+    /// Notes when the file of the dump that is added next was written, ns since the epoch. `None` if that is unknown,
+    /// or if the dump states when it was taken. Where no record states that, ages are those at the newest of these
+    /// times; a record is also compared with the time of its own file, since hosts' clocks may differ.
     pub fn note_written(&mut self, written_ns: Option<i64>) {
         self.next_written_ns = written_ns;
         self.policy.written_ns = self.policy.written_ns.max(written_ns);
@@ -114,8 +114,8 @@ impl Analysis {
         self.problems.push(problem);
     }
 
-    /// Removes the records and problems of a file or source; for an archive, those of its members. The number of files
-    /// read stays the same.
+    /// Removes the records and problems of a file or source; for an archive, also those of its members. The number of
+    /// files read stays the same.
     pub fn forget(&mut self, path: &str) {
         let belongs = |other: &str| {
             let rest = other.strip_prefix(path);
@@ -143,6 +143,7 @@ impl Analysis {
     }
 }
 
+/// The number of operations that all these records hold.
 fn count_ops(records: &[Record]) -> u64 {
     records.iter().map(|record| record.ops.len() as u64).sum()
 }
@@ -171,11 +172,11 @@ fn judge(
     aborted::reopen(shared, &mut records);
     let (mut records, in_step) = provenance::select(shared, records, policy, &mut aside);
     let left_aside = aside.ranks();
-    // The corrections below change no record for which this holds.
+    // The corrections below change no record that aligns once, so the alignment that `select` has made stays valid.
     let in_step = in_step.filter(|_| records.iter().all(Record::aligns_once));
     problems.extend(aside.into_problems());
     let devices = devices::split(shared, &mut records, &mut problems);
-    // Launchers and sources number the processes, which are then not the ranks.
+    // If a process has several ranks, launchers and sources number the processes, not the ranks.
     let policy = &match devices {
         Some(size) => Policy {
             world_size: Some(size),
@@ -271,15 +272,16 @@ fn judge(
     assemble::report(&ctx, drafts, problems, input)
 }
 
-/// The part of an input that could not be read.
+/// How much of an input could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unread {
     /// The whole input: it gives no dump.
     Whole,
-    /// A part of the input: its dump was or will be added.
+    /// A part of the input: the dump of the rest is added as well.
     Part,
 }
 
+/// Adds N303 if the records have different format versions.
 fn note_versions(records: &[Record], problems: &mut Vec<Problem>) {
     let versions: BTreeSet<_> = records.iter().map(|record| record.version).collect();
     if versions.len() > 1 {

@@ -1,4 +1,5 @@
-//! Makes the report: ranks the findings, lists consequences under their causes and counts victims.
+//! Makes the report: ranks the findings, lists consequences under their causes, counts victims, decides the verdict,
+//! and notes what the records do not show.
 
 use crate::align::record::Record;
 use crate::judge::check::warnings::straggler;
@@ -39,10 +40,10 @@ pub(crate) fn report(
     drafts.sort_by(before);
     let shortfall = Shortfall::of(ctx, &problems);
     note_absences(ctx, &drafts, &shortfall, &mut problems);
-    let stuck = drafts
+    let has_errors = drafts
         .iter()
         .any(|(draft, _)| draft.code.severity() == Severity::Error);
-    if !stuck {
+    if !has_errors {
         problems.extend(straggler::note_jitter(ctx));
     }
     problems.sort();
@@ -62,7 +63,7 @@ pub(crate) fn report(
         (None, Verdict::Healthy | Verdict::Running) => silence::of(ctx),
         _ => None,
     };
-    // With a warning the verdict stays as it is: a warning says more than that ranks are silent.
+    // Beside a warning, silence does not change the verdict: the warning says more.
     let warns = |finding: &Finding| finding.severity != Severity::Note;
     let doubt_decides = unmissed.is_some() || silence.is_some() && !findings.iter().any(warns);
     let doubt = unmissed.or_else(|| Some(silence?.sentence(ctx)));
@@ -79,7 +80,7 @@ pub(crate) fn report(
         end: ending::of(ctx),
         input,
         groups: summary::groups(ctx),
-        ranks: summary::ranks(ctx, stuck),
+        ranks: summary::ranks(ctx, has_errors),
         in_flight: summary::in_flight(ctx),
         waits: summary::waits(ctx),
         stacks: summary::stacks(ctx),
@@ -89,8 +90,8 @@ pub(crate) fn report(
     report
 }
 
-/// The order of findings: errors first, then roots, then the most certain, then those with the most victims; then by
-/// code, ranks and text.
+/// The order of findings: by severity, errors first; then roots, then the most certain, then those with the most
+/// victims; then by code, culprits and sentence.
 fn before(
     (a, a_victims): &(FindingDraft, Vec<Rank>),
     (b, b_victims): &(FindingDraft, Vec<Rank>),
@@ -106,6 +107,7 @@ fn before(
         .then_with(|| a.sentence.cmp(&b.sentence))
 }
 
+/// The ranks that wait because of a finding, without its culprits; ascending.
 fn victims(ctx: &Context<'_>, draft: &FindingDraft) -> Vec<Rank> {
     let mut targets: Vec<Node> = draft.targets.clone();
     targets.sort_unstable();
@@ -114,7 +116,8 @@ fn victims(ctx: &Context<'_>, draft: &FindingDraft) -> Vec<Rank> {
         .ranks(&ctx.graph.waiting_for(&targets, &ctx.reversed))
         .into_iter()
         .collect();
-    // Targets that are ranks and not culprits, such as the other members of a cycle, wait too.
+    // Targets that are ranks, such as the members of a cycle, may wait too; culprits and ranks that do not wait are
+    // removed below.
     victims.extend(
         targets
             .iter()
@@ -131,6 +134,7 @@ fn victims(ctx: &Context<'_>, draft: &FindingDraft) -> Vec<Rank> {
     victims.into_iter().filter(waits).collect()
 }
 
+/// The finding of a draft. `id` is the finding's number, `root` that of the first error that is a root.
 fn finding(
     ctx: &Context<'_>,
     id: u32,
@@ -140,7 +144,7 @@ fn finding(
 ) -> Finding {
     let victim_count = victims.len();
     let since = since(ctx, &draft);
-    let sentence = draft.sentence.clone() + &waiting_in_all(ctx, &draft, victim_count);
+    let sentence = draft.sentence.clone() + &how_many_wait(ctx, &draft, victim_count);
     let mut victim_ranks = victims;
     victim_ranks.truncate(ctx.policy.max_victims);
     let is_consequence = !draft.is_root && root.is_some_and(|root| root != id);
@@ -176,9 +180,10 @@ fn finding(
     }
 }
 
-/// The end of a sentence: how many ranks wait because of an error. Empty if no more ranks wait than the operation's
-/// group has members, or if the finding is not a root or its code does not call for it.
-fn waiting_in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
+/// The end of a sentence: how many ranks wait because of an error, of which `waiting` are victims. Empty if no more
+/// ranks wait than the group of the operation has members or the finding names, if the finding is not a root, or if its
+/// code does not call for the number.
+fn how_many_wait(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> String {
     use Code::*;
     let states_count = matches!(
         draft.code,
@@ -187,7 +192,7 @@ fn waiting_in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> St
     let group = draft.at.as_ref().map(|op| &ctx.aligned.groups[op.group]);
     let members = group.map_or(0, |group| group.ranks.len());
     let named = draft.culprits.len().max(draft.cycle.len());
-    // Ranks at fault wait as well, where they are in the operation, or in a cycle.
+    // Culprits wait as well if they are in an operation, for example as members of a cycle.
     let waits = |rank: &&Rank| {
         let node = ctx.graph.node(**rank);
         node.is_some_and(|node| ctx.graph.waits(node))
@@ -203,7 +208,8 @@ fn waiting_in_all(ctx: &Context<'_>, draft: &FindingDraft, waiting: usize) -> St
     format!("; {waiting} of {} ranks {verb} in all", ctx.graph.ranks)
 }
 
-/// The time since which ranks wait because of a finding; `None` if it is not an error or no rank waits.
+/// Since when ranks wait because of a finding; `None` if the finding is not an error, or if none of its targets is a
+/// place where a rank waits or a rank that is missed at one.
 fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
     if draft.code.severity() != Severity::Error {
         return None;
@@ -232,7 +238,8 @@ fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
     })
 }
 
-/// The records that were not read, or only in part. A job with any of these cannot be called healthy.
+/// The records that were not read, or only in part. A job with a shortfall cannot be called healthy, unless
+/// [`Shortfall::is_none`] excuses it.
 struct Shortfall {
     /// Ranks that should have left a record, but none was read; ascending.
     absent: Vec<Rank>,
@@ -280,7 +287,8 @@ impl Shortfall {
     }
 }
 
-/// Adds N301 on ranks that left no complete record and that no finding blames, and notes on what records lack.
+/// Adds one N301 on ranks without a record that no finding blames and that are not known to be silent and, if no
+/// finding is an error, on ranks whose record was read only in part. Then adds what [`note_lost_history`] finds.
 fn note_absences(
     ctx: &Context<'_>,
     drafts: &[(FindingDraft, Vec<Rank>)],
@@ -341,8 +349,8 @@ fn note_absences(
     note_lost_history(ctx, problems);
 }
 
-/// The end of a sentence on ranks without a record that are not known to have ended in order: what is known of their
-/// processes. Empty if nothing is known.
+/// The end of a sentence on ranks without a record that are not known to have ended in order: what is known of one of
+/// their processes, or else where their records may be. Empty if there is nothing to say.
 fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
     let mut text = String::new();
     let records = &ctx.aligned.records;
@@ -401,8 +409,8 @@ fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
     text
 }
 
-/// How long the oldest pending operation had waited when the files were written; `None` unless the records are judged
-/// by the times of their files.
+/// How long the oldest pending operation had waited when the files were written, as text. `None` unless the records are
+/// judged by the times of their files, or if nothing is pending.
 fn oldest_at_writing(ctx: &Context<'_>) -> Option<String> {
     let written_ns = ctx.as_of_ns().filter(|_| ctx.young_files)?;
     let pending = ctx.graph.pending.iter().enumerate();
@@ -415,8 +423,8 @@ fn oldest_at_writing(ctx: &Context<'_>) -> Option<String> {
     Some(duration_ms(ages.max()?.as_secs_f64() * 1e3))
 }
 
-/// N304 or N305: the question that a verdict without a finding leaves open; `None` if there is none. `doubt` is what
-/// keeps a job in which nothing is wrong from being called healthy.
+/// N304 or N305: the question that a verdict leaves open; `None` if it leaves none. `doubt` is a sentence on a running
+/// job with nothing overdue: on a failed rank that none waits for yet, or on silent ranks.
 fn note_verdict(
     ctx: &Context<'_>,
     verdict: Verdict,
@@ -461,8 +469,12 @@ fn note_verdict(
     Some(Problem::new(code, "", sentence))
 }
 
-/// Adds notes on what the records cannot show: whether a rank whose ring dropped the entries had reached a place where
-/// others wait (N302), and where a rank with an outdated record waits now (N300).
+/// Adds notes on what the records cannot show.
+///
+/// N302 says that rings dropped entries that would show whether their ranks had reached a place where others wait; that
+/// rings dropped operations that are unfinished by a group's status; that rings may have dropped the operations that
+/// their ranks are in; and that rings had no room for network transfers. N300 says that records are outdated, and that
+/// an operation which others completed is unfinished in a record.
 fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
     use crate::align::UnknownReason;
     let lost: BTreeSet<Rank> = ctx
@@ -527,6 +539,8 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
     problems.extend(outdated::note_still_inside(ctx));
 }
 
+/// The verdict: by the first error; else by what could be read, a straggler, how the job ended, and what is unfinished.
+/// A doubt of [`report`] may still turn it into `inconclusive`.
 fn verdict(
     ctx: &Context<'_>,
     findings: &[Finding],
@@ -546,7 +560,7 @@ fn verdict(
             _ => Verdict::Stuck,
         };
     }
-    // Launchers know how processes without a record ended.
+    // Without any record, a launcher may still have noted how the job ended.
     if input.ranks_read == 0 && ctx.life.end.is_none() {
         return Verdict::Inconclusive;
     }
@@ -561,13 +575,13 @@ fn verdict(
             EndKind::Unknown => Verdict::Inconclusive,
         };
     }
-    // A part of the records without a finding does not prove that the rest has none, and a record without operations
-    // proves nothing.
+    // Where records are missing, those that were read do not prove that nothing is wrong. Records without operations
+    // prove nothing.
     if !shortfall.is_none(&ctx.policy.silent) || input.entries == 0 {
         return Verdict::Inconclusive;
     }
     let pending = ctx.graph.pending.iter().any(|pending| !pending.is_empty());
-    // An operation is unfinished and no finding explains it.
+    // Whether the records show, or may hide, an unfinished operation that no finding explains.
     let unexplained = !ctx.unkept.is_empty()
         || outdated::early(ctx).next().is_some()
         || !ctx.still_inside.is_empty()

@@ -1,16 +1,16 @@
 //! Measures the bus bandwidth of a group's collectives, as nccl-tests defines it.
 //!
 //! The rank that arrives last is in a collective only for the time of the transfer, so the shortest of the members'
-//! durations is the time of the instance. Only durations that a backend measured count: the time from issue to the
-//! noticed completion includes the sleep of a watchdog. The bytes are those of the whole buffer, and the factor is the
-//! share that each rank's link carries, for any algorithm (nccl-tests, `doc/PERFORMANCE.md`).
+//! durations is the time of the collective. Only durations that a backend measured count: the time from issue to the
+//! noticed completion includes the sleep of a watchdog. The bus bandwidth is the bytes of the whole buffer, times the
+//! share of them that each rank's link carries with any algorithm, by this time (nccl-tests, `doc/PERFORMANCE.md`).
 
 use crate::align::signature::Call;
 use crate::align::{Aligned, GroupIx};
 use rcomm_recorder::model::Pattern;
 use std::collections::HashMap;
 
-/// Smaller collectives measure latency.
+/// Collectives of fewer bytes do not count: their durations are mostly latency.
 const LEAST_BYTES: u64 = 1 << 20;
 
 /// At most this many newest collectives of a member are used.
@@ -26,8 +26,8 @@ struct Instance {
     members: usize,
 }
 
-/// Median bus bandwidth of a group's newest collectives of at least 1 MiB, GB/s; `None` if none of these has a measured
-/// duration on every member.
+/// The median bus bandwidth, GB/s, of a group's newest collectives that need all members and are of at least 1 MiB;
+/// `None` if none of these has a measured duration on every member.
 pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
     let ranks = aligned.groups[group].ranks.len();
     let mut bus_bytes_of_call: HashMap<u32, Option<f64>> = HashMap::new();
@@ -91,7 +91,8 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
 }
 
 /// The bytes that a link of the bus carries for a collective: the size by nccl-tests' definition times its bus factor.
-/// `None` for small collectives and those that members may leave before the last arrives.
+/// `None` for a small collective, in a group of one rank, and for an operation that members may leave before the last
+/// arrives or that has no bus factor.
 fn bus_bytes(call: &Call, ranks: usize) -> Option<f64> {
     if ranks < 2 || !call.op.needs_all_members() {
         return None;

@@ -27,8 +27,9 @@ impl Block {
         Self::of(ctx, &absent)
     }
 
-    /// These ranks as a block: one row of consecutive ranks, or rows that are whole hosts of one size. `None` if they
-    /// are fewer than two, if one of them left a record, or if they form no block.
+    /// These ranks as a block: one row of consecutive ranks, or rows that are whole hosts; all hosts have one size, but
+    /// the last of the world may be smaller. `None` if the ranks are fewer than two or more than the ranks with a
+    /// record, if one of them left a record, or if they form no block.
     pub(crate) fn of(ctx: &Context<'_>, ranks: &[Rank]) -> Option<Self> {
         let mut ranks = ranks.to_vec();
         ranks.sort_unstable();
@@ -66,6 +67,7 @@ impl Block {
         })
     }
 
+    /// The nodes of the ranks in the wait-for graph.
     pub(crate) fn nodes(&self, ctx: &Context<'_>) -> Vec<Node> {
         self.ranks
             .iter()
@@ -92,7 +94,7 @@ impl Block {
         }
     }
 
-    /// Each rank alone, if the confidence is so low that only one may be gone; else empty.
+    /// Each rank alone, if the confidence is so low that only one of them may be gone; else empty.
     pub(crate) fn alternatives(&self) -> Vec<Vec<Rank>> {
         if self.confidence() > 0.5 {
             return Vec::new();
@@ -110,6 +112,7 @@ impl Block {
         }
     }
 
+    /// The next step of a finding on the block; it names `ranks`.
     pub(crate) fn next(&self, ranks: &[Rank]) -> String {
         let (host, its) = match self.hosts() {
             Some((2.., _)) => ("hosts", "their"),
@@ -131,8 +134,8 @@ impl Block {
     }
 }
 
-/// The number of ranks on a host by the names of hosts in the records; `None` if it is 1 or unknown, or if the ranks of
-/// a host reach across a multiple of it.
+/// The largest number of ranks with a record on one host, by the names of hosts in the records. `None` if no record
+/// names a host, if the number is 1, or if the ranks of a host lie on both sides of a multiple of it.
 fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
     let mut hosts: BTreeMap<&str, Vec<Rank>> = BTreeMap::new();
     for record in ctx.aligned.records {
@@ -151,8 +154,9 @@ fn ranks_per_host(ctx: &Context<'_>) -> Option<u32> {
     (size > 1 && in_row).then_some(size)
 }
 
-/// The largest size greater than 1 at whose multiples all rows begin and end; the last row of the world may be shorter.
-/// `None` if there is none.
+/// The largest size greater than 1 at whose multiples all rows begin and end; the last row of the world may end
+/// anywhere. A single row at the end of the world gives at most its length, and the caller checks that the row begins
+/// at a multiple of that. `None` if there is no such size, or if a row has one rank.
 fn common_size(rows: &[&[Rank]], world: Rank) -> Option<u32> {
     let common_divisor = |a: u32, b: u32| {
         let (mut a, mut b) = (a, b);
@@ -171,7 +175,7 @@ fn common_size(rows: &[&[Rank]], world: Rank) -> Option<u32> {
             size = common_divisor(size, last + 1);
         }
     }
-    // A single row is one host if it begins at a multiple of its length.
+    // A single row at the end of the world is at most one host.
     let size = match rows {
         [row] if size > 0 => size.min(row.len() as u32),
         _ => size,

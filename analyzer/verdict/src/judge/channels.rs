@@ -13,15 +13,16 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Lag {
     /// The channels that have not finished, ascending; empty unless some others have.
     pub(crate) channels: Vec<u8>,
-    /// The channels that have finished on each rank, ascending, unless they are known to be all others.
+    /// The channels that have finished on every rank, ascending; empty if they are known to be all the others.
     pub(crate) finished: Vec<u8>,
-    /// The transfer that lags behind all others, if there is exactly one.
+    /// The transfer of `held` that lags behind all others ([`blocked`]); `None` if a record had no room for some
+    /// transfers.
     pub(crate) link: Option<StuckTransfer>,
     /// All transfers that the network or a receiver holds up, least progress first.
     pub(crate) held: Vec<StuckTransfer>,
-    /// Sender and receiver of each transfer under way, on the channels that have not finished.
+    /// Sender and receiver of each recorded transfer; only on the channels that have not finished, if some others have.
     pub(crate) under_way: BTreeSet<(Rank, Rank)>,
-    /// Whether the steps of a transfer under way are recorded; without them, what it waits for is unknown.
+    /// Whether the record of any transfer shows its steps and what it waits for.
     pub(crate) has_steps: bool,
     /// The ranks whose records had no room for some transfers, each with their number.
     pub(crate) incomplete: Vec<(Rank, u64)>,
@@ -65,8 +66,8 @@ pub(crate) fn lag_of(ctx: &Context<'_>, group: GroupIx, seq: u32) -> Option<Lag>
     lag_of_ops(ctx, group, ops)
 }
 
-/// Where messages lag, by the records of their halves, each given with its position there; `None` if they do not show
-/// it.
+/// Where messages lag, by the records of these halves; each half is a record and a position in it. `None` if the
+/// records do not show it.
 pub(crate) fn lag_of_messages(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -77,6 +78,8 @@ pub(crate) fn lag_of_messages(
     lag_of_ops(ctx, group, ops)
 }
 
+/// Where these operations of a group lag. `None` if no transfer of them is recorded, no record lacks any, and no
+/// channel has finished on every rank while another has not.
 fn lag_of_ops<'o>(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -123,7 +126,7 @@ fn lag_of_ops<'o>(
         false => (0..64).filter(|bit| finished & 1 << bit != 0).collect(),
     };
     let some_finished = !finished.is_empty();
-    // NCCL 2.26 does not report the number of channels, and one that has not started may be left.
+    // NCCL 2.26 does not report the number of channels, so a channel that has not started may be missing here.
     let all_started = kernels.iter().all(|kernel| {
         let started = kernel.started.count_ones();
         started == u32::from(kernel.channels) && started as usize == open.len() + finished.len()
@@ -219,7 +222,7 @@ fn name_channels(channels: &[u8]) -> String {
     format!("channel{several} {}", numbers.join(", "))
 }
 
-/// The verb of that subject.
+/// The verb that follows [`name_channels`].
 fn has(channels: &[u8]) -> &'static str {
     match channels.len() {
         1 => "has",
@@ -245,8 +248,8 @@ fn same<T: PartialEq>(
 }
 
 impl Lag {
-    /// How many transfers wait for the network, and what they have in common; `None` if all are between the same two
-    /// ranks, if they have nothing in common, or if a record had no room for some transfers.
+    /// How many transfers wait for the network, and what they have in common. `None` if there are none, if all go from
+    /// one rank to one other, if they have nothing in common, or if a record had no room for some transfers.
     pub(crate) fn common(
         &self,
         host_of: impl Fn(Rank) -> Option<String>,
@@ -293,14 +296,15 @@ impl Lag {
         ))
     }
 
-    /// The sender and the receiver of all transfers under way, if they are the same two.
+    /// The sender and the receiver of all transfers under way; `None` if these differ, or if a record had no room for
+    /// some transfers.
     fn only_pair(&self) -> Option<(Rank, Rank)> {
         let mut pairs = self.under_way.iter();
         let &pair = pairs.next()?;
         (pairs.next().is_none() && self.incomplete.is_empty()).then_some(pair)
     }
 
-    /// Whether only the steps of transfers, which were not recorded, could show which one is stuck.
+    /// Whether only the steps of transfers could show which transfer is stuck, and no record has them.
     pub(crate) fn needs_steps(&self) -> bool {
         self.under_way.len() > 1 && !self.has_steps
     }

@@ -1,6 +1,6 @@
 //! E105: ranks state different members for one group, or made their groups in different orders.
 //!
-//! Every record states the members of the groups that its rank made. All members make a group together (with PyTorch
+//! Records state the members of the groups that their ranks made. All members make a group together (with PyTorch
 //! all ranks of the world), so a member that states other members under the same name has made another group: the two
 //! communicators never meet, and a recorder that starts with the communicator shows no operation of them. The
 //! statements are proof by themselves, even if nothing is pending.
@@ -9,8 +9,8 @@
 //! name. Groups of one name with different ranks (one for each tensor-parallel group, say) are usual.
 //!
 //! A rank that left out the creation of a group gives its next group the name of the one left out. If both have the
-//! same members, only their descriptions differ. That is a contradiction if the order of all groups shows who is odd
-//! and no operation of such a group has completed.
+//! same members, only their descriptions differ. Such a difference is reported if the order in which the ranks made
+//! their groups shows who is odd, and if no operation of such a group has completed.
 
 use crate::align::position;
 use crate::align::record::{Record, SharedGroup};
@@ -135,6 +135,8 @@ fn is_described(desc: &str) -> bool {
     !desc.is_empty() && desc != "undefined"
 }
 
+/// The pairs of ranks that contradict each other, the lower rank first. `stated`: for each rank, the group that it
+/// states under one name.
 fn contradictions(ctx: &Context<'_>, stated: &BTreeMap<Rank, u32>) -> BTreeSet<(Rank, Rank)> {
     let variants: BTreeSet<u32> = stated.values().copied().collect();
     let mut pairs = BTreeSet::new();
@@ -194,8 +196,8 @@ fn creation_order(ctx: &Context<'_>, record: &Record) -> Option<Vec<String>> {
     Some(numbered.into_iter().map(|(_, desc)| desc).collect())
 }
 
-/// The finding on ranks that made their groups in another order than most; `None` if the orders are not recorded or do
-/// not explain all conflicts.
+/// The finding on ranks that made their groups in another order than most. `None` if an order is not recorded, if these
+/// ranks are not fewer than those with the most frequent order, or if the orders do not explain all conflicts.
 fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
     let mut ranks_by_order: BTreeMap<Vec<String>, BTreeSet<Rank>> = BTreeMap::new();
     for record in ctx.aligned.records {
@@ -246,15 +248,16 @@ fn by_order(ctx: &Context<'_>, conflicts: &[Conflict]) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// The finding on ranks that state other members than most of the ranks concerned; without a majority it names no
-/// culprit.
+/// The finding on ranks that state other members than others. Its culprit is the one rank that is part of every
+/// contradiction, or else its culprits are the ranks that state other members than the majority; without either it has
+/// none.
 fn by_members(ctx: &Context<'_>, conflicts: &[Conflict]) -> FindingDraft {
     let all_pairs: BTreeSet<(Rank, Rank)> = conflicts
         .iter()
         .flat_map(|conflict| conflict.pairs.iter().copied())
         .collect();
     let involved: BTreeSet<Rank> = all_pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
-    // A rank that is part of every contradiction explains them all.
+    // One rank that is part of every contradiction explains them all.
     let in_all_pairs: Vec<Rank> = involved
         .iter()
         .copied()
@@ -345,6 +348,8 @@ fn sides(ctx: &Context<'_>, conflict: &Conflict) -> BTreeMap<Vec<Rank>, Vec<Rank
     sides
 }
 
+/// An E105 with these culprits and this sentence. Its targets are all ranks that are part of a contradiction, and the
+/// places of the groups under whose names they contradict each other.
 fn blame(
     ctx: &Context<'_>,
     conflicts: &[Conflict],

@@ -1,8 +1,9 @@
 //! E110, E111, E112, E114: members of a group issued different calls under one sequence number.
 //!
-//! Only the first difference in a group counts; later ones follow from it. [`disagreement`](crate::judge::disagreement)
-//! decides which side is right. If the calls after the difference match when they are shifted or reordered,
-//! [`shifted`](super::shifted) makes the finding instead.
+//! Only the first difference of each rank in a group counts; later ones follow from it.
+//! [`disagreement`](crate::judge::disagreement) decides which side is right. If the right side is known, and the calls
+//! of another side after the difference match when they are shifted or reordered, [`shifted`](super::shifted) makes the
+//! finding on that side.
 
 use crate::align::signature::CallDifference;
 use crate::judge::check::Check;
@@ -29,6 +30,8 @@ impl Check for Mismatch {
     }
 }
 
+/// The finding on the sides that differ and whose later calls do not match when shifted or reordered; on all sides if
+/// none is known to be right. `None` if there are no such sides.
 fn judge(ctx: &Context<'_>, disagreement: &Disagreement) -> Option<FindingDraft> {
     let wrong: Vec<&AgreeingMembers> = disagreement
         .parts
@@ -151,7 +154,7 @@ fn judge(ctx: &Context<'_>, disagreement: &Disagreement) -> Option<FindingDraft>
 /// At most this many sides that differ from the right one are described one by one.
 const MOST_SIDES: usize = 3;
 
-/// The probability, 0..1, that the side blamed is the wrong one.
+/// The probability, 0..1, that the finding is right: that the side blamed is the wrong one, if the right side is known.
 pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 {
     // torchcomms does not number the collectives of each communicator. `comm_counter` numbers them, and if a ring has
     // wrapped it estimates with which number the ring begins.
@@ -187,6 +190,8 @@ pub(super) fn confidence(ctx: &Context<'_>, disagreement: &Disagreement) -> f64 
     }
 }
 
+/// The reasons for the finding: why the other side is right if two are equally large, and which other findings are
+/// ruled out.
 fn grounds(
     ctx: &Context<'_>,
     disagreement: &Disagreement,
@@ -230,7 +235,8 @@ fn grounds(
     reasons
 }
 
-/// Whether a rank of the right side has issued a later collective, with which the other side's calls were compared.
+/// Whether a rank of the right side has issued a later collective; without one, a shift of the other side's calls
+/// cannot be seen.
 fn goes_on(ctx: &Context<'_>, disagreement: &Disagreement) -> bool {
     disagreement.parts[0].records.iter().any(|&record| {
         let mut lanes = ctx.aligned.lanes[record].iter();
@@ -312,6 +318,7 @@ pub(super) fn describe(
     }
 }
 
+/// These ranks, ascending, each once.
 fn sorted(ranks: impl Iterator<Item = Rank>) -> Vec<Rank> {
     let mut ranks: Vec<Rank> = ranks.collect();
     ranks.sort_unstable();

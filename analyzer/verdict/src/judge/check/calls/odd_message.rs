@@ -1,9 +1,9 @@
-//! E120, and E121 if the rings no longer show which halves belong together: a rank left out a send or a receive, posted
-//! one too many, or went to another step first. Its siblings, the ranks with the same part in groups of the same
-//! family, show this.
+//! E120: a rank left out a send or a receive, posted one too many, or went to another step first. E121: a rank posted a
+//! message of another size, and the records do not show for certain which halves belong together. The rank's siblings
+//! show the deviation: the ranks with the same part in groups of the same family.
 //!
-//! The records of the two ends are not enough: each waits for the other, and later messages of the two, of other sizes,
-//! are matched in place of the one left out. So this check runs before those that compare the ends.
+//! The records of the two ends are not enough: each end waits for the other, and later messages of the two, of other
+//! sizes, are matched in place of the one left out. So this check runs before those that compare the ends.
 
 use super::p2p_size_mismatch::both_ends;
 use crate::align::p2p::Half;
@@ -30,7 +30,7 @@ impl Check for OddMessage {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let accused = |rank: &Rank| so_far.iter().any(|draft| draft.culprits.contains(rank));
         let mut earliest: BTreeMap<RecordIx, (Odd, MessageEnd)> = BTreeMap::new();
-        let ends = suspicious_ends(ctx);
+        let ends = waiting_ends(ctx);
         let open: BTreeSet<RecordIx> = ends
             .iter()
             .filter(|end| !end.met)
@@ -48,7 +48,7 @@ impl Check for OddMessage {
             let Some(odd) = siblings::odd(ctx.aligned, end.record, end.group, end.peer) else {
                 continue;
             };
-            // If both halves are posted, `p2p_size_mismatch` compares them with each other.
+            // If both halves are posted, and their pairing is certain, `p2p_size_mismatch` compares their sizes.
             let resized = matches!(odd.deviation, Deviation::Resized { .. });
             if resized && end.paired {
                 continue;
@@ -57,7 +57,8 @@ impl Check for OddMessage {
             if odd.siblings.iter().all(accused) {
                 continue;
             }
-            // With a single sibling, the comparison decides only if all messages of the sibling itself fit.
+            // With a single sibling, the comparison decides only if this message does not fit its other half, and all
+            // waiting messages of the sibling fit theirs.
             if odd.siblings.len() < 2 && (end.met || open.contains(&odd.shown_by.0)) {
                 continue;
             }
@@ -88,11 +89,12 @@ struct MessageEnd {
     waiting: (RecordIx, u32),
 }
 
-/// At most this many ends are compared with their siblings.
+/// At most this many ends are compared with siblings.
 const MAX_ENDS: usize = 256;
 
-/// Both ends of every waiting message, at most [`MAX_ENDS`]; ends whose halves do not fit come first.
-fn suspicious_ends(ctx: &Context<'_>) -> Vec<MessageEnd> {
+/// Both ends of the waiting messages, one for each group, record and peer, at most [`MAX_ENDS`]. Ends whose halves do
+/// not fit come first.
+fn waiting_ends(ctx: &Context<'_>) -> Vec<MessageEnd> {
     let mut ends: BTreeMap<(GroupIx, RecordIx, u32), MessageEnd> = BTreeMap::new();
     for place in &ctx.graph.places {
         let &Place::Batch {
@@ -114,6 +116,8 @@ fn suspicious_ends(ctx: &Context<'_>) -> Vec<MessageEnd> {
     ends.into_iter().take(MAX_ENDS).collect()
 }
 
+/// Both ends of the message of a half, first the end that posted it. The other is `None` if its rank left no record;
+/// both are `None` if the peer is not known.
 fn ends_of(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -159,6 +163,7 @@ fn fits(ctx: &Context<'_>, group: GroupIx, record: RecordIx, half: Half) -> bool
     })
 }
 
+/// The finding on a rank that deviates from its siblings; `None` if it has none.
 fn draft(ctx: &Context<'_>, odd: &Odd, end: MessageEnd) -> Option<FindingDraft> {
     let aligned = ctx.aligned;
     let rank = aligned.records[odd.record].rank;
@@ -265,7 +270,7 @@ fn elements(ctx: &Context<'_>, record: RecordIx, position: u32) -> String {
     size.map_or("no size".to_owned(), |size| count(size, "element"))
 }
 
-/// Both ends, and all ranks that wait with them in a cycle.
+/// The nodes of both ends, and of all ranks that wait with one of them in a cycle.
 fn targets(ctx: &Context<'_>, rank: u32, peer: u32) -> Vec<Node> {
     let mut targets: Vec<Node> = [rank, peer]
         .into_iter()

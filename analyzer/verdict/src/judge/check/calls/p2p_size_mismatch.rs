@@ -1,4 +1,5 @@
-//! E121: both halves of a message are posted, and their sizes differ, or both failed and their element types differ.
+//! E121: both halves of a message are posted, and their sizes differ, both in elements and in bytes; or both halves
+//! failed, and their element types differ.
 
 use crate::align::p2p::{Counterpart, Half};
 use crate::align::pending::PendingKind;
@@ -46,7 +47,7 @@ impl Check for P2pSizeMismatch {
                 else {
                     continue;
                 };
-                // A message that was left out shifts all later ones of its pair.
+                // A message that a rank left out (E120) shifts all later ones of the pair.
                 if explained(sender) || explained(receiver) {
                     continue;
                 }
@@ -99,7 +100,7 @@ pub(crate) fn both_ends(
     })
 }
 
-/// The element type of a message as recorded; empty if it was not recorded.
+/// The element type of a message as recorded; empty if none was recorded.
 fn type_of(calls: &Calls, op: &Op) -> String {
     let signature = &calls.get(op.call).signature;
     let types = signature.input_dtypes.iter();
@@ -137,6 +138,7 @@ fn both_usual(
     })
 }
 
+/// The finding on the two halves of a message; `None` if they fit, or if a size is not recorded.
 fn judge(
     ctx: &Context<'_>,
     group: usize,

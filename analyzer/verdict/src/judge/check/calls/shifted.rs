@@ -30,6 +30,7 @@ impl Check for Shifted {
     }
 }
 
+/// One finding for each shift that a wrong side shows; empty if no side is known to be right.
 fn judge(ctx: &Context<'_>, disagreement: &Disagreement) -> Vec<FindingDraft> {
     if disagreement.ground == Ground::Nothing {
         return Vec::new();
@@ -51,6 +52,7 @@ fn judge(ctx: &Context<'_>, disagreement: &Disagreement) -> Vec<FindingDraft> {
         .collect()
 }
 
+/// The finding on `parts`, the wrong sides that show this shift.
 fn draft(
     ctx: &Context<'_>,
     disagreement: &Disagreement,
@@ -152,8 +154,9 @@ fn draft(
     draft
 }
 
-/// The number of the first collective that was left out or is extra, by the call sites: the calls of a few before the
-/// first difference may agree by chance, as exchanges whose sizes may differ do.
+/// The number of the first collective that was left out or is extra. Call sites may show that it comes before the first
+/// difference: the calls of a few collectives may agree by chance, as those of exchanges do, whose sizes may differ.
+/// Without such call sites, the number of the first difference.
 fn first_by_sites(
     ctx: &Context<'_>,
     disagreement: &Disagreement,

@@ -62,12 +62,13 @@ impl Check for UnequalParts {
     }
 }
 
-/// One instance of a collective. `calls` holds for each member the record, the position and the call of its operation;
-/// `None` if its record does not show that it issued one.
+/// What the members issued for one collective.
 struct InstanceCalls<'a> {
     group: GroupIx,
     seq: u32,
     ranks: &'a [Rank],
+    /// For each member: the record, the position in it, and the call; `None` if no record shows that the member issued
+    /// the collective.
     calls: Vec<Option<(RecordIx, u32, &'a Call)>>,
 }
 
@@ -92,6 +93,7 @@ impl<'a> InstanceCalls<'a> {
         }
     }
 
+    /// The operation, by the first member that issued it; `None` if no record shows it.
     fn op(&self) -> Option<OpType> {
         self.calls
             .iter()
@@ -106,12 +108,12 @@ impl<'a> InstanceCalls<'a> {
     }
 }
 
-/// A disagreement from which the finding is made.
+/// A disagreement on sizes or on the root, from which the finding is made.
 struct Found {
     code: Code,
     /// Members at fault; empty if that is unknown.
     culprits: Vec<usize>,
-    /// Sets of members, one of which is at fault.
+    /// Sets of members; one of the sets is at fault.
     alternatives: Vec<Vec<usize>>,
     confidence: f64,
     /// The fault as a clause, for the end of a sentence that begins with the operation.
@@ -120,7 +122,7 @@ struct Found {
     proof: Vec<usize>,
 }
 
-/// What a record holds of the sizes that a member sends to each member, or receives from it.
+/// The sizes that a member sends to each member, or receives from each, as its record holds them.
 enum OfPairs<'a> {
     /// Numbers of elements.
     Splits(&'a [u64]),
@@ -128,7 +130,7 @@ enum OfPairs<'a> {
     Shapes(&'a [Vec<u64>]),
 }
 
-/// The sizes that a member sends to each member, or receives from it; `None` if its record has no such sizes.
+/// The sizes that a member sends to each member, or receives from each; `None` if its record has no such sizes.
 fn of_pairs(call: &Call, members: usize, sends: bool) -> Option<OfPairs<'_>> {
     let signature = &call.signature;
     let (splits, sizes) = if sends {
@@ -143,7 +145,7 @@ fn of_pairs(call: &Call, members: usize, sends: bool) -> Option<OfPairs<'_>> {
     (is_list && sizes.len() == members).then_some(OfPairs::Shapes(sizes))
 }
 
-/// The number of elements that a member sends to each member, or receives from it; `None` if its record has no such
+/// The number of elements that a member sends to each member, or receives from each; `None` if its record has no such
 /// sizes.
 fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
     let elements = |shape: &Vec<u64>| {
@@ -157,11 +159,11 @@ fn parts(call: &Call, members: usize, sends: bool) -> Option<Vec<u64>> {
     })
 }
 
-/// The highest confidence of a finding on an exchange whose sizes no record holds.
+/// The highest confidence of a finding on an exchange of which a record lacks the sizes of pairs.
 pub(in crate::judge::check) const SIZES_UNKNOWN: f64 = 0.5;
 
-/// Whether a member of an exchange may have named a size to another that does not fit, without a record that shows it:
-/// the sizes for each pair of members belong to the operation, and the record of a member that issued it lacks them.
+/// Whether a collective has sizes for each pair of members, and the record of a member that issued it lacks them. A
+/// member may then have named a size that its peer does not expect, and no record shows it.
 pub(in crate::judge::check) fn hides_sizes(ctx: &Context<'_>, group: GroupIx, seq: u32) -> bool {
     let instance = InstanceCalls::new(ctx, group, seq);
     let members = instance.ranks.len();
@@ -173,6 +175,7 @@ pub(in crate::judge::check) fn hides_sizes(ctx: &Context<'_>, group: GroupIx, se
     calls.any(|(_, _, call)| call.op.parts() == Parts::PerPair && lacks(call))
 }
 
+/// The disagreement on the sizes of an exchange: of a pair, or else of the sums; `None` if the records show none.
 fn exchange(instance: &InstanceCalls<'_>) -> Option<Found> {
     let members = instance.ranks.len();
     if members <= MAX_MEMBERS
@@ -183,6 +186,8 @@ fn exchange(instance: &InstanceCalls<'_>) -> Option<Found> {
     sums(instance)
 }
 
+/// Compares what each member sends to each other with what that one expects, where both records hold it; `None` if no
+/// pair differs.
 fn pairs(instance: &InstanceCalls<'_>, members: usize) -> Option<Found> {
     let parts_of_all = |sends: bool| -> Vec<Option<Vec<u64>>> {
         let calls = instance.calls.iter();
@@ -228,8 +233,8 @@ fn pairs(instance: &InstanceCalls<'_>, members: usize) -> Option<Found> {
     })
 }
 
-/// The culprits and alternatives of conflicts between pairs: the one member that is part of all conflicts; two
-/// alternatives if there are two such members; nothing if there is none.
+/// The culprits and alternatives of conflicts between pairs. One member that is part of all conflicts is the culprit;
+/// several such members are an alternative each. Both are empty if there is no such member.
 fn blame(conflicts: &[(usize, usize, u64, u64)], members: usize) -> (Vec<usize>, Vec<Vec<usize>>) {
     let mut part_of = vec![0usize; members];
     for &(from, to, ..) in conflicts {
@@ -249,8 +254,8 @@ fn blame(conflicts: &[(usize, usize, u64, u64)], members: usize) -> (Vec<usize>,
     }
 }
 
-/// Compares the sum of all sends with the sum of all receives: it shows a difference also where the records lack the
-/// sizes of pairs.
+/// Compares the sum of all sends with the sum of all receives, which shows a difference also where the records lack the
+/// sizes of pairs. `None` if the sums are equal, or if the sizes of a member are not recorded.
 fn sums(instance: &InstanceCalls<'_>) -> Option<Found> {
     if !instance.is_full() {
         return None;
@@ -273,7 +278,7 @@ fn sums(instance: &InstanceCalls<'_>) -> Option<Found> {
     if sent == taken {
         return None;
     }
-    // If most members issued the same sizes, the others are wrong.
+    // If more than half of the members issued the same sizes, the others are wrong.
     let usual = sizes
         .iter()
         .copied()
@@ -319,6 +324,9 @@ fn roots_of(instance: &InstanceCalls<'_>) -> Vec<usize> {
         .collect()
 }
 
+/// The disagreement on the root of a gather or a scatter. `None` if one member takes itself for the root, if the
+/// recorder names the parts on every member, or if none does and the root is not known from the past or a member has
+/// not come.
 fn roots(ctx: &Context<'_>, instance: &InstanceCalls<'_>) -> Option<Found> {
     let found = roots_of(instance);
     let past = past_root(ctx, instance);
@@ -388,6 +396,7 @@ fn past_root(ctx: &Context<'_>, instance: &InstanceCalls<'_>) -> Option<usize> {
     })
 }
 
+/// The finding on a disagreement at a place.
 fn draft(
     ctx: &Context<'_>,
     instance: &InstanceCalls<'_>,

@@ -1,8 +1,8 @@
-//! Failures inside an exchange whose sizes no record holds.
+//! Failures inside an exchange of which a record lacks the sizes of pairs.
 //!
 //! A member that names other sizes than its peers expect may complete its part and go on, while the operation of a peer
-//! that receives too much fails; gloo ends the whole process of such a peer. Where the records lack the sizes of each
-//! pair, the rank that failed may be such a peer.
+//! that receives too much fails; gloo ends the whole process of such a peer. Where a record lacks the sizes of pairs,
+//! the rank that failed may be such a peer.
 
 use crate::align::pending::on_device;
 use crate::align::{GroupIx, event};
@@ -13,13 +13,12 @@ use rcomm_recorder::model::Rank;
 /// The signal of a process that aborts, SIGABRT.
 const ABORTED: i32 = 6;
 
-/// The exit code of a process that aborts, where its parent is a shell.
+/// The exit code by which a shell reports that its child aborted.
 const ABORTED_CODE: i32 = 128 + ABORTED;
 
-/// Blames no rank for the end of its process inside the collective `seq` of a group if the collective is an exchange on
-/// hosts whose sizes are not recorded, and a process may have aborted because of them. A process that ends because it
-/// raised an exception, or in any other way than by aborting, does not end because of sizes, and neither does one that
-/// waits for a device.
+/// Does what [`leave_open`] does, to a finding on processes that ended inside the collective `seq` of a group. Leaves
+/// the finding as it is if every culprit is known to have ended in another way than by aborting, or if the collective
+/// runs on a device: wrong sizes end a process only on hosts, and only by an abort.
 pub(super) fn leave_end_open(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -35,8 +34,8 @@ pub(super) fn leave_end_open(
     }
 }
 
-/// Blames no rank for a failure inside the collective `seq` of a group if the collective is an exchange whose sizes are
-/// not recorded.
+/// Takes the culprits from a finding on a failure inside the collective `seq` of a group, and makes them and the other
+/// members alternatives, if [`hides_sizes`] holds for the collective.
 pub(super) fn leave_open(ctx: &Context<'_>, group: GroupIx, seq: u32, draft: &mut FindingDraft) {
     if !hides_sizes(ctx, group, seq) {
         return;
@@ -63,8 +62,8 @@ pub(super) fn leave_open(ctx: &Context<'_>, group: GroupIx, seq: u32, draft: &mu
         .push_str("; compare the split sizes that all members pass there");
 }
 
-/// Whether the process of a rank did not end because it aborted: it raised an exception, it was ended for want of
-/// memory, or it is known to have ended by another signal or exit code.
+/// Whether the process of a rank is known to have ended in another way than by aborting: it raised an exception, it was
+/// ended for want of memory, or it ended by another signal or exit code.
 fn ended_otherwise(ctx: &Context<'_>, rank: Rank) -> bool {
     let mut records = ctx.aligned.records_of(rank);
     if records.any(|record| ctx.raised(record).is_some()) {

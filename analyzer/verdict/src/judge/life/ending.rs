@@ -1,4 +1,4 @@
-//! Describes the end of a job in its report.
+//! Describes the end of a job in its report, and lowers the confidence of findings where the end leaves questions open.
 
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::life::{End, Gone};
@@ -24,7 +24,7 @@ pub(crate) fn of(ctx: &Context<'_>) -> Option<JobEnd> {
 const AGE_UNKNOWN: f64 = 0.5;
 
 /// Lowers the confidence of findings that rest on unfinished operations, if the job may have been terminated soon after
-/// these were issued.
+/// they were issued ([`End::leaves_ages_open`]).
 pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     let end = ctx.life.end.as_ref();
     if !end.is_some_and(End::leaves_ages_open) {
@@ -48,7 +48,8 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
 /// The highest confidence of a finding on processes that are gone, if only one of several may have ended first.
 const ORDER_UNKNOWN: f64 = 0.5;
 
-/// Blames no rank alone for the end of its process where a launcher may have ended it because of another's.
+/// Lowers the confidence of findings on processes that ended first, where a launcher may have ended some because of
+/// others. All that ended first become alternatives; of several culprits, none is blamed.
 pub(crate) fn leave_order_open(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     if !ctx.life.is_order_open() {
         return;
@@ -79,7 +80,7 @@ pub(crate) fn leave_order_open(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     }
 }
 
-/// Adds to the sentence of the first finding how the job ended afterward.
+/// Adds to the sentence of the leading finding how the job ended afterward.
 pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
     let lead = report.lead().map(|finding| finding.id);
     let lead = report
@@ -93,8 +94,8 @@ pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
     }
 }
 
-/// Adds to a sentence on a job that is over which attempt it was, unless it was the first, and before it that a later one
-/// has begun, if its processes were seen.
+/// A sentence on a job that is over, with its attempt. If a later attempt has begun, that comes before the sentence;
+/// otherwise the number of the attempt follows it, unless it is 0.
 fn with_attempts(ctx: &Context<'_>, sentence: &str) -> String {
     let records = ctx.aligned.records.iter();
     let attempt = records.map(|record| record.identity.attempt).max();
@@ -117,6 +118,7 @@ fn with_attempts(ctx: &Context<'_>, sentence: &str) -> String {
     }
 }
 
+/// The end of a finding's sentence: how the job ended then.
 fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
     let last_time = time_of_day(end.last_ns);
     // The ranks that the sentence names, else those that ended first.
@@ -167,6 +169,7 @@ fn afterwards(ctx: &Context<'_>, end: &End, finding: &Finding) -> String {
     }
 }
 
+/// The sentence on how the job ended.
 fn sentence(ctx: &Context<'_>, end: &End) -> String {
     let number = ctx.aligned.expected.len();
     let last_time = time_of_day(end.last_ns);
@@ -174,7 +177,7 @@ fn sentence(ctx: &Context<'_>, end: &End) -> String {
         1 => ("the only rank".to_owned(), "process is"),
         number => (format!("all {number} ranks"), "processes are"),
     };
-    // `all 4 ranks' processes are`, `the only rank's process is`
+    // Gives `all 4 ranks' processes are` and `the only rank's process is`.
     let own = if number == 1 { "'s" } else { "'" };
     match end.kind {
         EndKind::Ended => {
@@ -278,7 +281,8 @@ fn common_phase(ctx: &Context<'_>) -> String {
     }
 }
 
-/// By whom or by what the job was terminated, as a part of a sentence; `None` if no launcher noted it.
+/// By whom or by what the job was terminated, as a part of a sentence. `None` if no launcher was asked to end it, and
+/// no launcher noted one signal that ended all processes.
 fn ended_by(ctx: &Context<'_>, end: &End) -> Option<String> {
     if let Some(asked) = end.asked {
         let signal = signal_name(asked.signal);
@@ -291,8 +295,8 @@ fn ended_by(ctx: &Context<'_>, end: &End) -> Option<String> {
     is_common.then(|| format!("by {}", signal_name(first)))
 }
 
-/// The end of a sentence if a launcher started processes that are gone and noted no end of any: it would have, unless
-/// it was killed or stopped itself. Empty if there is no such launcher.
+/// The end of a sentence on a launcher that noted no end of the processes that it started: it would have, unless it was
+/// killed or stopped itself. Empty if there is no such launcher.
 fn launcher_too(ctx: &Context<'_>) -> String {
     let attempt = ctx
         .aligned
@@ -344,6 +348,7 @@ const SIGNALS: [(i32, &str); 13] = [
     (24, "SIGXCPU"),
 ];
 
+/// The name of a signal; its number if it is not in [`SIGNALS`].
 fn signal_name(signal: i32) -> String {
     let known = SIGNALS.iter().find(|(number, _)| *number == signal);
     known.map_or_else(
@@ -359,8 +364,8 @@ fn of_ranks(ranks: &[Rank]) -> String {
     }
 }
 
-/// The end of a sentence: the operation that most ranks were in when they were terminated, and which were in others.
-/// Empty if none was in one.
+/// The end of a sentence: the operation that most ranks were in when they were terminated, and the ranks that were in
+/// other operations. Empty if no rank was in an operation.
 fn inside(ctx: &Context<'_>) -> String {
     let mut by_op: BTreeMap<String, BTreeSet<Rank>> = BTreeMap::new();
     for (index, record) in ctx.aligned.records.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Removes the waits of processes that ended in the middle of an operation.
+//! Removes the waits of processes that ended shortly after they had issued an operation.
 
 use crate::align::pending::{Pending, PendingKind};
 use crate::align::{Aligned, RecordIx};
@@ -47,8 +47,9 @@ impl WaitGraph {
         young
     }
 
-    /// Removes these waits from the graph, unless all ranks have arrived at the place, or one that is stopped has not: it
-    /// is still there, and cannot come.
+    /// Removes these waits from the graph, each a node and a place. A wait stays if all ranks have arrived at the
+    /// place, or if a stopped rank has not: the process of that rank is there and cannot come. `stopped`: for each
+    /// rank, whether it is stopped.
     pub(crate) fn drop_waits(&mut self, waits: &[(Node, usize)], stopped: &[bool]) {
         for &(node, place) in waits {
             let missing = &self.missing[place];

@@ -24,6 +24,7 @@ use std::time::Duration;
 /// Last signs of life closer together than this, ns, show no order: a watchdog makes one to ten rounds a second, and
 /// fewer on a busy host.
 const TOGETHER_NS: i64 = 1_000_000_000;
+/// [`Policy::SETTLE`], ns.
 const SETTLE_NS: i64 = Policy::SETTLE.as_nanos() as i64;
 /// A launcher may notice ends closer together than this, ns, in any order.
 const NOTICED_NS: i64 = 100_000_000;
@@ -33,10 +34,10 @@ const NOTICED_NS: i64 = 100_000_000;
 pub(crate) struct Life {
     /// The end of the job; `None` while a process may live.
     pub(crate) end: Option<End>,
-    /// Ranks whose processes are gone, and were not ended by another's end, nor because they gave up. One that ended in
-    /// order is among them only if the job is over and its end made others fail.
+    /// Ranks whose processes are gone, and ended neither because of another's end nor because they gave up. A rank that
+    /// ended in order is among them only if the job is over and the end of this rank made others fail.
     first: Vec<Rank>,
-    /// Whether only some of `first` may have ended by themselves, and the others because of them.
+    /// Whether some of `first` may have ended because of others of `first`.
     is_open: bool,
     /// The ranks whose processes are gone.
     gone: BTreeMap<Rank, Gone>,
@@ -57,10 +58,10 @@ pub(crate) struct Life {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) kind: EndKind,
-    /// Ranks whose processes ended before the others', ascending; empty if that is unknown, or if the kind of the end
-    /// is not [`EndKind::Crashed`].
+    /// Ranks whose processes ended before the others', ascending; if no order is known, all that did not end in order.
+    /// Empty if one of several ended first, or if the kind of the end is not [`EndKind::Crashed`].
     pub(crate) first: Vec<Rank>,
-    /// If `first` is unknown, the ranks of which one ended first, ascending; empty if any may have.
+    /// If one of several ranks ended first: these ranks, ascending; empty if it may have been any.
     possible: Vec<Rank>,
     /// When the last of `first` ended, common time, ns; `last_ns` if `first` is empty.
     pub(crate) first_ns: i64,
@@ -74,8 +75,8 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Whether the job may have been terminated without any fault: nothing shows how long its unfinished operations had
-    /// lasted.
+    /// Whether the job may have been terminated without any fault, and nothing shows how long its unfinished operations
+    /// had lasted.
     pub(crate) fn leaves_ages_open(&self) -> bool {
         !self.is_dated && matches!(self.kind, EndKind::Cancelled | EndKind::Unknown)
     }
@@ -92,9 +93,9 @@ pub(crate) struct Gone {
     rank: Rank,
     /// Whether the process closed its record or exited with 0.
     in_order: bool,
-    /// When the launcher noticed the end of the process, else its last sign of life; common time, ns.
+    /// When the launcher noticed the end of the process, else the last time that the process noted; common time, ns.
     at_ns: i64,
-    /// The last sign of life in the process's own record, if that is known; else the same as `at_ns`.
+    /// The last sign of life in the process's own ring, if there is one; else the same as `at_ns`.
     seen_ns: i64,
     /// How the process ended, if a launcher or the process itself recorded it.
     pub(crate) exit: Option<RankEnd>,
@@ -105,12 +106,14 @@ pub(crate) struct Gone {
 }
 
 impl Gone {
-    /// When the process ended: when its launcher noticed it, else its last sign of life; common time, ns.
+    /// When the process ended: when its launcher noticed it, else the last time that the process noted; common time,
+    /// ns.
     pub(crate) const fn at_ns(&self) -> i64 {
         self.at_ns
     }
 
-    /// The process's last sign of life, common time, ns. A launcher that is stopped notices an end much later.
+    /// The process's last sign of life, common time, ns; earlier than the end of the process if a stopped launcher
+    /// noticed the end late.
     pub(crate) const fn seen_ns(&self) -> i64 {
         self.seen_ns
     }
@@ -174,7 +177,7 @@ impl Life {
                 order.retain(|rank| causes.contains(rank));
                 order
             }
-            // No process is left to wait for them, and another rank may have been the cause.
+            // No process with a record is left that waits, and a rank without a record may have been the cause.
             (None, Order::OneOf(_) | Order::Unknown) if none_left => Vec::new(),
             (None, Order::OneOf(mut possible)) if !possible.is_empty() => {
                 possible.retain(|rank| causes.contains(rank));
@@ -256,13 +259,15 @@ impl Life {
         self.gone.get(&rank)
     }
 
-    /// The policy for this job. If the job is over, the time of judgment is its end, or when its launcher was asked to
-    /// end it, or its processes were asked to end: operations that were young at that time are not a hang. If the time
-    /// of the end is unknown, all pending operations count.
+    /// The policy for this job. If the job is over, the time of judgment is its end, or when its launcher or its
+    /// processes were asked to end it: operations that were young at that time are not a hang. If the time of the end
+    /// is unknown, all pending operations count. If the job is not known to be over, the time of judgment is at most
+    /// the end of the last process that left a record, if none of these is left, or when the processes were asked to
+    /// end.
     pub(crate) fn policy(&self, policy: &Policy) -> Policy {
         let mut policy = policy.clone();
         if let Some(end) = &self.end {
-            // A process may take its time to end; what waited only since it was asked to was no hang.
+            // A process may take its time to end: what began to wait only after the request was no hang.
             let asked_ns = end.asked.map(|asked| asked.time_ns);
             let asked_ns = asked_ns.or(self.asked_each_ns).unwrap_or(i64::MAX);
             policy.now_ns = end.is_dated.then_some(end.last_ns.min(asked_ns));
@@ -284,7 +289,7 @@ impl Life {
     }
 }
 
-/// How ranks ended, and whether their launcher had sent them a signal to end.
+/// How ranks ended by the records of launchers, and whether the launcher had sent the process a signal to end.
 fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (RankEnd, bool)> {
     let mut exits = BTreeMap::new();
     for launch in launches {
@@ -333,8 +338,9 @@ fn asked(launches: &[LaunchRecord]) -> Option<LaunchSignal> {
         .copied()
 }
 
-/// From when on failures follow from the signal by which the launcher of these records was asked to end the job, or
-/// each process was, the first at this time, ns; `i64::MAX` if none was asked.
+/// From when on failures may follow from a signal that asked for the end, common time, ns: a launcher of these records'
+/// attempt received it, or each process did, the first of them at `asked_each_ns`. `i64::MAX` if there was no such
+/// signal.
 fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord], asked_each_ns: Option<i64>) -> i64 {
     let is_theirs = |launch: &&LaunchRecord| {
         let mut records = aligned.records.iter();
@@ -349,12 +355,12 @@ fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord], asked_each_ns: O
     first.map_or(i64::MAX, |time_ns| time_ns.saturating_sub(NOTICED_NS))
 }
 
-/// Whether a signal asks a process to end: SIGHUP, SIGINT, SIGKILL, SIGTERM.
+/// Whether this signal is one by which a job or a process is ended on purpose: SIGHUP, SIGINT, SIGKILL, SIGTERM.
 const fn ends(signal: i32) -> bool {
     matches!(signal, 1 | 2 | 9 | 15)
 }
 
-/// The process of a rank, if it is gone.
+/// The process of a rank, if it is gone. `exit` is the rank's entry in [`exits`].
 fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Option<Gone> {
     let to_common = |record: RecordIx, ns: i64| ns.saturating_sub(aligned.offsets_ns[record]);
     if let Some(&(end, was_signalled)) = exit {
@@ -460,8 +466,9 @@ impl End {
     }
 }
 
-/// Whether some of these ranks, whose order is not known, may have been terminated because another ended: there are
-/// several, no launcher noted how, not each exited by itself, and they are not all ranks of a host.
+/// Whether some of the ranks `first`, whose order is not known, may have been terminated because another one of them
+/// ended: there are several, no launcher noted the end of any, not each noted its own exit, and they are not all ranks
+/// of some hosts.
 fn follow_each_other(aligned: &Aligned<'_>, gone: &[Gone], first: &[Rank]) -> bool {
     let first_gone = gone.iter().filter(|process| first.contains(&process.rank));
     let first_gone: Vec<&Gone> = first_gone.collect();
@@ -476,6 +483,7 @@ fn is_dated(aligned: &Aligned<'_>, gone: &[Gone]) -> bool {
     gone.iter().any(|process| process.exit.is_some()) || aligned.records.iter().any(beats)
 }
 
+/// Whether a record has a heartbeat of the watchdog, or was closed by its process.
 fn beats(record: &Record) -> bool {
     record.closed_ns > 0
         || record
@@ -484,6 +492,7 @@ fn beats(record: &Record) -> bool {
             .is_some_and(|status| status.heartbeat_ns > 0)
 }
 
+/// The ranks of these processes, ascending.
 fn ranks_of(gone: &[&Gone]) -> Vec<Rank> {
     let mut ranks: Vec<Rank> = gone.iter().map(|process| process.rank).collect();
     ranks.sort_unstable();

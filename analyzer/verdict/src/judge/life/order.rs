@@ -1,4 +1,4 @@
-//! Which processes ended first.
+//! Finds out which processes ended first.
 
 use super::{Gone, NOTICED_NS, TOGETHER_NS, ends, is_dated, ranks_of};
 use crate::align::record::{Op, Record};
@@ -20,9 +20,9 @@ const ASKED_TOGETHER_NS: i64 = 3_000_000_000;
 /// An operation that failed within this share of its time-out was not ended by the time-out.
 const BEFORE_TIMEOUT: f64 = 0.9;
 
-/// If the kernel killed one of these ranks because memory ran out, adds those that it killed at about the same time. A
-/// process that it kills ends once its memory is freed, the largest last: the order of the ends is not that of the
-/// kills.
+/// If the kernel killed one of the ranks in `first` because memory ran out, adds the ranks that it killed at about the
+/// same time. A killed process ends once its memory is freed, the largest last: the order of the ends is not that of
+/// the kills.
 fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
     let killed = |process: &&&Gone| {
         process
@@ -44,14 +44,15 @@ fn add_killed_for_memory(failed: &[&Gone], first: &mut Vec<Rank>) {
 pub(super) enum Order {
     /// These ranks' processes ended first, ascending.
     First(Vec<Rank>),
-    /// One of these ranks' processes ended first, ascending, and others suffered from that; any rank's if the list is
-    /// empty.
+    /// One of these ranks' processes ended first, ascending, or any rank's if the list is empty. Others suffered from
+    /// that, or were asked to end because of it.
     OneOf(Vec<Rank>),
+    /// The records do not show the order.
     Unknown,
 }
 
-/// Which processes ended first. A process that ended in order counts only if its end made others fail. If a signal
-/// asked all to end ([`asked_each_ns`]), that is unknown. `gone` is sorted by time.
+/// Which processes ended first. A process that ended in order counts only if its end made others fail. The order is
+/// unknown if a signal asked all to end ([`asked_each_ns`]), or if no end is dated. `gone` is sorted by time.
 pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone], were_asked: bool) -> Order {
     // A process whose last event is old may have lived on long after it.
     if were_asked || !is_dated(aligned, gone) {
@@ -74,8 +75,8 @@ pub(super) fn order_of(aligned: &Aligned<'_>, gone: &[Gone], were_asked: bool) -
     went_first(aligned, gone).map_or(Order::Unknown, Order::First)
 }
 
-/// The ranks, ascending, whose processes ended first: not in order, or in order if the others failed because they were
-/// gone. `None` if that is unknown.
+/// The ranks, ascending, whose processes ended first: those that did not end in order, or those that did, if the others
+/// failed because of that. `None` if the order is unknown.
 fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
     let failed: Vec<&Gone> = gone.iter().filter(|process| !process.in_order).collect();
     let rank_count = aligned.expected.len();
@@ -85,7 +86,7 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         .copied()
         .filter(|process| process.is_launched && !process.was_signalled)
         .collect();
-    // If one signal that asks a process to end ended all of them at once, it came from outside.
+    // If one signal that ends jobs on purpose ended all processes at once, it came from outside.
     let signals: BTreeSet<_> = by_launcher
         .iter()
         .map(|process| process.exit.and_then(|exit| exit.signal))
@@ -155,9 +156,10 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         .then(|| ranks_of(&failed[..=gap_index]))
 }
 
-/// The ranks, ascending, that exited first with an error of their own, if others noted no exit: those were killed, as
-/// by a launcher once a rank has failed. Only processes for which `may_be_first` holds count. `None` if all exited by
-/// themselves, none of those that may be first did, or a process had died long before.
+/// The ranks, ascending, that noted their own exit first, if others noted none: the others were killed, as by a
+/// launcher once a rank has failed. Only processes for which `may_be_first` holds count, and no exit that a signal
+/// asked for. `None` if all processes noted such an exit, if none of those that may be first did, or if a process had
+/// died long before.
 fn exited_first(
     aligned: &Aligned<'_>,
     failed: &[&Gone],
@@ -188,7 +190,7 @@ fn exited_first(
 /// exception of an interrupt ended its program.
 pub(super) fn was_asked(aligned: &Aligned<'_>, process: &Gone) -> bool {
     let code = process.exit.and_then(|exit| exit.exit_code);
-    // As shells and programs that handle signals report it.
+    // Shells, and programs that handle signals, report a signal as such a code.
     let by_code = code.is_some_and(|code| code > SIGNALLED && ends(code - SIGNALLED));
     !process.is_launched && (by_code || was_interrupted(aligned, process.rank))
 }
@@ -208,12 +210,11 @@ fn interrupted_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
     })
 }
 
-/// When the first process noted that a signal asked it to end, common time, ns, if a signal asked every process to end
-/// at about one time that did not end in order, as a terminal sends it to all; else `None`. Some of them are gone, and
-/// those that are left are on their way: which of them is the first to end shows no cause, since each takes as long as
-/// its program and its libraries do.
+/// When the first process noted that a signal asked it to end, common time, ns. `None` unless some processes are gone,
+/// and all processes, except those that ended in order, noted such a signal at about one time, as a terminal sends it
+/// to all. Which of them ends first then shows no cause: each takes as long to end as its program and its libraries do.
 pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64> {
-    // When each noted it, and when it ended.
+    // For each process that was asked: when it noted that, and when it ended.
     let mut asked: Vec<(i64, i64)> = Vec::new();
     let dated = |rank: Rank| interrupted_ns(aligned, rank).filter(|&since| since > 0);
     for process in gone.iter().filter(|process| !process.in_order) {
@@ -253,8 +254,9 @@ pub(super) fn asked_each_ns(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<i64>
 }
 
 /// Which processes ended first if others noted that a signal asked them to end, as a launcher sends it once a process
-/// has failed: those that noted no exit, since they were killed or aborted, and that gave no sign of life afterward.
-/// `None` if no process noted such a signal, one noted another exit, or no process remains that may have ended first.
+/// has failed: those that noted no exit, since they were killed or aborted, that gave no sign of life after the first
+/// of the others had ended, and that did not suffer from another's end. `None` if no process noted such a signal, if
+/// one noted another exit, or if no process remains that may have ended first.
 fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
     let (asked, others): (Vec<&Gone>, Vec<&Gone>) = failed
         .iter()
@@ -318,7 +320,7 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
 }
 
 /// When a rank last suffered from the end of another process, common time, ns; `None` if it did not. When a process
-/// ends, the operations of its living peers fail, but its own last operation does not.
+/// ends, the operations of its living peers fail, but the last operation of the process itself does not.
 fn suffered_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
     let of_record = |record: RecordIx| {
         let full_record = &aligned.records[record];
@@ -331,8 +333,8 @@ fn suffered_ns(aligned: &Aligned<'_>, rank: Rank) -> Option<i64> {
     aligned.records_of(rank).filter_map(of_record).max()
 }
 
-/// When the first rank suffered from the end of another process, common time, ns; `None` if none did. A failure after
-/// which its rank went on does not count.
+/// The earliest time, common time, ns, at which a rank last suffered from the end of another process; `None` if none
+/// did.
 fn harm_ns(aligned: &Aligned<'_>) -> Option<i64> {
     let ranks = aligned.expected.iter();
     ranks.filter_map(|&rank| suffered_ns(aligned, rank)).min()
@@ -381,7 +383,7 @@ pub(super) fn are_whole_hosts(aligned: &Aligned<'_>, gone: &[&Gone]) -> bool {
     !hosts.contains(&None) && rank_count == gone.len() && rank_count < aligned.expected.len()
 }
 
-/// The ranks that were lost by the first rank that recorded the loss of a peer; empty if none did.
+/// The ranks that the first recorded loss of a peer names; empty if none was recorded.
 fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
     let records = aligned.records.iter().zip(&aligned.offsets_ns);
     let failures = records.flat_map(|(record, offset)| {
@@ -393,9 +395,9 @@ fn lost_first<'a>(aligned: &'a Aligned<'_>) -> &'a [Rank] {
     first.map_or(&[], |(_, failure)| &failure.ranks)
 }
 
-/// Whether one of the other processes waited until its own end for processes that had given no sign of life for a long
-/// time (`quiet`). It would have noticed if the quiet processes had been gone: so these were stopped or without
-/// processor time, and ended together with the others.
+/// Whether one of the `others` waited until its own end, in an operation of the CPU backend, for processes that had
+/// given no sign of life for a long time (`quiet`). It would have noticed if the quiet processes had been gone: so
+/// these were stopped or without processor time, and ended together with the others.
 fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
     let Some(last) = quiet.last() else {
         return false;
@@ -422,12 +424,14 @@ fn waited_on(aligned: &Aligned<'_>, quiet: &[&Gone], others: &[&Gone]) -> bool {
     })
 }
 
+/// Whether a record has an unfinished operation.
 pub(super) fn is_inside(record: &Record) -> bool {
     let mut ops = record.ops.iter();
     ops.any(|op| !op.retired && op.state < EntryState::Completed)
 }
 
-/// When the last operation of a record failed that failed well before its time-out, common time, ns.
+/// When the last of the operations of a record failed that failed well before their time-outs, common time, ns. `None`
+/// if there are none, without those that are history ([`is_history`]).
 fn failed_early(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
     let ops = aligned.records[record].ops.iter();
     let failed =

@@ -21,7 +21,8 @@ use crate::report::{Code, Finding};
 use rcomm_recorder::model::{EntryState, Failure as RankFailure, FailureKind, Rank};
 use std::collections::BTreeMap;
 
-/// Reports ranks whose process is gone and for which others wait.
+/// Reports ranks whose processes are gone and for which others wait: at a place that these ranks never reached, or
+/// inside an operation that all members have reached.
 pub(crate) struct ProcessGone;
 
 impl Check for ProcessGone {
@@ -32,7 +33,7 @@ impl Check for ProcessGone {
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = |node: Node| so_far.iter().any(|draft| draft.targets.contains(&node));
         let mut drafts = Vec::new();
-        // The ranks of a host are gone together, and missed at one place.
+        // Ranks that are missed at one place, such as those of a host, share a finding.
         let mut missed: BTreeMap<usize, Vec<Node>> = BTreeMap::new();
         for wait_root in &ctx.wait_roots {
             match *wait_root {
@@ -56,8 +57,9 @@ impl Check for ProcessGone {
     }
 }
 
-/// All members arrived, and the processes of some are gone, so no member finishes. `None` if none is gone, or more than
-/// half are: those were killed together, because of the hang.
+/// The finding on members whose processes ended first, at a place that all members have reached: without them no member
+/// finishes. `None` if there are none, or if they are more than half of the members: these were killed together,
+/// because of the hang.
 fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let inside = &ctx.graph.arrived[place];
     let record = |node: Node| ctx.record_at(place, node);
@@ -122,12 +124,12 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// Whether every unfinished operation of a rank has failed: it is in none of them any more.
+/// Whether every unfinished operation of a rank has failed, if it has any: the rank is in none of them any more.
 fn has_left(ctx: &Context<'_>, node: Node) -> bool {
     ctx.wait_or_waited(&[node]) == "waited"
 }
 
-/// The record of a rank whose process ended first; `None` if it did not.
+/// The record of a rank whose process ended first ([`Context::went_first`]); `None` for other ranks.
 fn gone_record(ctx: &Context<'_>, node: Node) -> Option<usize> {
     let mut records = ctx.aligned.records_of(ctx.rank(node));
     records.find(|&record| ctx.went_first(record))
@@ -144,7 +146,7 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let records: Vec<usize> = records.collect();
     let op_ref = ctx.op_ref_of_place(place);
     let arrived = ctx.graph.arrived[place].len();
-    // A shorter wait is not stated: it does not show that a rank is missing, the end of the process does.
+    // A shorter wait shows nothing: that the rank is missing is known from the end of its process.
     let waited = ctx.waited_ms(place).filter(|&ms| ms >= MIN_STATED_MS);
     let waited = waited.map(format_time);
     let waiting = match (&ctx.life.end, waited) {
@@ -207,9 +209,7 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     draft
 }
 
-/// Reports processes that are gone although no other rank waits for them: they were in an operation, or the others have
-/// gone on without them for longer than the threshold for overdue operations, or they were the first to end in a job
-/// that is over.
+/// Reports processes that are gone although no other rank waits for them ([`is_noticed`]).
 pub(crate) struct UnmissedProcessGone;
 
 impl Check for UnmissedProcessGone {
@@ -254,8 +254,9 @@ impl Check for UnmissedProcessGone {
     }
 }
 
-/// Whether the end of a record's process is worth a finding although no rank waits for it. A job that is ending
-/// normally looks the same at first, so the others must have gone on without it for some time.
+/// Whether the end of a record's process is worth a finding although no rank waits for it. The process ended first, and
+/// it exited with an error or by a signal, the job is over, or the process was in an operation. Otherwise others must
+/// have lived on for the threshold for overdue operations, since a job that is ending normally looks the same at first.
 fn is_noticed(ctx: &Context<'_>, record: usize) -> bool {
     let full_record = &ctx.aligned.records[record];
     if !ctx.went_first(record) {
@@ -282,6 +283,7 @@ fn unfinished<'a>(ctx: &'a Context<'_>, record: usize) -> Option<&'a Op> {
     ops.find(|op| !op.retired && op.state < EntryState::Completed)
 }
 
+/// The finding on processes that are gone and that no rank waits for: each a rank and its record.
 fn unmissed_draft(ctx: &Context<'_>, gone: &[(Rank, usize)]) -> FindingDraft {
     let culprits: Vec<Rank> = gone.iter().map(|&(rank, _)| rank).collect();
     let inside = gone
@@ -432,7 +434,8 @@ impl Check for OperationFailed {
     }
 }
 
-/// Whether an operation failed after a wait for a rank that is missing there: such a failure has its cause elsewhere.
+/// Whether a collective failed after a wait for a rank that is missing there: such a failure has its cause elsewhere.
+/// False for a message.
 fn waited_for_a_rank(ctx: &Context<'_>, failure: &Failure) -> bool {
     let rank = ctx.aligned.records[failure.record].rank;
     let op = ctx.aligned.op(failure.record, failure.position);
@@ -447,8 +450,8 @@ fn waited_for_a_rank(ctx: &Context<'_>, failure: &Failure) -> bool {
         && !ctx.failed_at_once(place)
 }
 
-/// The first operation of a record that failed long before its time-out, or that has none, among those
-/// that are overdue and after which their group completed no other.
+/// Of a record's unfinished operations that are overdue, the one that failed first, without those that failed at or
+/// near their time-out. An operation without a time-out counts. `None` if there is none.
 pub(crate) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure> {
     let pending = ctx.graph.pending[record].iter().enumerate();
     pending
@@ -471,11 +474,14 @@ pub(crate) fn first_failure(ctx: &Context<'_>, record: usize) -> Option<Failure>
         .min_by_key(|failure| failure.at_ns)
 }
 
+/// When an operation ended, or, if that is not recorded, when it was issued; common time, ns.
 fn ended_ns(ctx: &Context<'_>, record: usize, op: &Op) -> i64 {
     let by_host = op.completed_ns().unwrap_or(op.created_ns);
     by_host.saturating_sub(ctx.aligned.offsets_ns[record])
 }
 
+/// The finding on the first operation that failed. `together`: the ranks whose operations failed at about this time;
+/// `failure_count`: the number of ranks whose operations failed at any time.
 fn failed_draft(
     ctx: &Context<'_>,
     first: &Failure,

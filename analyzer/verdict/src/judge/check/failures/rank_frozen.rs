@@ -1,9 +1,9 @@
 //! E151: a rank that others wait for is stopped, or gets no processor; or all ranks of a job are stopped.
 //!
-//! A stopped process issues nothing, and in an operation it holds up all members. If the system reports that a process
-//! on the same host is stopped, that is proof once its watchdog has stopped too, or if its rounds are unknown: a tracer
-//! stops a process for moments only. If the process cannot be seen, a watchdog that stopped long ago on one rank while
-//! its peers' go on is evidence.
+//! A stopped process issues nothing, and in an operation it holds up all members. If the system of this host reports
+//! that a process is stopped, that alone is no proof, since a tracer stops a process for moments only. It is proof once
+//! the watchdog of the process has made no round for a second, or if its rounds are unknown. If the process cannot be
+//! seen, a watchdog that stopped long ago while those of all other ranks go on is evidence.
 
 use crate::align::RecordIx;
 use crate::align::record::Stop;
@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 
 pub(crate) struct RankFrozen;
 
-/// The watchdog of a stopped process has made no round for at least this long, ns. In this time a running one makes ten
-/// with rcomm's runtime, and one with rcomm's recorder for PyTorch.
+/// The watchdog of a stopped process has made no round for at least this long, ns. In this time, a running process
+/// makes ten rounds with rcomm's runtime, and one with rcomm's recorder for PyTorch.
 const STOPPED_NS: i64 = 1_000_000_000;
 /// A next step lists at most this many processes.
 const MAX_PIDS: usize = 8;
@@ -70,7 +70,7 @@ impl Check for RankFrozen {
     }
 }
 
-/// Why a record's rank is frozen; `None` if it is not.
+/// Why a record's rank is frozen; `None` if the records do not show that it is.
 fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
     let full_record = &ctx.aligned.records[record];
     let silent = silence(ctx, record);
@@ -100,7 +100,8 @@ fn frozen_rank(ctx: &Context<'_>, node: Node) -> Option<(usize, Frozen)> {
     records.find_map(|record| Some((record, frozen(ctx, record)?)))
 }
 
-/// The finding on a job of which every process is stopped, whether operations are pending or not.
+/// The finding on a job of which every process is stopped, whether operations are pending or not. `None` if the job is
+/// over, has one rank, or has a process that is not known to be stopped.
 fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
     if ctx.life.end.is_some() || ctx.graph.ranks < 2 {
         return None;
@@ -137,7 +138,8 @@ fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// For how long the watchdog had made no round when the record was taken or the process ended, ns; `None` if unknown.
+/// For how long the watchdog had made no round when the record was taken, or when the process ended or was asked to
+/// end, ns; `None` if unknown.
 fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
     let full_record = &ctx.aligned.records[record];
     let beat = full_record.status.as_ref()?.heartbeat_ns;
@@ -224,8 +226,8 @@ fn are_gone(ctx: &Context<'_>, nodes: &[Node]) -> bool {
     ctx.life.end.is_none() && nodes.iter().all(gone)
 }
 
-/// The ranks that wait at a place for frozen ones, and for how long, and how many wait in all. How long they waited is
-/// not known if they have ended meanwhile.
+/// A clause on how many ranks wait at a place for frozen ones, for how long, and how many wait in all. If all that
+/// waited have ended meanwhile, it is not known how long they waited.
 fn waiting(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) -> String {
     let arrived = &ctx.graph.arrived[place];
     match (are_gone(ctx, arrived), arrived.len()) {
@@ -239,7 +241,8 @@ fn waiting(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) ->
     }
 }
 
-/// The finding on frozen ranks in an operation that all members have reached.
+/// The finding on frozen ranks in an operation that all members have reached; `None` if none is frozen, or if no other
+/// rank waits.
 fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let here = &ctx.graph.arrived[place];
     let stopped: Vec<(Node, usize, Frozen)> = here
@@ -284,11 +287,13 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     Some(draft)
 }
 
+/// The end of a clause, like ` for 7 s`: how long ranks have waited at a place. Empty if that is not known.
 fn waited(ctx: &Context<'_>, place: usize) -> String {
     ctx.waited_ms(place)
         .map_or(String::new(), |ms| format!(" for {}", format_time(ms)))
 }
 
+/// The finding on frozen ranks, without its operation. `detail` is the second half of the sentence.
 fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> FindingDraft {
     let mut culprits = ctx.ranks(&frozen.iter().map(|&(node, ..)| node).collect::<Vec<_>>());
     culprits.sort_unstable();
@@ -351,6 +356,7 @@ const fn pronoun(records: &[RecordIx]) -> &'static str {
     }
 }
 
+/// The next step for ranks that a debugger holds.
 fn detach(ctx: &Context<'_>, records: &[RecordIx]) -> String {
     let first = ctx.processes(records, 1).pop();
     let (pid, on_host) = first.unwrap_or(("PID".to_owned(), String::new()));
@@ -360,6 +366,7 @@ fn detach(ctx: &Context<'_>, records: &[RecordIx]) -> String {
     )
 }
 
+/// The next step for stopped ranks.
 fn go_on(ctx: &Context<'_>, records: &[RecordIx]) -> String {
     let parts = ctx.processes(records, MAX_PIDS).into_iter();
     let parts: Vec<String> = parts
@@ -373,6 +380,7 @@ fn go_on(ctx: &Context<'_>, records: &[RecordIx]) -> String {
     )
 }
 
+/// The next step for ranks of which only the watchdog is known to make no rounds.
 fn look_at_load(ctx: &Context<'_>, records: &[RecordIx]) -> String {
     let parts = ctx.processes(records, MAX_PIDS).into_iter();
     let parts: Vec<String> = parts.map(|(pids, on_host)| pids + &on_host).collect();

@@ -1,9 +1,8 @@
 //! E101, E135, E150 and E151 from failures that the runtime recorded, used if the waits alone show no cause.
 //!
-//! The survivors record that a rank is gone, even if its own record is lost. A rank that arrived after its peers had
-//! given up has completed its operation, and only their records name it. A program that aborted a group gave a reason.
-//! The ranks that were named first are the cause: a rank that failed because it lost another is named by its own peers
-//! later.
+//! The survivors record that a rank is gone, even if that rank's record is lost. A rank that arrived after its peers
+//! had given up has completed the operation, and only the peers' records name it. A program that aborted a group gave a
+//! reason. The ranks that were named first are the cause: a rank that failed because it lost another is named later.
 
 use super::rank_failed::{how_they_ended, look_at_exit};
 use super::timed_out::late;
@@ -62,8 +61,8 @@ pub(super) struct Recorded<'a> {
     pub(super) failure: &'a Failure,
 }
 
-/// When the first rank gave up at a time-out or aborted a group, common time, ns; `i64::MAX` if none did. Ranks that
-/// are lost later left because the first gave up.
+/// When the first rank gave up at a time-out that names others, or aborted a group, common time, ns; `i64::MAX` if none
+/// did. Ranks that are lost later left because the first gave up. `recorded` is ordered by time.
 fn given_up_ns(recorded: &[Recorded<'_>]) -> i64 {
     let mut found = recorded.iter();
     let first = found.find(|recorded| match recorded.failure.kind {
@@ -78,8 +77,8 @@ pub(super) fn gave_up_before(ctx: &Context<'_>, at_ns: i64) -> bool {
     given_up_ns(&recorded(ctx)) < at_ns
 }
 
-/// The first failure that a rank recorded and has not overcome, in one sentence, whether it is settled or not. That a
-/// group was closed is no failure.
+/// A sentence on the first of the [`lasting`] failures, settled or not; `None` if there are none. That a group was
+/// closed is no failure.
 pub(crate) fn first_recorded_failure(ctx: &Context<'_>) -> Option<String> {
     let found = lasting(ctx).into_iter();
     let first = found
@@ -151,7 +150,8 @@ fn follows_from_the_end(ctx: &Context<'_>, recorded: &Recorded<'_>) -> bool {
     })
 }
 
-/// E150: peers that survivors lost. The culprits are the lost ranks that did not lose a peer themselves.
+/// E150: peers that survivors lost. The culprits are the lost ranks that did not lose a peer themselves; if each did,
+/// the ranks that the first failure names. `None` without failures.
 fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let named: BTreeSet<Rank> = failures
         .iter()
@@ -161,7 +161,7 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let rank_of = |recorded: &Recorded<'_>| ctx.aligned.records[recorded.record].rank;
     let suffered: BTreeSet<Rank> = failures.iter().map(rank_of).collect();
     let lost_none: Vec<Rank> = named.difference(&suffered).copied().collect();
-    // If each of them lost another, the first report is closest to the cause.
+    // If each lost rank lost another, the first failure is closest to the cause.
     let culprits = match lost_none.is_empty() {
         true => failures.first()?.failure.ranks.clone(),
         false => lost_none,
@@ -195,8 +195,8 @@ fn gone(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// Blames no rank if all culprits left no record and other ranks did not either: a rank that loses a peer ends, so one
-/// of the others may have gone before.
+/// Blames no rank if no culprit left a record, and other ranks left none, either: a rank that loses a peer ends, so one
+/// of the other ranks may have gone before.
 fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     let is_unread = |rank: &Rank| ctx.aligned.record_of(*rank).is_none();
     let expected = ctx.aligned.expected.iter().copied();
@@ -216,7 +216,7 @@ fn leave_open(ctx: &Context<'_>, draft: &mut FindingDraft) {
     draft.confidence = 0.5;
 }
 
-/// E150: a program that aborted the group.
+/// E150: the first program that aborted its group; `None` without failures.
 fn aborted(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let first = failures.first()?;
     let culprits = match first.failure.ranks.is_empty() {
@@ -232,7 +232,8 @@ fn aborted(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft>
     Some(recorded_error(ctx, first, culprits, sentence))
 }
 
-/// E150: an error that the backend reported on a rank.
+/// E150: the first error that a backend reported on a rank, or, if ranks were given different world sizes, these.
+/// `None` without failures.
 fn errors(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let first = failures.first()?;
     if let Some(sizes) = differing_sizes(ctx) {
@@ -292,6 +293,7 @@ impl WorldSizes {
     }
 }
 
+/// E150 with this sentence on the ranks whose log has the error of a failure.
 fn recorded_error(
     ctx: &Context<'_>,
     first: &Recorded<'_>,
@@ -305,6 +307,7 @@ fn recorded_error(
     draft
 }
 
+/// The end of a sentence: the text of a failure, after a colon. Empty if the failure has no text.
 pub(super) fn text(failure: &Failure) -> String {
     match failure.text.as_str() {
         "" => String::new(),
@@ -333,7 +336,8 @@ fn inside(ctx: &Context<'_>, recorded: &Recorded<'_>) -> String {
     })
 }
 
-/// Adds the place of the failed operation, and the nodes whose waits are consequences.
+/// Adds the targets, which are the culprits and the place of the failed operation, and makes the finding one about that
+/// operation. If the operation is not recorded, adds the culprits only.
 pub(super) fn complete(ctx: &Context<'_>, draft: &mut FindingDraft, witness: &Recorded<'_>) {
     let nodes: Vec<Node> = draft
         .culprits

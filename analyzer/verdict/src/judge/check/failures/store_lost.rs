@@ -47,7 +47,7 @@ impl Check for StoreLost {
     }
 }
 
-/// What one rank knows of the store.
+/// What the record of one rank shows of the store.
 struct Asked {
     rank: Rank,
     end: LinkEnd,
@@ -57,6 +57,7 @@ struct Asked {
     silent_ns: i64,
 }
 
+/// The connection to the store in a record; `None` if it has none.
 fn store_link(record: &Record) -> Option<&PeerLink> {
     let is_store = |link: &&PeerLink| match link.end {
         LinkEnd::StoreAtRank(_) | LinkEnd::Store => true,
@@ -65,8 +66,10 @@ fn store_link(record: &Record) -> Option<&PeerLink> {
     record.peers.iter().find(is_store)
 }
 
+/// For how long the request of a rank had waited at the newest round of its watchdog, ns; 0 if none waits.
 fn silence(record: &Record, link: &PeerLink) -> i64 {
-    // A process that is stopped, or has ended, waits for nothing: its watchdog's last round ends the wait.
+    // A process that is stopped, or has ended, waits for nothing, so only its time up to the watchdog's last round
+    // counts.
     let until = record
         .status
         .as_ref()
@@ -77,6 +80,8 @@ fn silence(record: &Record, link: &PeerLink) -> i64 {
     }
 }
 
+/// The finding on the store. `asked`: the number of ranks that asked it; `explained`: whether another finding explains
+/// the waits.
 fn draft(silent: &[&Asked], asked: usize, explained: bool) -> FindingDraft {
     let ranks: Vec<Rank> = silent.iter().map(|asker| asker.rank).collect();
     let longest = silent

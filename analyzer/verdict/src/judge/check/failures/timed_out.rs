@@ -17,8 +17,8 @@ struct Wait<'a> {
     op: &'a Op,
 }
 
-/// The wait of a rank that a time-out names: its oldest operation, other than the one that timed out, that it had
-/// issued and not completed when the time-out was recorded. `None` if there is none.
+/// The wait of a rank that a time-out (`witness`) names: the oldest operation, other than the one that timed out, that
+/// the rank had issued and not completed when the time-out was recorded. `None` if there is none.
 fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<Wait<'a>> {
     let record = ctx.aligned.record_of(rank)?;
     let timed_out = operation(ctx, witness).map(|(group, op)| (group, op.seq, op.is_p2p));
@@ -58,9 +58,9 @@ fn absent(ctx: &Context<'_>, wait: &Wait<'_>, at_ns: i64) -> Vec<Rank> {
         .collect()
 }
 
-/// The wait of a rank that a time-out of a collective names in that same collective, if its record shows that the rank
-/// had arrived: that it had issued the collective and not completed it by then. A collective passes data from rank to
-/// rank, so the rank that was waited for directly may itself wait for the one that is missing.
+/// The wait of a rank inside the collective that timed out: `None` unless the rank's record shows that the rank had
+/// issued the collective, and not completed it, when the time-out was recorded. A collective passes data from rank to
+/// rank, so the rank that a time-out names may itself wait for the one that is missing.
 fn wait_inside<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Option<Wait<'a>> {
     let record = ctx.aligned.record_of(rank)?;
     let (group, timed_out) = operation(ctx, witness).filter(|(_, op)| !op.is_p2p)?;
@@ -142,6 +142,7 @@ fn first_cause<'f, 'a>(ctx: &'f Context<'_>, failures: &[Recorded<'a>]) -> Optio
     }
 }
 
+/// The rank that recorded a time-out.
 fn rank_of(ctx: &Context<'_>, timeout: &Recorded<'_>) -> Rank {
     ctx.aligned.records[timeout.record].rank
 }
@@ -157,9 +158,9 @@ fn waited_too(ctx: &Context<'_>, witness: &Recorded<'_>, other: &Recorded<'_>) -
     other.failure.operation.is_none() && (limit_ns == 0 || later_ns < limit_ns)
 }
 
-/// The cause if ranks gave up outside of operations, at the start or at the end of the job, and each also named another
-/// that gave up. A rank that is cut off names one that waits with all others, so the cause is the one rank that all
-/// others name.
+/// The cause if ranks gave up outside of operations, at the start or at the end of the job, and named each other. A
+/// rank that is cut off names one that waits with all others, so the cause is the one rank that all others name. If
+/// there is no such rank, one of those named. `None` if no rank gave up outside of operations.
 fn outside_operations<'f, 'a>(
     ctx: &Context<'_>,
     failures: &[Recorded<'a>],
@@ -198,7 +199,8 @@ fn outside_operations<'f, 'a>(
     ))
 }
 
-/// E101: ranks that had not arrived when the others timed out.
+/// E101 on ranks that had not arrived when others timed out; E151 or E135 if they had arrived ([`all_inside`]). `None`
+/// if no time-out names a rank, if the waits form a cycle, or if only the culprits themselves name them.
 pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let (witness, within, culprits) = match first_cause(ctx, failures)? {
         Cause::Found(witness, within, culprits) => (witness, within, culprits),
@@ -244,8 +246,8 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
     Some(not_arrived(ctx, culprits, sentence, witness))
 }
 
-/// A rank that ends an operation later than this after its deadline had no processor meanwhile, ns. A rank that looks
-/// for the reason of another takes up to two seconds for it.
+/// A rank that ends an operation later than this after its deadline had no processor meanwhile, ns. The search for the
+/// reason that another rank may have given takes up to two seconds.
 const OVERRUN_NS: i64 = 2_500_000_000;
 
 /// How much longer than its time-out an operation that failed lasted, ns; `None` if it ended soon after its deadline.
@@ -324,7 +326,8 @@ fn all_inside(
     draft
 }
 
-/// E101 on ranks that had not arrived in an operation; place and targets come from the time-out.
+/// E101 on ranks that had not arrived in an operation. The operation of the finding, and its targets, come from the
+/// time-out.
 fn not_arrived(
     ctx: &Context<'_>,
     culprits: Vec<Rank>,
@@ -411,7 +414,8 @@ fn each_gave_up(ctx: &Context<'_>, witness: &Recorded<'_>, ranks: &[Rank]) -> Fi
 }
 
 /// The end of a sentence: how long after the time-out the culprit issued the operation, or that its record does not
-/// show it. Empty if that is unknown or there are several culprits.
+/// show the operation. Empty if the culprit issued it before, if the operation that timed out is not known, or if there
+/// are several culprits or no record of the one.
 fn came_after(ctx: &Context<'_>, witness: &Recorded<'_>, culprits: &[Rank]) -> String {
     let &[rank] = culprits else {
         return String::new();

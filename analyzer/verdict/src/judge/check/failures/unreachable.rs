@@ -1,8 +1,8 @@
 //! E152: links show no sign of life and cut off a rank or a host.
 //!
-//! The systems at both ends of an idle connection exchange packets whatever their processes do, so a link on
-//! which none arrive shows a fault of the network or of a host, not of a program. The links that still work show which
-//! end is at fault: the ranks that still receive from each other are on the good side.
+//! The systems at both ends of an idle connection exchange packets whatever their processes do. So a link on which no
+//! packets arrive shows a fault of the network or of a host, not of a program. The links that still work show which end
+//! is at fault: the largest set of ranks that still receive from each other is on the good side.
 
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
@@ -82,6 +82,7 @@ impl End<'_> {
         self.link.heard_ns.saturating_sub(self.offset_ns)
     }
 
+    /// When the rank last looked at the link, common time, ns.
     fn sampled_ns(&self) -> i64 {
         self.link.sampled_ns.saturating_sub(self.offset_ns)
     }
@@ -89,14 +90,17 @@ impl End<'_> {
 
 /// The links of all ranks.
 struct Links<'a> {
+    /// By the rank that recorded the end, and its peer.
     ends: BTreeMap<(Rank, Rank), End<'a>>,
-    /// Links without a sign of life, or that the system broke, each with since when, common time, ns.
+    /// Links that are silent at an end, or that both ends record as broken by an error of the network; each with since
+    /// when, common time, ns.
     bad: BTreeMap<Pair, i64>,
     /// Links with a sign of life since the first of the bad ones fell silent.
     good: BTreeSet<Pair>,
 }
 
 impl<'a> Links<'a> {
+    /// The links in the records of all ranks whose processes are not stopped.
     fn of(ctx: &'a Context<'_>) -> Self {
         let mut ends = BTreeMap::new();
         for (index, record) in ctx.aligned.records.iter().enumerate() {
@@ -116,7 +120,8 @@ impl<'a> Links<'a> {
         let mut bad: BTreeMap<Pair, i64> = BTreeMap::new();
         for (&(from, to), end) in &ends {
             let reverse = ends.get(&(to, from));
-            // A process that ends resets its connections, and records nothing of that.
+            // A process that ends resets its connections, and records nothing of that: so a reset counts only if both
+            // ends recorded it.
             let reset = |end: &End<'_>| is_network_error(end.link.errno);
             let since = match (end.link.is_silent(), reverse) {
                 (true, _) => end.last_sign_ns(),
@@ -130,7 +135,7 @@ impl<'a> Links<'a> {
         }
         let first = bad.values().copied().min().unwrap_or(i64::MAX);
         let lives = |end: &End<'_>| {
-            // A sign of life may be as old as one and a half intervals, here in ns.
+            // On a working link, the last sign of life may be one and a half intervals old.
             let idle_ns = i64::from(end.link.interval_ms).saturating_mul(1_500_000);
             end.link.errno == 0
                 && !end.link.is_silent()
@@ -147,8 +152,8 @@ impl<'a> Links<'a> {
         Self { ends, bad, good }
     }
 
-    /// Links that the system of the first rank's host aborted, each with when it did, common time, ns. Links that broke
-    /// later are consequences: ranks that fail close their links.
+    /// Links that the system of the first rank's host aborted, each with when the rank noticed it, common time, ns.
+    /// Other links that broke are consequences: ranks that fail close their links.
     fn aborted(&self) -> BTreeMap<(Rank, Rank), i64> {
         let ends = self.ends.iter();
         let aborted = ends.filter(|(_, end)| end.link.errno == ABORTED);
@@ -175,7 +180,7 @@ impl<'a> Links<'a> {
         sides
     }
 
-    /// The one rank that is at an end of all these links, if there are several.
+    /// The rank that is at an end of all these links; `None` if there is none, or fewer than two links.
     fn hub(&self, pairs: &[Pair]) -> Option<Rank> {
         let &(a, b) = pairs.first()?;
         let at_all = |rank: Rank| pairs.iter().all(|&(a, b)| a == rank || b == rank);
@@ -183,6 +188,7 @@ impl<'a> Links<'a> {
         hub.filter(|_| pairs.len() > 1)
     }
 
+    /// All ranks with a bad link, without this one.
     fn ranks_except(&self, except: Rank) -> BTreeSet<Rank> {
         let ranks = self.bad.keys().flat_map(|&(a, b)| [a, b]);
         ranks.filter(|&rank| rank != except).collect()
@@ -196,7 +202,8 @@ impl<'a> Links<'a> {
         (sender.unacknowledged > 0).then_some(sender.sent <= receiver.received)
     }
 
-    /// Which direction of these links works, if just one does; `None` otherwise, or if the records do not show it.
+    /// Which direction of these links works, if just one does, seen from the ranks in `cut`; `None` otherwise, or if
+    /// the records do not show it.
     fn one_way(&self, cut: &BTreeSet<Rank>, pairs: &[Pair]) -> Option<Direction> {
         let outward = |&(a, b): &Pair| if cut.contains(&a) { (a, b) } else { (b, a) };
         let common = |arrives: &dyn Fn(Pair) -> Option<bool>| -> Option<bool> {
@@ -333,13 +340,15 @@ fn broken(ctx: &Context<'_>, links: &Links<'_>, pairs: &[Pair]) -> FindingDraft 
     draft
 }
 
+/// An E152 with this sentence. Its targets are these ranks, and the operations in which they wait although all members
+/// have come.
 fn draft(ctx: &Context<'_>, sentence: String, ranks: &[Rank]) -> FindingDraft {
     let mut draft = FindingDraft::new(Code::E152, sentence);
     draft.targets = ranks
         .iter()
         .filter_map(|&rank| ctx.graph.node(rank))
         .collect();
-    // Where all members of an operation came, its end is missing because of the link.
+    // An operation that all members have reached does not end because of the link.
     let places = ctx.wait_roots.iter().filter_map(|root| match root {
         &WaitRoot::Full(place) => Some(place),
         _ => None,
@@ -367,6 +376,7 @@ fn draft(ctx: &Context<'_>, sentence: String, ranks: &[Rank]) -> FindingDraft {
     draft
 }
 
+/// The time of day at which the first of these links went bad.
 fn since(links: &Links<'_>, pairs: &[Pair]) -> String {
     let first = pairs.iter().filter_map(|pair| links.bad.get(pair)).min();
     time_of_day(first.copied().unwrap_or(0))

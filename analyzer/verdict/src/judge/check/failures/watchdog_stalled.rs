@@ -1,7 +1,7 @@
 //! E140: the watchdog of a rank stopped making its rounds.
 //!
-//! Derived from the rank's own record: its heartbeat is much older than the record, both by the clock of its host, or
-//! the heartbeat monitor had the record written because it raised the alarm. [`rank_failed`](super::rank_failed) covers
+//! The rank's own record shows this: the heartbeat is much older than the record, both by the clock of the rank's host,
+//! or the heartbeat monitor raised the alarm and so had the record written. [`rank_failed`](super::rank_failed) covers
 //! a process that is gone, whose watchdog makes no rounds either. A stalled watchdog holds up no rank, so this finding
 //! is listed under the cause of the waits, if there is one.
 
@@ -38,7 +38,8 @@ impl Check for WatchdogStalled {
     }
 }
 
-/// For how long the watchdog had made no round when the record was taken, ns; `None` if it had not stalled.
+/// For how long the watchdog had made no round when the record was taken, ns; `None` if it had not stalled, if the
+/// record does not show it, or if the process is gone.
 fn silence(record: &Record) -> Option<i64> {
     let status = record.status.as_ref()?;
     let (beat, taken) = (status.heartbeat_ns, record.identity.dump_time_ns);
@@ -49,6 +50,7 @@ fn silence(record: &Record) -> Option<i64> {
     (silent >= STALLED_NS || record.identity.reason == ALARM).then_some(silent.max(0))
 }
 
+/// The finding on the watchdog of a record, which is given with its index.
 fn draft(ctx: &Context<'_>, index: usize, record: &Record, silent_ns: i64) -> FindingDraft {
     let rank = record.rank;
     let sentence = format!(

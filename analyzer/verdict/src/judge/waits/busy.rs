@@ -1,8 +1,8 @@
 //! Ranks of which one thread has stopped while another goes on.
 //!
 //! The thread that goes on is nearly always inside some operation. In the graph, such an operation seems to keep its
-//! rank from what the others wait for, although it has only just begun: an operation that all have issued, or a cycle,
-//! takes the place of the rank that others wait for.
+//! rank from what the others wait for, although it has only just begun: the root of the waits is then an operation that
+//! all members have issued, or a cycle, and not the rank that others wait for.
 
 use crate::align::RecordIx;
 use crate::align::pending::PendingKind;
@@ -15,10 +15,10 @@ use crate::judge::waits::wait_root::WaitRoot;
 /// An operation that is younger than this share of a wait did not cause that wait.
 const SHARE: f64 = 0.25;
 
-/// A thread goes on if it has completed at least this many operations since.
+/// A thread goes on if it has completed at least this many operations that it issued since others began to wait.
 const GOES_ON: usize = 3;
 
-/// The roots of the graph, with each rank whose threads go apart in place of the operation or the cycle that it is in.
+/// The roots of the graph. A full place or a cycle with busy ranks ([`is_busy`]) is replaced by these ranks.
 pub(crate) fn find(ctx: &Context<'_>) -> Vec<WaitRoot> {
     let mut found: Vec<WaitRoot> = Vec::new();
     for wait_root in &ctx.wait_roots {
@@ -79,7 +79,7 @@ fn is_busy(ctx: &Context<'_>, node: Node, places: &[usize]) -> bool {
     })
 }
 
-/// The record and the position of the operation in which a rank waits at a place.
+/// The record and the position of the operation in which a rank waits at a place; `None` if no record shows it.
 fn issued_at(ctx: &Context<'_>, place: usize, node: Node) -> Option<(RecordIx, u32)> {
     let record = ctx.record_at(place, node)?;
     let mut pending = ctx.graph.pending[record].iter().enumerate();
@@ -96,7 +96,7 @@ fn issued_at(ctx: &Context<'_>, place: usize, node: Node) -> Option<(RecordIx, u
     Some((record, operation.position))
 }
 
-/// Whether a thread of a rank has completed several operations that it issued after this common time, ns.
+/// Whether a thread of a rank has completed [`GOES_ON`] operations that it issued after this common time, ns.
 fn went_on(ctx: &Context<'_>, record: RecordIx, thread: u32, since_ns: i64) -> bool {
     let newest_first = ctx.aligned.records[record].ops.iter().rev();
     newest_first

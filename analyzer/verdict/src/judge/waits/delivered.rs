@@ -1,4 +1,4 @@
-//! Messages that have arrived, and that their program has not waited for.
+//! Messages that have arrived, and that the program has not waited for.
 //!
 //! Gloo ends a send or a receive in the wait for it only: until then, a message that has arrived is recorded as
 //! unfinished.
@@ -10,8 +10,8 @@ use crate::judge::waits::wait_graph::{Place, WaitGraph};
 use rcomm_recorder::model::OpType;
 
 impl WaitGraph {
-    /// Leaves out messages that have arrived, of ranks that also wait for what has not: such a message ends as soon as
-    /// the program comes to wait for it.
+    /// Leaves out the wait of a rank in messages that have arrived, if the rank also waits at a place where another is
+    /// missing: such messages end as soon as the program comes to wait for them.
     pub(super) fn leave_out_delivered(&mut self) {
         for place in 0..self.places.len() {
             let Place::Batch {
@@ -35,7 +35,7 @@ impl WaitGraph {
     }
 }
 
-/// Whether a rank may wait in an unfinished operation: not in a receive that a thread of its own holds open, and not in
+/// Whether a rank may wait in an unfinished operation: not in a receive that a separate thread holds open, and not in
 /// sends that have been received.
 pub(super) fn is_a_wait(aligned: &Aligned<'_>, record: RecordIx, operation: &Pending) -> bool {
     let PendingKind::Batch { halves } = &operation.kind else {

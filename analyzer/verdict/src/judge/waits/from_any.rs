@@ -5,8 +5,8 @@ use crate::align::p2p::{self, Half, Messages};
 use crate::align::{Aligned, GroupIx, RecordIx, UnknownReason};
 use rcomm_recorder::model::Rank;
 
-/// The possible sources of a receive from any source. If all records show how many messages they have sent to this
-/// receiver, only the ranks that have sent least.
+/// The ranks from which the member `me` may still receive a message from any source, and what is known of each. If all
+/// records hold all their messages, only the ranks that have sent least to `me`.
 pub(super) fn possible_senders(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -41,7 +41,7 @@ pub(super) fn possible_senders(
         .collect()
 }
 
-/// Whether a member also receives from any source.
+/// Whether a member has posted receives from any source.
 pub(super) fn takes_from_any(messages: &Messages, group: GroupIx, receiver: u32) -> bool {
     messages.any.contains_key(&(group, receiver))
 }

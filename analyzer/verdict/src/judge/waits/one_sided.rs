@@ -10,8 +10,9 @@ use crate::judge::waits::wait_graph::{Node, WaitGraph};
 use rcomm_recorder::model::EntryState;
 
 impl WaitGraph {
-    /// Enters the waits in accesses to windows. As with messages, two kinds of accesses of a process that ended are no
-    /// waits: those that it left open when it ended in order, and those that it issued shortly before its end.
+    /// Enters the waits in accesses to windows. As with messages, three kinds of accesses are no waits: those that a
+    /// process left open when it ended in order, those that it issued shortly before its end, if it ended first, and
+    /// those that failed before the rank went on.
     pub(super) fn enter_one_sided(&mut self, aligned: &Aligned<'_>, policy: &Policy, life: &Life) {
         // Without a place, no wait is judged.
         if self.places.is_empty() {

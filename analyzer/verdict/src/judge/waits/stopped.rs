@@ -1,7 +1,7 @@
-//! The waits of ranks whose processes are stopped, and for them.
+//! The waits of ranks whose processes are stopped.
 //!
-//! A process that is stopped records nothing. The device may have ended the operation that its record shows as
-//! unfinished, as that of its peers did.
+//! A process that is stopped records nothing. The operation that its record shows as unfinished may have ended on its
+//! device, as it did on those of the peers.
 
 use crate::align::Aligned;
 use crate::judge::waits::wait_graph::{Node, Place, WaitGraph};
@@ -17,8 +17,9 @@ pub(super) fn stopped_nodes(aligned: &Aligned<'_>) -> Vec<bool> {
 }
 
 impl WaitGraph {
-    /// Removes the waits of stopped ranks in collectives that all other members have completed, if others wait for these
-    /// ranks elsewhere: the record ends there, and does not show that the rank is still inside.
+    /// Removes the waits of stopped ranks in collectives that all members have joined, and that all members that are
+    /// not stopped have completed, if others wait for these ranks elsewhere: the record of such a rank ends there, and
+    /// does not show that the rank is still inside. `stopped`: for each rank, whether its process is stopped.
     pub(super) fn drop_waits_of_stopped(&mut self, stopped: &[bool]) {
         let is_missed = |node: Node| {
             let mut missing = self.missing.iter().flatten();
@@ -41,8 +42,8 @@ impl WaitGraph {
         self.completed_by_others = left;
     }
 
-    /// The place of a collective that all other members have completed, and that this stopped rank's record shows as
-    /// unfinished.
+    /// The place of a collective that all members that are not stopped have completed, and that the record of this
+    /// stopped rank shows as unfinished; `None` if there is none, or if no rank waits for this one.
     pub(crate) fn completed_by_others(&self, node: Node) -> Option<usize> {
         let mut left = self.completed_by_others.iter();
         left.find(|&&(other, _)| other == node)

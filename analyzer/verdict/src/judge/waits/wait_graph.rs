@@ -49,7 +49,8 @@ pub(crate) enum Missing {
     Held(Arrival),
     /// The rank's record does not show whether it issued the operation.
     Unknown(UnknownReason),
-    /// The rank may or may not be the missing one: a receive from any source, or a record that names no peer.
+    /// The rank may or may not be the missing one: others wait in a receive from any source, or the record of a message
+    /// names no peer.
     Candidate,
 }
 
@@ -61,7 +62,8 @@ pub(crate) type Node = usize;
 pub(crate) struct WaitGraph {
     /// For each record: its unfinished operations, in order of issue.
     pub(crate) pending: Vec<Vec<Pending>>,
-    /// For each record, whether each of its unfinished operations is overdue. Outside of a snapshot all are.
+    /// For each record: whether each of its unfinished operations is overdue. Outside of a snapshot, all are in which a
+    /// rank may wait ([`is_a_wait`]).
     pub(super) overdue: Vec<Vec<bool>>,
     /// For each record: whether the end of its process is a cause.
     went_first: Vec<bool>,
@@ -74,7 +76,7 @@ pub(crate) struct WaitGraph {
     pub(crate) waits_in: Vec<Vec<usize>>,
     /// For each rank: the ranks without which its accesses to windows do not complete.
     pub(super) one_sided: Vec<Vec<Node>>,
-    /// The collectives of stopped ranks that all other members have completed: each the node of the rank, and the place.
+    /// The waits that [`WaitGraph::drop_waits_of_stopped`] has removed: each the node of the rank, and the place.
     pub(super) completed_by_others: Vec<(Node, usize)>,
     /// The number of ranks.
     pub(crate) ranks: usize,
@@ -86,8 +88,8 @@ impl WaitGraph {
     /// Builds the graph of all unfinished operations.
     ///
     /// In a snapshot the age of an operation decides when to judge, never which rank to name: the graph has no places
-    /// as long as nothing is due, and from then on it has every unfinished operation. [`WaitGraph::due`] marks the
-    /// nodes to which due waits lead; only these are worth a finding.
+    /// as long as nothing is due, and from then on it has places for old and young operations alike. [`WaitGraph::due`]
+    /// marks the nodes to which due waits lead; only these are worth a finding.
     pub(crate) fn new(
         aligned: &Aligned<'_>,
         messages: &Messages,
@@ -248,6 +250,7 @@ impl WaitGraph {
         due
     }
 
+    /// Whether the operation of a rank at a place is overdue.
     fn is_place_overdue(&self, aligned: &Aligned<'_>, place: usize) -> bool {
         match self.places[place] {
             Place::Batch {
@@ -301,8 +304,8 @@ impl WaitGraph {
             .chain(missing.iter().map(|&(rank, _)| rank))
     }
 
-    /// Removes from the missing ranks of these places those whose operation is the first in the queue of its group.
-    /// Used if only these ranks close a cycle.
+    /// Removes from the missing ranks of these places those whose devices may have reached the operation
+    /// ([`Arrival::Head`]). Used if such ranks close a cycle.
     pub(crate) fn release_heads(&mut self, places: &[usize]) {
         for &place in places {
             self.missing[place].retain(|&(_, why)| why != Missing::Held(Arrival::Head));
@@ -365,6 +368,7 @@ impl WaitGraph {
         }
     }
 
+    /// Enters the rank of a record at the places of all unfinished operations at which it has arrived.
     fn enter_places(&mut self, aligned: &Aligned<'_>, record: RecordIx) {
         let Some(node) = self.node(aligned.records[record].rank) else {
             return;
@@ -400,6 +404,7 @@ impl WaitGraph {
         }
     }
 
+    /// Adds a place where no rank has arrived, and returns its index.
     fn add(&mut self, place: Place) -> usize {
         self.places.push(place);
         self.arrived.push(Vec::new());
@@ -407,7 +412,8 @@ impl WaitGraph {
         self.places.len() - 1
     }
 
-    /// The members that have not arrived in a collective, and why.
+    /// The members that have not arrived in a collective, and why. A member that issued it counts as arrived if its
+    /// ring has dropped the collective.
     fn missing_from(
         &self,
         aligned: &Aligned<'_>,
@@ -460,7 +466,8 @@ impl WaitGraph {
         missing.into_iter().collect()
     }
 
-    /// The ranks that must arrive before a half can complete.
+    /// The ranks that must arrive before a half can complete, and why they have not. Empty if the record of the half
+    /// does not list its rank as a member, or if the ring of the peer has dropped the other half.
     fn other_ends(
         &self,
         aligned: &Aligned<'_>,
@@ -522,7 +529,7 @@ impl WaitGraph {
     }
 }
 
-/// Removes the members whose record does not show whether they arrived, if the record of another shows that it did not.
+/// Removes the members of which it is not known whether they arrived, if another is known not to have arrived.
 fn prefer_known(missing: &mut Vec<(Node, Missing)>) {
     let known = |why: Missing| matches!(why, Missing::Absent | Missing::Held(_));
     if missing.iter().any(|&(_, why)| known(why)) {

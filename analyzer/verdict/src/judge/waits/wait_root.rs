@@ -25,8 +25,8 @@ pub(crate) enum WaitRoot {
     },
 }
 
-/// Finds the sinks. Operations that the device may have reached count as held up at first. If they close a cycle, they
-/// no longer count, provided that the waits then lead out of the cycle.
+/// Finds the sinks. A rank whose device may or may not have reached an operation counts as missing there at first. If
+/// such ranks close a cycle, they no longer count, provided that the waits then lead to a rank that waits for none.
 pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<WaitRoot> {
     graph.leave_out_delivered();
     // Releasing one cycle may show the next; eight rounds bound the time.
@@ -69,6 +69,7 @@ pub(crate) fn find(aligned: &Aligned<'_>, graph: &mut WaitGraph) -> Vec<WaitRoot
     wait_roots(aligned, graph)
 }
 
+/// The sinks of the graph to which due waits lead.
 fn wait_roots(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<WaitRoot> {
     let components = graph.components();
     let mut component_of = vec![0; graph.ranks + graph.places.len()];
@@ -126,7 +127,7 @@ fn wait_roots(aligned: &Aligned<'_>, graph: &WaitGraph) -> Vec<WaitRoot> {
     found
 }
 
-/// Whether the rank's record shows its state at none of the places where it is missed.
+/// Whether a rank's record shows at none of the places where the rank is missed whether it arrived there.
 fn unread_by_all(graph: &WaitGraph, rank: Node) -> bool {
     graph
         .missing

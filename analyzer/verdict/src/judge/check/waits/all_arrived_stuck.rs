@@ -1,10 +1,10 @@
-//! E135: every member is in the operation, their calls agree, and none has finished. E101, if some came after the
-//! time-out of the others: then they were never in it together. E120, if both halves of a message are posted and their
-//! tags may differ.
+//! E135: every member is in the operation, the members' calls agree, and none has finished. E101, if some members came
+//! after the time-out of the others: then the members were never in the operation together. E120, if both halves of a
+//! message are posted and their tags may differ.
 //!
-//! The program did its part, so the cause is the fabric, a device or the library. Reported only if the operation has
-//! had time to finish and no other cause was found: a peer that is missing elsewhere, or a member that merely finished
-//! first, explains such a wait better.
+//! In an E135 the program did its part, so the cause is the fabric, a device or the library. The check finds something
+//! only if the operation has had time to finish and no other cause was found: a peer that is missing elsewhere, or a
+//! member that merely finished first, explains such a wait better.
 
 use super::tags;
 use crate::align::pending::on_device;
@@ -53,9 +53,11 @@ impl Check for AllArrivedStuck {
     }
 }
 
+/// Whether the records show that no member has finished the collective of a place, or that both halves of every message
+/// of a batch are posted.
 fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
-    // Since older records were taken, the operation may have finished there. A newer one of a rank that waits in a
-    // collective shows that it has not finished on all.
+    // On the rank of an outdated record, the operation may have finished since. A newer record of a rank that waits in
+    // a collective shows that it has not finished on all ranks.
     let outdated = outdated(ctx, inside(ctx, place));
     if outdated.len() == ctx.graph.arrived[place].len() {
         return false;
@@ -91,7 +93,7 @@ fn no_member_finished(ctx: &Context<'_>, place: usize) -> bool {
     })
 }
 
-/// Those of these ranks with a record that is older than those of others: they may have gone on since.
+/// The ranks among these whose records were taken too early: they may have gone on since.
 fn outdated(ctx: &Context<'_>, ranks: Vec<Rank>) -> Vec<Rank> {
     let is_outdated =
         |record: RecordIx| ctx.aligned.lacks_newest(record) == Some(UnknownReason::Outdated);
@@ -101,8 +103,8 @@ fn outdated(ctx: &Context<'_>, ranks: Vec<Rank>) -> Vec<Rank> {
         .collect()
 }
 
-/// Whether the records show that all who issued the operation are inside: their lanes show when a device starts one, or
-/// no device runs it.
+/// Whether the records show that all ranks at a place are inside the operation: each rank's lane shows starts, or no
+/// device runs the lane's operations.
 fn shows_arrival(ctx: &Context<'_>, place: usize) -> bool {
     let group = ctx.group_at(place);
     let shows = |record: RecordIx| {
@@ -118,8 +120,9 @@ fn shows_arrival(ctx: &Context<'_>, place: usize) -> bool {
     arrived.all(|&node| ctx.record_at(place, node).and_then(shows) == Some(true))
 }
 
-/// The finding on ranks that issued a collective after the first of their peers had waited for its whole time-out;
-/// `None` if there are none, or if it is not known how their clocks relate.
+/// The finding on ranks that issued a collective after the first of their peers had waited for its whole time-out.
+/// `None` if there are none, if the first peer has no time-out, if it is not known how the clocks relate, or for a
+/// message.
 fn came_too_late(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let Place::Collective { .. } = ctx.graph.places[place] else {
         return None;
@@ -173,7 +176,7 @@ fn inside(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
         pending,
     } = ctx.graph.places[place]
     {
-        // Both ends of each message were compared.
+        // The other halves of all messages are posted.
         let halves = ctx.halves(record, pending).iter();
         inside
             .extend(halves.filter_map(|half| peer_rank(ctx.aligned, group, record, half.position)));
@@ -183,6 +186,7 @@ fn inside(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
     inside
 }
 
+/// The E135 on a place. It names the channel, link or host that lags, where NCCL's records show one.
 fn draft(ctx: &Context<'_>, place: usize) -> FindingDraft {
     let op_ref = ctx.op_ref_of_place(place);
     let inside = inside(ctx, place);

@@ -11,10 +11,11 @@ use std::time::Duration;
 /// The highest confidence if the missing ranks may still come.
 const MAY_COME: f64 = 0.6;
 
-/// The same, if they are missed for at least half of the time after which they hardly come.
+/// The highest confidence if they have been missed for at least half of the time after which [`may_still_come`] no
+/// longer holds.
 const MAY_HARDLY_COME: f64 = 0.75;
 
-/// The same, if they have paused for about as long before while others waited for them, and went on.
+/// The highest confidence if they paused for about as long before while others waited for them, and then went on.
 const PAUSED_BEFORE: f64 = 0.5;
 
 /// Work of a program between two operations takes longer than this only rarely.
@@ -24,15 +25,19 @@ const LONG: Duration = Duration::from_secs(60);
 pub(super) struct AtWork {
     /// The highest confidence of a finding on them.
     pub(super) confidence: f64,
-    /// The longest time that others waited in a pause of one of them before, ms, if that was about as long for each as it
-    /// is missed now.
+    /// The longest earlier pause of one of them, ms, in which others waited for it. `None` unless each has paused
+    /// before for about as long as they are missed now.
     paused_ms: Option<f64>,
     /// Whether their processes are known to live.
     live: bool,
 }
 
-/// Whether these ranks are missed at a place for less than [`LONG`] and half of the operation's time-out, and either
-/// live or left records that were taken, or files that were written, before; `None` if not.
+/// These ranks, which are missed at a place, as ranks that may still come. `None` if they have been missed for
+/// [`LONG`], or for half of the operation's shortest time-out, if that is shorter; if it is not known for how long they
+/// have been missed; or if one has raised an exception.
+///
+/// For how long they are missed counts until now if they live, else until their records were taken, or until the files
+/// of the records were written if no record states a time.
 pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) -> Option<AtWork> {
     let has_raised = |rank: &Rank| {
         let mut records = ctx.aligned.records_of(*rank);
@@ -76,6 +81,7 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
 }
 
 impl AtWork {
+    /// The doubt of a finding on these ranks.
     pub(super) fn doubt(&self, ranks: &[Rank]) -> String {
         let one = ranks.len() == 1;
         let (wait, process) = match (one, self.live) {
@@ -103,13 +109,13 @@ impl AtWork {
     }
 }
 
-/// A pause is about as long as an earlier one up to this many times its length.
+/// A pause is about as long as an earlier one if it is at most this many times as long.
 const AS_LONG: f64 = 1.5;
 
-/// The longest time, ms, that this rank spent in no operation before it issued a collective, while another member waited
-/// for it there; `None` if there is none of at least `least_ms`.
+/// The longest time, ms, that this rank spent in no operation before it issued a collective, while another member
+/// waited for it there; `None` if there is none of at least `least_ms`.
 ///
-/// After an operation whose end is not recorded, none counts: the rank may have been in it.
+/// No pause after an operation whose end is not recorded counts: the rank may have been in that operation.
 fn longest_pause_ms(ctx: &Context<'_>, rank: Rank, least_ms: f64) -> Option<f64> {
     let aligned = ctx.aligned;
     let records = aligned.records_of(rank);

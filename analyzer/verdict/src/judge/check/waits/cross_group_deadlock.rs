@@ -3,9 +3,9 @@
 //! In a cycle all ranks wait, so no rank is idle. But usually one rank took two steps of the program in another order
 //! than all others. So for each rank of the cycle, and each place where it is missed, the ranks of the job vote: this
 //! check counts how many of them take that step first, and how many the step in which the rank waits. The rank that is
-//! outvoted most is the culprit, and the cycle is its proof. If the votes are even, the rank's own past decides,
+//! outvoted most is the culprit, and the cycle is the proof. If the votes are even, the rank's own past decides,
 //! provided that it is regular; both sides remain alternatives. A rank with a single peer to compare with, which
-//! contradicts it, is the culprit if no other two ranks of the cycle contradict each other.
+//! contradicts it, is the culprit if no other rank of the cycle is contradicted.
 //!
 //! A rank that has issued later operations, but still not the one that its peers wait for, did not swap two steps but
 //! left one out: then the finding is E103.
@@ -54,11 +54,11 @@ impl Check for CrossGroupDeadlock {
     }
 }
 
-/// A rank whose order of two steps differs from that of most other ranks.
+/// A rank whose order of two steps differs from that of most other ranks, or from that of its own past.
 pub(super) struct MinorityRank {
     pub(super) node: Node,
     votes: Votes,
-    /// Whether the votes were even, and only the rank's own past decided.
+    /// Whether the votes were even, and the rank's own past decided.
     by_past: bool,
     /// Place where the rank is missed.
     pub(super) missed_at: usize,
@@ -67,12 +67,13 @@ pub(super) struct MinorityRank {
 }
 
 impl MinorityRank {
-    /// Whether at least two ranks put the steps the other way round, and more than put them as this one.
+    /// Whether at least two ranks put the steps the other way round, and more do so than put them as this rank does.
     pub(super) fn is_outvoted(&self) -> bool {
         self.votes.first >= 2 && self.votes.first > self.votes.second
     }
 }
 
+/// The finding on a cycle of ranks and places. It blames no rank if none is in the minority, or more than half are.
 fn draft(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
     let cycle = shortest_cycle(ctx, ranks, places);
     let minority = strongest_minority(ctx, ranks, places);
@@ -126,6 +127,7 @@ pub(super) fn show_cycle(
         .push("not_joined: every rank of the cycle itself waits".to_owned());
 }
 
+/// The finding on ranks of the minority, of which there is at least one: E103 if each left out a step, else E130.
 pub(super) fn blamed(ctx: &Context<'_>, minority: &[MinorityRank]) -> FindingDraft {
     let culprits: Vec<Rank> = minority.iter().map(|odd| ctx.rank(odd.node)).collect();
     let first = &minority[0];
@@ -230,7 +232,8 @@ struct Step {
     site: String,
 }
 
-/// The steps of ranks of the minority: those that wait in one place, and are missed at one, took the same.
+/// The steps of the ranks of the minority. Ranks that wait at the same place, and are missed at the same place, share
+/// one.
 fn steps(ctx: &Context<'_>, minority: &[MinorityRank]) -> Vec<Step> {
     let mut by_places: Vec<(usize, usize, Step)> = Vec::new();
     for odd in minority {
@@ -259,11 +262,11 @@ fn steps(ctx: &Context<'_>, minority: &[MinorityRank]) -> Vec<Step> {
 /// A sentence lists at most this many steps.
 const MOST_STEPS: usize = 2;
 
-/// Clauses on steps as one; of more than [`MOST_STEPS`], the other ranks are named only.
+/// One clause from the clauses on `steps`. Of more than [`MOST_STEPS`], it only names the other culprits.
 fn in_words(clauses: Vec<String>, culprits: &[Rank], steps: &[Step]) -> String {
-    let told = steps.iter().take(MOST_STEPS).flat_map(|step| &step.ranks);
-    let told: Vec<Rank> = told.copied().collect();
-    let others = culprits.iter().filter(|rank| !told.contains(rank));
+    let described = steps.iter().take(MOST_STEPS).flat_map(|step| &step.ranks);
+    let described: Vec<Rank> = described.copied().collect();
+    let others = culprits.iter().filter(|rank| !described.contains(rank));
     let others: Vec<Rank> = others.copied().collect();
     let mut text = clauses[..clauses.len().min(MOST_STEPS)].join(", and ");
     if !others.is_empty() {
@@ -273,7 +276,7 @@ fn in_words(clauses: Vec<String>, culprits: &[Rank], steps: &[Step]) -> String {
     text
 }
 
-/// The operation in which a rank of the minority waits.
+/// The operation in which a rank of the minority waits; `None` if its record does not show it.
 fn waits_here(ctx: &Context<'_>, odd: &MinorityRank) -> Option<Point> {
     let record = ctx.record_at(odd.waits_at, odd.node)?;
     let index = position_of(ctx, record, odd.waits_at)?;
@@ -323,7 +326,8 @@ fn position_of(ctx: &Context<'_>, record: usize, place: usize) -> Option<usize> 
         })
 }
 
-/// The sides of a cycle: for each kind of place, the ranks that wait in it; at most 16.
+/// The sides of a cycle, at most 16. Ranks that wait in collectives of one number on groups of one family are on one
+/// side, and so are ranks that wait in messages on groups of one family.
 fn sides(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Vec<Rank>> {
     let mut sides: BTreeMap<Option<(u32, u64)>, Vec<Rank>> = BTreeMap::new();
     for &rank in ranks {
@@ -353,6 +357,7 @@ fn waits_at(ctx: &Context<'_>, rank: Rank, places: &[usize]) -> Option<Point> {
     Some(Point { record, position })
 }
 
+/// The E130 on a cycle in which no rank is known to have left the order.
 fn ambiguous(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> FindingDraft {
     let in_cycle = ctx.ranks(ranks);
     let alternatives = sides(ctx, ranks, places);
@@ -410,6 +415,9 @@ pub(super) fn strongest_minority(
     minority
 }
 
+/// The ranks that are outvoted, or whose own past decided against them, each with a place where it is missed and one
+/// where it waits; a rank may occur several times. If there are none, the one rank that another contradicts with even
+/// votes, if no other rank is contradicted.
 fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<MinorityRank> {
     let inside: HashSet<Node> = ranks.iter().copied().collect();
     let within: HashSet<usize> = places.iter().copied().collect();
@@ -470,7 +478,7 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
             }
         }
     }
-    // One vote against one proves something only if all other ranks agree with the rest of the job.
+    // One vote against one proves something only if no other rank is contradicted.
     let first = contradicted.first().map(|odd| odd.node);
     let is_alone = |odd: &MinorityRank| Some(odd.node) == first && odd.votes.second <= 1;
     if minority.is_empty() && contradicted.iter().all(is_alone) {
@@ -486,7 +494,8 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
     minority
 }
 
-/// The ranks of a shortest cycle through the first rank: each waits for the next.
+/// The ranks of a shortest cycle through the first of `ranks`: each waits for the next. Only the first rank if there is
+/// no cycle through it.
 pub(super) fn shortest_cycle(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Node> {
     let Some(&start) = ranks.first() else {
         return Vec::new();

@@ -1,4 +1,5 @@
-//! E101 by the groups' status: a rank never issued a collective that its peers wait in, which has left their rings.
+//! E101 by the groups' status: a rank never issued a collective in which its peers wait, and the peers' rings have
+//! dropped that collective.
 
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft, OpRef};
@@ -31,6 +32,7 @@ impl Check for LeftTheRing {
     }
 }
 
+/// The finding on the ranks that are absent in such a collective.
 fn draft(ctx: &Context<'_>, unkept: &Unkept) -> FindingDraft {
     let group = ctx.group_name(unkept.group);
     let waiting = count_ranks(unkept.waiting.len(), "has", "have");

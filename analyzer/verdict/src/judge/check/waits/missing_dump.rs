@@ -1,5 +1,4 @@
-//! E102: a rank left no readable record, or one that ends too early, and the operations that the others wait in point
-//! to it.
+//! E102: a rank left no readable record, or one that ends too early, and the waits of others lead to it.
 //!
 //! Absence is weak evidence: the file may be lost while the rank waits like the others. So the rank is a culprit only
 //! if no readable rank explains the waits. With several such ranks, the one that was missed first is named, and the
@@ -52,7 +51,7 @@ impl Check for MissingDump {
             }
         }
         for nodes in by_place.values_mut() {
-            // That a rank left no record says more than that it left one too early.
+            // Ranks without a record are suspected before ranks whose records end too early.
             let is_read = |node: &Node| ctx.aligned.record_of(ctx.rank(*node)).is_some();
             if !nodes.iter().all(is_read) {
                 nodes.retain(|node| !is_read(node));
@@ -61,7 +60,7 @@ impl Check for MissingDump {
         let mut places: Vec<(usize, Vec<Node>)> = by_place.into_iter().collect();
         places.sort_by_key(|&(place, _)| (ctx.waiting_since(place).unwrap_or(i64::MAX), place));
         if let (Some((first, _)), Some(block)) = (places.first(), Block::of_absent(ctx)) {
-            // The ranks of one host are gone together: which of them was missed first does not matter.
+            // Ranks that form a block are gone together: which of them was missed first does not matter.
             places = vec![(*first, block.nodes(ctx))];
         }
         let several = places.len() > 1;
@@ -105,14 +104,14 @@ impl Check for MissingDump {
     }
 }
 
-/// Whether others miss the rank only at places that its record does not show, for this reason.
+/// Whether others miss a rank, and at each place where they do, it is unknown for this reason whether the rank arrived.
 fn is_missed_for(ctx: &Context<'_>, node: Node, reason: UnknownReason) -> bool {
     let missed = ctx.missed_at(node);
     !missed.is_empty() && (missed.iter()).all(|&(_, why)| why == Missing::Unknown(reason))
 }
 
-/// Whether so many records were taken too early that the job seems to have run on while its ranks left them one after
-/// the other. Then no rank is missed.
+/// Whether so many records, more than a quarter, were taken too early that the job seems to have run on while its ranks
+/// left them one after the other. Then a rank with such a record is not missed.
 fn ran_on_meanwhile(ctx: &Context<'_>) -> bool {
     let records = ctx.aligned.records.len();
     let early = (0..records)
@@ -130,8 +129,9 @@ fn gap(ctx: &Context<'_>, first: usize, second: usize) -> Option<([Rank; 2], i64
     Some(([rank(first)?, rank(second)?], gap))
 }
 
-/// The finding on a readable rank that left the order of the program: it explains the waits for a rank without a
-/// record, which may itself wait for the readable one.
+/// The finding on readable ranks that left the order of the program: they explain the waits for a rank without a
+/// record, which may itself wait for them. `None` if the waits lead to no rank without a record, if there are too many
+/// waits, if a recorder names no peers, or if no rank, or more than half of those that wait, left the order.
 fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
     // With more waits than this, the orders are not compared: it would take too long.
     const MAX_WAITS: usize = 1 << 14;
@@ -166,6 +166,7 @@ fn out_of_order(ctx: &Context<'_>) -> Option<FindingDraft> {
     Some(draft)
 }
 
+/// The E102 on ranks that are missed at a place.
 fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     let op_ref = ctx.op_ref_of_place(place);
     let culprits = ctx.ranks(nodes);
@@ -306,9 +307,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     draft
 }
 
-/// Whether the other records leave almost no explanation but that this rank is gone: no other rank lacks a record, at
-/// least three ranks wait for it in an operation that needs all members and has parts of one size, none failed there or
-/// ended early, and no rank exchanges messages with it or shares a group of two with it.
+/// Whether the other records leave almost no explanation but that the one culprit is gone: it is the only rank without
+/// a record, at least three ranks wait for it in an operation that needs all members and has parts of one size, none
+/// failed there or ended early, and no rank exchanges messages with it or shares a group of two with it.
 fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bool {
     const WAITING: usize = 3;
     let Place::Collective { group, seq } = ctx.graph.places[place] else {
@@ -333,7 +334,7 @@ fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bo
         && ended_early(ctx, culprits).is_empty()
 }
 
-/// Ranks on which the collective of this place failed, ascending, at most 8.
+/// Ranks on which the collective of this place failed, ascending, at most 8; empty if the place is a batch.
 fn failed_there(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
     const MAX_RANKS: usize = 8;
     let Place::Collective { group, seq } = ctx.graph.places[place] else {
@@ -384,7 +385,7 @@ fn exclusive_peers(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     peers
 }
 
-/// Other ranks whose process is gone or that had an operation fail before its time-out. Empty if these are more than
+/// Other ranks that died, or on which an overdue operation failed before its time-out. Empty if these are more than
 /// half of the ranks that were read.
 fn ended_early(ctx: &Context<'_>, culprits: &[Rank]) -> Vec<Rank> {
     let records = ctx.aligned.records.iter().enumerate();

@@ -76,10 +76,10 @@ impl Check for NotJoined {
     }
 }
 
-/// The ranks that are missing at a place because they lost others that are missing there, too: in a call that makes a
-/// group, which is not recorded as an operation, since which they have issued none. The losses of each lead, directly or
-/// through those of others, to a missing rank that lost none of the missing. Of ranks that only lost each other, none
-/// counts.
+/// The ranks that are missing at a place because they lost others that are missing there, too, in a call that records
+/// no operation, such as the one that makes a group ([`lost_in_no_operation`]). Every rank that they lost is missing,
+/// and their losses lead, directly or through the losses of others, to a missing rank that lost none of the missing.
+/// Ranks that only lost each other do not count.
 fn lost_others(ctx: &Context<'_>, place: usize) -> HashSet<Rank> {
     let missing = ctx.graph.missing[place].iter();
     let missing: HashSet<Rank> = missing.map(|&(node, _)| ctx.rank(node)).collect();
@@ -106,8 +106,8 @@ fn lost_others(ctx: &Context<'_>, place: usize) -> HashSet<Rank> {
     excused
 }
 
-/// The other ranks that the newest failure of this rank names, if it is the loss of them or a wait for them until its
-/// deadline, outside of any operation, and the rank has issued no operation since.
+/// The other ranks that the newest failure of this rank names, if the failure is their loss or a time-out, outside of
+/// any operation, and the rank has issued no operation since. Else empty.
 fn lost_in_no_operation<'a>(ctx: &'a Context<'_>, rank: Rank) -> &'a [Rank] {
     let records = || {
         let records = ctx.aligned.records_of(rank);
@@ -147,6 +147,7 @@ fn all_named_phases(ctx: &Context<'_>, records: &[usize]) -> bool {
 /// The highest confidence if a rank is missing whose process is gone: less than that of the finding on that rank.
 const BESIDE_GONE: f64 = 0.8;
 
+/// The E101 on ranks that are missing at a place, each with why.
 fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingDraft {
     let op_ref = ctx.op_ref_of_place(place);
     let culprits: Vec<Rank> = nodes.iter().map(|&(node, _)| ctx.rank(node)).collect();
@@ -229,7 +230,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         }
     }
     let busy = nodes.iter().any(|&(node, _)| ctx.graph.waits(node));
-    // One that has issued the operation, or is in another, does not work between two.
+    // A rank that has issued the operation, or is in another, is not at work between two operations.
     let at_work = match held.is_empty() && !busy {
         true => may_still_come(ctx, place, &draft.culprits),
         false => None,
@@ -242,7 +243,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         // A few wait for many: they may have issued an operation that no other rank was to issue.
         draft.alternatives.push(ctx.ranks(arrived));
     }
-    // These ranks may be making another group.
+    // One of these ranks may be in the call that makes another group.
     let making = draft.culprits.iter();
     let making = making.filter_map(|&rank| unmade_in_words(ctx, rank)).next();
     if unmade {
@@ -306,8 +307,8 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft
 }
 
-/// Whether these ranks recorded, from the start on, which groups they made, and the group of the place is not among
-/// them.
+/// Whether each of these ranks left a record by rcomm's recorder, which lists every group that its rank made, and the
+/// group of the place is not among them.
 fn lacks_group(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> bool {
     let group = ctx.group_at(place);
     nodes.iter().all(|&(node, _)| {
@@ -322,8 +323,9 @@ fn lacks_group(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> bo
     })
 }
 
-/// Lowers the confidence of a finding on ranks that have not made the group. If other ranks made another group under
-/// its name, those that wait may have made theirs out of turn: then no rank is named.
+/// Lowers the confidence of a finding on ranks that have not made the group of the place, and makes the ranks that wait
+/// an alternative. If a group with other ranks has the same name, the ranks that wait may have made theirs out of turn:
+/// then the culprits become an alternative, too.
 fn leave_open(ctx: &Context<'_>, place: usize, draft: &mut FindingDraft) {
     let group = &ctx.aligned.groups[ctx.group_at(place)];
     let same_name = |other: &&Group| other.name == group.name && other.ranks != group.ranks;
@@ -347,6 +349,7 @@ fn leave_open(ctx: &Context<'_>, place: usize, draft: &mut FindingDraft) {
 /// A ring with fewer operations may have dropped one that is still under way.
 const SMALL_RING: usize = 256;
 
+/// The probability, 0..1, that the missing ranks are at fault, of which `arrived` others wait there.
 fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f64 {
     let mut confidence: f64 = if arrived >= nodes.len() { 0.97 } else { 0.8 };
     if nodes.len() >= arrived * 3 {
@@ -356,7 +359,7 @@ fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f
         let mut records = ctx.aligned.records_of(ctx.rank(node));
         records.any(|record| ctx.aligned.records[record].only_active)
     });
-    // The operation that its device is in may have left a small ring.
+    // A small ring may have dropped the operation that the device of its rank is in.
     let front_may_be_lost = nodes.iter().any(|&(node, why)| {
         let mut records = ctx.aligned.records_of(ctx.rank(node));
         let is_small = |record: &Record| record.wrapped() && record.ops.len() < SMALL_RING;
@@ -394,6 +397,7 @@ fn unread_and_vague(ctx: &Context<'_>, nodes: &[(Node, Missing)]) -> Vec<Rank> {
         .collect()
 }
 
+/// What the finding rules out. `may_wait`: whether one of the missing ranks may wait for another rank, unrecorded.
 fn ruled_out(
     ctx: &Context<'_>,
     place: usize,
@@ -423,7 +427,8 @@ fn ruled_out(
             "{held} of the {absent} ranks that are missing there wait elsewhere themselves"
         ));
     }
-    // In a message that is not recorded, in the call that makes a group, or on another thread, it may wait for another.
+    // A missing rank may wait for another in a message that is not recorded, in the call that makes a group, or on
+    // another thread.
     if !records_no_messages(ctx, nodes) && !may_wait {
         let waits = if nodes.len() == 1 {
             "it waits"
@@ -439,6 +444,7 @@ fn ruled_out(
 /// its stack would only show a program that runs.
 const WENT_ON: usize = 3;
 
+/// The next step of the finding. It is about the first of `records`, which are the culprits'.
 fn next(
     ctx: &Context<'_>,
     place: usize,

@@ -108,8 +108,8 @@ pub(super) fn in_cycle(
         return None;
     }
     let decided = !odd.is_empty() && odd.len() < ranks.len();
-    // Others are missed in a collective of the same cycle, which they may have issued behind this message. If it
-    // does not follow what such messages followed before, its rank may have left out the collective.
+    // Other ranks may be missed in a collective of the same cycle. If the message does not follow what such messages
+    // followed before, the rank that posted it may have left out the collective.
     let are_missed_in_collective = || {
         let collectives = places
             .iter()
@@ -223,7 +223,8 @@ fn undecided(
 /// At most this many ranks of a cycle are described one by one.
 const SHOWN: usize = 4;
 
-/// What a rank did instead of what its peers wait for, like `posted send #5 to rank 4 first`.
+/// What a rank did instead of what its peers wait for, like `posted send #5 to rank 4 first` or `is in all_reduce #7`.
+/// `None` if no message of the batch is to or from a rank that is missing there.
 fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
     let Place::Batch {
         group,
@@ -261,8 +262,8 @@ fn posted_first(ctx: &Context<'_>, place: usize) -> Option<String> {
     ))
 }
 
-/// Whether a rank that had exchanged such messages of this group with others before turned to this peer for the first
-/// time. `false` if its record may have lost older ones.
+/// Whether a rank that had only exchanged messages in this group and direction with others turned to this peer for the
+/// first time. `false` if its record may lack older messages.
 fn is_new_peer(ctx: &Context<'_>, group: GroupIx, record: RecordIx, position: u32) -> bool {
     let aligned = ctx.aligned;
     let mut lanes = aligned.lanes[record].iter();
@@ -315,8 +316,8 @@ fn batch_at<'a>(ctx: &'a Context<'_>, place: usize) -> Option<(RecordIx, u32, &'
     Some((record, ctx.first_of_batch(record, pending), lane))
 }
 
-/// Whether earlier messages of the same kind and peer never followed the operation that this batch follows. `false` if
-/// there were none.
+/// Whether no earlier message of the same direction and peer followed an operation like the one that this batch
+/// follows. `false` if there were no earlier ones, or if the batch follows none.
 fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
     let aligned = ctx.aligned;
     let Some((record, first, lane)) = batch_at(ctx, place) else {
@@ -430,6 +431,7 @@ enum Culprits {
     NotStarted,
 }
 
+/// The finding on the ranks for which the batch of a place waits.
 fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> FindingDraft {
     let any_of_them = who == Culprits::AnyOf;
     let culprits = ctx.ranks(nodes);
@@ -472,7 +474,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> Find
     };
     let call = ctx.describe_op(record, op);
     let whose = format_ranks(&culprits);
-    // Of a wait that is over, and in a job that is, it is not known how long ago it began.
+    // If the wait or the job is over, it is not known how long ago the wait began.
     let ago = ctx.waits_ms(place).filter(|_| ctx.life.lives_on());
     let mut sentence = match (went_on, ago.map(format_time)) {
         (false, _) => format!("{whose} {did} that rank {waiting} {waited} for in {call}"),

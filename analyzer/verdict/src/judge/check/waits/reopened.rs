@@ -1,4 +1,4 @@
-//! E130 and E103 beside operations that are reopened as a guess.
+//! E130 and E103 beside operations that are taken for unfinished as a guess.
 //!
 //! Gloo's own recorder shows no completions. An operation that all members have joined may be over or stuck, and waits
 //! that lead to it are no proof of a cause. Where other waits form a cycle, the order of the program still shows who
@@ -15,9 +15,12 @@ use crate::judge::waits::wait_root::WaitRoot;
 use crate::report::format::{count, format_ranks};
 use std::collections::{HashMap, VecDeque};
 
-/// The finding on ranks that left the order of the others, if the waits lead to an operation that all have joined and
-/// that only `retired` shows as over: whether such an operation was reopened rightly is a guess. `None` if no rank of a
-/// cycle is outvoted, or if the records show more.
+/// The finding on ranks that left the order of the others, if the waits lead to operations that all members have
+/// joined, in records in which only `retired` shows that an operation is over. Whether such an operation was reopened
+/// rightly is a guess.
+///
+/// `None` if the waits lead to no such operation, if a record shows completions, if there are too many waits, if a rank
+/// of the minority is not clearly outvoted, or if none is in a cycle.
 pub(super) fn finding_beside(ctx: &Context<'_>) -> Option<FindingDraft> {
     // With more waits than this, the orders are not compared: it would take too long.
     const MAX_WAITS: usize = 1 << 12;
@@ -52,9 +55,9 @@ pub(super) fn finding_beside(ctx: &Context<'_>) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// That the ranks of these places may be stuck in them.
+/// The doubt that the ranks at these places may be stuck there.
 fn doubt(ctx: &Context<'_>, reopened: &[usize]) -> String {
-    /// Places that are named; of more, their number is.
+    /// At most this many places are named; the others are counted.
     const SHOWN: usize = 4;
     let stuck = reopened.iter().take(SHOWN).map(|&place| {
         let op_ref = ctx.op_ref_of_place(place);
@@ -84,8 +87,8 @@ fn doubt(ctx: &Context<'_>, reopened: &[usize]) -> String {
 /// The highest confidence of a finding on a cycle beside an operation that may be stuck as well.
 const BESIDE_REOPENED: f64 = 0.75;
 
-/// The ranks of a shortest cycle from the place where a rank of the minority waits to the one where it is missed, that
-/// rank first: each waits for the next, and is known to miss where the one before it waits. `None` if there is none.
+/// The ranks of a shortest cycle, a rank of the minority first: each waits where the next is known to be missing, and
+/// the last waits where the first is missed. `None` if there is no such cycle.
 fn cycle_through(ctx: &Context<'_>, odd: &MinorityRank) -> Option<Vec<Node>> {
     // For each place, the rank that waits in it and comes before it in the cycle.
     let mut before: HashMap<usize, Node> = HashMap::from([(odd.waits_at, odd.node)]);

@@ -13,10 +13,11 @@ use crate::judge::waits::wait_graph::Place;
 use crate::report::Code;
 use crate::report::format::format_time;
 
-/// One message: the record and the operation of its sender, then those of its receiver.
+/// One message: the sender's record and the position in it, then those of the receiver.
 type Ends = ((RecordIx, u32), (RecordIx, u32));
 
-/// The first message of a place with both ends, if its backend compares tags.
+/// The ends of the first message of a place. `None` if its backend does not compare tags, if its halves are not both
+/// posted or are not certain to belong together, or if the place is a collective.
 pub(super) fn tagged(ctx: &Context<'_>, place: usize) -> Option<Ends> {
     let Place::Batch {
         group,
@@ -35,6 +36,7 @@ pub(super) fn tagged(ctx: &Context<'_>, place: usize) -> Option<Ends> {
     Some(((from, send.position), (to, receive.position)))
 }
 
+/// The backend of an operation, as recorded.
 fn backend_of<'a>(ctx: &'a Context<'_>, op: &Op) -> &'a str {
     &ctx.aligned.shared.calls.get(op.call).signature.backend
 }
@@ -66,7 +68,7 @@ pub(super) fn draft(ctx: &Context<'_>, place: usize, ends: Ends) -> FindingDraft
             rank(to)
         ),
     };
-    // On gloo, a receive that has arrived ends in the wait for it only.
+    // On gloo, a receive ends only when its program waits for it, even if the message has arrived.
     let unwaited =
         sent.completed() && !received.completed() && backend_of(ctx, received).starts_with("gloo");
     let text = match unwaited {

@@ -1,4 +1,4 @@
-//! The doubt of E101 on dumps by gloo's own recorder that nothing dates.
+//! The doubt of an E101 whose ranks left undated dumps by gloo's own recorder.
 
 use crate::align::{RecordIx, retiring_is_all};
 use crate::judge::context::Context;
@@ -9,8 +9,9 @@ use crate::report::format::format_ranks;
 /// The highest confidence if ranks may be missing only because their records are older than the others'.
 pub(super) const HIGHEST: f64 = 0.5;
 
-/// The doubt on ranks that are missing at a place, if no fewer are missing than have arrived, and nothing shows when the
-/// records of the missing ones were taken: in dumps of a job that runs, those that were taken last look the same.
+/// The doubt on ranks that are missing at a place. `None` if fewer are missing than have arrived, if the time of a
+/// missing rank's record or the time of judgment is known, or if a record is by another recorder. In dumps of a running
+/// job, the ranks whose dumps were taken first look like missing ones.
 pub(super) fn doubt(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> Option<String> {
     let is_undated = |record: RecordIx| {
         let record = &ctx.aligned.records[record];

@@ -1,4 +1,4 @@
-//! Operations and their call sites as text.
+//! Describes processes, operations, call sites and phases in words.
 
 use super::{Context, OpRef};
 use crate::align::pending::{Arrival, PendingKind};
@@ -11,7 +11,7 @@ use crate::report::{FrameRef, SeqKind};
 use rcomm_recorder::model::{EntryState, Frame, OpType, Peer, Rank};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a rank has done with an operation that its device has not come to.
+/// The verb for a rank that has issued an operation to which its device has not come.
 const HAS_ISSUED: &str = "has issued";
 
 impl Context<'_> {
@@ -38,8 +38,8 @@ impl Context<'_> {
         by_host.into_iter().map(part).collect()
     }
 
-    /// Where a rank's process runs, like `, process 7 on host n1,`; empty in a job of one host, and if the process is
-    /// not recorded.
+    /// Where a rank's process runs, like `, process 7 on host n1,`; empty in a job of one host, and if the process or
+    /// its host is not recorded.
     pub(crate) fn whereabouts(&self, record: RecordIx) -> String {
         let identity = &self.aligned.records[record].identity;
         match self.has_several_hosts() && identity.pid > 0 && !identity.host.is_empty() {
@@ -72,6 +72,7 @@ impl Context<'_> {
         }
     }
 
+    /// Whether the records name more than one host.
     fn has_several_hosts(&self) -> bool {
         let hosts = self.aligned.records.iter();
         let mut hosts = hosts.map(|record| record.identity.host.as_str());
@@ -370,9 +371,9 @@ impl Context<'_> {
         self.seen(record, None)
     }
 
-    /// Like [`last_seen`](Self::last_seen), but only on the thread that last used the operation's group, and beside a clause
-    /// that says whether the rank has issued that operation: if it is what the rank issued last, it is not named again.
-    /// `None` if the clause says all.
+    /// Like [`last_seen`](Self::last_seen), but only on the thread that last used the group of the operation `said`,
+    /// and for a sentence that already says whether the rank has issued that operation: if the rank issued it last, it
+    /// is not named again. `None` if the sentence already says all.
     pub(crate) fn last_seen_beside(&self, record: RecordIx, said: &OpRef) -> Option<String> {
         let thread = self.thread_of(record, said.group);
         let (does, position) = self.newest_call(record, thread);
@@ -413,6 +414,8 @@ impl Context<'_> {
         }
     }
 
+    /// What a rank does with its newest call, of those that this thread issued if one is given: the call, its call site
+    /// and the phase.
     fn seen(&self, record: RecordIx, thread: Option<u32>) -> String {
         let (does, position) = self.newest_call(record, thread);
         let mut text = match position {
@@ -432,16 +435,16 @@ impl Context<'_> {
         text
     }
 
-    /// The phase that a rank named last; `None` if it named none.
+    /// The phase that a rank named last; `None` if it named none, or if the phase began when the job was being ended.
     pub(crate) fn phase(&self, record: RecordIx) -> Option<&str> {
         let status = self.aligned.records[record].status.as_ref()?;
-        // A phase that began when the job was being ended, such as an exception's, is not what the rank did before.
+        // Such a phase, for example of an exception, does not show what the rank did before.
         let offset = self.aligned.offsets_ns[record];
         let began = status.phase_since_ns.saturating_sub(offset);
         (!status.phase.is_empty() && !self.life.is_being_ended(began)).then_some(&*status.phase)
     }
 
-    /// The phase of a rank if it is that of an exception that ends the program.
+    /// The phase of a rank ([`phase`](Self::phase)) if it is that of an exception that ends the program; else `None`.
     pub(crate) fn raised(&self, record: RecordIx) -> Option<&str> {
         self.phase(record).filter(|phase| phase.starts_with(RAISED))
     }

@@ -40,8 +40,8 @@ impl Context<'_> {
         found.map_or("", |failure| failure.text.as_str())
     }
 
-    /// The error of a rank whose unfinished operations have all failed, and that has issued none since: empty if it is
-    /// not recorded. `None` of other ranks.
+    /// The error of the newest operation of a record, if that operation and all unfinished ones have failed; empty if
+    /// the error is not recorded. `None` for other records.
     pub(crate) fn failure_of(&self, record: RecordIx) -> Option<String> {
         let mut pending = self.graph.pending[record].iter();
         let newest = self.last_op(record)?;
@@ -50,7 +50,7 @@ impl Context<'_> {
         failed.then(|| self.error_of(record, newest).to_owned())
     }
 
-    /// `wait`, or `waited` if the operations of all these ranks have failed.
+    /// `waited` if all unfinished operations of these ranks have failed; else, or without ranks, `wait`.
     pub(crate) fn wait_or_waited(&self, nodes: &[Node]) -> &'static str {
         let failed = |&node: &Node| {
             let mut records = self.aligned.records_of(self.rank(node));

@@ -41,6 +41,7 @@ pub(crate) struct Context<'a> {
     pub(crate) lacks_input: bool,
     pub(crate) life: &'a Life,
     pub(crate) aligned: &'a Aligned<'a>,
+    /// The names of the groups in sentences.
     pub(crate) names: GroupNames,
     pub(crate) messages: &'a Messages,
     pub(crate) graph: &'a WaitGraph,
@@ -101,13 +102,14 @@ impl Context<'_> {
         self.aligned.expected[node]
     }
 
+    /// The ranks of these nodes, in the same order.
     pub(crate) fn ranks(&self, nodes: &[Node]) -> Vec<Rank> {
         nodes.iter().map(|&node| self.rank(node)).collect()
     }
 
     /// A part of a sentence, like `, and 63 of 64 ranks wait in all`; empty if no more ranks wait for `targets` than
-    /// the `counted` ones that the sentence has already. If other ranks wait for another reason, the text ends with
-    /// `wait because of it`.
+    /// the `counted` ones that the sentence has already. If further ranks wait for another reason, the text ends with
+    /// `because of it` or `because of them` in place of `in all`.
     pub(crate) fn waiting_in_all(&self, targets: &[Node], counted: usize) -> String {
         let waiting = self.graph.waiting_for(targets, &self.reversed);
         let waiting = waiting

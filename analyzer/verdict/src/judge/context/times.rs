@@ -29,7 +29,8 @@ impl Context<'_> {
         }
     }
 
-    /// Whether records state when they were taken.
+    /// Whether a record states when it was taken. If others do not, the record of a process that is gone does not
+    /// count.
     fn states_when_taken(&self) -> bool {
         let is_dated = |record: &&Record| record.identity.dump_time_ns > 0;
         let records = &self.aligned.records;
@@ -39,8 +40,9 @@ impl Context<'_> {
         records.iter().filter(is_dated).any(is_taken)
     }
 
-    /// The end of the time that ages measure, common time, ns. `None` if the records do not note when they were taken,
-    /// since their newest operation may be much older, unless they are judged by the times of their files.
+    /// The end of the time that ages measure, common time, ns. `None` if the records do not state when they were taken,
+    /// since their newest operations may be much older, unless they are judged by the times of their files; and `None`
+    /// if the job is over and the time of its end is unknown.
     pub(crate) fn as_of_ns(&self) -> Option<i64> {
         match self.until() {
             Until::Written if !self.young_files => None,
@@ -60,15 +62,14 @@ impl Context<'_> {
         (ms >= 1.0).then_some(ms)
     }
 
-    /// Like [`waited_ms`](Self::waited_ms), but `None` once all ranks there gave up: a wait that is over grows no
-    /// older.
+    /// Like [`waited_ms`](Self::waited_ms), but `None` if all ranks there gave up: a wait that is over grows no older.
     pub(crate) fn waits_ms(&self, place: usize) -> Option<f64> {
         self.waited_ms(place)
             .filter(|_| self.gave_up_ns(place).is_none())
     }
 
-    /// How long the first rank at a place had waited when the files of the records were written, ms. `None` if records
-    /// state times themselves, if these times are unknown, or once all ranks at the place gave up.
+    /// How long the first rank at a place had waited when the files of the records were written, ms. `None` if ages do
+    /// not end at these times ([`until`](Self::until)), if the times are unknown, or if all ranks at the place gave up.
     pub(crate) fn waited_when_written_ms(&self, place: usize) -> Option<f64> {
         if self.until() != Until::Written || self.gave_up_ns(place).is_some() {
             return None;
@@ -78,8 +79,8 @@ impl Context<'_> {
         Some(written_ns.saturating_sub(since_ns) as f64 / 1e6)
     }
 
-    /// A part of a sentence on one or `many` ranks at a place: `has waited 7 s`, or `waited 6 s, until it failed`;
-    /// `waits` if it is unknown how long.
+    /// A part of a sentence on one or `many` ranks at a place: `has waited 7 s`, or `waited 6 s, until it failed`. If
+    /// it is unknown how long, without the time: `waits`, or `waited` if the job is over.
     pub(crate) fn waiting(&self, place: usize, many: bool) -> String {
         let time = self.waited_ms(place).map(format_time);
         match (time, self.gave_up_ns(place), many) {
@@ -138,7 +139,8 @@ impl Context<'_> {
             .max()
     }
 
-    /// When the first of the ranks that wait at a place issued the operation, common time, ns.
+    /// When the first of the ranks that wait at a place issued the operation, common time, ns; `None` if none waits
+    /// there.
     pub(crate) fn waiting_since(&self, place: usize) -> Option<i64> {
         match self.graph.places[place] {
             Place::Collective { .. } => self.arrivals(place).map(|(at_ns, _)| at_ns).min(),
@@ -189,7 +191,8 @@ impl Context<'_> {
             })
     }
 
-    /// When the ranks that are inside a collective issued it, common time, ns, with its time-out there, ms.
+    /// When the ranks that are inside a collective issued it, common time, ns, each with the time-out, ms; empty for a
+    /// batch.
     pub(crate) fn arrivals(&self, place: usize) -> impl Iterator<Item = (i64, u64)> {
         self.arrived(place).map(|(record, position)| {
             let op = self.aligned.op(record, position);
@@ -198,7 +201,7 @@ impl Context<'_> {
         })
     }
 
-    /// The record and the position of the operation of each rank that is inside a collective.
+    /// The record and the position of the operation of each rank that is inside a collective; empty for a batch.
     fn arrived(&self, place: usize) -> impl Iterator<Item = (RecordIx, u32)> {
         let collective = match self.graph.places[place] {
             Place::Collective { group, seq } => Some((group, seq)),

@@ -232,8 +232,8 @@ fn aborted(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft>
     Some(recorded_error(ctx, first, culprits, sentence))
 }
 
-/// E150: the first error that a backend reported on a rank, or, if ranks were given different world sizes, these.
-/// `None` without failures.
+/// E150: the first error that a backend reported on a rank. If ranks were given different world sizes, the finding is
+/// about the sizes. `None` without failures.
 fn errors(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<FindingDraft> {
     let first = failures.first()?;
     if let Some(sizes) = differing_sizes(ctx) {

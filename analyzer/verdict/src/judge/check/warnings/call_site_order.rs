@@ -5,8 +5,8 @@
 //! from which they were issued show it. A program may well issue one operation from several places, so a crossing
 //! counts only where all of this holds:
 //!
-//! * both places are known as places that all ranks come through together: under other numbers every member
-//!   issued from the one, and from the other;
+//! * all members come through both places together: under other numbers every member issued from the one, and
+//!   from the other;
 //! * from the first number that differs on, the odd ranks issue from the same places as the others, each as often, and
 //!   afterward all issue from the same place again. This never happens to a rank that left an operation out.
 
@@ -60,6 +60,7 @@ const LONGEST: u32 = 64;
 struct Places(Vec<[u32; DEPTH]>);
 
 impl Places {
+    /// The places of all stacks.
     fn new(ctx: &Context<'_>) -> Self {
         let stacks = 0..ctx.aligned.shared.stacks.len();
         Self(
@@ -72,6 +73,7 @@ impl Places {
         )
     }
 
+    /// The frame of a stack at this depth; `None` if there is no such frame.
     fn frame(&self, stack: u32, depth: usize) -> Option<u32> {
         let place = *self.0.get(stack as usize)?.get(depth)?;
         (place != NONE).then_some(place)
@@ -84,17 +86,19 @@ struct Row {
     stacks: Vec<u32>,
 }
 
-/// The numbers of a group that several members issued.
+/// The numbers of a group by the stacks from which members issued them.
 #[derive(Default)]
 struct Rows {
-    /// The numbers that members issued from different stacks, ascending.
+    /// The numbers for which the members' stacks differ, or one is unknown, ascending.
     differ: Vec<Row>,
     /// Stacks from which all members issued some number.
     alike: HashSet<u32>,
-    /// The numbers that all members issued under one stack.
+    /// The numbers that all members issued from one stack, with that stack.
     together: HashMap<u32, u32>,
 }
 
+/// The rows of a group. `None` if all members issued every number from one stack, if no member issued any, or if the
+/// numbers have too many gaps.
 fn rows(ctx: &Context<'_>, group: GroupIx, members: &[(RecordIx, &Lane)]) -> Option<Rows> {
     let (low, high) = ctx.aligned.window(group)?;
     let entries: usize = members.iter().map(|(_, lane)| lane.collectives.len()).sum();
@@ -151,6 +155,7 @@ struct Crossing {
     depth: usize,
 }
 
+/// The first crossing in a group, at the innermost depth that shows one; `None` if there is none.
 fn crossing(ctx: &Context<'_>, places: &Places, group: GroupIx) -> Option<Crossing> {
     let lanes = ctx.aligned.groups[group].lanes.iter().flatten();
     let members: Vec<(RecordIx, &Lane)> = lanes
@@ -163,6 +168,7 @@ fn crossing(ctx: &Context<'_>, places: &Places, group: GroupIx) -> Option<Crossi
     (0..DEPTH).find_map(|depth| crossing_at(places, depth, group, &members, &rows))
 }
 
+/// The first crossing in a group by the frames at one depth; `None` if there is none.
 fn crossing_at(
     places: &Places,
     depth: usize,
@@ -242,6 +248,7 @@ struct Apart {
 }
 
 impl Apart {
+    /// `None` if no place is known.
     fn new(places: Vec<Option<u32>>) -> Option<Self> {
         let mut counts: Vec<(u32, usize)> = Vec::new();
         for &place in places.iter().flatten() {
@@ -283,8 +290,8 @@ fn stretch(
         if balance.values().any(|&open| open != 0) {
             continue;
         }
-        // If all issued from another place in between, the calls are in different parts of the program, which is not a
-        // crossing.
+        // If all members issued from a further place in between, the two calls are in different parts of the program,
+        // which is not a crossing.
         let inside = agreed.iter().all(|place| moved.contains(place));
         let known = moved.iter().all(|place| common.contains(place));
         let [usual_after, place_after] = places_of(seq.checked_add(1)?)?;
@@ -294,6 +301,7 @@ fn stretch(
     None
 }
 
+/// The finding on a crossing; it blames the odd ranks if they are known to be the minority.
 fn draft(ctx: &Context<'_>, crossing: &Crossing) -> FindingDraft {
     let ranks = |records: &[RecordIx]| -> Vec<Rank> {
         let mut ranks: Vec<Rank> = records

@@ -51,6 +51,8 @@ fn uncertainty_ns(ctx: &Context<'_>, ranks: [Rank; 2]) -> Option<i64> {
     sum(ctx.clocks[first]?.spread_ns, ctx.clocks[second]?.spread_ns)
 }
 
+/// The warning on a finding with this code that rests on a time difference of two ranks. `known_ns`: the error of such
+/// a difference, if it is known.
 fn warn(code: Code, [one, other]: [Rank; 2], gap_ns: i64, known_ns: Option<i64>) -> FindingDraft {
     let ms = |ns: i64| format_time(ns as f64 / 1e6);
     let known = known_ns.map_or_else(

@@ -25,7 +25,7 @@ impl Check for GroupOrder {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        // If an error was found, E130 and E113 report the order.
+        // Beside an error, an order that may lead to one does not matter.
         let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
         if so_far.iter().any(stuck) {
             return Vec::new();
@@ -55,7 +55,7 @@ type Lanes<'a> = (RecordIx, [&'a Lane; 2]);
 /// At most this many groups of a rank are compared with each other.
 const MOST_GROUPS: usize = 32;
 
-/// Pairs of groups on a device that have at least two ranks in common, and these ranks' lanes in them.
+/// Pairs of groups on a device that have at least two records in common, with the lanes of these in them.
 fn shared_pairs<'a>(ctx: &'a Context<'_>) -> BTreeMap<[GroupIx; 2], Vec<Lanes<'a>>> {
     let mut pairs: BTreeMap<[GroupIx; 2], Vec<Lanes<'a>>> = BTreeMap::new();
     for (record, lanes) in ctx.aligned.lanes.iter().enumerate() {
@@ -115,6 +115,7 @@ fn order_of(ctx: &Context<'_>, &(record, [one, other]): &Lanes<'_>) -> Vec<(u32,
     found
 }
 
+/// The first inversion of two groups; `None` if all ranks issue their operations in one order.
 fn invert(ctx: &Context<'_>, groups: [GroupIx; 2], lanes: &[Lanes<'_>]) -> Option<Inversion> {
     let orders: Vec<Vec<(u32, u32)>> = lanes.iter().map(|lanes| order_of(ctx, lanes)).collect();
     let longest = orders.iter().max_by_key(|order| order.len())?;
@@ -131,7 +132,7 @@ fn invert(ctx: &Context<'_>, groups: [GroupIx; 2], lanes: &[Lanes<'_>]) -> Optio
         let index = order.binary_search_by_key(&first, |&(seq, _)| seq).ok()?;
         Some(order[index].1)
     };
-    // The first group's operation comes before this number of the second on some, and after it on others.
+    // On some ranks the first group's operation comes before number `second` of the other group, on others after it.
     let least = orders.iter().filter_map(newest).min()?;
     let later = orders.iter().filter_map(newest).filter(|&seq| seq > least);
     let second = later.min()?;
@@ -154,6 +155,7 @@ fn invert(ctx: &Context<'_>, groups: [GroupIx; 2], lanes: &[Lanes<'_>]) -> Optio
     })
 }
 
+/// The finding on inversions of groups of the same kinds, of which the first is the example.
 fn draft(ctx: &Context<'_>, inversions: &[Inversion]) -> FindingDraft {
     let example = &inversions[0];
     let ranks = |side: &[(RecordIx, [Option<u32>; 2])]| -> Vec<Rank> {

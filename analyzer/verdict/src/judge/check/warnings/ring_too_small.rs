@@ -31,6 +31,8 @@ impl Check for RingTooSmall {
     }
 }
 
+/// The finding on rings that have dropped entries that the analysis needs, or that hold less than a step; `None` if
+/// there are none.
 fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     let waited_for: BTreeSet<Rank> = ctx
         .graph
@@ -79,14 +81,15 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
 
 /// The number of operations in one step of the program; `None` if the program has not reported at least two steps.
 ///
-/// A job that resumed from a checkpoint counts steps that this record never saw: then the number is too small, never
-/// too large.
+/// If the job resumed from a checkpoint, its step counts steps that this record never saw: then the result is too
+/// small, never too large.
 fn operations_of_a_step(record: &Record) -> Option<u64> {
     let step = u64::try_from(record.status.as_ref()?.step).ok()?;
     let issued = record.first_id.saturating_add(record.ops.len() as u64);
     (step >= 2).then(|| issued / (step + 1))
 }
 
+/// The finding on recorders that could not keep records; `None` if there are none.
 fn lost_records(ctx: &Context<'_>) -> Option<FindingDraft> {
     let lost = |record: &&Record| {
         let dropped = record.status.as_ref().map_or(0, |status| status.dropped);

@@ -1,6 +1,6 @@
 //! W220: a rank or a whole host repeatedly arrives late. N306: ranks take turns at being late, or wait for processors.
 //!
-//! Runs only if nothing is stuck. [`Lateness`] has found which ranks are late and what that costs.
+//! Reports nothing beside an error. [`Lateness`] has found which ranks are late and what that costs.
 
 use crate::align::retiring_is_all;
 use crate::judge::check::Check;
@@ -18,7 +18,7 @@ impl Check for Straggler {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        if is_stuck(so_far) {
+        if has_errors(so_far) {
             return Vec::new();
         }
         match &ctx.lateness.pattern {
@@ -29,13 +29,13 @@ impl Check for Straggler {
     }
 }
 
-/// Whether an error was found: then the time that the job lost before it got stuck does not matter.
-fn is_stuck(drafts: &[FindingDraft]) -> bool {
+/// Whether an error was found: then the time that the job lost before does not matter.
+fn has_errors(drafts: &[FindingDraft]) -> bool {
     let mut drafts = drafts.iter();
     drafts.any(|draft| draft.code.severity() == Severity::Error)
 }
 
-/// N306, if ranks take turns at being late, or come late because they have no processor.
+/// N306 if ranks take turns at being late, or come late because they wait for a processor; else `None`.
 pub(crate) fn note_jitter(ctx: &Context<'_>) -> Option<Problem> {
     let sentence = match &ctx.lateness.pattern {
         Pattern::ByTurns => by_turns(ctx.lateness),
@@ -55,6 +55,7 @@ pub(crate) fn note_jitter(ctx: &Context<'_>) -> Option<Problem> {
     Some(Problem::new(Code::N306, "", sentence))
 }
 
+/// A clause on a rank that came late because it waited for a processor.
 fn without_processor(ctx: &Context<'_>, starved: &Starved) -> String {
     let full_record = &ctx.aligned.records[starved.record];
     format!(
@@ -66,6 +67,7 @@ fn without_processor(ctx: &Context<'_>, starved: &Starved) -> String {
     )
 }
 
+/// A part of a sentence, like ` on host a`; empty if the host is not known.
 fn on_host(host: &str) -> String {
     match host {
         "" => String::new(),
@@ -73,6 +75,7 @@ fn on_host(host: &str) -> String {
     }
 }
 
+/// The sentence on ranks that take turns at being late.
 fn by_turns(lateness: &Lateness) -> String {
     let tally = &lateness.by_rank;
     format!(
@@ -98,6 +101,7 @@ fn no_chance(late: &Late, stretches: usize, stretch_ms: f64, among: usize, units
     )
 }
 
+/// The W220 on a late rank.
 fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let lateness = ctx.lateness;
     let record = late.unit;
@@ -106,7 +110,7 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let price_ms = lateness.by_rank.price(record);
     let typical = percentile(&of_rank.lost, 0.5).unwrap_or(0.0);
     let host = on_host(&full_record.identity.host);
-    // One long halt would make the rest look dear.
+    // If one long halt makes up most of the price, the sentence says so.
     let dearest_ms = lateness.by_rank.dearest(record);
     let at_once = match dearest_ms * 2.0 > price_ms {
         true => format!(", of which {} at once", format_lateness(dearest_ms)),
@@ -150,8 +154,8 @@ fn late_rank(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     draft
 }
 
-/// The late rank, another rank to compare with, and the gap, ns, if the finding rests on clocks alone: the recorder has
-/// neither durations nor completions.
+/// The late rank, another rank, and the typical gap, ns, if the finding rests on clocks alone: the recorder has neither
+/// durations nor completions. Else `None`.
 fn by_clock(ctx: &Context<'_>, record: usize, typical_ms: f64) -> Option<([Rank; 2], i64)> {
     let full_record = &ctx.aligned.records[record];
     let mut records = ctx.aligned.records.iter();
@@ -161,6 +165,7 @@ fn by_clock(ctx: &Context<'_>, record: usize, typical_ms: f64) -> Option<([Rank;
         .then_some(([full_record.rank, other], (typical_ms * 1e6) as i64))
 }
 
+/// What the finding on a late rank rules out.
 fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
     let tally = &lateness.by_rank;
     let (stretches, stretch_ms) = (tally.stretches, tally.stretch_ms);
@@ -171,7 +176,7 @@ fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
         lateness.among,
         "ranks",
     )];
-    // With two ranks only, there is no third to measure the noise.
+    // The noise is unknown if no collective had three ranks that compare.
     if let Some(usual) = lateness.usual_ms {
         reasons.push(format!(
             "noise: the second and the third last to come are typically {} apart",
@@ -181,7 +186,8 @@ fn ruled_out(lateness: &Lateness, late: &Late) -> Vec<String> {
     reasons
 }
 
-/// The collective before which the rank spent the longest time outside of operations, as an example.
+/// The completed operation, no message, before which the rank spent the longest time outside of operations, as an
+/// example; `None` if there is none.
 fn after_longest_gap<'a>(
     ctx: &'a Context<'_>,
     record: usize,
@@ -198,6 +204,7 @@ fn after_longest_gap<'a>(
     pairs.max_by_key(gap).map(|pair| &pair[1])
 }
 
+/// The W220 on a late host.
 fn late_host(ctx: &Context<'_>, late: &Late) -> FindingDraft {
     let lateness = ctx.lateness;
     let host = lateness.hosts.name(late.unit);

@@ -11,7 +11,7 @@ use crate::report::{Code, Severity};
 
 pub(crate) struct TimeoutTooClose;
 
-/// Reported from this share of the time-out on.
+/// An operation that took at least this share of its time-out is reported.
 const NEAR: f64 = 0.7;
 
 impl Check for TimeoutTooClose {
@@ -35,7 +35,7 @@ impl Check for TimeoutTooClose {
         let mut worst: Option<(f64, usize, u32)> = None;
         for (record, full_record) in ctx.aligned.records.iter().enumerate() {
             for (position, op) in full_record.ops.iter().enumerate() {
-                // An operation that completed after its time-out had no watchdog that enforces it.
+                // An operation that completed after its time-out shows that no watchdog enforces the time-out.
                 let Some(share) = share(op).filter(|share| (NEAR..=1.0).contains(share)) else {
                     continue;
                 };
@@ -48,7 +48,7 @@ impl Check for TimeoutTooClose {
         let late = so_far.iter().any(|draft| draft.code == Code::W220);
         let draft = worst.map(|(share, record, position)| {
             let mut draft = draft(ctx, near_count, share, record, position);
-            // If a rank is late, that is the cause.
+            // If a rank is late, its lateness is the cause.
             draft.is_root = !late;
             draft
         });
@@ -56,6 +56,8 @@ impl Check for TimeoutTooClose {
     }
 }
 
+/// The finding on `near_count` operations that came close to their time-outs. The one at this position of a record came
+/// closest; it took this share of its time-out.
 fn draft(
     ctx: &Context<'_>,
     near_count: usize,

@@ -15,17 +15,19 @@ pub(crate) struct TinyCollectives;
 
 /// Up to this size, bytes, latency and not bandwidth decides the duration.
 pub(super) const TINY: u64 = 16 << 10;
-/// A row of at least this many could have been one operation.
+/// A row of at least this many operations counts: it could have been one operation.
 const MIN_ROW: usize = 8;
-/// Fewer operations in all such rows together are not reported.
+/// A rank with fewer operations in all such rows together is not reported.
 const MIN_OPERATIONS: usize = 512;
-/// Reported from this share of a rank's time on.
+/// A rank that spends a smaller share of its time in such rows is not reported.
 const MIN_SHARE: f64 = 0.1;
 
 /// What one rank spends on rows of small collectives.
 struct Waste<'a> {
     rows: usize,
+    /// The number of operations in all rows.
     operations: usize,
+    /// The share of the rank's time that it spends in them, 0..1.
     share: f64,
     /// What one operation for each row would save, ms; `None` if no backend measured how long the operations took.
     saved_ms: Option<f64>,
@@ -48,7 +50,7 @@ impl Check for TinyCollectives {
             .enumerate()
             .filter_map(|(index, record)| Some((index, waste(ctx, record)?)))
             .collect();
-        // If fewer than half of the ranks did so, the others would wait for them: W220 reports such ranks.
+        // If fewer than half of the ranks waste time so, the others wait for them: W220 reports such ranks.
         if wasteful.len() * 2 < records.len() {
             return Vec::new();
         }
@@ -56,6 +58,7 @@ impl Check for TinyCollectives {
     }
 }
 
+/// What the rank of a record spends on rows of small collectives; `None` if it is too little to be reported.
 fn waste<'a>(ctx: &Context<'_>, record: &'a Record) -> Option<Waste<'a>> {
     let calls = &ctx.aligned.shared.calls;
     let tiny = |op: &Op| {

@@ -54,6 +54,8 @@ struct Opposite {
     times: usize,
 }
 
+/// How two members of a group sent to each other first; `None` if they never did, if their messages are not known for
+/// certain, or if no device carries the messages.
 fn opposite(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -115,7 +117,7 @@ fn opposite(
 /// Whether a message was posted outside of any batch: no marker closes it, and neither the operation before it nor the
 /// one after it is a message with its number.
 ///
-/// Schedules of pipelines post batches of one message, and order these by other means.
+/// A schedule of a pipeline may post batches of one message, whose order it ensures by other means.
 fn is_alone(ctx: &Context<'_>, record: RecordIx, half: Half) -> bool {
     let ops = &ctx.aligned.records[record].ops;
     let op = &ops[half.position as usize];
@@ -129,6 +131,7 @@ fn is_alone(ctx: &Context<'_>, record: RecordIx, half: Half) -> bool {
         && !neighbors.any(|neighbor| ops.get(neighbor as usize).is_some_and(same))
 }
 
+/// The finding on pairs of ranks in groups of one kind, of which the first is the example.
 fn draft(ctx: &Context<'_>, pairs: &[Opposite]) -> FindingDraft {
     let example = &pairs[0];
     let rank = |record: RecordIx| ctx.aligned.records[record].rank;

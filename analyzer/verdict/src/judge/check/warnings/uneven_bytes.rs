@@ -1,8 +1,8 @@
 //! W230: some ranks of a group move far more bytes than the others.
 //!
 //! Only operations whose members may differ in size count (an exchange between experts, a gather of pieces of any
-//! length), and of these only instances that the first member completed and all members recorded. Rooted operations are
-//! always uneven. Small amounts of data and few instances are ignored.
+//! length), and of these only instances that the first member completed and all members recorded. Rooted operations do
+//! not count, since they are always uneven. Small amounts of data and few instances are ignored.
 
 use super::tiny_collectives::TINY;
 use crate::align::signature::Call;
@@ -15,11 +15,11 @@ use rcomm_recorder::model::{OpType, Parts, Pattern, Rank};
 
 pub(crate) struct UnevenBytes;
 
-/// A member that moves this many times the median is reported.
+/// A member that moves at least this many times the median may be reported.
 const TIMES_MEDIAN: u64 = 4;
 /// A smaller excess over the median, bytes, costs little time on any link.
 const LEAST_EXCESS: u64 = 64 << 20;
-/// Fewer instances may differ by chance.
+/// With fewer instances, members may differ by chance.
 const LEAST_INSTANCES: usize = 16;
 
 impl Check for UnevenBytes {
@@ -38,6 +38,7 @@ impl Check for UnevenBytes {
     }
 }
 
+/// The finding on members of a group that move far more than the median; `None` if there are none.
 fn judge(ctx: &Context<'_>, group: GroupIx) -> Option<FindingDraft> {
     let Moved {
         bytes: moved,
@@ -167,6 +168,7 @@ fn saved_in(row: &[(&Call, f32)]) -> Option<f64> {
     (shortest >= 0.0).then_some(saved)
 }
 
+/// Whether the members of such an operation may differ in the sizes that they send or receive.
 fn may_be_uneven(op: OpType) -> bool {
     // Recorders write exchanges of even and of uneven parts under one name.
     let is_exchange = op.pattern() == Pattern::AllToAll;

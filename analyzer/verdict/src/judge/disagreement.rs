@@ -30,6 +30,7 @@ pub(crate) enum Ground {
 pub(crate) struct AgreeingMembers {
     /// The members' ranks, ascending.
     pub(crate) ranks: Vec<Rank>,
+    /// The members' records, in the order of the group.
     pub(crate) records: Vec<RecordIx>,
     /// The call of the first member at the point of difference.
     pub(crate) call: u32,
@@ -42,7 +43,7 @@ pub(crate) struct Disagreement {
     pub(crate) seq: u32,
     /// The right part first, if one is known; the others by size.
     pub(crate) parts: Vec<AgreeingMembers>,
-    /// The most severe difference.
+    /// The most severe difference between two parts.
     pub(crate) difference: CallDifference,
     pub(crate) ground: Ground,
     /// Whether every record that holds the collective shows it as completed.
@@ -62,6 +63,7 @@ pub(crate) fn find(aligned: &Aligned<'_>) -> Vec<Disagreement> {
     found.into_iter().flatten().collect()
 }
 
+/// Adds the disagreements of one group to `found`.
 fn find_in(aligned: &Aligned<'_>, group: GroupIx, found: &mut Vec<Disagreement>) {
     let before = found.len();
     let mut parted: Vec<Rank> = Vec::new();
@@ -211,6 +213,7 @@ fn difference(aligned: &Aligned<'_>, a: &[u32], b: &[u32]) -> Option<(CallDiffer
     (a.len() != b.len()).then(|| (CallDifference::Op, a.len().min(b.len()).saturating_sub(1)))
 }
 
+/// The disagreement of members that issued these blocks of calls under one number; `None` if all agree.
 fn judge(
     aligned: &Aligned<'_>,
     group: GroupIx,
@@ -253,7 +256,7 @@ fn judge(
     for (_, part) in &mut parts {
         part.ranks.sort_unstable();
     }
-    // The point of difference, not the start of a block.
+    // In a coalesced block, the first call that differs stands for the block.
     let index = difference(aligned, &parts[0].0, &parts[1].0).map_or(0, |(_, index)| index);
     for (calls, part) in &mut parts {
         part.call = calls
@@ -275,6 +278,7 @@ fn judge(
     })
 }
 
+/// Moves the right part to the front of `parts`, which are ordered by size, and returns why it is right.
 fn put_right_first(
     aligned: &Aligned<'_>,
     group: GroupIx,
@@ -312,6 +316,7 @@ fn put_right_first(
     ground
 }
 
+/// The index of the largest number of votes; `None` if several are equally large.
 fn clear_winner(votes: &[usize]) -> Option<usize> {
     let (winner, &most) = votes.iter().enumerate().max_by_key(|&(_, votes)| votes)?;
     (votes.iter().filter(|&&votes| votes == most).count() == 1).then_some(winner)
@@ -337,6 +342,7 @@ fn is_consistent(aligned: &Aligned<'_>, call: u32, members: u64) -> bool {
     }
 }
 
+/// For each part, the number of members of sibling groups that issued the same call under the same number.
 fn sibling_votes(
     aligned: &Aligned<'_>,
     group: GroupIx,
@@ -365,8 +371,8 @@ fn sibling_votes(
     votes
 }
 
-/// For each part, how often its call followed the same calls in the group's own past; the longest context that occurred
-/// counts.
+/// For each part, how often its call followed the same calls in the group's own past, by the record of one member. Of
+/// the runs of calls before the number, the longest after which one of the parts' calls came counts.
 fn past_votes(
     aligned: &Aligned<'_>,
     group: GroupIx,
@@ -426,7 +432,7 @@ pub(crate) enum Shift {
     None,
 }
 
-/// Compares the calls of a rank with those of the right part from the first difference on.
+/// Compares the calls in a record with those of the right part from the first difference on.
 pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: RecordIx) -> Shift {
     // At most this many calls are compared.
     const DEPTH: usize = 64;

@@ -1,4 +1,4 @@
-//! Ranks that have no ring here although they took part in operations: they run on another host.
+//! Finds ranks that have no ring here although they took part in operations: they probably run on another host.
 //!
 //! A view of one node reads only the rings of that node, so a ring that is missing there says nothing about a rank of
 //! another node.
@@ -7,9 +7,9 @@ use crate::judge::context::Context;
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
-/// Whether each of these ranks, of which none has a record, took part in a collective: another rank completed one that
-/// no rank completes without all members. False unless all records are rings and could be read, and false if the end of
-/// one of these ranks is known.
+/// Whether each of these ranks has no record and took part in a collective: another rank completed one that no rank
+/// completes without all members. False unless all records are rings and could be read, and false if the end of one of
+/// these ranks is known.
 pub(crate) fn took_part(ctx: &Context<'_>, ranks: &[Rank]) -> bool {
     let aligned = ctx.aligned;
     // A ring that cannot be read may be theirs.

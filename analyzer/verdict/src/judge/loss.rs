@@ -1,6 +1,7 @@
-//! Lowers the confidence of findings if a ring may have dropped the operation that its rank is in.
+//! Lowers the confidence of findings, and adds notes, if rings may have dropped what would show the cause.
 //!
-//! A ring that has wrapped may have dropped that operation if its oldest entry has not completed, or if no entry has.
+//! A ring that has wrapped may have dropped the operation that its rank is in if its oldest entry has not completed, or
+//! if no entry has.
 
 use crate::align::pending::front_is_lost;
 use crate::judge::channels::lost_transfers;
@@ -10,7 +11,8 @@ use crate::report::{Code, Problem};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
-/// The highest confidence of a finding that rests on where ranks wait, if one of them may be in another operation.
+/// The highest confidence of a finding that rests on where ranks wait, if a rank may be in an operation that its ring
+/// has dropped.
 const AMONG_OTHERS: f64 = 0.7;
 /// The highest confidence if that rank is a culprit.
 const BLAMED: f64 = 0.5;
@@ -24,7 +26,7 @@ pub(crate) fn with_lost_front(ctx: &Context<'_>) -> Vec<Rank> {
     ranks
 }
 
-/// Lowers the confidence of findings that rest on the places where ranks wait.
+/// Lowers the confidence of findings that rest on the places where ranks wait, and adds the reason to their doubts.
 pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     let with_lost_front = with_lost_front(ctx);
     if with_lost_front.is_empty() {
@@ -71,8 +73,8 @@ pub(crate) fn note(ctx: &Context<'_>, noted: &BTreeSet<Rank>) -> Option<Problem>
     Some(Problem::new(Code::N302, "", sentence))
 }
 
-/// N302 on the ranks that wait in an operation and whose rings had no room for some network transfers: such rings do
-/// not show that no channel lags. `None` if there are none.
+/// N302 on the ranks with an unfinished operation whose rings had no room for some network transfers: one of those may
+/// be the one that lags. `None` if there are none.
 pub(crate) fn note_transfers(ctx: &Context<'_>) -> Option<Problem> {
     let waits = ctx.aligned.records.iter().filter(|record| {
         let mut ops = record.ops.iter();

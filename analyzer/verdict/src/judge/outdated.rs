@@ -9,9 +9,10 @@ use crate::report::format::{duration_ms, format_ranks};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeSet, HashMap};
 
-/// The note on the ranks whose records do not show what they do now, since others went on; `None` if there are none.
+/// The note (N300) on the ranks whose records do not show what they do now, since others went on; `None` if there are
+/// none.
 pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
-    // Of a rank that may still be inside, the note on that says what is known.
+    // `note_still_inside` says what is known of a rank that may still be inside an operation.
     let inside = ctx.still_inside.iter();
     let inside: BTreeSet<Rank> = inside.map(|inside| inside.rank(ctx.aligned)).collect();
     let missed = ctx.graph.missing.iter().flatten();
@@ -41,8 +42,9 @@ pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
     ))
 }
 
-/// The ranks whose records were taken so much earlier than others' that these do not show whether they hang now: their
-/// peers may have timed out in what they hold as over, or have nothing pending since these ranks hang.
+/// The ranks whose records were taken too early and may hide a hang. In some records only `retired` shows that an
+/// operation is over: peers may have timed out in such an operation. The files of others are older than the newest file
+/// by more than [`NAMING`]: the peers may have nothing pending because these ranks hang.
 pub(crate) fn early<'a>(ctx: &'a Context<'_>) -> impl Iterator<Item = Rank> + 'a {
     let aligned = ctx.aligned;
     let written = each_written_ns(aligned);
@@ -62,7 +64,7 @@ pub(crate) fn early<'a>(ctx: &'a Context<'_>) -> impl Iterator<Item = Rank> + 'a
 pub(crate) struct StillInside {
     record: RecordIx,
     position: u32,
-    /// How long after the others had completed it the file was written, ms.
+    /// How long after the first other member had completed the operation the file of this record was written, ms.
     after_ms: f64,
 }
 
@@ -73,7 +75,7 @@ impl StillInside {
 }
 
 /// The collectives that are unfinished in a record and that others completed long before its file was written: the
-/// file was copied since, or the operation does not end on that rank. One for each record, the first.
+/// record was taken before that, or the operation does not end on that rank. At most one for each record.
 pub(crate) fn still_inside(aligned: &Aligned<'_>) -> Vec<StillInside> {
     // Thousands of ranks may be unfinished in one collective, so each is looked up once.
     let mut first_ends: HashMap<(GroupIx, u32), Option<i64>> = HashMap::new();
@@ -119,7 +121,8 @@ fn first_end_ns(aligned: &Aligned<'_>, group: GroupIx, seq: u32) -> Option<i64> 
     ends.min()
 }
 
-/// The note on the first of these operations; `None` if there are none.
+/// The note (N300) on the first collective that is [`still_inside`]; it names the ranks of the others. `None` if there
+/// are none.
 pub(crate) fn note_still_inside(ctx: &Context<'_>) -> Option<Problem> {
     let inside = &ctx.still_inside;
     let first = inside.first()?;

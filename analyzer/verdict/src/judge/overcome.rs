@@ -1,4 +1,4 @@
-//! Decides whether a failure that a rank recorded is overcome: the ranks concerned work together again.
+//! Decides whether a failed operation, or a failure that a rank recorded, is overcome: the ranks work together again.
 //!
 //! A program may catch the error of an operation that timed out and try again. What it recorded then explains nothing
 //! that happens later.
@@ -7,12 +7,13 @@ use crate::align::record::Op;
 use crate::align::{Aligned, GroupIx, RecordIx};
 use rcomm_recorder::model::{EntryState, Failure, OpType, Rank};
 
-/// A rank that has completed at least this many operations with others since one failed has caught its error. A program
-/// that ends because of the error may still complete some.
+/// A rank that has completed at least this many operations with others since one failed has caught the error. A program
+/// that ends because of the error may still complete fewer.
 const LATER_OPERATIONS: usize = 3;
 
-/// Whether an operation has failed and its rank went on: it issued others later, and completed them. Sends do not
-/// count, since a send may complete although its receiver never comes, and neither do operations of a rank alone.
+/// Whether an operation has failed and its rank went on: the rank issued [`LATER_OPERATIONS`] others later, and
+/// completed them. Sends do not count, since a send may complete although its receiver never comes, and neither do
+/// operations in a group of one rank.
 pub(crate) fn is_history(aligned: &Aligned<'_>, record: RecordIx, op: &Op) -> bool {
     if op.state != EntryState::Failed {
         return false;
@@ -70,8 +71,8 @@ pub(crate) fn is_overcome(
     })
 }
 
-/// Whether a rank issued an operation in a group after one common time, ns, and completed it after another. A send may
-/// complete although its receiver never comes, so it does not count.
+/// Whether a rank issued an operation in a group after `after_ns` and completed it after `since_ns`, both common time.
+/// A send may complete although its receiver never comes, so it does not count.
 fn went_on(
     aligned: &Aligned<'_>,
     group: GroupIx,

@@ -1,4 +1,4 @@
-//! The settings of an analysis.
+//! The settings of an analysis, and the times as of which it judges.
 
 use crate::align::p2p::Messages;
 use crate::align::pending::pending_of;
@@ -14,7 +14,8 @@ use std::time::Duration;
 pub struct Policy {
     /// The time of judgment, wall clock, ns since the epoch.
     ///
-    /// `None` = the newest time in any dump. A dump without a time (PyTorch's) is taken as written because of a hang.
+    /// `None` = the newest time in any dump. A dump that states no time (PyTorch's) counts as written because of a
+    /// hang, unless the time of its file shows that nothing was overdue then.
     pub now_ns: Option<i64>,
     /// Whether the dumps are a snapshot of a running job: operations that are pending but not overdue are then no
     /// finding, and the verdict is `running`.
@@ -29,7 +30,7 @@ pub struct Policy {
     pub world_size: Option<u32>,
     /// Ranks whose record is missing because they no longer answer; the live view reports that itself.
     pub silent: Vec<Rank>,
-    /// When the newest of the files was written that state no time themselves, ns since the epoch.
+    /// When the newest file of a dump that states no time was written, ns since the epoch; `None` if unknown.
     pub written_ns: Option<i64>,
     /// The records of launchers on the processes of the job, of all hosts.
     pub launches: Vec<LaunchRecord>,
@@ -49,7 +50,7 @@ pub struct Policy {
 /// An attempt of a job that has begun after the records were left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaterAttempt {
-    /// How often the job was restarted.
+    /// The number of the attempt, counted from 0.
     pub attempt: u32,
     /// The ranks of this attempt whose processes were seen, ascending.
     pub ranks: Vec<Rank>,
@@ -109,12 +110,14 @@ pub(crate) fn now_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
         .filter(|&now| now > 0)
 }
 
-/// When the newest of the files was written whose records state no time, in common time, ns since the epoch. `None` if
-/// this is unknown, or if the file is older than the newest record or more than a day younger: then it was copied, and
-/// its time means nothing.
+/// When the newest of the files whose records state no time was written, common time, ns. `None` if this is unknown, or
+/// if the file is older than the newest record or more than a day younger: then it was copied, and its time means
+/// nothing.
 ///
-/// Common time is an estimate, which may put the newest record after its own file. A file and its record are written by
-/// one clock, so they are also compared by that; the slack is for file systems that keep coarse times.
+/// [`Policy::written_ns`] is by the clock of the newest file's host. If the times of the records' own files in common
+/// time ([`newest_own`]) differ from it, those decide. Common time is an estimate, which may put the newest record
+/// after its own file, so file and record are also compared by the clock that gave both their times. The result is
+/// never before the time of judgment.
 pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
     let now = now_ns(aligned, policy)?;
     let written = policy.written_ns?;
@@ -136,8 +139,8 @@ pub(crate) fn written_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> 
         .then(|| written.saturating_sub(offset).max(now))
 }
 
-/// When the newest file was written, in common time, by the clocks of the hosts that wrote them: of the records whose
-/// clocks are known in relation to others', or else of all. `None` if that is not known of each.
+/// When the newest file was written, common time, ns, each file by the clock of its own host. Only records whose clocks
+/// are connected to the others' count, or all if none is. `None` if the time of one of these is unknown or cannot be.
 fn newest_own(aligned: &Aligned<'_>) -> Option<i64> {
     let any_known = aligned.clock_known.iter().any(|&known| known);
     let records =
@@ -150,8 +153,8 @@ fn newest_own(aligned: &Aligned<'_>) -> Option<i64> {
     times?.into_iter().max()
 }
 
-/// For each record: until when it is sure to hold what its rank issued, common time, ns, by the time of its file. `None`
-/// if that, or how its clock relates to the others', is not known.
+/// For each record: when its file was written at the latest, common time, ns, so that it holds nothing issued later.
+/// `None` if the time of its file, or how its clock relates to the others', is not known.
 pub(crate) fn each_written_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
     let in_common = |record: usize| {
         let own = own_written_ns(&aligned.records[record])?;
@@ -164,7 +167,8 @@ pub(crate) fn each_written_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
     (0..aligned.records.len()).map(in_common).collect()
 }
 
-/// When the file of a record was written, by its clock; `None` if that is unknown or cannot be.
+/// When the file of a record was written, ns by the clock of its host. `None` if that is unknown, or cannot be, since
+/// the file is older than the record or more than a day younger.
 pub(crate) fn own_written_ns(record: &Record) -> Option<i64> {
     let written = record.written_ns?;
     let newest = record.latest_ns();
@@ -174,17 +178,18 @@ pub(crate) fn own_written_ns(record: &Record) -> Option<i64> {
 
 /// A file that is younger than its record by this much, ns, was copied.
 const COPIED_NS: i64 = 86_400_000_000_000;
-/// PyTorch takes a dump's operations, then names the frames of all stacks, and writes the file last: on a busy host, the
-/// file is younger than the operations in it by this much.
+/// PyTorch takes a dump's operations, then names the frames of all stacks, and writes the file last: on a busy host,
+/// the file is younger than the operations in it by this much.
 pub(crate) const NAMING: Duration = Duration::from_secs(10);
 /// A file may be older than its record by this much, ns: some file systems keep coarse times.
 const SLACK_NS: i64 = 1_000_000_000;
 
-/// The policy for records that state no time and in which, when their files were written, operations were pending but
-/// none was overdue, apart from the time that it may take to write a file ([`NAMING`]): they are judged as of that time,
-/// as a snapshot. `None` for all others.
+/// The policy for records that state no time and in which operations were pending, but none overdue, when their files
+/// were written; the time that it may take to write a file ([`NAMING`]) is allowed for. Such records are judged as of
+/// that time, as a snapshot. `None` for all others.
 ///
-/// Such files are no sign of a hang: what a time-out has written is older than half of it.
+/// Such files are no sign of a hang: in a dump that a time-out has caused, an operation is older than half of the
+/// time-out.
 pub(crate) fn of_young_files(
     aligned: &Aligned<'_>,
     messages: &Messages,
@@ -217,8 +222,8 @@ pub(crate) fn of_young_files(
     has_pending.then_some(as_of_writing)
 }
 
-/// How old an operation of a record was when the newest file was written, at `written_ns`, common time, or its own file,
-/// if that was earlier: the newest file may be of a host whose clock is ahead.
+/// How old an operation of a record was when the newest file was written, at `written_ns`, common time, or when the
+/// record's own file was, if that gives a lower age: the newest file may be of a host whose clock is ahead.
 pub(crate) fn age_when_written(
     aligned: &Aligned<'_>,
     record: RecordIx,

@@ -2,8 +2,8 @@
 //!
 //! Three causes have a price. A late rank (W220) costs the time that the others wait before it arrives. Uneven
 //! exchanges (W230) and small collectives (W240) cost a part of the time after the last member has arrived, and an
-//! operation that is small counts for W240 only. So no moment is paid for twice within a group, and where groups
-//! overlap in time, the prices of W230 and W240 are lowered until all prices together fit into the job's time.
+//! operation that is small counts for W240 only. So no moment is paid for twice within a group. Where groups overlap in
+//! time, the prices of W230 and W240 are lowered until they fit into the part of the job's time that W220 leaves.
 //!
 //! Other causes have no price. What a pipeline's schedule leaves idle, and what a slow link costs, looks in the records
 //! like any other wait in a message or a collective: the records do not show how short it could have been.
@@ -12,7 +12,7 @@ use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
 use crate::report::format::{format_lateness, format_percent};
 
-/// Lowers prices until they fit into the job's time, and states them in the sentences that lack them.
+/// Lowers the prices of W230 and W240 until they fit into the job's time, and states them in the sentences.
 pub(crate) fn settle(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
     let span_ms = ctx.lateness.span_ms;
     let sum = |drafts: &[FindingDraft], is_late: bool| -> f64 {

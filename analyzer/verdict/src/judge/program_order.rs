@@ -15,7 +15,7 @@ use crate::judge::programs::Point;
 pub(crate) struct Votes {
     pub(crate) first: usize,
     pub(crate) second: usize,
-    /// A point in the program of a rank where it issued the first event first.
+    /// Where a rank that issued the first event first did so; `None` if no record holds such a point.
     pub(crate) shown_by: Option<Point>,
 }
 
@@ -119,6 +119,7 @@ pub(crate) fn past(
     }
 }
 
+/// The sequence number of an event.
 fn seq_of(event: ProgramEvent) -> u32 {
     match event {
         ProgramEvent::Collective { seq, .. } => seq,

@@ -16,8 +16,8 @@ const BEFORE_IN_ALL: usize = 2;
 /// The number of steps of each program shown from the first difference on, for programs over all groups.
 const AFTER_IN_ALL: usize = 6;
 
-/// The ranks that issued a call, one line for each call site and its caller: the call itself is often in a wrapper that
-/// all share.
+/// The ranks of these records, which issued `call` under number `seq`: one line for each call site and its caller,
+/// since the call itself is often in a wrapper that all share.
 pub(crate) fn sites(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -59,8 +59,8 @@ pub(crate) fn at_site(ctx: &Context<'_>, group: GroupIx, seq: u32, record: Recor
     })
 }
 
-/// The steps of two ranks in a group from just before number `seq` on, as a unified diff: ` ` both, `-` only `usual`,
-/// `+` only `odd`.
+/// The steps of two ranks in a group from just before number `seq` on, as a unified diff: a line begins with ` ` for a
+/// step of both, `-` for one of `usual` only, `+` for one of `odd` only.
 pub(crate) fn next_steps(
     ctx: &Context<'_>,
     group: GroupIx,
@@ -116,7 +116,9 @@ struct Excerpt {
     goes_on: bool,
 }
 
+/// One operation of a rank's program.
 struct ProgramStep {
+    /// The family of the operation's group.
     family: u32,
     kind: OpType,
     call: u32,
@@ -142,7 +144,7 @@ impl ProgramStep {
         )
     }
 
-    /// The step as text where a step of another rank that does the same has other numbers.
+    /// The step as text, if the same step of another rank has another number or call site.
     fn common_text(&self, ctx: &Context<'_>, groups: &BTreeSet<GroupIx>) -> String {
         match self.names_group {
             true => format!("{}{}", self.common, self.group_text(ctx, groups)),
@@ -150,6 +152,7 @@ impl ProgramStep {
         }
     }
 
+    /// The end of the text, like ` on group dp`; empty if the text names no group.
     fn group_text(&self, ctx: &Context<'_>, groups: &BTreeSet<GroupIx>) -> String {
         match (self.names_group, groups.len()) {
             (false, _) => String::new(),
@@ -178,6 +181,7 @@ impl ProgramStep {
     }
 }
 
+/// Whether two ranks do the same in these steps.
 fn is_same_step(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
     let calls = &ctx.aligned.shared.calls;
     a.family == b.family
@@ -188,7 +192,7 @@ fn is_same_step(ctx: &Context<'_>, a: &ProgramStep, b: &ProgramStep) -> bool {
         }
 }
 
-/// The difference between the programs of two sides; with the ranks whose programs these are.
+/// The lines of the diff of two excerpts, each of the program of these ranks.
 fn difference(
     ctx: &Context<'_>,
     (usual_ranks, usual): (&[Rank], &Excerpt),
@@ -210,7 +214,7 @@ fn difference(
     }
     let mut lines = Vec::new();
     let (mut a, mut b) = (0, 0);
-    // Where an excerpt was cut off, the other's next step may be in it as well.
+    // The diff ends where an excerpt was cut off: the next step of the other may come in this program, too.
     while (a < usual.len() || b < odd.len()) && !cut(a, b) {
         if a < usual.len() && b < odd.len() && is_same_step(ctx, &usual[a], &odd[b]) {
             let (step, other) = (&usual[a], &odd[b]);
@@ -263,6 +267,7 @@ fn distinct_text(
     format!("{text}, {elements} elements, group of {members}")
 }
 
+/// The steps of a record in a group from just before number `seq` on; empty if the record does not hold that number.
 fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Excerpt {
     let mut lanes = ctx.aligned.lanes[record].iter();
     let lane = lanes.find(|lane| lane.group == group);
@@ -286,7 +291,7 @@ fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Excer
                 family: ctx.aligned.groups[group].family,
                 kind: op.kind,
                 call: op.call,
-                // A call that only moved reads alike on both sides but for its number.
+                // Without the number, a call that only moved reads alike on both sides.
                 call_text: format!("{described} #{seq}"),
                 common: described,
                 site,
@@ -298,6 +303,7 @@ fn steps(ctx: &Context<'_>, record: RecordIx, group: GroupIx, seq: u32) -> Excer
     Excerpt { steps, goes_on }
 }
 
+/// The steps of a record in all groups from just before this point on.
 fn steps_in_all(ctx: &Context<'_>, point: Point) -> Excerpt {
     let Point { record, position } = point;
     let lanes = &ctx.aligned.lanes[record];

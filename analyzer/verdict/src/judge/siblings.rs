@@ -13,7 +13,7 @@ use rcomm_recorder::model::{OpType, Rank};
 use rcomm_recorder::publish::Recorder;
 use std::collections::HashMap;
 
-/// How the messages of a rank with a peer differ from those of its siblings.
+/// How the messages of a rank with a peer differ from those of its siblings. `sends` states whether the half is a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Deviation {
     /// The rank left out this half and went on.
@@ -35,7 +35,7 @@ pub(crate) struct Odd {
     pub(crate) position: u32,
     /// The ranks of the siblings that show the deviation, ascending.
     pub(crate) siblings: Vec<Rank>,
-    /// Record and position of the first sibling's step that is missing or comes instead.
+    /// The record of the first of these siblings, and the position of the step there that the rank lacks or replaced.
     pub(crate) shown_by: (RecordIx, u32),
     /// The number of siblings that did the same as the rank.
     pub(crate) siblings_alike: usize,
@@ -63,10 +63,12 @@ impl Step {
     }
 }
 
+/// Steps, each with its position in the record's operations.
 type Steps = Vec<(Step, u32)>;
 
 /// Compares the messages of a rank with one peer of a group with those of its siblings. `None` if they do not deviate,
-/// or if too many siblings did the same or deviate in other ways. A single sibling may itself be the one that deviates.
+/// if too many siblings did the same or deviate in other ways, or if the record does not hold all steps. A single
+/// sibling may itself be the one that deviates.
 pub(crate) fn odd(
     aligned: &Aligned<'_>,
     record: RecordIx,
@@ -109,7 +111,7 @@ struct Program {
     steps: Steps,
 }
 
-/// The programs of the ranks with the same part in other groups of the family.
+/// The programs of the ranks with the same part in other groups of the family, at most [`SIBLINGS`].
 fn siblings(aligned: &Aligned<'_>, record: RecordIx, part: &Part) -> Vec<Program> {
     let family = aligned.groups[part.group].family;
     let nth = nth_of_family(aligned, record, part.group);
@@ -155,6 +157,8 @@ struct Walk {
 /// A sibling that shows a deviation: its rank, its record and the position of its step.
 type Vote = (Rank, RecordIx, u32);
 
+/// The deviation that most siblings show; `None` if it is shown by no more siblings than did the same as the rank, or
+/// deviate in other ways.
 fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -> Option<Odd> {
     let mut votes: HashMap<(Deviation, u32), Vec<Vote>> = HashMap::new();
     for &(sibling, Walk { parted, .. }) in walks {
@@ -192,6 +196,7 @@ fn decide(aligned: &Aligned<'_>, record: RecordIx, walks: &[(RecordIx, Walk)]) -
 }
 
 impl Program {
+    /// Reads a record's messages with `peer` in the lane at `lane_index`, and its collectives in all lanes.
     fn read(aligned: &Aligned<'_>, record: RecordIx, lane_index: usize, peer: u32) -> Self {
         let lanes = &aligned.lanes[record];
         let nths: Vec<u32> = lanes
@@ -238,8 +243,8 @@ impl Program {
     }
 }
 
-/// Whether a step is compared with a record: every message is, and a collective if the record holds it, too. A rank may
-/// not have reached a collective that its record lacks.
+/// Whether another rank's step is compared with the steps of a record: every message is, and a collective if the record
+/// holds it. A rank may not have reached a collective that its record lacks.
 fn is_compared(aligned: &Aligned<'_>, record: RecordIx, step: Step) -> bool {
     match step {
         Step::Message { .. } => true,
@@ -288,8 +293,9 @@ fn walk(aligned: &Aligned<'_>, program: &Program, sibling: &Program) -> Option<W
     })
 }
 
-/// The deviation of a program from where it no longer agrees with the other; `None` if a collective is the first
-/// difference or none explains it.
+/// The deviation of a rank's steps from a sibling's, both from where they no longer agree, with the position of the
+/// first step of each. `None` if a list is empty, if the first difference is one of collectives, or if no deviation
+/// explains it.
 fn parted(
     rank_steps: &[(Step, u32)],
     sibling_steps: &[(Step, u32)],

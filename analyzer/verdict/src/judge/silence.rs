@@ -1,5 +1,5 @@
-//! Whether ranks of a running job have stopped communicating: they wait in nothing that is recorded, and have issued no
-//! operation for much longer than they ever paused before.
+//! Decides whether ranks of a running job have stopped communicating: they wait in nothing that is recorded, and have
+//! issued no operation for much longer than they paused before.
 //!
 //! Such a rank may write a checkpoint, or hang in code that records nothing, such as the call that makes a group. The
 //! records do not show which.
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Pauses are measured in at most this many of the newest operations of a record. A live view reads only a few hundred
 /// operations of a ring, and must see the same pauses as a view that reads all.
 const NEWEST: usize = 128;
-/// With fewer operations, a record shows no pace.
+/// A record with fewer operations shows no pace.
 const FEWEST: usize = 8;
 /// A silence is at least this many times as long as any pause before.
 const TIMES_LONGER: i64 = 20;
@@ -26,31 +26,36 @@ pub(crate) struct Silence {
     ranks: Vec<Rank>,
     /// When the last of the silent ranks issued or ended an operation, common time, ns.
     last_ns: i64,
-    /// The longest time between two operations of one of these ranks among its newest ones, ns; 0 if none had two.
+    /// The longest time between two of the newest operations of a silent rank, ns; 0 if none had two.
     pause_ns: i64,
     /// A group that some of its members have made and others have not, one of them silent.
     unmade: Option<Unmade>,
 }
 
-/// A group that some of its members have made and others have not, ascending.
+/// A group that some of its members have made and others have not.
 struct Unmade {
     group: GroupIx,
+    /// Members that have made the group, in its order.
     makers: Vec<Rank>,
+    /// Members that have not made the group, in its order.
     others: Vec<Rank>,
 }
 
-/// The newest operations of a rank.
+/// What the newest operations of a record show.
 struct Pace {
     rank: Rank,
+    /// When the rank last issued or ended an operation, common time, ns.
     last_ns: i64,
+    /// The longest time between the issue of two operations, ns; 0 if there is only one.
     pause_ns: i64,
     /// Whether there are enough operations to show a pace.
     is_known: bool,
+    /// Whether an operation is unfinished, without receives that threads of their own hold open.
     waits: bool,
 }
 
-/// The silence of ranks of a job of several ranks that runs; `None` for any other job, for one that is ending, or if no
-/// rank is silent.
+/// The silence of ranks of a running job of several ranks. `None` for any other job, for one of which a rank has ended
+/// in order, or if no rank is silent.
 pub(crate) fn of(ctx: &Context<'_>) -> Option<Silence> {
     let runs = ctx.policy.snapshot && ctx.life.lives_on() && ctx.aligned.expected.len() > 1;
     // In a job that is ending, the last ranks may still write a checkpoint.
@@ -89,7 +94,7 @@ fn pace(ctx: &Context<'_>, index: RecordIx) -> Option<Pace> {
     })
 }
 
-/// The silence of all ranks, none of which waits in an operation.
+/// The silence of all ranks; `None` if one is not silent, or waits in an operation.
 fn of_all(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
     let last_ns = paces.iter().map(|pace| pace.last_ns).max()?;
     let pause_ns = paces.iter().map(|pace| pace.pause_ns).max()?;
@@ -102,8 +107,8 @@ fn of_all(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
     })
 }
 
-/// The silence of some ranks that wait in no operation, while others go on. With too few operations to show a pace, a
-/// rank counts if it is a member of a group that some members have made and others have not.
+/// The silence of some ranks that wait in no operation, while others go on. A rank that is a member of a group that
+/// some members have made and others have not counts sooner, and without a pace. `None` if no rank is silent.
 fn of_some(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
     let mut unmade = None;
     // A rank may have several records.
@@ -141,13 +146,16 @@ fn of_some(ctx: &Context<'_>, paces: &[Pace], now: i64) -> Option<Silence> {
     })
 }
 
+/// Whether a rank that last communicated at `last_ns` has been silent for `least`, and for [`TIMES_LONGER`] times its
+/// longest pause.
 fn is_unusual(now: i64, last_ns: i64, pause_ns: i64, least: Duration) -> bool {
     let silent_ns = now.saturating_sub(last_ns);
     Duration::from_nanos(u64::try_from(silent_ns).unwrap_or(0)) >= least
         && silent_ns / TIMES_LONGER >= pause_ns
 }
 
-/// A group of this rank that some of its members have made and others have not, among ranks that live.
+/// A group of this rank that some of its members have made and others have not. Only members that live and whose
+/// records list all groups that they made count. `None` if there is no such group, or if the rank does not count.
 fn unmade_of(ctx: &Context<'_>, rank: Rank) -> Option<Unmade> {
     let aligned = ctx.aligned;
     // Other recorders learn of a group with its first operation.
@@ -180,13 +188,13 @@ fn unmade_of(ctx: &Context<'_>, rank: Rank) -> Option<Unmade> {
     })
 }
 
-/// A clause on a group of this rank, like `group tp has been made by rank 0 and not by rank 1`; `None` if all its
-/// groups have been made by all members that are known.
+/// The clause of [`Unmade::in_words`] on a group of this rank; `None` if there is no such group.
 pub(crate) fn unmade_in_words(ctx: &Context<'_>, rank: Rank) -> Option<String> {
     unmade_of(ctx, rank).map(|unmade| unmade.in_words(ctx))
 }
 
 impl Unmade {
+    /// A clause like `group tp has been made by rank 0 and not by rank 1`.
     fn in_words(&self, ctx: &Context<'_>) -> String {
         format!(
             "group {} has been made by {} and not by {}",

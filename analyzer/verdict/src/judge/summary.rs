@@ -85,8 +85,8 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
     reports
 }
 
-/// Every expected rank, ascending. The cost of lateness is left out if the job is stuck.
-pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
+/// Every expected rank, ascending. The cost of lateness is left out if an error was found (`has_errors`).
+pub(crate) fn ranks(ctx: &Context<'_>, has_errors: bool) -> Vec<RankReport> {
     let aligned = ctx.aligned;
     aligned
         .expected
@@ -122,15 +122,15 @@ pub(crate) fn ranks(ctx: &Context<'_>, stuck: bool) -> Vec<RankReport> {
                     .and_then(|record| Some(ctx.describe_op(record, ctx.last_op(record)?))),
                 lag_p50_ms: record.and_then(|record| ctx.lateness.ranks[record].lag_p50_ms()),
                 lag_share: record
-                    .filter(|_| !stuck)
+                    .filter(|_| !has_errors)
                     .and_then(|_| ctx.lateness.share(aligned, rank)),
             }
         })
         .collect()
 }
 
-/// Operations that at least one member has issued and not all have completed, oldest first. Messages that the device
-/// has not reached are left out until they are overdue.
+/// Operations that at least one member has issued and not all have completed, oldest first. Messages that the device of
+/// their rank has not reached are left out.
 pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     let aligned = ctx.aligned;
     let now = ctx.as_of_ns();
@@ -152,8 +152,7 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
                             .missing_from_batch(aligned, ctx.messages, record, operation);
                     reports.push((created, message(ctx, record, operation, &missing, overdue)));
                 }
-                // Overdue batches are in the graph and are added below; those that the device has not reached are left
-                // out.
+                // Overdue batches that the device has reached are in the graph and are added below.
                 PendingKind::Batch { .. } => {}
             }
         }
@@ -182,6 +181,7 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     reports.into_iter().map(|(_, report)| report).collect()
 }
 
+/// The missing ranks of which it is unknown whether they arrived, if `unknown`; else the others.
 fn nodes(missing: &[(Node, Missing)], unknown: bool) -> Vec<Node> {
     missing
         .iter()
@@ -190,6 +190,7 @@ fn nodes(missing: &[(Node, Missing)], unknown: bool) -> Vec<Node> {
         .collect()
 }
 
+/// The report on a batch of messages, without its age.
 fn message(
     ctx: &Context<'_>,
     record: RecordIx,
@@ -223,6 +224,7 @@ fn message(
     }
 }
 
+/// The report on a collective, without its age.
 fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> InstanceReport {
     let aligned = ctx.aligned;
     let (mut joined, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
@@ -288,7 +290,7 @@ fn collective(ctx: &Context<'_>, group: GroupIx, seq: u32, overdue: bool) -> Ins
 /// rank may wait for all others.
 const LISTED: usize = 1 << 22;
 
-/// The waits of the graph by rank, cut at [`LISTED`].
+/// The waits of the graph by rank, at places where a rank is missing; cut at [`LISTED`].
 pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
     let mut waits = Vec::new();
     let mut listed = 0;

@@ -1,5 +1,5 @@
-//! Ranks that failed although no other rank waits for them yet, and that no finding names: an exception has left their
-//! program, they recorded a failure, or their process is gone. Such a job may go on, or end, or hang soon.
+//! Describes ranks that failed although no other rank waits for them yet, and that no finding names: an exception has
+//! left the program, the rank recorded a failure, or its process is gone. Such a job may go on, or end, or hang soon.
 
 use crate::align::RecordIx;
 use crate::judge::check::first_recorded_failure;
@@ -9,8 +9,8 @@ use crate::report::Verdict;
 use crate::report::format::format_ranks;
 use rcomm_recorder::model::Rank;
 
-/// What is known of such ranks of a job with this verdict, in one sentence; `None` if there are none, or if the verdict
-/// says enough.
+/// What is known of such ranks, in one sentence. `None` if there are none, if the verdict is neither `healthy` nor
+/// `running`, or if the job is over.
 pub(crate) fn of(ctx: &Context<'_>, verdict: Verdict) -> Option<String> {
     if !matches!(verdict, Verdict::Healthy | Verdict::Running) || ctx.life.end.is_some() {
         return None;
@@ -21,7 +21,8 @@ pub(crate) fn of(ctx: &Context<'_>, verdict: Verdict) -> Option<String> {
         .or_else(|| first_recorded_failure(ctx).filter(|_| is_healthy))
 }
 
-/// Ranks that live and whose last phase is an exception, since which they have issued nothing.
+/// The sentence on ranks whose last phase is an exception, and that have issued nothing since; `None` if there are
+/// none.
 fn raised(ctx: &Context<'_>) -> Option<String> {
     let records = 0..ctx.aligned.records.len();
     let mut raised: Vec<RecordIx> = records
@@ -60,8 +61,9 @@ fn went_on(ctx: &Context<'_>, record: RecordIx) -> bool {
     since > 0 && newest.is_some_and(|op| op.created_ns > since)
 }
 
-/// Ranks whose processes are gone and did not end in order. If operations are pending, only those count that have been
-/// gone for a while: the others may be about to end as well.
+/// The sentence on ranks whose processes are gone and did not end in order; `None` if there are none. If operations are
+/// pending (not `is_healthy`), only ranks that have been gone for a while count: the others may be about to end as
+/// well.
 fn gone(ctx: &Context<'_>, is_healthy: bool) -> Option<String> {
     let expected = ctx.aligned.expected.iter().copied();
     let gone = expected.filter(|&rank| {

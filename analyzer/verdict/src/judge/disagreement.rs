@@ -256,7 +256,7 @@ fn judge(
     for (_, part) in &mut parts {
         part.ranks.sort_unstable();
     }
-    // In a coalesced block, the first call that differs stands for the block.
+    // In a coalesced block, the call of a part is the first one that differs.
     let index = difference(aligned, &parts[0].0, &parts[1].0).map_or(0, |(_, index)| index);
     for (calls, part) in &mut parts {
         part.call = calls

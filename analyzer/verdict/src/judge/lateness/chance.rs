@@ -18,7 +18,7 @@ const STRETCHES: i64 = 256;
 pub(crate) const ERROR_RATE: f64 = 1e-4;
 /// The same share for a rank that was late in the previous snapshot: it may be accused sooner.
 const REPEATED_RATE: f64 = 1e-2;
-/// The stretches that together hold this share of the loss decide.
+/// The stretches that lost most, and together hold this share of the loss, decide.
 const DECIDES: f64 = 0.8;
 /// Late ranks cost most in at least this share of the deciding stretches.
 const LATE_SHARE: f64 = 0.6;
@@ -40,6 +40,7 @@ pub(crate) struct Loss {
     pub(crate) at_ns: i64,
     /// The last to arrive: the index of the rank's first record, or of the host.
     pub(crate) unit: usize,
+    /// The time lost, ms.
     pub(crate) ms: f32,
     /// Whether devices measured the waits; else hosts did.
     pub(crate) by_device: bool,
@@ -162,7 +163,8 @@ impl Tally {
         }
     }
 
-    /// The sum of a unit's losses, ms: one delay counts in each group in which it cost something.
+    /// The sum of a unit's losses in the stretches in which no other unit cost more, ms: one delay counts in each group
+    /// in which it cost something.
     pub(crate) fn cost(&self, unit: usize) -> f64 {
         self.cost_ms.get(&unit).copied().unwrap_or(0.0)
     }
@@ -188,8 +190,8 @@ impl Tally {
     }
 
     /// Whether units take turns at being late: none cost most in more than half of the deciding stretches, of which
-    /// there are at least [`LEAST_TURNS`], and none cost more than half of what the job lost: one long delay is no
-    /// turn.
+    /// there are at least [`LEAST_TURNS`], and none cost more than half of what the job lost, since one long delay is
+    /// no turn.
     pub(crate) fn is_by_turns(&self) -> bool {
         let most = self.delays_ms.values().map(Vec::len).max().unwrap_or(0);
         let dearest_ms = self.price_ms.values().copied().fold(0.0, f64::max);
@@ -258,10 +260,10 @@ impl Tally {
 
 /// Each delay: its unit and what it cost, ms.
 ///
-/// A unit that comes late cannot come late by as much again before that time has passed. Losses that follow each other
-/// sooner are one delay, which costs as much as its largest loss: it costs in each group in which the unit comes next.
-/// Losses that devices measured are added up: the times are those at which hosts issued the operations, and a host may
-/// issue many at once.
+/// A unit that comes late cannot come late by as much again before that time has passed. Losses that follow the first
+/// sooner are one delay with it, which costs as much as its largest loss: it costs in each group in which the unit
+/// comes next. Losses that devices measured are a delay each: their times are those at which hosts issued the
+/// operations, and a host may issue many at once.
 fn delays(mut losses: Vec<Loss>) -> Vec<(usize, f64)> {
     losses.sort_by_key(|loss| (loss.unit, loss.at_ns));
     let mut delays: Vec<(usize, f64)> = Vec::new();
@@ -319,6 +321,7 @@ mod tests {
         (0..n).map(loss).collect()
     }
 
+    /// The units that are late in a job of as many stretches as there are losses.
     fn late(losses: &[Loss], among: usize) -> Vec<usize> {
         let tally = Tally::new(losses, losses.len() as f64 * 100.0);
         let late = tally.late(among, 1.0, &[]);

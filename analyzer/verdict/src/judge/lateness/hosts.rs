@@ -1,4 +1,4 @@
-//! [`Hosts`]: which records and ranks are on which host.
+//! The hosts of a job, with their records and ranks.
 
 use crate::align::{Aligned, RecordIx};
 use rcomm_recorder::model::Rank;
@@ -11,6 +11,7 @@ pub(crate) struct Hosts {
     of_record: Vec<Option<usize>>,
     /// The ranks of each host, ascending.
     ranks: Vec<Vec<Rank>>,
+    /// The number of hosts; 0 if a record does not name its host.
     count: usize,
 }
 
@@ -42,7 +43,7 @@ impl Hosts {
         hosts
     }
 
-    /// The number of hosts; 0 if a record does not name its host, so that hosts cannot be compared.
+    /// The number of hosts; 0 if a record does not name its host: then hosts cannot be compared.
     pub(crate) fn count(&self) -> usize {
         self.count
     }

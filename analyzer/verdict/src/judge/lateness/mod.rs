@@ -6,15 +6,15 @@
 //! common time ([`rows`]), and differences below the error of the clocks are ignored.
 //!
 //! The *loss* of an instance is how much earlier it would have begun if its last member had arrived together with the
-//! second last. A rank may be late only because it waited for another rank before, in a message or on another group,
-//! also on one of which a member left no record; and a delay that was already counted is not counted again. So the times
-//! that the last member waited, and that others waited for it, since the members' previous common operation are
-//! subtracted as far as they exceed those of the second last member. Arrivals are not compared across messages unless
-//! both ranks passed the same messages.
+//! second last. A rank may be late only because it waited for another rank before: in a message, or on another group,
+//! perhaps one of which a member left no record. And a delay that was already counted must not be counted again. So two
+//! times since the members' previous common operation are summed for the last and the second last member: for how long
+//! the member waited, and for how long others waited for it. By how much the sum of the last member is larger is
+//! subtracted from the loss. Arrivals are not compared across messages unless both ranks passed the same messages.
 //!
 //! Losses that exceed the usual spread are tested against chance ([`chance`]): a rank or a host that causes too many of
-//! them is repeatedly late, unless waits for a processor explain that ([`starved`]); if none does, ranks take turns at
-//! being late. Reports, screens, metrics and alerts all use this rule.
+//! them is repeatedly late, unless waits for a processor explain that ([`starved`]). If there is no such rank or host,
+//! but much is lost, ranks may take turns at being late. Reports, screens, metrics and alerts all use this rule.
 
 mod chance;
 mod hosts;
@@ -65,6 +65,7 @@ impl RankLateness {
         self.lag_p50_ms
     }
 
+    /// Adds what one group shows: the number of its instances, and the rank's median lag in them, ms.
     fn add_group(&mut self, instances: usize, median_ms: Option<f64>) {
         self.instances += instances;
         self.lag_p50_ms = match (self.lag_p50_ms, median_ms) {
@@ -99,12 +100,14 @@ pub(crate) struct Lateness {
     pub(crate) pattern: Pattern,
     /// The number of ranks that took part in an instance.
     pub(crate) among: usize,
-    /// The cost of each rank's lateness.
+    /// The cost of each rank's lateness, by the index of the rank's first record.
     pub(crate) by_rank: Tally,
+    /// The cost of each host's lateness.
     pub(crate) by_host: Tally,
-    /// For each host, the number of instances in which it was last as a whole, beyond the usual spread.
+    /// For each host, the number of instances that lost time, beyond the usual spread, because the host as a whole was
+    /// last, or one of its ranks was.
     pub(crate) host_losses: BTreeMap<usize, usize>,
-    /// By group: the worst lag of each instance, ms, for at most [`SAMPLES`] instances.
+    /// By group: the worst lag in each instance, ms, for at most [`SAMPLES`] instances.
     groups: Vec<Vec<f32>>,
     /// The usual spread: the median difference between the second and the third last to arrive, ms. `None` if no
     /// instance had three members that compare.
@@ -119,7 +122,7 @@ struct GroupLateness {
     instances: usize,
     /// For at most [`SAMPLES`] instances, the lags of all members in the order of their lanes, ms.
     lags_ms: Vec<f32>,
-    /// The worst lag of each instance, ms; at most [`SAMPLES`].
+    /// The worst lag in each of these instances, ms.
     worst_ms: Vec<f32>,
     gathered: Gathered,
 }
@@ -143,9 +146,11 @@ impl GroupLateness {
 /// The losses of all instances, before they are judged.
 #[derive(Default)]
 struct Gathered {
+    /// The differences between the second and the third last to arrive, ms.
     usual: Vec<f32>,
-    /// Losses by rank, each with the size up to which a loss never counts there, ms.
+    /// Losses because of ranks, each with the size up to which a loss in such an instance never counts, ms.
     ranks: Vec<(Loss, f32)>,
+    /// The same for losses because of hosts.
     hosts: Vec<(Loss, f32)>,
 }
 
@@ -314,9 +319,9 @@ impl Lateness {
     }
 
     /// The host that was last as a whole and the loss that it caused, ms. A host is late if all its ranks are, so its
-    /// earliest rank counts; a rank of it that had to wait for another rank since excuses the host. `None` if a host is
-    /// unknown or has only one rank in the instance, if there are fewer than two hosts or more than [`MAX_HOSTS`], or
-    /// if the order is within the error of the clocks.
+    /// earliest rank counts. What the rank of it that bore most bore since the members' previous common operation
+    /// excuses the host. `None` if a host is unknown or has only one rank in the instance, if there are fewer than two
+    /// hosts or more than [`MAX_HOSTS`], or if the order is within the error of the clocks.
     fn late_host(
         &self,
         reader: &ArrivalReader<'_>,
@@ -362,6 +367,7 @@ impl Lateness {
         Some((last.host, bound.min(gap - excused)))
     }
 
+    /// Counts and sums the losses beyond the usual spread, and finds the pattern in them.
     fn judge(&mut self, aligned: &Aligned<'_>, mut gathered: Gathered, policy: &Policy) {
         self.usual_ms = percentile(&gathered.usual, 0.5);
         let usual = self.usual_ms.unwrap_or(0.0) as f32 * STANDS_OUT;
@@ -429,10 +435,10 @@ impl Lateness {
 struct HostPart<'a> {
     host: usize,
     earliest: &'a Arrived,
-    /// The most that any of the host's ranks waited, or made others wait, since the members' previous common operation,
-    /// ms.
+    /// How long each of the host's ranks waited, and made others wait, since the members' previous common operation,
+    /// ms: the largest of these times.
     excuse_ms: f32,
-    /// The least that any of these ranks did, ms.
+    /// The smallest of these times, ms.
     least_excuse_ms: f32,
     ranks: usize,
 }
@@ -503,6 +509,7 @@ fn latest(instance: &InstanceArrivals) -> [Option<&Arrived>; 3] {
     by_wait
 }
 
+/// The job's time ([`Lateness::span_ms`]); 0 if no record holds an operation that has ended.
 fn span_ms(aligned: &Aligned<'_>) -> f64 {
     let mut spans: Vec<f32> = aligned
         .records

@@ -1,4 +1,4 @@
-//! Reads the members' waits in each completed instance of a group.
+//! Reads how long each member waited in each completed instance of a group.
 
 use super::hosts::Hosts;
 use crate::align::clocks::Offset;
@@ -51,6 +51,7 @@ pub(super) struct InstanceArrivals {
 }
 
 impl InstanceArrivals {
+    /// Prepares for the reading of another instance.
     fn clear(&mut self) {
         self.members.clear();
         self.issued_ns.clear();
@@ -73,7 +74,7 @@ impl InstanceArrivals {
 struct MemberCursor {
     record: RecordIx,
     lane: usize,
-    /// The member's lanes in groups that contain the lane's group, each with the index of the first collective there
+    /// The member's lanes in wider groups ([`ArrivalReader::wider`]), each with the index of the first collective there
     /// that was not passed.
     wider: Vec<(usize, usize)>,
 }
@@ -93,6 +94,7 @@ pub(super) struct ArrivalReader<'a> {
 }
 
 impl<'a> ArrivalReader<'a> {
+    /// `clocks`: for each record, the offset of its clock.
     pub(super) fn new(
         aligned: &'a Aligned<'a>,
         clocks: &[Option<Offset>],
@@ -168,6 +170,7 @@ impl<'a> ArrivalReader<'a> {
         }
     }
 
+    /// Whether two records are of one host, and so by one clock.
     fn one_host(&self, one: RecordIx, other: RecordIx) -> bool {
         let same = self.aligned.offsets_ns[one] == self.aligned.offsets_ns[other];
         let host = self.hosts.of(one);
@@ -194,7 +197,7 @@ impl<'a> ArrivalReader<'a> {
         Some([busy_ms - grain_ms / 2.0, grain_ms])
     }
 
-    /// Positions of the rank's messages since the previous operation that all members took part in.
+    /// Positions of the rank's messages since the previous common operation ([`Arrived::since`]).
     fn messages_since(&self, arrived: &Arrived) -> &[u32] {
         let messages = &self.messages[arrived.record];
         let index = |position: u32| messages.partition_point(|&message| message < position);
@@ -203,8 +206,8 @@ impl<'a> ArrivalReader<'a> {
 
     /// An upper bound, ms, of the delay of `one` against `other` that `one` itself caused. If neither passed messages,
     /// or both passed the same ones and durations are recorded, there is no bound (`f32::MAX`). If both passed the same
-    /// messages without durations, it is by how much later `one` issued the first of them. If the messages differ,
-    /// arrivals do not compare (0).
+    /// messages and durations are not recorded, the bound is by how much later `one` issued the first of them. If the
+    /// messages differ, arrivals do not compare, and the bound is 0.
     pub(super) fn bound_ms(
         &self,
         instance: &InstanceArrivals,
@@ -259,8 +262,9 @@ impl<'a> ArrivalReader<'a> {
         aligned.shared.map(aligned.records.len(), of_record)
     }
 
-    /// Whether instances show how long the rank waited in such an operation, or it waits for no other rank: the
-    /// operation needs all members, and each of them has a record.
+    /// Whether instances show how long the rank of a record waited in an operation, or the rank waits for no other
+    /// there: the operation is a collective that needs all members, and each of them has a record, or the group has one
+    /// member.
     pub(super) fn is_compared(&self, record: RecordIx, op: &Op) -> bool {
         let is_message = op.kind.is_p2p() || op.kind == OpType::Coalesced;
         let group = self.aligned.lanes[record].get(usize::from(op.group));
@@ -321,7 +325,7 @@ impl<'a> ArrivalReader<'a> {
     }
 
     /// The record's lanes in groups that have all members of this one and others, and whose members all have records;
-    /// each with index 0 to start from. `contains` keeps which groups these are.
+    /// each with index 0 to start from. `contains` caches which groups these are.
     fn wider(
         &self,
         group: GroupIx,
@@ -429,8 +433,8 @@ fn grain_ms(ops: &[Op]) -> f32 {
         }
         last = Some(end);
     }
-    // Rounds show if a quarter of the moments are shared. The lower quartile of the steps leaves out rounds that
-    // noticed nothing.
+    // A watchdog is taken to make rounds if a quarter of the moments are shared. A step may span rounds that noticed
+    // nothing, so the lower quartile of the steps is the time between two.
     if shared * 4 < moments || steps.is_empty() {
         return 0.0;
     }

@@ -13,11 +13,11 @@ use super::hosts::Hosts;
 use crate::align::{Aligned, RecordIx};
 use rcomm_recorder::model::{ProcessorWait, Rank};
 
-/// Waits for a processor explain a rank's lateness if they add up to at least this share of it: threads that issue no
-/// operations wait too, are not measured, and delay those that do.
+/// Waits for a processor explain a rank's lateness if they add up to at least this share of it. They need not add up to
+/// all: threads that issue no operations wait too, are not measured, and delay those that do.
 const EXPLAINS: f64 = 0.5;
-/// A rank that waited for a processor for at most this share of the time that each other rank of its host waited got
-/// more processor time than they did.
+/// A rank got more processor time than the other ranks of its host if it waited for a processor for at most this share
+/// of what each of them waited.
 const WAITS_LESS: f64 = 0.75;
 
 /// A rank that came late because it waited for a processor.
@@ -31,7 +31,7 @@ pub(crate) struct Starved {
     pub(crate) cost_ms: f64,
 }
 
-/// The waits of a rank, if they explain its losses.
+/// The waits of the rank whose first record is `first`, if they explain its losses; else `None`.
 pub(super) fn starved(
     aligned: &Aligned<'_>,
     hosts: &Hosts,
@@ -53,7 +53,7 @@ pub(super) fn starved(
     })
 }
 
-/// The waits of a rank, with the record that counted them.
+/// The waits of a rank, with the record that counted them; `None` if none did.
 fn wait_of(aligned: &Aligned<'_>, rank: Rank) -> Option<(RecordIx, ProcessorWait)> {
     aligned.records_of(rank).find_map(|record| {
         let wait = aligned.records[record].processor_wait?;
@@ -61,7 +61,8 @@ fn wait_of(aligned: &Aligned<'_>, rank: Rank) -> Option<(RecordIx, ProcessorWait
     })
 }
 
-/// Whether a rank waited clearly less than each other rank of its host whose waits are known. False if none are.
+/// Whether a rank waited clearly less than each other rank of its host whose waits are known. False if no others are
+/// known.
 fn waits_less(aligned: &Aligned<'_>, hosts: &Hosts, rank: Rank) -> bool {
     // The records count for times of different lengths.
     let share = |rank: Rank| -> Option<f64> {

@@ -17,7 +17,7 @@ const ABORT_NS: i64 = 1_000_000_000;
 /// A collective: its group in [`Shared::groups`] and its number.
 type Collective = (u32, u32);
 
-/// Gives the operations of each record that ended with an aborted one the state that they had before.
+/// Gives the operations that ended with or after an aborted collective the state that they had before, in each record.
 pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
     let of_records = shared.map(records.len(), |index| -> Vec<Collective> {
         let record = &records[index];
@@ -49,8 +49,8 @@ pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
         let of_aborted = completed(&|op| {
             collective_of(record, op).is_some_and(|known| aborted.contains(&known))
         });
-        // A record without an aborted operation: the last operation that took its whole time-out. An earlier one may
-        // just have been slow.
+        // In a record without an aborted collective, the last operation that took its whole time-out counts. An earlier
+        // one may just have been slow.
         let at_timeout = completed(&|op| took_its_timeout(shared, op));
         let first = of_aborted
             .into_iter()
@@ -74,11 +74,13 @@ pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
     }
 }
 
+/// The collective of an operation; `None` for a message, or if the operation does not need all members.
 fn collective_of(record: &Record, op: &Op) -> Option<Collective> {
     let is_comparable = op.kind.needs_all_members() && !op.is_p2p;
     is_comparable.then(|| (record.groups[usize::from(op.group)].group, op.seq))
 }
 
+/// Whether an operation is recorded as completed after its whole time-out.
 fn took_its_timeout(shared: &Shared, op: &Op) -> bool {
     let limit_ms = shared.calls.get(op.call).timeout_ms as f32;
     let took = op.completed_us != NONE && op.completed_us as f32 / 1e3 >= limit_ms * AT_TIMEOUT;

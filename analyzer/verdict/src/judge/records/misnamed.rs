@@ -1,4 +1,5 @@
-//! Records of PyTorch's NCCL recorder whose files' names state a rank that their groups contradict.
+//! Settles the ranks of records by PyTorch's NCCL recorder whose files' names state a rank that their groups
+//! contradict.
 
 use crate::align::record::{Record, Shared};
 use crate::report::Problem;
@@ -6,8 +7,8 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::Recorder;
 use std::collections::BTreeSet;
 
-/// Corrects the ranks of all records if the names of their files count from 1. Else leaves aside the records whose
-/// groups contradict the name, each with a problem (N301).
+/// Corrects the ranks of all records if the names of their files count from 1, and notes that (N300). Else leaves aside
+/// the records whose groups contradict the name, each with a problem (N301).
 pub(crate) fn settle(shared: &Shared, records: &mut Vec<Record>, problems: &mut Vec<Problem>) {
     if records.iter().all(|record| record.misnamed.is_none()) {
         return;
@@ -55,7 +56,7 @@ fn count_from_one(shared: &Shared, records: &[Record]) -> bool {
     records.iter().all(fits) && records.iter().any(is_after_last)
 }
 
-/// The members of the groups in which a record has operations, where they are known.
+/// The members of each group in which a record has operations, where they are known.
 fn used_by<'a>(shared: &'a Shared, record: &Record) -> Vec<&'a [Rank]> {
     let groups: BTreeSet<u16> = record.ops.iter().map(|op| op.group).collect();
     let groups = groups.into_iter().map(|local| {

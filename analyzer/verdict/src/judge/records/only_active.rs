@@ -1,8 +1,8 @@
-//! Dumps from which completed operations were left out (onlyActive).
+//! Finds dumps from which completed operations were left out (onlyActive).
 //!
-//! Record ids that are missing between operations show it. Where the unfinished operations of a rank follow each other,
-//! such a dump looks like a small ring that has wrapped and whose operations are all unfinished; but that one may have
-//! dropped unfinished operations. The dumps of a job are all written in one way, so the others tell the two apart.
+//! Record ids that are missing between operations show such a dump. If no ids are missing there, the dump looks like a
+//! small ring that has wrapped and whose operations are all unfinished; but such a ring may have dropped unfinished
+//! operations. The dumps of a job are all written in one way, so the other dumps show which of the two it is.
 
 use crate::align::record::{Record, may_leave_out};
 use rcomm_recorder::publish::Recorder;
@@ -11,7 +11,8 @@ use std::collections::HashMap;
 /// A dump with this many operations or more is taken for a ring.
 const LEAST_RING: usize = 64;
 
-/// Marks the records from which completed operations were left out, of those that do not show it themselves.
+/// Sets [`Record::only_active`] in the records from which completed operations were left out, but whose ids do not show
+/// it.
 pub(crate) fn settle(records: &mut [Record]) {
     let mut dumps: HashMap<Recorder, Dumps> = HashMap::new();
     for record in records.iter().filter(|record| !record.cut) {
@@ -43,14 +44,15 @@ struct Dumps {
 }
 
 impl Dumps {
+    /// Notes the number of operations of a dump that looks active.
     fn note(&mut self, held: usize) {
         let (least, most) = self.held.unwrap_or((held, held));
         self.held = Some((least.min(held), most.max(held)));
     }
 
-    /// Whether these dumps, one of which looks active and holds `held` operations, are no wrapped rings of one size:
-    /// none holds a completed operation, and one shows that operations were left out, or their numbers of operations
-    /// differ. A single operation is no ring.
+    /// Whether a dump that looks active and holds `held` operations is no wrapped ring: no dump holds a completed
+    /// operation, and one shows by its ids that operations were left out, or the dumps that look active are not all of
+    /// one size. A dump of a single operation is no ring.
     fn are_active(&self, held: usize) -> bool {
         let differ = self
             .held
@@ -59,6 +61,7 @@ impl Dumps {
     }
 }
 
+/// Whether a record holds no operation that has ended.
 fn has_none_done(record: &Record) -> bool {
     !record.ops.iter().any(|op| op.completed() || op.retired)
 }

@@ -2,7 +2,7 @@
 //! other rank has them.
 //!
 //! The recorder of PyTorch's hooks notes such a call as failed, without retiring it, and gives its number to the next
-//! operation. The last call of a program that ends by its exception has no successor.
+//! operation. A call whose exception ends the program has no successor.
 
 use crate::align::record::{Op, Record};
 use rcomm_recorder::model::{EntryState, OpType};
@@ -57,6 +57,7 @@ fn refused(record: &Record) -> Vec<bool> {
     refused
 }
 
+/// The number of an operation among the collectives or the messages of its group.
 fn number(op: &Op) -> u32 {
     match op.is_p2p {
         true => op.p2p_seq,

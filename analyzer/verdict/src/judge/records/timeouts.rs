@@ -2,7 +2,7 @@
 //!
 //! rcomm's runtime records each time-out with the ranks that had not arrived. PyTorch's hooks only show that an
 //! operation failed, and when. A member that issued the operation after that came too late: it did not wait with the
-//! others, and its own operation failed because they had given up.
+//! others, and the operation failed on it because the others had given up.
 
 use crate::align::record::{Op, Record, Shared};
 use rcomm_recorder::model::{EntryState, FailedOperation, Failure, FailureKind, Rank};
@@ -11,9 +11,9 @@ use std::collections::HashMap;
 /// An operation that took at least this share of its time-out, and failed, was ended by the time-out.
 const AT_TIMEOUT: f32 = 0.9;
 
-/// Adds to each ring without recorded failures the time-out of its newest operation that failed, with the members that
-/// had not issued it by then. Leaves out groups with a dump, or with a ring of another host, whose clock is not
-/// compared yet.
+/// Adds to each ring without recorded failures the time-out of its newest collective that failed, with the members that
+/// had not issued it by then. Leaves out groups of which a member left a dump, or a ring on another host, whose clock
+/// is not compared yet.
 pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
     let by_rank: HashMap<Rank, usize> = records
         .iter()
@@ -29,6 +29,8 @@ pub(crate) fn note(shared: &Shared, records: &mut [Record]) {
     }
 }
 
+/// The time-out of the newest collective of a record that failed. `None` if it did not fail by its time-out, if all
+/// members had issued it by then, or if members cannot be compared.
 fn timeout(
     shared: &Shared,
     records: &[Record],
@@ -53,7 +55,7 @@ fn timeout(
                 && candidate.seq == op.seq
                 && group.is_some_and(|group| group.group == local.group)
         };
-        // An operation that its ring no longer holds was issued long before.
+        // A ring that has wrapped may have dropped the operation, which was then issued long before.
         other.wrapped()
             || other
                 .ops

@@ -1,5 +1,5 @@
-//! Collectives that hang by the status of their group, and that the rings have dropped: a program that does not wait
-//! for a collective goes on, and its later operations overwrite the entry.
+//! Finds collectives that hang by the status of their group, and that the rings have dropped: a program that does not
+//! wait for a collective goes on, and later operations overwrite the entry.
 //!
 //! PyTorch's NCCL recorder writes the number of the newest operation that each group issued and completed. A dump shows
 //! these also where the ring no longer holds the operation itself.
@@ -33,7 +33,7 @@ pub(crate) fn find(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Unkept> {
 
 /// The groups with members by whose status an operation was issued and has not completed, although their rings hold no
 /// pending one; each with these members, ascending. The status may be behind, or another member may have completed the
-/// operation, so this accuses no rank. Empty in a snapshot.
+/// operation, so the result accuses no rank. Empty in a snapshot.
 pub(crate) fn open_by_status(aligned: &Aligned<'_>, policy: &Policy) -> Vec<(GroupIx, Vec<Rank>)> {
     if policy.snapshot {
         return Vec::new();
@@ -72,6 +72,8 @@ pub(crate) fn open_by_status(aligned: &Aligned<'_>, policy: &Policy) -> Vec<(Gro
     (0..aligned.groups.len()).filter_map(of_group).collect()
 }
 
+/// The first collective of a group that hangs by the group's status and that no ring holds. `None` if there is none, if
+/// another member has completed it, or if a member's lane has messages or is by another recorder.
 fn first_of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Unkept> {
     let lanes = aligned.groups[group].lanes.iter().flatten();
     let mut issued: Vec<(Rank, i64)> = Vec::new();
@@ -90,7 +92,7 @@ fn first_of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Unkept> {
             None if is_complete && lane.collectives.is_empty() => (0, 0),
             None => continue,
         };
-        // Where the process notes no completions at all, the numbers say nothing.
+        // If the process notes no completions in any group, the numbers say nothing.
         let known = full_record.groups.iter().filter_map(|local| local.status);
         let notes_ends = known.map(|status| status.last_completed).max() > Some(0);
         if !notes_ends || aligned.lacks_newest(record).is_some() {
@@ -106,7 +108,7 @@ fn first_of(aligned: &Aligned<'_>, group: GroupIx) -> Option<Unkept> {
         }
     }
     let seq = open.iter().map(|&(_, seq)| seq).min()?;
-    // One member has completed it: the others will, or their status is behind.
+    // If one member has completed the collective, the others will, or their status is behind.
     if newest_done >= seq {
         return None;
     }

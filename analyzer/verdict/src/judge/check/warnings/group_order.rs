@@ -26,8 +26,8 @@ impl Check for GroupOrder {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         // Beside an error, an order that may lead to one does not matter.
-        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
-        if so_far.iter().any(stuck) {
+        let is_error = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(is_error) {
             return Vec::new();
         }
         let pairs = shared_pairs(ctx);

@@ -21,8 +21,8 @@ impl Check for TimeoutTooClose {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         // In a job that hangs, only the hang matters.
-        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
-        if so_far.iter().any(stuck) {
+        let is_error = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(is_error) {
             return Vec::new();
         }
         let calls = &ctx.aligned.shared.calls;

@@ -23,8 +23,8 @@ impl Check for UnbatchedSends {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
-        if so_far.iter().any(stuck) {
+        let is_error = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(is_error) {
             return Vec::new();
         }
         let mut keys: Vec<_> = ctx.messages.pairs.keys().copied().collect();

@@ -28,8 +28,8 @@ impl Check for UnevenBytes {
     }
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
-        let stuck = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
-        if so_far.iter().any(stuck) {
+        let is_error = |draft: &FindingDraft| draft.code.severity() == Severity::Error;
+        if so_far.iter().any(is_error) {
             return Vec::new();
         }
         (0..ctx.aligned.groups.len())

@@ -74,6 +74,7 @@ impl LeftAside {
     }
 }
 
+/// The note on records that were left aside for one reason.
 fn note(asides: &[Aside]) -> Problem {
     let mut ranks: Vec<Rank> = asides.iter().map(|aside| aside.rank).collect();
     ranks.dedup();

@@ -60,6 +60,7 @@ fn leave_ended_before_launch(
     newest.map(|(_, world_size)| world_size)
 }
 
+/// Whether a record is of the job and the host of a launcher, and ended before the launcher started.
 fn is_earlier(record: &Record, launch: &LaunchRecord) -> bool {
     let identity = &record.identity;
     let is_same_job = !identity.job.is_empty() && identity.job == launch.job;
@@ -129,7 +130,7 @@ fn leave_ended_before_others(
     });
 }
 
-/// The newest sign of life of a ring's process, ns by its own clock.
+/// The newest sign of life of a ring's process, ns by its own clock; `i64::MAX` if the process lives.
 fn last_ns(record: &Record) -> i64 {
     match record.died() || record.closed() {
         true => record.latest_ns().max(record.closed_ns),

@@ -20,6 +20,7 @@ pub(super) fn join(kept: &mut Record, other: &Record) -> bool {
     links || failures || operations
 }
 
+/// Whether two records are known to be of one process and by one recorder.
 fn are_one_process(a: &Record, b: &Record) -> bool {
     let process = |record: &Record| {
         let identity = &record.identity;
@@ -34,6 +35,7 @@ fn are_one_process(a: &Record, b: &Record) -> bool {
         && a.recorder != Recorder::NcclProfiler
 }
 
+/// Adds the failures that only `other` holds; returns whether there were any.
 fn join_failures(kept: &mut Record, other: &Record) -> bool {
     let key = |failure: &Failure| (failure.id, failure.time_ns, failure.kind);
     let before = kept.failures.len();
@@ -47,9 +49,9 @@ fn join_failures(kept: &mut Record, other: &Record) -> bool {
     kept.failures.len() > before
 }
 
-/// Takes over the links to ranks that the kept record lacks. If an operation failed and the rank did not go on after
-/// that, also takes over the links that were silent or broken then: a ring drops closed connections or replaces them by
-/// new ones.
+/// Takes over the links to ranks that the kept record lacks, and those that `other` knows better ([`is_better`]);
+/// returns whether there were any. If the rank recorded a failure and did not go on after that, links that were silent
+/// or broken then are better: a ring drops closed connections or replaces them by new ones.
 fn join_links(kept: &mut Record, other: &Record) -> bool {
     let of_both = kept.failures.iter().chain(&other.failures);
     let explains = of_both
@@ -70,6 +72,8 @@ fn join_links(kept: &mut Record, other: &Record) -> bool {
     has_joined
 }
 
+/// Whether a link is to replace a known one: it is newer, or `explains` holds and only it is silent or broken. A known
+/// link that is silent or broken is not replaced by a newer one that is not, if `explains` holds.
 fn is_better(link: &PeerLink, known: &PeerLink, explains: bool) -> bool {
     let is_bad = |link: &PeerLink| link.errno != 0 || link.is_silent();
     match link.sampled_ns > known.sampled_ns {
@@ -87,6 +91,8 @@ fn has_gone_on(record: &Record, since_ns: i64) -> bool {
         .any(|op| op.completed() && op.kind != OpType::Send)
 }
 
+/// Adds the operations that were pending in `other` and that the kept record does not hold; returns whether there were
+/// any.
 fn join_operations(kept: &mut Record, other: &Record) -> bool {
     let last = kept.ops.last().map(|op| kept.record_id(op));
     let holds = |id: u64| {

@@ -33,14 +33,15 @@ const LEFT_TOGETHER_NS: i64 = 5_000_000_000;
 const ONE_RUN_NS: i64 = 1_000_000_000;
 /// No host's clock is wrong by more than this, ns; a record that differs by more was left earlier.
 const MAX_CLOCK_ERROR_NS: i64 = 600_000_000_000;
-/// A record is of another run if at least this many of its operations, and this share of those compared, contradict the
-/// majority's.
+/// A record is of another run if at least this many of its operations, and at least [`CONTRADICTING_SHARE`] of those
+/// compared, contradict the majority's.
 const CONTRADICTIONS: usize = 3;
+/// See [`CONTRADICTIONS`].
 const CONTRADICTING_SHARE: f64 = 0.25;
 
 /// Keeps the records of one job, ordered by rank: one for each rank, or one for each recorder that its process ran side
-/// by side, uncut ones first and then the newest. The others are left aside (N300). If the kept records were aligned to
-/// decide that, their alignment and the offsets of their clocks are returned, too.
+/// by side, uncut ones first and then the newest. The others are left aside (N300). If the kept records were aligned
+/// and do not contradict each other, their alignment and the offsets of their clocks are returned, too.
 pub(crate) fn select(
     shared: &Shared,
     mut records: Vec<Record>,
@@ -67,7 +68,8 @@ pub(crate) fn select(
 /// The alignment of records that do not contradict each other, and the offsets of their clocks.
 pub(crate) type InStep = (Alignment, Vec<Option<clocks::Offset>>);
 
-/// Keeps the records of the most frequent job and of its newest attempt; only rcomm's records state these.
+/// Keeps the records of the most frequent job and of its newest attempt. Only rcomm's records state these; a record
+/// that states no job is kept.
 fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     let mut jobs: BTreeMap<String, (usize, i64)> = BTreeMap::new();
     for record in records
@@ -111,7 +113,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     });
 }
 
-/// The members of the world according to a record.
+/// The members of the world according to a record; `None` if it does not state them.
 fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
     if names_newest_only(shared, record) {
         return None;
@@ -135,7 +137,7 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
         newest_ns: i64,
         lives: bool,
     }
-    // In nearly all cases the records state one and the same list, and comparing it once for each record takes long.
+    // In nearly all jobs the records share one list. To compare its members for each record would take long.
     let mut stated = records.iter().filter_map(|record| world_of(shared, record));
     let first = stated.next();
     if stated.all(|ranks| first.is_some_and(|first| std::ptr::eq(first, ranks))) {
@@ -198,7 +200,8 @@ struct Comparison {
     in_step: bool,
 }
 
-/// Leaves aside the records that are of another time or contradict the others; `None` if there were any.
+/// Leaves aside the records that are of another time or contradict the others. Returns the alignment of the records and
+/// the offsets of their clocks if there were none; `None` if some were left aside.
 fn leave_contradicting(
     shared: &Shared,
     records: &mut Vec<Record>,
@@ -229,7 +232,8 @@ fn leave_contradicting(
     None
 }
 
-/// The records that are of another time or contradict the others, each with the reason.
+/// The records that are of another time or contradict the others, each with the reason. Empty if they are half of all
+/// records and newer than the other half. `ends_early`: for each record, whether it was taken too early.
 fn foreign(
     records: &[Record],
     tallies: &[Comparison],
@@ -361,6 +365,7 @@ fn is_of_this_run(
         })
 }
 
+/// Compares each record with those of the other ranks.
 fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
     let mut tallies = vec![Comparison::default(); aligned.records.len()];
     let mut row: Vec<(RecordIx, u32)> = Vec::new();
@@ -403,6 +408,7 @@ fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
     tallies
 }
 
+/// Marks the records in which this collective is pending.
 fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, tallies: &mut [Comparison]) {
     for member in 0..aligned.groups[group].ranks.len() {
         if let Some((record, lane)) = aligned.lane(group, member)
@@ -414,6 +420,8 @@ fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, tallies: &mut [Co
     }
 }
 
+/// Counts one operation against each record whose call differs from what at least half of the row issued. `row`: the
+/// records that completed one collective, each with its call.
 fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [Comparison]) {
     let calls = &aligned.shared.calls;
     let contradicts = |a: u32, b: u32| {
@@ -488,6 +496,8 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison])
     }
 }
 
+/// Counts, for each record, the groups that list the record's rank while the record uses another group of that name.
+/// Only groups count that more than half of their members have recorded.
 fn count_misplaced(aligned: &Aligned<'_>, tallies: &mut [Comparison]) {
     for group in &aligned.groups {
         let known = group.lanes.iter().flatten().count();

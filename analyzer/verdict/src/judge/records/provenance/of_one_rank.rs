@@ -9,8 +9,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Keeps the best of several records of a rank (one that was not cut, then the newest), and those of other recorders of
 /// the same process: each may hold the operations of another backend. What only another record of the same process
-/// holds is joined to the best. Leaves aside all of PyTorch's NCCL recorder of a rank if they are of several processes
-/// that ran at one time.
+/// holds is joined to the best. Leaves aside all records of a rank by PyTorch's NCCL recorder if they are of several
+/// processes that ran at one time.
 pub(super) fn keep_newest_of_each_recorder(
     shared: &Shared,
     records: &mut Vec<Record>,
@@ -107,8 +107,8 @@ fn are_two_processes(one: &Record, other: &Record) -> bool {
     common.peek().is_some() && common.all(|(one, other)| one != other)
 }
 
-/// Whether two records of one rank come from two recorders in one process: they overlap in time and hold operations of
-/// different groups or backends.
+/// Whether two records of one rank come from two recorders in one process: they are not known to be of different
+/// processes, overlap in time, and hold operations of different groups or backends.
 fn are_side_by_side(shared: &Shared, one: &Record, other: &Record) -> bool {
     let (a, b) = (&one.identity, &other.identity);
     let apart = |a: &str, b: &str| !a.is_empty() && !b.is_empty() && a != b;
@@ -138,6 +138,7 @@ fn are_side_by_side(shared: &Shared, one: &Record, other: &Record) -> bool {
 /// A group and a backend that carried out operations of it.
 type Use<'a> = (u32, &'a str);
 
+/// Whether the test holds for one of ours and one of theirs.
 fn meet<'a>(
     ours: &BTreeSet<Use<'a>>,
     theirs: &BTreeSet<Use<'a>>,

@@ -15,11 +15,11 @@ use rcomm_recorder::publish::Recorder;
 pub(crate) enum Ground {
     /// The part has more members than any other.
     Majority,
-    /// The parts are equally large, but input and output of the others' calls do not fit.
+    /// Several parts are the largest, and only in this one input and output of the call fit.
     Consistency,
-    /// The parts are equally large, but sibling groups issued the same as this one.
+    /// Several parts are the largest, and most members of sibling groups issued the same as this one.
     Siblings,
-    /// The parts are equally large, but this one continues the group's own past.
+    /// Several parts are the largest, and this one continues the group's own past.
     Past,
     /// None: no part is known to be right.
     Nothing,
@@ -462,7 +462,7 @@ pub(crate) fn shift(aligned: &Aligned<'_>, disagreement: &Disagreement, record: 
         let agree = a.iter().zip(b).all(|(a, b)| same(a, b));
         agree.then(|| a.len().min(b.len()))
     };
-    // The shift under which most calls agree if some were left out or added, with their number.
+    // The shift under which most calls agree, if some were left out or added, with the number of calls that agree.
     let shifted = || {
         let mut best = (0, Shift::None);
         for by in 1..=REACH {

@@ -86,7 +86,7 @@ pub(super) struct ArrivalReader<'a> {
     /// For each record: the error of its clock, ms; `f32::MAX` if unknown.
     clock_ms: Vec<f32>,
     /// For each record: the time between two rounds that notice completions, ms.
-    grain_ms: Vec<f32>,
+    round_interval_ms: Vec<f32>,
     /// For each record: the positions of messages and of the markers that end batches of them.
     messages: Vec<Vec<u32>>,
     /// For each group: whether all its members have a record of it.
@@ -110,8 +110,8 @@ impl<'a> ArrivalReader<'a> {
         };
         let records = aligned.records.len();
         // The times of completions that are noticed in rounds differ by up to the time between two rounds.
-        let grain = |record: RecordIx| {
-            let steps_ms = grain_ms(&aligned.records[record].ops);
+        let interval_ms = |record: RecordIx| {
+            let steps_ms = round_interval_ms(&aligned.records[record].ops);
             steps_ms.min(LONGEST_STEP_MS).max(spread_ms(record) * 2.0)
         };
         let messages = |record: RecordIx| {
@@ -124,7 +124,7 @@ impl<'a> ArrivalReader<'a> {
         };
         Self {
             clock_ms: (0..records).map(clock_ms).collect(),
-            grain_ms: aligned.shared.map(records, grain),
+            round_interval_ms: aligned.shared.map(records, interval_ms),
             messages: aligned.shared.map(records, messages),
             all_recorded: (aligned.groups.iter())
                 .map(|group| group.lanes.iter().all(Option::is_some))
@@ -146,8 +146,9 @@ impl<'a> ArrivalReader<'a> {
         if error_ms == 0.0 {
             return 0.0;
         }
-        let grain_ms = self.grain_ms[one.record].max(self.grain_ms[other.record]);
-        error_ms.max(grain_ms * 2.0)
+        let round_interval_ms =
+            self.round_interval_ms[one.record].max(self.round_interval_ms[other.record]);
+        error_ms.max(round_interval_ms * 2.0)
     }
 
     /// The error of the difference of two members' arrivals, ms: 0 for durations and on one host, a fixed value for a
@@ -193,8 +194,8 @@ impl<'a> ArrivalReader<'a> {
         let end = before.take(64).find_map(Op::completed_ns)?;
         let busy_ms = end.saturating_sub(ops[arrived.position as usize].created_ns) as f32 / 1e6;
         // On average a completion is noticed half a round late.
-        let grain_ms = self.grain_ms[arrived.record];
-        Some([busy_ms - grain_ms / 2.0, grain_ms])
+        let round_interval_ms = self.round_interval_ms[arrived.record];
+        Some([busy_ms - round_interval_ms / 2.0, round_interval_ms])
     }
 
     /// Positions of the rank's messages since the previous common operation ([`Arrived::since`]).
@@ -409,7 +410,7 @@ impl<'a> ArrivalReader<'a> {
 ///
 /// A watchdog notices all operations that completed since its last round at one moment: moments that several
 /// completions share show its rounds.
-fn grain_ms(ops: &[Op]) -> f32 {
+fn round_interval_ms(ops: &[Op]) -> f32 {
     let newest = ops
         .iter()
         .rev()
@@ -475,9 +476,9 @@ mod tests {
         let stepped: Vec<Op> = (1..200u32)
             .map(|nth| ended((nth * 7_000).div_ceil(100_000) * 100_000))
             .collect();
-        assert_eq!(grain_ms(&stepped), 100.0);
+        assert_eq!(round_interval_ms(&stepped), 100.0);
         let single: Vec<Op> = (1..200u32).map(|nth| ended(nth * 7_000)).collect();
-        assert_eq!(grain_ms(&single), 0.0);
-        assert_eq!(grain_ms(&[]), 0.0);
+        assert_eq!(round_interval_ms(&single), 0.0);
+        assert_eq!(round_interval_ms(&[]), 0.0);
     }
 }

@@ -310,7 +310,7 @@ fn exits(aligned: &Aligned<'_>, launches: &[LaunchRecord]) -> BTreeMap<Rank, (Ra
                 let signalled = process
                     .sent
                     .iter()
-                    .any(|sent| ends(sent.signal) && sent.time_ns <= end.time_ns);
+                    .any(|sent| is_end_signal(sent.signal) && sent.time_ns <= end.time_ns);
                 exits.insert(process.rank, (end, signalled));
             }
         }
@@ -333,7 +333,7 @@ fn is_awaited(aligned: &Aligned<'_>, gone: &Gone, launches: &[LaunchRecord]) -> 
 fn asked(launches: &[LaunchRecord]) -> Option<LaunchSignal> {
     let received = launches.iter().flat_map(|launch| &launch.received);
     received
-        .filter(|received| ends(received.signal))
+        .filter(|received| is_end_signal(received.signal))
         .min_by_key(|received| received.time_ns)
         .copied()
 }
@@ -348,7 +348,7 @@ fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord], asked_each_ns: O
     };
     let received = launches.iter().filter(is_theirs);
     let signals = received.flat_map(|launch| &launch.received);
-    let asked = signals.filter(|received| ends(received.signal));
+    let asked = signals.filter(|received| is_end_signal(received.signal));
     let first = asked.map(|received| received.time_ns);
     let first = first.chain(asked_each_ns).min();
     // A terminal sends its signal to the launcher and to the ranks at once, and any of them may note it first.
@@ -356,7 +356,7 @@ fn asked_from(aligned: &Aligned<'_>, launches: &[LaunchRecord], asked_each_ns: O
 }
 
 /// Whether this signal is one by which a job or a process is ended on purpose: SIGHUP, SIGINT, SIGKILL, SIGTERM.
-const fn ends(signal: i32) -> bool {
+const fn is_end_signal(signal: i32) -> bool {
     matches!(signal, 1 | 2 | 9 | 15)
 }
 

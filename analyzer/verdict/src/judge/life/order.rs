@@ -1,6 +1,6 @@
 //! Finds out which processes ended first.
 
-use super::{Gone, NOTICED_NS, TOGETHER_NS, ends, is_dated, ranks_of};
+use super::{Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, ranks_of};
 use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::{is_history, is_overcome};
@@ -93,7 +93,13 @@ fn went_first(aligned: &Aligned<'_>, gone: &[Gone]) -> Option<Vec<Rank>> {
         .collect();
     let spread = failed.last()?.at_ns.saturating_sub(failed.first()?.at_ns);
     let at_once = by_launcher.len() == rank_count && rank_count > 1 && spread <= TOGETHER_NS;
-    if at_once && signals.len() == 1 && signals.iter().flatten().any(|signal| ends(*signal)) {
+    if at_once
+        && signals.len() == 1
+        && signals
+            .iter()
+            .flatten()
+            .any(|signal| is_end_signal(*signal))
+    {
         return None;
     }
     if !by_launcher.is_empty() {
@@ -191,7 +197,7 @@ fn exited_first(
 pub(super) fn was_asked(aligned: &Aligned<'_>, process: &Gone) -> bool {
     let code = process.exit.and_then(|exit| exit.exit_code);
     // Shells, and programs that handle signals, report a signal as such a code.
-    let by_code = code.is_some_and(|code| code > SIGNALLED && ends(code - SIGNALLED));
+    let by_code = code.is_some_and(|code| code > SIGNALLED && is_end_signal(code - SIGNALLED));
     !process.is_launched && (by_code || was_interrupted(aligned, process.rank))
 }
 
@@ -276,8 +282,8 @@ fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
     }
 }
 
-/// Which processes ended first if others suffered from that, for the first time at this common time, ns, and neither a
-/// launcher nor an exit code shows the order.
+/// Which processes ended first if others suffered from that, and neither a launcher nor an exit code shows the order.
+/// `harm_ns` is the result of the function of that name.
 fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     // A process that lived on after the first failure did not cause it: launchers terminate such ranks once one has
     // failed.

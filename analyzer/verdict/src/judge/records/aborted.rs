@@ -17,7 +17,8 @@ const ABORT_NS: i64 = 1_000_000_000;
 /// A collective: its group in [`Shared::groups`] and its number.
 type Collective = (u32, u32);
 
-/// Gives the operations that ended with or after an aborted collective the state that they had before, in each record.
+/// Gives operations that an abort ended the state that they had before. In each record, these are all operations that
+/// completed after the first aborted collective did, or at most [`ABORT_NS`] before it.
 pub(crate) fn reopen(shared: &Shared, records: &mut [Record]) {
     let of_records = shared.map(records.len(), |index| -> Vec<Collective> {
         let record = &records[index];

@@ -1,4 +1,4 @@
-//! Ranks of which one thread has stopped while another goes on.
+//! Finds ranks of which one thread has stopped while another goes on.
 //!
 //! The thread that goes on is nearly always inside some operation. In the graph, such an operation seems to keep its
 //! rank from what the others wait for, although it has only just begun: the root of the waits is then an operation that

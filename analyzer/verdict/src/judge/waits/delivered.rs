@@ -1,4 +1,4 @@
-//! Messages that have arrived, and that the program has not waited for.
+//! Leaves out waits in messages that have arrived, and that the program has not waited for.
 //!
 //! Gloo ends a send or a receive in the wait for it only: until then, a message that has arrived is recorded as
 //! unfinished.

@@ -1,4 +1,4 @@
-//! Receives from any source: whether their message has been sent, and who may still send it.
+//! Decides for receives from any source whether the message has been sent, and which ranks may still send it.
 
 use super::wait_graph::Missing;
 use crate::align::p2p::{self, Half, Messages};

@@ -1,8 +1,8 @@
 //! Finds what a rank that others wait for would have done next.
 //!
 //! A rank that others wait for may be missed at several places: its tensor-parallel peer waits in an all_reduce, the
-//! next stage in a receive, all others at the end of the step. It left the order of the program at only one of them.
-//! The ranks that went on show which place comes first; if they do not, the earliest wait counts.
+//! next stage in a receive, all others at the end of the step. The rank left the order of the program at only one of
+//! these places. The ranks that went on show which place comes first; if they do not, the earliest wait counts.
 
 use crate::align::event::{self, ProgramEvent};
 use crate::align::p2p::peer_of;
@@ -56,8 +56,8 @@ pub(crate) fn first_missed(ctx: &Context<'_>, node: Node) -> Option<(usize, Miss
     Some(places[best])
 }
 
-/// The record of a rank that waits at the place, used in place of the missing rank's: both are at this point of the
-/// program.
+/// The record of a rank that waits at a place, for use instead of the missing rank's: both ranks are at this point of
+/// the program. `None` if no such record covers the group.
 fn witness(ctx: &Context<'_>, place: usize) -> Option<RecordIx> {
     ctx.graph.arrived[place]
         .iter()

@@ -1,4 +1,5 @@
-//! The waits of ranks in accesses to windows: edges from rank to rank, since no place of the graph is common to both.
+//! Enters the waits of ranks in accesses to windows. They are edges from rank to rank, since no place of the graph is
+//! common to both.
 
 use crate::align::Aligned;
 use crate::align::one_sided::one_sided_of;

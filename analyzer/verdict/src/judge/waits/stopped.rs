@@ -1,4 +1,4 @@
-//! The waits of ranks whose processes are stopped.
+//! Removes waits of ranks whose processes are stopped.
 //!
 //! A process that is stopped records nothing. The operation that its record shows as unfinished may have ended on its
 //! device, as it did on those of the peers.

@@ -45,9 +45,9 @@ pub(crate) enum Place {
 pub(crate) enum Missing {
     /// The rank never issued the operation.
     Absent,
-    /// The rank issued the operation, but an older one holds it up.
+    /// The rank issued the operation, but its device has not, or may not have, reached the operation.
     Held(Arrival),
-    /// The rank's record does not show whether it issued the operation.
+    /// The rank's record does not show whether the rank arrived.
     Unknown(UnknownReason),
     /// The rank may or may not be the missing one: others wait in a receive from any source, or the record of a message
     /// names no peer.
@@ -155,7 +155,7 @@ impl WaitGraph {
                     _ if foreign => latest,
                     _ if dead => now,
                     _ if let Some(gone) = ended => now.min(gone.at_ns()),
-                    // Clocks may differ, but a file and its record are written by one.
+                    // Hosts' clocks may differ, but one clock gave the times of a file and of its record.
                     0 if young_files => {
                         let own = own_written_ns(&aligned.records[record]);
                         own.map_or(now, |own| {

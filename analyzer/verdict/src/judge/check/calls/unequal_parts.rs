@@ -278,7 +278,7 @@ fn sums(instance: &InstanceCalls<'_>) -> Option<Found> {
     if sent == taken {
         return None;
     }
-    // If more than half of the members issued the same sizes, the others are wrong.
+    // If more than half of the members issued the same sizes, the others are at fault.
     let usual = sizes
         .iter()
         .copied()

@@ -219,8 +219,8 @@ impl Check for UnmissedProcessGone {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = so_far.iter().any(|draft| draft.is_root);
-        // If the job was stuck before it ended, or ranks ended after they had given up, the finding on the hang says
-        // so.
+        // If the job was stuck before it ended, or ranks ended after they had given up, the cause is in the finding on
+        // the hang.
         let after = |end: &End| explained || gave_up_before(ctx, end.first_ns);
         if ctx.life.end.as_ref().is_some_and(after) {
             return Vec::new();
@@ -389,7 +389,7 @@ pub(in crate::judge::check) fn look_at_exit(ctx: &Context<'_>, draft: &mut Findi
     }
 }
 
-/// Reports an operation that ended with an error although no member was missing.
+/// Reports the first operation that ended with an error long before its time-out, if no other finding is a root.
 pub(crate) struct OperationFailed;
 
 /// An operation that ended within this share of its time-out was not ended by the time-out.

@@ -84,8 +84,8 @@ fn frozen(ctx: &Context<'_>, record: usize) -> Option<Frozen> {
     let mut others = others
         .filter_map(|(index, _)| silence(ctx, index))
         .peekable();
-    // In a job that is over, the last round of every watchdog is older than the end of its process, so the limits are
-    // closer.
+    // In a job that is over, the last round of every watchdog is older than the end of its process, so the two limits
+    // are closer together.
     let (limit, awake) = match ctx.life.end {
         Some(_) => (SILENT_NS - STOPPED_NS, STOPPED_NS * 2),
         None => (SILENT_NS, STOPPED_NS),
@@ -147,13 +147,13 @@ fn silence(ctx: &Context<'_>, record: usize) -> Option<i64> {
         // A dump shows no rounds after it was taken.
         (Some(_), _) if !full_record.died() => return None,
         (Some(gone), end) => match (gone.exit, end) {
-            // A process that was asked to end may take its time.
+            // A process that was asked to end may take its time, so the silence counts only up to the request.
             (Some(exit), end) => {
                 let asked = end.as_ref().and_then(|end| end.asked);
                 exit.time_ns
                     .min(asked.map_or(i64::MAX, |asked| asked.time_ns))
             }
-            // All processes ended together.
+            // All processes ended together, so the end of the job is the end of this process.
             (None, Some(end)) if end.first.is_empty() => {
                 end.last_ns.saturating_add(ctx.aligned.offsets_ns[record])
             }

@@ -250,7 +250,8 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
 /// reason that another rank may have given takes up to two seconds.
 const OVERRUN_NS: i64 = 2_500_000_000;
 
-/// How much longer than its time-out an operation that failed lasted, ns; `None` if it ended soon after its deadline.
+/// How much longer than its time-out an operation that failed lasted, ns; `None` if it ended soon after its deadline,
+/// or has none.
 fn overran_ns(ctx: &Context<'_>, op: &Op) -> Option<i64> {
     let limit_ms = ctx.aligned.shared.calls.get(op.call).timeout_ms;
     let limit_ns = (limit_ms as i64).saturating_mul(1_000_000);

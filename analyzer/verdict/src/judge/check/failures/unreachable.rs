@@ -224,7 +224,9 @@ impl<'a> Links<'a> {
 /// Which direction of a link works, seen from the ranks that are cut off.
 #[derive(Clone, Copy)]
 enum Direction {
+    /// What these ranks send arrives, what is sent to them does not.
     Outward,
+    /// What is sent to these ranks arrives, what they send does not.
     Inward,
 }
 
@@ -382,7 +384,7 @@ fn since(links: &Links<'_>, pairs: &[Pair]) -> String {
     time_of_day(first.copied().unwrap_or(0))
 }
 
-/// ` (host a)`, ` (hosts a, b)`; empty where the records name no host, or more than a few.
+/// A part of a sentence, like ` (host a)` or ` (hosts a, b)`; empty if the records name no host, or more than four.
 fn hosts(ctx: &Context<'_>, ranks: &[Rank]) -> String {
     let host_of = |&rank: &Rank| {
         let record = ctx.aligned.record_of(rank)?;

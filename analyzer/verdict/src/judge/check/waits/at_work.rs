@@ -1,4 +1,5 @@
-//! Whether ranks that are missed in an operation, and wait for nothing, may be at work in the program's own code.
+//! Decides whether ranks that are missed in an operation, and wait for nothing, may be at work in the program's own
+//! code.
 
 use crate::align::record::Op;
 use crate::align::{GroupIx, RecordIx};
@@ -54,7 +55,7 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
         .map_or(f64::INFINITY, |ms| ms as f64 / 2.0);
     let long_ms = half_ms.min(LONG.as_secs_f64() * 1e3);
     let live = ctx.policy.snapshot && ctx.life.lives_on() && ranks.iter().all(lives);
-    // A process that is gone is at no work.
+    // A process that is gone is not at work.
     let is_taken =
         ctx.until() == Until::Taken && !ranks.iter().any(|&rank| ctx.life.gone(rank).is_some());
     let missed_ms = match live || is_taken {

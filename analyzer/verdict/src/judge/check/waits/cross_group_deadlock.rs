@@ -448,8 +448,8 @@ fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<Mi
                     *counted.entry((expected, done)).or_insert_with(count)
                 };
                 let mut votes = votes_before(done);
-                // If the votes on this message are even, those on the collective that it follows decide: it has its
-                // place in the program too, and more ranks issue it.
+                // If the votes on this message are even, those on the collective before the message decide: that
+                // collective has its place in the program, too, and more ranks issue it.
                 if votes.first == votes.second
                     && let (ProgramEvent::Collective { .. }, ProgramEvent::Message(posted)) =
                         (expected, done)

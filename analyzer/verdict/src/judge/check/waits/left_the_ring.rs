@@ -53,7 +53,7 @@ fn draft(ctx: &Context<'_>, unkept: &Unkept) -> FindingDraft {
         0.6
     };
     if unkept.waiting.len() * 3 <= unkept.absent.len() {
-        // A few may have issued what no other rank was to issue.
+        // A few ranks may have issued what no other rank was to issue.
         draft.alternatives.push(unkept.waiting.clone());
     }
     draft.next = next;

@@ -1,8 +1,8 @@
 //! E101: a rank left a record, others wait for it, and it waits for no other rank: it never issued the operation, or
 //! issued it but has not started it.
 //!
-//! It is stuck in its own code or took another branch. Of all the places where it is missed, the finding names the
-//! first in the order of the program; the other waits are consequences.
+//! Such a rank is stuck in its own code or took another branch. Of all the places where it is missed, the finding names
+//! the first in the order of the program; the other waits are consequences.
 
 use super::undated;
 use crate::align::record::Record;
@@ -210,7 +210,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft.age_ms = ctx.waits_ms(place);
     draft.confidence = confidence(ctx, arrived.len(), nodes);
     if nodes.len() > 1 && held.is_empty() && !all_named_phases(ctx, &records) {
-        // A process that is gone waits for none.
+        // A process that is gone waits for no rank.
         let is_there = |rank: &&Rank| ctx.life.gone(**rank).is_none();
         let there: Vec<Rank> = draft.culprits.iter().filter(is_there).copied().collect();
         let ranks = format_ranks(&draft.culprits);

@@ -55,12 +55,12 @@ impl Check for P2pUnmatched {
                 nodes.iter().all(|&(_, why)| why == Missing::Candidate) && nodes.len() > 1;
             let is_held = |&(_, why): &(Node, Missing)| matches!(why, Missing::Held(_));
             let culprits: Vec<Node> = nodes.iter().map(|&(node, _)| node).collect();
-            let who = match (any_of_them, nodes.iter().all(is_held)) {
-                (true, _) => Culprits::AnyOf,
-                (false, true) => Culprits::NotStarted,
-                (false, false) => Culprits::NotPosted,
+            let omission = match (any_of_them, nodes.iter().all(is_held)) {
+                (true, _) => Omission::AnyOf,
+                (false, true) => Omission::NotStarted,
+                (false, false) => Omission::NotPosted,
             };
-            drafts.push(draft(ctx, place, &culprits, who));
+            drafts.push(draft(ctx, place, &culprits, omission));
         }
         drafts
     }
@@ -100,7 +100,7 @@ pub(super) fn in_cycle(
         .min_by_key(|&place| (ctx.waiting_since(place), place))?;
     // Ranks that do the same elsewhere may show which rank left its half out.
     let odd = super::cross_group_deadlock::strongest_minority(ctx, ranks, places);
-    // A rank that left out a collective belongs to another check.
+    // Another check reports a rank that left out a collective.
     let in_collective = |rank: &super::cross_group_deadlock::MinorityRank| {
         matches!(ctx.graph.places[rank.missed_at], Place::Collective { .. })
     };
@@ -143,7 +143,7 @@ pub(super) fn in_cycle(
         })
         .min_by_key(|&place| (ctx.waiting_since(place), place))
         .unwrap_or(first);
-    let mut draft = draft(ctx, first, &culprits, Culprits::NotPosted);
+    let mut draft = draft(ctx, first, &culprits, Omission::NotPosted);
     if !decided {
         // The other end may have left the collective out and posted a message that no rank expects.
         draft.confidence = 0.6;
@@ -173,7 +173,7 @@ fn undecided(
     first: usize,
     absent: &[Node],
 ) -> FindingDraft {
-    let mut draft = draft(ctx, first, absent, Culprits::NotPosted);
+    let mut draft = draft(ctx, first, absent, Omission::NotPosted);
     let cycle = super::cross_group_deadlock::shortest_cycle(ctx, ranks, places);
     draft.cycle = ctx.ranks(&cycle);
     let group = ctx.group_name(ctx.group_at(first));
@@ -420,20 +420,20 @@ fn went_on_after(ctx: &Context<'_>, record: RecordIx, position: u32) -> bool {
 /// At most this many earlier messages are looked at.
 const PAST_MESSAGES: usize = 64;
 
-/// What the ranks that a message waits for did.
+/// What the ranks that a message waits for have not done.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Culprits {
+enum Omission {
     /// The ranks did not post the message's other half.
     NotPosted,
     /// One of the ranks did not post the other half, and it is not known which.
     AnyOf,
-    /// The ranks posted the other half, and their devices have not come to it.
+    /// The devices of the ranks have not come to the other half, which the ranks posted.
     NotStarted,
 }
 
 /// The finding on the ranks for which the batch of a place waits.
-fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> FindingDraft {
-    let any_of_them = who == Culprits::AnyOf;
+fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], omission: Omission) -> FindingDraft {
+    let any_of_them = omission == Omission::AnyOf;
     let culprits = ctx.ranks(nodes);
     let Place::Batch {
         group,
@@ -466,11 +466,11 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> Find
         (Some(time), None) => format!("waited {time}"),
         (None, _) => "waits".to_owned(),
     };
-    let went_on = who != Culprits::NotStarted && went_on_after(ctx, record, position);
+    let went_on = omission != Omission::NotStarted && went_on_after(ctx, record, position);
     let have = if culprits.len() == 1 { "has" } else { "have" };
-    let did = match who {
-        Culprits::NotPosted | Culprits::AnyOf => format!("never posted the {half}"),
-        Culprits::NotStarted => format!("posted but {have} not started the {half}"),
+    let did = match omission {
+        Omission::NotPosted | Omission::AnyOf => format!("never posted the {half}"),
+        Omission::NotStarted => format!("posted but {have} not started the {half}"),
     };
     let call = ctx.describe_op(record, op);
     let whose = format_ranks(&culprits);
@@ -508,7 +508,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], who: Culprits) -> Find
             }
         }
     }
-    if who == Culprits::NotStarted {
+    if omission == Omission::NotStarted {
         draft.next = format!(
             "look at the device of {}: what it ran before that {half} has not ended",
             format_ranks(&culprits)

@@ -36,7 +36,7 @@ const MAX_CLOCK_ERROR_NS: i64 = 600_000_000_000;
 /// A record is of another run if at least this many of its operations, and at least [`CONTRADICTING_SHARE`] of those
 /// compared, contradict the majority's.
 const CONTRADICTIONS: usize = 3;
-/// See [`CONTRADICTIONS`].
+/// The smallest share of contradicting operations, 0..1; see [`CONTRADICTIONS`].
 const CONTRADICTING_SHARE: f64 = 0.25;
 
 /// Keeps the records of one job, ordered by rank: one for each rank, or one for each recorder that its process ran side
@@ -129,8 +129,8 @@ fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
 }
 
 /// Keeps the records of one world: one with living processes before all others, then the most complete, then the
-/// newest. A record that states no world stays, and so does one of a world that shares no rank with it: worlds of other
-/// ranks may be parts of one job.
+/// newest. A record that states no world stays, and so does one of a world that shares no rank with the kept one:
+/// worlds of other ranks may be parts of one job.
 fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) {
     struct World {
         present: BTreeSet<Rank>,
@@ -208,14 +208,14 @@ fn leave_contradicting(
     aside: &mut LeftAside,
 ) -> Option<InStep> {
     let aligned = Aligned::as_recorded(shared, records, None);
-    let tallies = tally(&aligned);
+    let comparisons = compare(&aligned);
     let clocks = clocks::offsets(&aligned);
     let outdated = Some(UnknownReason::Outdated);
     let ends_early: Vec<bool> = (0..records.len())
         .map(|index| aligned.lacks_newest(index) == outdated)
         .collect();
     let alignment = aligned.into_alignment();
-    let foreign = foreign(records, &tallies, &clocks, &ends_early);
+    let foreign = foreign(records, &comparisons, &clocks, &ends_early);
     if foreign.is_empty() {
         return Some((alignment, clocks));
     }
@@ -236,7 +236,7 @@ fn leave_contradicting(
 /// records and newer than the other half. `ends_early`: for each record, whether it was taken too early.
 fn foreign(
     records: &[Record],
-    tallies: &[Comparison],
+    comparisons: &[Comparison],
     clocks: &[Option<clocks::Offset>],
     ends_early: &[bool],
 ) -> Vec<(RecordIx, String)> {
@@ -263,9 +263,9 @@ fn foreign(
     let mut foreign: Vec<(RecordIx, String)> = Vec::new();
     // Records of another time are left aside first: they may be the ones that contradict a record that is kept.
     let mut another_time: Vec<(RecordIx, String)> = Vec::new();
-    for (index, tally) in tallies.iter().enumerate() {
+    for (index, comparison) in comparisons.iter().enumerate() {
         let older = records[index].newest_ns() < typical_newest;
-        let share = tally.against as f64 / tally.compared.max(1) as f64;
+        let share = comparison.against as f64 / comparison.compared.max(1) as f64;
         let apart = clocks[index].map_or(0, |clock| clock.ns.saturating_sub(typical_offset));
         // No common collective connects the clocks: then only a large difference counts.
         let apart = if clocks[index].is_none() && most_agree && records[index].newest_ns() > 0 {
@@ -279,7 +279,7 @@ fn foreign(
             apart
         };
         // Two records of an older run may wait in the same operation, which the others have completed.
-        let in_step = tally.in_step && !ends_early[index];
+        let in_step = comparison.in_step && !ends_early[index];
         if apart < -CLOCKS_AGREE_NS && !in_step && older {
             let seconds = -apart / 1_000_000_000;
             another_time.push((
@@ -291,17 +291,17 @@ fn foreign(
             ));
             continue;
         }
-        let why = if tally.against >= CONTRADICTIONS && share >= CONTRADICTING_SHARE {
+        let why = if comparison.against >= CONTRADICTIONS && share >= CONTRADICTING_SHARE {
             format!(
                 "{} of its {} completed operations are not those that its peers completed under the same \
                  numbers; it belongs to another run",
-                tally.against, tally.compared
+                comparison.against, comparison.compared
             )
-        } else if older && tally.beyond > 0 && !is_merely_last(index) {
+        } else if older && comparison.beyond > 0 && !is_merely_last(index) {
             "it has completed operations that its peers, whose records are newer, have not issued yet; it is \
              of an older run"
                 .to_owned()
-        } else if older && tally.misplaced > 0 && !is_of_this_run(records, tallies, clocks, index) {
+        } else if older && comparison.misplaced > 0 && !is_of_this_run(records, comparisons, clocks, index) {
             "it names other groups than its peers do, and is older; it belongs to an older run"
                 .to_owned()
         } else {
@@ -347,27 +347,27 @@ fn foreign(
 /// clock.
 fn is_of_this_run(
     records: &[Record],
-    tallies: &[Comparison],
+    comparisons: &[Comparison],
     clocks: &[Option<clocks::Offset>],
     index: RecordIx,
 ) -> bool {
-    let tally = &tallies[index];
+    let comparison = &comparisons[index];
     let apart_ns = |other: RecordIx| match (clocks[index], clocks[other]) {
         (Some(clock), Some(other)) => clock.ns.abs_diff(other.ns),
         _ => records[index]
             .newest_ns()
             .abs_diff(records[other].newest_ns()),
     };
-    tally.against == 0
-        && tally.beyond == 0
+    comparison.against == 0
+        && comparison.beyond == 0
         && (0..records.len()).any(|other| {
-            tallies[other].misplaced == 0 && apart_ns(other) < ONE_RUN_NS.unsigned_abs()
+            comparisons[other].misplaced == 0 && apart_ns(other) < ONE_RUN_NS.unsigned_abs()
         })
 }
 
 /// Compares each record with those of the other ranks.
-fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
-    let mut tallies = vec![Comparison::default(); aligned.records.len()];
+fn compare(aligned: &Aligned<'_>) -> Vec<Comparison> {
+    let mut comparisons = vec![Comparison::default(); aligned.records.len()];
     let mut row: Vec<(RecordIx, u32)> = Vec::new();
     let numbers = aligned.shared.map(aligned.groups.len(), |group| {
         // A window wider than the number of its entries contains a damaged number.
@@ -384,7 +384,7 @@ fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
         };
         for number in &odd {
             if number.pending > 1 {
-                mark_in_step(aligned, group, number.seq, &mut tallies);
+                mark_in_step(aligned, group, number.seq, &mut comparisons);
             }
             if number.done > 1 && !number.is_done_alike {
                 row.clear();
@@ -396,33 +396,33 @@ fn tally(aligned: &Aligned<'_>) -> Vec<Comparison> {
                         row.push((record, aligned.op(record, lane.collectives[index]).call));
                     }
                 }
-                count_against(aligned, &row, &mut tallies);
+                count_against(aligned, &row, &mut comparisons);
             }
         }
         for (record, compared) in compared {
-            tallies[record].compared += compared;
+            comparisons[record].compared += compared;
         }
-        count_beyond(aligned, group, &mut tallies);
+        count_beyond(aligned, group, &mut comparisons);
     }
-    count_misplaced(aligned, &mut tallies);
-    tallies
+    count_misplaced(aligned, &mut comparisons);
+    comparisons
 }
 
 /// Marks the records in which this collective is pending.
-fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, tallies: &mut [Comparison]) {
+fn mark_in_step(aligned: &Aligned<'_>, group: usize, seq: u32, comparisons: &mut [Comparison]) {
     for member in 0..aligned.groups[group].ranks.len() {
         if let Some((record, lane)) = aligned.lane(group, member)
             && let Ok(index) = aligned.find(record, lane, seq)
             && index >= lane.pending_from
         {
-            tallies[record].in_step = true;
+            comparisons[record].in_step = true;
         }
     }
 }
 
 /// Counts one operation against each record whose call differs from what at least half of the row issued. `row`: the
 /// records that completed one collective, each with its call.
-fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [Comparison]) {
+fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], comparisons: &mut [Comparison]) {
     let calls = &aligned.shared.calls;
     let contradicts = |a: u32, b: u32| {
         matches!(
@@ -443,14 +443,14 @@ fn count_against(aligned: &Aligned<'_>, row: &[(RecordIx, u32)], tallies: &mut [
     let against: BTreeMap<u32, usize> = issued.keys().map(|&call| (call, against(call))).collect();
     for &(record, call) in row {
         if against[&call] * 2 >= row.len() {
-            tallies[record].against += 1;
+            comparisons[record].against += 1;
         }
     }
 }
 
 /// Counts the groups in which a record completed a collective that needs all members although at least half of the
 /// members have not issued it.
-fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison]) {
+fn count_beyond(aligned: &Aligned<'_>, group: usize, comparisons: &mut [Comparison]) {
     let mut newest: Vec<(RecordIx, u32)> = Vec::new();
     for member in 0..aligned.groups[group].ranks.len() {
         let Some((record, lane)) = aligned.lane(group, member) else {
@@ -491,14 +491,14 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, tallies: &mut [Comparison])
             .filter(|&&(other, _)| !aligned.ends_before_its_peers(other, Some(record)))
             .count();
         if behind * 2 >= newest.len() {
-            tallies[record].beyond += 1;
+            comparisons[record].beyond += 1;
         }
     }
 }
 
 /// Counts, for each record, the groups that list the record's rank while the record uses another group of that name.
 /// Only groups count that more than half of their members have recorded.
-fn count_misplaced(aligned: &Aligned<'_>, tallies: &mut [Comparison]) {
+fn count_misplaced(aligned: &Aligned<'_>, comparisons: &mut [Comparison]) {
     for group in &aligned.groups {
         let known = group.lanes.iter().flatten().count();
         if known < 2 || known * 2 <= group.ranks.len() {
@@ -516,7 +516,7 @@ fn count_misplaced(aligned: &Aligned<'_>, tallies: &mut [Comparison]) {
                         && other.backend == group.backend
                         && !lane.collectives.is_empty()
                 });
-                tallies[record].misplaced += usize::from(elsewhere);
+                comparisons[record].misplaced += usize::from(elsewhere);
             }
         }
     }

@@ -301,7 +301,10 @@ fn foreign(
             "it has completed operations that its peers, whose records are newer, have not issued yet; it is \
              of an older run"
                 .to_owned()
-        } else if older && comparison.misplaced > 0 && !is_of_this_run(records, comparisons, clocks, index) {
+        } else if older
+            && comparison.misplaced > 0
+            && !is_of_this_run(records, comparisons, clocks, index)
+        {
             "it names other groups than its peers do, and is older; it belongs to an older run"
                 .to_owned()
         } else {

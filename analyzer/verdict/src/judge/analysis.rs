@@ -148,6 +148,7 @@ fn count_ops(records: &[Record]) -> u64 {
     records.iter().map(|record| record.ops.len() as u64).sum()
 }
 
+/// The report on these records. `problems` are those of the inputs so far, `files` is the number of files read.
 // Invariant 7 of docs/ARCHITECTURE.md: the report depends on these arguments alone.
 fn judge(
     policy: &Policy,

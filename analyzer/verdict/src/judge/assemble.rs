@@ -241,7 +241,7 @@ fn since(ctx: &Context<'_>, draft: &FindingDraft) -> Option<Since> {
 /// The records that were not read, or only in part. A job with a shortfall cannot be called healthy, unless
 /// [`Shortfall::is_none`] excuses it.
 struct Shortfall {
-    /// Ranks that should have left a record, but none was read; ascending.
+    /// Ranks of which no record was read, without those known to have ended in order; ascending.
     absent: Vec<Rank>,
     /// Ranks whose record was read only in part, ascending.
     torn: Vec<Rank>,
@@ -423,8 +423,8 @@ fn oldest_at_writing(ctx: &Context<'_>) -> Option<String> {
     Some(duration_ms(ages.max()?.as_secs_f64() * 1e3))
 }
 
-/// N304 or N305: the question that a verdict leaves open; `None` if it leaves none. `doubt` is a sentence on a running
-/// job with nothing overdue: on a failed rank that none waits for yet, or on silent ranks.
+/// N304 or N305: the question that a verdict leaves open; `None` if it leaves none. `doubt` is a sentence on a job that
+/// is not over and has no error: on a failed rank that none waits for yet, or on silent ranks.
 fn note_verdict(
     ctx: &Context<'_>,
     verdict: Verdict,

@@ -47,7 +47,9 @@ pub(crate) struct StuckTransfer {
     pub(crate) channel: u8,
     pub(crate) from: Rank,
     pub(crate) to: Rank,
+    /// The number of completed steps.
     pub(crate) step: u32,
+    /// The number of all steps; 0 if unknown.
     pub(crate) steps: u32,
     pub(crate) wait: LinkWait,
 }

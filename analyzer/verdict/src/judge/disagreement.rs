@@ -379,6 +379,7 @@ fn past_votes(
     seq: u32,
     parts: &[AgreeingMembers],
 ) -> Vec<usize> {
+    // The longest run of calls that is compared.
     const CONTEXT: usize = 6;
     let mut votes = vec![0; parts.len()];
     let record = parts[0].records[0];

@@ -136,6 +136,7 @@ fn expected_before(
     first: ProgramEvent,
     second: ProgramEvent,
 ) -> Option<u32> {
+    // At most this many intervals between collectives of the first's family are compared.
     const INTERVALS: u32 = 3;
     let (ProgramEvent::Collective { seq, .. }, ProgramEvent::Collective { .. }) = (first, second)
     else {

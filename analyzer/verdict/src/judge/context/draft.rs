@@ -5,11 +5,12 @@ use crate::judge::waits::wait_graph::Node;
 use crate::report::{Code, Evidence, Finding, FrameRef, SeqKind};
 use rcomm_recorder::model::Rank;
 
-/// A finding before it is ranked among the others.
+/// A finding before it is ranked among the others. A field without a comment is the one of that name in [`Finding`].
 #[derive(Clone, Debug)]
 pub(crate) struct FindingDraft {
     pub(crate) code: Code,
     pub(crate) confidence: f64,
+    /// [`Finding::culprit_ranks`].
     pub(crate) culprits: Vec<Rank>,
     pub(crate) alternatives: Vec<Vec<Rank>>,
     /// Nodes whose waiters are victims of this finding.
@@ -76,7 +77,9 @@ impl From<Finding> for FindingDraft {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpRef {
     pub(crate) group: GroupIx,
+    /// The operation's number as the records show it.
     pub(crate) seq: u64,
     pub(crate) kind: SeqKind,
+    /// The operation's name.
     pub(crate) op: String,
 }

@@ -16,6 +16,7 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
+    /// The hosts that the records name.
     pub(super) fn new(aligned: &Aligned<'_>) -> Self {
         let name_of = |record: RecordIx| aligned.records[record].identity.host.as_str();
         let mut named: Vec<(&str, RecordIx)> = (0..aligned.records.len())

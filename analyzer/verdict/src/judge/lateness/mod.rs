@@ -34,7 +34,7 @@ use rows::{ArrivalReader, Arrived, InstanceArrivals};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Percentiles are made from at most this many lags of a rank, and worst lags of a group.
+/// Percentiles are made from at most this many lags of a rank in a group, and worst lags of a group.
 const SAMPLES: usize = 1024;
 /// Smaller losses never count, ms, if devices measure the waits.
 const LEAST_DEVICE_MS: f32 = 0.2;

@@ -357,6 +357,7 @@ fn signal_name(signal: i32) -> String {
     )
 }
 
+/// A part of a sentence, like `the process of rank 3`.
 fn of_ranks(ranks: &[Rank]) -> String {
     match ranks {
         [rank] => format!("the process of rank {rank}"),

@@ -203,6 +203,7 @@ fn draft(ctx: &Context<'_>, odd: &Odd, end: MessageEnd) -> Option<FindingDraft> 
     Some(draft)
 }
 
+/// The sentence of the finding. `peer` is the rank at the other end.
 fn sentence(ctx: &Context<'_>, odd: &Odd, end: MessageEnd, peer: u32) -> String {
     let aligned = ctx.aligned;
     let rank = aligned.records[odd.record].rank;

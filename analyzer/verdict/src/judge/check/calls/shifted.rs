@@ -163,6 +163,7 @@ fn first_by_sites(
     shift: Shift,
     odd: &AgreeingMembers,
 ) -> u32 {
+    // At most this many collectives before the first difference are compared.
     const REACH: u32 = 8;
     let offset = match shift {
         Shift::Skipped(n) => n as i64,

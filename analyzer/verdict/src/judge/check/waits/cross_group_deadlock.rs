@@ -416,8 +416,8 @@ pub(super) fn strongest_minority(
 }
 
 /// The ranks that are outvoted, or whose own past decided against them, each with a place where it is missed and one
-/// where it waits; a rank may occur several times. If there are none, the one rank that another contradicts with even
-/// votes, if no other rank is contradicted.
+/// where it waits; a rank may occur several times. If there are none, the one rank that has one vote for its order and
+/// one against it, if no other rank is contradicted.
 fn minority_ranks(ctx: &Context<'_>, ranks: &[Node], places: &[usize]) -> Vec<MinorityRank> {
     let inside: HashSet<Node> = ranks.iter().copied().collect();
     let within: HashSet<usize> = places.iter().copied().collect();

@@ -358,7 +358,9 @@ fn is_out_of_turn(ctx: &Context<'_>, place: usize) -> bool {
 /// Whether the rank's past in the group predicts a collective of these places instead of this message. The prediction
 /// is the step that followed the longest earlier run of steps equal to the newest ones.
 fn comes_too_early(ctx: &Context<'_>, place: usize, places: &[usize]) -> bool {
+    // A shorter run predicts nothing.
     const MIN_RUN: usize = 4;
+    // Runs are not followed further back than this many steps.
     const MAX_RUN: usize = 64;
     let aligned = ctx.aligned;
     let Some((record, first, lane)) = batch_at(ctx, place) else {

@@ -9,6 +9,7 @@ use rcomm_recorder::model::Rank;
 #[derive(Default)]
 pub(crate) struct LeftAside(Vec<Aside>);
 
+/// One record that was left aside.
 struct Aside {
     rank: Rank,
     path: String,

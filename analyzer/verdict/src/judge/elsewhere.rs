@@ -8,8 +8,8 @@ use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
 /// Whether each of these ranks has no record and took part in a collective: another rank completed one that no rank
-/// completes without all members. False unless all records are rings and could be read, and false if the end of one of
-/// these ranks is known.
+/// completes without all members. False unless all records are rings and could be read; false without ranks, and if the
+/// end of one of these ranks is known.
 pub(crate) fn took_part(ctx: &Context<'_>, ranks: &[Rank]) -> bool {
     let aligned = ctx.aligned;
     // A ring that cannot be read may be theirs.

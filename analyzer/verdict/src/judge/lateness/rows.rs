@@ -171,7 +171,7 @@ impl<'a> ArrivalReader<'a> {
         }
     }
 
-    /// Whether two records are of one host, and so by one clock.
+    /// Whether two records are of one host and have one clock offset.
     fn one_host(&self, one: RecordIx, other: RecordIx) -> bool {
         let same = self.aligned.offsets_ns[one] == self.aligned.offsets_ns[other];
         let host = self.hosts.of(one);

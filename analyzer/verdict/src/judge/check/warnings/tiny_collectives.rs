@@ -29,7 +29,8 @@ struct Waste<'a> {
     operations: usize,
     /// The share of the rank's time that it spends in them, 0..1.
     share: f64,
-    /// What one operation for each row would save, ms; `None` if no backend measured how long the operations took.
+    /// What one operation for each row would save, ms; `None` if the backend did not measure how long each operation
+    /// took.
     saved_ms: Option<f64>,
     example: &'a Op,
 }

@@ -1,11 +1,11 @@
-//! Costs of a large job: time to process and draw a snapshot, time to analyze it, memory. Costs of the program while it
-//! only displays: time to the first screen, CPU time, memory. Delay from the first overdue operation to the displayed
-//! hang.
+//! Measures the costs of a large job: time to process and draw a snapshot, time to analyze it, memory. Measures the
+//! program while it only displays: time to the first screen, CPU time, memory. Measures the delay from the first
+//! overdue operation to the displayed hang.
 //!
 //! `cargo bench -p rcomm-top --bench scale [judge] [watch] [hang] [RANKS...]` (all of them, with 1,024 and 16,384
-//! ranks, by default). `endure MINUTES` instead watches eight ranks for that time and prints the cost every minute;
-//! `remember MINUTES` reads them as often without waiting in between, which shows the memory after that many minutes in
-//! a few seconds.
+//! ranks, by default). `endure MINUTES` instead watches eight ranks for that time and prints the cost every minute.
+//! `remember MINUTES` instead makes as many reads of eight rings as in that time, without waiting in between, and
+//! prints the memory after each minute's reads.
 
 use portable_pty::{CommandBuilder, PtySize, native_pty_system};
 use rcomm_analyzer::simulate::{Simulation, Situation};
@@ -30,7 +30,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Columns and rows of the terminal.
 const SIZE: (u16, u16) = (200, 50);
-/// How often each frame is processed and drawn.
+/// How many times each snapshot is processed and drawn.
 const ROUNDS: usize = 3;
 
 fn main() -> std::io::Result<()> {
@@ -102,13 +102,13 @@ fn endure(minutes: u32) -> std::io::Result<()> {
     })
 }
 
-/// Memory after reading the rings of eight ranks once a second for so many minutes: everything that the program keeps
-/// of them, in this process.
+/// Reads the rings of eight ranks as often as once a second for so many minutes, and prints the memory of what this
+/// process keeps of them, as the program does.
 fn remember(minutes: u32) -> std::io::Result<()> {
     let directory = tempfile::tempdir()?;
     let members: Vec<_> = (0..8).map(|rank| member(directory.path(), rank)).collect();
     let mut seq = 0;
-    (0..BEFORE).for_each(|_| step(&members, &mut seq));
+    (0..FIRST_STEPS).for_each(|_| step(&members, &mut seq));
     let mut source = RingSource::new(directory.path().to_owned(), None);
     let mut live = Live::new(LiveOptions::default(), analyze, vec!["rings".into()]);
     let mut state = State::new(options(), SIZE, Moment::default());
@@ -120,7 +120,7 @@ fn remember(minutes: u32) -> std::io::Result<()> {
                 elapsed: Duration::from_secs(u64::from(minute) * 60 + second),
                 wall_ns: now.map_or(0, |now| now.as_nanos() as i64),
             };
-            live.observe(0, source.poll(Instant::now() + LONG), at);
+            live.observe(0, source.poll(Instant::now() + READ_LIMIT), at);
             if let Some(snapshot) = live.refresh(at) {
                 update(&mut state, Event::Observed(Arc::new(snapshot)));
                 text::buffer(&state);
@@ -170,25 +170,26 @@ fn show_hang(ranks: u32) -> std::io::Result<()> {
     )
 }
 
-/// Operations of each rank before the first read: more than a ring holds, as in a long job.
-const BEFORE: u64 = 20_000;
-/// Operations per second after the first read.
+/// Operations that each rank issues at first, without a pause: more than a ring holds, as in a long job.
+const FIRST_STEPS: u64 = 20_000;
+/// Operations per second of each rank after that.
 const STEPS_A_SECOND: u32 = 100;
 /// Time limit of a read, longer than any takes.
-const LONG: Duration = Duration::from_secs(60);
+const READ_LIMIT: Duration = Duration::from_secs(60);
 
-/// Eight ranks that each begin and complete operations: the first [`BEFORE`] without a pause, then a hundred a second.
+/// Begins and completes operations on every rank until `stop` is set: the first [`FIRST_STEPS`] without a pause, then
+/// at most [`STEPS_A_SECOND`] a second.
 fn run_job(members: Vec<(FlightRecorder, GroupHandle)>, stop: &AtomicBool) {
     let mut seq = 0;
     while !stop.load(Ordering::SeqCst) {
         step(&members, &mut seq);
-        if seq > BEFORE {
+        if seq > FIRST_STEPS {
             std::thread::sleep(Duration::from_secs(1) / STEPS_A_SECOND);
         }
     }
 }
 
-/// The next operation, on every rank.
+/// Begins and completes the next operation on every rank.
 fn step(members: &[(FlightRecorder, GroupHandle)], seq: &mut u64) {
     let key = SignatureKey {
         backend: "cpu",
@@ -225,13 +226,14 @@ fn member(directory: &Path, rank: u32) -> (FlightRecorder, GroupHandle) {
     (recorder, group)
 }
 
-/// Starts the program on a terminal, waits for `word`, and then measures its use of CPU and memory.
+/// Starts the program on a terminal, waits until the screen shows `word`, and prints how long that took and the use of
+/// CPU and memory after it.
 fn watch(what: &str, arguments: &[&str], word: &str) -> std::io::Result<()> {
     let mut running = Running::start(arguments)?;
     running.wait_for(word)?;
     let first = running.began.elapsed().as_secs_f64() * 1e3;
     let pid = running.pid();
-    // Measure after the start, over a few reads; output drawn in the meantime waits in the terminal.
+    // Measure after the start, over a few reads; output drawn in the meantime waits in the channel.
     std::thread::sleep(Duration::from_secs(2));
     let (used, since) = (cpu_seconds(pid), Instant::now());
     std::thread::sleep(Duration::from_secs(10));
@@ -315,7 +317,7 @@ impl Running {
         let _ = self.child.kill();
         self.child.wait()?;
         drop(self.bytes);
-        // The reader runs until the terminal is closed; its result is not needed.
+        // The reader ends with the program. If it panicked, its output is not needed any more.
         let _ = self.reader.join();
         Ok(())
     }
@@ -324,7 +326,7 @@ impl Running {
 /// CPU time in seconds that a process has used.
 fn cpu_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name in brackets is followed by the state, eleven fields, and user and system time.
+    // The name in brackets is followed by the state, ten fields, and user and system time.
     let after = stat.rsplit(')').next().unwrap_or_default();
     let ticks = after.split_whitespace().skip(11).take(2);
     let ticks: f64 = ticks.filter_map(|field| field.parse::<f64>().ok()).sum();

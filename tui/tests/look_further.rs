@@ -166,7 +166,7 @@ fn the_cursor_of_the_timeline_goes_from_operation_to_operation() {
     assert_ne!(readout(&state), earlier);
     press(&mut state, "(");
     assert_eq!(readout(&state), earlier);
-    // Zooming keeps the operation, and what the range shows includes it.
+    // Zooming keeps the cursor at the operation.
     press(&mut state, "++");
     assert_eq!(readout(&state), earlier);
     // Another rank is described when it is selected, here one that waits.

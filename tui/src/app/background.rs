@@ -1,7 +1,7 @@
-//! Whether the terminal's background is light.
+//! Finds out whether the terminal's background is light.
 //!
-//! The terminal is asked for its background (OSC 11), and then for its attributes (DA1). Nearly every terminal answers
-//! the second question. Its answer ends the wait for the first, which not every terminal knows.
+//! The terminal is asked for its background (OSC 11), and then for its attributes (DA1). Not every terminal answers the
+//! first question, but nearly every terminal answers the second: after that answer, the first is no longer awaited.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
@@ -24,7 +24,7 @@ pub fn is_light(colorfgbg: Option<&str>) -> Option<bool> {
     light_in_answer(&answer).or_else(|| light_in_colorfgbg(colorfgbg?))
 }
 
-/// The terminal's answer, as far as it arrived before the deadline.
+/// Asks the terminal, and returns what it answered before the deadline.
 fn ask() -> io::Result<Vec<u8>> {
     enable_raw_mode()?;
     let answer = ask_raw();
@@ -84,15 +84,16 @@ fn light_in_answer(answer: &[u8]) -> Option<bool> {
     Some(0.299 * red + 0.587 * green + 0.114 * blue > 0.5)
 }
 
-/// The last field of `COLORFGBG`, `foreground;background` or `foreground;default;background`, is one of the sixteen
-/// colors: 7 and those from 9 are light.
+/// Whether the background in `colorfgbg` is light: the last field of `foreground;background` or
+/// `foreground;default;background`. Of the sixteen colors, 7 and those from 9 are light. `None` if the field is none of
+/// them.
 fn light_in_colorfgbg(colorfgbg: &str) -> Option<bool> {
     let background: u8 = colorfgbg.rsplit(';').next()?.trim().parse().ok()?;
     (background < 16).then_some(matches!(background, 7 | 9..))
 }
 
-/// An answer to OSC 11 that comes after the deadline. It arrives as key presses: alt-], its characters, and ctrl-g or
-/// alt-\ at the end.
+/// Recognizes an answer to OSC 11 that comes after the deadline. It arrives as key presses: alt-], its characters, and
+/// ctrl-g or alt-\ at the end.
 #[derive(Debug, Default)]
 pub(super) struct LateAnswer {
     /// When its newest character came; `None` outside an answer.
@@ -103,7 +104,7 @@ impl LateAnswer {
     /// The longest time between two characters of an answer.
     const GAP: Duration = Duration::from_millis(100);
 
-    /// Whether a key press at `now` is part of an answer. If not, it is the user's.
+    /// Notes a key press at `now`, and returns whether it is part of an answer. If not, it is the user's.
     pub(super) fn includes(&mut self, key: &KeyEvent, now: Instant) -> bool {
         let with = |modifier, code| key.modifiers == modifier && key.code == KeyCode::Char(code);
         let goes_on = |newest: Instant| now.duration_since(newest) < Self::GAP;

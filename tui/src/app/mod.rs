@@ -61,7 +61,8 @@ impl Inbox {
 ///
 /// # Errors
 ///
-/// If the terminal cannot be taken over or drawn on, a thread cannot be started, or one panics.
+/// If the terminal cannot be taken over or drawn on, its size is unknown, the signal handlers cannot be installed, the
+/// thread that reads keys or waits for signals cannot be started, or any thread panics.
 pub fn run(
     state: State,
     inbox: &Inbox,
@@ -179,7 +180,7 @@ fn copy(text: &str) -> Result<String, String> {
         .map_err(|error| format!("failed to copy: {error}"))
 }
 
-/// Leaves the terminal and stops this process until it is continued.
+/// Gives the terminal back and stops this process; once the process is continued, takes the terminal over again.
 fn suspend(guard: &mut Guard, suspended: &AtomicBool) -> anyhow::Result<()> {
     suspended.store(true, Ordering::SeqCst);
     guard.lend(|| {
@@ -205,6 +206,7 @@ fn restore_on_panic(sender: Sender<Event>) {
 /// The threads of this program. When dropped, they are stopped and joined, after pending files are written.
 struct Threads {
     stop: Arc<AtomicBool>,
+    /// While set, no keys are read: the terminal belongs to the shell.
     suspended: Arc<AtomicBool>,
     signals: Handle,
     handles: Vec<JoinHandle<()>>,
@@ -262,6 +264,8 @@ impl Drop for Threads {
     }
 }
 
+/// Sends key presses, resizes and mouse events to the loop until `stop` is set, or the loop has ended. If the terminal
+/// hangs up or cannot be read, sends [`Event::Terminate`] and returns.
 fn read_keys(stop: &AtomicBool, suspended: &AtomicBool, sender: &Sender<Event>) {
     /// Longest time until a stop request is noticed.
     const ROUND: Duration = Duration::from_millis(200);

@@ -1,4 +1,4 @@
-//! The terminal as a guard: restored when dropped, even after a panic.
+//! Takes the terminal over, and restores it when the guard is dropped, even after a panic.
 
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
@@ -31,7 +31,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// If standard output is not a terminal, or the terminal cannot be configured.
+    /// If there is no terminal, it cannot be configured, or standard output cannot be written to.
     pub fn enter(mouse: Mouse) -> io::Result<Self> {
         let terminal = take(mouse).and_then(|()| Terminal::new(CrosstermBackend::new(stdout())));
         Ok(Self {
@@ -61,7 +61,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// If writing to the terminal fails.
+    /// If the size of the terminal is unknown, or writing to it fails.
     pub fn clear(&mut self) -> io::Result<()> {
         // `Terminal::clear` would query the cursor position, and the thread that reads keys would take
         // the answer for key presses.

@@ -1,5 +1,5 @@
-//! Writes files and sends requests to ranks on a separate thread, so that a slow disk or rank does not delay key
-//! presses.
+//! Writes files, sends requests to ranks and reads facts on processes on a separate thread, so that a slow disk or rank
+//! does not delay key presses.
 
 use crate::state::State;
 use crate::state::event::{Command, Event, ExportFormat};
@@ -18,14 +18,14 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The ranks and jobs to which the view can send requests.
+/// What the view can ask, read and choose besides its sources.
 #[derive(Default)]
 pub struct RequestTargets {
     /// Ranks that can be asked to write dumps.
     pub dumps: Vec<Box<dyn DumpRequests>>,
     /// Ranks that can be asked for their call stacks.
     pub stacks: Vec<Box<dyn StackRequests>>,
-    /// Reads facts on the ranks' processes of this node, their host and GPUs; `None` if no rings are read.
+    /// Reads facts on the processes of this node's ranks, on the host and on GPUs; `None` if no rings are read.
     pub surroundings: Option<RingSurroundings>,
     /// Selects the job of this node to show; `None` if no rings are read.
     pub job: Option<JobChoice>,
@@ -171,6 +171,7 @@ fn ask_for_dumps(targets: &[Box<dyn DumpRequests>]) -> Result<String, String> {
     ))
 }
 
+/// The sentence on the ranks' answers. It is an error if a rank refused, and then ends with the first reason.
 fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
     let (written, agreed) = (answers.written.len(), answers.agreed.len());
     let asked = written + agreed + answers.requested.len() + answers.refused.len();
@@ -200,8 +201,8 @@ fn format_answers(answers: &DumpAnswers) -> Result<String, String> {
     Ok(text)
 }
 
-/// Takes the current stacks of the processes from the first source that provides any. Call stacks come before kernel
-/// threads in `targets`, so they are preferred.
+/// Takes the current stacks of the processes from the first source that provides any; if none does, returns the last
+/// failure. Call stacks come before kernel threads in `targets`, so they are preferred.
 fn take_stacks(targets: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String> {
     let deadline = Instant::now() + WAIT_LIMIT;
     let mut failure = "no source can provide call stacks".to_owned();
@@ -214,6 +215,7 @@ fn take_stacks(targets: &[Box<dyn StackRequests>]) -> Result<TakenStacks, String
     Err(failure)
 }
 
+/// The sentence on the stacks taken. It is an error if a rank refused, and then ends with the first reason.
 fn format_stacks(stacks: &TakenStacks) -> Result<String, String> {
     let taken = stacks.taken.len();
     let asked = taken + stacks.refused.len();
@@ -236,7 +238,7 @@ mod tests {
     use super::*;
     use rcomm_analyzer::source::SourceError;
 
-    /// A source whose ranks answer with this, or that cannot be asked.
+    /// A source whose ranks give these answers; `None` if it cannot be asked.
     struct Answers(Option<DumpAnswers>);
 
     impl DumpRequests for Answers {

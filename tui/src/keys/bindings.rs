@@ -98,7 +98,7 @@ pub struct Binding {
     pub keys: &'static [&'static str],
     /// Short text for the footer; empty if the action is not shown there.
     pub hint: &'static str,
-    /// Text for the help.
+    /// Text for the help and the configuration file.
     pub help: &'static str,
     /// Section of the help.
     pub section: Section,

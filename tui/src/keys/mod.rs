@@ -44,7 +44,9 @@ pub fn key_name(key: &KeyEvent) -> Option<String> {
 /// Key bindings with the changes of the configuration.
 #[derive(Clone, Debug)]
 pub struct Keymap {
+    /// By key, or by a pair of keys separated by a space.
     actions: HashMap<String, Action>,
+    /// The keys of each action.
     shown: HashMap<Action, Vec<String>>,
 }
 
@@ -78,7 +80,8 @@ impl Keymap {
     ///
     /// # Errors
     ///
-    /// If an action is unknown, or two actions have the same key.
+    /// If an action is unknown, or a new key is a key of another action. The default keys of an action count, unless
+    /// `changes` has the action under a name that sorts before.
     pub fn with(changes: &BTreeMap<String, Vec<String>>) -> Result<Self, String> {
         let mut map = Self::default();
         for (name, keys) in changes {

@@ -17,6 +17,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// One rectangle for each row of the screen that the head gets, from top to bottom.
     pub(crate) fn head_rects(&self) -> impl Iterator<Item = Rect> {
         let area = self.head_area;
         (area.y..area.bottom()).map(move |y| Rect::new(area.x, y, area.width, 1))
@@ -34,7 +35,7 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     let footer = u16::from(area.height >= 3);
     let available = area.height - header - footer;
     let head: Vec<Line> = (page.head.iter())
-        .flat_map(|line| wrap(line, usize::from(area.width), lines_for_one(area.height)))
+        .flat_map(|line| wrap(line, usize::from(area.width), max_lines_of_one(area.height)))
         .collect();
     let max_head_height = if page.panes.is_empty() {
         available
@@ -84,7 +85,7 @@ fn panes(page: &Page, area: Rect) -> Vec<Rect> {
         let rows = panes.iter().map(|&index| wanted(index, width));
         rows.fold(0, u16::saturating_add)
     };
-    // The columns get two thirds, or more if the panes below them need less than the rest.
+    // The columns get at most two thirds, or more if the panes below them need less than the rest.
     let max_height =
         (area.height - area.height / 3).max(area.height.saturating_sub(sum(&below, area.width)));
     let height = sum(&left, width).max(sum(&right, width)).min(max_height);
@@ -111,7 +112,7 @@ fn spare_of(page: &Page, panes: &[usize]) -> usize {
 
 /// Maximum number of lines that one wrapped line may take on a terminal of `rows` rows. A tall terminal shows whole
 /// sentences, whose ends say how the job ended; a low one keeps rows for the panes.
-fn lines_for_one(rows: u16) -> usize {
+fn max_lines_of_one(rows: u16) -> usize {
     match rows {
         0..20 => 2,
         20..24 => 4,
@@ -172,7 +173,7 @@ fn wanted_rows(pane: &Pane, width: u16) -> u16 {
 /// `rows` is the number that the terminal has: it limits how many rows a line of the head may take.
 pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
     let head: usize = (page.head.iter())
-        .map(|line| wrap(line, usize::from(width), lines_for_one(rows)).len())
+        .map(|line| wrap(line, usize::from(width), max_lines_of_one(rows)).len())
         .sum();
     let last = page.right.last();
     let sum = |is_in: &dyn Fn(usize) -> bool| {
@@ -305,7 +306,7 @@ mod tests {
         assert_eq!(rects[2], Rect::new(81, 1, 80, 7));
         assert_eq!(rects[3], Rect::new(0, 8, 161, 31));
         assert_eq!(rects[4], Rect::new(0, 39, 161, 2));
-        // The ranks stay at the bottom; another last pane follows the others, and the rows below it stay empty.
+        // Ranks stay at the bottom. Another last pane directly follows the one before, and gets the spare rows.
         let below_ranks = page.panes.pop();
         page.panes.push(pane(1));
         let texts = panes(&page, Rect::new(0, 1, 161, 40));
@@ -317,7 +318,7 @@ mod tests {
         let low = panes(&page, Rect::new(0, 1, 161, 9));
         assert_eq!((low[0].height, low[1].height, low[2].height), (3, 3, 6));
         assert_eq!((low[3].height, low[4].height), (1, 2));
-        // On a screen without rows for them, nothing is drawn.
+        // Without any row, no pane gets one.
         let none = panes(&page, Rect::new(0, 1, 161, 0));
         assert!(none.iter().all(|rect| rect.height == 0));
     }

@@ -73,7 +73,7 @@ pub struct Dot {
 pub struct Strip {
     /// The name of one unit: `host` or `rank`.
     pub unit: &'static str,
-    /// One dot per unit, with its severity: if several units share a cell, the dot with the largest number is shown.
+    /// The severity and the dot of each unit: if several units share a cell, the dot of the most severe is shown.
     pub dots: Vec<(u8, Dot)>,
 }
 
@@ -94,7 +94,7 @@ impl Grid {
     /// Width of the rows' labels.
     pub(crate) const LABEL: u16 = 7;
 
-    /// The rows of the screen that it takes besides its rows: the headings of the columns, and the legend.
+    /// The number of lines that the grid takes besides its rows: the headings of the columns, and the legend.
     pub(crate) fn rows_around(&self) -> usize {
         1 + usize::from(!self.legend.is_empty())
     }
@@ -114,7 +114,7 @@ pub struct Timeline {
     pub to_ns: i64,
     /// The lanes, from top to bottom.
     pub lanes: Vec<Lane>,
-    /// The time that the user looks at, wall clock, ns since the epoch; `None` before the first choice.
+    /// The time that the user has chosen, wall clock, ns since the epoch; `None` before the first choice.
     pub cursor_ns: Option<i64>,
 }
 

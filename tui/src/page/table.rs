@@ -24,12 +24,12 @@ pub enum Target {
     Job(Arc<str>),
 }
 
-/// How a column is laid out.
+/// The side to which the cells of a column are aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// For text.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
@@ -40,7 +40,7 @@ pub struct Column {
     pub name: Cow<'static, str>,
     /// Alignment of the column's cells.
     pub align: Align,
-    /// Priority: narrow terminals leave out the columns with the largest number; 0 is never left out.
+    /// Priority: narrow terminals leave out the columns with the largest number first; 0 is never left out.
     pub priority: u8,
     /// Whether the column takes the remaining width; several such columns share it.
     pub grows: bool,

@@ -27,7 +27,7 @@ pub(crate) fn fit(text: &str, width: usize) -> String {
 }
 
 /// The longest beginning of a text that takes at most `width` columns and ends before a comma or a semicolon, so that
-/// no part of an enumeration is cut. The whole text if even its first part is wider.
+/// no part of an enumeration is cut. The whole text if it fits, or if even its first part is wider.
 pub(crate) fn whole_parts(text: &str, width: usize) -> &str {
     let mut kept = text;
     while text_width(kept) > width {
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(whole_parts(text, 80), text);
         assert_eq!(whole_parts(text, 46), "load 3.2 on 8 processors, 40 % busy");
         assert_eq!(whole_parts(text, 30), "load 3.2 on 8 processors");
-        // Then it is cut.
+        // The first part alone is too wide.
         assert_eq!(whole_parts(text, 10), text);
     }
 }

@@ -138,7 +138,8 @@ pub fn generated() -> String {
     text
 }
 
-/// Path of the file, given `XDG_CONFIG_HOME` and `HOME`; `None` if neither is set.
+/// Path of the file, given `XDG_CONFIG_HOME` and `HOME`; `None` if neither is set. An empty `XDG_CONFIG_HOME` counts as
+/// not set.
 pub fn default_path(xdg: Option<&str>, home: Option<&str>) -> Option<PathBuf> {
     let base = match xdg.filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),

@@ -66,7 +66,8 @@ fn parse(arguments: Vec<OsString>) -> Cli {
 /// # Errors
 ///
 /// Wrong usage, no terminal, a configuration or a recording that cannot be read, a source that cannot be opened, a file
-/// that cannot be recorded to, a failure of the view or of standard output. The program then exits with 2.
+/// that cannot be recorded to, a thread that cannot be started, a failure of the view, of standard output or of
+/// standard error. The program then exits with 2.
 pub fn start(cli: Cli, env: impl Fn(&str) -> Option<String>) -> anyhow::Result<u8> {
     let mut out = io::stdout().lock();
     match &cli.command {
@@ -251,6 +252,7 @@ enum RecordedJob {
     PostMortem,
 }
 
+/// Reads the configuration file. Returns the defaults if none was given and the default one does not exist.
 fn read_config(cli: &Cli, env: &impl Fn(&str) -> Option<String>) -> anyhow::Result<Config> {
     let (path, is_given) = match &cli.view.config {
         Some(path) => (Some(path.clone()), true),
@@ -417,8 +419,8 @@ fn once(
     print_result(cli, state, &snapshot)
 }
 
-/// The minimum height of the screen that `--once` prints.
-const ROWS_OF_ONCE: u16 = 24;
+/// The minimum height of the screen that `--once` lays out. The blank lines of the screen are not printed.
+const MIN_ROWS_OF_ONCE: u16 = 24;
 
 /// Prints the report or the first screen; returns the exit code. Without any rank, prints to standard error what each
 /// source reported and the problems of the input, and returns 2.
@@ -442,9 +444,9 @@ fn print_result(cli: &Cli, mut state: State, snapshot: &Snapshot) -> anyhow::Res
         let columns = ratatui::crossterm::terminal::size().map_or(100, |(columns, _)| columns);
         // Bounds for scripts, which may have no terminal or a very wide one.
         let columns = columns.clamp(80, 200);
-        update(&mut state, Event::Resize(columns, ROWS_OF_ONCE));
+        update(&mut state, Event::Resize(columns, MIN_ROWS_OF_ONCE));
         // On lower screens the sentences of the head are cut.
-        let rows = layout::needed(&state.page, state.size).clamp(ROWS_OF_ONCE, 500);
+        let rows = layout::needed(&state.page, state.size).clamp(MIN_ROWS_OF_ONCE, 500);
         update(&mut state, Event::Resize(columns, rows));
         // The last line lists keys, which a script cannot press. Blank lines only fill the screen.
         let screen = text::of(&state);

@@ -12,8 +12,9 @@ use rcomm_analyzer::{Anchor, LiveOptions, NodeJobs, Source};
 use rcomm_recorder::publish::EndpointToken;
 use std::path::PathBuf;
 
-/// The sources on the command line. If it names none: the rings of a job of this node that is in trouble, else of the
-/// newest; or, if no process with a ring is alive, the living processes of a job without rings.
+/// The sources that the command line selects: a simulated job, files, or live sources. If it names none: the rings of a
+/// job of this node that is in trouble, else of the newest; or, if no process with a ring is alive, the living
+/// processes of a job without rings. The only error is an invalid token.
 pub(crate) fn of(
     cli: &Cli,
     anchor: Anchor,
@@ -39,7 +40,7 @@ pub(crate) fn of(
 }
 
 /// Time from the start of the program to the fault of a simulated job, ns: a few seconds, so that the healthy state is
-/// seen; in a script the fault is long past.
+/// seen; negative in a script, where the fault is long past.
 fn lead_ns(cli: &Cli) -> i64 {
     let is_script = cli.view.once || cli.view.json;
     if is_script {
@@ -60,7 +61,7 @@ pub(crate) fn simulated_fault_ns(cli: &Cli, anchor: Anchor) -> Option<i64> {
 }
 
 /// The ranks that can be asked for dumps and call stacks and, if rings are read, the reader of facts on processes and
-/// the choice of the job. Empty for a replay or a demo.
+/// the choice of the job. Empty for a replay or a demo. The only error is an invalid token.
 pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<RequestTargets> {
     let from = &cli.from;
     let mut targets = RequestTargets::default();

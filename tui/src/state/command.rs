@@ -136,7 +136,7 @@ pub struct Facts {
     pub groups: Vec<String>,
     /// Host names.
     pub hosts: Vec<String>,
-    /// Operations.
+    /// Names of operations in flight.
     pub ops: Vec<String>,
     /// Codes of findings.
     pub codes: Vec<String>,

@@ -83,12 +83,14 @@ impl State {
         None
     }
 
+    /// Closes the input line, and restores the filter from before it.
     fn cancel(&mut self, input: &Input) -> Option<Command> {
         self.filter = input.before().clone();
         self.rebuild();
         None
     }
 
+    /// Applies the typed filter or executes the typed command. A filter that does not parse stays in the input line.
     fn commit(&mut self, mut input: Input) -> Option<Command> {
         match input.purpose {
             Purpose::Filter => match Filter::parse(&input.text) {
@@ -241,6 +243,7 @@ impl State {
         self.nav.go(screen);
     }
 
+    /// Goes to the group with this label, else to the first whose name or description contains `name`.
     fn go_to_group(&mut self, name: &str) {
         let found = self.history.shown().and_then(|snapshot| {
             let groups = || snapshot.report.groups.iter().map(|report| &report.group);
@@ -310,7 +313,8 @@ impl State {
         selection.sort = crate::page::table::Sort::default();
     }
 
-    /// On the first screen, opens the view of the focused pane; the trends have none.
+    /// On the first screen, opens the view of the focused pane, or the first rank at fault for the pane that looks
+    /// further at it. The trends have no view.
     fn expand(&mut self) {
         if *self.screen() == Screen::Overview {
             let blocked = !self.index.roots.is_empty();
@@ -408,6 +412,8 @@ impl State {
         self.input = Some(Input::new(Purpose::Command, text, self.filter.clone()));
     }
 
+    /// Selects the next row with a problem, downwards if `direction` is 1, else upwards; after one end of the table, goes
+    /// on at the other.
     fn next_problem(&mut self, direction: isize) {
         let selection = self.selection();
         let found = self.page.table(selection.pane).and_then(|table| {
@@ -496,6 +502,7 @@ impl State {
         self.show_message(format!("marked: {marked}  [M] compares"), Tone::Accent);
     }
 
+    /// Mutes a code, or unmutes it if it is muted.
     fn mute(&mut self, code: rcomm_analyzer::Code) {
         if !self.muted.remove(&code) {
             self.muted.insert(code);
@@ -551,8 +558,8 @@ impl State {
         command_for(snapshot.rank(rank)?, self.options.surroundings)
     }
 
-    /// Puts text on the clipboard: the command that looks further at the selected rank at fault; without one, the
-    /// selected line; without a line, the first line of the screen.
+    /// Puts text on the clipboard: the command that looks further at the selected rank at fault, unless a pane of text
+    /// is focused; without a command, the selected line; without a line, the first line of the screen.
     fn copy(&mut self) -> Option<Command> {
         let selection = self.selection();
         let is_text = matches!(

@@ -36,7 +36,7 @@ pub enum Event {
     Surroundings(Vec<Surroundings>),
     /// A thread panicked.
     Panicked,
-    /// A command has finished, with a message for the user.
+    /// A message for the user: what a command has done, or why it or a recording failed.
     Done(Result<String, String>),
 }
 

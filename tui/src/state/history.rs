@@ -6,11 +6,11 @@ use rcomm_recorder::publish::{Dump, DumpGroup};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Number of the newest frames that are kept whole.
-const WHOLE: usize = 30;
+/// Maximum number of the newest frames that are kept whole.
+const MAX_WHOLE: usize = 30;
 /// Number of newest operations that older frames keep of each dump, in addition to the pending ones: more than any
 /// screen but the timeline shows.
-const NEWEST: usize = 64;
+const KEPT_OPERATIONS: usize = 64;
 
 /// Recorded snapshots (frames), oldest first, within a memory budget. Sizes are estimates.
 #[derive(Debug)]
@@ -58,9 +58,9 @@ impl History {
             is_whole: true,
         });
         self.estimate(self.frames.len() - 1);
-        self.cut_old(WHOLE);
-        // Of a large job, fewer frames than that leave room for others.
-        let mut whole = self.frames.len().min(WHOLE);
+        self.cut_old(MAX_WHOLE);
+        // Whole frames get at most half of the budget, so that there is room for older ones.
+        let mut whole = self.frames.len().min(MAX_WHOLE);
         while whole > 1 && self.bytes_of_newest(whole) > self.budget / 2 {
             whole -= 1;
             self.cut_old(whole);
@@ -114,7 +114,10 @@ impl History {
             }
             let whole = self.frames[index].snapshot.clone();
             self.frames[index].is_whole = false;
-            if whole.dumps().all(|(_, dump)| dump.entries.len() <= NEWEST) {
+            if whole
+                .dumps()
+                .all(|(_, dump)| dump.entries.len() <= KEPT_OPERATIONS)
+            {
                 continue;
             }
             let cut = Arc::new(cut(&whole, self.newest_cut.as_ref()));
@@ -178,8 +181,8 @@ fn cut(whole: &Snapshot, before: Option<&(Arc<Snapshot>, Arc<Snapshot>)>) -> Sna
         let index = dumps.position(|other| Arc::ptr_eq(other, dump))?;
         cut.rank(rank)?.dumps.get(index).cloned()
     };
-    let newest = |dump: &Arc<Dump>| match dump.entries.len() > NEWEST {
-        true => Arc::new(dump.newest(NEWEST)),
+    let newest = |dump: &Arc<Dump>| match dump.entries.len() > KEPT_OPERATIONS {
+        true => Arc::new(dump.newest(KEPT_OPERATIONS)),
         false => dump.clone(),
     };
     let ranks = whole.ranks.iter().map(|view| {
@@ -222,7 +225,7 @@ fn bytes_of(snapshot: &Snapshot, before: Option<&Snapshot>) -> usize {
     views + report
 }
 
-/// Estimates the bytes of a dump. 24 bytes are the header of a `Vec`, 8 and 4 an element; 64 and 32 allow for
+/// Estimates the bytes of a dump. A `Vec` itself takes 24 bytes, each of its elements 8 or 4; 64 and 32 allow for
 /// strings.
 fn bytes_of_record(dump: &Dump) -> usize {
     let signature = |signature: &Signature| {

@@ -60,7 +60,7 @@ impl RankState {
 /// State of a group, from worst to best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupState {
-    /// The root cause is in this group.
+    /// An error that nothing else causes is in this group.
     Bad,
     /// Members are blocked in this group.
     Waiting,
@@ -117,9 +117,10 @@ pub struct FrameIndex {
     /// Hosts in order of their first rank.
     pub hosts: Vec<Host>,
     groups: HashMap<GroupRef, GroupState>,
-    /// Labels that several groups share.
     names: GroupNames,
+    /// Index, in the report's operations in flight, of what [`Self::oldest`] returns.
     oldest: HashMap<GroupRef, usize>,
+    /// Index of each rank in the report's ranks.
     reports: HashMap<Rank, usize>,
 }
 
@@ -224,7 +225,7 @@ impl FrameIndex {
             .filter(|f| f.severity == Severity::Error && f.caused_by.is_none())
             .filter_map(|f| f.group.as_ref())
             .collect();
-        // Operations that ranks are in come before operations that have failed.
+        // Pending operations come before operations that have failed.
         let has_failed =
             |(_, instance): &&(usize, &InstanceReport)| instance.state == InstanceState::Failed;
         let instances: Vec<(usize, &InstanceReport)> =

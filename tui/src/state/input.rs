@@ -73,7 +73,7 @@ impl Input {
         self.choices.clear();
     }
 
-    /// Deletes the word before the cursor.
+    /// Deletes the word before the cursor, and the white space between them.
     pub fn delete_word(&mut self) {
         let end = self.byte(self.cursor);
         let head = self.text[..end].trim_end();
@@ -121,6 +121,7 @@ impl Input {
     }
 }
 
+/// The completions of the last term of a filter, each as the whole text: of its key, or of the value after a key.
 fn complete_filter(text: &str, facts: &Facts) -> Vec<String> {
     let start = text
         .rfind(char::is_whitespace)

@@ -107,7 +107,7 @@ pub struct State {
     pub filter: Filter,
     /// Whether only rows with a problem are shown.
     pub problems_only: bool,
-    /// Whether similar rows share a row.
+    /// Whether similar groups, operations or ranks share a row.
     pub fold: Fold,
     /// Metric of the heat map.
     pub metric: Metric,
@@ -138,7 +138,7 @@ pub struct State {
 }
 
 /// Time between two reads of facts on processes: `nvidia-smi` may use a second of processor time.
-const LOOK_AROUND: Duration = Duration::from_secs(10);
+const SURROUNDINGS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Applies an event; returns a command for the event loop.
 pub fn update(state: &mut State, event: Event) -> Option<Command> {
@@ -301,7 +301,7 @@ impl State {
         layout::hit(&self.page, self.selection(), self.size, (column, row))
     }
 
-    /// Selects the clicked row; a second click opens it.
+    /// Selects the clicked row; opens it if it was selected already.
     fn click(&mut self, column: u16, row: u16) -> Option<Command> {
         let (pane, row) = self.hit(column, row)?;
         self.changed = true;
@@ -458,7 +458,8 @@ impl State {
             .as_ref()
             .is_none_or(|(requested_at, requested_ranks)| {
                 // Ranks that are at fault or were opened since are read at once.
-                *requested_ranks != ranks || elapsed.saturating_sub(*requested_at) >= LOOK_AROUND
+                *requested_ranks != ranks
+                    || elapsed.saturating_sub(*requested_at) >= SURROUNDINGS_INTERVAL
             });
         if !self.options.surroundings || ranks.is_empty() || self.reading_surroundings || !is_due {
             return None;

@@ -112,8 +112,11 @@ impl Screen {
 /// Navigation history.
 #[derive(Clone, Debug)]
 pub struct Navigation {
+    /// The history, oldest first.
     visited: Vec<Screen>,
+    /// Index of the current screen in the history.
     current: usize,
+    /// The screen shown before the current one.
     last: Option<Screen>,
 }
 
@@ -136,8 +139,8 @@ impl Navigation {
         &self.visited[self.current]
     }
 
-    /// Goes to a screen; no effect on the current screen. The screens ahead in the history are forgotten, and the
-    /// oldest beyond `DEPTH`.
+    /// Goes to a screen; no effect if it is the current one. The screens ahead in the history are forgotten, and so is
+    /// the oldest if there are more than `DEPTH`.
     pub fn go(&mut self, screen: Screen) {
         if *self.screen() == screen {
             return;

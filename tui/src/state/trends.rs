@@ -33,7 +33,7 @@ pub struct Trends {
 pub(crate) struct Trend {
     /// Name and unit.
     pub(crate) name: &'static str,
-    /// Why it has no value, if it has none.
+    /// What is shown if no value is known: the reason.
     pub(crate) unknown: &'static str,
     /// One value per snapshot, oldest first; `None` if unknown.
     pub(crate) values: Vec<Option<f64>>,

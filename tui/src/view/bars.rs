@@ -83,7 +83,7 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         let left = usize::from(room).saturating_sub(used + 2 + text_width(&connection.text));
         let job = match snapshot.job.as_str() {
             "" => String::new(),
-            // Whether the job is live must be seen, also of a job with a long name.
+            // A long name is cut, so that there is room for whether the job is live.
             job => fit(&format!(" job {job} "), left.max(8)),
         };
         let hosts = state.hosts();
@@ -91,7 +91,7 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         if hosts > 0 {
             size.push_str(&format!(" / {}", count(hosts as u64, "host")));
         }
-        // On a narrow terminal, what hides rows is more important than the job's size, and so is whether it is live.
+        // On a narrow terminal, what hides rows and whether the job is live are more important than the job's size.
         let hides = !state.filter.is_empty() || state.problems_only || state.follow;
         let fits = text_width(&job) + text_width(&size) <= left;
         line.push(plain(job));
@@ -131,8 +131,8 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// The time of what is shown: now, or when the records were taken, which has a date in a replay. If the records do not
-/// note it, the time of the newest operation.
+/// The time of what is shown: now, or during a pause the time of the snapshot. In a replay, the date and time at which
+/// the records were taken or, if they do not note it, of the newest operation.
 fn clock(state: &State) -> String {
     let now_ns = state.now.wall_ns;
     if state.options.still && state.snapshot().is_some() {

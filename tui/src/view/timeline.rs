@@ -9,7 +9,7 @@ use ratatui::style::{Modifier, Style};
 use rcomm_recorder::model::text::time_of_day;
 
 /// Width of the names of the lanes.
-const LABEL: u16 = 10;
+const LABEL_WIDTH: u16 = 10;
 /// Number of cells between two times on the axis.
 const TICK: usize = 16;
 
@@ -20,27 +20,32 @@ pub(super) fn draw(
     theme: &Theme,
     buffer: &mut Buffer,
 ) {
-    if area.height < 2 || area.width <= LABEL {
+    if area.height < 2 || area.width <= LABEL_WIDTH {
         return;
     }
     let height = usize::from(area.height) - 1;
     let first = first_shown(selected.unwrap_or(0), timeline.lanes.len(), height);
-    let width = usize::from(area.width - LABEL);
+    let width = usize::from(area.width - LABEL_WIDTH);
     for (y, position) in (area.y..area.bottom() - 1).zip(first..timeline.lanes.len()) {
         let lane = &timeline.lanes[position];
-        let label = usize::from(LABEL) - 1;
+        let label = usize::from(LABEL_WIDTH) - 1;
         buffer.set_stringn(area.x, y, &lane.label, label, theme.style(lane.tone));
-        for (x, cell) in (area.x + LABEL..).zip(cells(timeline, lane, width, theme)) {
+        for (x, cell) in (area.x + LABEL_WIDTH..).zip(cells(timeline, lane, width, theme)) {
             buffer.set_string(x, y, cell.glyph.to_string(), cell.style);
         }
         if selected == Some(position) {
-            buffer.set_style(Rect::new(area.x, y, LABEL, 1), theme.selected());
+            buffer.set_style(Rect::new(area.x, y, LABEL_WIDTH, 1), theme.selected());
         }
     }
     axis(timeline, area, width, theme, buffer);
     if let Some(x) = cursor(timeline, width) {
         let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
-        let column = Rect::new(area.x + LABEL + x, area.y, 1, lanes.min(area.height - 1));
+        let column = Rect::new(
+            area.x + LABEL_WIDTH + x,
+            area.y,
+            1,
+            lanes.min(area.height - 1),
+        );
         buffer.set_style(column, theme.selected());
     }
 }
@@ -63,8 +68,8 @@ struct Cell {
     style: Style,
 }
 
-/// Fewest columns of an operation in which its name is shown.
-const NAMED: usize = 8;
+/// Minimum number of columns of an operation that shows its name.
+const MIN_NAMED_WIDTH: usize = 8;
 
 /// Returns one character per column: within an operation, within a pending one, or neither. The name of a wide
 /// operation is written in inverse colors into its bar.
@@ -92,7 +97,7 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
         };
         let style = theme.style(tone);
         // One column of the bar is kept before the name, so that two bars side by side can be distinguished.
-        let is_named = bar.len() >= NAMED;
+        let is_named = bar.len() >= MIN_NAMED_WIDTH;
         let name = operation.label.chars().map(Some).filter(|_| is_named);
         let name = std::iter::once(None).chain(name);
         for (cell, letter) in bar.iter_mut().zip(name.chain(std::iter::repeat(None))) {
@@ -116,7 +121,7 @@ fn axis(timeline: &Timeline, area: Rect, width: usize, theme: &Theme, buffer: &m
         let ns = timeline.from_ns + (span as f64 * position as f64 / width as f64) as i64;
         let millis = ns.div_euclid(1_000_000).rem_euclid(1000);
         let text = format!("|{}.{millis:03}", time_of_day(ns));
-        let x = area.x + LABEL + u16::try_from(position).unwrap_or(0);
+        let x = area.x + LABEL_WIDTH + u16::try_from(position).unwrap_or(0);
         let room = (width - position).min(TICK - 1);
         buffer.set_stringn(x, y, text, room, theme.style(Tone::Dim));
     }

@@ -1,5 +1,5 @@
-//! Six recorded situations: the dumps come from the simulated job, the reports from files next to this one, so that a
-//! screen test fails only if the screens change, and not if the analysis words a sentence differently.
+//! Six recorded situations: the dumps come from the simulated job, the reports from `tests/fixtures`, so that a screen
+//! test fails only if the screens change, and not if the analysis words a sentence differently.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 

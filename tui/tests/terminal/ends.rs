@@ -44,7 +44,7 @@ fn a_job_that_ends_while_it_is_watched_is_over_and_its_rings_are_named() {
         let text = screen.contents();
         text.contains("OVER") && text.contains("all 4 ranks' processes are gone")
     });
-    // These were not closed in order, so they stay.
+    // The rings were not closed in order, so their files stay.
     session.wait_text("records: the job's rings are still in");
     session.wait_text("[x] exports the report");
     session.press("q");

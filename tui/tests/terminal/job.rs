@@ -17,8 +17,8 @@ const RANKS: u32 = 4;
 /// all ranks.
 const BEHAVIOR: &str = "RCOMM_TOP_TEST_CULPRIT";
 
-/// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, on request. In a job that `trains`,
-/// all ranks average gradients instead.
+/// Runs one rank of a loop of reductions; the culprit stops joining, or joins late, if [`BEHAVIOR`] says so. In a job
+/// that `trains`, all ranks average gradients instead.
 pub(crate) fn run_as_a_rank() {
     let config = Config::from_environment().expect("the environment is that of a rank");
     let world = World::init(config).expect("the world starts");
@@ -139,7 +139,7 @@ fn a_rank_whose_endpoint_does_not_answer_is_asked_for_its_dump_through_the_store
     let arguments = ["--store", &store, "--overdue", "500ms", "--allow-actions"];
     let mut session = Session::start(&arguments, job.folder());
     session.wait_text("rank 2 never issued all_reduce #6");
-    // Its process is alive, but its endpoint is unreachable.
+    // Rank 1 runs on, but its endpoint can no longer be reached.
     let sockets = list(&job.folder().join("rings")).into_iter();
     let mut sockets = sockets.flat_map(|job| list(&job));
     let socket = sockets.find(|path| path.ends_with("1.0.sock"));

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 #[test]
-fn the_late_rank_is_named_filtered_opened_and_the_terminal_restored() {
+fn the_rank_that_never_joined_is_named_and_opened_and_the_terminal_is_restored() {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let _rings = stuck_job(directory.path());
     let rings = directory.path().display().to_string();

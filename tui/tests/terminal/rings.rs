@@ -1,4 +1,4 @@
-//! Rings of a job without processes.
+//! Rings of a job whose ranks are all in the test process.
 
 use rcomm_recorder::model::{OpType, ProcessGroupInfo, Rank};
 use rcomm_recorder::record::{
@@ -8,12 +8,13 @@ use std::path::Path;
 use std::time::Duration;
 
 pub(crate) const WORLD: u32 = 4;
-pub(crate) const LATE: Rank = 2;
+/// The rank that never issues the last operation of [`stuck_job`].
+pub(crate) const MISSING: Rank = 2;
 
 /// Rings of a job whose rank 2 never issues all_reduce #41.
 pub(crate) fn stuck_job(directory: &Path) -> Vec<FlightRecorder> {
     (0..WORLD)
-        .map(|rank| ring(directory, rank, if rank == LATE { 40 } else { 41 }))
+        .map(|rank| ring(directory, rank, if rank == MISSING { 40 } else { 41 }))
         .collect()
 }
 

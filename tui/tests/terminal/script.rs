@@ -1,6 +1,6 @@
 //! Use in scripts: the result of one read is printed, and the exit code is the verdict.
 
-use crate::rings::{LATE, stuck_job};
+use crate::rings::{MISSING, stuck_job};
 use crate::session::{Session, run};
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn once_and_json_end_with_the_verdict() {
     assert_eq!(status, Some(1));
     let report: rcomm_analyzer::Report =
         serde_json::from_str(&out).expect("the output is a report");
-    assert_eq!(report.findings[0].culprit_ranks, [LATE]);
+    assert_eq!(report.findings[0].culprit_ranks, [MISSING]);
     let young = ["--ring-dir", &rings, "--overdue", "1h", "--once"];
     assert_eq!(run(&young, directory.path()).0, Some(0));
 }

@@ -251,7 +251,7 @@ impl Session {
         status.exit_code()
     }
 
-    /// Closes every file descriptor of the terminal's other end.
+    /// Closes every file descriptor of the terminal's end that is not the program's.
     pub(crate) fn vanish(&mut self) {
         self.keys = Box::new(std::io::sink());
         // The reader ends, and closes the last descriptor, at the next output that is not received: the clock is drawn

@@ -11,12 +11,12 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 /// Maximum number of ranks to compare.
-const RANKS: usize = 8;
+const MAX_RANKS: usize = 8;
 /// Number of newest operations of each rank that are searched for collectives.
-const LAST: usize = 40;
+const SEARCHED: usize = 40;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
-    let ranks: Vec<Rank> = model.marks.iter().copied().take(RANKS).collect();
+    let ranks: Vec<Rank> = model.marks.iter().copied().take(MAX_RANKS).collect();
     if ranks.len() < 2 {
         let hint = "mark at least two ranks with [m] on a row or a rank's own screen";
         return Page {
@@ -35,7 +35,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
             .entries
             .iter()
             .rev()
-            .take(LAST)
+            .take(SEARCHED)
             .filter(|e| !e.op.is_p2p())
         {
             let Some(group) = group_of(dump, entry) else {

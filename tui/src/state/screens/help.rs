@@ -1,4 +1,5 @@
-//! Help, from the same list as the dispatcher and the footer.
+//! Help: keys, filter terms, commands, words and marks. The keys are from the same list as those of the dispatcher and
+//! the footer.
 
 use crate::keys::{BINDINGS, Keymap, Section};
 use crate::page::theme::Tone;

@@ -36,7 +36,7 @@ fn state_name(state: InstanceState) -> &'static str {
     }
 }
 
-/// The table of the operations that pass `wanted`.
+/// The table of the operations that pass `wanted` and the filter.
 pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> bool) -> Table {
     let hangs = matches!(
         model.snapshot.report.verdict,

@@ -1,5 +1,5 @@
-//! Where a user goes on with a rank: a command to copy, facts on the rank's process, host and GPU, and the end of its
-//! log.
+//! Shows what helps to look further at a rank: a command to copy, facts on the rank's process, host and GPU, and the
+//! end of the rank's log.
 
 use super::ViewModel;
 use crate::page::theme::Tone;
@@ -65,11 +65,11 @@ pub(super) fn line(model: &ViewModel<'_>) -> Option<Line> {
     ])
 }
 
-/// Width of what stands before the text of a fact: its mark and its subject.
-const BEFORE: usize = 11;
+/// Width of the mark and the subject before the text of a fact.
+const PREFIX_WIDTH: usize = 11;
 
-/// The command for a rank, facts on its process, host and GPU, and the end of its log, in a pane of this width; `None` if
-/// nothing of this is known.
+/// The command for a rank, facts on the rank's process, host and GPU, and the end of its log, in a pane of this width;
+/// `None` if none of them is known.
 pub(super) fn pane(model: &ViewModel<'_>, rank: Rank, width: u16) -> Option<Pane> {
     let mut lines: Vec<Line> = Vec::new();
     let command = shown_command(model, rank);
@@ -87,7 +87,7 @@ pub(super) fn pane(model: &ViewModel<'_>, rank: Rank, width: u16) -> Option<Pane
             lines.push(vec![
                 styled(format!("{mark}{:<9}", fact.about), tone),
                 styled(
-                    whole_parts(&fact.text, usize::from(width).saturating_sub(BEFORE)),
+                    whole_parts(&fact.text, usize::from(width).saturating_sub(PREFIX_WIDTH)),
                     tone,
                 ),
             ]);

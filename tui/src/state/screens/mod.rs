@@ -38,13 +38,13 @@ use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Whether similar rows share a row.
+/// Whether similar groups, operations or ranks share a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fold {
-    /// Similar rows share a row.
+    /// Similar ones share a row.
     #[default]
     Alike,
-    /// Every row is shown.
+    /// Each has a row of its own.
     Nothing,
 }
 
@@ -66,7 +66,7 @@ pub struct ViewModel<'a> {
     pub later_ms: f64,
     /// When the records were taken, ns since the epoch; `None` if they do not note it.
     pub as_of_ns: Option<i64>,
-    /// Whether similar rows share a row.
+    /// Whether similar groups, operations or ranks share a row.
     pub fold: Fold,
     /// Metric of the heat map.
     pub metric: Metric,

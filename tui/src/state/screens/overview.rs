@@ -15,16 +15,16 @@ use rcomm_recorder::model::text::time_of_day;
 use serde::Deserialize;
 
 /// Minimum number of rows of a terminal for the additional panes.
-const ROOMY: u16 = 36;
+const ROOMY_ROWS: u16 = 36;
 
 /// Minimum number of columns of a terminal for two columns of panes.
-const WIDE: u16 = 160;
+const WIDE_COLUMNS: u16 = 160;
 
 /// Maximum number of ranks in the timeline of the first screen.
-const LANES: usize = 32;
+const MAX_LANES: usize = 32;
 
 /// Minimum number of rows of a terminal for the line with a command.
-const TALL: u16 = 24;
+const TALL_ROWS: u16 = 24;
 
 /// The key for details, shown after the causes.
 const HINT: &str = "  [w]";
@@ -52,15 +52,15 @@ pub enum OverviewPane {
 }
 
 impl OverviewPane {
-    /// The default panes on a terminal of this size; `blocked` says whether there are root causes. Below [`ROOMY`]
-    /// rows, only the most important ones; from [`ROOMY`] rows and [`WIDE`] columns on, also the timeline.
+    /// The default panes on a terminal of this size; `blocked` says whether there are root causes. Below [`ROOMY_ROWS`]
+    /// rows, only the most important ones; from [`ROOMY_ROWS`] rows and [`WIDE_COLUMNS`] columns on, also the timeline.
     fn default_panes((columns, rows): (u16, u16), blocked: bool) -> &'static [Self] {
         use OverviewPane::{Groups, InFlight, Look, Ranks, Timeline, Trends, Warnings, Why};
-        match (rows >= ROOMY, blocked) {
-            (true, true) if columns >= WIDE => &[
+        match (rows >= ROOMY_ROWS, blocked) {
+            (true, true) if columns >= WIDE_COLUMNS => &[
                 Warnings, Why, Look, Groups, InFlight, Trends, Timeline, Ranks,
             ],
-            (true, false) if columns >= WIDE => {
+            (true, false) if columns >= WIDE_COLUMNS => {
                 &[Warnings, Groups, Trends, InFlight, Timeline, Ranks]
             }
             (true, true) => &[Warnings, Why, Look, Groups, InFlight, Trends, Ranks],
@@ -101,7 +101,7 @@ impl OverviewPane {
             Self::Ranks => return strip_pane(model),
             Self::Trends => ("trends".into(), Body::Text(trends(model, 1))),
             Self::Why => ("why".into(), Body::Table(why::table_of_hang(model))),
-            Self::Timeline => ("timeline".into(), timeline::of_first(model, LANES)),
+            Self::Timeline => ("timeline".into(), timeline::of_first(model, MAX_LANES)),
             Self::Look => {
                 let root = model.index.roots.first();
                 let width = match has_two_columns(model) {
@@ -124,8 +124,8 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let blocked = !model.index.roots.is_empty();
     let panes = OverviewPane::shown(model.layout, model.size, blocked);
     let page = page_of(model, panes);
-    // Of a job that stands still, a low terminal shows what is in flight where that leaves every pane whole. While a job
-    // runs, its operations would come and go.
+    // If a rank is at fault, a low terminal also shows what is in flight, where that leaves every pane whole. Otherwise
+    // the job runs, and the rows of its operations would come and go.
     let (last, others) = match panes.split_last() {
         Some(parts) if blocked && model.layout.is_empty() && !is_roomy(model) => parts,
         _ => return page,
@@ -143,7 +143,7 @@ fn page_of(model: &ViewModel<'_>, panes: &[OverviewPane]) -> Page {
     let mut head = vec![headline(model)];
     head.extend(next_line(model));
     head.extend(remains_line(model));
-    if !panes.contains(&OverviewPane::Look) && model.size.1 >= TALL {
+    if !panes.contains(&OverviewPane::Look) && model.size.1 >= TALL_ROWS {
         head.extend(look_further::line(model));
     }
     if !panes.contains(&OverviewPane::Why) {
@@ -198,11 +198,12 @@ fn simulated_fault(model: &ViewModel<'_>) -> Option<Line> {
 
 /// Whether panes are drawn in two columns. A user's own order of panes is kept: one below the other.
 fn has_two_columns(model: &ViewModel<'_>) -> bool {
-    is_roomy(model) && model.size.0 >= WIDE && model.layout.is_empty()
+    is_roomy(model) && model.size.0 >= WIDE_COLUMNS && model.layout.is_empty()
 }
 
+/// Whether the terminal has enough rows for the additional panes.
 fn is_roomy(model: &ViewModel<'_>) -> bool {
-    model.size.1 >= ROOMY
+    model.size.1 >= ROOMY_ROWS
 }
 
 /// The name of a verdict in the view, and its tone.
@@ -220,7 +221,8 @@ pub(super) fn verdict(verdict: Verdict) -> (&'static str, Tone) {
     }
 }
 
-/// The finding that the first line shows. The end of a job is shown in place of warnings about its run.
+/// The finding that the first line shows; `None` if there is none. The end of a job is shown in place of warnings about
+/// its run.
 fn head_finding<'a>(model: &ViewModel<'a>) -> Option<&'a Finding> {
     let report = &model.snapshot.report;
     let shown = report.end.is_none() || report.lead().is_some();
@@ -228,6 +230,7 @@ fn head_finding<'a>(model: &ViewModel<'a>) -> Option<&'a Finding> {
     Some(&report.findings[at])
 }
 
+/// The first line: the verdict, then the sentence of the finding, of the job's end, or on what was read.
 fn headline(model: &ViewModel<'_>) -> Line {
     let report = &model.snapshot.report;
     let head = head_finding(model);
@@ -339,8 +342,8 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 /// Maximum number of rows of the chart of one trend.
 const MAX_CHART_ROWS: u16 = 3;
 
-/// On terminals of at least [`ROOMY`] rows, divides the rows that no pane needs evenly among the charts of the trends,
-/// up to [`MAX_CHART_ROWS`] each. The rest stays empty.
+/// On terminals of at least [`ROOMY_ROWS`] rows, divides the rows that no pane needs evenly among the charts of the
+/// trends, up to [`MAX_CHART_ROWS`] each. The rest stays empty.
 fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page) {
     let trends_at = panes.iter().position(|pane| *pane == OverviewPane::Trends);
     let Some(at) = trends_at.filter(|_| is_roomy(model)) else {

@@ -54,8 +54,8 @@ impl Metric {
         found.map_or("", |(_, name)| name)
     }
 
-    /// Lower limits of the shades 1 to 3: ms for lags and ages, a share from 0 to 1, or a count. The same as in the web
-    /// page's `assets/ranks.js`.
+    /// Lower limits of the shades 1 to 3: ms for lags and ages, a share from 0 to 1, or a count. They are the same in
+    /// the web page's `assets/ranks.js`. The state has no shades.
     fn steps(self) -> [f64; 3] {
         match self {
             Self::State => [0.0; 3],
@@ -83,6 +83,7 @@ impl Metric {
     }
 }
 
+/// The character and the tone of each shade, from low to high.
 const SHADES: [(char, Tone); 4] = [
     ('.', Tone::Good),
     ('o', Tone::Plain),
@@ -153,18 +154,18 @@ fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
             legend: legend(model),
         }
     } else {
-        // Without hosts, or with a single one, ranks are in reading order.
-        const WIDE: usize = 32;
+        // Without hosts, with a single one, or with one rank per host, ranks are in reading order.
+        const ROW_LENGTH: usize = 32;
         let all = model.snapshot.ranks.len();
-        let rows: Vec<usize> = (0..all).step_by(WIDE).collect();
+        let rows: Vec<usize> = (0..all).step_by(ROW_LENGTH).collect();
         let label = |&at: &usize| model.snapshot.ranks[at].rank.to_string();
         let row = |&from: &usize| -> Vec<Option<(Rank, Dot)>> {
-            (from..from + WIDE)
+            (from..from + ROW_LENGTH)
                 .map(|at| (at < all).then(|| dot(at)))
                 .collect()
         };
         Grid {
-            columns: (0..WIDE.min(all)).map(|n| format!("+{n}")).collect(),
+            columns: (0..ROW_LENGTH.min(all)).map(|n| format!("+{n}")).collect(),
             rows: rows.iter().map(label).collect(),
             dots: rows.iter().map(row).collect(),
             legend: legend(model),
@@ -172,6 +173,7 @@ fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
     }
 }
 
+/// The value of the metric for a rank; `None` if it is unknown, or the metric is the state.
 fn value(
     model: &ViewModel<'_>,
     rank: Rank,
@@ -191,6 +193,8 @@ fn value(
     }
 }
 
+/// The cell of the rank at this index; blank if it does not pass the filter, or has no problem while only problems are
+/// shown.
 fn dot(model: &ViewModel<'_>, at: usize, ages: &HashMap<Rank, f64>) -> Dot {
     let view = &model.snapshot.ranks[at];
     let state = model.index.states[at];

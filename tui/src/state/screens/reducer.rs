@@ -12,7 +12,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let reducers = model.snapshot.reducers();
     let rows = reducers.iter().filter(|view| passes(model, view));
     let mut head = vec![vec![plain(
-        "each rank's newest step, ms: step = forward + backward + exposed",
+        "each reducer's newest step on each rank, ms: step = forward + backward + exposed",
     )]];
     head.push(vec![plain(
         "exposed: the part of communication that the backward pass did not hide",

@@ -13,7 +13,7 @@ use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::time_of_day;
 
 /// Maximum number of rows: thousands of distinct frames are not readable as a list.
-const ROWS: usize = 4096;
+const MAX_ROWS: usize = 4096;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let recorded = Pane {
@@ -55,7 +55,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     }
 }
 
-/// The table of merged stacks, one row per frame; at most [`ROWS`].
+/// The table of merged stacks, one row per frame; at most [`MAX_ROWS`].
 fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
     let mut rows = Vec::new();
     // Depth first with an explicit stack: recorded call stacks may be deep.
@@ -72,7 +72,7 @@ fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
                     && model.passes_rank(rank, &subject)
             })
             .collect();
-        if ranks.is_empty() || rows.len() >= ROWS {
+        if ranks.is_empty() || rows.len() >= MAX_ROWS {
             continue;
         }
         rows.push(row(model, depth, node, ranks));

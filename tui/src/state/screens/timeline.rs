@@ -67,7 +67,7 @@ impl Scale {
 }
 
 /// Maximum number of lanes: rows of the timeline, one per rank.
-const LANES: usize = 256;
+const MAX_LANES: usize = 256;
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let ranks = &model.snapshot.ranks;
@@ -88,7 +88,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let mut head = vec![legend];
     let selected = shown.get(model.row).or(shown.first());
     head.extend(selected.map(|&at| readout(model, &ranks[at])));
-    let hidden = shown.len().saturating_sub(LANES);
+    let hidden = shown.len().saturating_sub(MAX_LANES);
     if hidden > 0 {
         head.push(vec![plain(format!(
             "{hidden} ranks not shown: filter, or mark the ranks to keep"
@@ -98,7 +98,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         head,
         panes: vec![Pane {
             title: "timeline".into(),
-            body: lanes(model, &shown, &kinds, LANES),
+            body: lanes(model, &shown, &kinds, MAX_LANES),
         }],
         right: vec![],
     }

@@ -135,6 +135,7 @@ fn requested_finding<'a>(model: &ViewModel<'a>, target: Option<&Target>) -> Opti
     (!finding.culprit_ranks.is_empty()).then_some(finding)
 }
 
+/// The culprits of the finding that the user asked about; without one, the root causes of the whole hang.
 fn roots(model: &ViewModel<'_>, target: Option<&Target>) -> Vec<Rank> {
     requested_finding(model, target).map_or_else(
         || model.index.roots.clone(),
@@ -156,6 +157,7 @@ fn row(mark: Mark, step: String, who: String, what: String, tone: Tone, target: 
     }
 }
 
+/// One row for each wait on the way from a rank to the cause of its wait.
 fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
     let path = causes::path(&model.snapshot.report, from);
     let step = |wait: &rcomm_analyzer::Wait| {

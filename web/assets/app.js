@@ -14,6 +14,7 @@ import { asText, clock, drawFindings, drawVerdict, remains, since } from "./verd
 
 /** @typedef {{status: object, report: object, focus: ?object}} Picture */
 
+/** The id of the upload whose report the page shows; null if it shows a job. @type {?string} */
 const upload = location.pathname.startsWith("/reports/") ? location.pathname.split("/")[2] : null;
 
 const state = {
@@ -29,7 +30,7 @@ const state = {
   /** @type {?number} when the newest snapshot arrived, ms */ received: null,
 };
 
-/** Whether a row matches the filter. A snapshot newer than the answer shows all rows until the next answer. */
+/** Whether a row matches the filter. While the newest answer is for another snapshot, every row counts as a match. */
 const passes = (section, index) => {
   const selected = state.selected;
   return !selected || selected.number !== state.shown?.status.number || selected[section].has(index);
@@ -38,7 +39,8 @@ const passes = (section, index) => {
 // Drawing ------------------------------------------------------------------------------------------
 
 let queued = false;
-/** @param {boolean} [asked] whether the user's input requires it; then sections under the pointer are drawn too */
+/** Draws the displayed snapshot at the next frame.
+ * @param {boolean} [asked] whether an input of the user requires it; then the section under the pointer is drawn too */
 function draw(asked = false) {
   forced ||= asked;
   if (queued) return;
@@ -126,7 +128,7 @@ async function copyVerdict() {
 
 // The displayed snapshot ---------------------------------------------------------------------------
 
-/** @param {Picture} picture */
+/** Takes the newest snapshot, and shows it unless the page is paused. @param {Picture} picture */
 function take(picture) {
   state.live = picture;
   state.received = performance.now();
@@ -134,7 +136,7 @@ function take(picture) {
   if (!state.paused) show(picture);
 }
 
-/** @param {Picture} picture */
+/** Shows a snapshot; of the live one, also the operations, the reducers and the open group. @param {Picture} picture */
 function show(picture) {
   state.shown = picture;
   draw();
@@ -172,7 +174,9 @@ function pause() {
 
 // Filter -------------------------------------------------------------------------------------------
 
+/** The number of the newest request; answers to older ones are ignored. */
 let selecting = 0;
+/** Requests which rows of the displayed snapshot match the filter, and draws the snapshot anew. */
 async function select() {
   const turn = (selecting += 1);
   const error = byId("filter-error");

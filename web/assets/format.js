@@ -131,8 +131,8 @@ export function address(path, query = {}) {
   return `/api/v1/${path}${parameters.length ? `?${new URLSearchParams(parameters)}` : ""}`;
 }
 
-/** Requests an API path from the server; returns the answer, parsed. Throws the server's error.
- * @param {string} path @param {object} [query] */
+/** Requests an API path from the server; returns the answer, parsed. Throws the server's error, and if there is no answer
+ * or it is not JSON. @param {string} path @param {object} [query] */
 export async function ask(path, query = {}) {
   const answer = await fetch(address(path, query));
   const body = await answer.json();

@@ -1,5 +1,5 @@
-// The wait-for graph: each column waits for the one to its left; root causes are leftmost. Ranks
-// that wait in the same operation share a box.
+// The wait-for graph: root causes are leftmost, and boxes wait for boxes to their left, except in a cycle. Ranks that
+// wait in the same operation share a box.
 
 import { byId, draw, make, rankSet, ranksInWords } from "./format.js";
 import { namer } from "./tables.js";

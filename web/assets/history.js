@@ -14,9 +14,12 @@ const AGES_WIDTH = 84;
 let points = [];
 /** @type {?uPlot} */
 let plot = null;
+/** Shows the snapshot with this number; for null, the live one. */
 let go = () => {};
+/** The number of the displayed snapshot; null for the newest one. @type {?number} */
 let shown = null;
 
+/** Makes the plot anew, in the colors of the theme. */
 function build() {
   plot?.destroy();
   const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line") }, font: "11px system-ui" };
@@ -57,7 +60,8 @@ function paint() {
   slider.setAttribute("aria-valuetext", point ? `${point.verdict}, ${new Date(point.at_ns / 1e6).toLocaleTimeString()}` : "no snapshot");
 }
 
-/** Loads the points that the server keeps. @param {(number: ?number) => void} goTo */
+/** Sets up the plot and the slider, and loads the points that the server keeps.
+ * @param {(number: ?number) => void} goTo shows the snapshot with this number; for null, the live one */
 export async function prepareHistory(goTo) {
   go = goTo;
   build();

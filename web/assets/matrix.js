@@ -9,7 +9,8 @@ const CELLS = {
 
 let drawn;
 
-/** Draws the matrix, unless it is the one on display. @param {?object} focus @param {(group: object) => string} name */
+/** Draws at most 64 rows of the matrix, unless it is the one on display.
+ * @param {?object} focus @param {(group: object) => string} name */
 export function drawMatrix(focus, name) {
   const form = JSON.stringify(focus);
   if (form === drawn) return;

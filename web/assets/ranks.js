@@ -6,7 +6,7 @@ const STATES = {
   root: ["!", "at fault"], unread: ["?", "no record"], silent: ["?", "silent"],
   waits: ["w", "waits"], failed: ["x", "failed"], late: ["~", "late"], busy: ["r", "pending"], ok: ["·", "ok"],
 };
-/** What a cell's shade can show. The steps are those of rcomm-top. */
+/** What a cell's shade can show. The lower limits of the shades (`steps`) are those of rcomm-top. */
 const METRICS = {
   lag: { valueOf: (r) => r.lag_p50_ms, steps: [0.2, 1, 4], format: (v) => age(v), title: "median lag" },
   share: { valueOf: (r) => r.lag_share, steps: [0.01, 0.03, 0.1], format: percent, title: "time lost to it" },
@@ -70,7 +70,8 @@ function arrange(ranks, choose) {
   byId("ranks").replaceChildren(...rows.map(({ row }) => row));
 }
 
-/** Puts hosts in trouble first and, of many ranks, hides the others behind one line. @param {boolean} many */
+/** Marks the hosts in trouble: of many ranks they come first, and the other hosts are hidden behind one line.
+ * @param {boolean} many */
 function fold(many) {
   let hosts = 0, ranks = 0;
   for (const { row, ranks: members } of rows) {

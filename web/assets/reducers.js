@@ -1,8 +1,8 @@
-// Reducers: the times of the newest step of each rank's data-parallel training.
+// Reducers: the times of the newest step of each reducer on each rank.
 
 import { ask, byId, fillTable, percent, size } from "./format.js";
 
-/** Maximum number of rows: the longest steps of a large job. */
+/** Maximum number of rows. Of more, those with the longest steps are shown. */
 const MAX_ROWS = 200;
 let asking = false;
 
@@ -16,7 +16,8 @@ function slowest({ buckets, bucket_count: count }) {
   return `${bucket.index + 1} of ${count}: ${size(bucket.bytes)} in ${millis(bucket.communication_ms)} ms`;
 }
 
-/** Requests the newest steps. @param {{upload: ?string, past: boolean}} query */
+/** Requests and draws the newest steps; hides the section for a past snapshot, of which no steps are kept.
+ * @param {{upload: ?string, past: boolean}} query */
 export async function refreshReducers({ upload, past }) {
   if (past) { byId("reducers-section").hidden = true; return; }
   if (asking) return;

@@ -94,7 +94,7 @@ export function paint() {
   if (lanes.length === 0) { if (drawn) context.fillText("No operations to draw.", 8, 12); return; }
   const span = view.to - view.from;
   const tick = [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9].map((p) => n * p)).sort((a, b) => a - b).find((n) => span / n < Math.max(2, width / 110)) ?? span;
-  // Ticks are at round ages, counted back from the newest operation.
+  // Ticks are at round ages, counted back from the end of the timeline.
   for (let us = drawn.length - Math.floor((drawn.length - view.from) / tick) * tick; us < view.to; us += tick) {
     const px = x(us, width);
     context.fillStyle = line;
@@ -120,7 +120,7 @@ export function paint() {
       const wide = Math.max(1, right - left);
       context.fillStyle = COLORS[kindOf(slice) % COLORS.length];
       if (slice.length == null) {
-        // A pending operation is an outline with a bar at its open end.
+        // An operation without a recorded end is translucent, with an outline.
         context.globalAlpha = 0.25;
         context.fillRect(left, y + 2, wide, laneHeight - 4);
         context.globalAlpha = 1;

@@ -3,7 +3,7 @@
 import { age, ask, byId, make } from "./format.js";
 import { namer } from "./tables.js";
 
-/** The finding that the verdict's sentence describes. @param {object} report */
+/** The finding whose sentence is the verdict's; undefined if there is none. @param {object} report */
 const headline = (report) => report.end && ["ended", "cancelled", "inconclusive"].includes(report.verdict)
   ? undefined : report.findings.find((finding) => finding.severity !== "note");
 
@@ -58,9 +58,10 @@ export function drawVerdict(report, laterMs) {
   if (news !== announced) { announced = news; byId("verdict-said").textContent = `${report.verdict}: ${sentence(report)}`; }
 }
 
+/** The time of day in UTC: `14:03:27`. @param {number} ns since the epoch */
 export const clock = (ns) => new Date(ns / 1e6).toISOString().slice(11, 19);
 
-/** For how long and since when ranks wait. The duration goes up to `laterMs` after the report, unless it has an end.
+/** For how long and since when ranks wait. The duration goes up to `laterMs` after the report, unless the wait is over.
  * @param {object} report @param {?number} laterMs */
 export function since(report, laterMs) {
   const began = headline(report)?.since;

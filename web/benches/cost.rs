@@ -1,4 +1,4 @@
-//! Costs of the view: a scrape of a large job, and the CPU time spent without viewers.
+//! Measures the costs of the view: the time of a scrape of a large job, and the CPU time spent without viewers.
 //!
 //! ```text
 //! cargo bench -p rcomm-web --bench cost
@@ -21,10 +21,10 @@ const WATCHED: Duration = Duration::from_secs(10);
 
 fn main() {
     scrape();
-    idle();
+    watch_rings();
 }
 
-/// Writing all metrics of 1,024 ranks.
+/// Prints how long it takes to write all metrics of 1,024 ranks.
 fn scrape() {
     let simulation = Simulation::new(Situation::StuckRank, 1024, 0);
     let ns = simulation.fault_ns() + 8_000_000_000;
@@ -67,9 +67,9 @@ fn ticks() -> u64 {
     next() + next()
 }
 
-/// CPU time of watching eight rings at the default pace: idle, and while each rank issues 100 operations a second
-/// (whose own cost is included).
-fn idle() {
+/// Prints the CPU time of watching eight rings at the default pace: while nothing happens, and while each rank issues
+/// 100 operations a second, whose own cost is included.
+fn watch_rings() {
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let recorders: Vec<FlightRecorder> = (0..RANKS)
         .map(|rank| {

@@ -125,7 +125,7 @@ fn url(text: &str) -> Result<String, String> {
         .or_else(|| text.strip_prefix("https://"));
     match host {
         Some(host) if !host.is_empty() => Ok(text.to_owned()),
-        _ => Err("not the URL of a rcomm-web instance: write http://n07:8765".to_owned()),
+        _ => Err("not the URL of an rcomm-web instance: write http://n07:8765".to_owned()),
     }
 }
 

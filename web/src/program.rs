@@ -170,7 +170,7 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
         };
         return Ok((vec![source], LiveOptions::default()));
     }
-    // They are read once, so a path that is missing now stays missing.
+    // Dumps are read once, so a path that is missing now stays missing.
     let is_pattern = |path: &Path| path.to_string_lossy().contains(['*', '?', '[']);
     let may_be_there = |path: &PathBuf| path.metadata().is_ok() || is_pattern(path);
     if let (Some(path), false) = (cli.paths.first(), cli.paths.iter().any(may_be_there))

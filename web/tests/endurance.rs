@@ -29,6 +29,8 @@ fn two_hundred_event_streams_are_served_in_bounded_memory() {
     serve_streams(8, Span::Snapshots(30));
 }
 
+/// As above, with more ranks and for a minute:
+///
 /// ```text
 /// cargo test --release -p rcomm-web --test endurance -- --ignored --nocapture
 /// ```

@@ -214,7 +214,8 @@ fn unfinished_requests_make_room_for_clients_and_admitted_clients_do_not() {
     }
 }
 
-/// Waits for the end of a program that is expected to end at once, and returns what it printed. Kills it if it does not.
+/// Waits for the end of a program that should end at once, and returns what it printed. A program that does not end is
+/// killed, and the test fails.
 fn output_of(command: &mut Command) -> Output {
     let program = command.stdin(Stdio::null()).stdout(Stdio::piped());
     let program = program.stderr(Stdio::piped()).spawn();

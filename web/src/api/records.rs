@@ -117,6 +117,8 @@ fn encode(
     body
 }
 
+/// The head of a dump and, as JSON, the dump without the entries that the collector has. The JSON is empty if the rank
+/// could not be read.
 fn head_and_body(
     view: &RankView,
     part: u8,

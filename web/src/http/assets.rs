@@ -47,6 +47,7 @@ pub(crate) fn description() -> Response {
     )
 }
 
+/// Returns a file of the page; refused if the page has none of this name.
 pub(crate) fn part(file: &str) -> Result<Response, Refusal> {
     let found = PARTS.iter().find(|(name, ..)| *name == file);
     let (_, content_type, text) =

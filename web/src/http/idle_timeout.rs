@@ -16,7 +16,7 @@ use tokio::time::{Sleep, sleep};
 pub(crate) struct IdleTimeout<S> {
     stream: S,
     limit: Duration,
-    /// Runs while a write is blocked.
+    /// Runs while a write, flush or shutdown is blocked.
     waiting: Option<Pin<Box<Sleep>>>,
     traffic: Arc<Traffic>,
 }
@@ -31,7 +31,7 @@ impl<S> IdleTimeout<S> {
         }
     }
 
-    /// Returns the result of a write, or an error if writes have been blocked for too long.
+    /// Returns the result of a write, flush or shutdown, or an error if they have been blocked for too long.
     fn check<T>(
         &mut self,
         cx: &mut Context<'_>,

@@ -18,8 +18,8 @@ pub(crate) const BOUNDS: [f64; 13] = [
 ];
 /// Maximum number of group descriptions with separate series; groups with further descriptions share [`OTHERS`].
 const MAX_DESCRIPTIONS: usize = 64;
-/// Maximum number of collectives of one group that are tracked until their last member completes them; the oldest is
-/// dropped without a measurement.
+/// Maximum number of collectives of one group that are tracked until their last member completes them. Beyond it, the
+/// one with the lowest sequence number is dropped without a measurement.
 const MAX_OPEN: usize = 1024;
 /// Description under which groups beyond [`MAX_DESCRIPTIONS`] are counted.
 const OTHERS: &str = "(others)";
@@ -158,6 +158,8 @@ impl Counters {
             .retain(|group, _| read.contains_key(&(group.name.as_str(), &*group.ranks)));
     }
 
+    /// Counts an operation that has ended on one rank; a block of operations is not counted. `read` has the number of
+    /// members of each group whose records are read.
     fn count_ended(&mut self, dump: &Dump, entry: &Entry, read: &HashMap<(&str, &[Rank]), usize>) {
         if entry.op == OpType::Coalesced {
             return;
@@ -249,7 +251,7 @@ impl Counters {
         };
         let series = self.series.entry(key.clone()).or_default();
         series.duration.observe(example(least));
-        // No other member waits for a single one, so it has no lag.
+        // If only one member is read, there is no other to compare it with.
         if wanted > 1 {
             series.lag.observe(example(most - least));
         }

@@ -12,7 +12,7 @@ pub(crate) enum Kind {
 pub(crate) struct Metric {
     /// Name in Prometheus; a counter's samples end with `_total`.
     pub(crate) name: &'static str,
-    /// Kind of its values.
+    /// Type in Prometheus.
     pub(crate) kind: Kind,
     /// Help text in Prometheus, description in OTLP.
     pub(crate) help: &'static str,

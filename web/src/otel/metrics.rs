@@ -70,6 +70,7 @@ pub(super) fn request(
     (ExportMetricsServiceRequest { resource_metrics }, count)
 }
 
+/// What the metrics of one request share.
 struct Context<'a> {
     job: &'a str,
     /// When the counters began, ns since the epoch.

@@ -121,7 +121,7 @@ impl<'a> Operation<'a> {
     }
 
     /// When the recorder noticed the end, wall clock, ns since the epoch; not before the issue. If no such time was
-    /// recorded: the issue plus the measured duration, 0 if there is none.
+    /// recorded: the time of the issue plus the measured duration, or the time of the issue if none was measured.
     pub(super) fn ended_ns(&self) -> i64 {
         let entry = self.entry;
         match entry.time_discovered_completed_ns {

@@ -61,6 +61,7 @@ impl Notes {
         get_otel_context(span, &self.dispatch.get()?.upgrade()?)
     }
 
+    /// Calls `change` with the visits of all threads, under the lock.
     fn with<T>(&self, change: impl FnOnce(&mut HashMap<u32, Vec<SpanVisit>>) -> T) -> T {
         change(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner))
     }

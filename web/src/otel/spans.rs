@@ -27,13 +27,13 @@ const MAX_SPANS: usize = 16 * 1024;
 const MAX_IN_REQUEST: usize = 2048;
 /// Maximum number of remarkable traces that are remembered for members that end later.
 const MAX_REMEMBERED: usize = 16 * 1024;
-/// An operation is slow if it takes more than this multiple of the usual time, and more than [`LEAST_SLOW_S`]
-/// seconds.
-const SLOW: f64 = 4.0;
-const LEAST_SLOW_S: f64 = 0.001;
+/// An operation is slow if it takes more than this multiple of the usual time, and more than [`MIN_SLOW_S`].
+const SLOW_FACTOR: f64 = 4.0;
+/// The shortest time in seconds that can be slow.
+const MIN_SLOW_S: f64 = 0.001;
 /// If the report has an overdue operation, every pending operation of at least this age is exported as stuck, and so
 /// are the overdue ones, which are younger where their own time-out is short.
-const STUCK: Duration = Duration::from_secs(5);
+const STUCK_AGE: Duration = Duration::from_secs(5);
 
 type TraceId = [u8; 16];
 
@@ -142,13 +142,14 @@ impl Spans {
             .usual
             .entry((desc, operation.entry.op.name()))
             .or_insert(wait);
-        let slow = wait > LEAST_SLOW_S && wait > SLOW * *usual;
+        let slow = wait > MIN_SLOW_S && wait > SLOW_FACTOR * *usual;
         // A moving average, so that a single slow operation changes the usual duration only a little. The 1e-6 lets a
         // usual duration of 0 grow.
         *usual += (wait.min(2.0 * *usual + 1e-6) - *usual) / 32.0;
         slow
     }
 
+    /// Makes a trace remarkable; forgets the oldest one if there are too many.
     fn remember(&mut self, trace: TraceId) {
         if self.remarkable.insert(trace) {
             self.order.push_back(trace);
@@ -161,10 +162,10 @@ impl Spans {
     }
 
     /// If the report has an overdue operation, adds the overdue operations and those that have been pending for
-    /// [`STUCK`] or longer, each once.
+    /// [`STUCK_AGE`] or longer, each once.
     fn add_stuck<'a>(&mut self, snapshot: &'a Snapshot, candidates: &mut Vec<Candidate<'a>>) {
         let now = snapshot.at.wall_ns;
-        let limit = i64::try_from(STUCK.as_nanos()).unwrap_or(i64::MAX);
+        let limit = i64::try_from(STUCK_AGE.as_nanos()).unwrap_or(i64::MAX);
         let overdue = snapshot
             .report
             .in_flight

@@ -159,7 +159,7 @@ impl Server {
     /// Serves until `stop` completes, then gives requests in progress one second to end.
     ///
     /// # Errors
-    /// If no private directory for uploads can be created.
+    /// If no private directory for uploads can be created or locked.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let Self {
             listener,

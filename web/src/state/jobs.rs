@@ -1,7 +1,8 @@
 //! The jobs with rings in one directory: their list, and the snapshots of those that clients look at.
 //!
-//! The server shows one job. Another job is watched from the first request for it until no client has requested it for
-//! a minute, or another job needs its place. The list is made on request. So jobs that no client looks at cost nothing.
+//! The server shows one job. Another job is watched from the first request for it on. Once no request uses it any more,
+//! it is dropped a minute after its last request, or earlier if another job needs its place. The list is made on
+//! request. So jobs that no client looks at cost nothing.
 
 use super::store::SnapshotStore;
 use rcomm_analyzer::print::human::one_line;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 pub(crate) const MAX_WATCHED: usize = 4;
 /// Time for which a list is served again before a new one is made.
 const FRESH: Duration = Duration::from_secs(3);
-/// A list or a watched job that no client has requested for this long is dropped.
+/// A list that no client has requested for this long is dropped, and so is a watched job that no request uses any more.
 const IDLE: Duration = Duration::from_secs(60);
 
 /// The jobs of a node, for [`Server::jobs`](crate::Server::jobs). Clones share the same state.
@@ -195,7 +196,8 @@ impl Jobs {
         Ok(job)
     }
 
-    /// Drops the list and the watched jobs that no client has requested for a minute.
+    /// Drops the list if it was made a minute ago or earlier, and the watched jobs that no client has requested for a minute and no
+    /// request uses any more.
     ///
     /// # Blocking
     ///

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 
 /// Maximum number of columns of the matrix in every snapshot.
-const COLUMNS: usize = 24;
+const MAX_COLUMNS: usize = 24;
 /// Sections that are compared row by row.
 const BY_ROW: [&str; 2] = ["groups", "ranks"];
 
@@ -115,7 +115,7 @@ fn focus_of(snapshot: &Snapshot) -> Option<Focus> {
     let group = accused.or_else(largest)?;
     Some(Focus {
         group: group.clone(),
-        matrix: matrix(snapshot.dumps(), group, COLUMNS, Rows::Folded),
+        matrix: matrix(snapshot.dumps(), group, MAX_COLUMNS, Rows::Folded),
     })
 }
 

@@ -14,7 +14,7 @@ pub fn ring(directory: &Path, job: &str, rank: u32) -> FlightRecorder {
     FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
 }
 
-/// Adds the group of both ranks, whose time-out is over at once.
+/// Adds the group of both ranks, with a time-out of 1 ms.
 pub fn add_group(ring: &FlightRecorder) -> GroupHandle {
     let info = ProcessGroupInfo {
         id: 0,

@@ -54,8 +54,8 @@ impl Metric {
         found.map_or("", |(_, name)| name)
     }
 
-    /// Lower limits of the shades 1 to 3: ms for lags and ages, a share from 0 to 1, or a count. They are the same in
-    /// the web page's `assets/ranks.js`. The state has no shades.
+    /// Lower limits of the shades 1 to 3: ms for lags and ages, a share from 0 to 1, or a count. The state has no
+    /// shades. The web page's `assets/ranks.js` has the same limits for the metrics that it shows.
     fn steps(self) -> [f64; 3] {
         match self {
             Self::State => [0.0; 3],

@@ -1,8 +1,8 @@
 //! Writes the two text formats of Prometheus, and negotiates between them.
 //!
 //! The formats differ in the name on a counter's HELP and TYPE lines (OpenMetrics leaves out `_total`), and in
-//! exemplars and the closing `# EOF`, which only OpenMetrics has. Source: the OpenMetrics 1.0 specification; "Exposition
-//! formats" in Prometheus' documentation; RFC 9110, section 12.5.1.
+//! exemplars and the closing `# EOF`, which only OpenMetrics has. Source: the OpenMetrics 1.0 specification;
+//! "Exposition formats" in Prometheus' documentation; RFC 9110, section 12.5.1.
 
 use super::list::{Kind, Metric};
 use std::fmt::Write as _;

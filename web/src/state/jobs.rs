@@ -196,8 +196,8 @@ impl Jobs {
         Ok(job)
     }
 
-    /// Drops the list if it was made a minute ago or earlier, and the watched jobs that no client has requested for a minute and no
-    /// request uses any more.
+    /// Drops the list if it was made a minute ago or earlier, and the watched jobs that no client has requested for a
+    /// minute and no request uses any more.
     ///
     /// # Blocking
     ///

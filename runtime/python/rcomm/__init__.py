@@ -1,9 +1,9 @@
 """rcomm: collective communication that shows which rank of a job hangs, since when, and who waits for it.
 
-``rcomm.init()`` joins a job and gives its groups, whose operations work on arrays of numpy and of every library
-with DLPack. ``torch.distributed.init_process_group("rcomm")`` needs no import. ``rcomm.torch.record()`` (or
+``rcomm.init()`` joins a job and returns a `World`, whose groups have operations for arrays of numpy and of every
+library with DLPack. ``torch.distributed.init_process_group("rcomm")`` needs no import. ``rcomm.torch.record()`` (or
 ``RCOMM_RECORD=1``) records what this process does in torch.distributed through other backends, and
-``rcomm.analyze(...)`` reads records and gives a `Report`. Importing this module loads nothing else.
+``rcomm.analyze(...)`` reads records and returns a `Report`. Importing this module loads none of its submodules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Where the public names are: a module is imported when one of its names is first used.
+# The submodules and their public names. A submodule is imported when one of its names is first used.
 _PLACES = {
     "._analysis": ("AnalysisError", "Finding", "Report", "analyze", "diff", "explain", "query"),
     "._errors": (

@@ -21,8 +21,8 @@ __all__ = ["AnalysisError", "Finding", "Report", "analyze", "diff", "explain", "
 
 
 class AnalysisError(RuntimeError):
-    """Nothing could be read, ``rcomm-fr`` or ``rcomm-top`` failed, or a report has no files. Where one of the programs
-    failed, the text is that program's."""
+    """No record could be read, ``rcomm-fr`` or ``rcomm-top`` failed or refused the call, or a report has no files. If
+    one of the programs failed, the text is what it wrote to standard error."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Finding:
     """One statement about the job."""
 
     code: str
-    """The code, such as ``E101``: `explain` describes it."""
+    """The code, such as ``E101``, which `explain` describes."""
     name: str
     """The name, such as ``not_joined``."""
     severity: str
     """``error``, ``warning`` or ``note``."""
     confidence: float
-    """From 0 to 1."""
+    """How certain the finding is, from 0 to 1."""
     sentence: str
     """What was found."""
     culprit_ranks: tuple[int, ...]
@@ -44,7 +44,7 @@ class Finding:
     victim_ranks: tuple[int, ...]
     """The ranks that wait because of the culprits."""
     next: str
-    """What to look at next."""
+    """What to look at next; empty if the report does not say."""
     raw: dict[str, Any] = field(repr=False, compare=False)
     """The finding as the report holds it (``rcomm.report/1``)."""
 
@@ -58,7 +58,8 @@ class Report:
     ``inconclusive``."""
     findings: tuple[Finding, ...]
     exit_code: int
-    """0 if nothing is wrong, 1 if there is an error, a warning or a crash, 2 if the verdict is inconclusive."""
+    """0 if nothing is wrong; 1 if a finding is an error or a warning, or the job crashed; else 2, if the verdict is
+    ``inconclusive``."""
     raw: dict[str, Any] = field(repr=False, compare=False)
     """The whole report (``rcomm.report/1``)."""
     _paths: tuple[str, ...] = field(default=(), repr=False, compare=False)
@@ -71,7 +72,7 @@ class Report:
 
     @property
     def culprit(self) -> Finding | None:
-        """The first finding that names a rank at fault."""
+        """The first finding that names a rank at fault; None if no finding does."""
         return next((finding for finding in self.findings if finding.culprit_ranks), None)
 
     def __str__(self) -> str:
@@ -80,7 +81,7 @@ class Report:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """The text for a running job, which has no files that ``rcomm-fr`` could read again."""
+        """The lines of the text for a running job, which has no files that ``rcomm-fr`` could read again."""
         word = self.verdict.upper()
         if not self.findings:
             end = self.raw.get("end") or {}
@@ -102,7 +103,8 @@ class Report:
     def html(self) -> str:
         """The report as one HTML page that needs no other files. Runs ``rcomm-fr`` and waits for it.
 
-        Raises AnalysisError for the report of `analyze(job=...)`, which has no files.
+        Raises AnalysisError for the report of `analyze(job=...)`, which has no files, and FileNotFoundError if
+        ``rcomm-fr`` is missing.
         """
         if not self._paths:
             raise AnalysisError("a look at a running job has no page: analyze its rings or dumps")
@@ -115,24 +117,26 @@ class Report:
     def entries(self) -> Table:
         """One row for each recorded operation: rank, group, operation, when and from which line it was issued, its end.
 
-        The four tables are read, by ``rcomm-fr``, when one of them is first asked for, and kept. Raises AnalysisError
-        for the report of `analyze(job=...)`, which has no files: analyze the job's rings.
+        ``rcomm-fr`` reads the four tables when one of them is first asked for; this report then keeps them.
+
+        Raises AnalysisError if the records can no longer be read, and for the report of `analyze(job=...)`, which has
+        no files: analyze the job's rings. Raises FileNotFoundError if ``rcomm-fr`` is missing.
         """
         return self._tables["entries"]
 
     @property
     def collectives(self) -> Table:
-        """One row for each collective, joined over the ranks that recorded it. Raises like `entries`."""
+        """One row for each collective, joined over the ranks that recorded it. Raises the errors of `entries`."""
         return self._tables["collectives"]
 
     @property
     def groups(self) -> Table:
-        """One row for each group. Raises like `entries`."""
+        """One row for each group. Raises the errors of `entries`."""
         return self._tables["groups"]
 
     @property
     def findings_table(self) -> Table:
-        """One row for each finding. Raises like `entries`."""
+        """One row for each finding. Raises the errors of `entries`."""
         return self._tables["findings"]
 
     @cached_property
@@ -156,15 +160,16 @@ def analyze(
     overdue: float | None = None,
     world_size: int | None = None,
 ) -> Report:
-    """The verdict over the records at these paths, or over a job that runs on this host.
+    """The report on the records at these paths, or on a job that runs on this host.
 
     A path is a file, a folder, an archive or a ring, as for ``rcomm-fr analyze``. ``live`` says that the job still
     runs: an operation that is pending for less than ``overdue`` seconds (default 5) is then no finding. ``overdue``
     implies ``live``. ``job`` names a job on this host instead, whose rings are below ``ring_dir`` if that is given.
-    Blocks while ``rcomm-fr`` or ``rcomm-top`` runs.
+    ``world_size`` is the number of the job's ranks, if the records do not show it. Blocks while ``rcomm-fr`` or
+    ``rcomm-top`` runs.
 
-    Raises AnalysisError if nothing can be read, ValueError for neither or both of paths and job, and FileNotFoundError
-    if the program is missing.
+    Raises AnalysisError if nothing can be read, ValueError if both paths and a job are given, or neither, and
+    FileNotFoundError if the program is missing.
     """
     if bool(paths) == (job is not None):
         raise ValueError("give either paths, or job=")
@@ -187,8 +192,8 @@ def analyze(
 def query(sql: str, *paths: str | os.PathLike[str]) -> list[dict[str, str]]:
     """The rows of an SQL query over the tables of the records at these paths, all values as text.
 
-    Raises AnalysisError if the records cannot be read, the program was built without tables, or it refuses the query;
-    FileNotFoundError if the program is missing.
+    Raises AnalysisError if the records cannot be read, or if ``rcomm-fr`` refuses the query or was built without
+    tables; FileNotFoundError if ``rcomm-fr`` is missing.
     """
     names = [os.fspath(path) for path in paths]
     done = _fr("query", sql, *names, "--format", "csv")
@@ -198,7 +203,7 @@ def query(sql: str, *paths: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> dict[str, Any]:
-    """What changed between two runs, or two moments of one (``rcomm.diff/1``).
+    """What changed between two runs, or between two moments of one run (``rcomm.diff/1``).
 
     Raises AnalysisError if one of the two cannot be read, and FileNotFoundError if ``rcomm-fr`` is missing.
     """
@@ -206,7 +211,7 @@ def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> dict[
 
 
 def explain(code: str) -> str:
-    """What a code means, where it usually comes from, and what to do.
+    """What a finding's code means, what usually causes the finding, and what to do.
 
     Raises AnalysisError for an unknown code, and FileNotFoundError if ``rcomm-fr`` is missing.
     """

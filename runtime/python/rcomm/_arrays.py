@@ -1,4 +1,4 @@
-"""Reads arrays that have no DLPack, and makes arrays for results. Imports numpy only to make one of numpy's."""
+"""Reads arrays that have no DLPack, and makes arrays for results. Imports numpy only to make a numpy array."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ._errors import InvalidArgument
 
-# DLPack's codes of the kinds of elements, by the letters of Python's module struct.
+# DLPack's type codes by the format letters of Python's module struct.
 _KINDS = {
     **dict.fromkeys("bhilqn", 0),
     **dict.fromkeys("BHILQN", 1),
@@ -18,10 +18,11 @@ _KINDS = {
 
 
 def view(array: Any, writable: bool) -> tuple[int, int, int, tuple[int, ...], Any]:
-    """The memory of an object with Python's buffer protocol.
+    """The memory of an object with Python's buffer protocol; that of a copy if the object may only be read.
 
-    Returns its address, DLPack's code of its elements and their number of bits, its shape, and the object that keeps
-    the memory. An object that may only be read is copied; if it is to be written, InvalidArgument is raised.
+    Returns the memory's address, DLPack's type code of its elements, their number of bits, the shape, and the object
+    that keeps the memory. Raises InvalidArgument if the object has no buffer protocol, is not in row-major order, or
+    has elements that rcomm cannot communicate; and if it is to be `writable` and may only be read.
     """
     kind = type(array).__qualname__
     try:
@@ -41,7 +42,10 @@ def view(array: Any, writable: bool) -> tuple[int, int, int, tuple[int, ...], An
 
 
 def empty(like: Any, shape: tuple[int, ...]) -> Any:
-    """A new array of this shape, with the element type of `like`: a tensor if `like` is one, else an array of numpy."""
+    """A new array of this shape with the element type of `like`: a tensor if `like` is one, else a numpy array.
+
+    Raises InvalidArgument if numpy is needed and missing.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(like, torch.Tensor):
         return torch.empty(shape, dtype=like.dtype)

@@ -4,16 +4,17 @@ import os
 
 
 def distributed_backend() -> None:
-    """Registers the backend "rcomm" (group ``torch.distributed.backends``): called when a program asks for it."""
+    """Registers the backend "rcomm". PyTorch calls this (group ``torch.distributed.backends``) when a program asks for
+    that backend."""
     from ._backend import register
 
     register()
 
 
 def torch_backend() -> None:
-    """Switches recording on where ``RCOMM_RECORD`` asks for it; else does nothing.
+    """Switches recording on if ``RCOMM_RECORD`` is set, to anything but 0.
 
-    `import torch` calls it (group ``torch.backends``): it must be fast, and must not fail.
+    `import torch` calls this function (group ``torch.backends``), so it must be fast, and must not raise.
     """
     if os.environ.get("RCOMM_RECORD", "") in ("", "0"):
         return

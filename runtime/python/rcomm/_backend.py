@@ -39,7 +39,7 @@ _MERGE_WITHIN = timedelta(minutes=30)
 # PyTorch's SHRINK_ABORT: pending operations are ended first.
 _SHRINK_ABORT = 1
 
-# Every operation by the name that it has in Rust, with all names that versions of PyTorch call it by.
+# Every operation by its name in `_native.Group`, with the other names by which versions of PyTorch call it.
 _OPERATIONS = {
     "allreduce": (),
     "allreduce_coalesced": (),
@@ -62,7 +62,7 @@ _OPERATIONS = {
     "recv_anysource": ("recvAnysource",),
     "barrier": (),
 }
-# The other methods, which return no Work, with all names that versions of PyTorch call them by.
+# The methods of `_native.Group` that return no Work, with the other names by which versions of PyTorch call them.
 _OTHERS = {
     "monitored_barrier": ("monitoredBarrier",),
     "_get_sequence_number_for_group": (),
@@ -113,7 +113,7 @@ class _Inner(c10d.Backend):
     """The backend that PyTorch's C++ calls."""
 
     supports_coalescing = False
-    # Set to true by `register` where PyTorch's own code lets a `Group` be the shrunk group.
+    # True, set by `register`, where PyTorch lets `_create_shrunk` choose the shrunk group.
     supports_shrinking = False
 
     @property
@@ -127,7 +127,7 @@ class _Inner(c10d.Backend):
         self._group = group
         # The `Group` of this backend, if PyTorch's own process group holds this backend and not the `Group`.
         self._outer: Group | None = None
-        # Makes the group of the ranks that remain.
+        # `Group._shrink` of this backend's group; None once that group was shut down.
         self._shrink: Callable[[list[int]], _Inner] | None = None
         _kept.add(self)
 
@@ -166,6 +166,8 @@ class _Inner(c10d.Backend):
 
 
 def _delegate(name: str) -> Any:
+    """A method of `_Inner` that starts this operation of `_native.Group` and wraps the Work for C++."""
+
     def operation(self: _Inner, *args: Any, **kwargs: Any) -> _Work:
         return _Work(getattr(self._group, name)(*args, **kwargs))
 
@@ -174,6 +176,8 @@ def _delegate(name: str) -> Any:
 
 
 def _pass_on(name: str) -> Any:
+    """A method of `_Inner` that calls this method of `_native.Group`."""
+
     def call(self: _Inner, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._group, name)(*args, **kwargs)
 
@@ -235,8 +239,8 @@ class Group(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> Group | None:
-        """A group of these ranks of this group; None if this rank is not among them. PyTorch calls this on all
-        members, each with the list that it is in."""
+        """A group of these ranks of this group; None if this rank is not among them. PyTorch calls this on every member
+        of this group; the members of one new group pass the same list."""
         if self.rank() not in ranks:
             return None
         members = [self._group.ranks[rank] for rank in ranks]
@@ -261,7 +265,8 @@ class Group(dist.ProcessGroup):
         open. Where the groups are of different jobs, the merged group is a job of its own in records.
 
         Blocks until `size` ranks have called this, for `timeout` at most, which is the time-out of the merged group,
-        too."""
+        too. Raises a DistError if not all of them have called by then, ValueError if more ranks call or one calls
+        twice, and RuntimeError once the process group was destroyed."""
         identity = _worlds.get(self._rcomm_world)
         if identity is None:
             raise RuntimeError("rcomm: the process group was destroyed")
@@ -299,7 +304,7 @@ class Group(dist.ProcessGroup):
 
     def _shrink(self, ranks: list[int]) -> _Inner:
         """Makes a group without these ranks of this one, and returns its backend. If this group owns the world, the new
-        group owns the world from now on. PyTorch destroys this group."""
+        group owns the world from now on. PyTorch then destroys this group."""
         lost = [self._group.ranks[rank] for rank in ranks]
         remaining = (self._rcomm_world if self._owns_world else self._group).shrink(lost)
         outer = Group(remaining, self.get_group_store(), self._rcomm_world, self._owns_world)
@@ -311,8 +316,8 @@ class Group(dist.ProcessGroup):
         self._group.abort()
 
     def shutdown(self) -> None:
-        """Waits for the operations under way, for a few seconds at most, and ends the group; if the group owns its
-        world, ends that."""
+        """Waits for the operations under way, for a few seconds at most, and ends the group; the whole world if this
+        group owns the world."""
         _kept.discard(self._inner)
         self._inner._shrink = None
         if self._owns_world:
@@ -322,19 +327,20 @@ class Group(dist.ProcessGroup):
             self._group.shutdown(_DESTROY_WITHIN)
 
 
-# Worlds that were not destroyed, each with a text that is the same on all its ranks and in no other world. New groups
-# are made in `_default`, the newest world of all ranks.
+# Worlds that were not destroyed, each with a text that is the same on all of the world's ranks and in no other world.
+# `_default` is the newest world of all the job's ranks; new groups are made in it.
 _worlds: dict[_native.World, str] = {}
 _default: _native.World | None = None
 
 
 def world() -> _native.World | None:
-    """The world of this process's default group, if its backend is "rcomm" and it was not destroyed."""
+    """The world of this process's default group; None if that group has another backend or was destroyed."""
     return _default if _default is not None and _default.is_open() else None
 
 
 def _create(opts: Any, options: Any) -> Group | _Inner:
-    """Makes a group: PyTorch calls this for each group with this backend."""
+    """Makes a group; where the group has several backends, and so PyTorch makes it, only a backend. PyTorch calls this
+    for each group with the backend "rcomm"."""
     global _default
     ranks = list(opts.global_ranks_in_group)
     if not ranks:
@@ -375,14 +381,15 @@ def _is_one_of_several(group: Any) -> bool:
     """Whether the group has another backend for some device, as in "cpu:rcomm,cuda:nccl"."""
     if group is None:
         return False
+    # A local of the function of PyTorch that called `_create`, which passes it to no backend.
     config = sys._getframe(2).f_locals.get("backend_config")
     devices = getattr(config, "device_backend_map", None) or {}
     return len(set(devices.values())) > 1
 
 
 def _join(opts: Any, suffix: str = "") -> _native.World:
-    """Makes a world with the other ranks, which this process finds through PyTorch's store. `suffix` distinguishes its
-    name from that of the launcher's job."""
+    """Makes a world with the other ranks, which this process finds through PyTorch's store. `suffix` is appended to the
+    job's name."""
     store, rank, size = opts.store, opts.group_rank, opts.group_size
     options = {
         "attempt": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
@@ -412,7 +419,8 @@ def _join(opts: Any, suffix: str = "") -> _native.World:
 def _store_address(
     store: dist.Store, timeout: timedelta
 ) -> tuple[dict[str, Any], _native.StoreServer | None]:
-    """The store by which the ranks find each other: PyTorch's own server, if there is one, else rank 0's."""
+    """The address of the store by which the ranks find each other, as arguments of `_native.World`: that of PyTorch's
+    TCPStore, if PyTorch has one; else that of a server which this rank starts, and which is returned as well."""
     prefix = f"rcomm-{secrets.token_hex(8)}"
     bottom = store
     while isinstance(bottom, dist.PrefixStore):
@@ -420,8 +428,8 @@ def _store_address(
     if isinstance(bottom, dist.TCPStore):
         address = {"host": bottom.host, "port": bottom.port, "prefix": prefix, "store_is_external": True}
         return address | {"store_at_rank_0": _serves_store(bottom.port)}, None
-    # Ranks that share a file may be on several hosts: MASTER_ADDR or RCOMM_SOCKET_IFNAME then says where this one is
-    # reached. On one host, 127.0.0.1 is enough.
+    # Ranks that share a file may be on several hosts: MASTER_ADDR or RCOMM_SOCKET_IFNAME then says where other ranks
+    # reach this one. On one host, 127.0.0.1 is enough.
     host = os.environ.get("MASTER_ADDR") or (
         socket.gethostname() if os.environ.get("RCOMM_SOCKET_IFNAME") else "127.0.0.1"
     )
@@ -455,7 +463,8 @@ def _open_files_of(process: int | str) -> set[str]:
 
 
 def _name_job(suffix: str) -> str:
-    """The job's name, with a suffix if one is given; a new one if no launcher has named the job."""
+    """The job's name, with a suffix if one is given; a new name if neither the program's environment nor a launcher
+    gives one."""
     name = _job()
     if name == "torch":
         name = f"torch-{os.getpid()}-{secrets.token_hex(4)}"
@@ -477,7 +486,8 @@ def register() -> None:
 
 
 def _end() -> None:
-    """Ends the worlds that the program did not destroy, when the interpreter ends."""
+    """Ends the worlds that the program did not destroy, when the interpreter ends: with an exception's text as the
+    reason if one has ended the program."""
     error = getattr(sys, "last_value", None)
     for made in list(_worlds):
         if error is None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._native import GroupHooks
 
-# Each operator by the number that PyTorch 2.15 gives its hooks for it (`c10d::HookOpName`), and its arguments by name:
-# input, output, and root or peer. Names have changed from version to version, so the first that exists counts.
+# Each operator's number in `c10d::HookOpName`, by which PyTorch 2.15 names it to hooks, and the names of its arguments:
+# input, output, and root or peer. An empty tuple says that it has none; of several names, the first that exists counts.
 _TENSORS = ("tensors",)
 _OPERATORS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "send": (0, _TENSORS, (), ("dst",)),
@@ -97,6 +97,7 @@ class Dispatch:
         self.library._destroy()
 
     def kernel(self, operator: Any, name: str) -> Callable[..., Any]:
+        """A kernel that records the calls of this operator in the groups attached, and calls the next kernel."""
         number, inputs, outputs, root = _OPERATORS[name]
         arguments = [argument.name for argument in operator._schema.arguments]
         group_index = arguments.index("process_group")
@@ -143,7 +144,7 @@ class Dispatch:
 
 
 def _flat(tensors: Any) -> list[Any]:
-    """The tensors of an argument, which is a tensor, a list, or a list of lists."""
+    """The tensors of an argument, which is a tensor, a list of tensors, or a list of such lists."""
     if not isinstance(tensors, (list, tuple)):
         return [tensors]
     if tensors and isinstance(tensors[0], (list, tuple)):

@@ -12,18 +12,19 @@ __all__ = ["Aborted", "Closed", "Error", "InvalidArgument", "Mismatch", "PeerLos
 
 
 class Error(RuntimeError):
-    """The base of all errors. Errors of no subclass are those of the store, the network, and the like: see `kind`."""
+    """The base of all errors. An error of this class itself is of a kind without a subclass, such as one of the store
+    or the network: see `kind`."""
 
     kind: str = "Error"
     """The error's kind, by its name in Rust: ``Timeout``, ``Store``, ``Io`` and so on."""
     ranks: list[int] = []  # noqa: RUF012, set in instances
     """The ranks that the error is about, by their numbers in the world."""
     op: str | None = None
-    """The operation that failed."""
+    """The operation that failed; None if the error is about no operation."""
     seq: int | None = None
-    """The operation's sequence number in the group."""
+    """The operation's sequence number in the group, if known."""
     group: str | None = None
-    """The name of the operation's group."""
+    """The name of the operation's group, if known."""
     _records: str | os.PathLike[str] | None = None
 
     @property
@@ -71,7 +72,7 @@ class Aborted(Error):
 
 
 class Closed(Error):
-    """A world or group was used after its end, or in a forked child."""
+    """A world or group was used after it had ended, or a world, group or operation in a forked child."""
 
 
 class InvalidArgument(Error, ValueError):

@@ -1,9 +1,9 @@
 // Hooks of c10d's process groups that run without Python's interpreter lock.
 //
-// Compiled by `python -m rcomm build-hooks` for the installed PyTorch: the hooks of PyTorch 2.15
-// (torch/csrc/distributed/c10d/Hooks.hpp) are in no stable interface, and so are the operators `c10d::*`, whose
-// kernels take the place of hooks in versions before (RCOMM_HOOKS is 0). What is recorded is decided in
-// `rcomm._native`, whose functions of src/native.rs are found by name when this library is loaded.
+// Compiled by `python -m rcomm build-hooks` for the installed PyTorch, since no stable interface of PyTorch has the
+// hooks of 2.15 (torch/csrc/distributed/c10d/Hooks.hpp), nor the operators `c10d::*`, whose kernels take the place of
+// hooks in earlier versions (RCOMM_HOOKS is 0). `rcomm._native` decides what is recorded; its functions, those of
+// src/native.rs, are found by name when `rcomm::open` is called.
 
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -69,13 +69,14 @@ struct Recorder {
   void (*ended)(const void* group, Operation, uint32_t ending) = nullptr;
 };
 
-// Set once, before the first hook is registered.
+// Set by `load`, before the first hook is registered.
 Recorder recorder;
 
-// A child made by fork has none of the threads, and may hold a copy of a lock that one of them held.
+// Whether this process is a forked child, where no hook may act: it has none of the threads, and may hold a copy of a
+// lock that one of them held.
 std::atomic<bool> forked{false};
 
-// Operations under way, until they are seen to end: by the hooks of later operations, and by a thread.
+// Operations under way, until a hook of a later operation, a wait, or the thread of this class sees that they ended.
 class Watch {
  public:
   void push(const void* group, Operation operation, WorkPtr work) {
@@ -97,8 +98,8 @@ class Watch {
     }
   }
 
-  // Polls the oldest `most` operations, and records those that ended. A Work is queried, and dropped, outside of the
-  // lock: it may be the last owner of tensors.
+  // Polls the oldest `most` operations, and records those that ended. Of deferred ones, removes those that need not be
+  // watched any more. A Work is queried, and dropped, outside of the lock: it may be the last owner of tensors.
   void sweep(size_t most) {
     std::vector<Watched> oldest;
     {
@@ -142,7 +143,7 @@ class Watch {
     return watched_.size();
   }
 
-  // Ends the thread. Operations under way are no longer polled.
+  // Ends the thread, for good: from now on only hooks poll.
   void stop() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -163,10 +164,11 @@ class Watch {
 
   // The most operations that are watched; if there are more, the oldest is no longer watched.
   static constexpr size_t kMostWatched = 8192;
-  // How often the thread polls while operations are issued, and while none are.
-  static constexpr std::chrono::milliseconds kBusy{2};
-  static constexpr std::chrono::milliseconds kIdle{50};
+  // The time between two polls of the thread while operations are issued, and while none are.
+  static constexpr std::chrono::milliseconds kBusyInterval{2};
+  static constexpr std::chrono::milliseconds kIdleInterval{50};
 
+  // How an operation ended, by its Work; nothing if it has not.
   static std::optional<Ending> end_of(c10d::Work& work) {
     try {
       if (!work.isCompleted()) {
@@ -196,7 +198,7 @@ class Watch {
     std::unique_lock<std::mutex> lock(mutex_);
     while (!stop_) {
       const bool is_busy = recent_.exchange(false, std::memory_order_relaxed);
-      wake_.wait_for(lock, is_busy ? kBusy : kIdle, [this] { return stop_; });
+      wake_.wait_for(lock, is_busy ? kBusyInterval : kIdleInterval, [this] { return stop_; });
       if (stop_ || watched_.empty()) {
         continue;
       }
@@ -221,9 +223,10 @@ Watch& watch() {
   return *instance;
 }
 
-// How many operations under way a hook polls.
+// How many operations a hook polls: the oldest ones.
 constexpr size_t kPolledByHook = 4;
 
+// Describes the tensors to the recorder; undefined ones are left out.
 void views(const std::vector<at::Tensor>& tensors, std::vector<TensorView>& into) {
   into.clear();
   for (const at::Tensor& tensor : tensors) {
@@ -235,11 +238,12 @@ void views(const std::vector<at::Tensor>& tensors, std::vector<TensorView>& into
   }
 }
 
+// Whether the first tensor is in the host's memory.
 bool on_host(const std::vector<at::Tensor>& tensors) {
   return !tensors.empty() && tensors.front().defined() && tensors.front().is_cpu();
 }
 
-// Runs a part of a hook; no error reaches the job.
+// Runs a part of a hook; does nothing in a forked child. No error reaches the job.
 template <typename Act>
 void quietly(Act act) noexcept {
   if (forked.load(std::memory_order_relaxed)) {
@@ -283,7 +287,7 @@ void find(void* library, const char* name, Function& function) {
   TORCH_CHECK(function != nullptr, "the module rcomm._native lacks ", name);
 }
 
-// Finds the recorder in the module at `path`, which is loaded. Raises if the module is of another version of rcomm.
+// Finds the recorder in the module at `path`. Raises if the module is not loaded or is of another version of rcomm.
 void load(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
   TORCH_CHECK(library != nullptr, "the module ", path, " is not loaded");
@@ -304,6 +308,7 @@ using GroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 #if RCOMM_HOOKS
 
+// Records this group from now on. `address` is what `GroupHooks.address()` gave for it.
 void attach(const GroupPtr& pg, int64_t hook_id, int64_t address) {
   const void* group = reinterpret_cast<const void*>(static_cast<uintptr_t>(address));
   pg->registerPreHook(hook_id, [group](const c10d::PreHookArgs& args) {
@@ -320,8 +325,8 @@ void attach(const GroupPtr& pg, int64_t hook_id, int64_t address) {
 
 #else
 
-// The groups that are recorded. Another group may be made at the address of one that ended: a weak reference tells them
-// apart.
+// The recorder's groups by PyTorch's. Another group may be made at the address of one that ended: a weak reference
+// tells the two apart.
 class Groups {
  public:
   void add(const GroupPtr& pg, const void* group) {
@@ -349,11 +354,13 @@ Groups& groups() {
   return *instance;
 }
 
+// Records this group from now on. `address` is what `GroupHooks.address()` gave for it.
 void attach(const GroupPtr& pg, int64_t, int64_t address) {
   groups().add(pg, reinterpret_cast<const void*>(static_cast<uintptr_t>(address)));
 }
 
-// An operator: its number in `c10d::HookOpName` of 2.15, and the names of its arguments, as in _dispatch.py.
+// An operator: its number in `c10d::HookOpName` of 2.15, and the names of its arguments, as in _dispatch.py; empty for
+// an argument that it does not have.
 struct Operator {
   const char* name;
   uint32_t number;
@@ -395,6 +402,7 @@ struct Places {
   int64_t root = -1;
 };
 
+// The places of an operator's arguments; `group` is -1 if the operator is not among those above.
 Places places(const c10::FunctionSchema& schema) {
   const std::string& full = schema.name();
   const std::string name = full.substr(full.rfind(':') + 1);

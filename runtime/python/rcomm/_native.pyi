@@ -222,9 +222,9 @@ class ArrayGroup:
     """An ordered set of ranks that call operations together (`rcomm.Group`).
 
     Arrays are in the host's memory, in row-major order; operations work in their memory. With ``wait=False`` an
-    operation returns a `Work` at once: until that has ended, arrays must not be changed, nor results read.
-    ``timeout`` is in seconds; without it the group's own time-out counts. `rows` lists how many rows the part of each
-    rank has (the extent of its first dimension), where the parts differ.
+    operation returns a `Work` at once: until the operation has ended, arrays must not be changed, nor results read.
+    ``timeout`` is in seconds; without it the group's own time-out counts. Where the parts of the ranks differ, `rows`
+    lists how many rows (the extent of the first dimension) each part has.
     """
 
     @property
@@ -259,7 +259,7 @@ class ArrayGroup:
         timeout: _Timeout = None,
         wait: bool = True,
     ) -> Any:
-        """The root's `x` (or `out`) ends as the reduction of all arrays. Returns it on the root, None elsewhere."""
+        """The root's `x` (or `out`) ends as the reduction of all arrays, and is returned; other ranks get None."""
 
     def broadcast(self, x: Any, root: int = 0, *, timeout: _Timeout = None, wait: bool = True) -> Any:
         """Every rank's `x` ends as a copy of the root's `x`."""
@@ -273,7 +273,7 @@ class ArrayGroup:
         timeout: _Timeout = None,
         wait: bool = True,
     ) -> Any:
-        """The arrays of all ranks, one after the other: of shape ``(size, *x.shape)``; with `rows` joined by rows."""
+        """The arrays of all ranks in one, of shape ``(size, *x.shape)``; with `rows`, joined by rows."""
 
     def gather(
         self,
@@ -297,7 +297,8 @@ class ArrayGroup:
         timeout: _Timeout = None,
         wait: bool = True,
     ) -> Any:
-        """This rank's part of the root's array, in `out`, which only the root may leave out."""
+        """This rank's part of the root's array, in `out`, which only the root may leave out. All ranks give `rows`, or
+        none does."""
 
     def reduce_scatter(
         self,
@@ -323,7 +324,8 @@ class ArrayGroup:
     ) -> Any:
         """Part r of `x` goes to rank r, and the parts for this rank are returned, by rank.
 
-        With `rows` but without `rows_out` the ranks first tell each other how many rows they send; this blocks.
+        `rows` are those of the parts of `x`, `rows_out` those of the parts that are returned. Without `rows_out` the
+        ranks first tell each other how many rows they send, which blocks even with ``wait=False``.
         """
 
     def barrier(self, *, timeout: _Timeout = None, wait: bool = True) -> Any: ...
@@ -370,8 +372,8 @@ class ArrayGroup:
         """A group without these ranks of the world. All remaining members call this with the same list."""
 
     def find_absent(self, within: float = 5.0) -> list[int]:
-        """The members that do not call this within so many seconds, by their numbers in the world; the same list on all
-        members that do."""
+        """The members that do not call this function within so many seconds, by their numbers in the world; the same
+        list on all members that call it."""
 
     def abort(self, reason: str) -> None:
         """Makes pending operations fail soon, and later ones at once, on all members."""
@@ -383,27 +385,35 @@ class ArrayWork:
     """An operation in progress (`rcomm.Work`); in a coroutine, ``await work``."""
 
     def wait(self, timeout: _Timeout = None) -> Any:
-        """Waits for the end, at most `timeout` seconds if that is given, and returns what the blocking call returns.
+        """Waits for the operation's end, at most `timeout` seconds if that is given, and returns what the blocking call
+        returns.
 
         Raises the operation's error; or `rcomm.Timeout` once `timeout` has passed, and the operation continues.
         """
 
-    def done(self) -> bool: ...
-    def exception(self) -> BaseException | None: ...
-    def add_done_callback(self, callback: Any) -> None: ...
+    def done(self) -> bool:
+        """Whether the operation has ended, with or without an error."""
+
+    def exception(self) -> BaseException | None:
+        """The exception that `wait` raises; None if there is none so far."""
+
+    def add_done_callback(self, callback: Any) -> None:
+        """Calls `callback` with this Work, on another thread, when the operation has ended; soon, if it already has."""
+
     def __await__(self) -> Generator[Any, None, Any]: ...
     @property
     def op(self) -> str: ...
     @property
     def seq(self) -> int: ...
     @property
-    def duration(self) -> float | None: ...
+    def duration(self) -> float | None:
+        """How many seconds the operation ran; None before its end, after an error, or if that was not measured."""
 
 class Table:
     """One table of a report (`rcomm.Table`), in Arrow's layout.
 
-    Libraries with Arrow's PyCapsule interface take it as it is, without a copy: ``polars.DataFrame(table)``,
-    ``pyarrow.table(table)``, ``pandas.DataFrame.from_arrow(table)``. What they make of it may outlive the table.
+    Libraries with Arrow's PyCapsule interface take a table without a copy: ``polars.DataFrame(table)``,
+    ``pyarrow.table(table)``, ``pandas.DataFrame.from_arrow(table)``. What they make of the table may outlive it.
     """
 
     @property

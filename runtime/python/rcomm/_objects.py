@@ -1,4 +1,4 @@
-"""Values other than arrays, as JSON; by pickle only where both sides ask for it."""
+"""Values other than arrays, as JSON; as pickles in JSON only where both sides ask for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _PICKLED = "rcomm.pickle"
 
 
 def encode(value: Any, by_pickle: bool) -> str:
-    """The value as JSON."""
+    """The value as JSON, or with `by_pickle` its pickle in a JSON object. Raises InvalidArgument for a value that JSON
+    cannot hold, or that would be taken for a pickle."""
     if by_pickle:
         return json.dumps({_PICKLED: base64.b64encode(pickle.dumps(value)).decode("ascii")})
     if isinstance(value, dict) and set(value) == {_PICKLED}:
@@ -27,7 +28,8 @@ def encode(value: Any, by_pickle: bool) -> str:
 
 
 def decode(text: str, by_pickle: bool) -> Any:
-    """The value that another rank has sent. A pickle, which can run any code, is refused if none was asked for."""
+    """The value that another rank has sent. Raises InvalidArgument for a pickle, which can run any code, unless
+    `by_pickle` is true."""
     value = json.loads(text)
     if not (isinstance(value, dict) and set(value) == {_PICKLED}):
         return value

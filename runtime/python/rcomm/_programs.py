@@ -11,8 +11,9 @@ from typing import NoReturn
 def find(name: str) -> str:
     """The file of a program: the one in this package, else the one in PATH.
 
-    It must be started with ``name`` as its zeroth argument (``executable`` of ``subprocess``): one file has all
-    programs of the package, and runs the one by whose name it is started. Raises FileNotFoundError if there is none.
+    The file must be started with ``name`` as its zeroth argument (``executable`` of ``subprocess``): one file has all
+    programs of the package, and runs the one by whose name it is started. Raises FileNotFoundError if the program is in
+    neither place.
     """
     packaged = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "rcomm")
     if os.access(packaged, os.X_OK):
@@ -38,6 +39,7 @@ def _is_script(path: str) -> bool:
 
 
 def _become(name: str) -> NoReturn:
+    """Replaces this process by the program, with the same arguments; exits with 2 if the program is missing."""
     try:
         program = find(name)
     except FileNotFoundError as error:

@@ -12,8 +12,9 @@ import pytest
 def rcomm_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Records the ranks that the test starts as processes, and fails the test if something was wrong with them.
 
-    Yields the folder of their rings. Ranks that exit with code 0 leave none. If rings are left, their report must find
-    nothing wrong: the test fails as well if the records do not show how the processes ended, as after a SIGKILL.
+    Yields the folder of their rings. A job whose ranks all exit with code 0 leaves no rings. If rings are left, their
+    report must find nothing wrong. The test fails as well if the rings do not show how the processes ended, as after a
+    SIGKILL.
     """
     rings = tmp_path / "rings"
     monkeypatch.setenv("RCOMM_RECORD", "1")

@@ -10,7 +10,8 @@ import torch
 def all_reduce(group: Any, tensor: torch.Tensor, op: str) -> Any:
     """Sums a sparse COO tensor in place. Blocks, even if the call is asynchronous; returns a Work that has ended.
 
-    Raises ValueError for another layout, for another reduction than the sum, and if the ranks' shapes differ.
+    Raises ValueError for another layout, for another reduction than the sum, and if the ranks' tensors differ in shape
+    or in the number of sparse dimensions.
     """
     if tensor.layout != torch.sparse_coo:
         raise ValueError(f"rcomm sums sparse tensors of layout torch.sparse_coo, not {tensor.layout}")
@@ -29,8 +30,8 @@ def all_reduce(group: Any, tensor: torch.Tensor, op: str) -> Any:
     for rank, other in enumerate(all_described):
         if other[1:].tolist() != described[1:].tolist():
             raise ValueError(
-                f"rcomm: rank {rank} of the group sums a sparse tensor of {other[3:].tolist()}, this rank "
-                f"one of {extents}"
+                f"rcomm: rank {rank} of the group sums a sparse tensor of shape {other[3:].tolist()} with "
+                f"{int(other[1])} sparse dimensions, this rank one of shape {extents} with {tensor.sparse_dim()}"
             )
     counts = [int(other[0]) for other in all_described]
     all_indices = [torch.empty((count, tensor.sparse_dim()), dtype=torch.int64) for count in counts]

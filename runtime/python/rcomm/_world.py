@@ -40,8 +40,9 @@ def premul_sum(factor: float) -> PremulSum:
 
 
 class World:
-    """One process's place in a job. As a context manager it shuts down at the end of the block. If the block raises, it
-    ends at once, and the other ranks' errors give this rank's exception as the reason."""
+    """One process's place in a job. As a context manager, the world is shut down at the end of the block. If the block
+    raises, other than to exit with 0, the world is abandoned: the other ranks' errors give this rank's exception as the
+    reason."""
 
     def __init__(self, native: _native.ArrayWorld) -> None:
         self._native = native
@@ -89,23 +90,23 @@ class World:
         return self._native.new_group(list(ranks), name=name, timeout=timeout)
 
     def shrink(self, without: list[int]) -> World:
-        """Goes on without these ranks, after they were lost: `group` is then the group of the others, and groups with
-        a lost member are aborted. All remaining ranks call this with the same list; blocks until they have, for the
-        world's time-out at most. Ranks keep their numbers in the world. Returns this world."""
+        """Goes on without these ranks, after they were lost: `group` is then the group of the remaining ranks, and
+        groups with a lost member are aborted. All remaining ranks call this with the same list. Blocks until they have,
+        for the world's time-out at most. Ranks keep their numbers in the world. Returns this world."""
         self._native.shrink(list(without))
         return self
 
     def grow(self, lost: list[int], size: int) -> World:
         """Makes this world anew with `size` ranks: the remaining processes keep their ranks, and processes that join
-        (``rcomm.init(join=True)``, or ``RCOMM_JOIN=1``) take the other ranks below `size`. All remaining ranks call this
-        with the same ranks in `lost`, which were not excluded by `shrink` before, and the same size; blocks until all
-        `size` ranks have come, for the `init_timeout` of `init` at most. `group` is then the group of all ranks; all
-        other groups have ended, and `path` and `dump_dir` are others. The processes that joined know nothing of the
-        program's state. Returns this world.
+        (``rcomm.init(join=True)``, or ``RCOMM_JOIN=1``) take the other ranks below `size`. All remaining ranks call
+        this with the same size and the same ranks in `lost`, which are those not excluded by `shrink` before. Blocks
+        until all `size` ranks have come, for the `init_timeout` of `init` at most. `group` is then the group of all
+        ranks; all other groups have ended, and `path` and `dump_dir` have changed. The processes that joined know
+        nothing of the program's state. Returns this world.
 
-        Raises `rcomm.InvalidArgument` and `rcomm.Mismatch` where the arguments cannot be or ranks differ, and an
-        `rcomm.Error` that names the ranks that did not come: the world is then as it was, and may try again, or
-        shrink."""
+        Raises `rcomm.InvalidArgument` for arguments that are wrong, `rcomm.Mismatch` if the ranks' arguments differ,
+        and an `rcomm.Error` that names the ranks that did not come. The world is then as it was, and the remaining
+        ranks may call `grow` again, or `shrink`."""
         self._native.grow(list(lost), size)
         if _phase:
             self._native.phase(_phase)
@@ -120,12 +121,12 @@ class World:
         return step(number)
 
     def dump(self) -> str:
-        """Writes this rank's dump and returns its path."""
+        """Writes this rank's dump and returns the dump's path."""
         return self._native.dump()
 
     def shutdown(self, *, timeout: float | timedelta | None = None) -> None:
-        """Waits for pending operations, then for the other ranks, each for `timeout` at most (the world's time-out, if
-        not given), and ends the world. All ranks call this. A second call does nothing."""
+        """Waits for pending operations, then for the other ranks, each time for `timeout` at most (if not given, the
+        world's time-out), and ends the world. All ranks call this. A second call does nothing."""
         _forget(self)
         self._native.shutdown(timeout=timeout)
 
@@ -167,9 +168,10 @@ def init(
 
     In records the job has the name `job`, else that in ``RCOMM_JOB``, else the launcher's. `timeout` is the time-out of
     operations, in seconds; all other options are those of the environment (``RCOMM_*``). Blocks until all ranks have
-    joined, for `init_timeout` at most. With `join` this process takes a place in a job that runs already, once its ranks
-    ask for it with `World.grow`; the launcher's environment or the arguments then say which rank. Raises `rcomm.Error` and its subclasses; `rcomm.InvalidArgument` also where this
-    process already has an open world.
+    joined, for `init_timeout` at most. With `join` this process takes a place in a job that runs already, once the
+    job's ranks call `World.grow`; the launcher's environment or the arguments then say which rank this process becomes.
+
+    Raises `rcomm.Error` and its subclasses; `rcomm.InvalidArgument` also if this process already has an open world.
     """
     global _world
     if (rank is None) != (size is None):
@@ -214,7 +216,7 @@ def init(
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Records what the program does in this block, in at most 104 bytes; findings on this rank show it."""
+    """Records `name`, cut to 104 bytes, as what the program does in this block; findings on this rank show it."""
     global _phase
     with contextlib.ExitStack() as stack:
         torch = sys.modules.get("rcomm.torch")
@@ -230,7 +232,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def step(number: int) -> contextlib.AbstractContextManager[None]:
-    """Records which step the program is in from now on. The end of a ``with`` block does not change it."""
+    """Records which step the program is in from now on, not only in a ``with`` block of this call."""
     torch = sys.modules.get("rcomm.torch")
     if torch is not None:
         torch.step(number)
@@ -261,7 +263,7 @@ async def wait_for(work: Work) -> Any:
 
 _lock = threading.Lock()
 _world: World | None = None
-# The phase that the program named last.
+# The program's phase; empty outside of all phases.
 _phase = ""
 
 
@@ -291,7 +293,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _library_folders() -> list[str]:
-    """Folders and files of code that is not the program's: this package, and what it calls through."""
+    """Folders and files whose code is not the program's: this package, and the parts of the standard library through
+    which its functions are called."""
     package = os.path.dirname(os.path.abspath(__file__)) + os.sep
     standard = sysconfig.get_paths()["stdlib"]
     between = [os.path.join(standard, name) for name in ("contextlib.py", "threading.py", "asyncio")]
@@ -299,7 +302,8 @@ def _library_folders() -> list[str]:
 
 
 def _end() -> None:
-    """Ends a world that the program did not shut down, when the interpreter ends."""
+    """Ends a world that the program did not shut down, when the interpreter ends; abandons the world if an exception
+    has ended the program."""
     world = _world
     if world is None or not world.is_open:
         return

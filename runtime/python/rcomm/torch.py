@@ -42,7 +42,7 @@ _END_TIME = 0.5
 def record() -> None:
     """Records every process group of this process from now on, and those that it has already.
 
-    Needs PyTorch 2.5; with an older one it logs that it does not record. A second call does nothing.
+    Needs PyTorch 2.5 or later; with an older one, logs a warning and records nothing. A second call does nothing.
     ``RCOMM_JOB`` names the job (else torchrun's run id, Slurm's job and step, ``MASTER_ADDR-MASTER_PORT``, or "torch"),
     ``RCOMM_RING_DIR`` the folder of the rings (else ``/dev/shm/rcomm-UID``), ``RCOMM_RING_ENTRIES`` how many
     operations a ring holds (else 16,384).
@@ -70,14 +70,14 @@ def record() -> None:
 
 
 def recording() -> str | None:
-    """The file of this process's ring; None if nothing is recorded, or not into a file."""
+    """The file of this process's ring; None if nothing is recorded, or if the ring is in the process's own memory."""
     ring = _ring() or _own_world()
     return None if ring is None or ring.path is None else os.fspath(ring.path)
 
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Records what the program does in this block, in at most 104 bytes; findings on this rank show it."""
+    """Records `name`, cut to 104 bytes, as what the program does in this block; findings on this rank show it."""
     global _phase
     before, _phase = _phase, name
     _name_phase(name)
@@ -89,8 +89,8 @@ def phase(name: str) -> Iterator[None]:
 
 
 def step(number: int) -> None:
-    """Records which step the training is in. Without it, the calls of ``step()`` of the optimizer that has most of them
-    are counted."""
+    """Records which step the training is in. Where the program never calls this, the step is the number of calls of
+    ``step()`` of the optimizer that has most of them."""
     recorder = _recorder
     if recorder is not None:
         recorder.has_own_steps = True
@@ -99,11 +99,11 @@ def step(number: int) -> None:
 
 
 def why() -> Report:
-    """The verdict over all ranks of this job whose rings are on this host, now.
+    """The report on all ranks of this job whose rings are on this host, as they are now.
 
-    For a debugger: it starts ``rcomm-fr`` and waits for its output, a few tenths of a second. `why_on_signal` prints
-    it on a signal. Raises RuntimeError if this process does not record, has no process group yet, or records into its
-    own memory, and else as `rcomm.analyze` does.
+    Made for a debugger: starts ``rcomm-fr`` and waits for its output, a few tenths of a second. `why_on_signal` prints
+    the report on a signal. Raises RuntimeError if this process does not record, has no process group yet, or records
+    into its own memory, and the errors of `rcomm.analyze`.
     """
     path = recording()
     if path is None:
@@ -120,14 +120,14 @@ def why() -> Report:
 
 
 def why_on_signal(number: int = signal.SIGUSR2) -> None:
-    """Prints `why` to standard error whenever this process gets the signal: ``kill -USR2 PID``.
+    """Prints what `why` returns to standard error whenever this process gets the signal: ``kill -USR2 PID``.
 
     This works while the main thread waits in PyTorch, where a handler in Python would not run before the wait ends: the
     interpreter writes each signal into a pipe (``signal.set_wakeup_fd``), and a thread of this module reads the pipe.
-    That needs the interpreter's lock, which PyTorch's waits give up.
+    The thread needs the interpreter's lock, which PyTorch's waits give up.
 
-    Raises ValueError outside of the main thread, and RuntimeError if another library, such as asyncio, has already
-    given the interpreter a pipe for this. A handler that was set for the signal is replaced.
+    Replaces the signal's handler. Raises ValueError outside of the main thread, and RuntimeError if another library,
+    such as asyncio, has already called ``signal.set_wakeup_fd``.
     """
     reads, writes = os.pipe()
     for end in (reads, writes):
@@ -160,7 +160,7 @@ _lock = threading.Lock()
 _recorder: _Recorder | None = None
 
 
-# The phase that the program named last.
+# The program's phase; empty outside of all phases.
 _phase = ""
 
 
@@ -189,19 +189,21 @@ def _records() -> list[Ring | World]:
 
 
 class _Recorder:
-    """The recording of this process, which is installed once."""
+    """The recording of this process, which is installed once: how it learns of groups, operations and their ends."""
 
     def __init__(self, c10d: Any, has_hooks: bool) -> None:
         self.c10d = c10d
         # Whether this PyTorch has hooks, as 2.15 and later have.
         self.has_hooks = has_hooks
         self.ring: Ring | None = None
+        # The hooks, and their addresses for C++, by the group's name and ranks.
         self.hooks: dict[tuple[str, tuple[int, ...]], GroupHooks] = {}
         self.addresses: dict[tuple[str, tuple[int, ...]], int] = {}
         self.groups: weakref.WeakKeyDictionary[Any, GroupHooks] = weakref.WeakKeyDictionary()
         # Backends that were logged as not recorded.
         self.logged_backends: set[str] = set()
         self.phase = ""
+        # How many steps each optimizer has made, by its id.
         self.steps: dict[int, int] = {}
         # Whether the program reports its steps itself.
         self.has_own_steps = False
@@ -214,9 +216,11 @@ class _Recorder:
         self.native: Any = None
         # The kernels in Python, on a PyTorch without hooks; None if they are not used.
         self.dispatch: Dispatch | None = None
+        # The functions that `watch_waits` was called with.
         self.wait_observers: list[Callable[[Any, bool], None]] = []
 
     def install(self) -> None:
+        """Attaches to groups where PyTorch 2.15 and later attach their own recorder."""
         c10d = self.c10d
         attach = c10d._maybe_attach_flight_recorder
 
@@ -261,14 +265,14 @@ class _Recorder:
         self.attach_known()
 
     def attach_known(self) -> None:
-        """Attaches to the groups that this process has."""
+        """Attaches to those groups that this process has and that are not recorded yet."""
         c10d = self.c10d
         for pg, ranks in list(c10d._world.pg_group_ranks.items()):
             if isinstance(pg, c10d.ProcessGroup) and pg not in self.groups:
                 _quietly(self.attach, pg, sorted(ranks, key=ranks.get))
 
     def attach(self, pg: Any, global_ranks: list[int]) -> None:
-        """Attaches to one group of this process; those of the backend "rcomm" record themselves."""
+        """Attaches to one group of this process, unless the backend "rcomm" records the group or this process."""
         if hasattr(pg, "_rcomm_world") or self.is_recorded_by_backend(pg):
             self.watch_program()
             return
@@ -306,7 +310,8 @@ class _Recorder:
         pg.register_post_hook(_HOOK_ID, hooks.after)
 
     def is_recorded_by_backend(self, pg: Any) -> bool:
-        """Whether the backend "rcomm" records this group, or this process: a second ring would be a second job."""
+        """Whether the backend "rcomm" records this group, or this process: a second ring would be a second job. If so,
+        logs once that groups of these other backends are not recorded."""
         names = {_name_of(backend) for backend in _backends_of(pg)}
         if "rcomm" not in names and _own_world() is None:
             return False
@@ -364,7 +369,7 @@ class _Recorder:
             self.native = torch.ops.rcomm
 
     def native_waited(self, work: Any, has_returned: bool) -> None:
-        # The hooks in C++ see by themselves the end of an operation that is not deferred.
+        """Tells the hooks in C++ that a wait returned or raised. They need this for deferred operations only."""
         if self.ring.deferred():
             self.native.waited(work.boxed(), has_returned)
 
@@ -426,6 +431,7 @@ class _Recorder:
         self.watcher.start()
 
     def watch_loader(self) -> None:
+        """Records a phase while the program waits for the next batch of a data loader."""
         from torch.utils.data.dataloader import _BaseDataLoaderIter as loader
 
         next_batch = loader.__next__
@@ -441,6 +447,7 @@ class _Recorder:
         loader.__next__ = next_in_phase
 
     def watch_optimizers(self) -> None:
+        """Counts the optimizers' steps, for programs that do not call `step`."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def count(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -455,6 +462,7 @@ class _Recorder:
         register_optimizer_step_post_hook(count)
 
     def watch_end(self) -> None:
+        """Records the end of the process, and the exception that ends the program if there is one."""
         hook = sys.excepthook
 
         def raised(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -465,6 +473,8 @@ class _Recorder:
         atexit.register(lambda: _quietly(self.end))
 
     def note_exception(self, kind: type[BaseException], error: BaseException) -> None:
+        """Records the exception that ends the program, and that PyTorch refused the operation that raised it, if one
+        did."""
         self.has_raised = True
         for hooks in self.hooks.values():
             hooks.refused()
@@ -472,8 +482,8 @@ class _Recorder:
         self.name_phase(f"raised {kind.__name__}: {lines[0]}" if lines else f"raised {kind.__name__}")
 
     def end(self) -> None:
-        """Ends the recording when the interpreter ends. The ring of a process that then exits with 0 is closed if no
-        operation is under way, whether the program has destroyed its groups or not."""
+        """Ends the recording when the interpreter ends. If no operation is under way and no exception has ended the
+        program, the ring is closed once the process exits with 0, even if the program has not destroyed its groups."""
         self.ended.set()
         if self.watcher is not None:
             self.watcher.join(timeout=0.5)
@@ -524,6 +534,7 @@ def _quietly(act: Callable[..., object], *args: object) -> None:
 
 
 def _job() -> str:
+    """The job's name, from the environment as `record` describes."""
     env = os.environ
     torchrun = env.get("TORCHELASTIC_RUN_ID")
     slurm = ".".join(env[key] for key in ("SLURM_JOB_ID", "SLURM_STEP_ID") if env.get(key))
@@ -534,7 +545,8 @@ def _job() -> str:
 
 
 def _library_folders() -> list[str]:
-    """Folders and files of code that is not the program's: PyTorch, this package, and what they call through."""
+    """Folders and files whose code is not the program's: PyTorch, this package, and the parts of the standard library
+    through which their functions are called."""
     import torch
 
     of_torch = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

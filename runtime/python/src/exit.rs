@@ -1,7 +1,7 @@
 //! Records with which code the process exits.
 //!
-//! Python runs its own exit functions before it knows the code; the C library passes the code to functions that were
-//! registered by `on_exit`. A process that a signal kills, or that calls `_exit`, runs none of them.
+//! Python runs its own exit functions without telling them the code; the C library passes the code to functions that
+//! were registered by `on_exit`. A process that a signal kills, or that calls `_exit`, runs no such function.
 
 use crate::ring::RingState;
 use std::ffi::{c_int, c_void};
@@ -37,9 +37,9 @@ extern "C" fn exited(code: c_int, state: *mut c_void) {
     // SAFETY: `watch` gave a reference to the state away for this call.
     let state = unsafe { &*state.cast::<RingState>() };
     let note = || {
-        // None in a forked child, which inherits the function.
+        // There is no ring in a forked child, which inherits the function.
         let Some(ring) = state.ring.get() else { return };
-        // The parent of a process gets the lowest eight bits.
+        // The parent process gets only the lowest eight bits of the code.
         ring.note_exit(code.to_le_bytes()[0]);
         if code == 0 && state.closes.load(Ordering::Relaxed) {
             // The process exits: an error can no longer be reported.

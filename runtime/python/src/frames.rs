@@ -1,5 +1,5 @@
-//! Finds the call site in the program: the innermost Python frame outside of PyTorch, of this package, and of the
-//! standard library between the two.
+//! Finds the call site in the program: the innermost Python frame outside of PyTorch, of this package, and of those
+//! parts of the standard library through which these two are called.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -15,12 +15,12 @@ const MAX_CODE_OBJECTS: usize = 4_096;
 /// The classification of a code object.
 #[derive(Clone, Copy, PartialEq)]
 enum Code {
-    /// The code is of PyTorch, of this package, or of the standard library between the two.
+    /// The code is not the program's.
     Library,
     Program,
 }
 
-/// The call sites seen so far.
+/// Finds call sites, and keeps those seen so far.
 pub(crate) struct CallSites {
     /// Folders and files whose code is not the program's.
     library_code: Vec<String>,
@@ -82,6 +82,7 @@ impl CallSites {
         Some((kind, has_space))
     }
 
+    /// The call site at this line; adds it to the ring's table unless it was seen before and its code is cached.
     fn site(
         &self,
         ring: &FlightRecorder,

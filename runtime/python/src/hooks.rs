@@ -1,7 +1,8 @@
 //! The hooks that PyTorch calls before and after each operation of a group.
 //!
-//! PyTorch calls the hooks in Python (`before` and `after` of [`GroupHooks`]), or those of
-//! `rcomm/_hooks.cpp`, which call [`native`](crate::native). Both write the same record.
+//! PyTorch, or for versions without hooks `rcomm/_dispatch.py`, calls the hooks in Python (`before` and `after` of
+//! [`GroupHooks`]); if those of `rcomm/_hooks.cpp` were built, PyTorch calls them instead, and they call
+//! [`native`](crate::native). Both write the same record.
 
 use crate::pending::Watched;
 use crate::ring::RingState;
@@ -20,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// How an operation of a hook is recorded.
+/// How the operation with one number of a hook is recorded.
 struct Named {
     op: OpType,
     /// The name in PyTorch's own records.
@@ -59,7 +60,7 @@ const fn deferred(op: OpType, name: &'static str) -> Named {
 }
 
 /// `c10d::HookOpName` in PyTorch's order (`torch/csrc/distributed/c10d/Hooks.hpp`). The hooks do not say how
-/// all_to_all_single splits its tensors, so members may differ in their sizes.
+/// all_to_all_single splits its tensors, so it is recorded as the operation in which members' sizes may differ.
 const NAMED: [Named; 20] = [
     without_future(OpType::Send, "send"),
     without_future(OpType::Recv, "recv"),
@@ -89,12 +90,13 @@ const NAMED: [Named; 20] = [
     named(OpType::AllToAllVSingle, "all_to_all_single"),
 ];
 
+/// For a number that this table does not have.
 const UNKNOWN: Named = without_future(OpType::Other, "unknown");
 
 /// PyTorch calls no hook for a monitored barrier: `rcomm/torch.py` notes the call of the method.
 const MONITORED_BARRIER: Named = without_future(OpType::MonitoredBarrier, "monitored_barrier");
 
-/// How many operations under way a hook polls.
+/// How many operations a hook polls: the oldest ones.
 const POLLED_BY_HOOK: usize = 4;
 
 /// The name of an operation that is issued.
@@ -109,7 +111,7 @@ pub(crate) struct Issued {
     pub(crate) name: Name,
     /// How long the operation may take; `None` for the group's time-out.
     pub(crate) timeout: Option<Duration>,
-    /// The same in both hooks of an operation.
+    /// PyTorch's number of the call, the same in both hooks of an operation.
     pub(crate) op_id: i64,
     /// The root or the peer, as a rank of the group; negative if there is none.
     pub(crate) root: i64,
@@ -147,20 +149,22 @@ pub(crate) enum Ending {
     Unwatched,
 }
 
+/// How many operations of each kind a group has issued, and those whose second hook or end was not seen.
 #[derive(Default)]
 struct Counts {
     collectives: u64,
     messages: u64,
     operations: u64,
+    /// Operations between their two hooks.
     open: Vec<Open>,
     /// Deferred operations that were not seen to end, oldest first.
     deferred: VecDeque<Ticket>,
 }
 
 impl Counts {
-    /// Notes the operations of this thread whose second hook was not called: PyTorch refused them. Readers recognize
-    /// such an operation: it failed and was not retired, and the next operation has the same number, since no other
-    /// rank has issued the refused one. If another thread has taken a later number since, the number is not given back.
+    /// Records as failed those operations of this thread whose second hook was not called: PyTorch refused them. Their
+    /// numbers are given back, since no other rank has issued them, unless another thread has taken a later number
+    /// since. Readers recognize such an operation: it failed and was not retired, and the next has the same number.
     fn refuse(&mut self, ring: &FlightRecorder, thread: ThreadId) {
         let Self {
             collectives,
@@ -188,7 +192,7 @@ impl Counts {
     }
 }
 
-/// Maximum number of deferred operations remembered per group; the oldest beyond it is retired.
+/// The most deferred operations that are kept per group; if there are more, the oldest is retired.
 const MAX_DEFERRED: usize = 1_024;
 
 /// The recording state of one group.
@@ -207,7 +211,8 @@ impl RecordedGroup {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that an operation is issued. Nothing here calls Python: the order of the counts is the order of issue.
+    /// Records that an operation is issued. Calls nothing of Python, which could let another thread issue an operation:
+    /// so operations are counted in the order of issue.
     pub(crate) fn begin(&self, issued: &Issued, site: Option<CallSiteId>) {
         let (Some(ring), Some(group)) = (self.shared.ring.get(), self.group) else {
             return;
@@ -267,8 +272,8 @@ impl RecordedGroup {
         });
     }
 
-    /// Notes that PyTorch refused the operations of the calling thread whose second hook was not called. Needed where
-    /// an exception ends the thread's work: otherwise the thread's next operation does this.
+    /// Records as refused those operations of the calling thread whose second hook was not called. Needed where an
+    /// exception ends the thread's work: otherwise the thread's next operation does this.
     fn refuse_open(&self) {
         if let Some(ring) = self.shared.ring.get() {
             self.counts().refuse(ring, std::thread::current().id());
@@ -298,16 +303,17 @@ impl RecordedGroup {
         Some(open)
     }
 
-    /// Whether this operation's end was not seen, and no later one proved that all members have issued it.
+    /// Whether this operation is deferred, its end was not seen, and no later operation proved that all members have
+    /// issued it.
     pub(crate) fn is_deferred(&self, ticket: Ticket) -> bool {
         self.counts().deferred.contains(&ticket)
     }
 
     /// Records that an operation was seen, now, to have ended.
     ///
-    /// Once an operation that waits for all members has completed, all members have issued every earlier operation:
-    /// no member is missing in an earlier deferred one. The end of such an operation may never be seen, since a
-    /// wait in C++ does not call this module, so it is retired.
+    /// Once an operation that waits for all members has completed, all members have issued every earlier operation, so
+    /// no member is missing in an earlier deferred one. The end of a deferred operation may never be seen, since a wait
+    /// in C++ does not call this module: the earlier deferred operations are retired.
     pub(crate) fn ended(&self, operation: UnderWay, ending: Ending) {
         let Some(ring) = self.shared.ring.get() else {
             return;
@@ -361,6 +367,7 @@ impl GroupHooks {
         }))
     }
 
+    /// The hook before an operation.
     fn read(&self, args: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = args.py();
         let shared = &self.0.shared;
@@ -382,6 +389,7 @@ impl GroupHooks {
         Ok(())
     }
 
+    /// The hook after an operation was issued.
     fn watch(&self, args: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = args.py();
         let shared = &self.0.shared;
@@ -421,7 +429,7 @@ impl GroupHooks {
         quietly(|| self.watch(args));
     }
 
-    /// Records that a monitored barrier is issued, which may take `timeout_ms`, or as long as the group's operations.
+    /// Records that a monitored barrier is issued, which may take `timeout_ms` or, without that, the group's time-out.
     /// Returns the number to give to `monitored_barrier_ended` once the call, which blocks, has returned or raised.
     #[pyo3(signature = (timeout_ms=None))]
     fn monitored_barrier(&self, py: Python<'_>, timeout_ms: Option<u64>) -> i64 {
@@ -459,14 +467,14 @@ impl GroupHooks {
         });
     }
 
-    /// Records that PyTorch refused the operation for which the calling thread called the first hook only, if there is
-    /// one. Called when an exception ends the program.
+    /// Records that PyTorch refused the operations for which the calling thread called the first hook only. Called when
+    /// an exception ends the program.
     fn refused(&self) {
         self.0.refuse_open();
     }
 
     /// The address of this group for `_hooks.cpp`, valid to the end of the process: PyTorch may keep a hook for
-    /// longer than the interpreter lives. Each call keeps one reference for good, so one call is made per group.
+    /// longer than the interpreter lives. Each call keeps one reference for good, so call it once per group.
     fn address(&self) -> usize {
         Arc::into_raw(self.0.clone()).expose_provenance()
     }

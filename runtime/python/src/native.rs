@@ -1,9 +1,8 @@
 //! The functions that `rcomm/_hooks.cpp` calls: hooks of PyTorch that run without Python's interpreter lock.
 //!
-//! The C++ file is compiled for one version of PyTorch, by one explicit command, and reads PyTorch's
-//! arguments; everything else is done here, so that its hooks record the same as those in Python. Its
-//! declarations repeat the types of this file; `LAYOUT` detects a library that was built for another version
-//! of these types.
+//! The C++ file is compiled for one version of PyTorch (`python -m rcomm build-hooks`). It reads PyTorch's arguments;
+//! everything else is done here, so that the hooks in C++ record the same as those in Python. The C++ declarations
+//! repeat the types of this file; `LAYOUT` detects a library that was built for another version of these types.
 
 use crate::hooks::{Ending, Issued, Name, RecordedGroup, UnderWay};
 use crate::tensors::Side;
@@ -31,9 +30,11 @@ pub(crate) struct TensorView {
 pub(crate) struct IssuedView {
     /// The number in `c10d::HookOpName`.
     name: u32,
-    /// Whether the tensors are in the host's memory.
+    /// Whether the tensors are in the host's memory, 0 or 1.
     on_host: u32,
+    /// The same in both hooks of an operation.
     op_id: i64,
+    /// The root or the peer, as a rank of the group; negative if there is none.
     root: i64,
     inputs: *const TensorView,
     input_count: usize,
@@ -62,7 +63,7 @@ impl OperationView {
     }
 }
 
-/// Runs a part of the recording; returns `otherwise` if it gives nothing or panics.
+/// Runs a part of the recording; returns `otherwise` if that returns `None` or panics.
 fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
     catch_unwind(AssertUnwindSafe(run))
         .ok()
@@ -70,7 +71,7 @@ fn quietly<T>(otherwise: T, run: impl FnOnce() -> Option<T>) -> T {
         .unwrap_or(otherwise)
 }
 
-/// Returns which layout of these types and functions this library has.
+/// Returns [`LAYOUT`].
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn rcomm_python_layout() -> u32 {
     LAYOUT
@@ -196,8 +197,10 @@ fn call_site(find: impl FnOnce(Python<'_>) -> Option<CallSiteId>) -> Option<Call
         .flatten()
 }
 
+/// The tensors of one side of an operation.
+///
 /// # Safety
-/// `tensors` holds `count` tensors, and each as many extents as it has dimensions.
+/// `tensors` is NULL or holds `count` tensors, each with as many extents as it has dimensions.
 unsafe fn side(tensors: *const TensorView, count: usize, on_host: bool) -> Side {
     let mut side = Side::on(on_host && count > 0);
     if tensors.is_null() {

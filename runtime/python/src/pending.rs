@@ -1,8 +1,8 @@
 //! Operations under way, until they are seen to end.
 //!
-//! Each operation keeps its `Work`, which the hooks of later operations poll, and a thread 20 times a second. A wait
-//! for the operation that has returned shows its end as well. No call to Python is made under the lock: such a call may
-//! give the interpreter to a thread that wants the lock.
+//! With each operation its `Work` is kept, which the hooks of later operations poll, and a thread 20 times a second. A
+//! wait for the operation shows the end as well, when it returns or raises. No call to Python is made under the lock:
+//! such a call may give the interpreter to a thread that wants the lock.
 
 use crate::hooks::{Ending, RecordedGroup, UnderWay};
 use pyo3::intern;
@@ -27,7 +27,8 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// Whether a later operation proved that no member is missing in this one, whose end was not seen.
+    /// Whether this operation is deferred and need not be watched any more: a later operation proved that all members
+    /// have issued it, or too many deferred ones came after it.
     fn has_passed(&self) -> bool {
         self.operation.is_deferred && !self.group.is_deferred(self.operation.ticket)
     }
@@ -37,6 +38,7 @@ impl Watched {
 #[derive(Default)]
 pub(crate) struct Pending {
     watched: Mutex<VecDeque<Watched>>,
+    /// The number of operations in `watched`, which is read without the lock.
     count: AtomicUsize,
 }
 
@@ -63,8 +65,8 @@ impl Pending {
         }
     }
 
-    /// Polls the oldest `most` operations that are not deferred, and records those that ended. Deferred operations that
-    /// a later one has passed are no longer watched.
+    /// Polls the oldest `most` operations that are not deferred, and records those that ended. Removes deferred ones
+    /// that need not be watched any more.
     pub(crate) fn sweep(&self, py: Python<'_>, ring: &ForkGuarded, most: usize) {
         if self.len() == 0 || ring.get().is_none() {
             return;
@@ -102,7 +104,8 @@ impl Pending {
         }
     }
 
-    /// Notes that a wait for this Work returned, or raised.
+    /// Called when a wait for this Work has returned or raised: records the operation's end, unless the wait returned
+    /// and the operation, on a device, still runs.
     pub(crate) fn waited(&self, py: Python<'_>, work: &Bound<'_, PyAny>, has_returned: bool) {
         let on_host = {
             let pending = self.lock();
@@ -120,7 +123,7 @@ impl Pending {
             is_completed.unwrap_or(false)
         };
         match has_returned {
-            // On a device, a wait returns as soon as the stream is set to wait.
+            // On a device, a wait returns as soon as the stream is set to wait for the operation.
             true if on_host || has_ended(work) => self.end(work, Ending::Completed),
             true => {}
             false => self.end(work, Ending::Failed),

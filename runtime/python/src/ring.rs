@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// The state that the hooks of all groups share.
+/// The ring, and the state that the hooks of all groups share.
 pub(crate) struct RingState {
     pub(crate) ring: ForkGuarded,
     pub(crate) pending: Pending,
@@ -35,9 +35,9 @@ pub(crate) struct Ring(pub(crate) Arc<RingState>);
 
 #[pymethods]
 impl Ring {
-    /// Makes the ring of a rank, in `directory` or, if that is "memory", in the process's own memory. `library_code` are
-    /// folders and files whose Python code is not the program's: calls are attributed to the innermost frame outside of
-    /// them. Raises OSError if the ring cannot be made.
+    /// Makes the ring of a rank, in `directory` or, if that is "memory", in the process's own memory. `library_code`
+    /// are folders and files whose Python code is not the program's: calls are attributed to the innermost frame
+    /// outside of them. Raises OSError if the ring cannot be made.
     #[new]
     #[pyo3(signature = (job, rank, world_size, *, attempt=0, directory=None, entries=None, library_code=Vec::new()))]
     fn new(
@@ -85,8 +85,8 @@ impl Ring {
         Some(path.to_owned())
     }
 
-    /// Adds a group, its members as global ranks in order of group rank. Returns its hooks, which are to be registered
-    /// with PyTorch.
+    /// Adds a group: `ranks` are its members' ranks in the world, in the order of their ranks in the group. Returns the
+    /// group's hooks, which are to be registered with PyTorch.
     #[pyo3(signature = (name, description, ranks, *, backend, timeout_ms=0))]
     fn group(
         &self,
@@ -117,7 +117,7 @@ impl Ring {
         self.0.deferred.load(Ordering::Relaxed)
     }
 
-    /// How many operations are under way as far as is known.
+    /// How many operations are watched: those that were issued and not seen to end.
     fn under_way(&self) -> usize {
         self.0.pending.len()
     }
@@ -141,10 +141,10 @@ impl Ring {
         }
     }
 
-    /// States that the process exits next: its exit code is recorded as soon as it is known, which is after the last
-    /// Python code has run. With code 0 the ring is closed, if `closes`: the last rank of a host to do so removes the
-    /// files of all its ranks. Later records do no harm. Raises OSError if the system takes no function to call at the
-    /// exit.
+    /// Called when the process is about to exit: records the exit code as soon as it is known, which is after the last
+    /// Python code has run. If `closes` is true, an exit with code 0 also closes the ring; the last of a host's ranks
+    /// to close theirs removes the files of all. Later records do no harm. Raises OSError if the C library has no
+    /// memory to register a function for the exit.
     fn exits(&self, closes: bool) -> PyResult<()> {
         self.0.closes.store(closes, Ordering::Relaxed);
         exit::watch(&self.0).map_err(|error| PyOSError::new_err(error.to_string()))
@@ -154,9 +154,9 @@ impl Ring {
 /// The time between two heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Writes the heartbeat once a second until the ring is dropped. The thread never takes the interpreter's lock, so it
-/// is stopped only together with the whole process. If the thread cannot be started, only the heartbeat is missing in
-/// the ring.
+/// Starts a thread that writes the heartbeat once a second until the ring is dropped. The thread never takes the
+/// interpreter's lock, so the heartbeat stops only with the whole process. If the thread cannot be started, only the
+/// heartbeat is missing in the ring.
 fn beat(shared: &Arc<RingState>) {
     let ring: Weak<RingState> = Arc::downgrade(shared);
     let run = move || {

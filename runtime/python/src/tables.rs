@@ -18,8 +18,10 @@ use serde::Deserialize;
 use std::ffi::CString;
 use std::sync::Arc;
 
+/// The format of the output that is read.
 const SCHEMA: &str = "rcomm.columns/1";
 
+/// The output of `rcomm-fr analyze --format columns`.
 #[derive(Deserialize)]
 struct Document {
     schema: String,
@@ -67,7 +69,8 @@ pub(crate) struct Table {
     batch: RecordBatch,
 }
 
-/// The tables in the output of `rcomm-fr analyze --format columns`, in the order of the output.
+/// The tables in the output of `rcomm-fr analyze --format columns`, in the order of the output. Raises ValueError for
+/// any other text.
 #[pyfunction]
 pub(crate) fn read_tables(py: Python<'_>, text: &[u8]) -> PyResult<Vec<Table>> {
     py.detach(|| read(text)).map_err(PyValueError::new_err)
@@ -105,6 +108,7 @@ fn value_error(error: arrow_schema::ArrowError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
+/// A capsule with this name, as Arrow's PyCapsule interface prescribes it, that holds `value`.
 fn capsule<'py, T: 'static + Send>(
     py: Python<'py>,
     name: &str,

@@ -49,10 +49,10 @@ impl Types {
     }
 }
 
-/// The most tensors of one side that are read: DDP and FSDP pass one.
+/// The most tensors that are read of the inputs, or the outputs, of an operation: DDP and FSDP pass one.
 const MAX_TENSORS: usize = 1_024;
 
-/// The tensors of one side of an operation.
+/// The tensors of one side of an operation: its inputs or its outputs.
 #[derive(Default)]
 pub(crate) struct Side {
     types: Vec<DType>,
@@ -64,7 +64,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// Reads the first [`MAX_TENSORS`] tensors of a list.
+    /// Reads the first [`MAX_TENSORS`] tensors of a list. An error if the argument is no list of tensors.
     pub(crate) fn read(list: &Bound<'_, PyAny>, types: &Types) -> PyResult<Self> {
         let py = list.py();
         let mut side = Self::default();
@@ -93,8 +93,7 @@ impl Side {
         }
     }
 
-    /// Adds a tensor by PyTorch's name of its element type and its extents; tensors beyond the limit are left
-    /// out.
+    /// Adds a tensor by PyTorch's name of its element type and its extents, unless there are [`MAX_TENSORS`] already.
     pub(crate) fn push(&mut self, dtype: &str, extents: &[i64]) {
         if self.types.len() < MAX_TENSORS {
             self.types

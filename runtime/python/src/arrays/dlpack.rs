@@ -18,12 +18,14 @@ const ON_HOST: [i32; 3] = [1, 3, 11];
 /// The most dimensions that are read.
 const MAX_DIMENSIONS: usize = 64;
 
+/// `DLDevice`.
 #[repr(C)]
 struct DeviceView {
     kind: i32,
     number: i32,
 }
 
+/// `DLDataType`.
 #[repr(C)]
 struct TypeView {
     code: u8,
@@ -68,11 +70,11 @@ pub(super) struct View {
     pub(super) is_read_only: bool,
 }
 
-/// Reads a capsule, which keeps its memory alive and its structures unchanged for as long as it lives. This function
-/// does not take them over: the capsule's destructor frees them.
+/// Reads a capsule, which keeps the array's memory and the structures that describe it for as long as it lives. This
+/// function does not take them over: the capsule's destructor frees them.
 ///
 /// # Errors
-/// The end of a sentence that begins with "this array" and says why rcomm cannot use its memory.
+/// The end of a sentence that begins with "this array" and says why rcomm cannot use the array.
 pub(super) fn read(capsule: &Bound<'_, PyAny>) -> Result<View, String> {
     let pointer = capsule.as_ptr();
     let holds = |name: &CStr| {
@@ -108,8 +110,13 @@ pub(super) fn read(capsule: &Bound<'_, PyAny>) -> Result<View, String> {
     }
 }
 
+/// Describes an array if rcomm can use it.
+///
+/// # Errors
+/// As [`read`].
+///
 /// # Safety
-/// `shape` holds as many extents as there are dimensions, and so does `strides`, unless it is NULL.
+/// `shape` holds as many extents as there are dimensions, and so does `strides`; either may be NULL.
 unsafe fn describe(view: &TensorView, is_read_only: bool) -> Result<View, String> {
     if !ON_HOST.contains(&view.device.kind) {
         return Err(format!(
@@ -157,6 +164,7 @@ unsafe fn describe(view: &TensorView, is_read_only: bool) -> Result<View, String
     })
 }
 
+/// Whether an array of this shape lies in row-major order without gaps; without strides, it does.
 fn is_row_major(shape: &[i64], strides: Option<&[i64]>) -> bool {
     let Some(strides) = strides else { return true };
     if shape.contains(&0) {
@@ -172,7 +180,7 @@ fn is_row_major(shape: &[i64], strides: Option<&[i64]>) -> bool {
     true
 }
 
-/// The element type with this code and width.
+/// The element type with this type code of DLPack and this number of bits; `None` if rcomm has none.
 pub(super) fn dtype_of(code: u8, bits: u32) -> Option<DType> {
     Some(match (code, bits) {
         (0, 8) => DType::I8,

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use rcomm::{Error, ErrorKind};
 use std::path::Path;
 
+/// The name of the class in `rcomm/_errors.py`.
 const fn class_of(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Timeout => "Timeout",
@@ -19,8 +20,8 @@ const fn class_of(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// An error as an exception that has the error's kind, ranks, operation and group as attributes. `records` is where the
-/// records of the job's ranks on this host are, for `Error.report()`.
+/// An error as an exception that has the error's kind, ranks, operation, sequence number and group as attributes.
+/// `records` is where the records of the job's ranks on this host are, for `Error.report()`.
 pub(super) fn exception_for(py: Python<'_>, error: &Error, records: Option<&Path>) -> PyErr {
     let exception = of_class(py, class_of(error.kind()), &error.to_string());
     let value = exception.value(py);
@@ -37,7 +38,7 @@ pub(super) fn exception_for(py: Python<'_>, error: &Error, records: Option<&Path
     exception
 }
 
-/// An exception for an argument that is wrong.
+/// The exception `InvalidArgument`.
 pub(super) fn invalid(py: Python<'_>, text: &str) -> PyErr {
     exception_for(py, &Error::new(ErrorKind::InvalidArgument, text), None)
 }
@@ -51,6 +52,7 @@ pub(super) fn used_after_fork(py: Python<'_>, kind: &str) -> PyErr {
     exception_for(py, &Error::new(ErrorKind::Closed, text), None)
 }
 
+/// An exception of this class of `rcomm/_errors.py`; a `RuntimeError` if making one fails.
 fn of_class(py: Python<'_>, class: &str, text: &str) -> PyErr {
     let exception = py
         .import(intern!(py, "rcomm._errors"))

@@ -1,9 +1,9 @@
 //! The operations of a group over arrays.
 //!
-//! Each runs in the calling thread and returns its result; with `wait=False` it starts and returns a `Work`. Where an
-//! operation has a part for each rank, the parts lie one after the other in one array, in order of rank: equal parts,
-//! or parts of `rows[r]` rows (extents of the first dimension). The stubs in `rcomm/_native.pyi` document the
-//! operations.
+//! An operation runs in the calling thread, which gets the result; with `wait=False` the call starts the operation and
+//! returns a `Work`. Where an operation has a part for each rank, the parts lie one after the other in one array, in
+//! order of rank: equal parts, or parts of `rows[r]` rows (the extents of the first dimension). The stubs in
+//! `rcomm/_native.pyi` document the operations.
 
 use super::errors::invalid;
 use super::issue::{CallOptions, ReturnValue, Shared, duration, reduction};

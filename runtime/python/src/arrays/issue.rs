@@ -29,7 +29,7 @@ impl Shared {
     }
 }
 
-/// What a blocking call, or `Work.wait`, returns to the program.
+/// What a blocking call of an operation, or `Work.wait`, returns to the program.
 pub(super) enum ReturnValue {
     Object(Py<PyAny>),
     /// The sender's rank in the group.
@@ -62,7 +62,7 @@ impl CallOptions {
     }
 }
 
-/// A time-out in seconds, or as a `timedelta`.
+/// Reads a time-out: a number of seconds, or a `timedelta`.
 pub(super) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Duration> {
     let py = timeout.py();
     if let Ok(duration) = timeout.extract::<Duration>() {
@@ -78,7 +78,7 @@ pub(super) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Duration> {
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// A reduction by its name, or a `PremulSum`.
+/// Reads a reduction: a name, or a `PremulSum`; the sum if none is given.
 pub(super) fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<Reduction> {
     let Some(op) = op else {
         return Ok(ReduceOp::Sum.into());
@@ -110,7 +110,7 @@ pub(super) fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<Reduction> {
 }
 
 impl ArrayGroup {
-    /// The group, unless it belongs to a parent process.
+    /// The group. In a forked child, which cannot use its parent's group, an error.
     pub(super) fn of_this_process(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
         match self.group.is_own() {
             true => Ok(&self.group),
@@ -118,7 +118,8 @@ impl ArrayGroup {
         }
     }
 
-    /// The group with this time-out, and with the caller's line of Python as its call site.
+    /// A handle of the group for operations with this time-out, if one is given, and with the calling line of the
+    /// program as their call site.
     pub(super) fn handle(
         &self,
         py: Python<'_>,
@@ -136,7 +137,7 @@ impl ArrayGroup {
         })
     }
 
-    /// Runs an operation, or starts it and returns its `Work`.
+    /// Runs an operation and returns its result; or, as `options` say, starts the operation and returns its `Work`.
     pub(super) fn issue(
         &self,
         py: Python<'_>,

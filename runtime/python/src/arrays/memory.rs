@@ -11,10 +11,10 @@ use rcomm::{Access, Buffer, DType, Device};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The most dimensions whose extents are kept; arrays of more dimensions are recorded as flat.
+/// The most dimensions of an array whose extents are kept; arrays of more dimensions are recorded as flat.
 const MAX_DIMENSIONS: usize = 8;
 
-/// The arguments of `__dlpack__` for a capsule that says whether its memory may be written.
+/// The arguments of `__dlpack__` that ask for a versioned capsule, which says whether its memory may be written.
 static VERSIONED: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
 /// An array's extents.
@@ -43,12 +43,13 @@ impl Shape {
         read
     }
 
-    /// The extents; `None` if there are too many dimensions.
+    /// The extents; `None` if there are more than [`MAX_DIMENSIONS`].
     pub(super) fn extents(&self) -> Option<&[u64]> {
         self.known.get(..self.dimensions)
     }
 
-    /// How many rows (extent of the first dimension) there are, and how many elements a row has.
+    /// How many rows (the extent of the first dimension) there are, and how many elements a row has. An array without
+    /// dimensions is one row of one element.
     pub(super) fn rows(&self) -> (usize, usize) {
         match self.dimensions {
             0 => (1, 1),
@@ -80,10 +81,10 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// The memory of an array, for an operation that reads or writes it as `usage` says.
+    /// The memory of an array, for an operation that reads or writes the array as `usage` says.
     ///
     /// # Errors
-    /// `rcomm.InvalidArgument` says why this array cannot be used.
+    /// `rcomm.InvalidArgument` says why the array cannot be used.
     pub(super) fn of(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
         let py = array.py();
         let Some(capsule) = capsule_of(array)? else {
@@ -110,7 +111,7 @@ impl Memory {
     }
 
     /// The memory of an object that has Python's buffer protocol only, such as a `bytearray`; that of a copy if the
-    /// object may only be read, such as `bytes`.
+    /// object, such as `bytes`, may only be read.
     fn of_buffer(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Self> {
         let py = array.py();
         let reader = py.import(intern!(py, "rcomm._arrays"))?;
@@ -152,7 +153,7 @@ impl Memory {
     /// Pieces of these lengths, one after the other.
     ///
     /// # Errors
-    /// `rcomm.InvalidArgument` if the lengths do not add up to the whole memory.
+    /// `rcomm.InvalidArgument` if the lengths, in elements, do not add up to the whole memory.
     pub(super) fn pieces(&self, py: Python<'_>, lens: &[usize]) -> PyResult<Vec<Buffer<'static>>> {
         let total = lens
             .iter()
@@ -175,7 +176,7 @@ impl Memory {
         Ok(pieces)
     }
 
-    /// `len` elements from `start` on, which is within the memory.
+    /// The `len` elements from `start` on, all of which are within the memory.
     fn piece(&self, py: Python<'_>, start: usize, len: usize) -> PyResult<Buffer<'static>> {
         let bytes = start * self.dtype.size().unwrap_or(0);
         let data = NonNull::new((self.address + bytes) as *mut u8);
@@ -200,7 +201,10 @@ impl Memory {
     }
 }
 
-/// The array's capsule; `None` if it has no DLPack.
+/// The array's capsule; `None` if the array has no DLPack.
+///
+/// # Errors
+/// `rcomm.InvalidArgument` if the array's library refuses to make one.
 fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = array.py();
     let Some(export) = array.getattr_opt(intern!(py, "__dlpack__"))? else {
@@ -228,7 +232,7 @@ fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAn
     })
 }
 
-/// Whether the array's library does not let its memory be written, although its capsules may not say so.
+/// Whether the array is one of JAX, whose memory must not be written, although capsules may not say so.
 fn is_immutable(array: &Bound<'_, PyAny>) -> bool {
     let module = array.get_type().module();
     module.is_ok_and(|module| {
@@ -243,7 +247,7 @@ pub(super) fn kind_of(object: &Bound<'_, PyAny>) -> String {
     name.map_or_else(|_| "object".to_owned(), |name| name.to_string())
 }
 
-/// A new array of this shape, of the library and the element type of `like`.
+/// A new array of this shape, with the element type of `like`: see `empty` in `rcomm/_arrays.py`.
 pub(super) fn empty_like<'py>(
     like: &Bound<'py, PyAny>,
     shape: &[usize],

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use rcomm::{Error, ProcessGroup};
 use serde_json::Value;
 
-/// Turns values into JSON and back. With `pickle`, the JSON contains the value's pickle.
+/// Turns values into JSON and back. With `pickle`, the JSON contains the value's pickle; without, pickles are refused.
 #[derive(Clone, Copy)]
 pub(super) struct Codec<'py> {
     py: Python<'py>,
@@ -45,7 +45,7 @@ impl<'py> Codec<'py> {
 }
 
 impl ArrayGroup {
-    /// Runs a blocking call on this group without holding the interpreter lock, within `timeout` if one is given.
+    /// Runs a blocking call on this group without the interpreter's lock, with the time-out if one is given.
     pub(super) fn run_blocking<T: Send>(
         &self,
         py: Python<'_>,

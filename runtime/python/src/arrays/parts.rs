@@ -35,7 +35,11 @@ impl ArrayGroup {
         self.group.size() as usize
     }
 
-    /// The array that a reduction works in: `x`, or `out`, which first becomes a copy of `x`.
+    /// The array that a reduction works in, and its memory: `x`, or `out`, which first becomes a copy of `x`.
+    ///
+    /// # Errors
+    /// `rcomm.InvalidArgument` if an array cannot be used, or if `out` shares memory with `x` or has another length or
+    /// element type.
     pub(super) fn in_place<'py>(
         x: Any<'_, 'py>,
         out: Option<Any<'_, 'py>>,
@@ -60,7 +64,7 @@ impl ArrayGroup {
         Ok((out.clone(), into))
     }
 
-    /// The input, and for the result `out` or a new array of this shape.
+    /// The input, and for the result `out` or a new array, of the shape that `shape` gives.
     pub(super) fn arrays<'py>(
         x: Any<'_, 'py>,
         out: Option<Any<'_, 'py>>,
@@ -76,6 +80,9 @@ impl ArrayGroup {
     }
 
     /// How many elements the part of each rank has, in an array whose rows have `row` elements.
+    ///
+    /// # Errors
+    /// `rcomm.InvalidArgument` if there are not as many numbers of rows as ranks, or if one is too large.
     pub(super) fn parts(&self, py: Python<'_>, rows: &[usize], row: usize) -> PyResult<Vec<usize>> {
         if rows.len() != self.ranks_in_group() {
             let text = format!(
@@ -90,7 +97,10 @@ impl ArrayGroup {
         parts.ok_or_else(|| invalid(py, "the numbers of rows are too large"))
     }
 
-    /// The lengths of equal parts of an array.
+    /// The lengths of equal parts of an array, one for each rank.
+    ///
+    /// # Errors
+    /// `rcomm.InvalidArgument` if the array does not divide into such parts.
     pub(super) fn equal_parts(&self, py: Python<'_>, whole: &Memory) -> PyResult<Vec<usize>> {
         let ranks = self.ranks_in_group();
         if !whole.len().is_multiple_of(ranks) {
@@ -103,7 +113,7 @@ impl ArrayGroup {
         Ok(vec![whole.len() / ranks; ranks])
     }
 
-    /// The parts for all ranks in one array: the root's in a scatter, each rank's in a reduce-scatter.
+    /// The parts for all ranks in one array: in the root's for a scatter, in each rank's for a reduce-scatter.
     pub(super) fn parts_for_all_ranks(
         &self,
         py: Python<'_>,
@@ -118,6 +128,9 @@ impl ArrayGroup {
     }
 
     /// The extents of an array with `rows` rows like those of `array`.
+    ///
+    /// # Errors
+    /// `rcomm.InvalidArgument` if `array` has no dimensions, or more than are kept.
     pub(super) fn with_rows(py: Python<'_>, array: &Memory, rows: usize) -> PyResult<Vec<usize>> {
         let mut shape = extents(py, array)?;
         match shape.first_mut() {
@@ -141,6 +154,10 @@ impl ArrayGroup {
     }
 
     /// The extents of this rank's part of `whole`.
+    ///
+    /// # Errors
+    /// `rcomm.InvalidArgument` if `whole` does not divide into equal parts, where `rows` is `None`, or has no
+    /// dimensions, or more than are kept.
     pub(super) fn own_part(
         &self,
         py: Python<'_>,
@@ -164,7 +181,8 @@ impl ArrayGroup {
         self.group.rank() == root
     }
 
-    /// How many rows each rank sends to this one. All members call this; blocks until they have.
+    /// How many rows each rank sends to this one, where this rank sends `rows`. All members call this; blocks until
+    /// they have.
     pub(super) fn swap_rows(
         &self,
         py: Python<'_>,
@@ -183,6 +201,10 @@ impl ArrayGroup {
     }
 }
 
+/// An array's extents.
+///
+/// # Errors
+/// `rcomm.InvalidArgument` if the array has more dimensions than are kept.
 pub(super) fn extents(py: Python<'_>, array: &Memory) -> PyResult<Vec<usize>> {
     let shape = array.shape.extents();
     let shape =

@@ -42,7 +42,7 @@ impl WorkCell {
         }
     }
 
-    /// Keeps the result, and lets go of the operation and its memory.
+    /// Keeps the result, unless another thread has done so, and lets go of the operation and its memory.
     fn end(&self, result: Result<Done, Error>) {
         let before = {
             let mut state = self.state();
@@ -92,7 +92,7 @@ impl ArrayWork {
         }
     }
 
-    /// The operation's state, unless the operation belongs to a parent process.
+    /// The operation's state. In a forked child, which cannot use its parent's operation, an error.
     fn of_this_process(&self, py: Python<'_>) -> PyResult<&WorkCell> {
         match self.inner.is_own() {
             true => Ok(&self.inner),
@@ -103,7 +103,8 @@ impl ArrayWork {
 
 #[pymethods]
 impl ArrayWork {
-    /// Waits for the end, at most `timeout` seconds if that is given, and returns what the blocking call returns.
+    /// Waits for the operation's end, at most `timeout` seconds if that is given, and returns what the blocking call
+    /// returns.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Py<PyAny>> {
         let (inner, within) = (
@@ -142,8 +143,8 @@ impl ArrayWork {
         }
     }
 
-    /// Whether the operation has ended, with or without an error. Does not wait for it; after an error, waits until the
-    /// status of the group's other ranks was read.
+    /// Whether the operation has ended, with or without an error. Does not wait for the end; after an error, waits
+    /// until the status of the group's other ranks was read.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.of_this_process(py)?.outcome(py).is_some())
     }
@@ -204,8 +205,7 @@ impl ArrayWork {
         self.seq
     }
 
-    /// How many seconds the operation ran; None until its end was seen, after an error, or where the time was not
-    /// measured.
+    /// How many seconds the operation ran; None before its end, after an error, or where the time was not measured.
     #[getter]
     fn duration(&self, py: Python<'_>) -> PyResult<Option<f64>> {
         Ok(match self.of_this_process(py)?.outcome(py) {

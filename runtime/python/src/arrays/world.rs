@@ -18,18 +18,18 @@ use std::time::Duration;
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct ArrayWorld {
     world: OfProcess<HeldWorld>,
-    /// It has a lock of its own, since that of `world` is held while a call waits for other ranks.
+    /// Has a lock of its own, since that of `world` is held while a call waits for other ranks.
     current: OfProcess<Mutex<Current>>,
     is_open: AtomicBool,
     place: Rendezvous,
-    /// The number of ranks.
+    /// The number of ranks with which the world was made, or made anew.
     size: AtomicU32,
-    /// What a forked child sees, which must not take a lock that a thread of its parent may have held.
+    /// The first state of `current`, which a forked child reads: a thread of the parent may have held the lock.
     first: Arc<Shared>,
     library_code: Vec<String>,
 }
 
-/// What is another when the world has shrunk or was made anew.
+/// What changes when the world shrinks or is made anew.
 struct Current {
     group: rcomm::ProcessGroup,
     shared: Arc<Shared>,
@@ -54,11 +54,12 @@ impl Current {
 }
 
 impl ArrayWorld {
-    /// Only in the process that made the world.
+    /// Called only in the process that made the world.
     fn current(&self) -> MutexGuard<'_, Current> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The state that the groups share; in a forked child, that of the world as it was first made.
     fn shared(&self) -> Arc<Shared> {
         match self.world.is_own() {
             true => self.current().shared.clone(),
@@ -206,7 +207,7 @@ impl ArrayWorld {
             })
         })?;
         let old = std::mem::replace(&mut this.current().group, group);
-        // Without the lock and the interpreter's: if no other holds the old group, its thread is waited for.
+        // Dropped without holding this lock or the interpreter's: the last handle of a group waits for its thread.
         py.detach(|| drop(old));
         Ok(slf.clone().unbind())
     }
@@ -241,12 +242,12 @@ impl ArrayWorld {
         }
     }
 
-    /// Writes this rank's dump and returns where it is.
+    /// Writes this rank's dump and returns the dump's path.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, HeldWorld::dump)
     }
 
-    /// Waits for what is pending, then for the other ranks, and ends the world. Does nothing the second time, and
+    /// Waits for pending operations, then for the other ranks, and ends the world. Does nothing the second time, and
     /// nothing in a forked child.
     #[pyo3(signature = (*, timeout=None))]
     fn shutdown(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
@@ -263,16 +264,16 @@ impl ArrayWorld {
         ended.map_err(|error| self.shared().exception_for(py, &error))
     }
 
-    /// Ends the world without waiting for what is pending: that fails, and so does what other ranks have pending in the
-    /// group of all ranks, with this reason. The ring stays. A rank that serves the store keeps it for the others for
-    /// the time that it waits for their status.
+    /// Ends the world without waiting for pending operations: these fail, and so do those of other ranks in the group
+    /// of all ranks, with this reason. The ring stays. A rank that serves the store does so for as long as it waits for
+    /// the other ranks' status.
     fn abandon(&self, py: Python<'_>, reason: &str) {
         if !self.world.is_own() || !self.is_open.swap(false, Ordering::Relaxed) {
             return;
         }
         py.detach(|| {
-            // The lock is not kept: others take it with the interpreter's. Another thread may use the world, and wait
-            // for other ranks.
+            // The lock is not kept: other threads take it while they hold the interpreter's. Another thread may be
+            // using the world, and waiting for other ranks.
             let group = self.current().group.clone();
             self.shared().recorder.phase(reason);
             group.abort(reason);

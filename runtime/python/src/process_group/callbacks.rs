@@ -1,7 +1,7 @@
 //! Threads that complete PyTorch's futures and run the callbacks of `rcomm.Work`.
 //!
-//! These callbacks are the program's. They may wait for another operation, so they run neither on the threads that
-//! carry operations out nor one after the other: if all threads are busy, one more starts.
+//! The program's callbacks may wait for other operations. So they run neither on the threads that carry operations out,
+//! nor one after the other: if all threads are busy, one more starts.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ impl Callbacks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs `job` soon, on another thread; on this one if the system gives no thread.
+    /// Runs `job` soon, on another thread; on the calling one, at once, if no thread can be started.
     pub(crate) fn run(self: &Arc<Self>, job: Job) {
         let mut state = self.lock();
         state.jobs.push_back(job);
@@ -54,6 +54,7 @@ impl Callbacks {
         self.lock().jobs.pop_front()
     }
 
+    /// Runs jobs until none has come for [`IDLE_TIMEOUT`].
     fn serve(&self) {
         let mut state = self.lock();
         loop {

@@ -17,11 +17,11 @@ const fn class_of(kind: ErrorKind) -> &'static str {
 
 /// An error as an exception: `ValueError` for a wrong argument, `NotImplementedError` for an operation that does not
 /// exist here or a reduction that is not defined for these elements, else one of PyTorch's, all of which are
-/// `RuntimeError`s. The exception has attributes: `kind`, the name
-/// of the error's kind, such as `Timeout` or `PeerLost`; `ranks`, the ranks that the error names, by their numbers in
-/// the world.
+/// `RuntimeError`s. The exception has the attributes `kind`, the name of the error's kind, such as `Timeout` or
+/// `PeerLost`, and `ranks`, the ranks that the error names, by their numbers in the world.
 ///
-/// Programs written for PyTorch search the text of a time-out for PyTorch's own wording, so the text begins with that.
+/// Programs written for PyTorch search the text of a time-out for PyTorch's own wording, so that text begins with it.
+/// `timeout` is the time that it names.
 pub(crate) fn exception_for(py: Python<'_>, error: &Error, timeout: Option<Duration>) -> PyErr {
     let text = match (error.kind(), timeout) {
         (ErrorKind::Timeout, Some(timeout)) => {
@@ -45,7 +45,7 @@ pub(crate) fn exception_for(py: Python<'_>, error: &Error, timeout: Option<Durat
     exception
 }
 
-/// An exception of this class of `torch.distributed`.
+/// An exception of this class of `torch.distributed`; a `RuntimeError` if making one fails.
 pub(crate) fn of_torch(py: Python<'_>, class: &str, text: String) -> PyErr {
     let exception = py
         .import(intern!(py, "torch.distributed"))

@@ -5,10 +5,10 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The number of forks between the first process and this one.
+/// The number of forks between the process that loaded this module and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Notes in a forked child that it is a child.
+/// Called in each forked child, right after the fork.
 #[pyfunction]
 pub(crate) fn note_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);

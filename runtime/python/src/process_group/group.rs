@@ -2,8 +2,8 @@
 //!
 //! Most take tensors and PyTorch's option object or, as older programs pass them, the fields of that object one by one.
 //! An operation whose options say that it is not asynchronous runs in the calling thread, as does every operation of a
-//! group of one rank. The call of any other operation starts it and returns. In a coalescing block a call only keeps
-//! the operation.
+//! group of one rank. A call of any other operation starts the operation and returns. In a coalescing block a call only
+//! keeps the operation.
 
 use super::errors::exception_for;
 use super::issue::Group;
@@ -36,7 +36,7 @@ impl Group {
         self.group.name()
     }
 
-    /// The members' ranks in the world.
+    /// The members' ranks in the world, in the order of their ranks in the group.
     #[getter]
     fn ranks(&self) -> Vec<u32> {
         self.group.ranks().to_vec()
@@ -150,6 +150,7 @@ impl Group {
         root: Option<i64>,
     ) -> PyResult<Work> {
         let options = Options::read(opts)?.within(timeout)?;
+        // Older programs pass the root in the place of the options.
         let reduce_op = match (op, opts) {
             (None, Some(opts)) if opts.extract::<i64>().is_ok() => reduction(None, None)?,
             _ => reduction(opts, op)?,
@@ -345,7 +346,8 @@ impl Group {
         self.issue(py, &options, memory, op, as_list(py, &[into])?)
     }
 
-    /// Reduces lists with one tensor, of any length, for each rank; each rank gets the reduction of the tensors for it.
+    /// Reduces lists with one tensor for each rank, whose lengths may differ; each rank gets the reduction of the
+    /// tensors for that rank.
     #[pyo3(signature = (output_tensors, input_tensors, opts=None, timeout=None, *, op=None))]
     fn reduce_scatter(
         &self,
@@ -520,7 +522,7 @@ impl Group {
         self.receive(py, tensors, Some(source), tag)
     }
 
-    /// Receives from any rank; `_source_rank` of the Work names it.
+    /// Receives from any rank; `_source_rank` of the Work names the sender.
     #[pyo3(signature = (tensors, tag=0))]
     fn recv_anysource(&self, py: Python<'_>, tensors: Any<'_, '_>, tag: i64) -> PyResult<Work> {
         self.receive(py, tensors, None, tag)
@@ -581,7 +583,7 @@ impl Group {
         Ok(Self::new(remaining, self.shared.clone()))
     }
 
-    /// Waits for pending operations, for this long at most, and refuses later ones. Does nothing in a forked child.
+    /// Waits for pending operations, at most for `within`, and refuses later ones. Does nothing in a forked child.
     fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
         if !self.group.is_own() {
             return Ok(());

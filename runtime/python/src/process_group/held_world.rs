@@ -84,7 +84,7 @@ impl HeldWorld {
         self.is_abandoned.load(Ordering::SeqCst)
     }
 
-    /// Drops an abandoned world that no thread uses. A thread that uses it calls this when it is done.
+    /// Drops an abandoned world that no thread uses. Each thread calls this after it has used the world.
     fn drop_if_abandoned(&self) {
         if !self.is_abandoned() {
             return;

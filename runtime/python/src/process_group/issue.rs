@@ -28,7 +28,7 @@ pub(crate) struct WorldState {
     pub(crate) no_call_site: CallSiteId,
 }
 
-/// The operations of an open coalescing block; they are issued as one when it ends.
+/// The operations of an open coalescing block, which are issued as one when the block ends.
 #[derive(Default)]
 struct Block {
     ops: Vec<Op<'static>>,
@@ -55,7 +55,7 @@ impl Group {
         }
     }
 
-    /// The group, unless it belongs to a parent process.
+    /// The group. In a forked child, which cannot use its parent's group, an error.
     pub(crate) fn of_this_process(&self, py: Python<'_>) -> PyResult<&ProcessGroup> {
         if self.group.is_own() {
             return Ok(&self.group);
@@ -72,8 +72,8 @@ impl Group {
         self.block.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The group with the time-out of the options, and with the calling thread's line of Python as its call
-    /// site.
+    /// A handle of the group for operations with the time-out of the options, and with the calling line of the program
+    /// as their call site.
     pub(crate) fn handle(&self, py: Python<'_>, options: &Options) -> PyResult<ProcessGroup> {
         let group = self.of_this_process(py)?;
         let site = self.shared.sites.of_caller(py, &self.shared.recorder);
@@ -84,7 +84,8 @@ impl Group {
         })
     }
 
-    /// Runs or starts an operation that writes `results`; in an open coalescing block, keeps it until the block ends.
+    /// Runs or starts an operation that writes `results`; in an open coalescing block, keeps the operation until the
+    /// block ends.
     pub(crate) fn issue(
         &self,
         py: Python<'_>,
@@ -129,7 +130,7 @@ impl Group {
         Ok(Work::ended(done, results, timeout, name, callbacks))
     }
 
-    /// Runs or starts a receive from `peer`; from any rank if that is `None`.
+    /// Runs or starts a receive from `peer`; from any rank if `peer` is `None`.
     pub(crate) fn receive(
         &self,
         py: Python<'_>,
@@ -146,7 +147,7 @@ impl Group {
         self.issue(py, &options, memory, op, as_list(py, &[tensor])?)
     }
 
-    /// Keeps operations from now on until `end_block`.
+    /// Opens a coalescing block: operations are kept until `end_block`.
     pub(crate) fn begin_block(&self) {
         self.block().get_or_insert_default();
     }

@@ -1,4 +1,4 @@
-//! The monitored barrier, whose errors have gloo's wording, for which programs written for PyTorch search.
+//! The monitored barrier, whose time-out errors have gloo's wording, for which programs written for PyTorch search.
 
 use super::errors::{exception_for, of_torch};
 use super::issue::Group;
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 impl Group {
     /// Runs a monitored barrier. The error of a time-out begins with gloo's text, which names the missing members on
-    /// rank 0 of the group only, and there not if the time-out is zero. It goes on with rcomm's text, which names them
-    /// on every rank or, if rank 0 of the group published no result, names that rank.
+    /// rank 0 of the group only, and there not if the time-out is zero. Then follows rcomm's text, which names them on
+    /// every rank or, if rank 0 of the group published no result, names that rank.
     pub(crate) fn run_monitored_barrier(
         &self,
         py: Python<'_>,
@@ -57,7 +57,7 @@ impl Group {
     }
 }
 
-/// Whether this time-out is zero.
+/// Whether a time-out, or that of an option object, is zero.
 fn is_zero(timeout: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = timeout.py();
     let timeout = timeout

@@ -48,7 +48,7 @@ impl Options {
         Ok(read)
     }
 
-    /// The same options, with a time-out that was passed separately.
+    /// The same options, with the time-out that was passed separately, if one was.
     pub(crate) fn within(mut self, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         if let Some(timeout) = timeout {
             self.timeout = duration(timeout)?.or(self.timeout);
@@ -61,7 +61,8 @@ fn is_duration(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     object.hasattr(intern!(object.py(), "total_seconds"))
 }
 
-/// A time-out; `None` where the value is not positive, which means that none was set.
+/// Reads a time-out: a `timedelta`, or a number of seconds. `None` where the value is `None` or not positive, which
+/// means that none was set.
 pub(crate) fn duration(timeout: &Bound<'_, PyAny>) -> PyResult<Option<Duration>> {
     let py = timeout.py();
     if timeout.is_none() {
@@ -104,7 +105,7 @@ pub(crate) fn reduction(
     }
 }
 
-/// A `ReduceOp`, or a `ReduceOp.RedOpType`.
+/// Reads a `ReduceOp`, or a `ReduceOp.RedOpType`.
 fn read_reduction(op: &Bound<'_, PyAny>) -> PyResult<Reduction> {
     let py = op.py();
     let inner = op.getattr_opt(intern!(py, "op"))?;

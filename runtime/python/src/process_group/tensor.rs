@@ -10,10 +10,10 @@ use rcomm::{Access, Buffer, DType, Device};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The most dimensions whose extents are kept; tensors of more dimensions are recorded as flat.
+/// The most dimensions of a tensor whose extents are kept; tensors of more dimensions are recorded as flat.
 const MAX_DIMENSIONS: usize = 8;
 
-/// `torch.strided`, the layout of tensors that are plain memory.
+/// `torch.strided`, the layout of dense tensors.
 static STRIDED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Whether an operation reads a tensor, writes it, or both.
@@ -159,7 +159,8 @@ impl<'py, 't> Tensors<'py, 't> {
         Ok(copy)
     }
 
-    /// The element type; refuses tensors that are not plain memory of the host.
+    /// The element type; an error for a tensor that is not a dense one in the host's memory, or whose elements rcomm
+    /// cannot communicate.
     fn check(&self, tensor: &Bound<'py, PyAny>) -> PyResult<DType> {
         let py = self.py;
         let on_host = tensor.getattr(intern!(py, "is_cpu")).map_err(|_| {
@@ -191,7 +192,7 @@ impl<'py, 't> Tensors<'py, 't> {
     }
 }
 
-/// Whether the tensor is plain memory, and not sparse.
+/// Whether the tensor is dense: neither sparse nor of another special layout.
 pub(crate) fn is_strided(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = tensor.py();
     let strided = STRIDED.get_or_try_init(py, || {
@@ -201,7 +202,7 @@ pub(crate) fn is_strided(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(tensor.getattr(intern!(py, "layout"))?.is(strided.bind(py)))
 }
 
-/// What a method of the tensor answers.
+/// What this method of the tensor, which takes no arguments, answers.
 fn is_set(tensor: &Bound<'_, PyAny>, method: &Bound<'_, PyString>) -> PyResult<bool> {
     tensor.call_method0(method)?.is_truthy()
 }
@@ -229,7 +230,8 @@ fn may_overlap(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(false)
 }
 
-/// The error of a tensor that only describes others, or that only computes what it would be.
+/// The error for a tensor without memory of its own: one that wraps others, or of which PyTorch computes only the
+/// shape.
 fn without_memory(tensor: &Bound<'_, PyAny>) -> PyErr {
     PyValueError::new_err(format!(
         "rcomm takes tensors that have memory, and this {} has none: of a tensor that wraps others, as DTensor does, \
@@ -240,7 +242,7 @@ fn without_memory(tensor: &Bound<'_, PyAny>) -> PyErr {
 
 fn kind_of(object: &Bound<'_, PyAny>) -> String {
     let name = object.get_type().name();
-    name.map_or_else(|_| "this".to_owned(), |name| name.to_string())
+    name.map_or_else(|_| "object".to_owned(), |name| name.to_string())
 }
 
 /// Whether all buffers have the same length.
@@ -287,7 +289,8 @@ impl Shape {
     }
 }
 
-/// How many rows (extent of the first dimension) a tensor has, and how many elements a row has.
+/// How many rows (the extent of the first dimension) a tensor has, and how many elements a row has. A tensor without
+/// dimensions is one row of one element.
 fn rows(tensor: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
     let shape = Shape::of(tensor)?;
     match shape.dimensions {
@@ -358,6 +361,7 @@ pub(crate) fn lone_list<'py>(lists: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'p
     }
 }
 
+/// The error where an operation takes one tensor, or one list of tensors.
 fn not_one(found: usize) -> PyErr {
     PyValueError::new_err(format!(
         "{found} tensors, or lists of them, where one is needed: on the CPU a rank has one tensor in an operation"

@@ -31,7 +31,7 @@ enum WorkState {
 /// The copies of results that are still to be made.
 struct Copies {
     left: VecDeque<CopyBack>,
-    /// The thread that makes some of them now.
+    /// The thread that makes copies now, if one does.
     by: Option<ThreadId>,
 }
 
@@ -108,7 +108,7 @@ impl Work {
         }
     }
 
-    /// The operation's state, unless the operation belongs to a parent process.
+    /// The operation's state. In a forked child, which cannot use its parent's operation, an error.
     fn of_this_process(&self) -> PyResult<&WorkCell> {
         if self.inner.is_own() {
             return Ok(&self.inner);
@@ -148,6 +148,7 @@ impl WorkCell {
         self.outcome(py)
     }
 
+    /// How the operation ended, if its end was seen. Without an error, the results are in the tensors.
     fn outcome(&self, py: Python<'_>) -> PyResult<Option<Result<Done, Error>>> {
         let outcome = match &*self.state() {
             WorkState::UnderWay(_) => None,
@@ -159,6 +160,7 @@ impl WorkCell {
         Ok(outcome)
     }
 
+    /// Keeps the result, unless another thread has done so, and lets go of the operation.
     fn end(&self, result: Result<Done, Error>) {
         let before = {
             let mut state = self.state();
@@ -181,8 +183,8 @@ impl WorkCell {
         self.copies().left.pop_front()
     }
 
-    /// Copies results, once, into tensors that are not in row-major order. If another thread does so, waits until it has:
-    /// PyTorch lets other threads run while it copies. Copies that fail are tried again by the next call.
+    /// Copies results, once, into tensors that are not in row-major order. If another thread does so, waits until it
+    /// has: PyTorch lets other threads run while it copies. Copies that fail are tried again by the next call.
     fn copy_back(&self, py: Python<'_>) -> PyResult<()> {
         let own_id = thread::current().id();
         {
@@ -212,7 +214,7 @@ impl WorkCell {
         Ok(())
     }
 
-    /// Waits for the end, for this long at most; then raises a time-out error.
+    /// Waits for the end, at most for `within` if that is given: then returns a time-out error.
     fn wait(&self, py: Python<'_>, within: Option<Duration>) -> PyResult<()> {
         if let Some(work) = self.under_way() {
             let result = py.detach(|| match within {
@@ -241,7 +243,7 @@ impl WorkCell {
         }
     }
 
-    /// Completes a future with the operation's result or error.
+    /// Completes a future with the result or the error of the operation, which has ended.
     fn settle(&self, py: Python<'_>, future: &Bound<'_, PyAny>) -> PyResult<()> {
         match self.poll(py)? {
             Some(Err(error)) => {
@@ -267,6 +269,7 @@ impl Drop for Copying<'_> {
 }
 
 impl CopyBack {
+    /// Copies the result to the tensor.
     pub(crate) fn make(&self, py: Python<'_>) -> PyResult<()> {
         let tensor = self.tensor.bind(py);
         tensor.call_method1(intern!(py, "copy_"), (self.copy.bind(py),))?;
@@ -276,8 +279,8 @@ impl CopyBack {
 
 #[pymethods]
 impl Work {
-    /// Waits for the end: until the operation's own time-out, or for `timeout` at most. Raises the
-    /// operation's error; or, if `timeout` has passed, a time-out error, and the operation continues.
+    /// Waits for the operation's end, for `timeout` at most if that is given. Raises the operation's error; or, if
+    /// `timeout` has passed, a time-out error, and the operation continues.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let within = timeout.map(duration).transpose()?.flatten();
@@ -285,18 +288,18 @@ impl Work {
         Ok(true)
     }
 
-    /// Waits like `wait`.
+    /// Does the same as `wait` without a time-out.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         self.of_this_process()?.wait(py, None)
     }
 
-    /// Waits like `wait`: on the CPU there is no stream to block.
+    /// Does the same as `synchronize`: on the CPU there is no stream to block.
     fn block_current_stream(&self, py: Python<'_>) -> PyResult<()> {
         self.of_this_process()?.wait(py, None)
     }
 
-    /// Whether the operation has ended, with or without an error. Does not wait for it; after an error, waits until the
-    /// status of the group's other ranks was read.
+    /// Whether the operation has ended, with or without an error. Does not wait for the end; after an error, waits
+    /// until the status of the group's other ranks was read.
     fn is_completed(&self, py: Python<'_>) -> PyResult<bool> {
         let inner = self.of_this_process()?;
         Ok(match inner.under_way() {

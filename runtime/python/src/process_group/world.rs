@@ -24,8 +24,8 @@ pub(crate) struct StoreServer(OfProcess<Mutex<Option<TcpStore>>>, u16);
 
 #[pymethods]
 impl StoreServer {
-    /// Listens on `host`, which is an address of this host or a name that resolves to some, on a port that the kernel
-    /// chooses; on all addresses if the name resolves only to loopback addresses and is not "localhost".
+    /// Listens on `host`, an address of this host or a name that resolves to one, at a port that the kernel chooses; on
+    /// all addresses if `host` is a name other than "localhost" that resolves only to loopback addresses.
     #[new]
     fn new(py: Python<'_>, host: String, timeout: Duration) -> PyResult<Self> {
         let serve = || {
@@ -55,7 +55,7 @@ impl StoreServer {
 #[pyclass(module = "rcomm._native", frozen)]
 pub(crate) struct World {
     world: OfProcess<HeldWorld>,
-    /// The group of all ranks, or of those that remain. It has a lock of its own, since that of `world` is held while a
+    /// The group of all ranks, or of those that remain. Has a lock of its own, since that of `world` is held while a
     /// call waits for other ranks.
     group: OfProcess<Mutex<rcomm::ProcessGroup>>,
     is_open: AtomicBool,
@@ -63,6 +63,7 @@ pub(crate) struct World {
 }
 
 impl World {
+    /// Called only in the process that made the world.
     fn main_group(&self) -> MutexGuard<'_, rcomm::ProcessGroup> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,16 +87,17 @@ impl World {
     }
 }
 
+/// The store with this prefix before all keys.
 fn under(prefix: &str, store: TcpStore) -> Arc<dyn Store> {
     Arc::new(PrefixStore::new(prefix, Arc::new(store)))
 }
 
 #[pymethods]
 impl World {
-    /// Joins a job: waits until all of its ranks have arrived at the store at `host` and `port`. All keys are under
-    /// `prefix`. Without a host this rank is the job's only one. With a `server`, this process serves the store.
-    /// `store_is_external` says that PyTorch, its launcher or the program serves the store, so that this world neither
-    /// serves nor keeps it; `store_at_rank_0` that the process of rank 0 is known to serve such a store.
+    /// Joins a job: waits until all of its ranks have arrived at the store at `host` and `port`, in which all keys
+    /// begin with `prefix`. Without a host this rank is the job's only one. With a `server`, this process serves the
+    /// store. `store_is_external` says that PyTorch, its launcher or the program serves the store, so that this world
+    /// neither serves nor keeps it; `store_at_rank_0` says that the process of rank 0 is known to serve such a store.
     #[new]
     #[pyo3(signature = (rank, size, *, job, host=None, port=0, prefix="", server=None, store_is_external=false, store_at_rank_0=false, attempt=0, timeout, library_code=Vec::new()))]
     #[allow(clippy::too_many_arguments)]
@@ -216,9 +218,9 @@ impl World {
     }
 
     /// Waits for pending operations, for this long at most, and ends the world. Ranks that end later are no error. A
-    /// rank whose `StoreServer` the others use waits for them, as long again at most (after a failure for the time that
-    /// it waits for the others' status), and then up to 10 s until they have read that all have ended. Does nothing the
-    /// second time, and nothing in a forked child.
+    /// rank whose `StoreServer` the others use then waits for them, for as long again at most (after a failure, for the
+    /// time in which it waits for their status), and up to 10 s more until they have read that all have ended. Does
+    /// nothing the second time, and nothing in a forked child.
     fn shutdown(&self, py: Python<'_>, within: Duration) -> PyResult<()> {
         if !self.world.is_own() {
             return Ok(());
@@ -232,14 +234,14 @@ impl World {
     }
 
     /// Ends the world without waiting for pending operations: these fail, and so do those of other ranks in the group
-    /// of all ranks, with this reason. The ring stays. A rank whose `StoreServer` the others use keeps it for them for
-    /// the time that it waits for their status.
+    /// of all ranks, with this reason. The ring stays. A rank whose `StoreServer` the others use keeps it for as long
+    /// as it waits for their status.
     fn abandon(&self, py: Python<'_>, reason: &str) {
         if !self.world.is_own() || !self.is_open.swap(false, Ordering::Relaxed) {
             return;
         }
         py.detach(|| {
-            // Another thread may use the world, and wait for other ranks.
+            // Another thread may be using the world, and waiting for other ranks.
             let group = self.main_group().clone();
             group.abort(reason);
             self.world.abandon();
@@ -271,7 +273,7 @@ impl World {
         }
     }
 
-    /// Writes this rank's dump and returns where it is.
+    /// Writes this rank's dump and returns the dump's path.
     fn dump(&self, py: Python<'_>) -> PyResult<String> {
         self.with(py, None, HeldWorld::dump)
     }

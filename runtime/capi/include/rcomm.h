@@ -8,7 +8,7 @@
  *
  * Handles and memory. A handle lives until the call that frees or consumes it; until then several
  * threads may use it at once. A function that takes `rcomm_work **work` runs the operation and returns
- * at its end if `work` is NULL. Otherwise it starts the operation and writes a handle to `*work`: until
+ * when that has ended, if `work` is NULL. Otherwise it starts the operation and writes a handle to `*work`: until
  * rcomm_work_released reports that the memory is released, input buffers must stay valid and unchanged,
  * and output buffers must stay valid and must not be accessed. Counts are numbers of elements; buffers
  * are in host memory.
@@ -95,7 +95,7 @@
 // Reduction: bitwise exclusive or.
 #define RCOMM_BXOR 7
 
-// Reduction: the sum of inputs, each multiplied by its rank's factor before.
+// Reduction: the sum of all inputs, each of which is first multiplied by its rank's factor.
 #define RCOMM_PREMUL_SUM 8
 
 // Wait hint: the duration is unknown.
@@ -168,7 +168,7 @@ typedef struct rcomm_sparse rcomm_sparse;
 // Memory of the same size on each rank of a host, which all of them use in place.
 typedef struct rcomm_symmetric rcomm_symmetric;
 
-// Takes the value that a function of a store has read: see `rcomm_value_set`.
+// The place for the value that a function of a store has read: see `rcomm_value_set`.
 typedef struct rcomm_value rcomm_value;
 
 // Memory of all members of a group that each of them reads and writes one-sidedly.
@@ -195,8 +195,8 @@ typedef struct rcomm_store_calls {
   void *context;
   // Sets a key.
   int32_t (*set)(void *context, const char *key, const uint8_t *value, size_t length);
-  // Puts the value of a key, once it is there, into `value`; nothing, if it is not there after `timeout_ms` (0 =
-  // now).
+  // Waits until a key is there, for `timeout_ms` at most (0 = does not wait), and puts the key's value into `value`;
+  // nothing, if the key is not there by then.
   int32_t (*get)(void *context,
                  const char *key,
                  uint64_t timeout_ms,
@@ -204,8 +204,8 @@ typedef struct rcomm_store_calls {
   // Adds to a counter (0 if the key is not there) and writes the counter's new value. A counter is stored as a
   // decimal text.
   int32_t (*add)(void *context, const char *key, int64_t delta, int64_t *sum);
-  // Sets a key to `desired` if it holds `expected`, or is not there and `expected` is empty, as one step. Puts the
-  // value that the key then holds into `value`; nothing, if the key is not there.
+  // In one step: sets a key to `desired` if it holds `expected`, or if it is not there and `expected` is empty; puts
+  // the value that the key then holds into `value`, or nothing if the key is not there.
   int32_t (*compare_set)(void *context,
                          const char *key,
                          const uint8_t *expected,
@@ -213,25 +213,25 @@ typedef struct rcomm_store_calls {
                          const uint8_t *desired,
                          size_t desired_length,
                          const struct rcomm_value *value);
-  // Removes a key; writes 1 to `*was_there` if it was there, else 0.
+  // Removes a key; writes 1 to `*was_there` if the key was there, else 0.
   int32_t (*remove)(void *context, const char *key, int32_t *was_there);
   // Called once, when no function is called any more. May be NULL.
   void (*release)(void *context);
 } rcomm_store_calls;
 
-// One operation of a group, as the functions of a hook see it. Its texts are valid until the function returns.
+// One operation of a group, as the functions of a hook see it. The texts are valid until the function returns.
 typedef struct rcomm_hooked_operation {
   // The name of the group.
   const char *group;
   // The name of the operation, such as `all_reduce`.
   const char *op;
-  // Its sequence number: that of a collective, or of a send or receive, which are counted apart.
+  // The operation's sequence number: sends and receives are counted apart from collectives.
   uint64_t seq;
-  // 1 for a send, a receive and a block of these, else 0.
+  // 1 for a send, a receive, and sends and receives that were issued as one; else 0.
   int32_t is_p2p;
-  // The number of its record in this rank's recorder.
+  // The number of the operation's record in this rank's recorder.
   uint64_t record_id;
-  // Its time-out, in milliseconds.
+  // The operation's time-out, in milliseconds.
   uint64_t timeout_ms;
 } rcomm_hooked_operation;
 
@@ -319,7 +319,7 @@ int32_t rcomm_reduce_scatter_single(const struct rcomm_group *group,
                                     struct rcomm_reduction reduction,
                                     struct rcomm_work **work);
 
-// Part r of `input`, with `count` elements, is sent to rank r; part r of `output` is received from it.
+// Part r of `input`, with `count` elements, is sent to rank r; part r of `output` is received from rank r.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -331,7 +331,7 @@ int32_t rcomm_all_to_all_single(const struct rcomm_group *group,
                                 struct rcomm_work **work);
 
 // Like `rcomm_all_to_all_single`, but `input_splits[r]` elements are sent to rank r, and `output_splits[r]` are
-// received from it.
+// received from rank r.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -343,8 +343,8 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
                                   uint8_t dtype,
                                   struct rcomm_work **work);
 
-// Makes a configuration, to be freed with `rcomm_config_free`. Options that are not set in it are those of the
-// environment at `rcomm_init_with`.
+// Makes a configuration, to be freed with `rcomm_config_free`. Options that are not set in it come from the
+// environment, which is read when a world is made with it.
 //
 // # Safety
 // `config` may be written.
@@ -364,13 +364,13 @@ int32_t rcomm_config_set(const struct rcomm_config *config,
                          const char *name,
                          const char *value);
 
-// Uses the store of the caller, which `calls` describes, in place of one at `MASTER_ADDR` and `MASTER_PORT`. It must
-// be the same store on all ranks, and must answer until the world is shut down.
+// Uses the store of the caller, which `calls` describes, in place of one at `MASTER_ADDR` and `MASTER_PORT`. The store
+// must be the same on all ranks, and must answer until the world is shut down.
 //
 // # Safety
 // `config` is a valid handle. The functions of `calls` may be called with its `context`, on any thread and on
-// several at once, until `release` is called with it: once, when neither the configuration nor a world uses the store
-// any more, or during this call if that fails.
+// several at once, until `release` is called with `context`: once, when neither the configuration nor a world uses the
+// store any more, or during this call if it fails.
 int32_t rcomm_config_set_store(const struct rcomm_config *config,
                                struct rcomm_store_calls calls);
 
@@ -448,8 +448,8 @@ int32_t rcomm_group_keeping(const struct rcomm_group *group,
                             struct rcomm_group **handle);
 
 // Keeps the operations on buffers that are called with this handle from now on, until `rcomm_end_coalescing` issues
-// them as one. They may differ in kind and in element type, but collectives are not mixed with messages, and all ranks
-// keep the same collectives. Their memory is in use from their own call on.
+// them as one. They may differ in kind and in element type, but collectives must not be mixed with messages, and all
+// ranks must keep the same collectives. The memory of an operation is in use from its own call on.
 //
 // # Safety
 // `group` is a valid handle.
@@ -462,8 +462,8 @@ int32_t rcomm_start_coalescing(const struct rcomm_group *group);
 int32_t rcomm_end_coalescing(const struct rcomm_group *group,
                              struct rcomm_work **work);
 
-// Makes a group of the members that are left when these ranks of the world are lost. All that are left call this with
-// the same list; it waits for them, for the time-out of `group` at most. `group` may be open or aborted.
+// Makes a group of the members that are left when these ranks of the world are lost. All members that are left call
+// this with the same list. Waits for them, for the time-out of `group` at most. `group` may be open or aborted.
 //
 // # Safety
 // `group` is a valid handle; `without` holds `count` ranks; `left` may be written.
@@ -472,8 +472,8 @@ int32_t rcomm_group_shrink(const struct rcomm_group *group,
                            size_t count,
                            struct rcomm_group **left);
 
-// Writes to `*json` an array of the ranks of the world, members of the group, that do not call this within
-// `within_ms`; all members that call it get the same list. For a group that has failed.
+// For a group that has failed: writes to `*json` an array of the members that do not call this within `within_ms`, by
+// their ranks in the world. All members that call this get the same list.
 //
 // # Safety
 // `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
@@ -483,7 +483,7 @@ int32_t rcomm_find_absent(const struct rcomm_group *group,
 
 // Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest collective
 // that was issued, that has started and that has completed (-1 if none), and why the group refuses operations (null if
-// it does not). Takes no lock, so it also works while operations hang.
+// it does not). Takes no lock, so this works also while operations hang.
 //
 // # Safety
 // `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
@@ -540,9 +540,9 @@ int32_t rcomm_shared_group(const struct rcomm_world *world,
                            const char *purpose,
                            struct rcomm_group **group);
 
-// Makes one group of the members of several that do not know each other. All members of these groups call this, each
-// with its own group, the same purpose, and the number of all members; it waits for them, for the time-out of `group`
-// at most.
+// Makes one group of the members of several groups that do not know each other. All members of these groups call this,
+// each with its own group, the same purpose, and the number of all members. Waits for them, for the time-out of
+// `group` at most.
 //
 // # Safety
 // `world` and `group` are valid handles; `purpose` is a text that ends with a zero byte; `merged` may be written.
@@ -554,11 +554,11 @@ int32_t rcomm_merge(const struct rcomm_world *world,
 
 // Makes a world of the members of several groups, which may be of different jobs: a job of its own, named by the
 // purpose, with the options of `config`. All members of these groups call this, each with its own group, the same
-// purpose, the number of all members, and the same store: that of `rcomm_config_set_store`, or else, as its client, the
-// TCPStore at `MASTER_ADDR` and `MASTER_PORT` (with `RCOMM_STORE` = `secret` if it asks for a proof of the secret),
-// which must be served by a process that outlives the new world. It waits for them, for the time-out of `group` at most, then for the time-out of the start at most. `rcomm_world_group` gives
-// the group of all of them, in which the old groups follow each other by the names of their jobs. Old worlds and groups
-// stay open.
+// purpose, the number of all members, and the same store: that of `rcomm_config_set_store`, or else, as its client,
+// the TCPStore at `MASTER_ADDR` and `MASTER_PORT` (with `RCOMM_STORE` = `secret` if it asks for a proof of the
+// secret), which must be served by a process that outlives the new world. Waits for all members, for the time-out of
+// `group` at most, then for the time-out of the start at most. `rcomm_world_group` then gives the group of all
+// members, in which the old groups follow each other by the names of their jobs. Old worlds and groups stay open.
 //
 // # Safety
 // `world`, `group` and `config` are valid handles; `purpose` is a text that ends with a zero byte; `merged` may be
@@ -570,7 +570,7 @@ int32_t rcomm_merge_remote(const struct rcomm_world *world,
                            const struct rcomm_config *config,
                            struct rcomm_world **merged);
 
-// Makes a handle to the group of this name; `*group` is NULL if there is none.
+// Makes a handle to the group with this name, to be freed; `*group` is NULL if there is none.
 //
 // # Safety
 // `world` is a valid handle; `name` is a text that ends with a zero byte; `group` may be written.
@@ -578,7 +578,7 @@ int32_t rcomm_group_named(const struct rcomm_world *world,
                           const char *name,
                           struct rcomm_group **group);
 
-// Divides the group into groups of `size` members with consecutive ranks, and writes the one of this rank to `*part`.
+// Divides the group into groups of `size` members with consecutive ranks, and writes this rank's group to `*part`.
 // All members call this.
 //
 // # Safety
@@ -601,8 +601,8 @@ int32_t rcomm_set_timeouts(const struct rcomm_world *world, uint64_t timeout_ms)
 int32_t rcomm_extend_timeouts(const struct rcomm_world *world,
                               uint64_t extra_ms);
 
-// Measures from now on how long the operations of all groups that exist run (`duration_ms` in records); stops that if
-// `on` is 0. RCOMM_UNSUPPORTED if a group's backend cannot be timed on the host.
+// Measures from now on how long the operations of all groups that exist run (`duration_ms` in records); stops
+// measuring if `on` is 0. Fails with `RCOMM_UNSUPPORTED` if a group's backend cannot be timed on the host.
 //
 // # Safety
 // `world` is a valid handle.
@@ -638,8 +638,9 @@ int32_t rcomm_abort_groups(const struct rcomm_world *world, const char *reason);
 //
 // # Safety
 // `group` is a valid handle; the functions may be called with `context`, on any thread, as long as the group exists.
-// That may be longer than `rcomm_world_free` takes: while there is a handle of the group or of its work, and while an
-// operation of it ends on a thread of rcomm. A `context` that stays valid until the process ends is always right.
+// The group may exist after `rcomm_world_free` has returned: as long as there is a handle of the group or of one of
+// its operations, and while one of them ends on a thread of rcomm. A `context` that stays valid until the process ends
+// is always right.
 int32_t rcomm_group_set_hook(const struct rcomm_group *group,
                              void (*begun)(void *context,
                                            const struct rcomm_hooked_operation *operation),
@@ -670,8 +671,7 @@ int32_t rcomm_all_gather(const struct rcomm_group *group,
                          uint8_t dtype,
                          struct rcomm_work **work);
 
-// `output` ends as the reduction of `inputs[own rank]` over all ranks; `inputs[r]` has `counts[r]`
-// elements.
+// `output` ends as the reduction, over all ranks, of `inputs[caller's rank]`; `inputs[r]` has `counts[r]` elements.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -683,7 +683,7 @@ int32_t rcomm_reduce_scatter_v(const struct rcomm_group *group,
                                struct rcomm_reduction reduction,
                                struct rcomm_work **work);
 
-// `output`, with `count` elements, ends as the reduction of `inputs[own rank]` over all ranks.
+// `output`, with `count` elements, ends as the reduction, over all ranks, of `inputs[caller's rank]`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -695,7 +695,8 @@ int32_t rcomm_reduce_scatter(const struct rcomm_group *group,
                              struct rcomm_reduction reduction,
                              struct rcomm_work **work);
 
-// `outputs[r]` ends as rank r's `inputs[own rank]`.
+// `outputs[r]`, with `output_counts[r]` elements, ends as rank r's `inputs[caller's rank]`; `inputs[r]` has
+// `input_counts[r]` elements.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -731,7 +732,8 @@ int32_t rcomm_gather(const struct rcomm_group *group,
                      uint32_t root,
                      struct rcomm_work **work);
 
-// `output` ends as the root's `inputs[own rank]`, with `counts[own rank]` elements. All ranks pass all counts.
+// `output` ends as the root's `inputs[caller's rank]`, with `counts[caller's rank]` elements. All ranks pass all
+// counts.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -743,7 +745,7 @@ int32_t rcomm_scatter_v(const struct rcomm_group *group,
                         uint32_t root,
                         struct rcomm_work **work);
 
-// `output`, with `count` elements, ends as the root's `inputs[own rank]`.
+// `output`, with `count` elements, ends as the root's `inputs[caller's rank]`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -755,8 +757,8 @@ int32_t rcomm_scatter(const struct rcomm_group *group,
                       uint32_t root,
                       struct rcomm_work **work);
 
-// Each of the `length` buffers, with `counts[i]` elements, ends as its reduction over all ranks. This is one
-// operation.
+// `buffers[i]`, with `counts[i]` elements, ends as the reduction of all ranks' `buffers[i]`, for each of `length`
+// buffers; as one operation.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -894,8 +896,8 @@ int32_t rcomm_send_object(const struct rcomm_group *group,
                           uint32_t tag,
                           struct rcomm_work **work);
 
-// Writes to `*out` the value that `peer` sends. With `work`, several receives of values may be in progress; until they
-// have ended, nothing else may be received from this peer with this tag.
+// Writes to `*out` the value that `peer` sends. With `work`, several receives of values may be in progress; until all
+// of them have ended, nothing else may be received from this peer with this tag.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `out` may be written unless there is a `work`.
@@ -905,8 +907,8 @@ int32_t rcomm_recv_object(const struct rcomm_group *group,
                           char **out,
                           struct rcomm_work **work);
 
-// Takes the text of the value that `work` has produced, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet.
-// Does not wait for the operation.
+// Takes the text of the value that `work` has produced, once; fails with `RCOMM_INVALID_ARGUMENT` if there is none, or
+// not yet. Does not wait for the operation.
 //
 // # Safety
 // `work` is a valid handle; `out` may be written.
@@ -919,9 +921,9 @@ int32_t rcomm_work_text(const struct rcomm_work *work,
 // `text` is NULL or such a text, and is not used afterwards.
 void rcomm_text_free(char *text);
 
-// Makes a reducer for a model with `count` parameters: their names, and their numbers of elements. All have the
-// element type `dtype`: RCOMM_F32, RCOMM_F64, RCOMM_F16 or RCOMM_BF16. Gradients are averaged in buckets of
-// `bucket_bytes` at most, the first of `first_bytes`, unless one parameter alone is larger; 0 = the defaults. If
+// Makes a reducer for a model with `count` parameters, whose names and numbers of elements are in `names` and `lens`.
+// All have the element type `dtype`: RCOMM_F32, RCOMM_F64, RCOMM_F16 or RCOMM_BF16. Gradients are averaged in buckets
+// of `bucket_bytes` at most, the first of `first_bytes`, unless one parameter alone is larger; 0 = the defaults. If
 // `find_unused` is not 0, parameters may have no gradient in a step. Waits until all ranks of the group have called
 // this; give the reducer a group of its own.
 //
@@ -962,8 +964,8 @@ int32_t rcomm_reducer_new_with(const struct rcomm_group *group,
                                struct rcomm_reducer **reducer);
 
 // Writes the address and the number of elements of a parameter's gradient in this step: a part of the memory that is
-// sent. It holds what was written there in this step, and zeros before. Write the gradient there before the next call
-// with this reducer. Fails for a gradient that is ready, and for a sparse parameter.
+// sent, in which all elements are zero until they are written in this step. Write the gradient there before the next
+// call with this reducer. Fails for a gradient that is ready, and for a sparse parameter.
 //
 // # Safety
 // `reducer` is a valid handle; `gradient` and `len` may be written.
@@ -972,16 +974,16 @@ int32_t rcomm_reducer_gradient(const struct rcomm_reducer *reducer,
                                void **gradient,
                                size_t *len);
 
-// Says that a parameter's gradient is complete. Sends its bucket if that is full now, and all before it were sent;
-// does not wait for other ranks.
+// Says that a parameter's gradient is complete. Sends the gradient's bucket if all gradients of it are complete now
+// and all buckets before it were sent; does not wait for other ranks.
 //
 // # Safety
 // `reducer` is a valid handle.
 int32_t rcomm_reducer_ready(const struct rcomm_reducer *reducer,
                             size_t parameter);
 
-// Like `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of the parameter's gradient; the
-// others are zero. A row that is named more than once counts as the sum.
+// Like `rcomm_reducer_ready`, for a parameter of the option `sparse`: gives `nnz` rows of the parameter's gradient;
+// the other rows are zero. A row that is named more than once counts as the sum.
 //
 // # Safety
 // `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row after the
@@ -1019,9 +1021,10 @@ int32_t rcomm_reducer_sparse_average(const struct rcomm_reducer *reducer,
                                      struct rcomm_sparse **out);
 
 // Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has
-// no input left. Every rank calls it once at the end. Needs the option `uneven`. Writes in how many steps this rank
-// took part in that way, and a rank of the group that had input in the last step, the same on all ranks: its
-// parameters are those of all steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
+// no input left. Every rank calls this once at the end. Needs the option `uneven`. Writes to `*shadowed` in how many
+// steps this rank took part in that way, and to `*last` a rank of the group that had input in the last step, the same
+// on all ranks: that rank's parameters are those after all steps, and the others take its parameters
+// (`rcomm_broadcast`). Waits for the others.
 //
 // # Safety
 // `reducer` is a valid handle; `shadowed` and `last` are NULL or may be written.
@@ -1035,8 +1038,8 @@ int32_t rcomm_reducer_join(const struct rcomm_reducer *reducer,
 // `reducer` is a valid handle.
 int32_t rcomm_reducer_begin_forward(const struct rcomm_reducer *reducer);
 
-// Writes to `*json` how long the last step took, in milliseconds: forward, backward, communication, how much of that
-// was hidden and exposed, and each bucket.
+// Writes to `*json` how long the last step took, in milliseconds: forward, backward, communication, how much of the
+// communication was hidden and exposed, and each bucket.
 //
 // # Safety
 // `reducer` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
@@ -1044,7 +1047,8 @@ int32_t rcomm_reducer_statistics(const struct rcomm_reducer *reducer,
                                  char **json);
 
 // Continues in another group, after ranks were lost or have joined; a step that is not finished is given up. All ranks
-// of `group` call this and wait for each other, but ranks that have joined call `rcomm_reducer_new` at the same time.
+// of `group` call this and wait for each other; ranks that have joined instead call `rcomm_reducer_new` at the same
+// time.
 //
 // # Safety
 // `reducer` and `group` are valid handles.
@@ -1078,8 +1082,8 @@ int32_t rcomm_all_reduce_sparse(const struct rcomm_group *group,
                                 struct rcomm_sparse **out,
                                 struct rcomm_work **work);
 
-// Takes the sum that `work` has produced, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does not wait
-// for the operation.
+// Takes the sum that `work` has produced, once; fails with `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does
+// not wait for the operation.
 //
 // # Safety
 // `work` is a valid handle; `out` may be written.
@@ -1116,8 +1120,8 @@ int32_t rcomm_value_set(const struct rcomm_value *value,
                         size_t length);
 
 // Makes memory of `bytes` bytes on each rank, all zero, which all ranks of the group use in place. All members call
-// this, with the same size. Fails with `RCOMM_UNSUPPORTED`, on all members, if they are on several hosts or cannot share
-// memory.
+// this, with the same size. Fails with `RCOMM_UNSUPPORTED`, on all members, if these are on several hosts or cannot
+// share memory.
 //
 // # Safety
 // `group` is a valid handle; `memory` may be written.
@@ -1136,8 +1140,8 @@ int32_t rcomm_symmetric_buffer(const struct rcomm_symmetric *memory,
                                size_t *bytes);
 
 // Writes the address and the length of the signal pad of `peer`, or of the caller, like `rcomm_symmetric_buffer`: the
-// four bytes of channel `c` and sender `s` are at `4 * (c * size + s)`. They must be zero again where a channel is used
-// by the functions below.
+// four bytes of channel `c` and sender `s` are at `4 * (c * size + s)`. A program that writes to a channel must set
+// its bytes to zero again before the functions below use the channel.
 //
 // # Safety
 // `memory` is a valid handle; `start` and `bytes` may be written.
@@ -1146,8 +1150,8 @@ int32_t rcomm_symmetric_signal_pad(const struct rcomm_symmetric *memory,
                                    void **start,
                                    size_t *bytes);
 
-// Signals to `peer` on a channel (0 to 63), once `peer` has waited for the earlier signal of this rank on it; waits for
-// that for the group's time-out at most.
+// Signals to `peer` on a channel (0 to 63). Before, waits until `peer` has taken this rank's earlier signal on the
+// channel, for the group's time-out at most.
 //
 // # Safety
 // `memory` is a valid handle.
@@ -1163,15 +1167,16 @@ int32_t rcomm_symmetric_wait_signal(const struct rcomm_symmetric *memory,
                                     uint32_t peer,
                                     uint32_t channel);
 
-// Returns once all members have called this on this channel: signals to each other member, then waits for the signal of
-// each.
+// Returns once all members have called this on this channel: signals to each other member, then waits for the signal
+// of each.
 //
 // # Safety
 // `memory` is a valid handle.
 int32_t rcomm_symmetric_barrier(const struct rcomm_symmetric *memory,
                                 uint32_t channel);
 
-// Sets `count` words of four bytes of this rank's buffer, from word `offset` on. Other ranks see it after a signal.
+// Sets `count` words of four bytes of this rank's buffer, from word `offset` on. Other ranks see the words after a
+// signal.
 //
 // # Safety
 // `memory` is a valid handle.
@@ -1187,24 +1192,24 @@ int32_t rcomm_symmetric_fill(const struct rcomm_symmetric *memory,
 // `memory` is a valid handle that is not used afterwards, and nor is the memory.
 int32_t rcomm_symmetric_close(struct rcomm_symmetric *memory);
 
-// Frees memory and handle at once; other ranks that wait for a signal of this one get an error or reach their time-out.
-// NULL has no effect.
+// Frees memory and handle at once; other ranks that wait for a signal of this one get an error or reach their
+// time-out. NULL has no effect.
 //
 // # Safety
 // `memory` is NULL or a valid handle that is not used afterwards, and nor is the memory.
 void rcomm_symmetric_free(struct rcomm_symmetric *memory);
 
-// Takes the window that `work` has made, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does not wait for
-// the operation.
+// Takes the window that `work` has made, once; fails with `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does
+// not wait for the operation.
 //
 // # Safety
 // `work` is a valid handle; `window` may be written.
 int32_t rcomm_work_window(const struct rcomm_work *work,
                           struct rcomm_window **window);
 
-// Makes a window over `count` new elements on this rank, all zero; this is the memory that other ranks access fastest.
-// All members call this or `rcomm_new_window`, with the same element type; counts may differ, and may be 0. With
-// `work`, `window` is ignored and `rcomm_work_window` returns the window.
+// Makes a window over `count` new elements on this rank, all zero: other ranks access this memory faster than that of
+// `rcomm_new_window`. All members call this or `rcomm_new_window`, with the same element type; counts may differ, and
+// may be 0. With `work`, `window` is ignored and `rcomm_work_window` returns the window.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.
@@ -1256,8 +1261,8 @@ int32_t rcomm_window_get(const struct rcomm_window *window,
                          size_t count,
                          struct rcomm_work **work);
 
-// Signals to `peer` that everything that this rank put there before has arrived. Signals are counted. With `work`, the
-// order is that of `rcomm_window_put`.
+// Signals to `peer` that everything that this rank has put into the part of `peer` before has arrived. Signals are
+// counted. With `work`, the order is that of `rcomm_window_put`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -1265,8 +1270,8 @@ int32_t rcomm_window_signal(const struct rcomm_window *window,
                             uint32_t peer,
                             struct rcomm_work **work);
 
-// Consumes one signal of `peer`; waits for it if there is none, for the group's time-out at most. With `work`, it
-// waits for no other call of this rank.
+// Consumes one signal of `peer`; if there is none, waits for one, for the group's time-out at most. With `work`, the
+// operation waits for no other call of this rank.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h.
@@ -1274,8 +1279,8 @@ int32_t rcomm_window_wait_signal(const struct rcomm_window *window,
                                  uint32_t peer,
                                  struct rcomm_work **work);
 
-// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its address
-// to `*start` and its length to `*bytes`. The peer and other ranks may write there at any time, so use atomic
+// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes the part's
+// address to `*start` and its length to `*bytes`. The peer and other ranks may write there at any time, so use atomic
 // operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, or was not made by
 // `rcomm_window_allocate`.
 //
@@ -1305,9 +1310,9 @@ void rcomm_window_free(struct rcomm_window *window);
 // `work` is a valid handle.
 int32_t rcomm_work_wait(const struct rcomm_work *work);
 
-// Waits for at most `timeout_ms` (0 = does not wait, also while other threads wait for the operation). If it has
-// ended, `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation continues. After
-// an error that aborts the group this may wait until the rank's dump was made.
+// Waits for at most `timeout_ms` (0 = does not wait, also while other threads wait for the operation). If the
+// operation has ended, `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation
+// continues. After an error that aborts the group this may wait until the rank's dump was made.
 //
 // # Safety
 // `work` is a valid handle; `ended` may be written.
@@ -1324,7 +1329,8 @@ int32_t rcomm_work_test(const struct rcomm_work *work,
 int32_t rcomm_work_released(const struct rcomm_work *work,
                             int32_t *released);
 
-// Calls `callback(context, code)` once, when the operation ends, or during this call if it has; `code` is its result.
+// Calls `callback(context, code)` once, when the operation ends, or during this call if it has ended; `code` is the
+// operation's result.
 //
 // The callback runs on a thread of rcomm, or on one that waits for the operation or asks about it. It must be short,
 // must not wait for an operation, and must not use `work`.
@@ -1335,8 +1341,8 @@ int32_t rcomm_work_on_completion(const struct rcomm_work *work,
                                  void (*callback)(void *context, int32_t code),
                                  void *context);
 
-// Writes the sender, as a rank of the group, of a completed receive from any rank; `RCOMM_INVALID_ARGUMENT` if there
-// is none, or not yet. Does not wait for the operation.
+// Writes the sender, as a rank of the group, of a completed receive from any rank; fails with `RCOMM_INVALID_ARGUMENT`
+// for any other operation. Does not wait for the operation.
 //
 // # Safety
 // `work` is a valid handle; `source` may be written.
@@ -1401,7 +1407,7 @@ int32_t rcomm_new_group(const struct rcomm_world *world,
                         struct rcomm_group **group);
 
 // Waits for pending operations and then for the other ranks, closes all groups, and frees the world, also after an
-// error. All ranks call it, after they have freed their groups and works.
+// error. All ranks call this, after they have freed their groups and works.
 //
 // # Safety
 // `world` is a valid handle that is not used afterwards.
@@ -1416,9 +1422,8 @@ int32_t rcomm_shutdown_within(struct rcomm_world *world,
                               uint64_t timeout_ms);
 
 // Continues without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
-// groups with a lost member are aborted. All ranks that are left call this with the same list; it waits for them,
-// for the time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep
-// their numbers.
+// groups with a lost member are aborted. All ranks that are left call this with the same list. Waits for them, for the
+// time-out of the group of all ranks at most; meanwhile other calls with this world wait. Ranks keep their numbers.
 //
 // # Safety
 // `world` is a valid handle; `without` holds `count` ranks.
@@ -1427,9 +1432,9 @@ int32_t rcomm_shrink(const struct rcomm_world *world,
                      size_t count);
 
 // Makes the world anew with `size` ranks: those that are left keep their numbers, and processes that join
-// (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same list of lost
-// ranks; it waits for all `size` ranks, for the time-out of the start at most, and meanwhile other calls with this
-// world wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
+// (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same size and the
+// same list of lost ranks. Waits for all `size` ranks, for the time-out of the start at most; meanwhile other calls
+// with this world wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
 //
 // # Safety
 // `world` is a valid handle; `lost` holds `count` ranks.
@@ -1438,7 +1443,7 @@ int32_t rcomm_grow(const struct rcomm_world *world,
                    size_t count,
                    uint32_t size);
 
-// Records what the program does from now on (`load data`), in at most 104 bytes; the empty text ends a phase.
+// Records what the program does from now on (such as `load data`), cut to 104 bytes; the empty text ends a phase.
 //
 // # Safety
 // `world` is a valid handle; `name` is a text that ends with a zero byte.

@@ -68,22 +68,24 @@ inline std::string take(char *text) {
 }
 } // namespace detail
 
-/* An operation under way. Its buffers must stay valid until wait() has returned, or released() is true: also if
- * the Work is destroyed before. */
+/* An operation under way. Its buffers must stay valid until wait() has returned without an error, or released()
+ * is true, even if the Work is destroyed before. */
 class Work {
   public:
     explicit Work(rcomm_work *handle) : handle_(handle) {}
 
-    /* Waits for the end; throws the error of the operation. */
+    /* Waits for the operation's end; throws the operation's error if it has failed. */
     void wait() const { check(rcomm_work_wait(get())); }
 
-    /* Waits for timeout_ms at most; returns whether the operation has ended. Throws its error if it has failed. */
+    /* Waits for timeout_ms at most; returns whether the operation has ended. Throws the operation's error if it has
+     * failed. */
     bool test(uint64_t timeout_ms = 0) const {
         int32_t ended = 0;
         check(rcomm_work_test(get(), timeout_ms, &ended));
         return ended != 0;
     }
 
+    /* Whether the operation has ended, as wait() or test() has shown, and its buffers may be used again. */
     bool released() const {
         int32_t released = 0;
         check(rcomm_work_released(get(), &released));
@@ -96,7 +98,7 @@ class Work {
     detail::Handle<rcomm_work, rcomm_work_free> handle_;
 };
 
-/* A set of ranks that communicate. The operations without _async return at their end. */
+/* A set of ranks that communicate. The operations whose names do not end with _async return when they have ended. */
 class Group {
   public:
     explicit Group(rcomm_group *handle) : handle_(handle) {}
@@ -175,7 +177,7 @@ class Group {
     detail::Handle<rcomm_group, rcomm_group_free> handle_;
 };
 
-/* The membership in a job. One that is destroyed without shutdown() aborts its groups. */
+/* The membership in a job. A World that is destroyed without shutdown() aborts its groups. */
 class World {
   public:
     explicit World(rcomm_world *handle) : handle_(handle) {}
@@ -245,7 +247,8 @@ class World {
         return detail::take(json);
     }
 
-    /* Ends the membership in order. All ranks call this, after they have destroyed their groups and works. */
+    /* Waits for the other ranks and ends the membership; the World is then empty. All ranks call this, after they have
+     * destroyed their Groups and Works. */
     void shutdown() { check(rcomm_shutdown(handle_.release())); }
 
     rcomm_world *get() const noexcept { return handle_.get(); }
@@ -257,7 +260,7 @@ class World {
 /* Averages gradients of type T while the backward pass computes others. */
 template <typename T> class Reducer {
   public:
-    /* The parameters: names and numbers of elements. */
+    /* `parameters` are names and numbers of elements; sizes of 0 are the defaults. */
     Reducer(const Group &group, const std::vector<std::pair<std::string, uint64_t>> &parameters,
             std::size_t first_bytes = 0, std::size_t bucket_bytes = 0) {
         std::vector<const char *> names;
@@ -272,7 +275,7 @@ template <typename T> class Reducer {
         handle_.reset(made);
     }
 
-    /* With the options of `rcomm_reducer_new_with`, a JSON object. */
+    /* `options` is a JSON object, as for rcomm_reducer_new_with. */
     Reducer(const Group &group, const std::vector<std::pair<std::string, uint64_t>> &parameters,
             const std::string &options) {
         std::vector<const char *> names;
@@ -298,8 +301,8 @@ template <typename T> class Reducer {
     void ready(std::size_t parameter) const { check(rcomm_reducer_ready(get(), parameter)); }
     void finish() const { check(rcomm_reducer_finish(get())); }
 
-    /* For ranks that may run out of input before others: in how many steps this one took part without input, and a rank
-       with input in the last step. */
+    /* For ranks that may run out of input before others: takes part in the others' steps until all ranks have called
+     * this. Returns in how many steps this rank took part in that way, and a rank that had input in the last step. */
     std::pair<uint64_t, uint32_t> join() const {
         uint64_t shadowed = 0;
         uint32_t last = 0;
@@ -307,7 +310,8 @@ template <typename T> class Reducer {
         return {shadowed, last};
     }
 
-    /* A parameter's average in the last step, until the next call with this reducer. */
+    /* The memory of a parameter's average in the last step, valid until the next call with this reducer; NULL and 0 if
+     * no rank has used the parameter. */
     std::pair<T *, std::size_t> average(std::size_t parameter) const {
         void *data = nullptr;
         std::size_t len = 0;

@@ -51,7 +51,7 @@ pub const RCOMM_BAND: u8 = 5;
 pub const RCOMM_BOR: u8 = 6;
 /// Reduction: bitwise exclusive or.
 pub const RCOMM_BXOR: u8 = 7;
-/// Reduction: the sum of inputs, each multiplied by its rank's factor before.
+/// Reduction: the sum of all inputs, each of which is first multiplied by its rank's factor.
 pub const RCOMM_PREMUL_SUM: u8 = 8;
 
 /// Wait hint: the duration is unknown.
@@ -104,6 +104,7 @@ pub struct Reduction {
 }
 
 impl Reduction {
+    /// Returns the reduction with this code; an error if there is none.
     pub(crate) fn read(self) -> rcomm::Result<rcomm::Reduction> {
         let op = rcomm::ReduceOp::from_code(self.op).ok_or_else(|| {
             let message = format!("no reduction has the code {}", self.op);
@@ -116,7 +117,7 @@ impl Reduction {
     }
 }
 
-/// Returns the hint with this code.
+/// Returns the wait hint with this code; an error if there is none.
 pub(crate) fn wait_hint(code: u8) -> rcomm::Result<rcomm::WaitHint> {
     Ok(match code {
         RCOMM_WAIT_UNKNOWN => rcomm::WaitHint::Unknown,

@@ -145,7 +145,7 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_single(
     }
 }
 
-/// Part r of `input`, with `count` elements, is sent to rank r; part r of `output` is received from it.
+/// Part r of `input`, with `count` elements, is sent to rank r; part r of `output` is received from rank r.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn rcomm_all_to_all_single(
 }
 
 /// Like `rcomm_all_to_all_single`, but `input_splits[r]` elements are sent to rank r, and `output_splits[r]` are
-/// received from it.
+/// received from rank r.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.

@@ -18,11 +18,13 @@ pub struct Configuration(Mutex<Choices>);
 struct Choices {
     /// The values by the environment variables that they replace.
     values: HashMap<String, String>,
+    /// The caller's store.
     store: Option<Arc<dyn Store>>,
 }
 
 impl Configuration {
-    /// The options, with the place that the environment names, and the store of the caller.
+    /// The options, with this process's place in the job, and the caller's store, if one was set. What was not set
+    /// comes from the environment.
     pub(crate) fn read(&self) -> Result<(Config, Option<Arc<dyn Store>>)> {
         let choices = self.choices();
         let look_up = |name: &str| look_up(&choices.values, name);
@@ -38,8 +40,8 @@ impl Configuration {
     }
 }
 
-/// Makes a configuration, to be freed with `rcomm_config_free`. Options that are not set in it are those of the
-/// environment at `rcomm_init_with`.
+/// Makes a configuration, to be freed with `rcomm_config_free`. Options that are not set in it come from the
+/// environment, which is read when a world is made with it.
 ///
 /// # Safety
 /// `config` may be written.
@@ -89,13 +91,13 @@ pub unsafe extern "C" fn rcomm_config_set(
     })
 }
 
-/// Uses the store of the caller, which `calls` describes, in place of one at `MASTER_ADDR` and `MASTER_PORT`. It must
-/// be the same store on all ranks, and must answer until the world is shut down.
+/// Uses the store of the caller, which `calls` describes, in place of one at `MASTER_ADDR` and `MASTER_PORT`. The store
+/// must be the same on all ranks, and must answer until the world is shut down.
 ///
 /// # Safety
 /// `config` is a valid handle. The functions of `calls` may be called with its `context`, on any thread and on
-/// several at once, until `release` is called with it: once, when neither the configuration nor a world uses the store
-/// any more, or during this call if that fails.
+/// several at once, until `release` is called with `context`: once, when neither the configuration nor a world uses the
+/// store any more, or during this call if it fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_config_set_store(
     config: *const Configuration,
@@ -165,6 +167,7 @@ fn is_option(name: &str) -> Result<bool> {
     Ok(is_asked.get())
 }
 
+/// The value of a variable: the one that was set, else that of the environment. An empty text counts as not set.
 fn look_up(values: &HashMap<String, String>, name: &str) -> Option<String> {
     match values.get(name) {
         Some(value) => Some(value.clone()).filter(|value| !value.is_empty()),

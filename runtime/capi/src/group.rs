@@ -50,8 +50,8 @@ impl Group {
         match &mut *self.block() {
             None => Ok(Some(op)),
             Some(_) if wants_handle => Err(refused(
-                "an operation in a coalesced block has no work of its own: pass NULL, and a place for the block's work to \
-                 rcomm_end_coalescing",
+                "an operation in a coalesced block has no work of its own: pass NULL, and a place for the block's work \
+                 to rcomm_end_coalescing",
             )),
             Some(block) => {
                 block.push(op);
@@ -224,8 +224,8 @@ pub unsafe extern "C" fn rcomm_group_keeping(
 }
 
 /// Keeps the operations on buffers that are called with this handle from now on, until `rcomm_end_coalescing` issues
-/// them as one. They may differ in kind and in element type, but collectives are not mixed with messages, and all ranks
-/// keep the same collectives. Their memory is in use from their own call on.
+/// them as one. They may differ in kind and in element type, but collectives must not be mixed with messages, and all
+/// ranks must keep the same collectives. The memory of an operation is in use from its own call on.
 ///
 /// # Safety
 /// `group` is a valid handle.
@@ -269,8 +269,8 @@ pub unsafe extern "C" fn rcomm_end_coalescing(
     })
 }
 
-/// Makes a group of the members that are left when these ranks of the world are lost. All that are left call this with
-/// the same list; it waits for them, for the time-out of `group` at most. `group` may be open or aborted.
+/// Makes a group of the members that are left when these ranks of the world are lost. All members that are left call
+/// this with the same list. Waits for them, for the time-out of `group` at most. `group` may be open or aborted.
 ///
 /// # Safety
 /// `group` is a valid handle; `without` holds `count` ranks; `left` may be written.
@@ -292,8 +292,8 @@ pub unsafe extern "C" fn rcomm_group_shrink(
     })
 }
 
-/// Writes to `*json` an array of the ranks of the world, members of the group, that do not call this within
-/// `within_ms`; all members that call it get the same list. For a group that has failed.
+/// For a group that has failed: writes to `*json` an array of the members that do not call this within `within_ms`, by
+/// their ranks in the world. All members that call this get the same list.
 ///
 /// # Safety
 /// `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
@@ -314,7 +314,7 @@ pub unsafe extern "C" fn rcomm_find_absent(
 
 /// Writes to `*json` the group's progress on this rank: name, purpose, members, the numbers of the newest collective
 /// that was issued, that has started and that has completed (-1 if none), and why the group refuses operations (null if
-/// it does not). Takes no lock, so it also works while operations hang.
+/// it does not). Takes no lock, so this works also while operations hang.
 ///
 /// # Safety
 /// `group` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.

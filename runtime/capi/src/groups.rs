@@ -77,9 +77,9 @@ pub unsafe extern "C" fn rcomm_shared_group(
     })
 }
 
-/// Makes one group of the members of several that do not know each other. All members of these groups call this, each
-/// with its own group, the same purpose, and the number of all members; it waits for them, for the time-out of `group`
-/// at most.
+/// Makes one group of the members of several groups that do not know each other. All members of these groups call this,
+/// each with its own group, the same purpose, and the number of all members. Waits for them, for the time-out of
+/// `group` at most.
 ///
 /// # Safety
 /// `world` and `group` are valid handles; `purpose` is a text that ends with a zero byte; `merged` may be written.
@@ -106,11 +106,11 @@ pub unsafe extern "C" fn rcomm_merge(
 
 /// Makes a world of the members of several groups, which may be of different jobs: a job of its own, named by the
 /// purpose, with the options of `config`. All members of these groups call this, each with its own group, the same
-/// purpose, the number of all members, and the same store: that of `rcomm_config_set_store`, or else, as its client, the
-/// TCPStore at `MASTER_ADDR` and `MASTER_PORT` (with `RCOMM_STORE` = `secret` if it asks for a proof of the secret),
-/// which must be served by a process that outlives the new world. It waits for them, for the time-out of `group` at most, then for the time-out of the start at most. `rcomm_world_group` gives
-/// the group of all of them, in which the old groups follow each other by the names of their jobs. Old worlds and groups
-/// stay open.
+/// purpose, the number of all members, and the same store: that of `rcomm_config_set_store`, or else, as its client,
+/// the TCPStore at `MASTER_ADDR` and `MASTER_PORT` (with `RCOMM_STORE` = `secret` if it asks for a proof of the
+/// secret), which must be served by a process that outlives the new world. Waits for all members, for the time-out of
+/// `group` at most, then for the time-out of the start at most. `rcomm_world_group` then gives the group of all
+/// members, in which the old groups follow each other by the names of their jobs. Old worlds and groups stay open.
 ///
 /// # Safety
 /// `world`, `group` and `config` are valid handles; `purpose` is a text that ends with a zero byte; `merged` may be
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn rcomm_merge_remote(
     })
 }
 
-/// Makes a handle to the group of this name; `*group` is NULL if there is none.
+/// Makes a handle to the group with this name, to be freed; `*group` is NULL if there is none.
 ///
 /// # Safety
 /// `world` is a valid handle; `name` is a text that ends with a zero byte; `group` may be written.
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn rcomm_group_named(
     })
 }
 
-/// Divides the group into groups of `size` members with consecutive ranks, and writes the one of this rank to `*part`.
+/// Divides the group into groups of `size` members with consecutive ranks, and writes this rank's group to `*part`.
 /// All members call this.
 ///
 /// # Safety
@@ -238,8 +238,8 @@ pub unsafe extern "C" fn rcomm_extend_timeouts(world: *const World, extra_ms: u6
     })
 }
 
-/// Measures from now on how long the operations of all groups that exist run (`duration_ms` in records); stops that if
-/// `on` is 0. RCOMM_UNSUPPORTED if a group's backend cannot be timed on the host.
+/// Measures from now on how long the operations of all groups that exist run (`duration_ms` in records); stops
+/// measuring if `on` is 0. Fails with `RCOMM_UNSUPPORTED` if a group's backend cannot be timed on the host.
 ///
 /// # Safety
 /// `world` is a valid handle.

@@ -7,7 +7,7 @@ use rcomm::{Error, OperationHook};
 use std::ffi::{CString, c_char, c_void};
 use std::sync::Arc;
 
-/// One operation of a group, as the functions of a hook see it. Its texts are valid until the function returns.
+/// One operation of a group, as the functions of a hook see it. The texts are valid until the function returns.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct HookedOperation {
@@ -15,13 +15,13 @@ pub struct HookedOperation {
     pub group: *const c_char,
     /// The name of the operation, such as `all_reduce`.
     pub op: *const c_char,
-    /// Its sequence number: that of a collective, or of a send or receive, which are counted apart.
+    /// The operation's sequence number: sends and receives are counted apart from collectives.
     pub seq: u64,
-    /// 1 for a send, a receive and a block of these, else 0.
+    /// 1 for a send, a receive, and sends and receives that were issued as one; else 0.
     pub is_p2p: i32,
-    /// The number of its record in this rank's recorder.
+    /// The number of the operation's record in this rank's recorder.
     pub record_id: u64,
-    /// Its time-out, in milliseconds.
+    /// The operation's time-out, in milliseconds.
     pub timeout_ms: u64,
 }
 
@@ -29,7 +29,7 @@ type Begun = unsafe extern "C" fn(context: *mut c_void, operation: *const Hooked
 type Ended =
     unsafe extern "C" fn(context: *mut c_void, operation: *const HookedOperation, code: i32);
 
-/// The functions of C, and their argument.
+/// The functions that C gave, and their first argument.
 struct Hook {
     begun: Option<Begun>,
     ended: Option<Ended>,
@@ -94,8 +94,9 @@ impl OperationHook for Hook {
 ///
 /// # Safety
 /// `group` is a valid handle; the functions may be called with `context`, on any thread, as long as the group exists.
-/// That may be longer than `rcomm_world_free` takes: while there is a handle of the group or of its work, and while an
-/// operation of it ends on a thread of rcomm. A `context` that stays valid until the process ends is always right.
+/// The group may exist after `rcomm_world_free` has returned: as long as there is a handle of the group or of one of
+/// its operations, and while one of them ends on a thread of rcomm. A `context` that stays valid until the process ends
+/// is always right.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rcomm_group_set_hook(
     group: *const Group,

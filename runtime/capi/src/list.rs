@@ -62,8 +62,7 @@ pub unsafe extern "C" fn rcomm_all_gather(
     }
 }
 
-/// `output` ends as the reduction of `inputs[own rank]` over all ranks; `inputs[r]` has `counts[r]`
-/// elements.
+/// `output` ends as the reduction, over all ranks, of `inputs[caller's rank]`; `inputs[r]` has `counts[r]` elements.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -91,7 +90,7 @@ pub unsafe extern "C" fn rcomm_reduce_scatter_v(
     }
 }
 
-/// `output`, with `count` elements, ends as the reduction of `inputs[own rank]` over all ranks.
+/// `output`, with `count` elements, ends as the reduction, over all ranks, of `inputs[caller's rank]`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -118,7 +117,8 @@ pub unsafe extern "C" fn rcomm_reduce_scatter(
     }
 }
 
-/// `outputs[r]` ends as rank r's `inputs[own rank]`.
+/// `outputs[r]`, with `output_counts[r]` elements, ends as rank r's `inputs[caller's rank]`; `inputs[r]` has
+/// `input_counts[r]` elements.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -210,7 +210,8 @@ pub unsafe extern "C" fn rcomm_gather(
     }
 }
 
-/// `output` ends as the root's `inputs[own rank]`, with `counts[own rank]` elements. All ranks pass all counts.
+/// `output` ends as the root's `inputs[caller's rank]`, with `counts[caller's rank]` elements. All ranks pass all
+/// counts.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -242,7 +243,7 @@ pub unsafe extern "C" fn rcomm_scatter_v(
     }
 }
 
-/// `output`, with `count` elements, ends as the root's `inputs[own rank]`.
+/// `output`, with `count` elements, ends as the root's `inputs[caller's rank]`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -273,8 +274,8 @@ pub unsafe extern "C" fn rcomm_scatter(
     }
 }
 
-/// Each of the `length` buffers, with `counts[i]` elements, ends as its reduction over all ranks. This is one
-/// operation.
+/// `buffers[i]`, with `counts[i]` elements, ends as the reduction of all ranks' `buffers[i]`, for each of `length`
+/// buffers; as one operation.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.

@@ -15,7 +15,7 @@ pub(crate) fn kept_by_caller() -> Owner {
     Arc::new(())
 }
 
-/// An owner on C's side, which is released once no operation uses its memory any more.
+/// An owner on C's side, which is released when this is dropped.
 struct Released {
     owner: *mut c_void,
     release: unsafe extern "C" fn(owner: *mut c_void),
@@ -44,7 +44,7 @@ pub(crate) unsafe fn released_by(
     Arc::new(Released { owner, release })
 }
 
-/// Returns the element type with this code.
+/// Returns the element type with this code; an error if there is none.
 pub(crate) fn dtype_of(code: u8) -> Result<DType> {
     let dtype = DType::from_code(code).filter(|dtype| dtype.size().is_some());
     dtype.ok_or_else(|| refused(format!("no element type has the code {code}")))

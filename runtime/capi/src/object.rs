@@ -36,8 +36,8 @@ pub(crate) unsafe fn give_json(out: *mut *mut c_char, value: &Value) -> Result<(
     unsafe { put(out, json.into_raw()) }
 }
 
-/// Starts the operation `start`. `read` makes a value from its result. If `work` is NULL, this waits and writes the
-/// value to `out`; otherwise C takes it from the work.
+/// Starts an operation by `start`; `read` makes a value from the operation's result. If `work` is NULL, waits and
+/// writes the value to `out`; otherwise C takes the value from the work.
 ///
 /// # Safety
 /// `group` is a valid handle; `out` and `work` are NULL or may be written.
@@ -187,8 +187,8 @@ pub unsafe extern "C" fn rcomm_send_object(
     })
 }
 
-/// Writes to `*out` the value that `peer` sends. With `work`, several receives of values may be in progress; until they
-/// have ended, nothing else may be received from this peer with this tag.
+/// Writes to `*out` the value that `peer` sends. With `work`, several receives of values may be in progress; until all
+/// of them have ended, nothing else may be received from this peer with this tag.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `out` may be written unless there is a `work`.
@@ -205,8 +205,8 @@ pub unsafe extern "C" fn rcomm_recv_object(
     unsafe { exchange(group, out, work, start, |value: Value| value) }
 }
 
-/// Takes the text of the value that `work` has produced, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet.
-/// Does not wait for the operation.
+/// Takes the text of the value that `work` has produced, once; fails with `RCOMM_INVALID_ARGUMENT` if there is none, or
+/// not yet. Does not wait for the operation.
 ///
 /// # Safety
 /// `work` is a valid handle; `out` may be written.

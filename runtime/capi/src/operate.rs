@@ -14,7 +14,7 @@ pub(crate) struct BufferMaker<'a> {
     dtype: DType,
 }
 
-/// Makes an operation over elements of this type, and runs or starts it.
+/// Makes an operation on elements of this type, and runs or starts it.
 ///
 /// # Safety
 /// `group` is a valid handle; `work` is NULL or may be written; the buffers that `make` puts into the

@@ -27,23 +27,30 @@ impl Reducer {
 trait AnyReducer: Send {
     /// The address and the number of elements of a parameter's gradient.
     fn gradient(&mut self, parameter: usize) -> Result<(*mut c_void, usize)>;
-    /// Marks a parameter's gradient as complete.
+    /// See `rcomm_reducer_ready`.
     fn ready(&mut self, parameter: usize) -> Result<()>;
     /// How many elements a row of a parameter has: the product of all its dimensions but the first.
     fn row(&self, parameter: usize) -> Result<usize>;
+    /// See `rcomm_reducer_ready_sparse`. The values have the reducer's element type.
     fn ready_sparse(
         &mut self,
         parameter: usize,
         indices: Vec<i64>,
         values: &Buffer<'static>,
     ) -> Result<()>;
+    /// See `rcomm_reducer_finish`.
     fn finish(&mut self) -> Result<()>;
     /// Like `gradient`, but of the average; `None` if no rank has used the parameter.
     fn average(&mut self, parameter: usize) -> Option<(*mut c_void, usize)>;
+    /// The average of a sparse parameter's gradient; `None` if no rank has used the parameter.
     fn sparse_average(&self, parameter: usize) -> Option<Sparse>;
+    /// See `rcomm_reducer_join`.
     fn join(&mut self) -> Result<Joined>;
+    /// See `rcomm_reducer_begin_forward`.
     fn begin_forward(&mut self);
+    /// See `rcomm_reducer_regroup`.
     fn regroup(&mut self, group: &ProcessGroup) -> Result<()>;
+    /// The object that `rcomm_reducer_statistics` writes.
     fn statistics(&self) -> serde_json::Value;
 }
 
@@ -185,7 +192,7 @@ unsafe fn make(
     unsafe { give(reducer, Reducer { core, dtype }) }
 }
 
-/// The names and lengths that a caller has passed.
+/// The names and numbers of elements of the parameters that a caller has passed.
 ///
 /// # Safety
 /// `names` holds `count` texts that end with a zero byte, `lens` holds `count` numbers.
@@ -206,9 +213,9 @@ unsafe fn named<'a>(
     pairs.collect()
 }
 
-/// Makes a reducer for a model with `count` parameters: their names, and their numbers of elements. All have the
-/// element type `dtype`: RCOMM_F32, RCOMM_F64, RCOMM_F16 or RCOMM_BF16. Gradients are averaged in buckets of
-/// `bucket_bytes` at most, the first of `first_bytes`, unless one parameter alone is larger; 0 = the defaults. If
+/// Makes a reducer for a model with `count` parameters, whose names and numbers of elements are in `names` and `lens`.
+/// All have the element type `dtype`: RCOMM_F32, RCOMM_F64, RCOMM_F16 or RCOMM_BF16. Gradients are averaged in buckets
+/// of `bucket_bytes` at most, the first of `first_bytes`, unless one parameter alone is larger; 0 = the defaults. If
 /// `find_unused` is not 0, parameters may have no gradient in a step. Waits until all ranks of the group have called
 /// this; give the reducer a group of its own.
 ///
@@ -283,8 +290,8 @@ pub unsafe extern "C" fn rcomm_reducer_new_with(
 }
 
 /// Writes the address and the number of elements of a parameter's gradient in this step: a part of the memory that is
-/// sent. It holds what was written there in this step, and zeros before. Write the gradient there before the next call
-/// with this reducer. Fails for a gradient that is ready, and for a sparse parameter.
+/// sent, in which all elements are zero until they are written in this step. Write the gradient there before the next
+/// call with this reducer. Fails for a gradient that is ready, and for a sparse parameter.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `gradient` and `len` may be written.
@@ -306,8 +313,8 @@ pub unsafe extern "C" fn rcomm_reducer_gradient(
     })
 }
 
-/// Says that a parameter's gradient is complete. Sends its bucket if that is full now, and all before it were sent;
-/// does not wait for other ranks.
+/// Says that a parameter's gradient is complete. Sends the gradient's bucket if all gradients of it are complete now
+/// and all buckets before it were sent; does not wait for other ranks.
 ///
 /// # Safety
 /// `reducer` is a valid handle.
@@ -320,8 +327,8 @@ pub unsafe extern "C" fn rcomm_reducer_ready(reducer: *const Reducer, parameter:
     })
 }
 
-/// Like `rcomm_reducer_ready`, for a parameter of the option `sparse`: `nnz` rows of the parameter's gradient; the
-/// others are zero. A row that is named more than once counts as the sum.
+/// Like `rcomm_reducer_ready`, for a parameter of the option `sparse`: gives `nnz` rows of the parameter's gradient;
+/// the other rows are zero. A row that is named more than once counts as the sum.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `indices` holds `nnz` numbers of rows, and `values` their elements, one row after the
@@ -411,9 +418,10 @@ pub unsafe extern "C" fn rcomm_reducer_sparse_average(
 }
 
 /// Takes part in the steps of the others, with gradients of zero, until all ranks have called this: for a rank that has
-/// no input left. Every rank calls it once at the end. Needs the option `uneven`. Writes in how many steps this rank
-/// took part in that way, and a rank of the group that had input in the last step, the same on all ranks: its
-/// parameters are those of all steps, and the others take them from it (`rcomm_broadcast`). Waits for the others.
+/// no input left. Every rank calls this once at the end. Needs the option `uneven`. Writes to `*shadowed` in how many
+/// steps this rank took part in that way, and to `*last` a rank of the group that had input in the last step, the same
+/// on all ranks: that rank's parameters are those after all steps, and the others take its parameters
+/// (`rcomm_broadcast`). Waits for the others.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `shadowed` and `last` are NULL or may be written.
@@ -453,8 +461,8 @@ pub unsafe extern "C" fn rcomm_reducer_begin_forward(reducer: *const Reducer) ->
     })
 }
 
-/// Writes to `*json` how long the last step took, in milliseconds: forward, backward, communication, how much of that
-/// was hidden and exposed, and each bucket.
+/// Writes to `*json` how long the last step took, in milliseconds: forward, backward, communication, how much of the
+/// communication was hidden and exposed, and each bucket.
 ///
 /// # Safety
 /// `reducer` is a valid handle; `json` may be written, and its text is freed with `rcomm_text_free`.
@@ -473,7 +481,8 @@ pub unsafe extern "C" fn rcomm_reducer_statistics(
 }
 
 /// Continues in another group, after ranks were lost or have joined; a step that is not finished is given up. All ranks
-/// of `group` call this and wait for each other, but ranks that have joined call `rcomm_reducer_new` at the same time.
+/// of `group` call this and wait for each other; ranks that have joined instead call `rcomm_reducer_new` at the same
+/// time.
 ///
 /// # Safety
 /// `reducer` and `group` are valid handles.

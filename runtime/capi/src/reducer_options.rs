@@ -8,7 +8,7 @@ use rcomm::data_parallel::{
 };
 use serde_json::Value;
 
-/// How buckets are averaged.
+/// The communication hook that averages buckets; `None` if the reducer does so itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Hook {
     #[default]
@@ -50,7 +50,7 @@ impl Default for GivenOptions {
     }
 }
 
-/// The value of an option; the error says what it may be.
+/// Returns the value that was taken from an option; if none was, an error that says what the option may be.
 fn take<T>(key: &str, value: &Value, expected: &str, taken: Option<T>) -> Result<T> {
     taken.ok_or_else(|| {
         refused(format!(
@@ -67,13 +67,14 @@ fn list<T>(value: &Value, read: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> 
     value.as_array()?.iter().map(read).collect()
 }
 
-/// The value that has this name.
+/// The value in `names` that has the name which `value` is.
 fn named<T: Copy>(value: &Value, names: &[(&str, T)]) -> Option<T> {
     let name = value.as_str()?;
     let found = names.iter().find(|(known, _)| *known == name);
     found.map(|&(_, value)| value)
 }
 
+/// The hook that the option `hook` describes; `None` if it is not of the form that `rcomm_reducer_new_with` documents.
 fn hook(value: &Value) -> Option<Hook> {
     if value.as_str() == Some("int8") {
         return Some(Hook::Int8);
@@ -169,7 +170,7 @@ impl GivenOptions {
     /// The parameters of these names and numbers of elements, in the shapes that were given.
     ///
     /// # Errors
-    /// `InvalidArgument` if the shapes are not one for each, or have another number of elements.
+    /// `InvalidArgument` if there is not one shape for each parameter, or a shape has another number of elements.
     pub(crate) fn parameters(&self, named: &[(&str, u64)]) -> Result<Vec<Parameter>> {
         let Some(shapes) = &self.shapes else {
             let parameters = named

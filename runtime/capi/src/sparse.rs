@@ -30,7 +30,7 @@ impl Sparse {
     }
 }
 
-/// One rank's input.
+/// This rank's input.
 struct Part<'a> {
     shape: Vec<u64>,
     sparse_dims: usize,
@@ -39,7 +39,7 @@ struct Part<'a> {
 }
 
 /// Sums the sparse tensors of all ranks, of this element type. If `work` is not NULL, starts the operation, writes its
-/// handle there and returns `None`; otherwise blocks until the sum is there and returns the sum.
+/// handle there and returns `None`; otherwise waits for the end and returns the sum.
 ///
 /// # Safety
 /// `work` is NULL or may be written.
@@ -138,8 +138,8 @@ pub unsafe extern "C" fn rcomm_all_reduce_sparse(
     })
 }
 
-/// Takes the sum that `work` has produced, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does not wait
-/// for the operation.
+/// Takes the sum that `work` has produced, once; fails with `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does
+/// not wait for the operation.
 ///
 /// # Safety
 /// `work` is a valid handle; `out` may be written.

@@ -19,7 +19,8 @@ pub extern "C" fn rcomm_last_error() -> *const c_char {
     last.unwrap_or_else(|_| c"".as_ptr())
 }
 
-/// Runs the body of a call. A panic is caught here, since it must not unwind into C.
+/// Runs the body of a call, keeps the text of an error for `rcomm_last_error`, and returns the code. A panic is caught
+/// here, since it must not unwind into C.
 pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> i32 {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => RCOMM_OK,
@@ -46,7 +47,7 @@ pub(crate) fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidArgument, message)
 }
 
-/// Borrows a handle that C passed, perhaps on several threads at once.
+/// Borrows a handle that C passed, perhaps on several threads at once; an error, with `name`, if it is NULL.
 ///
 /// # Safety
 /// `handle` is NULL, or came from [`give`] with this type and is not freed while the result is used.
@@ -57,7 +58,7 @@ pub(crate) unsafe fn borrow<'a, T: Sync>(handle: *const T, name: &str) -> Result
     unsafe { handle.as_ref() }.ok_or_else(|| refused(format!("{name} is NULL")))
 }
 
-/// Takes back a handle that C no longer uses.
+/// Takes back a handle that C no longer uses; an error, with `name`, if it is NULL.
 ///
 /// # Safety
 /// `handle` is NULL, or came from [`give`] with this type; no thread uses it afterwards.
@@ -82,7 +83,7 @@ pub(crate) unsafe fn free<T>(handle: *mut T) {
     }
 }
 
-/// Writes a value to a pointer that C passed.
+/// Writes a value to a pointer that C passed; an error if the pointer is NULL.
 ///
 /// # Safety
 /// `out` is NULL or may be written.
@@ -95,7 +96,7 @@ pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
-/// Makes a handle and writes it to a pointer that C passed.
+/// Makes a handle and writes it to a pointer that C passed; an error if the pointer is NULL.
 ///
 /// # Safety
 /// See [`put`].
@@ -107,7 +108,7 @@ pub(crate) unsafe fn give<T: Send + Sync>(out: *mut *mut T, value: T) -> Result<
     unsafe { put(out, Box::into_raw(Box::new(value))) }
 }
 
-/// Returns a text that C passed, as UTF-8.
+/// Returns a text that C passed; an error, with `name`, if it is NULL or not UTF-8.
 ///
 /// # Safety
 /// `text` is NULL, or ends with a zero byte and stays unchanged while the result is used.

@@ -1,4 +1,4 @@
-//! Stores of the caller: a map that C's functions read and write.
+//! Stores of the caller: maps that C's functions read and write.
 
 use crate::status::{borrow, call, refused};
 use rcomm::{Error, ErrorKind, Result, Store};
@@ -6,14 +6,14 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The least time for each key of a list, also after the time for the whole list has passed.
-const LEAST_TIME: Duration = Duration::from_millis(1);
-/// How often `append` tries again when another rank was faster.
+/// The time for each further key of a list after the time for the whole list has passed.
+const MIN_KEY_TIMEOUT: Duration = Duration::from_millis(1);
+/// How many times `append` tries to set the key: a try fails if another rank has changed the key meanwhile.
 const APPEND_TRIES: usize = 10_000;
 /// Maximum size of a value, in bytes.
 const MAX_VALUE_BYTES: usize = 64 << 20;
 
-/// Takes the value that a function of a store has read: see `rcomm_value_set`.
+/// The place for the value that a function of a store has read: see `rcomm_value_set`.
 pub struct Value(Mutex<Option<Vec<u8>>>);
 
 /// The functions of a store of the caller, and the argument that each of them gets first. Keys are texts that end with
@@ -32,8 +32,8 @@ pub struct StoreCalls {
             length: usize,
         ) -> i32,
     >,
-    /// Puts the value of a key, once it is there, into `value`; nothing, if it is not there after `timeout_ms` (0 =
-    /// now).
+    /// Waits until a key is there, for `timeout_ms` at most (0 = does not wait), and puts the key's value into `value`;
+    /// nothing, if the key is not there by then.
     pub get: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -52,8 +52,8 @@ pub struct StoreCalls {
             sum: *mut i64,
         ) -> i32,
     >,
-    /// Sets a key to `desired` if it holds `expected`, or is not there and `expected` is empty, as one step. Puts the
-    /// value that the key then holds into `value`; nothing, if the key is not there.
+    /// In one step: sets a key to `desired` if it holds `expected`, or if it is not there and `expected` is empty; puts
+    /// the value that the key then holds into `value`, or nothing if the key is not there.
     pub compare_set: Option<
         unsafe extern "C" fn(
             context: *mut c_void,
@@ -65,7 +65,7 @@ pub struct StoreCalls {
             value: *const Value,
         ) -> i32,
     >,
-    /// Removes a key; writes 1 to `*was_there` if it was there, else 0.
+    /// Removes a key; writes 1 to `*was_there` if the key was there, else 0.
     pub remove: Option<
         unsafe extern "C" fn(context: *mut c_void, key: *const c_char, was_there: *mut i32) -> i32,
     >,
@@ -138,7 +138,7 @@ impl CallerStore {
         }
     }
 
-    /// Returns the value of a key; `None` if the key is not there within this time.
+    /// Returns the value of a key; `None` if the key does not appear within this time.
     fn look(&self, key: &str, within: Duration) -> Result<Option<Vec<u8>>> {
         let (name, value) = (c_key(key)?, Value(Mutex::default()));
         let ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
@@ -152,6 +152,7 @@ impl CallerStore {
         Ok(taken(value))
     }
 
+    /// Returns an error unless a function of the store returned 0.
     fn check_code(&self, function: &str, key: &str, code: Option<i32>) -> Result<()> {
         match code {
             Some(0) => Ok(()),
@@ -166,14 +167,17 @@ impl CallerStore {
     }
 }
 
+/// The key as a text of C; an error if it holds a zero byte.
 fn c_key(key: &str) -> Result<CString> {
     CString::new(key).map_err(|_| refused(format!("the key {key:?} holds a zero byte")))
 }
 
+/// The bytes that a function of the store has put into the value, if it has.
 fn taken(value: Value) -> Option<Vec<u8>> {
     value.0.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The error for keys that did not appear in time.
 fn absent(keys: &[&str], within: Duration) -> Error {
     let keys = keys.join(", ");
     Error::new(
@@ -289,7 +293,9 @@ impl Store for CallerStore {
     fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let started = Instant::now();
         let value_of = |&key: &&str| {
-            let left = timeout.saturating_sub(started.elapsed()).max(LEAST_TIME);
+            let left = timeout
+                .saturating_sub(started.elapsed())
+                .max(MIN_KEY_TIMEOUT);
             self.look(key, left)?.ok_or_else(|| absent(&[key], timeout))
         };
         keys.iter().map(value_of).collect()

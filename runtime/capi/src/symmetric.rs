@@ -9,8 +9,8 @@ use std::ffi::c_void;
 pub struct Symmetric(SymmetricMemory);
 
 /// Makes memory of `bytes` bytes on each rank, all zero, which all ranks of the group use in place. All members call
-/// this, with the same size. Fails with `RCOMM_UNSUPPORTED`, on all members, if they are on several hosts or cannot share
-/// memory.
+/// this, with the same size. Fails with `RCOMM_UNSUPPORTED`, on all members, if these are on several hosts or cannot
+/// share memory.
 ///
 /// # Safety
 /// `group` is a valid handle; `memory` may be written.
@@ -50,8 +50,8 @@ pub unsafe extern "C" fn rcomm_symmetric_buffer(
 }
 
 /// Writes the address and the length of the signal pad of `peer`, or of the caller, like `rcomm_symmetric_buffer`: the
-/// four bytes of channel `c` and sender `s` are at `4 * (c * size + s)`. They must be zero again where a channel is used
-/// by the functions below.
+/// four bytes of channel `c` and sender `s` are at `4 * (c * size + s)`. A program that writes to a channel must set
+/// its bytes to zero again before the functions below use the channel.
 ///
 /// # Safety
 /// `memory` is a valid handle; `start` and `bytes` may be written.
@@ -70,8 +70,8 @@ pub unsafe extern "C" fn rcomm_symmetric_signal_pad(
     })
 }
 
-/// Signals to `peer` on a channel (0 to 63), once `peer` has waited for the earlier signal of this rank on it; waits for
-/// that for the group's time-out at most.
+/// Signals to `peer` on a channel (0 to 63). Before, waits until `peer` has taken this rank's earlier signal on the
+/// channel, for the group's time-out at most.
 ///
 /// # Safety
 /// `memory` is a valid handle.
@@ -105,8 +105,8 @@ pub unsafe extern "C" fn rcomm_symmetric_wait_signal(
     })
 }
 
-/// Returns once all members have called this on this channel: signals to each other member, then waits for the signal of
-/// each.
+/// Returns once all members have called this on this channel: signals to each other member, then waits for the signal
+/// of each.
 ///
 /// # Safety
 /// `memory` is a valid handle.
@@ -119,7 +119,8 @@ pub unsafe extern "C" fn rcomm_symmetric_barrier(memory: *const Symmetric, chann
     })
 }
 
-/// Sets `count` words of four bytes of this rank's buffer, from word `offset` on. Other ranks see it after a signal.
+/// Sets `count` words of four bytes of this rank's buffer, from word `offset` on. Other ranks see the words after a
+/// signal.
 ///
 /// # Safety
 /// `memory` is a valid handle.
@@ -150,8 +151,8 @@ pub unsafe extern "C" fn rcomm_symmetric_close(memory: *mut Symmetric) -> i32 {
     })
 }
 
-/// Frees memory and handle at once; other ranks that wait for a signal of this one get an error or reach their time-out.
-/// NULL has no effect.
+/// Frees memory and handle at once; other ranks that wait for a signal of this one get an error or reach their
+/// time-out. NULL has no effect.
 ///
 /// # Safety
 /// `memory` is NULL or a valid handle that is not used afterwards, and nor is the memory.

@@ -55,8 +55,8 @@ unsafe fn open(
     })
 }
 
-/// Takes the window that `work` has made, once; `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does not wait for
-/// the operation.
+/// Takes the window that `work` has made, once; fails with `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does
+/// not wait for the operation.
 ///
 /// # Safety
 /// `work` is a valid handle; `window` may be written.
@@ -74,9 +74,9 @@ pub unsafe extern "C" fn rcomm_work_window(
     })
 }
 
-/// Makes a window over `count` new elements on this rank, all zero; this is the memory that other ranks access fastest.
-/// All members call this or `rcomm_new_window`, with the same element type; counts may differ, and may be 0. With
-/// `work`, `window` is ignored and `rcomm_work_window` returns the window.
+/// Makes a window over `count` new elements on this rank, all zero: other ranks access this memory faster than that of
+/// `rcomm_new_window`. All members call this or `rcomm_new_window`, with the same element type; counts may differ, and
+/// may be 0. With `work`, `window` is ignored and `rcomm_work_window` returns the window.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.
@@ -192,8 +192,8 @@ pub unsafe extern "C" fn rcomm_window_get(
     })
 }
 
-/// Signals to `peer` that everything that this rank put there before has arrived. Signals are counted. With `work`, the
-/// order is that of `rcomm_window_put`.
+/// Signals to `peer` that everything that this rank has put into the part of `peer` before has arrived. Signals are
+/// counted. With `work`, the order is that of `rcomm_window_put`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -215,8 +215,8 @@ pub unsafe extern "C" fn rcomm_window_signal(
     })
 }
 
-/// Consumes one signal of `peer`; waits for it if there is none, for the group's time-out at most. With `work`, it
-/// waits for no other call of this rank.
+/// Consumes one signal of `peer`; if there is none, waits for one, for the group's time-out at most. With `work`, the
+/// operation waits for no other call of this rank.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h.
@@ -238,8 +238,8 @@ pub unsafe extern "C" fn rcomm_window_wait_signal(
     })
 }
 
-/// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes its address
-/// to `*start` and its length to `*bytes`. The peer and other ranks may write there at any time, so use atomic
+/// Maps the part of `peer` into this process's address space, until the window is closed or freed: writes the part's
+/// address to `*start` and its length to `*bytes`. The peer and other ranks may write there at any time, so use atomic
 /// operations. Fails with `RCOMM_UNSUPPORTED` if the part is on another host, or was not made by
 /// `rcomm_window_allocate`.
 ///
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn rcomm_window_close(window: *mut Window) -> i32 {
     call(|| {
         // SAFETY: `window` is NULL or a handle of this type that the caller gives up.
         let Window { window, mapped, .. } = *unsafe { consume(window, "the window")? };
-        // Closing does not return a rank's memory to it while another rank still maps the memory.
+        // Closing does not give memory back to the rank that owns it while another rank still maps it.
         drop(mapped);
         window.close().map(drop)
     })

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub struct WorkHandle {
     group: ProcessGroup,
     /// Threads that wait hold this lock for reading, so that others can read the state. Once the operation has ended,
-    /// all of them release it, and one replaces the state.
+    /// all of them release the lock, and one replaces the state.
     state: RwLock<State>,
 }
 
@@ -49,13 +49,13 @@ pub(crate) trait Made: Any + Send {
 
 /// An operation in progress, whatever its result type.
 pub(crate) trait UnderWay: Send + Sync {
-    /// Waits for at most this long; with a time of 0, does not wait.
+    /// Waits for at most this long, not at all if `timeout` is 0; returns the status then.
     fn wait_timeout(&self, timeout: Duration) -> WorkStatus;
 
-    /// Calls `callback` with the code of the result when the operation ends, or now if it has.
+    /// Calls `callback` with the code of the result when the operation ends; at once if it has ended.
     fn on_completion(&self, callback: Box<dyn FnOnce(i32) + Send>);
 
-    /// Returns how the operation ended, once it has ended.
+    /// Returns how the operation ended. Called once it has.
     fn end(self: Box<Self>) -> Ending;
 }
 
@@ -82,7 +82,7 @@ impl UnderWay for Work<(Op<'static>, Done)> {
     }
 }
 
-/// An operation that has its own memory, or holds C's memory until it ends, successfully or not.
+/// An operation that has its own memory, or that uses C's memory no longer once it has ended, with or without an error.
 struct Holding<T, F> {
     work: Work<T>,
     /// Called once with the result, if the operation succeeds.
@@ -123,7 +123,7 @@ where
 }
 
 impl WorkHandle {
-    /// Waits for at most this long; returns whether the operation has ended, or its error.
+    /// Waits for at most this long; returns whether the operation has ended, or the operation's error.
     fn wait(&self, timeout: Duration) -> Result<bool> {
         {
             let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
@@ -152,15 +152,15 @@ impl WorkHandle {
         }
     }
 
-    /// The state, in which an operation that has ended is ended, also if no wait or test has asked for it.
+    /// The state: [`State::Ended`] if the operation has ended, also if no wait or test has seen that before.
     fn newest_state(&self) -> RwLockReadGuard<'_, State> {
-        // An error of the operation is in the state.
+        // An error of the operation is in the state as well.
         drop(self.wait(Duration::ZERO));
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the value that the operation has produced. `None` if the operation has not ended or has failed, if its
-    /// value has another type, or if the value was taken before.
+    /// Takes the value that the operation has produced. `None` if the operation has not ended or has failed, if it
+    /// produces no value of this type, or if the value was taken before.
     pub(crate) fn take<M: Made>(&self) -> Option<M> {
         let state = self.newest_state();
         let State::Ended(Ending { made, .. }) = &*state else {
@@ -177,7 +177,7 @@ impl WorkHandle {
     }
 }
 
-/// The error of a work that has nothing of this kind to take.
+/// The text of the error for a work that has nothing of this kind to take.
 pub(crate) fn nothing_to_take(kind: &str) -> String {
     format!(
         "this work has no {kind} to take: it is another operation, it has not ended, it has failed, or its {kind} was \
@@ -185,7 +185,7 @@ pub(crate) fn nothing_to_take(kind: &str) -> String {
     )
 }
 
-/// The result type of operations that produce no value.
+/// The type of value of operations that produce no value.
 enum Nothing {}
 
 impl Made for Nothing {}
@@ -197,8 +197,8 @@ fn code_of(result: &Result<Done>) -> i32 {
     }
 }
 
-/// Runs an operation, or starts it if C requests a handle; between `rcomm_start_coalescing` and
-/// `rcomm_end_coalescing` keeps it.
+/// Runs an operation, or starts it if C requests a handle; between `rcomm_start_coalescing` and `rcomm_end_coalescing`
+/// only keeps it.
 ///
 /// # Safety
 /// `work` is NULL or may be written.
@@ -301,9 +301,9 @@ pub unsafe extern "C" fn rcomm_work_wait(work: *const WorkHandle) -> i32 {
     })
 }
 
-/// Waits for at most `timeout_ms` (0 = does not wait, also while other threads wait for the operation). If it has
-/// ended, `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation continues. After
-/// an error that aborts the group this may wait until the rank's dump was made.
+/// Waits for at most `timeout_ms` (0 = does not wait, also while other threads wait for the operation). If the
+/// operation has ended, `*ended` is 1 and the returned code is its result; otherwise `*ended` is 0 and the operation
+/// continues. After an error that aborts the group this may wait until the rank's dump was made.
 ///
 /// # Safety
 /// `work` is a valid handle; `ended` may be written.
@@ -342,7 +342,8 @@ pub unsafe extern "C" fn rcomm_work_released(work: *const WorkHandle, released: 
     })
 }
 
-/// Calls `callback(context, code)` once, when the operation ends, or during this call if it has; `code` is its result.
+/// Calls `callback(context, code)` once, when the operation ends, or during this call if it has ended; `code` is the
+/// operation's result.
 ///
 /// The callback runs on a thread of rcomm, or on one that waits for the operation or asks about it. It must be short,
 /// must not wait for an operation, and must not use `work`.
@@ -386,8 +387,8 @@ pub unsafe extern "C" fn rcomm_work_on_completion(
     })
 }
 
-/// Writes the sender, as a rank of the group, of a completed receive from any rank; `RCOMM_INVALID_ARGUMENT` if there
-/// is none, or not yet. Does not wait for the operation.
+/// Writes the sender, as a rank of the group, of a completed receive from any rank; fails with `RCOMM_INVALID_ARGUMENT`
+/// for any other operation. Does not wait for the operation.
 ///
 /// # Safety
 /// `work` is a valid handle; `source` may be written.

@@ -136,7 +136,7 @@ pub unsafe extern "C" fn rcomm_new_group(
 }
 
 /// Waits for pending operations and then for the other ranks, closes all groups, and frees the world, also after an
-/// error. All ranks call it, after they have freed their groups and works.
+/// error. All ranks call this, after they have freed their groups and works.
 ///
 /// # Safety
 /// `world` is a valid handle that is not used afterwards.
@@ -167,9 +167,8 @@ pub unsafe extern "C" fn rcomm_shutdown_within(world: *mut World, timeout_ms: u6
 }
 
 /// Continues without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
-/// groups with a lost member are aborted. All ranks that are left call this with the same list; it waits for them,
-/// for the time-out of the group of all ranks at most, and meanwhile other calls with this world wait. Ranks keep
-/// their numbers.
+/// groups with a lost member are aborted. All ranks that are left call this with the same list. Waits for them, for the
+/// time-out of the group of all ranks at most; meanwhile other calls with this world wait. Ranks keep their numbers.
 ///
 /// # Safety
 /// `world` is a valid handle; `without` holds `count` ranks.
@@ -190,9 +189,9 @@ pub unsafe extern "C" fn rcomm_shrink(
 }
 
 /// Makes the world anew with `size` ranks: those that are left keep their numbers, and processes that join
-/// (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same list of lost
-/// ranks; it waits for all `size` ranks, for the time-out of the start at most, and meanwhile other calls with this
-/// world wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
+/// (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same size and the
+/// same list of lost ranks. Waits for all `size` ranks, for the time-out of the start at most; meanwhile other calls
+/// with this world wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
 ///
 /// # Safety
 /// `world` is a valid handle; `lost` holds `count` ranks.
@@ -213,7 +212,7 @@ pub unsafe extern "C" fn rcomm_grow(
     })
 }
 
-/// Records what the program does from now on (`load data`), in at most 104 bytes; the empty text ends a phase.
+/// Records what the program does from now on (such as `load data`), cut to 104 bytes; the empty text ends a phase.
 ///
 /// # Safety
 /// `world` is a valid handle; `name` is a text that ends with a zero byte.

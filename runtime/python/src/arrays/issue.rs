@@ -93,8 +93,8 @@ pub(super) fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<Reduction> {
             None => Err(invalid(
                 py,
                 &format!(
-                    "rcomm does not know the reduction {name:?}: it has sum, avg, product, min, max, band, bor, bxor, and \
-                     rcomm.premul_sum(factor)"
+                    "rcomm does not know the reduction {name:?}: it has sum, avg, product, min, max, band, bor, bxor, \
+                     and rcomm.premul_sum(factor)"
                 ),
             )),
         };

@@ -182,6 +182,7 @@ fn sources(cli: &Cli) -> anyhow::Result<(Vec<Box<dyn Source>>, LiveOptions)> {
     Ok((vec![Box::new(dumps)], LiveOptions::post_mortem()))
 }
 
+/// Serves until SIGTERM or SIGINT ends the server.
 #[allow(clippy::print_stdout, reason = "the program prints its address")]
 fn serve(cli: &Cli) -> anyhow::Result<()> {
     let (access, query) = access(cli)?;

@@ -180,7 +180,7 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
         assert!(page.starts_with("HTTP/1.0 200"), "{page}");
         (dropped() == 1).then_some(())
     });
-    wait_until("its connection to be closed", || {
+    wait_until("the slow client's connection to be closed", || {
         // Only the connection of this scrape is left.
         (server.sample("rcomm_web_connections ") == 1).then_some(())
     });
@@ -193,7 +193,7 @@ fn a_client_that_does_not_read_is_dropped_and_counted_and_the_others_are_served(
 }
 
 #[test]
-fn a_tls_server_refuses_plain_http() {
+fn a_tls_server_serves_clients_that_trust_it_and_refuses_plain_http() {
     let are_installed = ["openssl", "curl"].iter().all(|program| {
         let version = if *program == "openssl" {
             "version"

@@ -32,6 +32,7 @@ fn ask() -> io::Result<Vec<u8>> {
     answer
 }
 
+/// Asks while the terminal is in raw mode, so that the answer needs no end of line and is not displayed.
 fn ask_raw() -> io::Result<Vec<u8>> {
     let mut out = stdout().lock();
     out.write_all(QUESTION)?;

@@ -213,6 +213,7 @@ struct Threads {
 }
 
 impl Threads {
+    /// Starts the threads that send the key presses and the signals of this process as events.
     fn start(sender: Sender<Event>) -> anyhow::Result<Self> {
         let mut signals = Signals::new([SIGTERM, SIGHUP, SIGINT, SIGTSTP])
             .context("failed to install the signal handlers")?;

@@ -89,6 +89,7 @@ pub fn start(
     builder.spawn(body)
 }
 
+/// Writes the snapshot, or as text the screen, to a file; returns a sentence on the result.
 fn export(
     format: ExportFormat,
     path: &Path,

@@ -224,6 +224,8 @@ impl Table {
     }
 }
 
+/// The default order of two rows by a column: numbers, largest first, before cells without one, which are sorted by
+/// their text.
 fn compare(a: &Row, b: &Row, column: usize) -> Ordering {
     let (Some(a), Some(b)) = (a.cells.get(column), b.cells.get(column)) else {
         return Ordering::Equal;

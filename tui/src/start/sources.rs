@@ -92,6 +92,8 @@ pub(crate) fn request_targets(cli: &Cli, job: &JobChoice) -> anyhow::Result<Requ
     Ok(targets)
 }
 
+/// The sources of a running job: those over the network that the command line names, and this node's, if the command
+/// line asks for them or names no other.
 fn live(
     from: &SourceOptions,
     anchor: Anchor,

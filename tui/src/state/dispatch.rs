@@ -262,6 +262,7 @@ impl State {
         self.selection_mut().move_by(delta, rows);
     }
 
+    /// Moves a timeline by a quarter of its width, or the selection in a heat map by one column.
     fn move_sideways(&mut self, right: bool) {
         if *self.screen() == Screen::Timeline {
             self.scale.pan(if right { -1 } else { 1 });
@@ -443,6 +444,7 @@ impl State {
         self.show_sort();
     }
 
+    /// Sorts by the first column whose name contains `name`; restores the default order without a name.
     fn sort_by_name(&mut self, name: Option<&str>) {
         let column = match name {
             None => None,
@@ -510,6 +512,7 @@ impl State {
         self.show();
     }
 
+    /// Mutes the code of the selected row, or unmutes it.
     fn mute_selected(&mut self) {
         let code = match self.target() {
             Some(Target::Finding(id)) => self.history.shown().and_then(|snapshot| {

@@ -249,6 +249,7 @@ fn bytes_of_record(dump: &Dump) -> usize {
         + size_of::<Dump>()
 }
 
+/// Estimates the bytes of a report.
 fn bytes_of_report(report: &Report) -> usize {
     // The members of a group are shared by all references to it.
     let group = |group: &GroupRef| group.name.len() + group.desc.len();

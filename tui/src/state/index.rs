@@ -203,6 +203,7 @@ impl FrameIndex {
         index
     }
 
+    /// Lists the hosts, each with the indices of its ranks, in the order of their first ranks.
     fn find_hosts(&mut self, snapshot: &Snapshot) {
         let mut index_of_host: HashMap<Arc<str>, usize> = HashMap::new();
         for (at, view) in snapshot.ranks.iter().enumerate() {
@@ -218,6 +219,8 @@ impl FrameIndex {
         }
     }
 
+    /// Finds the oldest operation in flight and the state of each group. `unmuted` are the findings whose codes are not
+    /// muted; `hangs` is true if the verdict is stuck or mismatch.
     fn find_groups(&mut self, snapshot: &Snapshot, unmuted: &[&Finding], hangs: bool) {
         let report = &snapshot.report;
         let accused: HashSet<&GroupRef> = unmuted

@@ -76,7 +76,7 @@ pub struct Options {
 pub struct Message {
     /// The message.
     pub text: String,
-    /// Its tone.
+    /// The tone of the text.
     pub tone: Tone,
 }
 
@@ -403,6 +403,7 @@ impl State {
         .page(&Screen::Help)
     }
 
+    /// What screens need to build their pages.
     fn model<'a>(&'a self, snapshot: &'a Snapshot) -> ViewModel<'a> {
         // The operations of a job that has ended no longer age.
         let stands_still =

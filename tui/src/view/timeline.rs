@@ -113,6 +113,7 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
     cells
 }
 
+/// Draws the time of day under the lanes, every [`TICK`] columns.
 fn axis(timeline: &Timeline, area: Rect, width: usize, theme: &Theme, buffer: &mut Buffer) {
     let span = timeline.to_ns - timeline.from_ns;
     let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);

@@ -88,6 +88,7 @@ pub(crate) async fn records(
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response())
 }
 
+/// The answer: the head, and the dumps of the wanted ranks without what the collector has.
 fn encode(
     snapshot: &Snapshot,
     ranks: &RangeInclusive<Rank>,

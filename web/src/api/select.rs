@@ -63,6 +63,7 @@ fn matching_indices<T>(rows: &[T], passes: impl Fn(&T) -> bool) -> Vec<usize> {
         .collect()
 }
 
+/// Applies the filter to the rows of each section.
 fn selected(report: &Report, filter: &Filter) -> Selected {
     let host = |rank: Rank| {
         let at = report.ranks.binary_search_by_key(&rank, |row| row.rank);
@@ -117,7 +118,7 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
                 _ if row.pending > 0 => "running",
                 _ => "ok",
             };
-            // What a finding says of a rank comes beside what the rank does.
+            // Of a rank that a finding blames, the state has two words, so that a filter finds either.
             let state = match (roots.contains(&row.rank), late.contains(&row.rank)) {
                 (true, _) => format!("root {does}"),
                 (false, true) => format!("late {does}"),

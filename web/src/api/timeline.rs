@@ -31,12 +31,13 @@ pub(crate) struct TimelineQuery {
 /// One operation on one rank.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Slice {
-    /// Time of the issue in µs after the origin; negative if it was before.
+    /// Time of the issue in µs after the start of the timeline; negative if it was before.
     start: i64,
     /// Duration in µs; `None` if no end is recorded.
     length: Option<i64>,
-    /// Indices into `groups` and `ops` of the [`Timeline`].
+    /// Index into `groups` of the [`Timeline`].
     group: usize,
+    /// Index into `ops` of the [`Timeline`].
     op: usize,
     /// `p2p_seq_id` of a send or receive, else `collective_seq_id`.
     seq: u64,
@@ -119,6 +120,8 @@ fn end_of(entry: &Entry, dump: &Dump) -> i64 {
     failure.map_or(0, |failure| failure.time_ns)
 }
 
+/// The timeline from `window_ns` before the newest event on, of the operations that match the filter. Pending
+/// operations are on it however old they are.
 fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timeline {
     let ends = snapshot.dumps().flat_map(|(_, dump)| {
         let newest = dump.entries.iter().rev().take(64);

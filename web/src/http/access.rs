@@ -93,7 +93,7 @@ impl Access {
         let port = port_of(headers);
         let is_known =
             cookie(headers, port).is_some_and(|offered| same(offered, &session(token, port)));
-        is_known || query(uri).is_some_and(|offered| same(offered, token))
+        is_known || query_token(uri).is_some_and(|offered| same(offered, token))
     }
 }
 
@@ -114,12 +114,14 @@ fn port_of(headers: &HeaderMap) -> u16 {
     port.unwrap_or(0)
 }
 
+/// The bearer token of the request.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let offered = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = offered.split_once(' ')?;
     scheme.eq_ignore_ascii_case("Bearer").then_some(token)
 }
 
+/// The value of this server's cookie for this port.
 fn cookie(headers: &HeaderMap, port: u16) -> Option<&str> {
     let cookies = headers.get(header::COOKIE)?.to_str().ok()?;
     let name = format!("{COOKIE}{port}");
@@ -128,7 +130,8 @@ fn cookie(headers: &HeaderMap, port: u16) -> Option<&str> {
         .find_map(|pair| pair.trim().strip_prefix(name.as_str())?.strip_prefix('='))
 }
 
-fn query(uri: &Uri) -> Option<&str> {
+/// The token in the address.
+fn query_token(uri: &Uri) -> Option<&str> {
     uri.query()?
         .split('&')
         .find_map(|pair| pair.strip_prefix("token="))
@@ -145,7 +148,8 @@ fn host_name(authority: &str) -> &str {
 }
 
 /// Checks every request before its route: `Host` and `Origin`, and the token unless the request is a probe (`/healthz`,
-/// `/readyz`). Sets strict security headers on the answers.
+/// `/readyz`). Sets strict security headers on the answers. A page that is opened with the token in its address is
+/// redirected to the address without the token, with the cookie; a browser without the token is asked for it.
 pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let text = |name| {
@@ -182,12 +186,14 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     if !probe && !access.admits(headers, request.uri()) {
         let for_people = text(header::ACCEPT).is_some_and(|kinds| kinds.contains("text/html"));
         return match is_page && for_people && request.method() == Method::GET {
-            true => ask_for_token(query(request.uri()).is_some()),
+            true => ask_for_token(query_token(request.uri()).is_some()),
             false => with_security_headers(Refusal::NoToken.into_response()),
         };
     }
     // Redirect to remove the token from the address: it would stay in the history and leak as referrer.
-    if let (&Method::GET, true, Some(token)) = (request.method(), is_page, query(request.uri())) {
+    if let (&Method::GET, true, Some(token)) =
+        (request.method(), is_page, query_token(request.uri()))
+    {
         let secure = if access.secure { "; Secure" } else { "" };
         let port = port_of(request.headers());
         let value = session(token, port);

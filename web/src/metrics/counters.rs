@@ -90,6 +90,7 @@ pub(crate) type SeriesKey = (Arc<str>, &'static str);
 /// One collective of which some members' completion was read, but not that of all.
 #[derive(Clone, Copy, Debug)]
 struct OpenCollective {
+    /// The number of members whose completion was read.
     members: usize,
     /// Shortest and longest wait in seconds as the backends measured them; `None` if a member has no measurement.
     measured: Option<(f64, f64)>,
@@ -105,6 +106,7 @@ pub(crate) struct Counters {
     groups: HashMap<Arc<GroupId>, BTreeMap<u64, OpenCollective>>,
     descriptions: BTreeSet<Arc<str>>,
     series: BTreeMap<SeriesKey, Series>,
+    /// By rank, the losses that its ring counted at the last read.
     last_lost: HashMap<Rank, u64>,
     lost: u64,
     reducers: ReducerCounters,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time limit for reading the hosts from the job's store.
-const STORE_TIME: Duration = Duration::from_secs(5);
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How a collector finds the nodes.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ impl AddressSource {
     ///
     /// # Blocking
     ///
-    /// Until the system's resolver has answered, without a limit; for a store [`STORE_TIME`] at most.
+    /// Until the system's resolver has answered, without a limit; for a store [`STORE_TIMEOUT`] at most.
     fn look_up(&self, port: u16) -> io::Result<Vec<String>> {
         match self {
             Self::Dns(name) => {
@@ -60,7 +60,7 @@ impl AddressSource {
                 Ok(found.iter().map(ToString::to_string).collect())
             }
             Self::Store(store) => {
-                let hosts = hosts_in_store(store, Instant::now() + STORE_TIME);
+                let hosts = hosts_in_store(store, Instant::now() + STORE_TIMEOUT);
                 // As text: the sentence of the error contains that of its source.
                 let hosts = hosts.map_err(|error| io::Error::other(error.to_string()))?;
                 let hosts = hosts.into_iter();
@@ -70,6 +70,7 @@ impl AddressSource {
         }
     }
 
+    /// The place where the addresses are listed, for names of sources and errors.
     fn name(&self) -> String {
         match self {
             Self::Dns(name) => name.clone(),
@@ -128,7 +129,7 @@ impl NodeAddress {
     ///
     /// # Blocking
     ///
-    /// Until the name is resolved, which has no time limit here, or the store has answered: at most [`STORE_TIME`].
+    /// Until the name is resolved, which has no time limit here, or the store has answered: at most [`STORE_TIMEOUT`].
     ///
     /// # Errors
     ///

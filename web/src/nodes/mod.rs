@@ -1,8 +1,8 @@
 //! A collector's sources: the records of a whole job, read from the rcomm-web instances on its nodes.
 //!
 //! Every node is one source, which a separate thread queries for changes. A dead or slow node affects only its own
-//! ranks, which fall silent. An answer holds the entries of each rank from the oldest one on that had not ended at the
-//! previous answer.
+//! ranks, which fall silent. Of each rank, an answer holds only the entries from the oldest one that had not ended at
+//! the previous answer.
 
 mod discovery;
 

@@ -106,7 +106,7 @@ fn verdict(snapshot: &Snapshot, before: Option<Verdict>) -> LogRecord {
     }
 }
 
-/// The log record of a new finding. Of a collective it carries the trace id.
+/// The log record of a new finding, with the collective's trace id if the finding names a collective.
 fn record(snapshot: &Snapshot, finding: &Finding) -> LogRecord {
     let (severity, name) = match finding.severity {
         Severity::Error => (SeverityNumber::Error, "ERROR"),

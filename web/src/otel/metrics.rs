@@ -221,6 +221,7 @@ impl Context<'_> {
         metric(listed, Data::Histogram(histogram))
     }
 
+    /// The newest collective of each bucket as an exemplar that names its trace; none if traces are not exported.
     fn exemplars(&self, histogram: &Histogram) -> Vec<Exemplar> {
         let examples = histogram.examples.iter().flatten().filter(|_| self.traces);
         let exemplar = |example: &Example| Exemplar {

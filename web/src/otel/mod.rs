@@ -45,6 +45,7 @@ pub(crate) struct Counts {
     pub(crate) metrics_dropped: AtomicU64,
 }
 
+/// Tells the exporter's thread to stop.
 #[derive(Default)]
 struct Stop {
     stopped: Mutex<bool>,
@@ -127,6 +128,7 @@ impl Drop for Telemetry {
     }
 }
 
+/// The state of the exporter's thread.
 struct Exporter {
     store: SnapshotStore,
     sender: Sender,
@@ -141,6 +143,7 @@ struct Exporter {
 }
 
 impl Exporter {
+    /// Exports spans and log records of the newest snapshot if it is new, and the metrics if they are due.
     fn round(&mut self) {
         let Some(snapshot) = self.store.newest() else {
             return;

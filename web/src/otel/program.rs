@@ -46,6 +46,7 @@ struct SpanVisit {
 /// The spans that threads have entered: the layer writes them, the exporting thread reads them.
 struct Notes {
     recorder: Arc<FlightRecorder>,
+    /// The program's subscriber, once the layer belongs to one.
     dispatch: OnceLock<WeakDispatch>,
     /// By thread number as in the ring, in order of entry.
     threads: Mutex<HashMap<u32, Vec<SpanVisit>>>,
@@ -57,6 +58,7 @@ impl Notes {
         self.recorder.counters().records
     }
 
+    /// The OpenTelemetry context of a span that has not ended.
     fn context(&self, span: &Id) -> Option<Context> {
         get_otel_context(span, &self.dispatch.get()?.upgrade()?)
     }
@@ -109,8 +111,8 @@ impl Notes {
         });
     }
 
-    /// The context of the innermost span that `thread` was in when it issued the operation `record_id`. `None` if it
-    /// was in no span, or the span has no OpenTelemetry context.
+    /// The context of the innermost span that `thread` was in when it issued the operation `record_id`. `None` if the
+    /// thread was in no span, or the span has no OpenTelemetry context.
     fn parent(&self, thread: u32, record_id: u64) -> Option<Context> {
         self.with(|threads| {
             let visits = threads.get_mut(&thread)?.iter_mut().rev();
@@ -242,6 +244,7 @@ impl<T: Tracer> SpanMaker<T> {
         }
     }
 
+    /// Creates the spans of the operations that have ended since the last round.
     fn round(&mut self) {
         if self.read.is_settled_up_to(self.notes.record_count()) {
             return;

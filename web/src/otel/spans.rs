@@ -224,6 +224,7 @@ fn is_sampled(trace: &TraceId, ratio: f64) -> bool {
     ratio >= 1.0 || position < ratio
 }
 
+/// A candidate; `None` if the dump lacks the operation's group.
 fn candidate<'a>(
     job: &str,
     operation: Operation<'a>,
@@ -237,6 +238,7 @@ fn candidate<'a>(
     })
 }
 
+/// The request that exports these candidates, with one resource for each rank.
 fn request(
     snapshot: &Snapshot,
     settings: &Settings,

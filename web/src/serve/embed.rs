@@ -153,7 +153,7 @@ pub fn serve(options: Options) -> Result<Page, ServeError> {
             });
         })
         .map_err(failed)?;
-    let ended = || std::io::Error::other("its thread ended");
+    let ended = || std::io::Error::other("the server's thread ended");
     let address = bound
         .recv()
         .unwrap_or_else(|_| Err(ended()))

@@ -51,13 +51,13 @@ pub(crate) struct WatchedJob {
 
 struct Watched {
     job: Arc<WatchedJob>,
-    /// When a client requested it last.
+    /// When a client requested the job last.
     used: Instant,
 }
 
 /// Why a job is not watched.
 pub(crate) enum NotWatched {
-    /// No ring in the directory belongs to it.
+    /// No ring in the directory belongs to the job.
     Unknown,
     /// [`MAX_WATCHED`] other jobs are in use.
     TooMany,
@@ -81,7 +81,7 @@ pub(crate) struct JobRow {
     pub(crate) ranks: usize,
     /// Number of these ranks whose process is alive.
     pub(crate) alive: usize,
-    /// When its newest ring was created, wall clock, ns since the epoch.
+    /// When the job's newest ring was created, wall clock, ns since the epoch.
     pub(crate) created_ns: i64,
 }
 

@@ -139,6 +139,7 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
     shown.into_iter().map(|(_, at)| at).collect()
 }
 
+/// The timeline of the first `most` of the shown ranks.
 fn lanes(model: &ViewModel<'_>, shown: &[usize], kinds: &[String], most: usize) -> Body {
     let ranks = &model.snapshot.ranks;
     let shown = &shown[..shown.len().min(most)];
@@ -290,6 +291,7 @@ pub(super) fn end_of(entry: &Entry) -> Option<i64> {
     })
 }
 
+/// The lane of the rank at index `at`, with the operations between two times.
 fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &[String]) -> Lane {
     let view = &model.snapshot.ranks[at];
     let state = model.index.states[at];

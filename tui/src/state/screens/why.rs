@@ -103,6 +103,7 @@ fn name_ranks(ranks: &[Rank]) -> String {
     format!("rank{plural} {}", rank_set(ranks, 8))
 }
 
+/// The end of a sentence on the root causes: how many ranks wait, or failed, because of them; empty if none does.
 fn count_waiting(model: &ViewModel<'_>, chain: &[Link], roots: usize) -> String {
     let n: usize = chain.iter().map(|link| link.ranks.len()).sum();
     let them = if roots == 1 { "it" } else { "them" };
@@ -278,6 +279,7 @@ fn call(model: &ViewModel<'_>, dump: &Dump, entry: &Entry) -> Option<String> {
     ))
 }
 
+/// The row of one link of the chain: its ranks, and where they wait or failed, indented by the distance from the cause.
 fn link(model: &ViewModel<'_>, link: &Link) -> Row {
     let seq = match link.seq {
         (a, b) if a == b => format!("#{a}"),

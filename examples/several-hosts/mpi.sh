@@ -13,7 +13,7 @@ shift
 : "${1:?the program}"
 
 export MASTER_PORT=${MASTER_PORT:-29500}
-# All ranks need the same secret: each data connection proves that it knows it.
+# All ranks need the same secret: on each data connection, both sides prove that they know it.
 RCOMM_JOB_SECRET=${RCOMM_JOB_SECRET:-$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')}
 export RCOMM_JOB_SECRET
 

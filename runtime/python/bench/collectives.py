@@ -1,25 +1,28 @@
 """Times all_reduce through torch.distributed on the backend "rcomm" and on gloo, in turn, in the same processes.
 
-    python runtime/python/bench/collectives.py [--ranks 1,2,4] [--most BYTES] [--rounds N] [--json FILE]
+    python runtime/python/bench/collectives.py [--ranks 1,2,4] [--most BYTES] [--rounds N] [--busy N] [--json FILE]
 
 For each number of ranks and size, a round times some calls on gloo and then as many on rcomm. A line shows the minimum
 and the median over the rounds in microseconds a call, as rank 0 measured them, and the ratios of the medians and of
 the minimums (over 1: rcomm is faster). The load of the machine is printed before and after: on busy cores the ratios
-are more reliable than the times.
+are more reliable than the times. With `--busy`, that many further processes compute without pause.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
+import multiprocessing
 import os
 import socket
 import statistics
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -99,8 +102,8 @@ def line(row: dict) -> str:
     return f"{row['ranks']:5} {row['bytes']:10} {row['call']:9}{times} {ratio:8.2f} {best[0] / best[1]:8.2f}"
 
 
-def run(ranks: int, args: argparse.Namespace) -> list[dict]:
-    port, (read, write) = free_port(), os.pipe()
+def run_ranks(ranks: int, main_of: Callable[[int], None]) -> list[int]:
+    """Runs each rank in a forked process, and returns their exit codes."""
     sys.stdout.flush()
     pids = []
     for rank in range(ranks):
@@ -108,8 +111,7 @@ def run(ranks: int, args: argparse.Namespace) -> list[dict]:
         if pid == 0:
             code = 1
             try:
-                os.close(read)
-                rank_main(rank, ranks, port, args, write)
+                main_of(rank)
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -117,13 +119,36 @@ def run(ranks: int, args: argparse.Namespace) -> list[dict]:
                 sys.stdout.flush()
                 os._exit(code)
         pids.append(pid)
-    os.close(write)
-    with os.fdopen(read) as results:
-        text = results.read()
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    if any(codes):
-        sys.exit(f"ranks ended with {codes}")
-    return json.loads(text)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def compute() -> None:
+    while True:
+        pass
+
+
+@contextlib.contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Lets this many processes compute meanwhile."""
+    processes = [multiprocessing.Process(target=compute, daemon=True) for _ in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def run(ranks: int, args: argparse.Namespace) -> list[dict]:
+    port = free_port()
+    with tempfile.TemporaryFile() as results:
+        with busy_processes(args.busy):
+            codes = run_ranks(ranks, lambda rank: rank_main(rank, ranks, port, args, results.fileno()))
+        if any(codes):
+            sys.exit(f"ranks ended with {codes}")
+        results.seek(0)
+        return json.load(results)
 
 
 def main() -> None:
@@ -131,9 +156,10 @@ def main() -> None:
     parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks, separated by commas")
     parser.add_argument("--most", type=int, default=SIZES[-1], help="the largest size in bytes")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each measurement")
+    parser.add_argument("--busy", type=int, default=0, help="further processes, which compute meanwhile")
     parser.add_argument("--json", help="the file to which the times of all rounds are written")
     args = parser.parse_args()
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {args.busy} busy processes, load {os.getloadavg()[0]:.1f}")
     print("ranks      bytes call         gloo best       median   rcomm best       median   median     best")
     rows = [row for ranks in args.ranks.split(",") for row in run(int(ranks), args)]
     print(f"load at the end {os.getloadavg()[0]:.1f}")

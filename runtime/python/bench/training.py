@@ -17,7 +17,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from collectives import BACKENDS, free_port
+from collectives import BACKENDS, free_port, run_ranks
 
 
 def network(width: int) -> torch.nn.Sequential:
@@ -105,24 +105,8 @@ def main() -> None:
     print(f"{args.ranks} ranks, {parameters} parameters, {os.cpu_count()} cores, load {load:.1f}")
     print("                 best    median     worst   ms a step")
     sys.stdout.flush()
-    port, pids = free_port(), []
-    for rank in range(args.ranks):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                rank_main(rank, port, args)
-                code = 0
-            except SystemExit as end:
-                print(end, file=sys.stderr)
-            except BaseException as error:
-                sys.excepthook(type(error), error, error.__traceback__)
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    port = free_port()
+    codes = run_ranks(args.ranks, lambda rank: rank_main(rank, port, args))
     print(f"load at the end {os.getloadavg()[0]:.1f}")
     sys.exit(max(map(abs, codes)))
 

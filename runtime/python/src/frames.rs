@@ -1,10 +1,10 @@
 //! Finds the call site in the program: the innermost Python frame outside of PyTorch, of this package, and of those
 //! parts of the standard library through which these two are called.
 
+use hashbrown::HashMap;
 use pyo3::intern;
 use pyo3::prelude::*;
 use rcomm_recorder::record::{CallSiteId, FlightRecorder};
-use std::collections::HashMap;
 use std::sync::Mutex;
 
 /// The most frames that are examined.
@@ -24,7 +24,7 @@ enum Code {
 pub(crate) struct CallSites {
     /// Folders and files whose code is not the program's.
     library_code: Vec<String>,
-    /// Code objects by address. Each is kept alive so that no other object gets its address.
+    /// Code objects by address, in maps with a fast hash: every operation looks into both. Each is kept alive so that no other object gets its address.
     code: Mutex<HashMap<usize, (Code, Py<PyAny>)>>,
     /// Call sites by the address of the code object, and the line.
     sites: Mutex<HashMap<(usize, u32), CallSiteId>>,

@@ -2,19 +2,22 @@
 //!
 //! Source: `nvml.h` of CUDA 13. All drivers since CUDA 11 have every function that is used.
 
+use crate::library::foreign_call::ForeignCall;
 use crate::library::sys::table;
 use libloading::Library;
 use rcomm_core::{Error, ErrorKind, Result};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 const SONAME: &str = "libnvidia-ml.so.1";
 /// `NVML_SUCCESS`.
 const SUCCESS: c_int = 0;
 /// `NVML_ERROR_INVALID_ARGUMENT`: a link of this number does not exist.
 const INVALID_ARGUMENT: c_int = 2;
-/// `NVML_ERROR_NOT_SUPPORTED`: the device has no NVLink.
+/// `NVML_ERROR_NOT_SUPPORTED`: the device has no NVLink, or not this link; or it cannot tell where the link leads.
 const NOT_SUPPORTED: c_int = 3;
 /// `NVML_NVLINK_MAX_LINKS`.
 const MAX_LINKS: c_uint = 18;
@@ -102,36 +105,56 @@ pub struct DmaConnectivity {
 
 impl DmaConnectivity {
     /// The links of NVLink that are active: those that join two devices, and between two devices that are joined to
-    /// switches as many as the one with fewer has. `library` names a file to load instead of `libnvidia-ml.so.1`.
+    /// switches as many as the one with fewer has. A link is left out if NVML cannot tell where it leads. `library` names
+    /// a file to load instead of `libnvidia-ml.so.1`.
+    ///
+    /// # Blocking
+    /// Until NVML has answered, for `timeout` at most: NVML has no deadlines, and where it starts the driver it takes
+    /// seconds for each device. It is called on a thread of its own, which stays in the call if NVML does not return.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] if NVML is not found, lacks a function, or refuses a call: the text has its reason.
-    pub fn nvlink(library: Option<&Path>) -> Result<Self> {
-        Nvml::load(library)?.connectivity()
+    /// [`ErrorKind::Timeout`] names the call that has not returned in time. [`ErrorKind::Io`] if no thread can be started.
+    pub fn nvlink(library: Option<&Path>, timeout: Duration) -> Result<Self> {
+        let path = library.map_or_else(|| PathBuf::from(SONAME), Path::to_path_buf);
+        let current = Arc::new(Mutex::new("dlopen"));
+        let look = {
+            let current = current.clone();
+            move || Nvml::load(&path, current)?.connectivity()
+        };
+        let found = ForeignCall::begin("rcomm/nvml", look)?.wait(timeout)?;
+        found.unwrap_or_else(|| {
+            let call = *current.lock().unwrap_or_else(PoisonError::into_inner);
+            let message =
+                format!("NVML has not answered within {timeout:?}: {call} has not returned");
+            Err(Error::new(ErrorKind::Timeout, message))
+        })
     }
 }
 
 /// NVML, until it is dropped.
 struct Nvml {
     table: NvmlTable,
+    /// The call that was made last, for the error of a caller that has given up.
+    current: Arc<Mutex<&'static str>>,
     /// NVML is never unloaded: other parts of the program may use it.
     _library: ManuallyDrop<Library>,
 }
 
 impl Nvml {
-    fn load(explicit: Option<&Path>) -> Result<Self> {
-        let path = explicit.map_or_else(|| PathBuf::from(SONAME), Path::to_path_buf);
+    fn load(path: &Path, current: Arc<Mutex<&'static str>>) -> Result<Self> {
         let absent = |reason: String| {
             let path = path.display();
             let message = format!("NVML cannot be used; tried {path} ({reason})");
             Error::new(ErrorKind::Backend, message)
         };
         // SAFETY: loading runs the library's initializers. The file is NVML by its name, or the user named it as such.
-        let library = unsafe { Library::new(&path) }.map_err(|error| absent(error.to_string()))?;
+        let library = unsafe { Library::new(path) }.map_err(|error| absent(error.to_string()))?;
         let library = ManuallyDrop::new(library);
         // SAFETY: the names and signatures are those of nvml.h; the library is never unloaded.
         let table = unsafe { NvmlTable::find(&library) }
             .map_err(|name| absent(format!("no symbol {name}")))?;
+        note(&current, "nvmlInit_v2");
         // SAFETY: `nvmlInit_v2` may be called first and more than once; it has no arguments.
         let status = unsafe { (table.init)() };
         if status != SUCCESS {
@@ -140,26 +163,30 @@ impl Nvml {
         }
         Ok(Self {
             table,
+            current,
             _library: library,
         })
     }
 
     fn connectivity(&self) -> Result<DmaConnectivity> {
         let mut count = 0;
+        let call = self.begin("nvmlDeviceGetCount_v2");
         // SAFETY: the call writes one number to a local that outlives it.
         let status = unsafe { (self.table.device_get_count)(&mut count) };
-        self.check("nvmlDeviceGetCount_v2", status)?;
+        self.check(call, status)?;
         let mut devices = Vec::new();
         let mut bus_ids = Vec::new();
         for index in 0..count {
             let mut device = std::ptr::null_mut();
+            let call = self.begin("nvmlDeviceGetHandleByIndex_v2");
             // SAFETY: the call writes one handle to a local that outlives it.
             let status = unsafe { (self.table.device_get_handle)(index, &mut device) };
-            self.check("nvmlDeviceGetHandleByIndex_v2", status)?;
+            self.check(call, status)?;
             let mut info = PciInfo::EMPTY;
+            let call = self.begin("nvmlDeviceGetPciInfo_v3");
             // SAFETY: NVML returned the handle, and the call writes one structure to a local that outlives it.
             let status = unsafe { (self.table.device_get_pci_info)(device, &mut info) };
-            self.check("nvmlDeviceGetPciInfo_v3", status)?;
+            self.check(call, status)?;
             devices.push(device);
             bus_ids.push(info.id());
         }
@@ -194,33 +221,49 @@ impl Nvml {
         let mut remotes = Vec::new();
         for link in 0..MAX_LINKS {
             let mut state = 0;
+            let call = self.begin("nvmlDeviceGetNvLinkState");
             // SAFETY: NVML returned the handle, and the call writes one number to a local that outlives it.
             let status = unsafe { (self.table.link_state)(device, link, &mut state) };
-            if matches!(status, NOT_SUPPORTED | INVALID_ARGUMENT) {
-                break;
+            match status {
+                INVALID_ARGUMENT => break,
+                NOT_SUPPORTED => continue,
+                status => self.check(call, status)?,
             }
-            self.check("nvmlDeviceGetNvLinkState", status)?;
             if state != ENABLED {
                 continue;
             }
             let mut kind = c_uint::MAX;
+            let call = self.begin("nvmlDeviceGetNvLinkRemoteDeviceType");
             // SAFETY: as above.
             let status = unsafe { (self.table.link_remote_type)(device, link, &mut kind) };
-            self.check("nvmlDeviceGetNvLinkRemoteDeviceType", status)?;
+            if status == NOT_SUPPORTED {
+                continue;
+            }
+            self.check(call, status)?;
             match kind {
                 REMOTE_SWITCH => remotes.push(Remote::Switch),
                 REMOTE_GPU => {
                     let mut info = PciInfo::EMPTY;
+                    let call = self.begin("nvmlDeviceGetNvLinkRemotePciInfo_v2");
                     // SAFETY: NVML returned the handle, and the call writes one structure to a local that outlives it.
                     let status =
                         unsafe { (self.table.link_remote_pci_info)(device, link, &mut info) };
-                    self.check("nvmlDeviceGetNvLinkRemotePciInfo_v2", status)?;
+                    if status == NOT_SUPPORTED {
+                        continue;
+                    }
+                    self.check(call, status)?;
                     remotes.push(Remote::Device(info.id()));
                 }
                 _ => {}
             }
         }
         Ok(remotes)
+    }
+
+    /// Notes the call that is made next, and returns its name.
+    fn begin(&self, call: &'static str) -> &'static str {
+        note(&self.current, call);
+        call
     }
 
     fn check(&self, call: &str, status: c_int) -> Result<()> {
@@ -235,9 +278,14 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
+        note(&self.current, "nvmlShutdown");
         // SAFETY: `load` has initialized NVML once, and NVML counts that.
         let _ = unsafe { (self.table.shutdown)() };
     }
+}
+
+fn note(current: &Mutex<&'static str>, call: &'static str) {
+    *current.lock().unwrap_or_else(PoisonError::into_inner) = call;
 }
 
 /// The other end of a link.

@@ -5,20 +5,22 @@ use super::*;
 use std::process::Command;
 
 /// Four devices: 0 and 1 have two links with each other, 0 has one that is inactive and one to a device that is not on
-/// this host, 1 has three links to switches and 2 has two, 3 has no NVLink.
+/// this host, 1 has three links to switches and 2 has two, 3 has no NVLink. Where two active links of 2 lead is not known:
+/// of one not to what, of the other not to which device.
 const SOURCE: &str = r#"
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci;
-typedef struct { unsigned active, type; const char *bus_id; } link;
+typedef struct { unsigned active, type; const char *bus_id; } far_end;
 static const char *ids[] = {"00000000:1A:00.0", "00000000:1B:00.0", "00000000:1C:00.0", "00000000:1D:00.0"};
-static const link links[3][5] = {
-    {{1, 0, "00000000:1b:00.0"}, {0, 0, "00000000:1B:00.0"}, {1, 0, "00000000:1B:00.0"}, {1, 0, "00000000:FF:00.0"}, {1, 1, ""}},
-    {{1, 0, "00000000:1A:00.0"}, {1, 2, ""}, {1, 2, ""}, {1, 0, "00000000:1A:00.0"}, {1, 2, ""}},
-    {{1, 2, ""}, {1, 2, ""}, {0, 2, ""}, {0, 0, ""}, {0, 0, ""}},
+static const far_end links[3][7] = {
+    {{1, 0, "00000000:1b:00.0"}, {0, 0, "00000000:1B:00.0"}, {1, 0, "00000000:1B:00.0"}, {1, 0, "00000000:FF:00.0"}, {1, 1, ""}, {0, 0, ""}, {0, 0, ""}},
+    {{1, 0, "00000000:1A:00.0"}, {1, 2, ""}, {1, 2, ""}, {1, 0, "00000000:1A:00.0"}, {1, 2, ""}, {0, 0, ""}, {0, 0, ""}},
+    {{1, 2, ""}, {1, 9, ""}, {1, 0, NULL}, {0, 2, ""}, {0, 0, ""}, {0, 0, ""}, {1, 2, ""}},
 };
 static int users;
-int nvmlInit_v2(void) { users++; return REFUSES ? 9 : 0; }
+int nvmlInit_v2(void) { while (HANGS) pause(); users++; return REFUSES ? 9 : 0; }
 int nvmlShutdown(void) { return --users < 0; }
 const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : "other"; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return users == 1 ? 0 : 1; }
@@ -27,34 +29,42 @@ static int index_of(void *device) { return (int)((const char **)device - ids); }
 int nvmlDeviceGetPciInfo_v3(void *device, pci *info) { strcpy(info->bus_id, ids[index_of(device)]); return 0; }
 int nvmlDeviceGetNvLinkState(void *device, unsigned number, unsigned *active) {
     if (index_of(device) == 3) return 3;
-    if (number >= 5) return 2;
+    if (number >= 7) return 2;
+    if (number == 3 && index_of(device) == 2) return 3;
     *active = links[index_of(device)][number].active;
     return 0;
 }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned number, unsigned *type) {
     *type = links[index_of(device)][number].type;
-    return 0;
+    return *type == 9 ? 3 : 0;
 }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned number, pci *info) {
-    strcpy(info->bus_id, links[index_of(device)][number].bus_id);
+    const char *bus_id = links[index_of(device)][number].bus_id;
+    if (bus_id == NULL) return 3;
+    strcpy(info->bus_id, bus_id);
     return 0;
 }
 "#;
 
-/// Builds the imitation; `None`, and says so, if there is no compiler.
-fn imitation(folder: &Path, refuses: bool) -> Option<PathBuf> {
+const LONG: Duration = Duration::from_secs(60);
+
+/// Builds the imitation, with one of the macros `REFUSES` and `HANGS` set to 1 or none; `None`, and says so, if there is no
+/// compiler.
+fn imitation(folder: &Path, fault: &str) -> Option<PathBuf> {
     if Command::new("cc").arg("--version").output().is_err() {
         eprintln!("skipped: there is no compiler cc");
         return None;
     }
     let source = folder.join("nvml.c");
     std::fs::write(&source, SOURCE).unwrap();
-    let library = folder.join(format!("libimitation{}.so", u8::from(refuses)));
+    let library = folder.join(format!("libimitation{fault}.so"));
     let mut compiler = Command::new("cc");
     compiler
         .args(["-shared", "-fPIC", "-Wall", "-Wno-unused-result", "-o"])
         .arg(&library);
-    compiler.arg(format!("-DREFUSES={}", u8::from(refuses)));
+    for name in ["REFUSES", "HANGS"] {
+        compiler.arg(format!("-D{name}={}", u8::from(name == fault)));
+    }
     let built = compiler.arg(&source).output().unwrap();
     let reason = String::from_utf8_lossy(&built.stderr);
     assert!(built.status.success(), "{reason}");
@@ -64,12 +74,12 @@ fn imitation(folder: &Path, refuses: bool) -> Option<PathBuf> {
 #[test]
 fn links_between_devices_and_over_switches_are_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(library) = imitation(folder.path(), false) else {
+    let Some(library) = imitation(folder.path(), "") else {
         return;
     };
     // NVML is begun and ended by each call.
     for _ in 0..2 {
-        let found = DmaConnectivity::nvlink(Some(&library)).unwrap();
+        let found = DmaConnectivity::nvlink(Some(&library), LONG).unwrap();
         let expected = ["1a", "1b", "1c", "1d"].map(|bus| format!("00000000:{bus}:00.0"));
         assert_eq!(found.bus_ids, expected);
         let links = [[0, 2, 0, 0], [2, 0, 2, 0], [0, 2, 0, 0], [0, 0, 0, 0]];
@@ -81,13 +91,29 @@ fn links_between_devices_and_over_switches_are_counted() {
 fn a_library_that_is_not_there_or_does_not_start_is_an_error_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let absent = folder.path().join("no-such.so");
-    let error = DmaConnectivity::nvlink(Some(&absent)).unwrap_err();
+    let error = DmaConnectivity::nvlink(Some(&absent), LONG).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Backend);
     assert!(error.to_string().contains("no-such.so"), "{error}");
-    let Some(library) = imitation(folder.path(), true) else {
+    let Some(library) = imitation(folder.path(), "REFUSES") else {
         return;
     };
-    let error = DmaConnectivity::nvlink(Some(&library)).unwrap_err();
+    let error = DmaConnectivity::nvlink(Some(&library), LONG).unwrap_err();
     let expected = "nvmlInit_v2 failed: Driver Not Loaded";
     assert!(error.to_string().contains(expected), "{error}");
+}
+
+#[test]
+fn a_library_that_does_not_answer_is_left_at_the_deadline_and_the_call_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(library) = imitation(folder.path(), "HANGS") else {
+        return;
+    };
+    let time = Duration::from_millis(300);
+    let error = DmaConnectivity::nvlink(Some(&library), time).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    // On a loaded machine the library may not even be loaded by then.
+    let text = error.to_string();
+    let at = ["nvmlInit_v2 has not returned", "dlopen has not returned"];
+    assert!(at.iter().any(|at| text.contains(at)), "{text}");
+    assert!(text.contains("within 300ms"), "{text}");
 }

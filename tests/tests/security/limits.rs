@@ -27,6 +27,7 @@ data port: connections that have not proved the secret | runtime/cpu/src/mesh/li
 data port: such connections of one host, before the oldest goes for the next | runtime/cpu/src/mesh/listener.rs | MAX_OF_HOST
 data port: time before one goes for another | runtime/cpu/src/mesh/listener.rs | LEAST_TIME
 data port: time for the proof | runtime/cpu/src/mesh/listener.rs | HANDSHAKE_TIME
+addresses of one rank for data connections | runtime/cpu/src/mesh/address.rs | MAX_ADDRESSES
 messages of one peer that no receive has taken (CPU backend) | runtime/cpu/src/p2p/channel.rs | MAX_KEPT
 a message that a peer sends without an offer (CPU backend) | runtime/cpu/src/p2p/frame.rs | MAX_EAGER_BYTES
 an object of an object collective, as JSON | runtime/core/src/group/objects/encoding.rs | MAX_OBJECT_BYTES

@@ -16,12 +16,15 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+/// The most addresses of one rank. A longer list in the store is not a rank's.
+pub(super) const MAX_ADDRESSES: usize = 64;
+
 /// Returns the addresses to listen on and to publish: one for each network interface that the configuration names, else
 /// one.
 ///
 /// # Errors
-/// `InvalidArgument` if an interface that the configuration names cannot be used, `Rendezvous` if
-/// there is no route to the store: both list the host's interfaces. `Rendezvous` also if the store's name does not
+/// `InvalidArgument` if an interface that the configuration names cannot be used or more are named than a rank may have
+/// addresses, `Rendezvous` if there is no route to the store: all list the host's interfaces. `Rendezvous` also if the store's name does not
 /// resolve. `Io` if the interfaces cannot be listed.
 pub(crate) fn choose(config: &Config) -> Result<Vec<IpAddr>> {
     let names = config.socket_ifname.as_deref().unwrap_or_default();
@@ -148,6 +151,14 @@ impl Interfaces {
                 addresses.push(address);
             }
         }
+        if addresses.len() > MAX_ADDRESSES {
+            let message = format!(
+                "{} network interfaces are named for the connections of one rank, which may have {MAX_ADDRESSES} \
+                 addresses. There are {self}",
+                addresses.len()
+            );
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
         Ok(addresses)
     }
 
@@ -263,6 +274,16 @@ mod tests {
             on(&["ib0", "eth9"]).unwrap_err().kind(),
             ErrorKind::InvalidArgument
         );
+        let interfaces = (0..=MAX_ADDRESSES).map(|at| Interface {
+            name: format!("eth{at}"),
+            is_up: true,
+            addresses: vec![ip(&format!("10.0.0.{at}"))],
+        });
+        let many = Interfaces(interfaces.collect());
+        let names: Vec<&str> = many.0.iter().map(|interface| &*interface.name).collect();
+        assert_eq!(many.addresses_on(&names[1..], None).unwrap().len(), 64);
+        let error = many.addresses_on(&names, None).unwrap_err().to_string();
+        assert!(error.contains("65 network interfaces are named"), "{error}");
         let config = Config {
             socket_ifname: Some(" lo , lo,".to_owned()),
             ..Config::default()

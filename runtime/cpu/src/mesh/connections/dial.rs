@@ -1,6 +1,7 @@
 //! How a rank connects to another: the address that it dials, and the handshake.
 
 use super::Mesh;
+use crate::mesh::address::MAX_ADDRESSES;
 use crate::mesh::handshake::{ANSWER_LEN, Decision, End, Handshake};
 use crate::mesh::listener::milliseconds;
 use crate::mesh::shortage::is_shortage;
@@ -18,6 +19,8 @@ use std::time::Duration;
 
 /// The longest time-out of one try to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
+/// How much of an entry in the store that is not a rank's addresses the error shows.
+const SHOWN_BYTES: usize = 256;
 /// The time-out of a try that begins just before its caller's deadline.
 const SHORTEST_TRY: Duration = Duration::from_millis(1);
 
@@ -127,19 +130,31 @@ impl Mesh {
             let key = key.clone();
             let look = move |store: &dyn Store| store.get(&key, Duration::from_millis(100));
             match self.ask(policy, look)? {
-                Ok(bytes) => {
-                    let text = String::from_utf8_lossy(&bytes);
-                    let addresses: Result<_, _> = text.split(',').map(str::parse).collect();
-                    return addresses.map_err(|_| Failure::Address {
-                        peer,
-                        text: text.into_owned(),
-                    });
-                }
+                Ok(bytes) => return parse(peer, &bytes),
                 Err(error) if error.kind() == ErrorKind::Timeout => {}
                 Err(error) => return Err(Failure::Store(error)),
             }
         }
     }
+}
+
+/// The addresses in a rank's entry in the store, which another program may have written.
+fn parse(peer: Rank, entry: &[u8]) -> Result<Vec<SocketAddr>, Failure> {
+    let refuse = || {
+        let shown = &entry[..entry.len().min(SHOWN_BYTES)];
+        let mut text = String::from_utf8_lossy(shown).into_owned();
+        if entry.len() > SHOWN_BYTES {
+            text = format!("{text}… ({} bytes)", entry.len());
+        }
+        Failure::Address { peer, text }
+    };
+    let text = std::str::from_utf8(entry).map_err(|_| refuse())?;
+    let parts = text.split(',').take(MAX_ADDRESSES + 1);
+    let addresses: Result<Vec<SocketAddr>, _> = parts.map(str::parse).collect();
+    addresses
+        .ok()
+        .filter(|addresses| addresses.len() <= MAX_ADDRESSES)
+        .ok_or_else(refuse)
 }
 
 /// Whether no network of this host leads to an address.
@@ -227,5 +242,36 @@ impl HandshakeStream<'_, '_> {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(Failure::Io(error.into())),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_has_at_most_64_addresses_and_an_error_shows_the_beginning_of_what_is_refused() {
+        let list = |count: usize| {
+            let addresses = (0..count).map(|at| format!("10.0.0.{at}:7"));
+            addresses.collect::<Vec<_>>().join(",")
+        };
+        for count in [1, MAX_ADDRESSES] {
+            let found = parse(3, list(count).as_bytes()).unwrap();
+            assert_eq!(found.len(), count);
+        }
+        let refusal = |entry: &[u8]| match parse(3, entry) {
+            Err(Failure::Address { peer: 3, text }) => text,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refusal(b"nowhere"), "nowhere");
+        assert_eq!(refusal(b""), "");
+        let entry = list(1 << 16);
+        let text = refusal(entry.as_bytes());
+        assert!(text.starts_with("10.0.0.0:7,10.0.0.1:7"), "{text}");
+        assert!(
+            text.ends_with(&format!("… ({} bytes)", entry.len())),
+            "{text}"
+        );
+        assert!(text.len() < 400, "{text}");
     }
 }

@@ -1,10 +1,10 @@
-//! [`World::merge`]: one group of the members of several groups of a world; and how such groups find each other.
+//! [`World::merge`]: one group of the members of several groups of a world.
 
 use crate::group::maker::GroupOptions;
 use crate::group::process_group::ProcessGroup;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::Store;
 use crate::world::World;
+use crate::world::meeting::{Meeting, Missed};
 use rcomm_recorder::model::{Rank, text};
 use std::sync::PoisonError;
 
@@ -47,108 +47,53 @@ impl<B> World<B> {
             let key = (format!("merge/{desc}"), group.ranks().to_vec());
             let count = made.entry(key).or_default();
             *count += 1;
-            *count
+            i64::from(*count)
         };
-        let store: &dyn Store = &*self.shared.root;
+        let meeting = Meeting {
+            store: &*self.shared.root,
+            purpose: desc,
+            round: nth,
+        };
         let ranks: Vec<String> = group.ranks().iter().map(Rank::to_string).collect();
-        let met = meet(
-            store,
-            &format!("merge/{desc}/{nth}"),
-            group,
-            &ranks.join(","),
-            size,
-        );
-        let lists = met.map_err(|missed| {
-            let arrived = parse(&missed.arrived).concat();
-            let message = format!(
-                "of {size} ranks that are to be merged, {} have come: {}",
-                arrived.len(),
-                text::ranks(&arrived, 64)
-            );
-            missed.error.with_more(&message)
-        })?;
+        let lists = match meeting.hold(group, &ranks.join(","), size) {
+            Ok(lists) => lists,
+            Err(Missed::Late { error, arrived }) => {
+                let arrived = parse(&arrived).concat();
+                let message = format!(
+                    "of {size} ranks that are to be merged, {} have come: {}",
+                    arrived.len(),
+                    text::ranks(&arrived, 64)
+                );
+                return Err(error.with_more(&message));
+            }
+            Err(Missed::Over) => {
+                return refuse(format!(
+                    "the merge is complete without this group, {:?}: its members have left it",
+                    group.ranks()
+                ));
+            }
+            Err(Missed::Failed(error)) => return Err(error),
+        };
         let mut groups = parse(&lists);
         groups.sort_by_key(|ranks| ranks.iter().min().copied());
         let ranks = groups.concat();
+        let is_member = groups.iter().any(|ranks| ranks == group.ranks());
+        if is_member {
+            meeting.leave(ranks.len());
+        }
         if ranks.len() != size as usize {
             let count = ranks.len();
             return refuse(format!(
                 "the groups that were merged have {count} members, not {size}: {groups:?}"
             ));
         }
-        if !groups.iter().any(|ranks| ranks == group.ranks()) {
+        if !is_member {
             return refuse(format!(
                 "the merge is complete without this group, {:?}: {groups:?}",
                 group.ranks()
             ));
         }
         self.new_group(&ranks, options)
-    }
-}
-
-/// Begins the result where a member has reached its deadline before all groups had come.
-pub(super) const GIVEN_UP: &str = "given up\n";
-
-/// Groups that are to be merged did not find each other.
-pub(super) struct Missed {
-    pub(super) error: Error,
-    /// The entries of the groups whose rank 0 had come.
-    pub(super) arrived: Vec<String>,
-}
-
-impl From<Error> for Missed {
-    fn from(error: Error) -> Self {
-        Self {
-            error,
-            arrived: Vec::new(),
-        }
-    }
-}
-
-/// Publishes this group's entry, a text of one line, below `prefix`, and returns the entries of all groups, in the order
-/// in which their ranks 0 have called this, once these groups have `size` members together. All members call this. The
-/// first that reaches its deadline gives the merge up for all, also for groups that come later.
-pub(super) fn meet(
-    store: &dyn Store,
-    prefix: &str,
-    group: &ProcessGroup,
-    entry: &str,
-    size: u32,
-) -> std::result::Result<Vec<String>, Missed> {
-    let key = |part: &str| format!("{prefix}/{part}");
-    let (list, count, whole) = (key("list"), key("count"), key("whole"));
-    if group.rank() == 0 {
-        store.append(&list, format!("{entry}\n").as_bytes())?;
-        // Each group adds its entry before it is counted, so the last one finds all of them.
-        if store.add(&count, group.size().into())? >= size.into() {
-            let entries = store.get(&list, group.timeout())?;
-            store.compare_set(&whole, b"", &entries)?;
-        }
-    }
-    let (result, error) = match store.get(&whole, group.timeout()) {
-        Ok(result) => {
-            let message = "the merge was given up before all groups had come";
-            (result, Error::new(ErrorKind::Timeout, message))
-        }
-        Err(error) if error.kind() == ErrorKind::Timeout => {
-            let has_begun = store.check(&[&list])?;
-            let arrived = match has_begun {
-                true => store.get(&list, group.timeout())?,
-                false => Vec::new(),
-            };
-            let given_up = [GIVEN_UP.as_bytes(), &arrived].concat();
-            (store.compare_set(&whole, b"", &given_up)?, error)
-        }
-        Err(error) => return Err(error.into()),
-    };
-    let result = String::from_utf8_lossy(&result);
-    let lines = |text: &str| text.lines().map(str::to_owned).collect();
-    match result.strip_prefix(GIVEN_UP) {
-        None => Ok(lines(&result)),
-        Some(arrived) => Err(Missed {
-            error,
-            arrived: lines(arrived),
-        }),
     }
 }
 

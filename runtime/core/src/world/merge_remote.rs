@@ -1,6 +1,6 @@
 //! [`World::merge_remote`]: one world of the members of groups of different jobs.
 
-use super::merge::meet;
+use super::meeting::Missed;
 use super::merge_rounds::Rounds;
 use super::{World, WorldBuilder};
 use crate::backend::BackendSet;
@@ -41,6 +41,8 @@ impl<B: BackendSet> World<B> {
     /// time-out of `group`. The store must answer until all members have left the new world. Of several merges for the
     /// same purpose at one store, the first calls of all groups belong together, then the second, and so on. The store may
     /// outlive the jobs: a group of a job that has started anew counts from the merges that have ended.
+    /// Once all members have found each other, the last one removes the keys by which they did; the keys of the new world,
+    /// and a few numbers for each purpose and rank, stay below `merge/`.
     ///
     /// Jobs that do not share one host must reach each other: each rank publishes the address by which it reaches the
     /// store of its own job, or, if that is a loopback address, the host's first other address.
@@ -53,8 +55,8 @@ impl<B: BackendSet> World<B> {
     /// # Errors
     /// `InvalidArgument` if the purpose is empty or the name of one of the jobs, if the groups have more members than
     /// `size` (groups that come when `size` members have come get it; the others do, too, unless the merge was complete
-    /// before), if a merge that other groups have completed is in the store and this one was to take part in it, or if a
-    /// rank is in two of the groups. `Timeout` names the groups whose rank 0 had called this; all members get it, also
+    /// before), if other groups have completed the merge in which this one was to take part, or if a rank is in two of the
+    /// groups. `Timeout` names the groups whose rank 0 had called this; all members get it, also
     /// those that had called for an earlier merge and come later, and of groups that come later for the first time the
     /// first one; the next calls of all belong together again. Otherwise
     /// the store's error, or as [`WorldBuilder::init`]. A world whose backends or dump writer are the program's own needs
@@ -107,24 +109,35 @@ impl<B: BackendSet> World<B> {
         };
         let name = format!("{}/{}/{:016x}", part.job, part.run, group.group.wire_id());
         let round = rounds.next(&name, own.rank)?;
-        let prefix = rounds.prefix(round);
+        let meeting = rounds.meeting(round);
         let entry = serde_json::to_string(&part).map_err(|error| {
             Error::new(ErrorKind::InvalidArgument, "the group cannot be published")
                 .with_source(error)
         })?;
-        let entries = meet(&*store, &prefix, group, &entry, size).map_err(|missed| {
-            let arrived = read(&missed.arrived).unwrap_or_default();
-            let count: usize = arrived.iter().map(|part| part.ranks.len()).sum();
-            let named: Vec<String> = arrived.iter().map(Part::describe).collect();
-            missed.error.with_more(&format!(
-                "of {size} ranks that are to be merged for {purpose:?}, {count} have come: {}",
-                named.join("; ")
-            ))
-        })?;
+        let entries = meeting
+            .hold(group, &entry, size)
+            .map_err(|missed| match missed {
+                Missed::Late { error, arrived } => {
+                    let arrived = read(&arrived).unwrap_or_default();
+                    let count: usize = arrived.iter().map(|part| part.ranks.len()).sum();
+                    let named: Vec<String> = arrived.iter().map(Part::describe).collect();
+                    error.with_more(&format!(
+                        "of {size} ranks that are to be merged for {purpose:?}, {count} have come: {}",
+                        named.join("; ")
+                    ))
+                }
+                Missed::Over => complete_without(&part, purpose, "its members have left it"),
+                Missed::Failed(error) => error,
+            })?;
         if group.rank() == 0 {
             rounds.end(round)?;
         }
-        let parts = in_order(read(&entries)?, purpose, size)?;
+        let parts = read(&entries)?;
+        if parts.iter().any(|found| found.is_same_as(&part)) {
+            meeting.leave(parts.iter().map(|part| part.ranks.len()).sum());
+        }
+        let prefix = meeting.prefix();
+        let parts = in_order(parts, purpose, size)?;
         let first = first_rank(&parts, &part, purpose)?;
         builder.config.rendezvous = Some(Rendezvous {
             launcher: Launcher::Explicit,
@@ -145,8 +158,8 @@ impl<B: BackendSet> World<B> {
         });
         builder.config.joins = false;
         builder.config.dump_pipes.clear();
-        let meeting = PrefixStore::new(format!("{prefix}/world"), store);
-        builder.store(Arc::new(meeting)).init()
+        let own_keys = PrefixStore::new(format!("{prefix}/world"), store);
+        builder.store(Arc::new(own_keys)).init()
     }
 }
 
@@ -154,6 +167,10 @@ impl Part {
     fn describe(&self) -> String {
         let ranks = text::ranks(&self.ranks, MAX_RANKS);
         format!("{ranks} of job {:?}", self.job)
+    }
+
+    fn is_same_as(&self, other: &Self) -> bool {
+        (&self.job, &self.run, &self.ranks) == (&other.job, &other.run, &other.ranks)
     }
 }
 
@@ -207,20 +224,22 @@ fn in_order(mut parts: Vec<Part>, purpose: &str, size: u32) -> Result<Vec<Part>>
 
 /// The rank in the new world of the first member of this part.
 fn first_rank(parts: &[Part], own: &Part, purpose: &str) -> Result<u32> {
-    let is_own =
-        |part: &Part| (&part.job, &part.run, &part.ranks) == (&own.job, &own.run, &own.ranks);
-    let Some(at) = parts.iter().position(is_own) else {
+    let Some(at) = parts.iter().position(|part| part.is_same_as(own)) else {
         let named: Vec<String> = parts.iter().map(Part::describe).collect();
-        return Err(refused(format!(
-            "the merge for {purpose:?} is complete without {}: it has {}. Either more groups call it than have the \
-             stated number of members, or an earlier merge for this purpose is still in the store: call again, or \
-             merge for another purpose",
-            own.describe(),
-            named.join("; ")
-        )));
+        let reason = format!("it has {}", named.join("; "));
+        return Err(complete_without(own, purpose, &reason));
     };
     let before: usize = parts[..at].iter().map(|part| part.ranks.len()).sum();
     Ok(u32::try_from(before).unwrap_or(u32::MAX))
+}
+
+fn complete_without(own: &Part, purpose: &str, reason: &str) -> Error {
+    refused(format!(
+        "the merge for {purpose:?} is complete without {}: {reason}. Either more groups call it than have the stated \
+         number of members, or an earlier merge for this purpose is still in the store: call again, or merge for \
+         another purpose",
+        own.describe()
+    ))
 }
 
 /// Whether all ranks of these groups are known to be on one host.

@@ -2,7 +2,7 @@
 
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::Store;
-use crate::world::merge::GIVEN_UP;
+use crate::world::meeting::{Meeting, raise};
 use std::time::Duration;
 
 /// The merges for one purpose at one store, numbered from 1. A store may outlive the jobs that merge there, so a
@@ -14,9 +14,13 @@ pub(super) struct Rounds<'a> {
 }
 
 impl Rounds<'_> {
-    /// Below what the keys of a merge are.
-    pub(super) fn prefix(&self, round: i64) -> String {
-        format!("merge/{}/{round}", self.purpose)
+    /// The merge of this number.
+    pub(super) fn meeting(&self, round: i64) -> Meeting<'_> {
+        Meeting {
+            store: self.store,
+            purpose: self.purpose,
+            round,
+        }
     }
 
     /// The number of this call's merge. `group` names the caller's group at this store, `rank` is the caller's there.
@@ -29,16 +33,7 @@ impl Rounds<'_> {
 
     /// Notes that this merge and all before it have ended, for groups that have not called yet.
     pub(super) fn end(&self, round: i64) -> Result<()> {
-        let key = self.ended();
-        loop {
-            let ended = self.store.add(&key, 0)?;
-            if ended >= round {
-                return Ok(());
-            }
-            let (ended, round) = (ended.to_string(), round.to_string());
-            self.store
-                .compare_set(&key, ended.as_bytes(), round.as_bytes())?;
-        }
+        raise(self.store, &self.ended(), round).map(drop)
     }
 
     /// How many merges had ended when the first member of this group first called.
@@ -48,7 +43,8 @@ impl Rounds<'_> {
             true => None,
             false => {
                 let ended = self.store.add(&self.ended(), 0)?;
-                Some((ended, self.is_given_up(ended.saturating_add(1))?))
+                let next = self.meeting(ended.saturating_add(1));
+                Some((ended, next.is_given_up()?))
             }
         };
         let value = match own {
@@ -71,15 +67,6 @@ impl Rounds<'_> {
             let message = format!("the store holds {text:?} at {key:?}, not a number of merges");
             Error::new(ErrorKind::Store, message)
         })
-    }
-
-    fn is_given_up(&self, round: i64) -> Result<bool> {
-        let whole = format!("{}/whole", self.prefix(round));
-        Ok(self.store.check(&[&whole])?
-            && self
-                .store
-                .get(&whole, self.timeout)?
-                .starts_with(GIVEN_UP.as_bytes()))
     }
 
     fn ended(&self) -> String {

@@ -16,6 +16,7 @@ mod handlers;
 pub(crate) mod init;
 pub(crate) mod job_secret;
 mod join;
+mod meeting;
 mod merge;
 mod merge_remote;
 mod merge_rounds;

@@ -139,7 +139,8 @@ fn a_monitored_barrier_may_be_issued_by_some_ranks_and_run_blocking_by_others() 
         group.barrier().unwrap();
         // The barriers have removed their keys from the store.
         let keys = world.store().list_keys().unwrap();
-        assert!(!keys.iter().any(|key| key.contains("roll/")), "{keys:?}");
+        let is_left = |key: &String| key.contains("monitored_barrier/");
+        assert!(!keys.iter().any(is_left), "{keys:?}");
     });
 }
 
@@ -173,6 +174,10 @@ fn an_issued_monitored_barrier_names_the_absent_ranks_and_the_group_stays_usable
         let mut sum = [world.rank()];
         group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum, [3]);
+        // Nor has the rank that came late left a key.
+        let keys = world.store().list_keys().unwrap();
+        let is_left = |key: &String| key.contains("monitored_barrier/");
+        assert!(!keys.iter().any(is_left), "{keys:?}");
         world.shutdown().unwrap();
     });
 }

@@ -295,8 +295,14 @@ impl MonitoredBarrier {
             );
             return Err(Error::new(ErrorKind::Timeout, message).sparing_group());
         }
-        self.read_result(share, &result_key)
-            .map_err(Error::sparing_group)
+        let absent_list = self
+            .read_result(share, &result_key)
+            .map_err(Error::sparing_group)?;
+        // Rank 0 has removed the keys of those that came in time, and needs none any more.
+        if !absent_list.is_empty() {
+            self.store.delete(&arrival).map_err(Error::sparing_group)?;
+        }
+        Ok(absent_list)
     }
 
     /// Returns the published result; the last rank to read it deletes it.

@@ -172,7 +172,8 @@ fn a_second_replacement_that_no_round_asks_for_leaves_the_record_of_the_first() 
     });
     let ended = job.wait(CULPRIT);
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
-    let sentence = "its ranks wanted a world of 4 with the processes of ranks 0, 1, 3, and nothing else within 3.0 s";
+    let sentence = "its ranks wanted a world of 4 with the processes of ranks 0, 1, 3, to which another process came as \
+                    rank 2 before this one, and nothing else within 3.0 s";
     assert!(ended.stderr.contains(sentence), "{}", ended.stderr);
     let ring = RingReader::attach(&of_first).unwrap();
     assert!(ring.records() > 0);

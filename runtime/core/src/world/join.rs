@@ -56,12 +56,12 @@ pub(super) fn join<B: BackendSet>(
     loop {
         let wait = SLICE.min(deadline.remaining());
         let round = Round::newest(&*store, wait)?.filter(|round| missed.is_older_than(round));
-        let is_open = match &round {
-            Some(round) => is_open(round, &place, &store)?,
-            None => false,
+        let seat = match &round {
+            Some(round) => seat_in(round, &place, &store)?,
+            None => Seat::None,
         };
         match round {
-            Some(round) if is_open => {
+            Some(round) if seat == Seat::Free => {
                 let place = place_in(&place, &round);
                 let config = config_at(&builder.config, &place);
                 let ring = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
@@ -87,6 +87,7 @@ pub(super) fn join<B: BackendSet>(
                     Err(error) => return Err(error),
                 }
             }
+            Some(round) if seat == Seat::Taken => missed = Missed::Taken(round),
             Some(round) => missed = Missed::Closed(round),
             None => {}
         }
@@ -97,28 +98,39 @@ pub(super) fn join<B: BackendSet>(
     }
 }
 
-/// Whether the round asks for the rank of `place`, and no process has come to it as that rank yet. A second one would be
-/// refused, and its ring would take the place of the first one's, which is the record of this rank in that round also if
-/// the process has died since.
+/// Whether a round has a place for a process that joins as a certain rank.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seat {
+    /// The round does not ask for the rank.
+    None,
+    /// A process has come to it as this rank. A second one would be refused, and its ring would take the place of the
+    /// first one's, which is the record of this rank in that round also if the process has died since.
+    Taken,
+    Free,
+}
+
+/// Whether the round has a place for the rank of `place`.
 ///
 /// # Errors
 /// Those of the store.
-fn is_open(round: &Round, place: &Rendezvous, store: &Arc<dyn Store>) -> Result<bool> {
+fn seat_in(round: &Round, place: &Rendezvous, store: &Arc<dyn Store>) -> Result<Seat> {
     if !round.is_open_for(place.rank) {
-        return Ok(false);
+        return Ok(Seat::None);
     }
     let place = place_in(place, round);
     let root = session::part_for_next_world(store, place.attempt)?;
     let is_taken = root.check(&[place.check_in_keys().rank()])?;
-    Ok(!is_taken)
+    Ok(if is_taken { Seat::Taken } else { Seat::Free })
 }
 
 /// Why this process has not joined yet.
 enum Missed {
     /// The ranks of the job have begun no round.
     NoRound,
-    /// The newest round has another process for this rank, or no such rank.
+    /// In the newest round the process of this rank stays, or there is no such rank.
     Closed(Round),
+    /// Another process has come to the newest round as this rank.
+    Taken(Round),
     /// The ranks did not find each other in the round of this attempt.
     Failed(u32, Error),
 }
@@ -128,7 +140,7 @@ impl Missed {
     fn is_older_than(&self, round: &Round) -> bool {
         match self {
             Self::NoRound => true,
-            Self::Closed(missed) => missed.attempt < round.attempt,
+            Self::Closed(missed) | Self::Taken(missed) => missed.attempt < round.attempt,
             Self::Failed(attempt, _) => *attempt < round.attempt,
         }
     }
@@ -143,6 +155,10 @@ impl Missed {
             ),
             Self::Closed(round) => format!(
                 "rank {rank} cannot join job {job:?}: its ranks wanted {round}, and nothing else within {limit}"
+            ),
+            Self::Taken(round) => format!(
+                "rank {rank} cannot join job {job:?}: its ranks wanted {round}, to which another process came as rank \
+                 {rank} before this one, and nothing else within {limit}"
             ),
         };
         Error::new(ErrorKind::Rendezvous, message).with_rank(rank)

@@ -42,11 +42,11 @@ pub use rcomm_core::{
     DeviceKind, DeviceMesh, Done, DumpHandle, DumpWriter, Element, EndpointAddress, EndpointToken,
     Error, ErrorKind, F8E4M3, F8E5M2, FakeBackend, FakeFabric, FakeFault, FakeFaultKind,
     FileDumpWriter, FileStore, GroupOptions, HashStore, Hints, HookedOperation, Layout,
-    MAX_OBJECT_BYTES, MissingRanks, Op, OpType, OperationHook, Parts, Pattern, Peer, Pending,
-    PrefixStore, ProcessGroup, ProcessGroupInfo, Progress, QueueStore, Rank, ReduceOp, Reduction,
-    RemoteMemory, Rendezvous, Result, Secret, Sides, SparseTensor, Store, Stream, SymmetricMemory,
-    TcpStore, TcpStoreServer, Timing, Tls, TlsFiles, Vecs, WaitCounter, WaitHint, WaitStatistics,
-    Waiting, WaitsFor, Window, Work, WorkStatus, Wrapper, newest_attempt,
+    MAX_OBJECT_BYTES, MissingRanks, Op, OpType, OperationHook, OwnedWaiting, Parts, Pattern, Peer,
+    Pending, PrefixStore, ProcessGroup, ProcessGroupInfo, Progress, QueueStore, Rank, ReduceOp,
+    Reduction, RemoteMemory, Rendezvous, Result, Secret, Sides, SparseTensor, Store, Stream,
+    SymmetricMemory, TcpStore, TcpStoreServer, Timing, Tls, TlsFiles, Vecs, WaitCounter, WaitHint,
+    WaitStatistics, Waiting, WaitsFor, Window, Work, WorkStatus, Wrapper, newest_attempt,
 };
 pub use rcomm_core::{config, data_parallel, rendezvous, store};
 pub use rcomm_cpu::CpuBackend;

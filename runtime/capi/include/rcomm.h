@@ -11,7 +11,7 @@
  * when that has ended, if `work` is NULL. Otherwise it starts the operation and writes a handle to `*work`: until
  * rcomm_work_released reports that the memory is released, input buffers must stay valid and unchanged,
  * and output buffers must stay valid and must not be accessed. Counts are numbers of elements; buffers
- * are in host memory.
+ * are in host memory, or on a device if the handle of the group is from rcomm_group_on_stream.
  */
 
 #ifndef RCOMM_H
@@ -156,6 +156,9 @@
 // Options of a world, and the store through which its ranks find each other.
 typedef struct rcomm_config rcomm_config;
 
+// Elements in the memory of a device, used on one stream.
+typedef struct rcomm_device_memory rcomm_device_memory;
+
 // An ordered set of ranks that call operations together.
 typedef struct rcomm_group rcomm_group;
 
@@ -165,11 +168,17 @@ typedef struct rcomm_reducer rcomm_reducer;
 // A sparse tensor returned by rcomm.
 typedef struct rcomm_sparse rcomm_sparse;
 
+// A stream of a CUDA device: its work runs in the order in which it was enqueued.
+typedef struct rcomm_stream rcomm_stream;
+
 // Memory of the same size on each rank of a host, which all of them use in place.
 typedef struct rcomm_symmetric rcomm_symmetric;
 
 // The place for the value that a function of a store has read: see `rcomm_value_set`.
 typedef struct rcomm_value rcomm_value;
+
+// A wait of the program's, which is counted from its begin to its end.
+typedef struct rcomm_wait rcomm_wait;
 
 // Memory of all members of a group that each of them reads and writes one-sidedly.
 typedef struct rcomm_window rcomm_window;
@@ -386,6 +395,183 @@ void rcomm_config_free(struct rcomm_config *config);
 // `config` is a valid handle; `world` may be written.
 int32_t rcomm_init_with(const struct rcomm_config *config, struct rcomm_world **world);
 
+// Lets this rank's endpoint answer `POST /handlers/NAME?key=value` by a function of the program's: it gets the `count`
+// pairs of the query as texts, in the order of their names, and puts a text into `answer` with `rcomm_value_set`. It
+// returns 0, or another number if it failed: the text then says why. It is called on a thread of the endpoint, which
+// waits for it at the end of the world: it must not wait for other ranks, which may be stuck. `release(context)` is
+// called once, when the function is called no more; `release` may be NULL.
+//
+// The name has 1 to 64 lower-case letters, digits, `-` and `_`, and `timeouts` is taken. `RCOMM_UNSUPPORTED` if this
+// rank has no endpoint. After an error, `release` was called. A world that was made anew by `rcomm_grow` has no handlers
+// of the program's.
+//
+// # Safety
+// `world` is a valid handle; `name` is a text that ends with a zero byte; `handler` and `release` may be called with
+// `context` on any thread, `handler` on several at once, until `release` was called or the world has ended.
+int32_t rcomm_handle(const struct rcomm_world *world,
+                     const char *name,
+                     int32_t (*handler)(void *context,
+                                        const char *const *names,
+                                        const char *const *values,
+                                        size_t count,
+                                        const struct rcomm_value *answer),
+                     void (*release)(void *context),
+                     void *context);
+
+// Counts a wait of the program's, for a data loader, say, or for a disk, from now until `rcomm_wait_end`: `rcomm_waits`
+// and the rank's endpoint show it under this name. The name has 1 to 64 lower-case letters, digits, `-`, `_` and `.`,
+// and does not begin with `rcomm.`; a world has 256 at most. The wait may end on another thread.
+//
+// # Safety
+// `world` is a valid handle; `name` is a text that ends with a zero byte; `wait` may be written.
+int32_t rcomm_wait_begin(const struct rcomm_world *world,
+                         const char *name,
+                         struct rcomm_wait **wait);
+
+// Ends the wait and frees the handle. NULL has no effect.
+//
+// # Safety
+// `wait` is NULL or a valid handle that is not used afterwards.
+void rcomm_wait_end(struct rcomm_wait *wait);
+
+// Sets whether ranks compare what they issue (1) or not (0) in the groups that are made from now on. All members of a
+// group must have set the same when they make it.
+//
+// # Safety
+// `world` is a valid handle.
+int32_t rcomm_set_debug_level(const struct rcomm_world *world,
+                              int32_t level);
+
+// Writes 1 if ranks compare what they issue in the groups that are made from now on, else 0.
+//
+// # Safety
+// `world` is a valid handle; `level` may be written.
+int32_t rcomm_debug_level(const struct rcomm_world *world, int32_t *level);
+
+// Makes a stream on the device of this rank, the one on which groups with the backend `nccl` work. `high_priority` is 0
+// or 1. The driver is loaded at the first call: `RCOMM_BACKEND` if there is none.
+//
+// # Safety
+// `world` is a valid handle; `stream` may be written.
+int32_t rcomm_stream_new(const struct rcomm_world *world,
+                         int32_t high_priority,
+                         struct rcomm_stream **stream);
+
+// Makes a handle of the default stream of this rank's device.
+//
+// # Safety
+// `world` is a valid handle; `stream` may be written.
+int32_t rcomm_stream_default(const struct rcomm_world *world, struct rcomm_stream **stream);
+
+// Makes a handle of a stream of the program's (`CUstream`, `cudaStream_t`) on this rank's device.
+// `RCOMM_INVALID_ARGUMENT` if the stream is of another device.
+//
+// # Safety
+// `world` is a valid handle; `raw` is a live stream, which stays one until the handle and all that was made with it are
+// freed and every operation on them has released its memory; `stream` may be written.
+int32_t rcomm_stream_borrow(const struct rcomm_world *world,
+                            void *raw,
+                            struct rcomm_stream **stream);
+
+// Writes the driver's handle of the stream (`CUstream`, `cudaStream_t`), for the program's own kernels and libraries.
+// It is valid until `stream` and all that was made with it are freed.
+//
+// # Safety
+// `stream` is a valid handle; `raw` may be written.
+int32_t rcomm_stream_raw(const struct rcomm_stream *stream,
+                         void **raw);
+
+// Writes the number of the stream's device in this process, as the CUDA driver counts.
+//
+// # Safety
+// `stream` is a valid handle; `ordinal` may be written.
+int32_t rcomm_stream_device(const struct rcomm_stream *stream, uint32_t *ordinal);
+
+// Waits until all work that was enqueued on the stream is done: without a deadline, so not where work waits for other
+// ranks.
+//
+// # Safety
+// `stream` is a valid handle.
+int32_t rcomm_stream_synchronize(const struct rcomm_stream *stream);
+
+// Frees the handle; memory and handles of groups that were made with it keep the stream. NULL has no effect.
+//
+// # Safety
+// `stream` is NULL or a valid handle that is not used afterwards.
+void rcomm_stream_free(struct rcomm_stream *stream);
+
+// Allocates `count` elements, all zero, in the memory of the stream's device. They are used on this stream: work on
+// other streams must have ended when the memory is freed.
+//
+// # Safety
+// `stream` is a valid handle; `memory` may be written.
+int32_t rcomm_device_new(const struct rcomm_stream *stream,
+                         size_t count,
+                         uint8_t dtype,
+                         struct rcomm_device_memory **memory);
+
+// Writes the address of the elements, which is one of the device's: for kernels, and for operations with a handle of
+// `rcomm_group_on_stream`.
+//
+// # Safety
+// `memory` is a valid handle; `address` may be written.
+int32_t rcomm_device_address(const struct rcomm_device_memory *memory,
+                             void **address);
+
+// Copies `count` elements of the host, as many as there are, to the device, after the work that is enqueued on the
+// stream. Waits for the copy.
+//
+// # Safety
+// `memory` is a valid handle; `count` elements lie at `elements`.
+int32_t rcomm_device_fill(const struct rcomm_device_memory *memory,
+                          const void *elements,
+                          size_t count);
+
+// Copies the elements to `count` elements of the host, as many as there are, after the work that is enqueued on the
+// stream. Waits for the copy.
+//
+// # Safety
+// `memory` is a valid handle; `count` elements may be written at `elements`.
+int32_t rcomm_device_read(const struct rcomm_device_memory *memory,
+                          void *elements,
+                          size_t count);
+
+// Frees handle and memory, after the work that is enqueued on the stream. No operation may use the memory then. NULL
+// has no effect.
+//
+// # Safety
+// `memory` is NULL or a valid handle that is not used afterwards, and nor is the memory.
+void rcomm_device_free(struct rcomm_device_memory *memory);
+
+// Makes another handle of the same group, to be freed, whose buffers are addresses in the memory of the stream's
+// device: of `rcomm_device_new` or of another allocator. Operations that are called with it begin after the work that
+// is enqueued on the stream then. `rcomm_work_wait_stream` lets later work on a stream wait for them; a call without
+// `work`, and `rcomm_work_wait`, wait on the host. Lists of counts and ranks stay in the host's memory. The group needs
+// a backend for devices (`RCOMM_BACKEND` = `cpu:cpu,cuda:nccl`), else operations fail with `RCOMM_UNSUPPORTED`.
+//
+// # Safety
+// `group` and `stream` are valid handles; `handle` may be written.
+int32_t rcomm_group_on_stream(const struct rcomm_group *group,
+                              const struct rcomm_stream *stream,
+                              struct rcomm_group **handle);
+
+// Lets the work that is enqueued on the stream from now on wait for the end of the operation. The host does not wait.
+// Returns the error of an operation that has failed; `RCOMM_UNSUPPORTED` if the operation does not run on a device.
+//
+// # Safety
+// `work` and `stream` are valid handles.
+int32_t rcomm_work_wait_stream(const struct rcomm_work *work,
+                               const struct rcomm_stream *stream);
+
+// Writes how many direct links of NVLink join each two devices of this host, as JSON: `bus_ids`, and in `links` a row
+// for each device. Asks NVIDIA's management library, for `timeout_ms` at most; `RCOMM_BACKEND` if there is none. Free
+// the text with `rcomm_text_free`.
+//
+// # Safety
+// `json` may be written.
+int32_t rcomm_dma_connectivity(uint64_t timeout_ms,
+                               char **json);
+
 // Writes this process's rank in the group, and the number of the group's ranks. Either pointer may be NULL.
 //
 // # Safety
@@ -462,8 +648,17 @@ int32_t rcomm_start_coalescing(const struct rcomm_group *group);
 int32_t rcomm_end_coalescing(const struct rcomm_group *group,
                              struct rcomm_work **work);
 
-// Makes a group of the members that are left when these ranks of the world are lost. All members that are left call
-// this with the same list. Waits for them, for the time-out of `group` at most. `group` may be open or aborted.
+// Writes how long NCCL expects the collective that was kept since `rcomm_start_coalescing` to take on the device, in
+// nanoseconds, and drops it: nothing is sent. All members call this with the same collective; for more than one it fails
+// with `RCOMM_INVALID_ARGUMENT`, where the backend has no model of it with `RCOMM_UNSUPPORTED`.
+//
+// # Safety
+// `group` is a valid handle; `nanoseconds` may be written.
+int32_t rcomm_estimate_coalesced(const struct rcomm_group *group,
+                                 uint64_t *nanoseconds);
+
+// Makes a group of the members that are left when these ranks of the world are lost. All that are left call this with
+// the same list; it waits for them, for the time-out of `group` at most. `group` may be open or aborted.
 //
 // # Safety
 // `group` is a valid handle; `without` holds `count` ranks; `left` may be written.
@@ -1110,7 +1305,7 @@ void rcomm_sparse_free(struct rcomm_sparse *sparse);
 // call of this thread.
 const char *rcomm_last_error(void);
 
-// Puts `length` bytes, which are copied, into the value that a function of a store was given.
+// Puts `length` bytes, which are copied, into the value that a function of a store, or a handler, was given.
 //
 // # Safety
 // `value` is the pointer that the function got, and the function has not returned; `length` bytes lie at `bytes`,
@@ -1207,9 +1402,10 @@ void rcomm_symmetric_free(struct rcomm_symmetric *memory);
 int32_t rcomm_work_window(const struct rcomm_work *work,
                           struct rcomm_window **window);
 
-// Makes a window over `count` new elements on this rank, all zero: other ranks access this memory faster than that of
-// `rcomm_new_window`. All members call this or `rcomm_new_window`, with the same element type; counts may differ, and
-// may be 0. With `work`, `window` is ignored and `rcomm_work_window` returns the window.
+// Makes a window over `count` new elements on this rank, all zero; this is the memory that other ranks access fastest.
+// All members call this or `rcomm_new_window`, with the same element type; counts may differ, and may be 0. With
+// `work`, `window` is ignored and `rcomm_work_window` returns the window. With a handle of `rcomm_group_on_stream` the
+// elements are on the device, and so are the buffers of `rcomm_window_put` and `rcomm_window_get`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.

@@ -12,6 +12,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -68,6 +70,69 @@ inline std::string take(char *text) {
 }
 } // namespace detail
 
+/* A stream of a device. Handles of groups and memory that were made with it keep it. */
+class Stream {
+  public:
+    explicit Stream(rcomm_stream *handle) : handle_(handle) {}
+
+    /* The driver's handle: CUstream, cudaStream_t. */
+    void *raw() const {
+        void *raw = nullptr;
+        check(rcomm_stream_raw(get(), &raw));
+        return raw;
+    }
+
+    /* The number of its device in this process. */
+    uint32_t device() const {
+        uint32_t ordinal = 0;
+        check(rcomm_stream_device(get(), &ordinal));
+        return ordinal;
+    }
+
+    /* Waits for the work that is enqueued, without a deadline. */
+    void synchronize() const { check(rcomm_stream_synchronize(get())); }
+
+    rcomm_stream *get() const noexcept { return handle_.get(); }
+
+  private:
+    detail::Handle<rcomm_stream, rcomm_stream_free> handle_;
+};
+
+/* Elements in the memory of a stream's device, all zero at first. */
+template <typename T> class DeviceMemory {
+  public:
+    DeviceMemory(const Stream &stream, std::size_t count) : count_(count) {
+        rcomm_device_memory *made = nullptr;
+        check(rcomm_device_new(stream.get(), count, dtype<T>::code, &made));
+        handle_.reset(made);
+    }
+
+    /* An address of the device: for kernels, and for operations of Group::on(stream). */
+    T *data() const {
+        void *address = nullptr;
+        check(rcomm_device_address(get(), &address));
+        return static_cast<T *>(address);
+    }
+
+    std::size_t size() const noexcept { return count_; }
+
+    /* Copies as many elements to the device. */
+    void fill(const std::vector<T> &elements) const { check(rcomm_device_fill(get(), elements.data(), elements.size())); }
+
+    /* Copies the elements to the host, after the work on the stream. */
+    std::vector<T> read() const {
+        std::vector<T> elements(count_);
+        check(rcomm_device_read(get(), elements.data(), elements.size()));
+        return elements;
+    }
+
+    rcomm_device_memory *get() const noexcept { return handle_.get(); }
+
+  private:
+    std::size_t count_;
+    detail::Handle<rcomm_device_memory, rcomm_device_free> handle_;
+};
+
 /* An operation under way. Its buffers must stay valid until wait() has returned without an error, or released()
  * is true, even if the Work is destroyed before. */
 class Work {
@@ -85,6 +150,9 @@ class Work {
         return ended != 0;
     }
 
+    /* Lets later work on a stream wait for the operation; the host does not wait. */
+    void wait_stream(const Stream &stream) const { check(rcomm_work_wait_stream(get(), stream.get())); }
+
     /* Whether the operation has ended, as wait() or test() has shown, and its buffers may be used again. */
     bool released() const {
         int32_t released = 0;
@@ -96,6 +164,46 @@ class Work {
 
   private:
     detail::Handle<rcomm_work, rcomm_work_free> handle_;
+};
+
+/* Memory of the same size on each rank of a host, which all of them use in place. Destroyed without close(), it is freed at
+ * once: other ranks that wait for a signal of this one get an error. */
+class SymmetricMemory {
+  public:
+    explicit SymmetricMemory(rcomm_symmetric *handle) : handle_(handle) {}
+
+    /* The buffer of a rank, and its length in bytes. Order accesses by signals, or use atomic ones. */
+    std::pair<void *, std::size_t> buffer(uint32_t peer) const {
+        void *start = nullptr;
+        std::size_t bytes = 0;
+        check(rcomm_symmetric_buffer(get(), peer, &start, &bytes));
+        return {start, bytes};
+    }
+
+    /* The signal pad of a rank, and its length in bytes. */
+    std::pair<void *, std::size_t> signal_pad(uint32_t peer) const {
+        void *start = nullptr;
+        std::size_t bytes = 0;
+        check(rcomm_symmetric_signal_pad(get(), peer, &start, &bytes));
+        return {start, bytes};
+    }
+
+    void put_signal(uint32_t peer, uint32_t channel) const { check(rcomm_symmetric_put_signal(get(), peer, channel)); }
+    void wait_signal(uint32_t peer, uint32_t channel) const { check(rcomm_symmetric_wait_signal(get(), peer, channel)); }
+    void barrier(uint32_t channel = 0) const { check(rcomm_symmetric_barrier(get(), channel)); }
+
+    /* Sets `count` words of four bytes of this rank's buffer, from word `offset` on. */
+    void fill(std::size_t offset, uint32_t value, std::size_t count) const {
+        check(rcomm_symmetric_fill(get(), offset, value, count));
+    }
+
+    /* Waits for all members, and frees the memory. */
+    void close() { check(rcomm_symmetric_close(handle_.release())); }
+
+    rcomm_symmetric *get() const noexcept { return handle_.get(); }
+
+  private:
+    detail::Handle<rcomm_symmetric, rcomm_symmetric_free> handle_;
 };
 
 /* A set of ranks that communicate. The operations whose names do not end with _async return when they have ended. */
@@ -113,6 +221,20 @@ class Group {
         uint32_t size = 0;
         check(rcomm_group_place(get(), nullptr, &size));
         return size;
+    }
+
+    /* A handle of this group whose buffers are in the memory of the stream's device. */
+    Group on(const Stream &stream) const {
+        rcomm_group *handle = nullptr;
+        check(rcomm_group_on_stream(get(), stream.get(), &handle));
+        return Group(handle);
+    }
+
+    /* All members call this, with the same size. */
+    SymmetricMemory symmetric_memory(std::size_t bytes) const {
+        rcomm_symmetric *made = nullptr;
+        check(rcomm_symmetric_new(get(), bytes, &made));
+        return SymmetricMemory(made);
     }
 
     void barrier() const { check(rcomm_barrier(get(), nullptr)); }
@@ -177,6 +299,61 @@ class Group {
     detail::Handle<rcomm_group, rcomm_group_free> handle_;
 };
 
+/* Options of a world, by the names of their environment variables. */
+class Config {
+  public:
+    Config() {
+        rcomm_config *made = nullptr;
+        check(rcomm_config_new(&made));
+        handle_.reset(made);
+    }
+
+    Config &set(const std::string &name, const std::string &value) {
+        check(rcomm_config_set(get(), name.c_str(), value.c_str()));
+        return *this;
+    }
+
+    rcomm_config *get() const noexcept { return handle_.get(); }
+
+  private:
+    detail::Handle<rcomm_config, rcomm_config_free> handle_;
+};
+
+/* A wait of the program's: counted until it is destroyed. */
+class Wait {
+  public:
+    explicit Wait(rcomm_wait *handle) : handle_(handle) {}
+
+  private:
+    detail::Handle<rcomm_wait, rcomm_wait_end> handle_;
+};
+
+/* A function that answers a request at the rank's endpoint, by the parameters of the request. What it throws is the text of
+ * the failure. */
+using Handler = std::function<std::string(const std::map<std::string, std::string> &)>;
+
+namespace detail {
+inline int32_t answer(void *context, const char *const *names, const char *const *values, std::size_t count,
+                      const rcomm_value *out) {
+    std::string text;
+    int32_t code = RCOMM_OK;
+    try {
+        std::map<std::string, std::string> parameters;
+        for (std::size_t at = 0; at < count; at++) parameters.emplace(names[at], values[at]);
+        text = (*static_cast<Handler *>(context))(parameters);
+    } catch (const std::exception &error) {
+        text = error.what();
+        code = RCOMM_BACKEND;
+    } catch (...) {
+        code = RCOMM_BACKEND;
+    }
+    rcomm_value_set(out, reinterpret_cast<const uint8_t *>(text.data()), text.size());
+    return code;
+}
+
+inline void forget(void *context) { delete static_cast<Handler *>(context); }
+} // namespace detail
+
 /* The membership in a job. A World that is destroyed without shutdown() aborts its groups. */
 class World {
   public:
@@ -186,6 +363,13 @@ class World {
     static World init() {
         rcomm_world *world = nullptr;
         check(rcomm_init(&world));
+        return World(world);
+    }
+
+    /* Joins the job that the environment describes, with these options in place of its own. */
+    static World init(const Config &config) {
+        rcomm_world *world = nullptr;
+        check(rcomm_init_with(config.get(), &world));
         return World(world);
     }
 
@@ -228,6 +412,47 @@ class World {
         groups.reserve(made.size());
         for (rcomm_group *group : made) groups.emplace_back(group);
         return groups;
+    }
+
+    /* One group of the members of several, which have `size` members together. */
+    Group merge(const Group &group, uint32_t size, const std::string &purpose) const {
+        rcomm_group *merged = nullptr;
+        check(rcomm_merge(get(), group.get(), size, purpose.c_str(), &merged));
+        return Group(merged);
+    }
+
+    /* A world of the members of groups of different jobs, through the store of `config`. */
+    World merge_remote(const Group &group, uint32_t size, const std::string &purpose, const Config &config) const {
+        rcomm_world *merged = nullptr;
+        check(rcomm_merge_remote(get(), group.get(), size, purpose.c_str(), config.get(), &merged));
+        return World(merged);
+    }
+
+    /* A stream on the device of this rank. */
+    Stream stream(bool high_priority = false) const {
+        rcomm_stream *made = nullptr;
+        check(rcomm_stream_new(get(), high_priority, &made));
+        return Stream(made);
+    }
+
+    /* A stream of the program's: CUstream, cudaStream_t. It must outlive what is made with the handle. */
+    Stream borrow_stream(void *raw) const {
+        rcomm_stream *made = nullptr;
+        check(rcomm_stream_borrow(get(), raw, &made));
+        return Stream(made);
+    }
+
+    /* Answers POST /handlers/NAME at this rank's endpoint, on a thread of the endpoint. */
+    void handle(const std::string &name, Handler handler) const {
+        auto context = std::make_unique<Handler>(std::move(handler));
+        check(rcomm_handle(get(), name.c_str(), detail::answer, detail::forget, context.release()));
+    }
+
+    /* Counts a wait of the program's until the result is destroyed. */
+    Wait wait(const std::string &name) const {
+        rcomm_wait *begun = nullptr;
+        check(rcomm_wait_begin(get(), name.c_str(), &begun));
+        return Wait(begun);
     }
 
     void phase(const std::string &name) const { check(rcomm_phase(get(), name.c_str())); }

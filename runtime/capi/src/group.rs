@@ -24,7 +24,7 @@ impl Group {
         Self::keeping(core, kept_by_caller())
     }
 
-    fn keeping(core: ProcessGroup, owner: Owner) -> Self {
+    pub(crate) fn keeping(core: ProcessGroup, owner: Owner) -> Self {
         Self {
             core,
             owner,
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn rcomm_group_keeping(
             return Err(refused("the pointer for the handle is NULL"));
         }
         // SAFETY: the caller allows one call of `release` with `owner`, on any thread.
-        let owner = unsafe { released_by(owner, release) };
+        let owner = unsafe { released_by(owner, release) }.on(group.owner.stream());
         // SAFETY: `handle` is not NULL, so the caller lets a handle be written there.
         unsafe { give(handle, Group::keeping(group.core.clone(), owner)) }
     })
@@ -266,6 +266,34 @@ pub unsafe extern "C" fn rcomm_end_coalescing(
         }
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
         unsafe { run_or_start(&group.core, Op::Coalesced(ops), work) }
+    })
+}
+
+/// Writes how long NCCL expects the collective that was kept since `rcomm_start_coalescing` to take on the device, in
+/// nanoseconds, and drops it: nothing is sent. All members call this with the same collective; for more than one it fails
+/// with `RCOMM_INVALID_ARGUMENT`, where the backend has no model of it with `RCOMM_UNSUPPORTED`.
+///
+/// # Safety
+/// `group` is a valid handle; `nanoseconds` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rcomm_estimate_coalesced(
+    group: *const Group,
+    nanoseconds: *mut u64,
+) -> i32 {
+    call(|| {
+        // SAFETY: the caller keeps the handle `group` alive during the call.
+        let group = unsafe { borrow(group, "the group")? };
+        let ops = group.block().take();
+        let ops = ops.ok_or_else(|| refused("no coalesced block is open on this handle"))?;
+        let [op] = &ops[..] else {
+            let count = ops.len();
+            return Err(refused(format!(
+                "the block has {count} operations, and one at a time is estimated"
+            )));
+        };
+        let expected = u64::try_from(group.core.estimate(op)?.as_nanos()).unwrap_or(u64::MAX);
+        // SAFETY: `nanoseconds` is NULL, which is refused, or the caller lets one value be written there.
+        unsafe { put(nanoseconds, expected) }
     })
 }
 

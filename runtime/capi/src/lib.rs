@@ -27,6 +27,8 @@
 //! | `hook` | functions that are called for each operation of a group |
 //! | `reducer`, `reducer_options` | gradients averaged in buckets |
 //! | `config`, `store` | options of a world; stores of the caller |
+//! | `control` | handlers and waits of the program's, the debug level |
+//! | `device` | streams, device memory, operations on it |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
 //! | `sparse`, `object`, `window`, `symmetric` | sparse tensors, JSON values, one-sided windows, symmetric memory |
 //! | `work` | operations in progress |
@@ -35,6 +37,8 @@
 pub mod code;
 pub mod collective;
 pub mod config;
+pub mod control;
+pub mod device;
 pub mod group;
 pub mod groups;
 pub mod hook;

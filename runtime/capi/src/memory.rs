@@ -1,18 +1,42 @@
 //! C pointers as buffers.
 
 use crate::status::refused;
+use rcomm::backend::nccl::{CudaStream, DeviceBuffer};
 use rcomm::{Access, Buffer, DType, Device, Result};
 use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Keeps C's memory while an operation uses it.
-pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
+/// Where C's memory is, and what keeps it while an operation uses it.
+#[derive(Clone)]
+pub(crate) struct Owner {
+    kept: Arc<dyn Any + Send + Sync>,
+    /// The stream on which C uses the memory, which is on the stream's device; `None` for the host's.
+    stream: Option<Arc<CudaStream>>,
+}
+
+impl Owner {
+    fn of_host(kept: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { kept, stream: None }
+    }
+
+    /// The owner of memory that is used on this stream.
+    pub(crate) fn on(&self, stream: Option<Arc<CudaStream>>) -> Self {
+        Self {
+            kept: self.kept.clone(),
+            stream,
+        }
+    }
+
+    pub(crate) fn stream(&self) -> Option<Arc<CudaStream>> {
+        self.stream.clone()
+    }
+}
 
 /// The owner of memory that C itself keeps.
 pub(crate) fn kept_by_caller() -> Owner {
-    Arc::new(())
+    Owner::of_host(Arc::new(()))
 }
 
 /// An owner on C's side, which is released when this is dropped.
@@ -41,7 +65,7 @@ pub(crate) unsafe fn released_by(
     owner: *mut c_void,
     release: unsafe extern "C" fn(owner: *mut c_void),
 ) -> Owner {
-    Arc::new(Released { owner, release })
+    Owner::of_host(Arc::new(Released { owner, release }))
 }
 
 /// Returns the element type with this code; an error if there is none.
@@ -102,10 +126,17 @@ unsafe fn buffer(
             )));
         }
     };
+    if let Some(stream) = &owner.stream {
+        let (at, kept) = (data.addr().get() as u64, owner.kept.clone());
+        let at = if count == 0 { 0 } else { at };
+        // SAFETY: `count` elements lie at this address of the device; the driver refuses one that is not the device's. C
+        // keeps the memory valid until the operation has released it, itself or through `owner`.
+        return unsafe { DeviceBuffer::foreign(stream, at, dtype, count, kept) }?.buffer();
+    }
     // SAFETY: `count` elements lie at `data` (none if the caller passed NULL). C has initialized them or lets
     // them be overwritten, and keeps the memory valid until the operation has released it, itself or through
     // `owner`. The caller of `input` or `output` guarantees that C uses the memory only as `access` allows.
-    unsafe { Buffer::from_raw(data, count, dtype, Device::Cpu, access, owner.clone()) }
+    unsafe { Buffer::from_raw(data, count, dtype, Device::Cpu, access, owner.kept.clone()) }
 }
 
 /// Returns the array of `count` values at `data`.

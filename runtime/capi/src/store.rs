@@ -16,6 +16,16 @@ const MAX_VALUE_BYTES: usize = 64 << 20;
 /// The place for the value that a function of a store has read: see `rcomm_value_set`.
 pub struct Value(Mutex<Option<Vec<u8>>>);
 
+impl Value {
+    pub(crate) fn empty() -> Self {
+        Self(Mutex::default())
+    }
+
+    pub(crate) fn take(&self) -> Option<Vec<u8>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// The functions of a store of the caller, and the argument that each of them gets first. Keys are texts that end with
 /// a zero byte; values are any bytes. A function returns 0, or another number if the store failed.
 #[repr(C)]
@@ -73,7 +83,7 @@ pub struct StoreCalls {
     pub release: Option<unsafe extern "C" fn(context: *mut c_void)>,
 }
 
-/// Puts `length` bytes, which are copied, into the value that a function of a store was given.
+/// Puts `length` bytes, which are copied, into the value that a function of a store, or a handler, was given.
 ///
 /// # Safety
 /// `value` is the pointer that the function got, and the function has not returned; `length` bytes lie at `bytes`,
@@ -85,7 +95,7 @@ pub unsafe extern "C" fn rcomm_value_set(
     length: usize,
 ) -> i32 {
     call(|| {
-        // SAFETY: the store that calls the function keeps the value alive until that returns.
+        // SAFETY: who calls the function keeps the value alive until that returns.
         let value = unsafe { borrow(value, "the value")? };
         if length > MAX_VALUE_BYTES {
             return Err(refused(format!(

@@ -1,10 +1,10 @@
 //! One-sided windows.
 
 use crate::group::Group;
-use crate::memory::{self, dtype_of, kept_by_caller};
+use crate::memory::{self, Owner, dtype_of, kept_by_caller};
 use crate::status::{borrow, call, consume, free, give, put, refused};
 use crate::work::{Made, WorkHandle, nothing_to_take, start_or_wait, start_with_value};
-use rcomm::{Buffer, ProcessGroup, RemoteMemory, Result};
+use rcomm::{Buffer, DeviceKind, Error, ErrorKind, ProcessGroup, RemoteMemory, Result};
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError};
 
@@ -12,6 +12,8 @@ use std::sync::{Mutex, PoisonError};
 pub struct Window {
     window: rcomm::Window,
     group: ProcessGroup,
+    /// Of the buffers of puts and gets.
+    owner: Owner,
     /// The parts of peers that are mapped for C, until the window is closed or freed.
     mapped: Mutex<Vec<(u32, RemoteMemory)>>,
 }
@@ -29,21 +31,25 @@ unsafe fn open(
     group: *const Group,
     window: *mut *mut Window,
     work: *mut *mut WorkHandle,
-    memory: impl FnOnce(&ProcessGroup) -> Result<Buffer<'static>>,
+    memory: impl FnOnce(&ProcessGroup, &Owner) -> Result<Buffer<'static>>,
 ) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `group` alive during the call.
-        let group = unsafe { &borrow(group, "the group")?.core };
+        let Group {
+            core: group, owner, ..
+        } = unsafe { borrow(group, "the group")? };
+        let owner = kept_by_caller().on(owner.stream());
         if window.is_null() && work.is_null() {
             return Err(refused(
                 "`window` and `work` are both NULL: nothing would take the window",
             ));
         }
-        let under_way = group.new_window_async(memory(group)?)?;
+        let under_way = group.new_window_async(memory(group, &owner)?)?;
         let own_group = group.clone();
         let make = move |window| Window {
             window,
             group: own_group,
+            owner,
             mapped: Mutex::default(),
         };
         // SAFETY: `work` is NULL, or the caller lets a handle be written there.
@@ -76,7 +82,9 @@ pub unsafe extern "C" fn rcomm_work_window(
 
 /// Makes a window over `count` new elements on this rank, all zero: other ranks access this memory faster than that of
 /// `rcomm_new_window`. All members call this or `rcomm_new_window`, with the same element type; counts may differ, and
-/// may be 0. With `work`, `window` is ignored and `rcomm_work_window` returns the window.
+/// may be 0. With `work`, `window` is ignored and `rcomm_work_window` returns the window. With a handle of
+/// `rcomm_group_on_stream` the elements are on the device, and so are the buffers of `rcomm_window_put` and
+/// `rcomm_window_get`.
 ///
 /// # Safety
 /// See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.
@@ -88,7 +96,18 @@ pub unsafe extern "C" fn rcomm_window_allocate(
     window: *mut *mut Window,
     work: *mut *mut WorkHandle,
 ) -> i32 {
-    let memory = |group: &ProcessGroup| group.allocate_of(dtype_of(dtype)?, count);
+    let memory = |group: &ProcessGroup, owner: &Owner| {
+        let dtype = dtype_of(dtype)?;
+        if owner.stream().is_none() {
+            return group.allocate_of(dtype, count);
+        }
+        let backend = group.backend(DeviceKind::Cuda);
+        let backend = backend.ok_or_else(|| {
+            let message = "the group has no backend for devices";
+            Error::new(ErrorKind::Unsupported, message)
+        })?;
+        backend.allocate(dtype, count)
+    };
     // SAFETY: the caller keeps `group` alive during the call; `window` and `work` are NULL or writable.
     unsafe { open(group, window, work, memory) }
 }
@@ -109,8 +128,8 @@ pub unsafe extern "C" fn rcomm_new_window(
 ) -> i32 {
     // SAFETY: `memory` is NULL, or holds `count` elements that the caller leaves alone until the window
     // is closed or freed, or could not be made.
-    let memory = |_: &ProcessGroup| unsafe {
-        memory::output(memory, count, dtype_of(dtype)?, &kept_by_caller())
+    let memory = |_: &ProcessGroup, owner: &Owner| unsafe {
+        memory::output(memory, count, dtype_of(dtype)?, owner)
     };
     // SAFETY: the caller keeps `group` alive during the call; `window` and `work` are NULL or writable.
     unsafe { open(group, window, work, memory) }
@@ -150,10 +169,15 @@ pub unsafe extern "C" fn rcomm_window_put(
 ) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `window` alive during the call.
-        let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
+        let Window {
+            window,
+            group,
+            owner,
+            ..
+        } = unsafe { borrow(window, "the window")? };
         // SAFETY: `from` is NULL, or holds `count` elements that the caller leaves unchanged until the
         // operation has released them.
-        let from = unsafe { memory::input(from, count, window.dtype(), &kept_by_caller())? };
+        let from = unsafe { memory::input(from, count, window.dtype(), owner)? };
         if work.is_null() {
             return window.put_buffer(peer, offset, &from);
         }
@@ -179,10 +203,15 @@ pub unsafe extern "C" fn rcomm_window_get(
 ) -> i32 {
     call(|| {
         // SAFETY: the caller keeps the handle `window` alive during the call.
-        let Window { window, group, .. } = unsafe { borrow(window, "the window")? };
+        let Window {
+            window,
+            group,
+            owner,
+            ..
+        } = unsafe { borrow(window, "the window")? };
         // SAFETY: `into` is NULL, or holds `count` elements that the caller leaves alone until the
         // operation has released them.
-        let mut into = unsafe { memory::output(into, count, window.dtype(), &kept_by_caller())? };
+        let mut into = unsafe { memory::output(into, count, window.dtype(), owner)? };
         if work.is_null() {
             return window.get_buffer(peer, offset, &mut into);
         }

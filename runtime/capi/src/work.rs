@@ -3,7 +3,7 @@
 use crate::code::RCOMM_OK;
 use crate::group::Group;
 use crate::status::{borrow, call, free, give, put, refused};
-use rcomm::{Done, ErrorKind, Op, ProcessGroup, Result, Work, WorkStatus};
+use rcomm::{Done, ErrorKind, Op, ProcessGroup, Result, Stream, Work, WorkStatus};
 use std::any::Any;
 use std::ffi::c_void;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -52,6 +52,9 @@ pub(crate) trait UnderWay: Send + Sync {
     /// Waits for at most this long, not at all if `timeout` is 0; returns the status then.
     fn wait_timeout(&self, timeout: Duration) -> WorkStatus;
 
+    /// Lets a stream wait for the operation.
+    fn wait_stream(&self, stream: &dyn Stream) -> Result<()>;
+
     /// Calls `callback` with the code of the result when the operation ends; at once if it has ended.
     fn on_completion(&self, callback: Box<dyn FnOnce(i32) + Send>);
 
@@ -65,6 +68,10 @@ impl UnderWay for Work<(Op<'static>, Done)> {
             return self.status();
         }
         Work::wait_timeout(self, timeout)
+    }
+
+    fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
+        Work::wait_stream(self, stream)
     }
 
     fn on_completion(&self, callback: Box<dyn FnOnce(i32) + Send>) {
@@ -100,6 +107,10 @@ where
             return self.work.status();
         }
         self.work.wait_timeout(timeout)
+    }
+
+    fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
+        self.work.wait_stream(stream)
     }
 
     fn on_completion(&self, callback: Box<dyn FnOnce(i32) + Send>) {
@@ -149,6 +160,15 @@ impl WorkHandle {
         match &*state {
             State::Ended(ending) => ending.result.clone().map(|_| true),
             State::UnderWay(_) => Ok(false),
+        }
+    }
+
+    /// Lets a stream wait for the operation: for nothing, if that has ended.
+    pub(crate) fn wait_stream(&self, stream: &dyn Stream) -> Result<()> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        match &*state {
+            State::UnderWay(work) => work.wait_stream(stream),
+            State::Ended(ending) => ending.result.clone().map(drop),
         }
     }
 

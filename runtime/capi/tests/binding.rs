@@ -4,7 +4,7 @@
 use rcomm::{Layout, OpType, Parts, Pattern};
 use rcomm_tests::process::{Job, wait_until};
 use std::collections::BTreeSet;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -135,20 +135,74 @@ fn a_c_program_calls_every_function() {
     }
 }
 
-#[test]
-fn a_cpp_program_uses_every_class() {
+/// Runs a program of this folder with two ranks whose devices are a simulator's.
+fn run_on_devices(source: &str, scenario: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let Some(program) = compile("ranks.cpp", folder.path()) else {
+    let Some(program) = compile(source, folder.path()) else {
         return;
     };
+    let simulator = rcomm_tests::simulator::path();
     let program = program.to_str().unwrap();
-    let mut job = Job::start_as(program, 2, "cpp", |_, command| {
-        command.env("RCOMM_TIMEOUT_MS", "30000");
+    let mut job = Job::start_as(program, 2, scenario, |_, command| {
+        command
+            .env("RCOMM_TIMEOUT_MS", "60000")
+            .env("RCOMM_BACKEND", "cpu:cpu,cuda:nccl")
+            .env("RCOMM_NCCL_LIB", &simulator)
+            .env("RCOMM_CUDA_LIB", &simulator)
+            .env("RCOMM_NCCL_RAS", "0")
+            // NCCL has no estimates without.
+            .env("RCOMM_NCCL_BLOCKING", "1");
     });
     for rank in 0..2 {
         let ended = job.wait(rank);
         assert!(ended.status.success(), "rank {rank}: {ended:?}");
     }
+}
+
+#[test]
+fn a_c_program_works_on_devices() {
+    run_on_devices("devices.c", "c");
+}
+
+#[test]
+fn a_cpp_program_uses_every_class() {
+    run_on_devices("ranks.cpp", "cpp");
+}
+
+/// The endpoint of a C program asks its functions.
+#[test]
+fn a_handler_of_a_c_program_answers_at_its_endpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("survivor.c", folder.path()) else {
+        return;
+    };
+    let stop = folder.path().join("stop");
+    let mut job = Job::start_as(program.to_str().unwrap(), 1, "endpoint", |_, command| {
+        command.env("RCOMM_TEST_STOP", &stop);
+    });
+    let socket = job.ring_path(0).with_extension("sock");
+    let ask = |path: &str| {
+        let mut client = UnixStream::connect(&socket).ok()?;
+        let request = format!(
+            "POST /handlers/{path} HTTP/1.1\r\nHost: rank\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        );
+        client.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    };
+    let answer = wait_until("the handler", || {
+        ask("rate?step=7&rate=0.5").filter(|answer| !answer.starts_with("HTTP/1.1 404"))
+    });
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // In the order of the names.
+    assert!(answer.contains("2 rate=0.5"), "{answer}");
+    let failed = ask("rate").unwrap();
+    assert!(failed.starts_with("HTTP/1.1 400"), "{failed}");
+    assert!(failed.contains("0 ="), "{failed}");
+    std::fs::write(&stop, "").unwrap();
+    let ended = job.wait(0);
+    assert!(ended.status.success(), "{ended:?}");
 }
 
 /// The functions that the header declares.
@@ -166,7 +220,7 @@ fn declared() -> BTreeSet<String> {
 }
 
 /// The types of the Rust crate whose methods the table in docs/C.md lists, with the files that implement them.
-const LISTED: [(&str, &[&str]); 9] = [
+const LISTED: [(&str, &[&str]); 16] = [
     (
         "World",
         &[
@@ -210,6 +264,13 @@ const LISTED: [(&str, &[&str]); 9] = [
             "data_parallel/join.rs",
         ],
     ),
+    ("WaitCounter", &["watch/wait_counters.rs"]),
+    ("StoreCollectives", &["store/collectives.rs"]),
+    ("CudaDevice", &["../../nccl/src/cuda/device.rs"]),
+    ("CudaStream", &["../../nccl/src/cuda/stream.rs"]),
+    ("DeviceBuffer", &["../../nccl/src/cuda/memory.rs"]),
+    ("DmaConnectivity", &["../../nccl/src/cuda/nvlink.rs"]),
+    ("MemoryPool", &["../../nccl/src/pool.rs"]),
 ];
 
 /// `Type::method` of the public methods in blocks `impl ... Type` of a source.
@@ -227,7 +288,8 @@ fn methods(type_name: &str, text: &str, found: &mut BTreeSet<String>) {
         } else if line.starts_with('}') {
             is_inside = false;
         }
-        let Some(rest) = line.strip_prefix("    pub fn ").filter(|_| is_inside) else {
+        let rest = (line.strip_prefix("    pub fn ")).or(line.strip_prefix("    pub unsafe fn "));
+        let Some(rest) = rest.filter(|_| is_inside) else {
             continue;
         };
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
@@ -313,6 +375,8 @@ fn the_table_of_functions_has_no_gap() {
 
     let tests = [
         "ranks.c",
+        "control.h",
+        "devices.c",
         "ended.h",
         "symmetric.h",
         "stores.h",

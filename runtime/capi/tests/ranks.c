@@ -800,6 +800,7 @@ static void shrinks(rcomm_world *world) {
     OK(rcomm_barrier(group, NULL));
 }
 
+#include "control.h"
 #include "ended.h"
 #include "stores.h"
 #include "symmetric.h"
@@ -827,6 +828,7 @@ int main(void) {
     tests_while_another_waits();
     hooks();
     records(world);
+    control(world);
     groups(world);
     more_groups(world);
     reducers(world);
@@ -840,9 +842,11 @@ int main(void) {
     if (size == 1) {
         OK(rcomm_abort_groups(world, "the end"));
         rcomm_world_free(world);
+        CHECK(atomic_load(&released_contexts) == 3);
         return 0;
     }
     OK(rcomm_grow(world, NULL, 0, size));
+    CHECK(atomic_load(&released_contexts) == 3);
     OK(rcomm_world_group(world, &group));
     OK(rcomm_barrier(group, NULL));
     rcomm_group_free(group);

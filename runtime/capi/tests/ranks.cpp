@@ -1,4 +1,4 @@
-/* One rank: uses every class of rcomm.hpp and checks what it does. */
+/* One rank of two, with a device: uses every class of rcomm.hpp and checks what it does. */
 #include <rcomm.hpp>
 
 #include <cstdio>
@@ -78,8 +78,60 @@ static void training(const rcomm::Group &group) {
     CHECK(shadowed == 0 && last == group.size() - 1);
 }
 
+static void devices(const rcomm::World &world, const rcomm::Group &group) {
+    const rcomm::Stream stream = world.stream(), other = world.stream(true), same = world.borrow_stream(stream.raw());
+    CHECK(stream.raw() != nullptr && same.device() == stream.device());
+    const rcomm::Group on = group.on(stream);
+    const rcomm::DeviceMemory<int64_t> memory(stream, 100);
+    memory.fill(std::vector<int64_t>(memory.size(), 2));
+    on.all_reduce(memory.data(), memory.size());
+    const rcomm::Work work = on.all_reduce_async(memory.data(), memory.size());
+    work.wait_stream(other);
+    work.wait_stream(stream);
+    CHECK(memory.read() == std::vector<int64_t>(100, 2 * group.size() * group.size()));
+    work.wait();
+    stream.synchronize();
+}
+
+static void symmetric(const rcomm::Group &group) {
+    rcomm::SymmetricMemory memory = group.symmetric_memory(64);
+    const uint32_t rank = group.rank(), size = group.size(), next = (rank + 1) % size, before = (rank + size - 1) % size;
+    memory.fill(0, rank + 1, 2);
+    memory.barrier();
+    CHECK(static_cast<uint32_t *>(memory.buffer(next).first)[1] == next + 1 && memory.buffer(next).second == 64);
+    CHECK(memory.signal_pad(rank).first != nullptr);
+    memory.put_signal(next, 3);
+    memory.wait_signal(before, 3);
+    memory.close();
+}
+
+static void merges(const rcomm::World &world, const rcomm::Group &group) {
+    const rcomm::Group alone = world.new_group({world.rank()}, "half");
+    const rcomm::Group merged = world.merge(alone, world.size(), "whole");
+    CHECK(merged.size() == world.size());
+    merged.barrier();
+    /* The store of this job outlives the world that is made through it. */
+    rcomm::World other = world.merge_remote(alone, world.size(), "cpp merged", rcomm::Config().set("RCOMM_STORE", "secret"));
+    CHECK(other.rank() == world.rank() && other.size() == world.size());
+    other.group().barrier();
+    other.shutdown();
+    group.barrier();
+}
+
+static void control(const rcomm::World &world) {
+    world.handle("rate", [](const std::map<std::string, std::string> &parameters) { return parameters.at("rate"); });
+    try {
+        world.handle("Rate", [](const std::map<std::string, std::string> &) { return std::string(); });
+        CHECK(!"the name is refused");
+    } catch (const rcomm::Error &error) {
+        CHECK(error.code() == RCOMM_INVALID_ARGUMENT);
+    }
+    const rcomm::Wait wait = world.wait("loader");
+    CHECK(world.waits().find("\"loader\"") != std::string::npos);
+}
+
 int main() {
-    rcomm::World world = rcomm::World::init();
+    rcomm::World world = rcomm::World::init(rcomm::Config().set("RCOMM_RING_ENTRIES", "4096"));
     world.phase("train");
     world.step(3);
     {
@@ -87,6 +139,10 @@ int main() {
         collectives(group);
         errors(world);
         training(group);
+        devices(world, group);
+        symmetric(group);
+        merges(world, group);
+        control(world);
         const auto mesh = world.device_mesh({{"dp", world.size()}, {"tp", 1}});
         CHECK(mesh.size() == 2 && mesh[0].size() == world.size() && mesh[1].size() == 1);
         mesh[0].barrier();

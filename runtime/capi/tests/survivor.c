@@ -1,5 +1,6 @@
 /* A rank in C, where SIGPIPE ends the process unless the library prevents it. `survivor SCENARIO`:
- * "endpoint": works until the file that RCOMM_TEST_STOP names exists.
+ * "endpoint": works until the file that RCOMM_TEST_STOP names exists; its handler "rate" answers how many parameters it
+ *     gets, and the first, and fails without.
  * "peer": rank 1 dies after the first message, rank 0 sends messages until that fails, and exits with 3. */
 #define _POSIX_C_SOURCE 200809L
 #include "rcomm.h"
@@ -22,6 +23,15 @@ static void pause_ms(long ms) {
     nanosleep(&time, NULL);
 }
 
+static int32_t answer(void *context, const char *const *names, const char *const *values, size_t count,
+                      const rcomm_value *out) {
+    char text[64];
+    (void)context;
+    int length = snprintf(text, sizeof text, "%zu %s=%s\n", count, count ? names[0] : "", count ? values[0] : "");
+    ok(rcomm_value_set(out, (const uint8_t *)text, (size_t)length));
+    return count == 0;
+}
+
 int main(int argc, char **argv) {
     const char *scenario = argc > 1 ? argv[1] : "";
     rcomm_world *world;
@@ -31,6 +41,7 @@ int main(int argc, char **argv) {
     ok(rcomm_world_group(world, &group));
     ok(rcomm_world_place(world, &rank, NULL));
     if (strcmp(scenario, "endpoint") == 0) {
+        ok(rcomm_handle(world, "rate", answer, NULL, NULL));
         const char *stop = getenv("RCOMM_TEST_STOP");
         while (stop && access(stop, F_OK) != 0) {
             ok(rcomm_barrier(group, NULL));

@@ -86,5 +86,5 @@ pub use rcomm_recorder::publish::{
 };
 pub use store::{FileStore, HashStore, PrefixStore, QueueStore, Store, TcpStore, TcpStoreServer};
 pub use watch::dump_writer::{DumpHandle, DumpWriter, FileDumpWriter};
-pub use watch::wait_counters::{WaitCounter, Waiting};
+pub use watch::wait_counters::{OwnedWaiting, WaitCounter, Waiting};
 pub use world::{DeviceMesh, World, WorldBuilder, newest_attempt};

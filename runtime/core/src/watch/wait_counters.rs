@@ -138,6 +138,32 @@ impl WaitCounter {
     pub fn begin(&self) -> Waiting<'_> {
         self.0.begin()
     }
+
+    /// Like [`begin`](Self::begin); the returned value keeps the counter.
+    pub fn begin_owned(&self) -> OwnedWaiting {
+        let waiting = self.0.begin();
+        let began = waiting.began;
+        // The wait goes on: it ends with the returned value.
+        std::mem::forget(waiting);
+        OwnedWaiting {
+            counter: self.clone(),
+            began,
+        }
+    }
+}
+
+/// A wait that need not end on the thread on which it began. It ends when this value is dropped.
+#[must_use = "the wait ends when this is dropped"]
+#[derive(Debug)]
+pub struct OwnedWaiting {
+    counter: WaitCounter,
+    began: Instant,
+}
+
+impl Drop for OwnedWaiting {
+    fn drop(&mut self) {
+        self.counter.0.end(self.began.elapsed());
+    }
 }
 
 /// The counters of a world.

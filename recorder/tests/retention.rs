@@ -71,14 +71,14 @@ fn a_rank_leaves_dead_jobs_to_a_lower_rank_that_lives() {
     }
     let none = KeptJobs { jobs: 0, ..MAX };
     let (lower, upper) = (ring(root, "alive", 0), ring(root, "alive", 1));
-    remove_jobs_beside(&upper, &none);
+    assert!(!remove_jobs_beside(&upper, &none));
     assert_eq!(jobs(root), names(["a", "b", "alive"]));
-    remove_jobs_beside(&lower, &none);
+    assert!(remove_jobs_beside(&lower, &none));
     assert_eq!(jobs(root), names(["alive"]));
     // A lower rank that is gone, or is on another host, removes nothing here.
     create_dead_job(root, "c");
     drop(lower);
-    remove_jobs_beside(&upper, &none);
+    assert!(remove_jobs_beside(&upper, &none));
     assert_eq!(jobs(root), names(["alive"]));
     create_dead_job(root, "d");
     let _distant = ring_on(Some("elsewhere"), root, "alive", 0);

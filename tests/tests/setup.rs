@@ -6,7 +6,8 @@ use rcomm::config::{RingDir, StoreChoice, TransportChoice};
 use rcomm::{
     Config, Error, ErrorKind, GroupOptions, HashStore, ReduceOp, Rendezvous, Store, TcpStore, World,
 };
-use rcomm_recorder::publish::Dump;
+use rcomm_recorder::publish::{Dump, KeptJobs};
+use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use rcomm_tests::process::wait_until;
 use rcomm_tests::world::{Carrier, builder, config, on_threads};
 use std::io::{Read, Write};
@@ -553,4 +554,39 @@ fn all_ranks_use_the_table_of_algorithms_of_rank_0() {
         assert_eq!(data, [3]);
         world.shutdown().unwrap();
     });
+}
+
+#[test]
+fn rings_of_dead_jobs_are_removed_also_if_the_lowest_rank_dies_before_it_does_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let ring = |job: &str| {
+        let mut config = RecorderConfig::new(job, 0, 2);
+        config.placement = Placement::Dir(directory.path().to_owned());
+        FlightRecorder::create(&config).unwrap()
+    };
+    // Dropping a recorder leaves the ring, as the end of its process does.
+    drop(ring("dead"));
+    let place = rendezvous(1, 2, 1);
+    let lower = ring(&place.job);
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let config = Config {
+        init_timeout: Duration::from_secs(2),
+        ring_dir: RingDir::Dir(directory.path().to_owned()),
+        kept_jobs: KeptJobs {
+            jobs: 0,
+            ..KeptJobs::default()
+        },
+        ..config_at(place)
+    };
+    let builder = World::builder(config).store(store.clone());
+    let upper = std::thread::spawn(move || builder.init().map(drop));
+    // Rank 1 has checked in and left the removal to rank 0, which dies now.
+    let checked_in = ["rcomm/rendezvous/0/job"];
+    store.wait(&checked_in, Duration::from_secs(20)).unwrap();
+    let dead = directory.path().join("dead");
+    assert!(dead.exists());
+    drop(lower);
+    let error = upper.join().unwrap().expect_err("rank 0 is gone");
+    assert_eq!(error.kind(), ErrorKind::Rendezvous, "{error}");
+    assert!(!dead.exists());
 }

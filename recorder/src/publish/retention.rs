@@ -96,18 +96,22 @@ impl KeptJobs {
     }
 }
 
-/// Removes the dead jobs beyond `kept` from the directory in which this recorder's job has its directory. Does nothing
-/// if a lower rank of the job lives on this host, since that one does it. Errors are ignored: a job starts even if old
-/// rings cannot be removed.
-pub fn remove_jobs_beside(recorder: &FlightRecorder, kept: &KeptJobs) {
+/// Removes the dead jobs beyond `kept` from the directory in which this recorder's job has its directory. Leaves that to a
+/// lower rank of the job that lives on this host: then this does nothing, and returns false, and a caller that learns
+/// later that ranks have ended calls it again. Errors are ignored: a job starts even if old rings cannot be removed.
+pub fn remove_jobs_beside(recorder: &FlightRecorder, kept: &KeptJobs) -> bool {
     let ring = recorder.storage().path();
-    if let Some((job, directory)) = ring.and_then(|ring| {
+    let Some((job, directory)) = ring.and_then(|ring| {
         let job = ring.parent()?;
         Some((job, job.parent()?))
-    }) && !has_lower_rank(job, ring)
-    {
-        let _ = kept.apply_beside(directory, job.file_name());
+    }) else {
+        return true;
+    };
+    if has_lower_rank(job, ring) {
+        return false;
     }
+    let _ = kept.apply_beside(directory, job.file_name());
+    true
 }
 
 /// Whether the lowest ranks of this attempt in a job's directory include one below the rank of `own` that lives on this

@@ -143,6 +143,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         let mut failed_init = FailedInit {
             rank: place.rank,
             recorder: early_ring.clone(),
+            kept_jobs: config.kept_jobs,
         };
         let made = self.make(place, config, deadline, early_ring);
         failed_init.end(made.as_ref().err());

@@ -2,6 +2,7 @@
 
 use crate::op::error::{Error, ErrorKind};
 use rcomm_recorder::model::{FailureKind, Rank};
+use rcomm_recorder::publish::{KeptJobs, remove_jobs_beside};
 use rcomm_recorder::record::FlightRecorder;
 use std::sync::Arc;
 
@@ -9,12 +10,17 @@ use std::sync::Arc;
 pub(super) struct FailedInit {
     pub(super) rank: Rank,
     pub(super) recorder: Option<Arc<FlightRecorder>>,
+    /// How many dead jobs have rings.
+    pub(super) kept_jobs: KeptJobs,
 }
 
 impl FailedInit {
     /// Ends the making of the world. An error is recorded in the ring, which is closed and kept; but the ring is
     /// removed after `InvalidArgument` or `Unsupported`, which are mistakes in the call and no failure of the job.
     /// Without an error the ring stays as it is.
+    ///
+    /// A rank leaves the rings of dead jobs to the lowest rank of its host, which may have died before it removed them.
+    /// That is a reason why a world cannot be made, so after an error the lowest one that is left removes them.
     pub(super) fn end(&mut self, error: Option<&Error>) {
         let Some(recorder) = self.recorder.take() else {
             return;
@@ -35,6 +41,7 @@ impl FailedInit {
             failure.kind = FailureKind::Timeout;
         }
         recorder.note_failure(&failure);
+        remove_jobs_beside(&recorder, &self.kept_jobs);
         recorder.mark_closed();
     }
 }

@@ -3,9 +3,9 @@
 
 use proptest::prelude::*;
 use rcomm_recorder::model::{
-    Entry, EntryState, Frame, GroupPlace, LinkEnd, OpType, Peer, PeerLink, ProcessExit,
-    ProcessGroupInfo, ProcessGroupStatus, ProcessorWait, RankStatus, ReduceOp, ReducerBucket,
-    ReducerStep, ReducerSums, ReducerTimes, Signature, WaitingOperation,
+    Entry, EntryState, FailedOperation, Failure, FailureKind, Frame, GroupPlace, LinkEnd, OpType,
+    Peer, PeerLink, ProcessExit, ProcessGroupInfo, ProcessGroupStatus, ProcessorWait, RankStatus,
+    ReduceOp, ReducerBucket, ReducerStep, ReducerSums, ReducerTimes, Signature, WaitingOperation,
 };
 use rcomm_recorder::publish::{
     Dump, DumpGroup, FormatVersion, Identity, Recorder, ThreadInfo, write_dump_file,
@@ -55,6 +55,7 @@ fn assert_same(written: &Dump, read: &Dump) {
     assert_eq!(read.processor_wait, written.processor_wait);
     assert_eq!(read.closed_ns, written.closed_ns);
     assert_eq!(read.nccl_comm_state, written.nccl_comm_state);
+    assert_eq!(read.failures, written.failures);
     assert_eq!(read.reducer_steps, written.reducer_steps);
     assert_eq!(content(read), content(written));
 }
@@ -215,6 +216,38 @@ prop_compose! {
     }
 }
 
+fn failure() -> impl Strategy<Value = Failure> {
+    let operation = (
+        prop::sample::select(OpType::ALL),
+        any::<u32>(),
+        any::<bool>(),
+    );
+    let operation = operation.prop_map(|(op, number, is_p2p)| FailedOperation {
+        op,
+        seq: number.into(),
+        is_p2p,
+        record_id: u64::from(number) << 1,
+    });
+    let parts = (
+        prop::sample::select(FailureKind::ALL),
+        prop::collection::vec(0..9_u32, 0..4),
+        prop::option::of(0..3_u32),
+        prop::option::of(operation),
+        0..i64::MAX,
+        0..9_u32,
+        text(),
+    );
+    parts.prop_map(
+        |(kind, ranks, group, operation, time_ns, seen_by, text)| Failure {
+            id: 1 + u64::from(seen_by),
+            group,
+            operation,
+            time_ns,
+            ..Failure::new(kind, &ranks, seen_by, text)
+        },
+    )
+}
+
 fn dump() -> impl Strategy<Value = Dump> {
     let tables = (groups(), prop::collection::vec(signature(), 1..4));
     let entries = tables.prop_flat_map(|(groups, signatures)| {
@@ -222,8 +255,9 @@ fn dump() -> impl Strategy<Value = Dump> {
         let entries = prop::collection::vec(entry, 0..12);
         (Just(groups), Just(signatures), entries)
     });
-    (entries, identity(), text(), any::<bool>()).prop_map(
-        |((groups, signatures, mut entries), identity, phase, with_status)| {
+    let failures = prop::collection::vec(failure(), 0..4);
+    (entries, identity(), text(), any::<bool>(), failures).prop_map(
+        |((groups, signatures, mut entries), identity, phase, with_status, failures)| {
             for entry in &mut entries {
                 entry.op = signatures[entry.signature as usize].0;
             }
@@ -264,7 +298,7 @@ fn dump() -> impl Strategy<Value = Dump> {
                 ],
                 entries,
                 nccl_comm_state: vec![("c".to_owned(), vec![("k".to_owned(), "v".to_owned())])],
-                failures: Vec::new(),
+                failures,
                 closed_ns: 0,
                 peers: peers(),
                 reducer_steps: reducer_steps(),

@@ -368,6 +368,41 @@ fn a_log_agrees_with_records_or_contradicts_them() {
 }
 
 #[test]
+fn the_time_out_of_a_culprit_contradicts_only_a_finding_that_it_never_issued_the_operation() {
+    // Rank 1 issued the operation, but only after the time-out of its peers. Then it timed out, too.
+    let late = fixtures().join("circumstances/nccl-late-w8");
+    // The culprit's record is missing, so nothing shows whether it came.
+    let unread = tempfile::tempdir().expect("a temporary directory can be made");
+    for rank in [0, 2, 3] {
+        let name = format!("rank_{rank}");
+        let dump = fixtures()
+            .join("dumps/never-join-w4/pickle")
+            .join(format!("rank_{rank}"));
+        std::fs::copy(dump, unread.path().join(name)).expect("the dump can be copied");
+    }
+    let unread = unread.path().to_owned();
+    for (records, code, end) in [
+        (&late, Code::E101, "#43"),
+        (&unread, Code::E102, ", so it had issued it"),
+    ] {
+        let alone = judge(std::slice::from_ref(records));
+        let first = &alone.findings[0];
+        assert_eq!(first.code, code, "{}", first.sentence);
+        let (culprit, seq) = (first.culprit_ranks[0], first.seq.expect("a number"));
+        let folder = tempfile::tempdir().expect("a temporary directory can be made");
+        let log = folder.path().join("job.log");
+        let lines = timed_out(culprit, seq, "ALLREDUCE", 512, seq).join("\n");
+        std::fs::write(&log, lines).expect("the file system has space");
+        let report = judge(&[records.clone(), log]);
+        assert_eq!(report.findings[0].code, code);
+        let line = &report.findings[0].log[0];
+        assert_eq!(line.rank, Some(culprit));
+        assert!(line.text.ends_with(end), "{}", line.text);
+        assert!(!line.contradicts, "{}", line.text);
+    }
+}
+
+#[test]
 fn a_log_of_another_group_does_not_contradict_records() {
     let alone = judge_with_log(&["[rank0]: ValueError: of no use".to_owned()]);
     let culprit = alone.findings[0].culprit_ranks[0];

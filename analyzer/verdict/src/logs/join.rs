@@ -5,6 +5,7 @@ use super::conclusion::Conclusion;
 use super::digest::{Digest, TimedOutWait, is_world};
 use super::facts::{Log, LoggedOp};
 use super::rules;
+use crate::report::format::format_ranks;
 use crate::report::{
     Code, Finding, GroupRef, LogInput, LogLine, Report, SeqKind, Severity, Verdict,
 };
@@ -171,18 +172,33 @@ fn cite_waits(finding: &mut Finding, waits: &[TimedOutWait<'_>]) {
             continue;
         }
         let accused = finding.culprit_ranks.contains(&wait.rank);
-        let absent = matches!(finding.code, Code::E101 | Code::E102);
         let mut line = wait.seen.cite(format!(
             "timed out in {} #{}",
             wait.timed_out.op.word(),
             wait.timed_out.seq.unwrap_or(0)
         ));
-        if accused && absent {
-            line.text += ", which by this finding it never issued";
-            line.contradicts = true;
+        match finding.code {
+            Code::E101 if accused && says_never_issued(finding) => {
+                line.text += ", which by this finding it never issued";
+                line.contradicts = true;
+                push(finding, line, Place::First);
+            }
+            // The finding does not say whether the rank came.
+            Code::E102 if accused => {
+                line.text += ", so it had issued it";
+                push(finding, line, Place::First);
+            }
+            _ => push(finding, line, Place::Last),
         }
-        push(finding, line);
     }
+}
+
+/// Whether a finding says of all its culprits that they never issued the operation. E101 is also about ranks that issued
+/// it and have not started it, or that issued it after their peers' time-out.
+fn says_never_issued(finding: &Finding) -> bool {
+    let culprits = format_ranks(&finding.culprit_ranks);
+    let rest = finding.sentence.strip_prefix(&culprits);
+    rest.is_some_and(|rest| rest.starts_with(" never issued "))
 }
 
 /// The group that a log means by this name; `None` if the report has no group of this name, or several.
@@ -220,19 +236,27 @@ fn compare(finding: &mut Finding, found: Conclusion) {
     let groups = finding.group.as_ref().zip(found.group.as_deref());
     let is_elsewhere = groups.is_some_and(|(group, name)| group.name != bare(name));
     line.contradicts = !agrees && !is_elsewhere;
-    push(finding, line);
+    let place = match line.contradicts {
+        true => Place::First,
+        false => Place::Last,
+    };
+    push(finding, line, place);
 }
 
-/// Adds a line to a finding, unless the finding has [`MAX_LINES`] and the line does not contradict it.
-fn push(finding: &mut Finding, line: LogLine) {
-    // Contradictions come first.
-    let index = if line.contradicts {
-        0
-    } else {
-        finding.log.len()
-    };
-    if finding.log.len() < MAX_LINES || line.contradicts {
-        finding.log.insert(index, line);
-        finding.log.truncate(MAX_LINES);
+/// Where a line is put among those that a finding cites.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Before the others, also if there are many: it is about a culprit, or contradicts the finding.
+    First,
+    /// After the others, if there are not too many.
+    Last,
+}
+
+/// Adds a line to a finding, which keeps [`MAX_LINES`] at most.
+fn push(finding: &mut Finding, line: LogLine, place: Place) {
+    match place {
+        Place::First => finding.log.insert(0, line),
+        Place::Last => finding.log.push(line),
     }
+    finding.log.truncate(MAX_LINES);
 }

@@ -11,17 +11,16 @@ fn data_put_into_a_window_is_visible_after_the_signal() {
     for output in outputs {
         assert!(output.contains("put, got and closed"), "{output}");
         let refused = lines(&output, "refused:");
-        for (sentence, refused) in [
+        let sentences = [
             "reach beyond a window of 5200000",
             "is not in a group of 4 ranks",
             "the buffer has elements of type Float, the window of UInt32",
             "device memory, which the host cannot address",
             "can be made into a window",
             "the address of a window's memory must be a multiple of 4096 bytes",
-        ]
-        .iter()
-        .zip(refused)
-        {
+        ];
+        assert_eq!(refused.len(), sentences.len(), "{output}");
+        for (sentence, refused) in sentences.iter().zip(refused) {
             assert!(refused.contains(sentence), "{sentence}: {output}");
         }
     }

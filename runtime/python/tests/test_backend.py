@@ -141,6 +141,7 @@ def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]
     # Every other column: not in row-major order.
     result = torch.ones(3, 4)
     dist.all_reduce(result[:, ::2].copy_(torch.full((3, 2), rank + 1.0)), group=group)
+    results["all_reduce, every other column"] = [result]
     strided = torch.arange(12.0).reshape(3, 4).t() * (rank + 1)
     dist.all_reduce(strided, group=group)
     results["all_reduce, transposed"] = [strided]

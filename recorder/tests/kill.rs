@@ -161,6 +161,7 @@ fn ring_of_a_stopped_process_is_readable_and_reported_alive() {
     let dump = reader.snapshot();
     check_no_gap(&dump);
     assert_eq!(dump.identity.reason, RingReader::OWNER_IS_STOPPED);
+    assert!(reader.is_stopped());
     assert!(
         remove_stale_rings(directory.path(), None)
             .unwrap()
@@ -168,6 +169,7 @@ fn ring_of_a_stopped_process_is_readable_and_reported_alive() {
     );
     rank.signal(Signal::CONT);
     wait_until("records after the pause", || reader.records() > before);
+    assert!(!reader.is_stopped());
 }
 
 #[test]

@@ -11,6 +11,7 @@ use rcomm_tests::fault::Fault;
 use rcomm_tests::process::{CULPRIT, Job, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::Write;
+use std::time::{Duration, Instant};
 
 const RANKS: u32 = 4;
 
@@ -134,6 +135,28 @@ fn the_ring_of_a_frozen_rank_has_its_phase_and_step() {
     assert_blames_the_culprit(&judge(&job));
     let pid = i32::try_from(job.pid(CULPRIT)).ok().and_then(Pid::from_raw);
     kill_process(pid.unwrap(), Signal::CONT).unwrap();
+}
+
+#[test]
+fn a_rank_that_is_seen_to_be_frozen_is_not_waited_for() {
+    let began = Instant::now();
+    let mut job = Job::start(
+        env!("CARGO_BIN_EXE_rank"),
+        RANKS,
+        Fault::Freeze,
+        |_, command| {
+            // Ranks whose answers may still come are waited for this long.
+            command.env("RCOMM_STATUS_WAIT_MS", "240000");
+        },
+    );
+    // Rank 0 serves the store: after its error it waits for the others to leave.
+    for rank in [1, 3] {
+        let ended = job.wait(rank);
+        assert_eq!(ended.status.code(), Some(1), "rank {rank}: {ended:?}");
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(120), "{took:?}: {ended:?}");
+    }
+    assert_blames_the_culprit(&judge(&job));
 }
 
 #[test]

@@ -152,6 +152,12 @@ impl RingReader {
         exists.then_some(self.owner.pid)
     }
 
+    /// Whether a signal has stopped the process that writes the ring, and nothing has continued it since; false if that
+    /// cannot be seen from here.
+    pub fn is_stopped(&self) -> bool {
+        self.owner.state() == Some(ProcessState::Stopped)
+    }
+
     /// The current time, ns since the epoch: by the ring's own clock if this process shares it, so that a jump of the
     /// wall clock since the ring was made does not change ages; else by the wall clock.
     pub(super) fn now_ns(&self) -> i64 {

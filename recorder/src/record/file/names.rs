@@ -15,7 +15,7 @@ pub(crate) struct RingId<'a> {
 }
 
 impl RingId<'_> {
-    pub(super) fn file_name(&self) -> String {
+    pub(crate) fn file_name(&self) -> String {
         let part = self.part.name();
         let dot = if part.is_empty() { "" } else { "." };
         format!("{}.{}{dot}{part}.ring", self.rank, self.attempt)

@@ -5,10 +5,12 @@ use crate::error::Result;
 use crate::model::Rank;
 use crate::record::config::{RecorderConfig, Storage};
 use crate::record::decode;
+use crate::record::file::directory::{RingId, RingName};
 use crate::record::file::header::store_identity;
 use crate::record::file::moving::move_ring;
 use crate::record::layout::{halves, header};
 use crate::record::sync::Memory;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
@@ -42,6 +44,21 @@ impl FlightRecorder {
     /// The rank and the size of the world that the ring states.
     pub fn identity(&self) -> (Rank, u32) {
         halves(self.map.words()[header::RANK].load(Ordering::Relaxed))
+    }
+
+    /// Where the ring of another rank of this job and attempt is if that rank is on this host and has its ring in the
+    /// same directory; `None` if this ring is in the process's own memory.
+    pub fn ring_of(&self, rank: Rank) -> Option<PathBuf> {
+        let path = self.storage().path()?;
+        let name = path.file_name().and_then(|name| name.to_str());
+        let own = name.and_then(RingName::parse)?;
+        let ring = RingId {
+            job: "",
+            rank,
+            attempt: own.attempt,
+            part: own.part,
+        };
+        Some(path.with_file_name(ring.file_name()))
     }
 
     /// Moves the ring to another job and rank, for a process that learns only later which ones it has. Its contents stay,
@@ -79,7 +96,7 @@ mod tests {
     use crate::error::Error;
     use crate::model::OpType;
     use crate::record::{Operation, Placement, SignatureId, SignatureRef};
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
 
     fn recorder(directory: &Path, job: &str, rank: Rank) -> FlightRecorder {
         let config = RecorderConfig {
@@ -114,6 +131,8 @@ mod tests {
             assert!(expected.exists());
             assert_eq!(recorder.identity(), (rank, size));
             assert_eq!(recorder.snapshot().identity.job, job);
+            let other = directory.path().join(job).join("7.0.ring");
+            assert_eq!(recorder.ring_of(7), Some(other));
         }
         assert_eq!(recorder.snapshot().entries.len(), 3);
         assert!(!old.parent().expect("a folder").exists());

@@ -103,8 +103,13 @@ impl Incident {
         })
     }
 
-    /// The request for the status of the operation's members.
-    pub(super) fn query(&self) -> StatusQuery<'_> {
+    /// The members of the operation.
+    pub(super) fn members(&self) -> &[Rank] {
+        &self.info.ranks
+    }
+
+    /// The request for the status of the operation's members, of which a signal has stopped `stopped`.
+    pub(super) fn query<'a>(&'a self, stopped: &'a [Rank]) -> StatusQuery<'a> {
         StatusQuery {
             members: &self.info.ranks,
             wire_id: self.wire_id,
@@ -112,6 +117,7 @@ impl Incident {
             is_p2p: self.is_p2p,
             gone: &self.gone,
             lost: &self.lost,
+            stopped,
             waited_for: &self.waited_for,
             timeout: self.timeout,
         }

@@ -30,6 +30,7 @@ use crate::watch::dump_writer::Dumps;
 use crate::watch::status_exchange::StatusReplies;
 use crate::watch::watchdog::Watch;
 use rcomm_recorder::model::{LinkEnd, Rank, text};
+use rcomm_recorder::publish::RingReader;
 use rcomm_recorder::record::{FlightRecorder, PeerHandle, Timestamp};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -114,11 +115,24 @@ impl FailureBroadcast {
         Instant::now() + self.parts.status_wait * 3 / 4
     }
 
+    /// Whether a signal has stopped the process of this rank, by its ring; false if that cannot be seen from here, as of
+    /// a rank on another host.
+    fn is_stopped(&self, rank: Rank) -> bool {
+        let path = self.parts.recorder.ring_of(rank);
+        let ring = path.and_then(|path| RingReader::attach(path).ok());
+        ring.is_some_and(|ring| ring.is_stopped())
+    }
+
+    /// Whether the store is served by a rank whose process a signal has stopped, so that it cannot answer.
+    fn store_is_stopped(&self) -> bool {
+        matches!(self.parts.store_end, Some(LinkEnd::StoreAtRank(rank)) if self.is_stopped(rank))
+    }
+
     /// Raises the alarm and sets PyTorch's flag, so that the other ranks make their dumps.
     ///
     /// # Blocking
     /// For a second at most, and not beyond `until`: a store that does not answer must not keep this rank
-    /// from its dump.
+    /// from its dump. Not at all if a signal has stopped the process that serves the store: it cannot answer.
     pub(crate) fn raise(&self, incident: &Arc<Incident>, until: Instant) {
         let mut incidents = self
             .incidents
@@ -127,7 +141,10 @@ impl FailureBroadcast {
         incidents.push(incident.clone());
         drop(incidents);
         self.wake();
-        let wait_time = left_until(until).min(Duration::from_secs(1));
+        let wait_time = match self.store_is_stopped() {
+            true => Duration::ZERO,
+            false => left_until(until).min(Duration::from_secs(1)),
+        };
         drop(incident.wait(wait_time, |progress| progress.raise_ended));
     }
 
@@ -204,7 +221,8 @@ impl FailureBroadcast {
     ///   begins with the new ranks.
     /// - If rank 0 is another process and serves the store, the error names only rank 0 if the connection to the store
     ///   was lost, unless it names only this rank. A time-out, and an error that names rank 0 among others, names only
-    ///   rank 0 also if the store has left the alarm unanswered and has not replied for [`STORE_SILENT`].
+    ///   rank 0 also if the store has left the alarm unanswered, and has not replied for [`STORE_SILENT`] or a signal has
+    ///   stopped rank 0.
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.
@@ -225,16 +243,20 @@ impl FailureBroadcast {
         let silence = self.store_silence();
         // A rank that gave up without a known reason may have waited for rank 0, too.
         let may_be_rank_0 = error.is_time_out() || error.ranks().contains(&0);
-        if may_be_rank_0
-            && silence >= STORE_SILENT
-            && incident.wait(Duration::ZERO, |_| true).awaits_store()
-        {
+        if may_be_rank_0 && incident.wait(Duration::ZERO, |_| true).awaits_store() {
             // Whether the rank that this one waited for works is not known here. Rank 0 does not answer.
-            let silent = format!(
-                "rank 0, which serves the store, has not answered for {}",
-                text::duration(silence)
-            );
-            error = error.with_ranks(&[0]).with_more(&silent);
+            let why = if silence >= STORE_SILENT {
+                let lasted = text::duration(silence);
+                Some(format!(
+                    "rank 0, which serves the store, has not answered for {lasted}"
+                ))
+            } else {
+                self.store_is_stopped()
+                    .then(|| "a signal has stopped rank 0, which serves the store".to_owned())
+            };
+            if let Some(why) = why {
+                error = error.with_ranks(&[0]).with_more(&why);
+            }
         }
         // A rank whose own host breaks its connections does not know how rank 0 is.
         let blames_itself = error.ranks() == [self.parts.rank];

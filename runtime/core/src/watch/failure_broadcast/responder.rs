@@ -6,6 +6,7 @@ use crate::config::Propagation;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::pipe::DumpPipe;
 use crate::watch::status_exchange::{RankReport, StatusExchange, StatusReplies};
+use rcomm_recorder::model::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -332,7 +333,11 @@ impl Responder {
             Ok(alarm) => {
                 incident.update(|progress| progress.raise_ended = true);
                 let exchange = self.exchange(alarm);
-                let mut answers = exchange.collect(&*self.broadcast.parts.root, &incident.query());
+                let members = incident.members().iter().copied();
+                let stopped = members.filter(|&rank| self.broadcast.is_stopped(rank));
+                let stopped: Vec<Rank> = stopped.collect();
+                let query = incident.query(&stopped);
+                let mut answers = exchange.collect(&*self.broadcast.parts.root, &query);
                 if let Some((at, cause)) = &self.announced
                     && at.elapsed() < RECENT_ALARM
                 {

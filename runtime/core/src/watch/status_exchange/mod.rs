@@ -51,6 +51,8 @@ pub(crate) struct StatusQuery<'a> {
     /// Members to which a connection was lost. Their processes may have ended, so their answers are waited for only
     /// shortly.
     pub(crate) lost: &'a [Rank],
+    /// Members whose processes a signal has stopped: they cannot answer, so their answers are not waited for.
+    pub(crate) stopped: &'a [Rank],
     /// The ranks for which this rank waited until its time-out; empty after any other failure.
     pub(crate) waited_for: &'a [Rank],
     /// The operation's time-out.
@@ -84,7 +86,7 @@ impl StatusExchange {
     /// store fails, the text says so.
     ///
     /// # Blocking
-    /// Until all members have answered, for about `wait_time` and `read_time` together at most, however many
+    /// Until all members that can have answered, for about `wait_time` and `read_time` together at most, however many
     /// ranks there are.
     pub(crate) fn collect(&self, store: &dyn Store, query: &StatusQuery<'_>) -> StatusReplies {
         if query.members.len() <= SMALL_GROUP {
@@ -136,7 +138,8 @@ impl StatusExchange {
         }
         let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let by_rank = || ranks.iter().zip(&keys);
+        let may_answer = |(rank, _): &(&Rank, &&str)| !query.stopped.contains(rank);
+        let by_rank = || ranks.iter().zip(&keys).filter(may_answer);
         let keys_of =
             |lost: bool| by_rank().filter(move |(rank, _)| query.lost.contains(rank) == lost);
         let (lost, others): (Vec<&str>, Vec<&str>) = (
@@ -306,6 +309,7 @@ mod tests {
             is_p2p: false,
             gone: &[],
             lost: &[],
+            stopped: &[],
             waited_for: &[],
             timeout: Duration::from_secs(3),
         }
@@ -504,6 +508,29 @@ mod tests {
         published.expect("the store in memory failed");
         let all = "arrived: ranks 0, 1, 2, 3";
         assert_eq!(lost(&[2, 3]), (all.to_owned(), true));
+    }
+
+    #[test]
+    fn the_answer_of_a_stopped_process_is_not_waited_for_but_read_if_it_is_there() {
+        let store = HashStore::new();
+        let members = [0, 1, 2, 3];
+        let publish = |rank: Rank| {
+            let published = exchange(rank, Duration::ZERO).publish(&store, &report(41, ""));
+            published.expect("the store in memory failed");
+        };
+        [0, 1, 3].map(publish);
+        let ask = || {
+            let query = StatusQuery {
+                stopped: &[2, 3],
+                ..query(&members)
+            };
+            let began = Instant::now();
+            let replies = exchange(0, Duration::from_secs(60)).collect(&store, &query);
+            (replies.text, began.elapsed() < Duration::from_secs(30))
+        };
+        // Rank 3 answered before it was stopped.
+        let silent = "arrived: ranks 0, 1, 3; no answer: rank 2 (3 of 4 members answered)";
+        assert_eq!(ask(), (silent.to_owned(), true));
     }
 
     #[test]

@@ -153,6 +153,7 @@ mod tests {
             is_p2p: false,
             gone: &[],
             lost: &[],
+            stopped: &[],
             waited_for: &[0],
             timeout: std::time::Duration::from_secs(3),
         };

@@ -19,6 +19,9 @@ pub trait Hooks: Send + Sync + 'static {
 
     /// Called when another rank has reported a failure.
     fn failed_elsewhere(&self) {}
+
+    /// Before the backend is aborted.
+    fn abort(&self) {}
 }
 
 /// Makes backends under the name `hooked` that pass all calls on to those of `inner`, each with the hooks that `make`
@@ -86,6 +89,7 @@ impl<H: Hooks> Backend for Hooked<H> {
     }
 
     fn abort(&self, reason: &AbortReason) {
+        self.hooks.abort();
         self.inner.abort(reason);
     }
 

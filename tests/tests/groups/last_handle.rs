@@ -1,4 +1,4 @@
-//! The watchdog may drop the last handle of a group whose backend takes long to end, or of the world.
+//! What the watchdog or a loop over all groups drops last: a group whose backend takes long to end, or the world itself.
 
 use super::failing;
 use rcomm::backend::GroupContext;
@@ -94,6 +94,60 @@ fn a_group_that_the_watchdog_holds_last_does_not_hold_it_up() {
         wait_until("another round", || (heartbeat() > before).then_some(()));
         go_on.send(()).unwrap();
         world.shutdown().unwrap();
+    });
+}
+
+/// Lets the test go on when its group is aborted, and waits for it; then sends the name of the thread that drops it.
+struct Aborted(Option<Mutex<(Sender<()>, Ends)>>);
+
+impl Hooks for Aborted {
+    fn abort(&self) {
+        if let Some(ends) = &self.0 {
+            let (aborting, (_, go_on)) = &*ends.lock().unwrap();
+            let _ = aborting.send(());
+            let _ = go_on.recv_timeout(LONG);
+        }
+    }
+}
+
+impl Drop for Aborted {
+    fn drop(&mut self) {
+        if let Some(ends) = &self.0 {
+            let (_, (ended, _)) = &*ends.lock().unwrap();
+            let thread = std::thread::current();
+            let _ = ended.send(thread.name().unwrap_or_default().to_owned());
+        }
+    }
+}
+
+#[test]
+fn a_group_that_a_loop_over_all_groups_holds_last_ends_on_a_thread_of_its_own() {
+    let (aborting, is_aborting) = channel();
+    let (ended, has_ended) = channel();
+    let (go_on, may_go_on) = channel();
+    let ends = Mutex::new(Some(Mutex::new((aborting, (ended, may_go_on)))));
+    let config = Config {
+        backend: format!("cpu:{}", hooked::NAME),
+        ..world::config(0, 1)
+    };
+    let make = move |group: &GroupContext| {
+        let is_slow = group.info.desc == SLOW;
+        Aborted(is_slow.then(|| ends.lock().unwrap().take()).flatten())
+    };
+    let inner = FakeFabric::new().factory(0);
+    let factory = move |_: &_| Ok(hooked::factory(inner, make));
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let builder = World::builder(config).store(store);
+    let world = builder.backend(factory).init().unwrap();
+    let group = world.new_group(&[0], &GroupOptions::named(SLOW)).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| world.abort_groups("as the test wants"));
+        is_aborting.recv_timeout(LONG).unwrap();
+        // The loop over the groups holds the last reference now.
+        drop(group);
+        go_on.send(()).unwrap();
+        let thread = has_ended.recv_timeout(LONG).unwrap();
+        assert_eq!(thread, "rcomm/group-end");
     });
 }
 

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::model::Rank;
 use crate::record::config::{RecorderConfig, Storage};
 use crate::record::decode;
-use crate::record::file::directory::{RingId, RingName};
+use crate::record::file::names::{RingId, RingName};
 use crate::record::file::header::store_identity;
 use crate::record::file::moving::move_ring;
 use crate::record::layout::{halves, header};

@@ -180,14 +180,13 @@ impl Dumps {
         let mut dump = self.recorder.snapshot();
         reason.clone_into(&mut dump.identity.reason);
         let states = &mut dump.nccl_comm_state;
-        for group in self.watch.groups() {
+        for group in self.watch.groups().iter() {
             for state in group.comm_state() {
                 // Two groups may report the same communicator.
                 if states.iter().all(|(id, _)| *id != state.id) {
                     states.push((state.id, state.facts));
                 }
             }
-            group.release();
         }
         self.writer.write(&dump)
     }

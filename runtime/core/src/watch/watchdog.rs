@@ -13,7 +13,7 @@ use crate::op::monitor::{Monitor, Shared};
 use crate::watch::failure_broadcast::{FailureBroadcast, Incident, ResponderThread};
 use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::wait_counters::WaitCounters;
-use crate::watch::watched::{WatchedGroup, WatchedOperation};
+use crate::watch::watched::{Held, WatchedGroup, WatchedOperation};
 use rcomm_recorder::model::OpType;
 use rcomm_recorder::model::text;
 use std::any::Any;
@@ -116,9 +116,9 @@ impl Watch {
     }
 
     /// The groups that still exist, in order of creation.
-    pub(crate) fn groups(&self) -> Vec<Arc<dyn WatchedGroup>> {
+    pub(crate) fn groups(&self) -> Held<dyn WatchedGroup> {
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
-        groups.iter().filter_map(Weak::upgrade).collect()
+        Held::of(&groups)
     }
 
     pub(crate) fn add_in_flight(&self, in_flight: Arc<dyn WatchedOperation>) {
@@ -155,7 +155,7 @@ impl Watch {
     /// Drops a group on a thread of its own.
     pub(crate) fn drop_elsewhere(&self, group: Box<dyn Any + Send>) {
         // Invariant 10 of docs/ARCHITECTURE.md: `Watchdog::stop` joins the threads that were started before; the
-        // others, which start only if it runs on a thread that goes on to drop groups, end by themselves.
+        // others, which start after it, end by themselves.
         let thread = std::thread::Builder::new()
             .name("rcomm/group-end".to_owned())
             .spawn(move || drop(group));
@@ -492,7 +492,7 @@ impl Rounds {
     fn check_running_calls(&mut self) {
         let now = Instant::now();
         let mut seen = HashMap::new();
-        for group in self.watch.groups() {
+        for group in self.watch.groups().iter() {
             for op_info in group.running().under_way() {
                 let since = *self.first_seen.get(&op_info.record_id).unwrap_or(&now);
                 seen.insert(op_info.record_id, since);
@@ -505,18 +505,16 @@ impl Rounds {
                     });
                 }
             }
-            group.release();
         }
         self.first_seen = seen;
     }
 
     /// Handles a fault, unless its group has already failed, in the order that the head of this file gives.
     fn handle(&self, fault: Fault) {
-        for group in self.watch.groups() {
+        for group in self.watch.groups().iter() {
             if group.wire_id() == fault.wire_id && !group.has_failed() {
-                self.end_group(&*group, &fault);
+                self.end_group(&**group, &fault);
             }
-            group.release();
         }
     }
 

@@ -6,7 +6,8 @@ use crate::op::error::{Error, Result};
 use crate::op::info::{OpInfo, WorkStatus};
 use crate::watch::watchdog::Running;
 use rcomm_recorder::model::{ProcessGroupInfo, ProcessGroupStatus, Rank};
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// A group. No function but [`shut_down`](Self::shut_down) takes a lock that a stuck call could hold.
@@ -66,6 +67,32 @@ pub(crate) trait WatchedGroup: Send + Sync {
     /// Gives this reference up. If it is the last one, the group ends on a thread of its own: the end of its backends
     /// and of its threads may take long, and the caller's thread must not wait for it.
     fn release(self: Arc<Self>);
+}
+
+/// References to groups that exist, for a loop over them. They are given up together at the end, as
+/// [`WatchedGroup::release`] gives up each: one of them may be the last of its group by then, and a thread that answers
+/// requests, runs callbacks or watches others must not wait for the end of a group.
+pub(crate) struct Held<G: WatchedGroup + ?Sized>(Vec<Arc<G>>);
+
+impl<G: WatchedGroup + ?Sized> Held<G> {
+    /// Holds the groups that still exist.
+    pub(crate) fn of(groups: &[Weak<G>]) -> Self {
+        Self(groups.iter().filter_map(Weak::upgrade).collect())
+    }
+}
+
+impl<G: WatchedGroup + ?Sized> Deref for Held<G> {
+    type Target = [Arc<G>];
+
+    fn deref(&self) -> &[Arc<G>] {
+        &self.0
+    }
+}
+
+impl<G: WatchedGroup + ?Sized> Drop for Held<G> {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(WatchedGroup::release);
+    }
 }
 
 /// An issued operation.

@@ -2,15 +2,16 @@
 
 use crate::config::DebugLevel;
 use crate::group::maker::GroupOptions;
-use crate::group::process_group::{ProcessGroup, Timing};
+use crate::group::process_group::{Group, ProcessGroup, Timing};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::wait_counters::{RuntimeWait, WaitCounter};
+use crate::watch::watched::{Held, WatchedGroup};
 use crate::world::{World, WorldShared};
 use rcomm_recorder::model::{EntryState, Rank, text};
 use rcomm_recorder::publish::WaitStatistics;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, Weak};
 use std::time::Duration;
 
 /// How often `wait_for_pending` checks.
@@ -19,13 +20,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 impl<B> World<B> {
     /// The groups of this world that still exist on this rank, in order of creation; the first is that of all ranks.
     pub fn groups(&self) -> Vec<ProcessGroup> {
-        self.shared.groups()
+        let held = self.shared.groups();
+        held.iter().cloned().map(ProcessGroup::over).collect()
     }
 
     /// The group with this [name](ProcessGroup::name), if it still exists on this rank.
     pub fn group_named(&self, name: &str) -> Option<ProcessGroup> {
-        let mut groups = self.groups().into_iter();
-        groups.find(|group| group.name() == name)
+        let held = self.shared.groups();
+        let group = held.iter().find(|group| group.info().name == name);
+        group.cloned().map(ProcessGroup::over)
     }
 
     /// The group that an earlier call of this function on this rank made for the same ranks, in the same order, and the
@@ -82,16 +85,12 @@ impl<B> World<B> {
 
     /// Sets the time-out of operations issued from now on, on this rank, in all groups that exist.
     pub fn set_timeouts(&self, timeout: Duration) {
-        for group in self.groups() {
-            group.set_timeout(timeout);
-        }
+        self.shared.each(|group| group.set_timeout(timeout));
     }
 
     /// [Extends the time-out](ProcessGroup::extend_timeout) of the next operations in all groups that exist.
     pub fn extend_timeouts(&self, extra: Duration) {
-        for group in self.groups() {
-            group.extend_timeout(extra);
-        }
+        self.shared.each(|group| group.extend_timeout(extra));
     }
 
     /// Sets in all groups that exist whether they measure how long operations run
@@ -100,15 +99,16 @@ impl<B> World<B> {
     /// # Errors
     /// Those of [`ProcessGroup::set_timing`]; the groups that were made before the one that refuses are then changed.
     pub fn set_timing(&self, timing: Timing) -> Result<()> {
-        let groups = self.groups();
-        groups.iter().try_for_each(|group| group.set_timing(timing))
+        let held = self.shared.groups();
+        let mut groups = held.iter().cloned().map(ProcessGroup::over);
+        groups.try_for_each(|group| group.set_timing(timing))
     }
 
     /// Aborts all groups for this reason, the newest first; later operations are refused.
     pub fn abort_groups(&self, reason: &str) {
-        for group in self.groups().iter().rev() {
-            group.abort(reason);
-        }
+        let held = self.shared.groups();
+        let newest_first = held.iter().rev().cloned().map(ProcessGroup::over);
+        newest_first.for_each(|group| group.abort(reason));
     }
 
     /// Waits until no operation that was issued (by a call that returns a [`Work`](crate::Work)) is pending in any
@@ -124,7 +124,8 @@ impl<B> World<B> {
         let deadline = Deadline::In(timeout).started();
         let mut waiting = None;
         loop {
-            let groups = self.groups();
+            let held = self.shared.groups();
+            let groups: Vec<_> = held.iter().cloned().map(ProcessGroup::over).collect();
             let pending = groups.iter().filter(|group| group.pending() > 0);
             let pending: Vec<&ProcessGroup> = pending.collect();
             if pending.is_empty() {
@@ -191,12 +192,19 @@ impl<B> World<B> {
 }
 
 impl WorldShared {
-    /// Like [`World::groups`].
-    pub(super) fn groups(&self) -> Vec<ProcessGroup> {
+    /// The groups of this world that still exist on this rank, in order of creation, for a loop over them.
+    pub(super) fn groups(&self) -> Held<Group> {
         let made = self.registry.lock();
         let mut made = made.unwrap_or_else(PoisonError::into_inner);
         made.retain(|group| group.strong_count() > 0);
-        let alive = made.iter().filter_map(Weak::upgrade);
-        alive.map(ProcessGroup::over).collect()
+        Held::of(&made)
+    }
+
+    /// Calls `body` with each group that still exists on this rank; returns how many there are.
+    pub(super) fn each(&self, body: impl Fn(&ProcessGroup)) -> usize {
+        let held = self.groups();
+        let groups = held.iter().cloned().map(ProcessGroup::over);
+        groups.for_each(|group| body(&group));
+        held.len()
     }
 }

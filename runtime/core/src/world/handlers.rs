@@ -66,12 +66,8 @@ fn set_timeouts(
     let ms = ms.filter(|&ms| ms > 0);
     let ms = ms.ok_or("ms=N is missing, or is not a number of milliseconds from 1 on\n")?;
     let shared = shared.upgrade().ok_or("the world was shut down\n")?;
-    let groups = shared.groups();
-    for group in &groups {
-        group.set_timeout(Duration::from_millis(ms));
-    }
+    let changed = shared.each(|group| group.set_timeout(Duration::from_millis(ms)));
     Ok(format!(
-        "time-out of {} of this rank's groups: {ms} ms\n",
-        groups.len()
+        "time-out of {changed} of this rank's groups: {ms} ms\n"
     ))
 }

@@ -432,7 +432,7 @@ impl<B> Drop for World<B> {
 impl WorldShared {
     /// Aborts the groups with a member in `lost`.
     fn abort_groups_with(&self, lost: &[Rank]) {
-        for group in self.watch.groups() {
+        for group in self.watch.groups().iter() {
             let lost = lost.iter().find(|rank| group.info().ranks.contains(rank));
             if let Some(lost) = lost
                 && group.refusal().is_none()

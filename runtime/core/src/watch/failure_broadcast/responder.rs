@@ -234,14 +234,13 @@ impl Responder {
 
     /// Reports another rank's alarm to the groups that its cause names; to all groups if the cause is not known.
     fn warn_groups(&self, cause: Option<&str>) {
-        for group in self.broadcast.parts.watch.groups() {
+        for group in self.broadcast.parts.watch.groups().iter() {
             // Errors name their group in this way. Another group of the same name is warned as well, and is only more
             // careful then.
             let name = format!("group {}: ", group.label());
             if cause.is_none_or(|cause| cause.contains(&name)) {
                 group.failed_elsewhere();
             }
-            group.release();
         }
     }
 
@@ -262,11 +261,10 @@ impl Responder {
             }
             None => Error::new(ErrorKind::Aborted, "cancelled: another rank failed"),
         };
-        for group in self.broadcast.parts.watch.groups() {
+        for group in self.broadcast.parts.watch.groups().iter() {
             if !group.has_failed() {
                 group.close(None, error.clone());
             }
-            group.release();
         }
     }
 
@@ -318,11 +316,7 @@ impl Responder {
             .map(|group| (group.info().id, group.wire_id()));
         let wire_ids = wire_ids.collect();
         let progress = groups.iter().map(|group| (group.wire_id(), group.status()));
-        let report = RankReport::of(progress, &parts.recorder.snapshot(), &wire_ids);
-        for group in groups {
-            group.release();
-        }
-        report
+        RankReport::of(progress, &parts.recorder.snapshot(), &wire_ids)
     }
 
     /// Responds to a fault of this rank: raises the alarm, publishes this rank's status, and reads the status

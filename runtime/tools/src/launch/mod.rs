@@ -10,6 +10,7 @@
 
 mod account;
 mod command;
+mod exits;
 mod nodes;
 mod options;
 mod output;
@@ -23,11 +24,12 @@ mod stop_watch;
 pub use options::{NodeCount, Options};
 
 use crate::rank::new_secret;
-use anyhow::{Context, Result};
+use anyhow::{Result, anyhow};
 use nodes::{BeginOutcome, Nodes};
 use output::Sinks;
 use rank::StartError;
 use ranks::Ranks;
+use signals::Signals;
 use std::process::ExitCode;
 
 /// Exit code for a failure of the launcher itself.
@@ -70,7 +72,12 @@ enum Restart {
 /// Runs the job and blocks until it has ended. Returns the exit code, as listed in the help of `rcomm-run`.
 pub fn run(options: &Options) -> ExitCode {
     let mut sinks = Sinks::start();
-    let code = match try_run(options, &mut sinks) {
+    let signals = Signals::catch();
+    let ended = match &signals {
+        Ok(signals) => try_run(options, signals, &mut sinks),
+        Err(error) => Err(anyhow!("cannot catch signals: {error}")),
+    };
+    let code = match ended {
         Ok(None) => 0,
         Ok(Some(failure)) => failure.code,
         Err(error) => {
@@ -80,13 +87,12 @@ pub fn run(options: &Options) -> ExitCode {
                 .map_or(LAUNCHER_FAILED, StartError::code)
         }
     };
-    sinks.finish();
-    ExitCode::from(code)
+    let stopped = sinks.finish(signals.as_ref().ok());
+    ExitCode::from(stopped.map_or(code, signals::code_of))
 }
 
 /// Runs the job; returns its failure, or `None` if every rank of the last attempt exited with 0.
-fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
-    let signals = signals::Signals::catch().context("cannot catch signals")?;
+fn try_run(options: &Options, signals: &Signals, sinks: &mut Sinks) -> Result<Option<Failure>> {
     let secret = match &options.job_secret {
         Some(secret) => secret.clone(),
         None => new_secret()?,
@@ -100,7 +106,7 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
     let mut restarts = 0;
     let mut reported = None;
     loop {
-        match nodes.begin(options, &signals, sinks)? {
+        match nodes.begin(options, signals, sinks)? {
             BeginOutcome::Attempt => {}
             BeginOutcome::Over(failure) => {
                 let is_new = |over: &&Failure| {
@@ -116,7 +122,7 @@ fn try_run(options: &Options, sinks: &mut Sinks) -> Result<Option<Failure>> {
             }
         }
         let ranks = Ranks::start(options, &nodes.job, &secret, nodes.attempt())?;
-        let local_failure = ranks.supervise(options, &signals, &nodes, sinks)?;
+        let local_failure = ranks.supervise(options, signals, &nodes, sinks)?;
         let is_unreported = local_failure.is_none();
         let failure = nodes.end(local_failure)?;
         let goes_on = match &failure {

@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 const KEYS: &str = "rcomm-run";
 /// Time between two increments of a launcher's pulse.
 pub(super) const PULSE: Duration = Duration::from_millis(500);
+/// Of the time between two looks at a pulse, at most this much counts as silence: twice the time between two looks of a
+/// launcher whose ranks run.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long the launcher with the store waits for the others to read how the job ended.
 pub(super) const LEAVE_TIME: Duration = Duration::from_secs(5);
 
@@ -273,6 +276,7 @@ impl Nodes {
             }
         };
         let silence = options.node_timeout;
+        let others: Vec<u32> = watched.iter().map(|(id, _)| *id).collect();
         let poll = move |keys: &PrefixStore<TcpStore>, pulses: &mut Pulses| {
             keys.add(&pulse_key(own_id), 1)?;
             for (id, label) in &watched {
@@ -327,8 +331,14 @@ impl Nodes {
                 .unwrap_or_else(PoisonError::into_inner) = Some(failure);
             // A write to an eventfd fails only when it is full, and then it is readable.
             let _ = rustix::io::write(&*wake, &1_u64.to_ne_bytes());
-            // This launcher's pulse goes on while the ranks end.
+            // This launcher's pulse goes on while the ranks end, and so does its watch over the others.
             while !remote.stop.load(Ordering::Relaxed) && keys.add(&pulse_key(own_id), 1).is_ok() {
+                let mut pulses = pulses.lock().unwrap_or_else(PoisonError::into_inner);
+                for &id in &others {
+                    // If the store fails, the loop ends with this launcher's own pulse.
+                    let _ = pulses.look(&*keys, id, silence);
+                }
+                drop(pulses);
                 std::thread::sleep(PULSE / 5);
             }
         };
@@ -459,8 +469,10 @@ pub(super) struct Pulses(HashMap<u32, Pulse>);
 /// The pulse of another launcher.
 struct Pulse {
     count: i64,
-    /// When this count was first seen.
-    since: Instant,
+    /// When it was looked at last.
+    looked: Instant,
+    /// For how long looks have found this count.
+    silent: Duration,
     has_advanced: bool,
 }
 
@@ -488,25 +500,37 @@ impl Pulses {
         silence: Duration,
     ) -> rcomm::Result<Life> {
         let count = keys.add(&pulse_key(id), 0)?;
+        Ok(self.found(id, count, silence, Instant::now()))
+    }
+
+    /// Notes that a look has found this count; returns what it says.
+    fn found(&mut self, id: u32, count: i64, silence: Duration, now: Instant) -> Life {
         let pulse = self.0.entry(id).or_insert(Pulse {
             count,
-            since: Instant::now(),
+            looked: now,
+            silent: Duration::ZERO,
             has_advanced: false,
         });
-        if pulse.count != count {
-            *pulse = Pulse {
-                count,
-                since: Instant::now(),
-                has_advanced: true,
-            };
-        }
-        Ok(
-            match (pulse.since.elapsed() > silence, pulse.has_advanced) {
-                (true, _) => Life::Silent,
-                (false, true) => Life::Alive,
-                (false, false) => Life::Unknown,
+        // If this launcher itself was stopped meanwhile, it does not know whether the other one was silent all that time.
+        let passed = (now - pulse.looked).min(LONGEST_PAUSE);
+        *pulse = match pulse.count == count {
+            true => Pulse {
+                looked: now,
+                silent: pulse.silent + passed,
+                ..*pulse
             },
-        )
+            false => Pulse {
+                count,
+                looked: now,
+                silent: Duration::ZERO,
+                has_advanced: true,
+            },
+        };
+        match (pulse.silent > silence, pulse.has_advanced) {
+            (true, _) => Life::Silent,
+            (false, true) => Life::Alive,
+            (false, false) => Life::Unknown,
+        }
     }
 }
 
@@ -540,5 +564,30 @@ fn read_failure(text: &[u8]) -> Failure {
             Some("again") => Restart::Free,
             _ => Restart::Never,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launcher_that_was_itself_stopped_calls_no_other_silent_for_that_time() {
+        let mut pulses = Pulses::default();
+        let (silence, start) = (Duration::from_secs(30), Instant::now());
+        let mut look = |count, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            pulses.found(7, count, silence, now)
+        };
+        assert_eq!(look(1, 0), Life::Unknown);
+        assert_eq!(look(2, 1), Life::Alive);
+        // This launcher was stopped for an hour. The other one has not run yet since, or could not reach the store.
+        assert_eq!(look(2, 3_601), Life::Alive);
+        assert_eq!(look(2, 3_602), Life::Alive);
+        for second in 3_603..=3_630 {
+            assert_eq!(look(2, second), Life::Alive, "{second}");
+        }
+        assert_eq!(look(2, 3_631), Life::Silent);
+        assert_eq!(look(3, 3_632), Life::Alive);
     }
 }

@@ -22,7 +22,7 @@ failure. Then they get SIGTERM, and SIGKILL if they still run after --grace.
 
 SIGINT, SIGTERM and SIGHUP are passed on, and SIGKILL follows after --grace. If one of them comes \
 when the ranks have already got such a signal, they are killed at once. SIGUSR1 and SIGUSR2 are \
-only passed on.
+only passed on. A launcher that was started with SIGHUP ignored (nohup) goes on to ignore it.
 
 A rank that was stopped by a signal (SIGSTOP) and that nothing continues for --stop-timeout gets \
 SIGTERM and SIGCONT, and SIGKILL after --grace, once another rank has ended with 0 or all ranks \

@@ -1,20 +1,25 @@
 //! Copies the ranks' output to this process's standard output and standard error, line by line, with the rank in front
 //! of each line.
 
+use super::signals::Signals;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
+use rustix::process::Signal;
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Maximum length of a line in bytes; longer lines are split.
 const LONGEST_LINE: usize = 64 << 10;
 /// Number of pieces of output, each from one read, that a stream's thread may have in its queue. If the queue is full,
 /// the ranks' output is not read.
 const QUEUE_LENGTH: usize = 64;
+/// How long the output may still take after a signal that asks to end a job whose ranks have ended.
+const LIMIT: Duration = Duration::from_secs(1);
 
 /// One of the two output streams of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,24 +90,37 @@ struct Sink {
     /// Pieces for which the queue had no room.
     waiting: VecDeque<Vec<u8>>,
     thread: Option<JoinHandle<()>>,
+    /// The first error of a write, unless the reader has closed the stream; taken once it was reported.
+    error: Arc<Mutex<Option<io::Error>>>,
 }
 
 impl Sink {
     /// Starts the thread `name`, which writes to `stream`. Without a thread, output is dropped.
     fn start(name: &str, mut stream: impl Write + Send + 'static) -> Self {
         let (pieces, queue) = sync_channel::<Vec<u8>>(QUEUE_LENGTH);
+        let error = Arc::<Mutex<Option<io::Error>>>::default();
+        let first_error = error.clone();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                let mut is_open = true;
+                let (mut is_open, mut has_failed) = (true, false);
                 for piece in queue {
-                    // If the reader has closed the stream (`| head`), the ranks must not stop: their later
-                    // output is read and dropped.
-                    is_open = is_open
-                        && stream
-                            .write_all(&piece)
-                            .and_then(|()| stream.flush())
-                            .is_ok();
+                    if !is_open {
+                        continue;
+                    }
+                    match stream.write_all(&piece).and_then(|()| stream.flush()) {
+                        Ok(()) => {}
+                        // If the reader has closed the stream (`| head`), the ranks must not stop: their later
+                        // output is read and dropped.
+                        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => is_open = false,
+                        // The next piece is tried: a full disk may have space again.
+                        Err(error) if !has_failed => {
+                            has_failed = true;
+                            let first = first_error.lock();
+                            *first.unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        }
+                        Err(_) => {}
+                    }
                 }
             })
             .ok();
@@ -111,7 +129,14 @@ impl Sink {
             pieces: thread.is_some().then_some(pieces),
             waiting: VecDeque::new(),
             thread,
+            error,
         }
+    }
+
+    /// The error of the first write that failed, once, unless the reader had closed the stream.
+    fn take_error(&self) -> Option<io::Error> {
+        let mut error = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        error.take()
     }
 
     /// Queues a piece, which waits if the queue is full.
@@ -146,6 +171,8 @@ impl Sink {
 pub(super) struct Sinks {
     stdout: Sink,
     stderr: Sink,
+    /// When to give up what is not written; `None` to wait for the streams' readers as long as they take.
+    give_up: Option<Instant>,
 }
 
 impl Sinks {
@@ -154,6 +181,7 @@ impl Sinks {
         Self {
             stdout: Sink::start("rcomm-run/out", io::stdout()),
             stderr: Sink::start("rcomm-run/err", io::stderr()),
+            give_up: None,
         }
     }
 
@@ -177,22 +205,57 @@ impl Sinks {
 
     /// Whether the stream accepts more output without delay.
     pub(super) fn has_room(&mut self, stream: Stream) -> bool {
+        self.report_loss();
         let sink = self.sink(stream);
         sink.forward();
         sink.waiting.is_empty()
     }
 
+    /// Says on standard error, once, that standard output cannot be written.
+    fn report_loss(&mut self) {
+        if let Some(error) = self.stdout.take_error() {
+            self.print_message(&format!(
+                "output of the ranks is lost: standard output cannot be written: {error}"
+            ));
+        }
+    }
+
+    /// Gives what is not written soon up, after a signal that asks to end the job: the streams may have no reader.
+    pub(super) fn limit_wait(&mut self) {
+        self.give_up.get_or_insert_with(|| Instant::now() + LIMIT);
+    }
+
+    /// Whether what is not written is given up.
+    pub(super) fn are_given_up(&self) -> bool {
+        self.give_up.is_some_and(|at| at <= Instant::now())
+    }
+
     /// Closes the queues for which no output waits. Returns whether all output is written and both threads have ended;
     /// the caller polls until then.
     pub(super) fn is_done(&mut self) -> bool {
-        let (stdout, stderr) = (self.stdout.is_done(), self.stderr.is_done());
-        stdout && stderr
+        // Standard error stays open until it is known whether standard output could be written.
+        let is_written = self.stdout.is_done();
+        self.report_loss();
+        if is_written {
+            return self.stderr.is_done();
+        }
+        self.stderr.forward();
+        false
     }
 
-    /// Blocks until the rest of the output is written, for as long as the streams' readers take.
-    pub(super) fn finish(mut self) {
+    /// Blocks until the rest of the output is written, for as long as the streams' readers take; after one of `signals`
+    /// that asks to end the job, for [`LIMIT`] at most. Returns that signal if output was given up for it.
+    pub(super) fn finish(mut self, signals: Option<&Signals>) -> Option<Signal> {
+        let mut stop = None;
         while !self.is_done() {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            if let Some(signal) = signals.and_then(Signals::take_stop) {
+                stop.get_or_insert(signal);
+                self.limit_wait();
+            }
+            if self.are_given_up() {
+                return stop;
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
         for sink in [&mut self.stdout, &mut self.stderr] {
             if let Some(thread) = sink.thread.take() {
@@ -200,6 +263,7 @@ impl Sinks {
                 let _ = thread.join();
             }
         }
+        None
     }
 }
 

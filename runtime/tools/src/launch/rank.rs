@@ -1,4 +1,4 @@
-//! The process of one rank, and how it ended.
+//! The process of one rank.
 
 use super::LAUNCHER_FAILED;
 use super::output::{Output, Stream};
@@ -7,8 +7,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use std::io;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command};
 
 /// The error of a program that could not be started.
 #[derive(Debug)]
@@ -89,30 +88,4 @@ impl Rank {
         // The rank may have ended just now; the next poll detects that.
         !self.has_ended && kill_process_group(self.pid, signal).is_ok()
     }
-}
-
-/// Describes the end of a process, as the predicate of a sentence.
-pub(super) fn describe_end(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exited with {code}"),
-        (None, Some(signal)) => {
-            let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-            let core = if status.core_dumped() {
-                ", core dumped"
-            } else {
-                ""
-            };
-            format!("was killed by {name} ({signal}{core})")
-        }
-        (None, None) => format!("ended ({status})"),
-    }
-}
-
-/// The exit code of the launcher for a rank that ended with this status.
-pub(super) fn code_of(status: ExitStatus) -> u8 {
-    let code = status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok())
-        .unwrap_or(LAUNCHER_FAILED)
 }

@@ -2,12 +2,13 @@
 
 use super::account::Account;
 use super::command::command_of;
+use super::exits::{code_of, describe_end};
 use super::nodes::{Job, Nodes};
 use super::options::Options;
 use super::output::{Output, Sinks, Stream, in_words};
 use super::parent_death::die_with_this_thread;
-use super::rank::{Rank, code_of, describe_end};
-use super::signals::{Signals, name_of};
+use super::rank::Rank;
+use super::signals::{Signals, asks_to_stop, name_of, stopped_by};
 use super::stop_watch::{Action, Seen, State, StopWatch};
 use super::{Failure, Restart, STOPPED};
 use anyhow::{Context, Result};
@@ -154,7 +155,13 @@ impl Ranks {
                 match source {
                     Source::Signals => {
                         for signal in signals.take() {
-                            self.forward_signal(signal, options, nodes, sinks);
+                            if self.ranks.iter().any(|rank| !rank.has_ended) {
+                                self.forward_signal(signal, options, nodes, sinks);
+                            } else if asks_to_stop(signal) {
+                                // Only output is left, which no process may be reading.
+                                sinks.limit_wait();
+                                self.failure.get_or_insert_with(|| stopped_by(signal));
+                            }
                         }
                     }
                     Source::RemoteFailure => {
@@ -188,7 +195,8 @@ impl Ranks {
                 // While this process's streams are stalled, the ranks' output is not read.
                 let accepts_output =
                     sinks.has_room(Stream::Stdout) && sinks.has_room(Stream::Stderr);
-                if are_all_closed || (accepts_output && Instant::now() >= deadline) {
+                let is_read = accepts_output && Instant::now() >= deadline;
+                if are_all_closed || is_read || sinks.are_given_up() {
                     let outputs = self.ranks.iter_mut().flat_map(|rank| &mut rank.outputs);
                     for output in outputs.flatten() {
                         output.finish(sinks);
@@ -356,7 +364,7 @@ impl Ranks {
     ) {
         self.account.received(signal);
         self.signal_all(signal);
-        if signal == Signal::USR1 || signal == Signal::USR2 {
+        if !asks_to_stop(signal) {
             return;
         }
         let now = Instant::now();
@@ -383,11 +391,7 @@ impl Ranks {
             }
             None => {
                 let name = name_of(signal);
-                let failure = Failure {
-                    sentence: format!("stopped by {name}"),
-                    code: (128 + signal.as_raw()) as u8,
-                    restart: Restart::Never,
-                };
+                let failure = stopped_by(signal);
                 sinks.print_message(&format!("{name}: forwarded to the ranks"));
                 if let Err(error) = nodes.publish_failure(&failure) {
                     sinks.print_message(&format!("failed to notify the other nodes: {error}"));
@@ -410,6 +414,8 @@ impl Ranks {
         let now = Instant::now();
         if ending.terminate.is_some_and(|time| time <= now) {
             ending.terminate = None;
+            // The grace period begins now: if the launcher itself was stopped meanwhile, the signal is sent late.
+            ending.kill = ending.kill.map(|_| now + options.grace);
             self.signal_all(Signal::TERM);
         }
         let Some(ending) = &mut self.ending else {

@@ -18,12 +18,11 @@
 use super::nodes::{Job, LEAVE_TIME, Life, PULSE, Pulses};
 use super::options::Options;
 use super::output::{Sinks, in_words};
-use super::signals::{Signals, name_of};
+use super::signals::{Signals, stopped_by};
 use super::{Failure, LAUNCHER_FAILED, Restart};
 use anyhow::{Context, Result, bail};
 use rcomm::ErrorKind;
 use rcomm::store::{PrefixStore, Store, TcpStore};
-use rustix::process::Signal;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -466,11 +465,5 @@ fn over(failure: &Failure) -> String {
 
 /// Returns the failure of a launcher that a signal asks to stop while it has no ranks; `None` without such a signal.
 fn stop_of(signals: &Signals) -> Option<Failure> {
-    let asks_to_stop = |signal: &Signal| ![Signal::USR1, Signal::USR2].contains(signal);
-    let signal = signals.take().into_iter().find(asks_to_stop)?;
-    Some(Failure {
-        sentence: format!("stopped by {}", name_of(signal)),
-        code: u8::try_from(128 + signal.as_raw()).unwrap_or(LAUNCHER_FAILED),
-        restart: Restart::Never,
-    })
+    signals.take_stop().map(stopped_by)
 }

@@ -1,5 +1,6 @@
 //! The signals that this process receives, and their names.
 
+use super::{Failure, LAUNCHER_FAILED, Restart};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -11,7 +12,8 @@ pub(super) struct Signals(Vec<(i32, UnixStream)>);
 
 impl Signals {
     /// Catches SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 in place of their usual effects, for the rest of the
-    /// process's life.
+    /// process's life. If this process was started so that it ignores SIGHUP, as by `nohup`, it goes on to ignore it, and
+    /// so do the ranks.
     pub(super) fn catch() -> io::Result<Self> {
         let catch = |signal| {
             let (read, write) = UnixStream::pair()?;
@@ -22,6 +24,7 @@ impl Signals {
         let signals = [SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
         signals
             .into_iter()
+            .filter(|&signal| signal != SIGHUP || !is_ignored(signal))
             .map(catch)
             .collect::<io::Result<_>>()
             .map(Self)
@@ -30,6 +33,11 @@ impl Signals {
     /// The sockets; one is readable once its signal has arrived.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|(_, read)| read.as_fd())
+    }
+
+    /// A signal that asks to end the job and was received since the last call, if any. Other signals are dropped.
+    pub(super) fn take_stop(&self) -> Option<Signal> {
+        self.take().into_iter().find(|&signal| asks_to_stop(signal))
     }
 
     /// The signals received since the last call.
@@ -42,6 +50,34 @@ impl Signals {
             .filter_map(|(signal, _)| Signal::from_named_raw(*signal))
             .collect()
     }
+}
+
+/// Whether this process ignores the signal, according to the kernel.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let ignored = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// Whether the signal asks to end the job.
+pub(super) fn asks_to_stop(signal: Signal) -> bool {
+    ![Signal::USR1, Signal::USR2].contains(&signal)
+}
+
+/// The failure of a job that this signal to the launcher has ended.
+pub(super) fn stopped_by(signal: Signal) -> Failure {
+    Failure {
+        sentence: format!("stopped by {}", name_of(signal)),
+        code: code_of(signal),
+        restart: Restart::Never,
+    }
+}
+
+/// The exit code of a launcher that this signal has ended.
+pub(super) fn code_of(signal: Signal) -> u8 {
+    u8::try_from(128 + signal.as_raw()).unwrap_or(LAUNCHER_FAILED)
 }
 
 /// The name of a signal, for messages: `SIGTERM`.

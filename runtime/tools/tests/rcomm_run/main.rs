@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stderr, clippy::print_stdout)]
 
 mod nodes;
+mod output;
 mod stopped;
 
 use rcomm::store::{Store, StoreAccess, TcpStore};
@@ -12,6 +13,7 @@ use std::collections::HashMap;
 use std::io::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -310,6 +312,8 @@ fn one_rank_of_which_number_1_exits() {
 
 #[test]
 fn signals_to_stop_are_forwarded_to_the_ranks() {
+    // This process may ignore SIGHUP, as by `nohup`. A launcher that it starts would too, unless the signal is caught here.
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::default()).unwrap();
     for (signal, name, code) in [
         (Signal::TERM, "TERM", 143),
         (Signal::INT, "INT", 130),

@@ -1,8 +1,9 @@
-//! Tests ranks that are stopped by a signal when the others have ended.
+//! Ranks that are stopped by a signal while the others have ended, and a launcher that was stopped itself.
 
 use super::{Running, by_rank, run, shell, shell_with_folder, text};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
+use std::time::Duration;
 
 #[test]
 fn a_rank_that_stays_stopped_after_the_others_have_ended_is_named_and_ended() {
@@ -79,4 +80,25 @@ fn a_job_whose_stopped_rank_is_continued_in_time_ends_with_0() {
     let pid = Pid::from_raw(pid.unwrap().parse().unwrap()).unwrap();
     kill_process(pid, Signal::CONT).unwrap();
     assert_eq!(running.process.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn ranks_have_their_grace_period_also_if_the_launcher_was_stopped_before_it() {
+    let script = "trap 'echo asked; sleep 0.2; echo saved; exit' TERM
+        if [ $RANK = 1 ]; then until [ -e $DIR/up ]; do sleep 0.01; done; exit 3; fi
+        touch $DIR/up; while :; do sleep 0.01; done";
+    let options = ["--linger", "2", "--grace", "5"];
+    let (command, _folder) = shell_with_folder(2, &options, script);
+    let mut running = Running::start(command);
+    let mut stderr = BufReader::new(running.process.stderr.take().unwrap());
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("rank 1 (process"), "{line}");
+    running.signal(Signal::STOP);
+    // Longer than both periods together: the launcher finds at once that both are over.
+    std::thread::sleep(Duration::from_secs(8));
+    running.signal(Signal::CONT);
+    let lines = [running.line(), running.line()];
+    assert_eq!(lines, ["[rank 0] asked\n", "[rank 0] saved\n"]);
+    assert_eq!(running.process.wait().unwrap().code(), Some(3));
 }

@@ -10,6 +10,7 @@
 mod collectives;
 mod file;
 mod hash;
+mod limit;
 mod prefix;
 mod query;
 mod table;
@@ -176,6 +177,13 @@ pub trait Store: Send + Sync {
     /// The host and port of the process that serves this store, for messages; `None` if no such process is known.
     fn server(&self) -> Option<String> {
         None
+    }
+
+    /// Whether every call ends by the time that the calling thread has set for its requests ([`StoreQuery::here`]), also
+    /// if the store has stopped answering. `false` unless an implementation says otherwise: such a store is asked on a
+    /// thread of its own where the caller must not wait longer.
+    fn obeys_limits(&self) -> bool {
+        false
     }
 }
 

@@ -127,6 +127,10 @@ impl<S: Store + ?Sized> Store for PrefixStore<S> {
     fn server(&self) -> Option<String> {
         self.store.server()
     }
+
+    fn obeys_limits(&self) -> bool {
+        self.store.obeys_limits()
+    }
 }
 
 impl<S: QueueStore + ?Sized> QueueStore for PrefixStore<S> {

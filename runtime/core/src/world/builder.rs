@@ -25,6 +25,7 @@ use crate::world::init::{
 };
 use crate::world::job_secret::JobSecret;
 use crate::world::join;
+use crate::world::session::MeetingStore;
 use crate::world::step_meter::StepMeter;
 use crate::world::{Threads, World, WorldShared, session};
 use rcomm_recorder::model::{LinkEnd, Rank};
@@ -34,6 +35,7 @@ use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Builds a [`World`] with a store, backends or a dump writer that the program supplies.
 pub struct WorldBuilder<B> {
@@ -164,15 +166,20 @@ impl<B: BackendSet> WorldBuilder<B> {
         }
         let tls = config.read_tls()?;
         let secret = JobSecret::of(&config, &place)?;
-        let (store, server): (Arc<dyn Store>, _) = match self.store.take() {
-            Some(store) => (store, None),
+        let (store, server) = match self.store.take() {
+            Some(store) => (MeetingStore::of_unknown_past(store), None),
             None => {
                 let mut store = session::connect(&secret, &config, tls.as_ref(), &place, deadline)?;
                 let server = store.take_server();
-                (Arc::new(store), server)
+                let store = MeetingStore {
+                    store: Arc::new(store),
+                    // Rank 0 has made the store, and the others have asked it.
+                    is_first: !place.uses_agent_store,
+                };
+                (store, server)
             }
         };
-        let meeting = Meeting::hold(place, config, store, early_ring, deadline)?;
+        let meeting = Meeting::hold(place, config, (store, secret), early_ring, deadline)?;
         self.build(meeting, server)
     }
 
@@ -361,25 +368,28 @@ impl Meeting {
         self.place.rank
     }
 
-    /// Holds the rendezvous: waits in the store for the other ranks, and agrees with them on secret and settings.
+    /// Holds the rendezvous: waits in the store for the other ranks, and agrees with them on settings and, beginning with
+    /// the source of this rank's secret, on the secret.
     ///
     /// # Errors
-    /// Those of [`rendezvous`]; `Io` if the user's secret cannot be used or none can be generated.
+    /// Those of [`rendezvous`].
     pub(super) fn hold(
         place: Rendezvous,
         config: Arc<Config>,
-        store: Arc<dyn Store>,
+        (MeetingStore { store, is_first }, secret): (MeetingStore, JobSecret),
         early_ring: Option<Arc<FlightRecorder>>,
         deadline: Deadline,
     ) -> Result<Self> {
-        let secret = JobSecret::of(&config, &place)?;
         let waits = Arc::new(WaitCounters::default());
-        let counted: Arc<dyn Store> = Arc::new(CountedStore::new(store.clone(), waits.clone()));
+        let counted = MeetingStore {
+            store: Arc::new(CountedStore::new(store.clone(), waits.clone())),
+            is_first,
+        };
         if let Some(recorder) = &early_ring {
             recorder.phase("wait for all ranks");
         }
         let waiting = waits.begin(RuntimeWait::Rendezvous);
-        let (root, agreed) = meet(&counted, &place, &config, secret, deadline)?;
+        let (root, agreed) = meet(counted, &place, &config, secret, deadline)?;
         drop(waiting);
         Ok(Self {
             place,
@@ -403,28 +413,32 @@ impl Meeting {
 /// # Errors
 /// Those of [`rendezvous`]; `Timeout` names the rank that serves the store, if the store does not answer.
 fn meet(
-    store: &Arc<dyn Store>,
+    meeting: MeetingStore,
     place: &Rendezvous,
     config: &Arc<Config>,
     secret: JobSecret,
     deadline: Deadline,
 ) -> Result<(Arc<dyn Store>, RendezvousResult)> {
     let limit = deadline.remaining().saturating_add(config.status_wait);
+    let store = &meeting.store.clone();
     let asked = {
-        let (store, place, config) = (store.clone(), place.clone(), config.clone());
+        let (place, config) = (place.clone(), config.clone());
         // A request to a store that has stopped lasts until the store's own time-out, and there may be several.
         move |_: &dyn Store| {
-            let root = session::part_for_next_world(&store, place.attempt)?;
+            let root = meeting.part(place.attempt)?;
             let notes = notes_of(&root, &place);
             let met = rendezvous(&*root, &notes, &place, &config, secret, deadline);
             Ok((root, met))
         }
     };
-    let silent = || Err(store_silent(&**store, place, config));
-    let answer = StoreQuery::ask_within(store, limit, asked).unwrap_or_else(silent);
+    let silent = || store_silent(&**store, place, config);
+    let began = Instant::now();
+    let answer = StoreQuery::here(store, limit, asked).unwrap_or_else(|| Err(silent()));
     let (root, met) = answer.map_err(|error| name_store_host(error, &**store, place))?;
     match met {
         Ok(agreed) => Ok((root, agreed)),
+        // The limit has ended a request, which is no answer.
+        Err(refused) if refused.is_without_answer() && began.elapsed() >= limit => Err(silent()),
         Err(refused) => {
             refused.keep_store(&notes_of(&root, place), place);
             Err(name_store_host(refused.error, &**store, place))

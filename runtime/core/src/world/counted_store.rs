@@ -86,4 +86,8 @@ impl Store for CountedStore {
     fn server(&self) -> Option<String> {
         self.store.server()
     }
+
+    fn obeys_limits(&self) -> bool {
+        self.store.obeys_limits()
+    }
 }

@@ -2,7 +2,9 @@
 
 use super::builder::{Meeting, config_at};
 use super::init::open_recorder;
+use super::job_secret::JobSecret;
 use super::round::Round;
+use super::session::MeetingStore;
 use super::{World, WorldBuilder};
 use crate::backend::BackendSet;
 use crate::config::Config;
@@ -66,8 +68,11 @@ impl<B: BackendSet> World<B> {
             let message = format!("another process records as this rank of attempt {attempt}");
             Error::new(ErrorKind::Io, message)
         })?;
-        let store = shared.store.clone();
-        let met = Meeting::hold(place, config, store, Some(ring.clone()), deadline);
+        let store = MeetingStore::of_unknown_past(shared.store.clone());
+        let met = JobSecret::of(&config, &place).and_then(|secret| {
+            let ring = Some(ring.clone());
+            Meeting::hold(place, config, (store, secret), ring, deadline)
+        });
         let meeting = met.inspect_err(|_| {
             // The old world goes on, and its record is the newest again.
             if let Err(error) = ring.discard() {

@@ -162,6 +162,11 @@ impl Refused {
     pub(crate) fn keep_store(&self, notes: &dyn Store, place: &Rendezvous) {
         keep_store(notes, place, self.readers, self.keep);
     }
+
+    /// Whether the store has not answered a request: the error of a wait for other ranks names the absent ones.
+    pub(crate) fn is_without_answer(&self) -> bool {
+        self.error.kind() == ErrorKind::Timeout && self.error.ranks().is_empty()
+    }
 }
 
 impl From<Error> for Refused {

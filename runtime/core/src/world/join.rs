@@ -5,6 +5,7 @@ use super::grow::place_in;
 use super::init::open_recorder;
 use super::job_secret::JobSecret;
 use super::round::Round;
+use super::session::MeetingStore;
 use super::{World, WorldBuilder, session};
 use crate::backend::BackendSet;
 use crate::config::rendezvous::Rendezvous;
@@ -65,8 +66,11 @@ pub(super) fn join<B: BackendSet>(
                 let place = place_in(&place, &round);
                 let config = config_at(&builder.config, &place);
                 let ring = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
-                let store = store.clone();
-                match Meeting::hold(place, config, store, ring.clone(), deadline) {
+                let store = MeetingStore::of_unknown_past(store.clone());
+                let met = JobSecret::of(&config, &place).and_then(|secret| {
+                    Meeting::hold(place, config, (store, secret), ring.clone(), deadline)
+                });
+                match met {
                     Ok(meeting) => {
                         let rank = meeting.rank();
                         return builder.build(meeting, None).inspect_err(|error| {

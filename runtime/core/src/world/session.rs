@@ -52,6 +52,34 @@ pub(super) fn count_ended_world(store: &dyn Store, attempt: u32) -> Result<()> {
     store.add(&ended_worlds_key(attempt), 1).map(drop)
 }
 
+/// The store through which the ranks of a new world meet.
+pub(super) struct MeetingStore {
+    pub(super) store: Arc<dyn Store>,
+    /// Whether it is known that no world of this attempt has ended in it, so that it need not be asked.
+    pub(super) is_first: bool,
+}
+
+impl MeetingStore {
+    /// A store that may have served worlds of this attempt before.
+    pub(super) fn of_unknown_past(store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            is_first: false,
+        }
+    }
+
+    /// The part of the store that the next world uses.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(super) fn part(&self, attempt: u32) -> Result<Arc<dyn Store>> {
+        match self.is_first {
+            true => Ok(self.store.clone()),
+            false => part_for_next_world(&self.store, attempt),
+        }
+    }
+}
+
 /// Connects to the job's TCP store. If rank 0 serves it, a store of rank 0's earlier world, which rank 0 is about to
 /// close, is not used: tries again until rank 0 serves that of a new world.
 ///

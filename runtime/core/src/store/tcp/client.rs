@@ -7,6 +7,7 @@ use super::obstacle::Obstacle;
 use super::protocol::{MAGIC, OpCode, WAIT_CANCELED};
 use super::spin::Spin;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::limit::left_until;
 use rcomm_recorder::model::text;
 use rcomm_recorder::publish::{
     Handshake, STORE_REFUSAL, Secret, StoreCaller, Tls, TlsError, TlsSession,
@@ -296,6 +297,14 @@ impl Connection {
         }
     }
 
+    /// The address of the server; `None` if the connection is broken, or if the address says nothing without an
+    /// interface.
+    pub(super) fn server(&self) -> Option<String> {
+        let address = self.socket.peer_addr().ok()?;
+        let needs_interface = matches!(address, SocketAddr::V6(v6) if v6.scope_id() != 0);
+        (!needs_interface).then(|| address.ip().to_string())
+    }
+
     /// The first bytes received, for an error message.
     fn first_bytes(&self) -> String {
         let start = &self.inbox[..self.inbox.len().min(16)];
@@ -500,8 +509,4 @@ impl Connection {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-fn left_until(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now())
 }

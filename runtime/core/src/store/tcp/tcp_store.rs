@@ -8,6 +8,7 @@ use super::encoder::Encoder;
 use super::protocol::OpCode;
 use super::server::TcpStoreServer;
 use crate::op::error::{Error, ErrorKind, Result};
+use crate::store::limit::{self, after};
 use crate::store::{BatchReply, BatchRequest, QueueStore, Store, barrier_timed_out, timed_out};
 use rcomm_recorder::model::text;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,6 +31,8 @@ const IDLE: usize = 8;
 /// server has stopped answering.
 pub struct TcpStore {
     host: String,
+    /// The address at which the server was reached: no name is looked up where a thread's limit must hold.
+    address: String,
     port: u16,
     timeout: Duration,
     access: StoreAccess,
@@ -116,6 +119,7 @@ impl TcpStore {
     ) -> Result<Self> {
         let connection = Connection::dial(&host, port, timeout, access)?;
         Ok(Self {
+            address: connection.server().unwrap_or_else(|| host.clone()),
             host,
             port,
             timeout,
@@ -195,7 +199,10 @@ impl TcpStore {
         let held = self.lock_idle().pop();
         let mut connection = match held {
             Some(connection) => connection,
-            None => Connection::dial_again(&self.host, self.port, timeout, &self.access)?,
+            None => {
+                let host = limit::choose(&self.address, &self.host);
+                Connection::dial_again(host, self.port, timeout, &self.access)?
+            }
         };
         let result = exchange(&mut connection, deadline);
         if result.is_ok() {
@@ -366,11 +373,6 @@ impl TcpStore {
     }
 }
 
-/// The moment `timeout` from now, at most a year.
-fn after(timeout: Duration) -> Instant {
-    Instant::now() + timeout.min(Duration::from_secs(365 * 24 * 3600))
-}
-
 impl Store for TcpStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let request = Encoder::default()
@@ -538,6 +540,10 @@ impl Store for TcpStore {
 
     fn server(&self) -> Option<String> {
         Some(format!("{} port {}", self.host, self.port))
+    }
+
+    fn obeys_limits(&self) -> bool {
+        true
     }
 }
 

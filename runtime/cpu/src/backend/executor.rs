@@ -13,7 +13,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -154,8 +154,8 @@ struct ExecutorState {
     task_queued: Condvar,
     /// Notified when all tasks have ended.
     drained: Condvar,
-    /// An eventfd that wakes the thread of sends and receives while it sleeps on sockets.
-    wake: OwnedFd,
+    /// An eventfd that wakes the thread of sends and receives while it sleeps on sockets; set before that thread starts.
+    wake: OnceLock<OwnedFd>,
 }
 
 #[derive(Default)]
@@ -182,31 +182,26 @@ enum Sleep {
 
 impl Executor {
     /// Makes the queue; the thread starts later.
-    ///
-    /// # Errors
-    /// `Io` if the process can open no more files.
-    pub(crate) fn new(kind: ExecutorKind) -> Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = rustix::event::eventfd(0, flags)
-            .map_err(|error| Error::io("cannot prepare a group's thread", error))?;
-        Ok(Self {
+    pub(crate) fn new(kind: ExecutorKind) -> Self {
+        Self {
             kind,
             shared: Arc::new(ExecutorState {
                 queue: Mutex::default(),
                 issued: AtomicU64::new(0),
                 task_queued: Condvar::new(),
                 drained: Condvar::new(),
-                wake,
+                wake: OnceLock::new(),
             }),
             thread: Mutex::new(None),
-        })
+        }
     }
 
     /// Queues an operation for the thread, which is started if it does not run yet. `former` is an operation that has
     /// ended; its memory is used if nothing else refers to that memory.
     ///
     /// # Errors
-    /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started; for a message also those of
+    /// `Closed` after [`close`](Self::close); `Io` if the thread cannot be started, or needs an eventfd and the process can
+    /// open no more files; for a message also those of
     /// [`CpuGroup::refuse_late_message`].
     pub(crate) fn issue(
         &self,
@@ -251,9 +246,15 @@ impl Executor {
         if thread.is_some() {
             return Ok(());
         }
-        let shared = self.shared.clone();
+        let (shared, kind) = (self.shared.clone(), self.kind);
+        if kind == ExecutorKind::P2p && shared.wake.get().is_none() {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            let wake = rustix::event::eventfd(0, flags)
+                .map_err(|error| Error::io("cannot prepare a group's thread", error))?;
+            // The lock on `thread` is held, so nothing else sets it.
+            let _ = shared.wake.set(wake);
+        }
         let group = group.clone();
-        let kind = self.kind;
         let name = match kind {
             ExecutorKind::Collective => format!("rcomm/cpu/{}", group.name),
             ExecutorKind::P2p => format!("rcomm/p2p/{}", group.name),
@@ -323,7 +324,9 @@ impl ExecutorState {
             Some(Sleep::Condvar) => self.task_queued.notify_all(),
             Some(Sleep::Sockets) => {
                 // Only a full counter refuses the write, and then the thread is already awake.
-                let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+                if let Some(wake) = self.wake.get() {
+                    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+                }
             }
         }
     }
@@ -436,8 +439,10 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
         }
         // An interruption of this policy is ignored: the check above detects a stop and each task's deadline.
         if let Ok(Pause::Sleep(time)) = policy.pause() {
-            let mut wake_count = [0; 8];
-            let _ = rustix::io::read(&shared.wake, &mut wake_count);
+            let wake = shared.wake.get();
+            if let Some(wake) = wake {
+                let _ = rustix::io::read(wake, &mut [0; 8]);
+            }
             let mut queue = lock(&shared.queue);
             if !queue.tasks.is_empty() {
                 continue;
@@ -445,7 +450,7 @@ fn run_p2p(shared: &ExecutorState, group: &CpuGroup) {
             queue.asleep = Some(Sleep::Sockets);
             drop(queue);
             let requests = active.iter().flat_map(|task| &task.requests);
-            if let Err(failure) = group.p2p.sleep(requests, Some(&shared.wake), time) {
+            if let Err(failure) = group.p2p.sleep(requests, wake, time) {
                 tracing::warn!(?failure, "cannot sleep on sockets");
                 std::thread::sleep(time);
             }

@@ -195,8 +195,8 @@ impl CpuBackend {
         }
         Ok(Self {
             group: Arc::new(group),
-            collectives: Executor::new(ExecutorKind::Collective)?,
-            messages: Executor::new(ExecutorKind::P2p)?,
+            collectives: Executor::new(ExecutorKind::Collective),
+            messages: Executor::new(ExecutorKind::P2p),
             context,
             windows: Mutex::default(),
         })

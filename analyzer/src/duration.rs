@@ -1,5 +1,6 @@
 //! Durations as values of options.
 
+use rcomm_recorder::model::text::NO_DURATION;
 use std::time::Duration;
 
 /// Parses a duration, such as `500ms`, `5s`, `2m`, `1h 30m`.
@@ -8,8 +9,7 @@ use std::time::Duration;
 ///
 /// The text for the user if this is no duration: what was expected.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text)
-        .map_err(|_| "not a duration: write 500ms, 5s, 2m or 1h".to_owned())
+    humantime::parse_duration(text).map_err(|_| NO_DURATION.to_owned())
 }
 
 #[cfg(test)]

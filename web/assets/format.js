@@ -49,9 +49,10 @@ export const ranksInWords = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"}
 /** Formats a duration as reports do: `4.2 s`, `2 min 5 s`, `1 h 30 min`; empty if it is unknown. @param {?number} ms */
 export function age(ms) {
   if (ms == null || Number.isNaN(ms)) return "";
-  if (ms < 1) return `${ms.toFixed(2)} ms`;
-  if (ms < 10) return `${ms.toFixed(1)} ms`;
-  if (ms < 1000) return `${ms.toFixed(0)} ms`;
+  // The bounds are those from which a number would be rounded to one that has the next form.
+  if (ms < 0.995) return `${ms.toFixed(2)} ms`;
+  if (ms < 9.95) return `${ms.toFixed(1)} ms`;
+  if (ms < 999.5) return `${ms.toFixed(0)} ms`;
   if (ms < 119.5e3) return `${(ms / 1e3).toFixed(ms < 9.95e3 ? 1 : 0)} s`;
   const seconds = Math.round(ms / 1e3);
   const [hours, minutes, rest] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];

@@ -14,6 +14,9 @@
 use super::Rank;
 use std::time::Duration;
 
+/// The answer of every program to an option's value that is no duration: what to write.
+pub const NO_DURATION: &str = "not a duration: write 500ms, 5s, 2m or 1h";
+
 /// A duration as messages give it: `2.0 s`, `350 ms`, `42 µs`.
 pub fn duration(duration: Duration) -> String {
     let rounded = |unit: u128| (duration.as_nanos() + unit / 2) / unit;
@@ -29,9 +32,10 @@ pub fn duration_ms(ms: f64) -> String {
     // Negative ages come from clocks that disagree; they are shown as such.
     let (sign, ms) = if ms < 0.0 { ("-", -ms) } else { ("", ms) };
     let seconds = ms / 1e3;
-    let text = if ms < 10.0 {
+    // The bounds are those from which a number would be rounded to one that has the next form.
+    let text = if ms < 9.95 {
         format!("{ms:.1} ms")
-    } else if ms < 1e3 {
+    } else if ms < 999.5 {
         format!("{ms:.0} ms")
     } else if seconds < 9.95 {
         format!("{seconds:.1} s")
@@ -54,9 +58,9 @@ pub fn duration_ms(ms: f64) -> String {
 pub fn format_time(ms: f64) -> String {
     if ms >= 119_500.0 {
         duration_ms(ms)
-    } else if ms >= 10_000.0 {
+    } else if ms >= 9_950.0 {
         format!("{:.0} s", ms / 1000.0)
-    } else if ms >= 1000.0 {
+    } else if ms >= 999.5 {
         format!("{:.1} s", ms / 1000.0)
     } else {
         format!("{ms:.0} ms")
@@ -170,7 +174,14 @@ mod tests {
     fn the_unit_of_a_duration_in_ms_grows_with_it() {
         for (ms, text) in [
             (0.25, "0.2 ms"),
+            (9.94, "9.9 ms"),
+            (9.96, "10 ms"),
             (640.0, "640 ms"),
+            (999.4, "999 ms"),
+            (999.6, "1.0 s"),
+            (9_949.0, "9.9 s"),
+            (9_960.0, "10 s"),
+            (3_599_600.0, "1 h"),
             (4_200.0, "4.2 s"),
             (102_000.0, "102 s"),
             (125_000.0, "2 min 5 s"),
@@ -183,9 +194,20 @@ mod tests {
 
     #[test]
     fn sentences_have_no_more_than_two_units() {
-        let times = [20.0, 1_540.0, 102_400.0, 119_499.0, 119_500.0, 388_000.0];
+        let times = [
+            20.0, 999.6, 1_540.0, 9_960.0, 102_400.0, 119_499.0, 119_500.0, 388_000.0,
+        ];
         let shown: Vec<_> = times.map(format_time).into();
-        let expected = ["20 ms", "1.5 s", "102 s", "119 s", "2 min", "6 min 28 s"];
+        let expected = [
+            "20 ms",
+            "1.0 s",
+            "1.5 s",
+            "10 s",
+            "102 s",
+            "119 s",
+            "2 min",
+            "6 min 28 s",
+        ];
         assert_eq!(shown, expected);
     }
 

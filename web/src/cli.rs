@@ -136,3 +136,16 @@ fn interval(text: &str) -> Result<Duration, String> {
         interval => Ok(interval),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_help_ends_with_the_exit_codes() {
+        let help = Cli::command().render_long_help().to_string();
+        assert!(help.trim_end().ends_with(HELP), "{help}");
+        assert!(HELP.starts_with("Exit codes:\n  0  ") && HELP.contains("\n  2  "));
+    }
+}

@@ -27,6 +27,52 @@ fn code_is_found_by_number_and_by_name_in_any_case() {
 }
 
 #[test]
+fn every_code_has_a_text_with_its_causes_and_what_to_do() {
+    for code in Code::ALL {
+        let explained = run(&["explain", code.id()]);
+        assert_eq!(
+            (explained.code, explained.stderr.as_str()),
+            (Some(0), ""),
+            "{code}"
+        );
+        let text = explained.stdout;
+        let head = format!("{code} {}", code.name());
+        assert!(text.starts_with(&head), "{text}");
+        let (meaning, rest) = text
+            .split_once("Where it usually comes from\n")
+            .expect(&text);
+        let (causes, actions) = rest.split_once("What to do\n").expect(&text);
+        // Below the headline.
+        let meaning = meaning
+            .lines()
+            .skip(1)
+            .filter(|line| !line.trim().is_empty());
+        assert!(meaning.count() > 0, "{text}");
+        for list in [causes, actions] {
+            assert!(list.lines().any(|line| line.trim().len() > 2), "{text}");
+        }
+    }
+}
+
+#[test]
+fn the_note_on_what_was_left_aside_names_every_kind_of_input() {
+    let note = run(&["explain", "N300"]);
+    assert_eq!(note.stdout, run(&["explain", "stale_dump"]).stdout);
+    let words = note.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    for kind in [
+        "another job or attempt",
+        "an older time",
+        "it is no record at all",
+        "a path that does not exist",
+        "a link that leads to nothing",
+        "logs and stacks",
+        "A record that was taken earlier",
+    ] {
+        assert!(words.contains(kind), "{kind}: {words}");
+    }
+}
+
+#[test]
 fn several_codes_are_explained_in_the_order_asked() {
     let both = run(&["explain", "W220", "E130"]);
     assert_eq!(both.code, Some(0));

@@ -25,6 +25,11 @@ fn every_command_has_help_and_it_does_not_drift() {
     for command in commands {
         let help = run(&[command, "--help"]);
         assert_eq!(help.code, Some(0), "{command}");
+        assert!(
+            help.stdout.contains("Exit codes:"),
+            "{command}: {}",
+            help.stdout
+        );
         insta::assert_snapshot!(format!("help_of_{command}"), help.stdout);
     }
 }

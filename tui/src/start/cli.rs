@@ -184,6 +184,30 @@ mod tests {
     use rcomm_analyzer::source::RAS_ADDRESS;
 
     #[test]
+    fn the_help_of_the_program_and_its_views_ends_with_the_exit_codes() {
+        let program = Cli::command();
+        let views = program.get_subcommands().filter(|command| {
+            let name = command.get_name();
+            name == "replay" || name == "demo"
+        });
+        let views: Vec<clap::Command> = views.cloned().collect();
+        assert_eq!(views.len(), 2);
+        for mut command in views.into_iter().chain([program]) {
+            let help = command.render_long_help().to_string();
+            let (_, codes) = help
+                .split_once("Exit codes of --once and --json:\n")
+                .expect(&help);
+            let codes: Vec<&str> = codes
+                .lines()
+                .filter_map(|line| line.strip_prefix("  ")?.split_once("  "))
+                .map(|(code, _)| code)
+                .filter(|code| !code.is_empty())
+                .collect();
+            assert_eq!(codes, ["0", "1", "2", "0", "2"], "{help}");
+        }
+    }
+
+    #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }

@@ -3,6 +3,7 @@
 use super::operation::{Operation, Reduction};
 use clap::{Parser, Subcommand, ValueEnum};
 use rcomm::tuning::Topology;
+use rcomm_recorder::model::text::NO_DURATION;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -98,6 +99,9 @@ pub(crate) enum Command {
 
 /// Options of `tune`.
 #[derive(Clone, Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes: 0 the table was written or printed; 2 wrong usage, or a measurement failed."
+)]
 pub(crate) struct TuneArgs {
     /// Only print the table that is in use: RCOMM_TUNING and RCOMM_TUNING_FILE, then the built-in one.
     #[arg(long)]
@@ -199,7 +203,7 @@ pub(crate) enum Format {
 
 /// Parses a duration, such as `500ms`, `5s`, `2m`, `1h 30m`.
 fn duration(text: &str) -> Result<Duration, String> {
-    humantime::parse_duration(text).map_err(|_| "not a duration: write 200ms, 5s or 2m".to_owned())
+    humantime::parse_duration(text).map_err(|_| NO_DURATION.to_owned())
 }
 
 /// Parses a whole number from 1.
@@ -235,6 +239,24 @@ fn parse_size(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_help_of_the_program_and_of_tune_has_the_exit_codes() {
+        let mut program = Args::command();
+        let help = program.render_long_help().to_string();
+        let (_, codes) = help.split_once("Exit codes:\n").expect(&help);
+        let codes: Vec<&str> = codes
+            .lines()
+            .filter_map(|line| line.split_whitespace().next())
+            .collect();
+        assert_eq!(codes, ["0", "1", "2"]);
+        let tune = program
+            .find_subcommand_mut("tune")
+            .expect("tune is a command");
+        let help = tune.render_long_help().to_string();
+        assert!(help.contains("Exit codes: 0 "), "{help}");
+    }
 
     #[test]
     fn sizes_are_read_with_binary_units() {
@@ -257,7 +279,7 @@ mod tests {
             assert!(text.contains("not a whole number from 1"), "{text}");
         }
         let text = answer("--time", "5");
-        assert!(text.contains("write 200ms, 5s or 2m"), "{text}");
+        assert!(text.contains(NO_DURATION), "{text}");
     }
 
     #[test]

@@ -319,6 +319,19 @@ fn seconds(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_help_ends_with_the_exit_codes() {
+        let help = Options::command().render_long_help().to_string();
+        let (_, codes) = help
+            .split_once("Exit codes (with --max-restarts, of the last attempt):\n")
+            .expect(&help);
+        for code in ["0", "N", "128+S", "2", "124", "125", "126", "127"] {
+            let begins = |line: &str| line.split_whitespace().next() == Some(code);
+            assert!(codes.lines().any(begins), "{code} in {codes}");
+        }
+    }
 
     #[test]
     fn a_tls_identity_needs_all_its_files() {

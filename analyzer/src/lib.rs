@@ -55,8 +55,9 @@ pub use input::threads::{Threads, analyze_on_threads};
 pub use input::{inspector, load, log, ras, rsum, stacks};
 pub use live::source::{self, Source};
 pub use live::{
-    Anchor, JobsWatch, Judge, Live, LiveOptions, Moment, NodeJob, NodeJobs, Pace, RankView,
-    ReducerView, Snapshot, SourceStatus, Urgency, Watch, recording, simulate,
+    Anchor, GroupState, JobsWatch, Judge, Live, LiveOptions, Moment, NodeJob, NodeJobs, Pace,
+    RankState, RankView, ReducerView, Snapshot, SourceStatus, States, Urgency, Watch, recording,
+    simulate,
 };
 pub use rcomm_verdict::{
     Analysis, Code, Difference, EndKind, Evidence, Explanation, Extent, Finding, FrameRef,

@@ -10,7 +10,7 @@ import { refreshReducers } from "./reducers.js";
 import { drawGroups, drawInFlight, drawSources, drawStacks, drawStragglers, namer } from "./tables.js";
 import { openInPerfetto, paint as paintTimeline, prepareTimeline, refresh as refreshTimeline } from "./timeline.js";
 import { prepareUpload } from "./upload.js";
-import { asText, clock, drawFindings, drawVerdict, remains, since } from "./verdict.js";
+import { asText, clock, drawFindings, drawVerdict, overText, remains, since, unknownSize } from "./verdict.js";
 
 /** @typedef {{status: object, report: object, focus: ?object}} Picture */
 
@@ -97,13 +97,13 @@ function showAge() {
   byId("light").className = upload || over ? "" : stale ? "stale" : "live";
   const later = past || upload ? 0 : passed;
   drawVerdict(state.shown.report, later);
-  byId("since").textContent = [since(state.shown.report, later), remains(state.shown)].filter(Boolean).join("; ");
+  byId("since").textContent = [since(state.shown.report, later), remains(state.shown), unknownSize(state.shown.report)].filter(Boolean).join("; ");
   for (const cell of document.querySelectorAll("[data-age]")) {
     if (cell.dataset.age !== "" && !past && !upload && !over) cell.textContent = age(Number(cell.dataset.age) + passed);
   }
   line.textContent = upload ? "report on dumps"
     : past ? `history: ${new Date(judged / 1e6).toLocaleTimeString()}, ${old} ago`
-    : state.paused ? `paused, ${old} old` : !state.connected ? `connection lost; data ${old} old` : over ? `over since ${clock(state.shown.report.end.at_ns)} UTC` : stale ? `stale: no update for ${old}` : `live, updated ${old} ago`;
+    : state.paused ? `paused, ${old} old` : !state.connected ? `connection lost; data ${old} old` : over ? `${overText(state.shown.report.end)} since ${clock(state.shown.report.end.at_ns)} UTC` : stale ? `stale: no update for ${old}` : `live, updated ${old} ago`;
   line.classList.toggle("stale", stale);
   byId("live").hidden = upload != null || !(past || state.paused);
 }

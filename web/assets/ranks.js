@@ -3,8 +3,8 @@
 import { age, byId, make, percent, rankSet } from "./format.js";
 
 const STATES = {
-  root: ["!", "at fault"], unread: ["?", "no record"], silent: ["?", "silent"],
-  waits: ["w", "waits"], failed: ["x", "failed"], late: ["~", "late"], busy: ["r", "pending"], ok: ["·", "ok"],
+  root: ["!", "at fault"], unread: ["-", "no record"], silent: ["?", "silent"],
+  waits: ["w", "waits"], failed: ["x", "failed"], late: ["~", "late"], ok: ["·", "ok"],
 };
 /** What a cell's shade can show. The lower limits of the shades (`steps`) are those of rcomm-top. */
 const METRICS = {
@@ -27,16 +27,14 @@ let unfolded = false;
 let layout = "";
 let metric = "state";
 
-/** Returns a function from a rank's report to the rank's state, a key of `STATES`. @param {object} report @param {object} status */
-function states(report, status) {
-  const roots = new Set(report.findings.filter((f) => f.caused_by == null && f.severity === "error").flatMap((f) => f.culprit_ranks));
-  const late = new Set(report.findings.filter((f) => f.code === "W220").flatMap((f) => f.culprit_ranks));
-  const waiting = new Set(report.waits.map((wait) => wait.rank));
-  const silent = new Set(status.silent_ranks);
-  const trouble = ["stuck", "mismatch", "crashed"].includes(report.verdict);
-  return (rank) => roots.has(rank.rank) ? "root" : !rank.read ? "unread" : silent.has(rank.rank) ? "silent"
-    : trouble && rank.failure != null && rank.pending === 0 ? "failed"
-    : waiting.has(rank.rank) ? "waits" : late.has(rank.rank) ? "late" : rank.pending > 0 ? "busy" : "ok";
+/** Returns a function from a rank to its state, a key of `STATES`. The server says the states, by the same rule as
+ * rcomm-top and the filter. @param {object} status */
+function states(status) {
+  const byRank = new Map();
+  for (const [name, runs] of Object.entries(status.rank_states)) {
+    for (const [first, last] of runs) for (let rank = first; rank <= last; rank += 1) byRank.set(rank, name);
+  }
+  return (rank) => byRank.get(rank.rank) ?? "ok";
 }
 
 /** Class, glyph and label of a cell. */
@@ -95,7 +93,7 @@ function fold(many) {
 export function drawRanks(report, status, passes, choose) {
   const shape = report.ranks.map((rank) => `${rank.rank}@${rank.host}`).join();
   if (shape !== layout) { arrange(report.ranks, choose); layout = shape; }
-  const state = states(report, status);
+  const state = states(status);
   const counts = {}, atFault = [];
   report.ranks.forEach((rank, index) => {
     const cell = cells.get(rank.rank);

@@ -1,6 +1,6 @@
 // The top of the page: the verdict in one sentence, then every finding with its evidence.
 
-import { age, ask, byId, make } from "./format.js";
+import { age, ask, byId, make, ranksInWords } from "./format.js";
 import { namer } from "./tables.js";
 
 /** The finding whose sentence is the verdict's; undefined if there is none. @param {object} report */
@@ -15,6 +15,16 @@ export function ranksRead(input) {
   const expected = Math.max(input.ranks_expected, input.ranks_read);
   const ranks = expected === 1 ? "1 rank" : `${expected} ranks`;
   return input.may_have_more && input.ranks_read === expected ? `${ranks} read` : `${input.ranks_read} of ${ranks} read`;
+}
+
+/** Says that the job may have more ranks than are known; empty if their number is known. @param {object} report */
+export const unknownSize = ({ input }) => (input.may_have_more ? "no record states how many ranks the job has" : "");
+
+/** Which attempt is over, as the verdict's sentence says: `over`, `attempt 1 over`, `attempt 2 has begun; attempt 1 over`.
+ * @param {object} end */
+export function overText({ attempt = 0, later_attempt: later }) {
+  if (later != null) return `attempt ${later} has begun; attempt ${attempt} over`;
+  return attempt > 0 ? `attempt ${attempt} over` : "over";
 }
 
 /** The sentence after the verdict's word. @param {object} report */
@@ -82,9 +92,11 @@ export function asText({ report, status }, job) {
   if (job) lines.push(`job: ${job}`);
   const began = since(report, 0);
   if (began) lines.push(began);
+  if (first) lines.push(...doubts(first).map((doubt) => doubt[0].toLowerCase() + doubt.slice(1)));
   if (first?.next) lines.push(`next: ${first.next}`);
   const left = remains({ report, status });
   if (left) lines.push(`records: ${left}`);
+  if (unknownSize(report)) lines.push(unknownSize(report));
   for (const finding of report.findings.filter((it) => it !== first && it.severity !== "note").slice(0, 20)) {
     lines.push(`${finding.code} ${finding.name}: ${finding.sentence}`);
   }
@@ -110,13 +122,25 @@ function explanation(code) {
   return details;
 }
 
+/** How sure a finding is: `, 97 % sure`; empty for a note. @param {object} finding */
+const sure = ({ severity, confidence }) => (severity === "note" ? "" : `, ${Math.round(confidence * 100)} % sure`);
+
+/** Why a finding may be wrong, and whom the records accuse as well, as in rcomm-fr's report. @param {object} finding */
+function doubts({ alternatives = [], culprit_ranks: named, doubts = [] }) {
+  const others = alternatives.filter((set) => set.join() !== named.join()).map(ranksInWords).join(", or ");
+  const orElse = !others ? [] : named.length === 0 ? [`Or else: the records do not show which side is at fault: ${others}`]
+    : [`Or else: the records allow as well: ${others}`];
+  return [...orElse, ...doubts.map((doubt) => `Not sure: ${doubt}`)];
+}
+
 /** The element of a finding. @param {object} finding @param {boolean} isHeadline whether the headline already shows its sentence
  * @param {(group: object) => string} name names groups */
 function article(finding, isHeadline, name) {
   const kind = finding.caused_by == null ? "" : " consequence";
   const element = make("article", { class: finding.severity + kind },
-    make("p", { class: "code" }, `${finding.severity} ${finding.code} ${finding.name.replaceAll("_", " ")}`));
+    make("p", { class: "code" }, `${finding.severity} ${finding.code} ${finding.name.replaceAll("_", " ")}${sure(finding)}`));
   if (!isHeadline) element.append(make("p", {}, finding.sentence));
+  for (const doubt of doubts(finding)) element.append(make("p", { class: "doubt" }, doubt));
   if (finding.next) element.append(make("p", { class: "next" }, `Next: ${finding.next}`));
   const facts = [
     ...finding.evidence.map((e) =>

@@ -10,6 +10,7 @@ use common::{Web, dumps_of, skip};
 use rcomm_analyzer::load::{LoadOptions, load_all};
 use rcomm_analyzer::print::html;
 use rcomm_analyzer::{Policy, analyze};
+use rcomm_recorder::model::text::duration_ms;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
@@ -73,6 +74,101 @@ fn drive(script: &str, modules: &Path, args: &[&str]) -> String {
     let errors = String::from_utf8_lossy(&stderr);
     assert!(status.success(), "{text}{errors}");
     text
+}
+
+/// The page counts ages itself, in the words of the reports.
+#[test]
+fn the_page_writes_a_duration_as_the_reports_do() {
+    if !runs("node") {
+        skip("node is not installed");
+        return;
+    }
+    let times = [
+        1.0,
+        9.94,
+        9.96,
+        42.0,
+        999.4,
+        999.6,
+        1_000.0,
+        4_200.0,
+        9_949.0,
+        9_960.0,
+        102_400.0,
+        119_499.0,
+        119_500.0,
+        164_000.0,
+        720_000.0,
+        3_599_600.0,
+        5_400_000.0,
+        90_000_000.0,
+    ];
+    let written = evaluate(&format!(
+        "const {{ age }} = await import('./format.js');
+         console.log({times:?}.map((ms) => age(ms)).join('\\n'));"
+    ));
+    let expected: Vec<String> = times.iter().map(|&ms| duration_ms(ms)).collect();
+    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
+}
+
+/// A report's doubts, the attempt that is over, and an unknown number of ranks are said in rcomm-fr's words.
+#[test]
+fn the_page_says_what_is_not_known() {
+    if !runs("node") {
+        skip("node is not installed");
+        return;
+    }
+    let written = evaluate(
+        "const { asText, overText, unknownSize } = await import('./verdict.js');
+         console.log(overText({}));
+         console.log(overText({ attempt: 1 }));
+         console.log(overText({ later_attempt: 1 }));
+         console.log(unknownSize({ input: {} }) === '');
+         const finding = { severity: 'error', sentence: 'rank 2 is late', code: 'E101', name: 'not_joined',
+           culprit_ranks: [2], alternatives: [[2], [0, 1]], doubts: ['It is early.'], next: '' };
+         const report = { verdict: 'stuck', findings: [finding], problems: [], input: { may_have_more: true } };
+         console.log(asText({ report, status: { sources: [] } }, '').trim());
+         // A report leaves out a list of doubts that is empty.
+         delete finding.doubts;
+         console.log(asText({ report, status: { sources: [] } }, '').trim().split('\\n').length);",
+    );
+    let expected = [
+        "over",
+        "attempt 1 over",
+        "attempt 1 has begun; attempt 0 over",
+        "true",
+        "STUCK rank 2 is late",
+        "or else: the records allow as well: ranks 0,1",
+        "not sure: It is early.",
+        "no record states how many ranks the job has",
+        "3",
+    ];
+    assert_eq!(written.trim_end().lines().collect::<Vec<_>>(), expected);
+}
+
+/// Runs a script that imports modules of the page and returns its output.
+fn evaluate(script: &str) -> String {
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
+    for module in ["format.js", "tables.js", "verdict.js"] {
+        std::fs::copy(assets.join(module), folder.path().join(module))
+            .expect("the file can be copied");
+    }
+    // The modules read the page's address when they are loaded.
+    let script = format!("globalThis.location = {{ pathname: '/', search: '' }};\n{script}");
+    for (name, text) in [
+        ("package.json", r#"{"type": "module"}"#),
+        ("script.js", &script),
+    ] {
+        std::fs::write(folder.path().join(name), text).expect("the file can be written");
+    }
+    let output = Command::new("node")
+        .arg(folder.path().join("script.js"))
+        .output()
+        .expect("node runs");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[test]

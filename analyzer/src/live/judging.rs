@@ -2,7 +2,7 @@
 
 use super::latest::{Horizon, LatestRecords, Watched};
 use super::seen;
-use super::views::{collected_views, recorded_views};
+use super::views::{add_unjudged, collected_views, recorded_views};
 use super::{Judge, LiveOptions, Moment, RankView, Snapshot, SourceStatus};
 use crate::live::source::{Poll, SourceError};
 use rcomm_recorder::model::Rank;
@@ -165,8 +165,11 @@ impl Live {
             .slots
             .keys()
             .map(|&(rank, ..)| rank.saturating_add(1));
-        let sizes = stated.chain(policy.world_size).chain(known);
-        policy.world_size = sizes.filter(|&size| size <= MAX_WORLD).max();
+        let stated: Vec<u32> = stated.chain(policy.world_size).collect();
+        let sizes = stated.iter().copied().chain(known);
+        let world_size = sizes.filter(|&size| size <= MAX_WORLD).max();
+        // The highest rank that was seen states no size: the job may have more ranks.
+        policy.world_size = world_size.filter(|_| !stated.is_empty());
         policy.written_ns = self
             .kept
             .feeds
@@ -183,7 +186,7 @@ impl Live {
         for slot in self.kept.slots.values_mut() {
             slot.take_signs();
         }
-        let mut ranks = recorded_views(&self.kept, &self.silent, at, policy.world_size);
+        let mut ranks = recorded_views(&self.kept, &self.silent, at, world_size);
         // The last record of a silent rank is old: judged with the new records of the others, the rank would be blamed
         // for operations that it may have issued since.
         let dumps: Vec<Arc<Dump>> = ranks
@@ -202,7 +205,11 @@ impl Live {
                 },
                 ..Report::clone(&Snapshot::empty(at).report)
             },
-            None => (self.judge)(&dumps, &policy),
+            None => {
+                let mut judged = (self.judge)(&dumps, &policy);
+                add_unjudged(&mut judged, &ranks);
+                judged
+            }
         };
         if let Some(collected) = &collected {
             ranks = collected_views(ranks, collected);
@@ -242,6 +249,7 @@ impl Live {
             ranks,
             sources: sources.collect(),
             job,
+            later_attempt: policy.later_attempt,
             cost: began.elapsed(),
         })
     }

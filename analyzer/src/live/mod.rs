@@ -12,6 +12,7 @@
 //! | `reducers` | the newest step of each reducer |
 //! | `seen` | findings that no record shows |
 //! | `snapshot` | [`Snapshot`] and [`RankView`]: the data that a view shows |
+//! | `states` | the states of ranks and groups that every view shows |
 //! | `views` | the ranks as views show them |
 //! | [`source`] | the sources of records, such as rings, endpoints, files and collectors |
 //! | `watch` | the threads that read sources and refresh a [`Live`] |
@@ -28,6 +29,7 @@ mod seen;
 pub mod simulate;
 mod snapshot;
 pub mod source;
+mod states;
 #[cfg(test)]
 mod tests;
 mod views;
@@ -38,4 +40,5 @@ pub use judging::{Live, Urgency};
 pub use options::{Judge, LiveOptions, Moment};
 pub use reducers::ReducerView;
 pub use snapshot::{RankView, Snapshot, SourceStatus};
+pub use states::{GroupState, RankState, States};
 pub use watch::{Anchor, Pace, Watch};

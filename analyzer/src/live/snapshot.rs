@@ -4,7 +4,7 @@ use super::Moment;
 use crate::live::source::Liveness;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, Recorder};
-use rcomm_verdict::{Report, Verdict};
+use rcomm_verdict::{LaterAttempt, Report, Verdict};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -107,6 +107,8 @@ pub struct Snapshot {
     pub sources: Vec<SourceStatus>,
     /// Name of the job; empty if unknown.
     pub job: String,
+    /// A later attempt of the job, if its processes were seen and have left no record yet.
+    pub later_attempt: Option<LaterAttempt>,
     /// The wall time that it took to judge and make this snapshot.
     pub cost: Duration,
 }
@@ -135,6 +137,7 @@ impl Snapshot {
             ranks: Arc::from([]),
             sources: vec![],
             job: String::new(),
+            later_attempt: None,
             cost: Duration::ZERO,
         }
     }

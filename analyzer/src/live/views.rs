@@ -4,6 +4,7 @@ use super::latest::LatestRecords;
 use super::{Moment, RankView};
 use crate::live::source::Collected;
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::{RankReport, Report};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -71,6 +72,30 @@ pub(super) fn collected_views(recorded: Vec<RankView>, collected: &Collected) ->
     let mut views: Vec<RankView> = views.into_values().collect();
     number_on_hosts(&mut views);
     views
+}
+
+/// Adds the ranks of `views` that the report lacks: no record of them was judged, and no record says how many ranks the
+/// job has. Both are ascending.
+pub(super) fn add_unjudged(report: &mut Report, views: &[RankView]) {
+    let judged: BTreeSet<Rank> = report.ranks.iter().map(|row| row.rank).collect();
+    let unjudged = views.iter().filter(|view| !judged.contains(&view.rank));
+    let unjudged = unjudged.map(|view| RankReport {
+        rank: view.rank,
+        host: view.host.to_string(),
+        pid: view.first_dump().map_or(0, |dump| dump.identity.pid),
+        read: false,
+        phase: None,
+        step: None,
+        pending: 0,
+        failure: None,
+        lost: 0,
+        last_call: None,
+        lag_p50_ms: None,
+        lag_share: None,
+    });
+    report.ranks.extend(unjudged);
+    report.ranks.sort_by_key(|row| row.rank);
+    report.input.ranks_expected = report.input.ranks_expected.max(report.ranks.len());
 }
 
 /// Sets `local_rank`: numbers the ranks of each host.

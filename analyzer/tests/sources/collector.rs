@@ -78,6 +78,29 @@ fn a_collectors_report_is_shown_with_its_ranks_and_hosts() {
 }
 
 #[test]
+fn a_collector_passes_on_a_later_attempt_and_no_size_that_nothing_states() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let mut report = judge(&simulation);
+    for may_have_more in [false, true] {
+        report.input.may_have_more = may_have_more;
+        let mut answers = collector(&report);
+        let status = br#"{"job": "llama", "number": 7, "silent_ranks": [],
+            "later_attempt": {"attempt": 2, "ranks": [8, 9]}}"#;
+        answers.insert("/api/v1/status", (200, status.to_vec()));
+        let poll = CollectorSource::new(address(serve(answers)), None).poll(soon());
+        let poll = poll.expect("the collector answers");
+        let later = poll
+            .later_attempt
+            .expect("the collector has seen an attempt");
+        assert_eq!((later.attempt, later.ranks), (2, vec![8, 9]));
+        assert_eq!(poll.world_size, (!may_have_more).then_some(16));
+    }
+    // Older collectors do not state it.
+    let poll = CollectorSource::new(address(serve(collector(&report))), None).poll(soon());
+    assert_eq!(poll.expect("the collector answers").later_attempt, None);
+}
+
+#[test]
 fn the_source_that_read_more_ranks_judges() {
     let large = Simulation::new(Situation::Healthy, 32, 0);
     let small = Simulation::new(Situation::StuckRank, 16, 0);

@@ -2,6 +2,7 @@
 
 use super::selection::{Selection, first_shown};
 use super::table::{Headings, Table};
+use super::theme::Tone;
 use super::width::text_width;
 use super::{Body, Line, Page, Pane, styled};
 use ratatui::layout::Rect;
@@ -34,14 +35,23 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
     let header = u16::from(area.height >= 4);
     let footer = u16::from(area.height >= 3);
     let available = area.height - header - footer;
-    let head: Vec<Line> = (page.head.iter())
-        .flat_map(|line| wrap(line, usize::from(area.width), max_lines_of_one(area.height)))
+    let wrapped: Vec<Vec<Line>> = (page.head.iter())
+        .map(|line| wrap_head(line, area.width, area.height))
         .collect();
+    // A doubt is never what is cut: the panes have what the head leaves up to the last doubt.
+    let to_last_doubt = page
+        .head
+        .iter()
+        .rposition(is_doubt)
+        .map_or(0, |last| last + 1);
+    let whole: usize = wrapped[..to_last_doubt].iter().map(Vec::len).sum();
     let max_head_height = if page.panes.is_empty() {
         available
     } else {
-        (available / 2).max(1)
+        let whole = u16::try_from(whole).unwrap_or(u16::MAX);
+        (available / 2).max(1).max(whole.min(available))
     };
+    let head: Vec<Line> = wrapped.into_iter().flatten().collect();
     let head_height = u16::try_from(head.len())
         .unwrap_or(u16::MAX)
         .min(max_head_height);
@@ -120,6 +130,20 @@ fn max_lines_of_one(rows: u16) -> usize {
     }
 }
 
+/// Whether a line of the head states a doubt, which is never cut.
+fn is_doubt(line: &Line) -> bool {
+    line.first().is_some_and(|words| words.tone == Tone::Doubt)
+}
+
+/// Wraps a line of the head on a terminal of this size.
+fn wrap_head(line: &Line, width: u16, rows: u16) -> Vec<Line> {
+    let max_lines = match is_doubt(line) {
+        true => usize::MAX,
+        false => lines_for_one(rows),
+    };
+    wrap(line, usize::from(width), max_lines)
+}
+
 /// Wraps a line to at most `max_lines` lines; the last one may be too wide. Lines after the first begin with three
 /// spaces. Below 20 columns, the line is not wrapped.
 pub(crate) fn wrap(line: &Line, width: usize, max_lines: usize) -> Vec<Line> {
@@ -173,7 +197,7 @@ fn wanted_rows(pane: &Pane, width: u16) -> u16 {
 /// `rows` is the number that the terminal has: it limits how many rows a line of the head may take.
 pub fn needed(page: &Page, (width, rows): (u16, u16)) -> u16 {
     let head: usize = (page.head.iter())
-        .map(|line| wrap(line, usize::from(width), max_lines_of_one(rows)).len())
+        .map(|line| wrap_head(line, width, rows).len())
         .sum();
     let last = page.right.last();
     let sum = |is_in: &dyn Fn(usize) -> bool| {
@@ -324,10 +348,32 @@ mod tests {
     }
 
     #[test]
+    fn a_doubt_takes_rows_from_the_panes_and_is_never_cut() {
+        let text = "a doubt of some words that say why this may be wrong ".repeat(8);
+        let doubt = |tone| vec![styled(text.trim_end(), tone)];
+        let page = |tone| Page {
+            head: vec![vec![styled("sentence", Tone::Plain)], doubt(tone)],
+            panes: vec![Pane {
+                title: "pane".into(),
+                body: Body::Text(vec![vec![]; 20]),
+            }],
+            right: vec![],
+        };
+        let area = Rect::new(0, 0, 40, 16);
+        let rows = wrap(&doubt(Tone::Doubt), 40, usize::MAX).len();
+        assert!(rows > 8, "{rows}");
+        let layout = of(&page(Tone::Doubt), area);
+        assert_eq!(layout.head_rects().count(), 1 + rows);
+        assert!(layout.panes[0].height <= 2);
+        // Another line gives way to the panes.
+        assert!(of(&page(Tone::Plain), area).head_rects().count() <= 7);
+    }
+
+    #[test]
     fn a_long_line_is_wrapped() {
         let line = vec![styled(
             "a sentence of several words that is long",
-            crate::page::theme::Tone::Plain,
+            Tone::Plain,
         )];
         let lines = wrap(&line, 24, 4);
         assert_eq!(lines.len(), 2);

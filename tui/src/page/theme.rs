@@ -25,6 +25,8 @@ pub enum Tone {
     Bad,
     /// Late, or a warning.
     Late,
+    /// A doubt about a finding; a line of the head that begins with it is never cut.
+    Doubt,
     /// Unknown: silent, lost, or never read.
     Silent,
 }
@@ -139,7 +141,7 @@ impl Theme {
             Tone::Good => ((0, 158, 115), (0, 110, 80), Color::Green),
             Tone::Waiting => ((86, 180, 233), (0, 114, 178), Color::Blue),
             Tone::Bad => ((240, 100, 40), (180, 60, 0), Color::Red),
-            Tone::Late => ((230, 159, 0), (150, 95, 0), Color::Yellow),
+            Tone::Late | Tone::Doubt => ((230, 159, 0), (150, 95, 0), Color::Yellow),
             Tone::Silent => ((204, 121, 167), (150, 60, 110), Color::Magenta),
         };
         Some(match self.name {
@@ -215,6 +217,7 @@ mod tests {
             Tone::Waiting,
             Tone::Bad,
             Tone::Late,
+            Tone::Doubt,
             Tone::Silent,
         ];
         for tone in tones {

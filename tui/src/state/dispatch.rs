@@ -318,7 +318,7 @@ impl State {
     /// further at it. The trends have no view.
     fn expand(&mut self) {
         if *self.screen() == Screen::Overview {
-            let blocked = !self.index.roots.is_empty();
+            let blocked = !self.index.roots().is_empty();
             let panes = OverviewPane::shown(&self.options.layout, self.size, blocked);
             let screen = match panes.get(self.selection().pane) {
                 Some(OverviewPane::Warnings) => Screen::Warnings,
@@ -327,7 +327,7 @@ impl State {
                 Some(OverviewPane::Ranks) => Screen::Ranks,
                 Some(OverviewPane::Why) => Screen::Why(None),
                 Some(OverviewPane::Timeline) => Screen::Timeline,
-                Some(OverviewPane::Look) => match self.index.roots.first() {
+                Some(OverviewPane::Look) => match self.index.roots().first() {
                     Some(&rank) => Screen::Rank(rank),
                     None => return,
                 },
@@ -484,7 +484,7 @@ impl State {
         self.follow = !self.follow;
         if !self.follow {
             self.show_message("no longer following", Tone::Dim);
-        } else if self.index.roots.is_empty() {
+        } else if self.index.roots().is_empty() {
             self.show_message(
                 "following: will select the suspect when there is one",
                 Tone::Accent,
@@ -548,7 +548,7 @@ impl State {
     fn command_to_look_further(&self) -> Option<String> {
         let snapshot = self.history.shown().filter(|_| !self.options.dumps)?;
         let rank = match self.target()? {
-            Target::Rank(rank) if self.index.roots.contains(&rank) => rank,
+            Target::Rank(rank) if self.index.roots().contains(&rank) => rank,
             Target::Finding(id) => {
                 let mut findings = snapshot.report.findings.iter();
                 *findings

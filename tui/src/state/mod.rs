@@ -282,7 +282,7 @@ impl State {
 
     /// The ranks that are root causes.
     pub fn roots(&self) -> &[Rank] {
-        &self.index.roots
+        self.index.roots()
     }
 
     /// Number of hosts that have a name.
@@ -327,7 +327,7 @@ impl State {
             self.index = FrameIndex::new(snapshot, &self.muted);
         }
         if self.follow
-            && let Some(&rank) = self.index.roots.first()
+            && let Some(&rank) = self.index.roots().first()
         {
             self.nav.go(Screen::Rank(rank));
         }
@@ -358,12 +358,10 @@ impl State {
         if let Some(Body::Table(table)) = self.page.panes.get_mut(pane).map(|p| &mut p.body) {
             table.sort(sort);
         }
-        if *self.screen() == Screen::Warnings {
-            let row = self.selection().row;
-            let shown = self.history.shown();
-            let pane = shown.and_then(|it| self.model(it).selected_warning(&self.page, row));
-            self.page.panes.extend(pane);
-        }
+        let row = self.selection().row;
+        let shown = self.history.shown();
+        let more = shown.and_then(|it| self.model(it).selected(self.screen(), &self.page, row));
+        self.page.panes.extend(more);
         let pane = pane.min(self.page.panes.len().saturating_sub(1));
         let rows = self.page.rows(pane);
         let selection = self.selection_mut();
@@ -449,7 +447,7 @@ impl State {
     /// The command to read facts on the ranks at fault and the rank on display; `None` if the last read is recent
     /// enough or has not ended, or if there is nothing to read.
     pub fn due_surroundings(&mut self) -> Option<Command> {
-        let mut ranks = self.index.roots.clone();
+        let mut ranks = self.index.roots().to_vec();
         if let Screen::Rank(rank) = self.screen() {
             ranks.insert(0, *rank);
         }
@@ -476,7 +474,7 @@ impl State {
             codes: Code::ALL.iter().map(|code| code.id().to_owned()).collect(),
             ranks: self
                 .index
-                .roots
+                .roots()
                 .iter()
                 .chain(&self.marks)
                 .map(u32::to_string)

@@ -166,9 +166,15 @@ fn connection(state: &State) -> crate::page::StyledText {
         .filter(|source| source.error.is_some())
         .count();
     let silent = snapshot.ranks.iter().filter(|view| view.silent).count();
-    if snapshot.report.end.is_some() {
-        // The last snapshot stays on display, but the job is over, so it is not live.
-        return styled("OVER", Tone::Accent);
+    if let Some(end) = &snapshot.report.end {
+        // The last snapshot stays on display, but what it shows is over, so it is not live. If the job was restarted, the
+        // job is not over, as the verdict's sentence says too.
+        let words = match (end.later_attempt, end.attempt) {
+            (Some(later), _) => format!("ATTEMPT {later} HAS BEGUN"),
+            (None, 0) => "OVER".to_owned(),
+            (None, attempt) => format!("ATTEMPT {attempt} OVER"),
+        };
+        return styled(words, Tone::Accent);
     }
     if failing == snapshot.sources.len() && failing > 0 {
         styled("DISCONNECTED [8]", Tone::Silent)

@@ -174,6 +174,8 @@ fn the_age_of_a_hang_ends_with_its_job() {
         how: EndKind::Cancelled,
         at_ns: snapshot.at.wall_ns,
         first_ranks: Vec::new(),
+        attempt: 0,
+        later_attempt: None,
         sentence: "the job was terminated from outside".to_owned(),
     });
     snapshot.report = Arc::new(report);
@@ -198,6 +200,8 @@ fn a_warning_about_a_job_that_ended_has_its_own_sentence() {
         how: EndKind::Ended,
         at_ns: snapshot.at.wall_ns,
         first_ranks: Vec::new(),
+        attempt: 0,
+        later_attempt: None,
         sentence: "all 32 ranks ended in order".to_owned(),
     });
     snapshot.report = Arc::new(report);
@@ -222,6 +226,8 @@ fn a_job_that_is_over_says_what_is_left_of_its_records() {
         how: EndKind::Ended,
         at_ns: snapshot.at.wall_ns,
         first_ranks: Vec::new(),
+        attempt: 0,
+        later_attempt: None,
         sentence: "all 32 ranks ended in order, the last at 14:05:08 UTC".to_owned(),
     });
     snapshot.report = Arc::new(report);
@@ -234,6 +240,90 @@ fn a_job_that_is_over_says_what_is_left_of_its_records() {
     );
     let expected = format!("   records: {remains}; [x] exports the report");
     assert_eq!(lines[2].trim_end(), expected, "{screen}");
+}
+
+#[test]
+fn the_title_of_a_job_that_was_restarted_says_which_attempt_is_over() {
+    for (attempt, later_attempt, title) in [
+        (0, None, "  OVER  "),
+        (1, None, "  ATTEMPT 1 OVER  "),
+        (0, Some(1), "  ATTEMPT 1 HAS BEGUN  "),
+        (1, Some(2), "  ATTEMPT 2 HAS BEGUN  "),
+    ] {
+        let mut snapshot = recorded(Situation::Healthy);
+        let mut report = Report::clone(&snapshot.report);
+        report.verdict = Verdict::Crashed;
+        report.end = Some(JobEnd {
+            how: EndKind::Crashed,
+            at_ns: snapshot.at.wall_ns,
+            first_ranks: Vec::new(),
+            attempt,
+            later_attempt,
+            sentence: "the job was over at 14:05:08 UTC".to_owned(),
+        });
+        snapshot.report = Arc::new(report);
+        let screen = text::of(&showing(snapshot, (80, 24)));
+        let first = screen.lines().next().unwrap_or_default();
+        assert!(first.contains(title), "{first}");
+    }
+}
+
+#[test]
+fn a_job_of_unknown_size_says_so() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let words = "read 32 ranks; no record states how many ranks the job has";
+    assert!(!text::of(&showing(snapshot.clone(), (80, 24))).contains("no record states"));
+    let mut report = Report::clone(&snapshot.report);
+    report.input.may_have_more = true;
+    snapshot.report = Arc::new(report);
+    let screen = text::of(&showing(snapshot, (80, 24)));
+    assert!(screen.contains(words), "{screen}");
+}
+
+/// A stuck job whose finding has two doubts and another possible culprit.
+fn doubtful(confidence: f64) -> Snapshot {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&snapshot.report);
+    let head = &mut report.findings[0];
+    head.confidence = confidence;
+    head.alternatives = vec![head.culprit_ranks.clone(), vec![20]];
+    head.doubts = vec![
+        "the records do not show when the processes ended: if they were terminated while they worked, the unfinished \
+         operations had only just begun"
+            .to_owned(),
+        "the records of ranks 0-3 were taken earlier than the others', which have gone on since".to_owned(),
+    ];
+    snapshot.report = Arc::new(report);
+    snapshot
+}
+
+/// A screen as one line, without the indents of wrapped lines.
+fn joined(screen: &str) -> String {
+    screen.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_doubt_is_whole_on_the_first_screen_and_on_that_of_its_finding() {
+    let sure = text::of(&showing(doubtful(0.9), (80, 24)));
+    assert!(!sure.contains("or else"), "{sure}");
+    let mut state = showing(doubtful(0.5), (80, 24));
+    let first = text::of(&state);
+    assert!(
+        joined(&first).contains("or else: the records allow as well: rank 20; and 2 other doubts"),
+        "{first}"
+    );
+    press(&mut state, "<enter>");
+    let screen = text::of(&state);
+    let all = joined(&screen);
+    assert!(all.contains("50 % sure"), "{screen}");
+    assert!(
+        all.contains("or else: the records allow as well: rank 20"),
+        "{screen}"
+    );
+    for doubt in &doubtful(0.5).report.findings[0].doubts {
+        assert!(all.contains(&format!("not sure: {doubt}")), "{screen}");
+    }
+    insta::assert_snapshot!("a_finding_with_doubts_at_80_by_24", screen);
 }
 
 #[test]

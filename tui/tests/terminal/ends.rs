@@ -1,6 +1,6 @@
 //! The terminal is restored however the program ends.
 
-use crate::rings::{WORLD, ring, stuck_job};
+use crate::rings::{WORLD, ring, ring_of, stuck_job};
 use crate::session::{Hangup, Session};
 use ratatui::Frame;
 use rcomm_analyzer::simulate::{Simulation, Situation};
@@ -14,6 +14,7 @@ use rcomm_top::state::event::Event;
 use rcomm_top::state::{Options, State};
 use rcomm_top::view;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,47 @@ fn a_job_that_ends_while_it_is_watched_is_over_and_its_rings_are_named() {
     // The rings were not closed in order, so their files stay.
     session.wait_text("records: the job's rings are still in");
     session.wait_text("[x] exports the report");
+    session.press("q");
+    session.end();
+}
+
+#[test]
+fn processes_of_the_next_attempt_are_named_by_the_title_and_by_the_sentence() {
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    // Processes are searched on the whole node, so the job's name is that of no other test.
+    let job = format!("next-attempt-{}", std::process::id());
+    let rings: Vec<_> = (0..WORLD)
+        .map(|rank| ring_of(&job, directory.path(), rank, 40))
+        .collect();
+    let folder = directory.path().display().to_string();
+    let mut session = Session::start(&["--ring-dir", &folder], directory.path());
+    session.wait_text("HEALTHY");
+    drop(rings);
+    session.wait_text("OVER");
+    let mut next = Command::new("sleep")
+        .arg("600")
+        .envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")])
+        .envs([
+            ("RANK", "1"),
+            ("WORLD_SIZE", "4"),
+            ("TORCHELASTIC_RESTART_COUNT", "1"),
+        ])
+        .env("TORCHELASTIC_RUN_ID", &job)
+        .spawn()
+        .expect("sleep starts");
+    session.wait("the next attempt", |screen| {
+        let text = screen.contents();
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        words.contains("ATTEMPT 1 HAS BEGUN")
+            && words
+                .contains("attempt 1 has begun, and rank 1 runs and has no ring yet; of attempt 0:")
+    });
+    next.kill().expect("sleep runs");
+    next.wait().expect("sleep ends");
+    session.wait("the end of the next attempt", |screen| {
+        let text = screen.contents();
+        !text.contains("HAS BEGUN") && text.contains("OVER")
+    });
     session.press("q");
     session.end();
 }

@@ -20,7 +20,12 @@ pub(crate) fn stuck_job(directory: &Path) -> Vec<FlightRecorder> {
 
 /// The ring of one rank that has issued all_reduce #1 to #`last`, and completed those up to #40.
 pub(crate) fn ring(directory: &Path, rank: Rank, last: u64) -> FlightRecorder {
-    let mut config = RecorderConfig::new("pty-job", rank, WORLD);
+    ring_of("pty-job", directory, rank, last)
+}
+
+/// As [`ring`], of the job with this name.
+pub(crate) fn ring_of(job: &str, directory: &Path, rank: Rank, last: u64) -> FlightRecorder {
+    let mut config = RecorderConfig::new(job, rank, WORLD);
     config.placement = Placement::Dir(directory.to_owned());
     config.host = format!("n{:03}", rank / 2);
     let recorder =

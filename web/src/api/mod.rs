@@ -16,9 +16,11 @@ pub(crate) mod uploads;
 use crate::api::app_state::AppState;
 use crate::http::error::Refusal;
 use crate::state::jobs::{MAX_WATCHED, NotWatched, WatchedJob};
+use crate::state::snapshot::{RankRuns, Status, ranks_of};
 use crate::state::store::{Frame, SnapshotStore};
-use rcomm_analyzer::{Report, Snapshot};
+use rcomm_analyzer::{Report, Snapshot, States};
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,8 +82,14 @@ impl SnapshotSelector {
     /// The report of the selected snapshot, also of an earlier one. The findings of the newest one state their ages as
     /// of this request, because a job that stands still is analyzed again only now and then.
     pub(crate) async fn report(&self, app: &AppState) -> Result<Arc<Report>, Refusal> {
+        Ok(self.judged(app).await?.report)
+    }
+
+    /// As [`Self::report`], with what the states of the ranks follow from.
+    pub(crate) async fn judged(&self, app: &AppState) -> Result<Judged, Refusal> {
         #[derive(Deserialize)]
         struct KeptReport {
+            status: Status,
             report: Report,
         }
         match self.frame(app).await {
@@ -91,15 +99,20 @@ impl SnapshotSelector {
                 let text = text.ok_or(Refusal::NoSnapshot(number))?;
                 let past: KeptReport =
                     serde_json::from_str(&text).map_err(|_| Refusal::NoSnapshot(number))?;
-                Ok(Arc::new(past.report))
+                Ok(Judged {
+                    report: Arc::new(past.report),
+                    seen: Seen::Past(past.status.rank_states),
+                })
             }
             frame => {
-                let report = frame?.body.report.clone();
-                if self.upload.is_some() || self.at.is_some() {
-                    return Ok(report);
+                let frame = frame?;
+                let mut report = frame.body.report.clone();
+                if self.upload.is_none() && self.at.is_none() {
+                    let shown = Shown::of(self.job.as_deref(), app).await?;
+                    report = Arc::new(report.after(shown.store().newest_age_ms()));
                 }
-                let shown = Shown::of(self.job.as_deref(), app).await?;
-                Ok(Arc::new(report.after(shown.store().newest_age_ms())))
+                let seen = Seen::Snapshot(frame.snapshot.clone());
+                Ok(Judged { report, seen })
             }
         }
     }
@@ -107,6 +120,28 @@ impl SnapshotSelector {
     /// The newest snapshot or that of an upload, with its records; see [`Self::frame`].
     pub(crate) async fn snapshot(&self, app: &AppState) -> Result<Arc<Snapshot>, Refusal> {
         self.frame(app).await.map(|frame| frame.snapshot.clone())
+    }
+}
+
+/// A report, and what the states of its ranks follow from.
+pub(crate) struct Judged {
+    pub(crate) report: Arc<Report>,
+    seen: Seen,
+}
+
+enum Seen {
+    Snapshot(Arc<Snapshot>),
+    /// The states of the ranks at that moment.
+    Past(RankRuns),
+}
+
+impl Judged {
+    /// The states that every view shows.
+    pub(crate) fn states(&self) -> States {
+        match &self.seen {
+            Seen::Snapshot(snapshot) => States::of_snapshot(snapshot, &BTreeSet::new()),
+            Seen::Past(runs) => States::of_past(&self.report, ranks_of(runs)),
+        }
     }
 }
 

@@ -97,7 +97,11 @@ fn encode(
     let mut bodies = Vec::new();
     let mut head = RecordsHead {
         schema: RECORDS_SCHEMA.to_owned(),
-        world_size: snapshot.ranks.len(),
+        world_size: match snapshot.report.input.may_have_more {
+            true => 0,
+            false => snapshot.ranks.len(),
+        },
+        later_attempt: snapshot.later_attempt.clone(),
         records: Vec::new(),
     };
     for view in snapshot
@@ -204,8 +208,9 @@ fn hash_of(groups: &[DumpGroup]) -> u64 {
 mod tests {
     use super::*;
     use rcomm_analyzer::simulate::{Simulation, Situation};
-    use rcomm_analyzer::source::{SimulatedSource, Source};
-    use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use rcomm_analyzer::source::{RecordsFollower, SimulatedSource, Source};
+    use rcomm_analyzer::{LaterAttempt, Live, LiveOptions, Moment, Report, analyze};
+    use std::sync::Arc;
     use std::time::{Duration, Instant};
 
     fn snapshot_at(live: &mut Live, ns: i64) -> Snapshot {
@@ -271,5 +276,31 @@ mod tests {
         let ranks: Vec<Rank> = head.records.iter().map(|record| record.rank).collect();
         assert_eq!((ranks, head.world_size), (vec![2, 3, 4], 8));
         assert!(range("2").is_none() && range("2-x").is_none());
+    }
+
+    #[test]
+    fn a_collector_learns_of_a_later_attempt_and_of_no_size_that_nothing_states() {
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        let mut snapshot = snapshot_at(&mut live, 10_000_000_000);
+        let mut follower = RecordsFollower::default();
+        let question = follower.questions().remove(0);
+        let mut take = |snapshot: &Snapshot| {
+            let body = encode(snapshot, &ALL, &HashMap::new());
+            let size = follower.take(&question, &body, &mut Vec::new());
+            (
+                size.expect("the answer is valid"),
+                follower.later_attempt().cloned(),
+            )
+        };
+        assert_eq!(take(&snapshot), (8, None));
+        let later = LaterAttempt {
+            attempt: 1,
+            ranks: vec![4, 5],
+        };
+        snapshot.later_attempt = Some(later.clone());
+        let mut report = Report::clone(&snapshot.report);
+        report.input.may_have_more = true;
+        snapshot.report = Arc::new(report);
+        assert_eq!(take(&snapshot), (0, Some(later)));
     }
 }

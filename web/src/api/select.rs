@@ -6,10 +6,9 @@ use crate::http::error::Refusal;
 use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, KEYS, Subject};
-use rcomm_analyzer::{Code, Finding, InstanceState, Report, Severity};
+use rcomm_analyzer::{Report, States};
 use rcomm_recorder::model::Rank;
 use serde::{Deserialize, Serialize};
-use std::collections::HashSet;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct SelectQuery {
@@ -38,7 +37,8 @@ pub(crate) async fn select(
         upload: query.upload,
         job: query.job,
     };
-    Ok(Json(selected(&*selector.report(&app).await?, &filter)))
+    let judged = selector.judged(&app).await?;
+    Ok(Json(selected(&judged.report, &judged.states(), &filter)))
 }
 
 /// A key of the filter language and the values it takes.
@@ -64,26 +64,13 @@ fn matching_indices<T>(rows: &[T], passes: impl Fn(&T) -> bool) -> Vec<usize> {
 }
 
 /// Applies the filter to the rows of each section.
-fn selected(report: &Report, filter: &Filter) -> Selected {
+fn selected(report: &Report, states: &States, filter: &Filter) -> Selected {
     let host = |rank: Rank| {
         let at = report.ranks.binary_search_by_key(&rank, |row| row.rank);
         at.map_or("", |at| report.ranks[at].host.as_str())
     };
     // The filter takes NaN for an unknown value, and `None` for rows that have no such value.
     let unknown = |ms: Option<f64>| Some(ms.unwrap_or(f64::NAN));
-    let is_waiting = |rank: Rank| report.waits.iter().any(|wait| wait.rank == rank);
-    let culprits = |is_meant: &dyn Fn(&Finding) -> bool| -> HashSet<Rank> {
-        let meant = report.findings.iter().filter(|finding| is_meant(finding));
-        // Of a cycle all ranks are at fault, if none is named.
-        let ranks = meant.flat_map(|finding| match finding.culprit_ranks.as_slice() {
-            [] => &finding.cycle,
-            culprits => culprits,
-        });
-        ranks.copied().collect()
-    };
-    let roots =
-        culprits(&|finding| finding.severity == Severity::Error && finding.caused_by.is_none());
-    let late = culprits(&|finding| finding.code == Code::W220);
     Selected {
         findings: matching_indices(&report.findings, |row| {
             filter.matches(&Subject {
@@ -104,29 +91,17 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
                 age_ms: unknown(row.oldest_ms),
                 lag_ms: unknown(row.lag_p50_ms),
                 seq: row.last_seq,
-                state: Some(if row.in_flight > 0 { "running" } else { "ok" }),
+                state: Some(states.group(&row.group).filter_words()),
                 text: &row.backend,
                 host_of: Some(&|rank| host(rank)),
                 ..Subject::default()
             })
         }),
         ranks: matching_indices(&report.ranks, |row| {
-            let does = match row {
-                _ if !row.read => "silent",
-                _ if report.failure(row.rank).is_some() => "failed",
-                _ if is_waiting(row.rank) => "waiting",
-                _ if row.pending > 0 => "running",
-                _ => "ok",
-            };
-            // Of a rank that a finding blames, the state has two words, so that a filter finds either.
-            let state = match (roots.contains(&row.rank), late.contains(&row.rank)) {
-                (true, _) => format!("root {does}"),
-                (false, true) => format!("late {does}"),
-                (false, false) => does.to_owned(),
-            };
+            let state = states.rank(row.rank).filter_words(row.pending > 0);
             filter.matches(&Subject {
                 ranks: &[row.rank],
-                state: Some(&state),
+                state: Some(state),
                 lag_ms: unknown(row.lag_p50_ms),
                 text: row.last_call.as_deref().unwrap_or_default(),
                 host_of: Some(&|rank| host(rank)),
@@ -134,18 +109,11 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
             })
         }),
         in_flight: matching_indices(&report.in_flight, |row| {
-            let state = match row.state {
-                InstanceState::Running => "running",
-                InstanceState::Waiting => "waiting",
-                InstanceState::HalfOpen => "half_open",
-                InstanceState::Mismatch => "mismatch",
-                InstanceState::Failed => "failed",
-            };
             filter.matches(&Subject {
                 ranks: &row.group.ranks,
                 group: Some(&row.group),
                 op: Some(&row.op),
-                state: Some(state),
+                state: Some(row.state.word()),
                 age_ms: unknown(row.age_ms),
                 seq: Some(row.seq),
                 bytes: Some(row.bytes),
@@ -159,26 +127,45 @@ fn selected(report: &Report, filter: &Filter) -> Selected {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::snapshot::{ranks_of, status_of};
     use rcomm_analyzer::simulate::{Simulation, Situation};
-    use rcomm_analyzer::{Policy, analyze};
+    use rcomm_analyzer::source::SimulatedSource;
+    use rcomm_analyzer::{Live, LiveOptions, Moment, RankState, Snapshot, Source, analyze};
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    /// A job of 16 ranks before its fault, and then 8 s after it.
+    fn snapshot_of(situation: Situation) -> Snapshot {
+        let simulation = Simulation::new(situation, 16, 1_700_000_000_000_000_000);
+        let fault_ns = simulation.fault_ns();
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
+        let mut newest = None;
+        for (elapsed, wall_ns) in [(0, fault_ns - 1), (8, fault_ns + 8_000_000_000)] {
+            let mut source = SimulatedSource::new(simulation.clone(), move || wall_ns);
+            let at = Moment {
+                elapsed: Duration::from_secs(3600 + elapsed),
+                wall_ns,
+            };
+            live.observe(0, source.poll(Instant::now()), at);
+            newest = live.refresh(at).or(newest);
+        }
+        newest.expect("the first poll gives a snapshot")
+    }
+
+    fn filtered(snapshot: &Snapshot, states: &States, filter: &str) -> Selected {
+        let filter = Filter::parse(filter).expect("the filter is valid");
+        selected(&snapshot.report, states, &filter)
+    }
 
     fn passing(filter: &str) -> Selected {
         passing_of(Situation::StuckRank, filter)
     }
 
     fn passing_of(situation: Situation, filter: &str) -> Selected {
-        let simulation = Simulation::new(situation, 16, 0);
-        let now = simulation.fault_ns() + 8_000_000_000;
-        let policy = Policy {
-            now_ns: Some(now),
-            snapshot: true,
-            ..Policy::default()
-        };
-        let report = analyze(&simulation.dumps_at(now), &policy);
-        selected(
-            &report,
-            &Filter::parse(filter).expect("the filter is valid"),
-        )
+        let snapshot = snapshot_of(situation);
+        let states = States::of_snapshot(&snapshot, &BTreeSet::new());
+        filtered(&snapshot, &states, filter)
     }
 
     #[test]
@@ -205,5 +192,34 @@ mod tests {
         assert!(!late.is_empty() && late.len() <= 8, "{late:?}");
         let all_of_a_cycle = passing_of(Situation::Deadlock, "state:root").ranks;
         assert!(!all_of_a_cycle.is_empty());
+    }
+
+    #[test]
+    fn the_filter_the_page_and_earlier_snapshots_have_the_same_states() {
+        let mut seen = BTreeSet::new();
+        for &(situation, _) in Situation::ALL {
+            let mut snapshot = snapshot_of(situation);
+            // Rank 0 has no record, and a call of rank 1 has failed.
+            let mut report = Report::clone(&snapshot.report);
+            report.ranks[0].read = false;
+            report.ranks[1].failure = Some("gone".into());
+            report.ranks[1].pending = 0;
+            snapshot.report = Arc::new(report);
+            let mut views = snapshot.ranks.to_vec();
+            views[0].dumps.clear();
+            snapshot.ranks = views.into();
+            let states = States::of_snapshot(&snapshot, &BTreeSet::new());
+            let sent = status_of(&snapshot).rank_states;
+            let past = States::of_past(&snapshot.report, ranks_of(&sent));
+            for row in &snapshot.report.ranks {
+                let state = states.rank(row.rank);
+                seen.insert(state);
+                assert_eq!(past.rank(row.rank), state, "rank {} of {sent:?}", row.rank);
+                let filter = format!("state:{}", state.key());
+                let found = filtered(&snapshot, &past, &filter).ranks;
+                assert!(found.contains(&(row.rank as usize)), "{filter}: {found:?}");
+            }
+        }
+        assert_eq!(seen, BTreeSet::from(RankState::ALL));
     }
 }

@@ -100,7 +100,9 @@ impl Source for NodeSource {
         };
         Ok(Poll {
             observations,
-            world_size,
+            // A node that does not know how many ranks the job has states 0.
+            world_size: world_size.filter(|&size| size > 0),
+            later_attempt: records.later_attempt().cloned(),
             ..Poll::default()
         })
     }

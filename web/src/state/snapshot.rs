@@ -5,9 +5,13 @@
 //! the changed rows of `groups` and `ranks` by index.
 
 use rcomm_analyzer::matrix::{Matrix, Rows, matrix};
-use rcomm_analyzer::{GroupRef, Report, Severity, Snapshot, Verdict};
+use rcomm_analyzer::{
+    GroupRef, LaterAttempt, RankState, Report, Severity, Snapshot, States, Verdict,
+};
+use rcomm_recorder::model::Rank;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Maximum number of columns of the matrix in every snapshot.
@@ -30,8 +34,44 @@ pub(crate) struct Status {
     pub(crate) ranks: usize,
     /// Ranks that stopped answering.
     pub(crate) silent_ranks: Vec<u32>,
+    /// The ranks in each state but `ok`, by the key of the state: the first and the last rank of each run of ranks.
+    pub(crate) rank_states: RankRuns,
+    /// A later attempt of the job, if its processes were seen and have left no record yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) later_attempt: Option<LaterAttempt>,
     /// Every source.
     pub(crate) sources: Vec<SourceState>,
+}
+
+/// Runs of ranks, each by its first and last, under the key of a [`RankState`].
+pub(crate) type RankRuns = BTreeMap<String, Vec<(Rank, Rank)>>;
+
+fn rank_states(snapshot: &Snapshot) -> RankRuns {
+    let states = States::of_snapshot(snapshot, &BTreeSet::new());
+    let in_trouble = states.in_trouble();
+    in_trouble
+        .map(|(state, ranks)| {
+            let mut runs: Vec<(Rank, Rank)> = Vec::new();
+            for rank in ranks {
+                match runs.last_mut() {
+                    Some((_, last)) if *last + 1 == rank => *last = rank,
+                    _ => runs.push((rank, rank)),
+                }
+            }
+            (state.key().to_owned(), runs)
+        })
+        .collect()
+}
+
+/// The ranks of these runs with their states; unknown keys are left out.
+pub(crate) fn ranks_of(runs: &RankRuns) -> impl Iterator<Item = (Rank, RankState)> {
+    let known = runs
+        .iter()
+        .filter_map(|(key, runs)| RankState::of_key(key).map(|state| (state, runs)));
+    known.flat_map(|(state, runs)| {
+        let ranks = runs.iter().flat_map(|&(first, last)| first..=last);
+        ranks.map(move |rank| (rank, state))
+    })
 }
 
 /// One source.
@@ -102,6 +142,8 @@ pub(crate) fn status_of(snapshot: &Snapshot) -> Status {
         judging_took_ms: snapshot.cost.as_secs_f64() * 1e3,
         ranks: snapshot.ranks.len(),
         silent_ranks: silent.map(|view| view.rank).collect(),
+        rank_states: rank_states(snapshot),
+        later_attempt: snapshot.later_attempt.clone(),
         sources: sources.collect(),
     }
 }

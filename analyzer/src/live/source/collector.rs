@@ -7,7 +7,7 @@ use super::net::HttpAddress;
 use super::{Collected, Observation, Poll, RecordsFollower, Source, SourceError};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{EndpointAddress, EndpointToken, HttpRequest};
-use rcomm_verdict::Report;
+use rcomm_verdict::{LaterAttempt, Report};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -33,6 +33,9 @@ struct Status {
     job: String,
     number: u64,
     silent_ranks: Vec<Rank>,
+    /// Not in the answers of older collectors.
+    #[serde(default)]
+    later_attempt: Option<LaterAttempt>,
 }
 
 impl CollectorSource {
@@ -151,13 +154,15 @@ impl Source for CollectorSource {
         self.last = Some((status.number, report.clone()));
         let observations = self.observe(deadline)?;
         let world_size = u32::try_from(report.input.ranks_expected).ok();
+        let is_stated = !report.input.may_have_more;
         Ok(Poll {
             collected: Some(Collected {
                 job: status.job,
                 report,
                 silent: status.silent_ranks,
             }),
-            world_size: world_size.filter(|&size| size > 0),
+            world_size: world_size.filter(|&size| size > 0 && is_stated),
+            later_attempt: status.later_attempt,
             observations,
             ..Poll::default()
         })

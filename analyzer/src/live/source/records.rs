@@ -7,6 +7,7 @@
 use super::{Liveness, Observation, Seen};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, FollowedDump};
+use rcomm_verdict::LaterAttempt;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -22,8 +23,11 @@ pub const RECORDS_SCHEMA: &str = "rcomm.records/1";
 pub struct RecordsHead {
     /// [`RECORDS_SCHEMA`].
     pub schema: String,
-    /// The number of ranks of the job.
+    /// The number of ranks of the job; 0 if nothing states it.
     pub world_size: usize,
+    /// A later attempt of the job, if its processes were seen on the server's node and have left no record yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub later_attempt: Option<LaterAttempt>,
     /// Every record, in the order of the dumps that follow.
     pub records: Vec<RecordHead>,
 }
@@ -61,6 +65,7 @@ pub struct RecordHead {
 #[derive(Default)]
 pub struct RecordsFollower {
     records: BTreeMap<(Rank, u8), FollowedRecord>,
+    later_attempt: Option<LaterAttempt>,
 }
 
 struct FollowedRecord {
@@ -119,6 +124,11 @@ impl RecordsFollower {
         self.records.keys().copied()
     }
 
+    /// A later attempt of the job, by the newest answer.
+    pub fn later_attempt(&self) -> Option<&LaterAttempt> {
+        self.later_attempt.as_ref()
+    }
+
     /// Adds a failure for each known record that has no observation, after a request to the server failed.
     pub fn break_off(&self, observations: &mut Vec<Observation>, why: &str) {
         let observed = observations.iter();
@@ -134,7 +144,8 @@ impl RecordsFollower {
         }));
     }
 
-    /// Takes an answer: adds an observation for each record and returns the number of ranks of the job.
+    /// Takes an answer: adds an observation for each record and returns the number of ranks of the job, 0 if nothing
+    /// states it.
     ///
     /// # Errors
     ///
@@ -157,6 +168,7 @@ impl RecordsFollower {
                 head.schema
             ));
         }
+        self.later_attempt = head.later_attempt;
         let mut present = BTreeSet::new();
         for record in head.records {
             let (bytes, after) = rest
@@ -294,6 +306,7 @@ mod tests {
         let head = RecordsHead {
             schema: RECORDS_SCHEMA.into(),
             world_size: 2,
+            later_attempt: None,
             records,
         };
         let mut answer = serde_json::to_vec(&head).expect("the value can be written as JSON");

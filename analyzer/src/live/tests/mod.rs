@@ -1,4 +1,5 @@
 mod ended;
+mod unknown;
 
 use super::*;
 use crate::live::simulate::{Simulation, Situation};

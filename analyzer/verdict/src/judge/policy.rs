@@ -6,6 +6,7 @@ use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::LaunchRecord;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// The inputs of an analysis other than the dumps.
@@ -48,7 +49,7 @@ pub struct Policy {
 }
 
 /// An attempt of a job that has begun after the records were left.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaterAttempt {
     /// The number of the attempt, counted from 0.
     pub attempt: u32,

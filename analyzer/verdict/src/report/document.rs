@@ -225,6 +225,17 @@ pub struct JobEnd {
     pub first_ranks: Vec<Rank>,
     /// The end in one sentence, with the time of day.
     pub sentence: String,
+    /// The attempt that is over, which the report is about.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub attempt: u32,
+    /// A later attempt of the job that has begun; `None` if none was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub later_attempt: Option<u32>,
+}
+
+/// Whether this is the attempt before every restart, of which no report speaks.
+fn is_first(attempt: &u32) -> bool {
+    *attempt == 0
 }
 
 /// The kind of a job's end.
@@ -433,6 +444,26 @@ pub enum InstanceState {
     Mismatch,
     /// The operation has failed on the ranks that issued it: none is in it any more.
     Failed,
+}
+
+impl InstanceReport {
+    /// Whether ranks in the operation have waited for others beyond the threshold.
+    pub fn is_blocked(&self) -> bool {
+        self.overdue && self.state != InstanceState::Running
+    }
+}
+
+impl InstanceState {
+    /// The name of the state in JSON.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::HalfOpen => "half_open",
+            Self::Mismatch => "mismatch",
+            Self::Failed => "failed",
+        }
+    }
 }
 
 /// One wait of the wait-for graph: a rank, and the ranks that it waits for.

@@ -1,11 +1,12 @@
-//! One finding: the sentence and the next step, its ranks, what to look at further, the evidence, where the programs
-//! diverge, doubts, and what was ruled out.
+//! One finding: the sentence, the doubts and the next step, its ranks, what to look at further, the evidence, where the
+//! programs diverge, and what was ruled out.
 
 use super::{ViewModel, look_further, overview};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use rcomm_analyzer::format::rank_set;
+use rcomm_analyzer::print::human::format_doubt;
 use rcomm_analyzer::{Finding, Severity};
 
 pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
@@ -34,9 +35,6 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
             Body::Text(lines(&finding.diff)),
         ));
     }
-    if !finding.doubts.is_empty() {
-        panes.push(pane("not sure", Body::Text(lines(&finding.doubts))));
-    }
     if !finding.ruled_out.is_empty() {
         panes.push(pane("ruled out", Body::Text(lines(&finding.ruled_out))));
     }
@@ -60,24 +58,13 @@ fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
             styled(sure, Tone::Dim),
         ],
         vec![plain(model.sentence(finding))],
-        vec![styled(
-            format!("means: {}", finding.code.meaning()),
-            Tone::Dim,
-        )],
     ];
+    lines.extend(doubts(finding));
     if !finding.next.is_empty() {
         lines.push(vec![
             styled("next: ", Tone::Accent),
             plain(finding.next.clone()),
         ]);
-    }
-    if !finding.alternatives.is_empty() {
-        let sets: Vec<_> = finding
-            .alternatives
-            .iter()
-            .map(|set| rank_set(set, 4))
-            .collect();
-        lines.push(vec![plain(format!("or: {}", sets.join(" / ")))]);
     }
     if !finding.cycle.is_empty() {
         let cycle: Vec<_> = finding.cycle.iter().map(u32::to_string).collect();
@@ -87,7 +74,22 @@ fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
             cycle[0]
         ))]);
     }
+    // The meaning is the same for every finding of the code, so it may be cut first.
+    lines.push(vec![styled(
+        format!("means: {}", finding.code.meaning()),
+        Tone::Dim,
+    )]);
     lines
+}
+
+/// Why the finding may be wrong, and whom the records accuse as well: lines that are never cut.
+pub(super) fn doubts(finding: &Finding) -> Vec<Line> {
+    let line = |head: &str, text: &str| vec![styled(head, Tone::Doubt), plain(text)];
+    let or_else = Some(format_doubt(finding)).filter(|text| !text.is_empty());
+    let or_else = or_else.map(|text| line("or else: ", &text));
+    let doubts = finding.doubts.iter();
+    let doubts = doubts.map(|doubt| line("not sure: ", doubt));
+    or_else.into_iter().chain(doubts).collect()
 }
 
 fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {

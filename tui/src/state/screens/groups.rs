@@ -5,9 +5,9 @@ use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
 use crate::page::table::{Cell, Headings, Row, Table, number, rest};
 use crate::page::theme::Tone;
-use crate::state::index::GroupState;
+use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::{GroupRef, GroupReport, InstanceState, SeqKind};
+use rcomm_analyzer::{GroupRef, GroupReport, GroupState, InstanceState, SeqKind};
 use rcomm_recorder::model::text::{age, millis};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) fn table(model: &ViewModel<'_>, only: Option<&[Arc<GroupRef>]>) -> Ta
         let oldest = model.index.oldest(model.snapshot, group);
         let more = Subject {
             op: oldest.map(|instance| instance.op.as_str()),
-            state: Some(state.word()),
+            state: Some(state.filter_words()),
             age_ms: Some(model.age(report.oldest_ms).unwrap_or(f64::NAN)),
             lag_ms: Some(report.lag_p50_ms.unwrap_or(f64::NAN)),
             seq: report.last_seq,

@@ -2,10 +2,12 @@
 //! the footer.
 
 use crate::keys::{BINDINGS, Keymap, Section};
+use crate::page::table::Mark;
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
 use crate::state::command::COMMANDS;
-use crate::state::index::RankState;
+use crate::state::index::Marked;
+use rcomm_analyzer::RankState;
 use rcomm_analyzer::filter;
 
 /// Words on the screens that do not explain themselves.
@@ -69,7 +71,8 @@ pub(super) fn page(keymap: &Keymap) -> Page {
         ]);
     }
     title(&mut lines, "marks");
-    for &(_, glyph, tone, word) in RankState::ALL {
+    for state in RankState::ALL {
+        let (Mark { glyph, tone }, word) = (state.mark(), state.word());
         lines.push(vec![styled(format!("  {glyph:<16}"), tone), plain(word)]);
     }
     Page {

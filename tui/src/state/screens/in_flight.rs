@@ -5,10 +5,9 @@ use super::{Fold, ViewModel, group_target};
 use crate::page::Page;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest, text};
 use crate::page::theme::Tone;
-use crate::state::index::{GroupState, is_blocked};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::rank_set;
-use rcomm_analyzer::{InstanceReport, InstanceState, Verdict};
+use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, Verdict};
 use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
 
@@ -25,17 +24,6 @@ pub(super) fn title(model: &ViewModel<'_>) -> &'static str {
     }
 }
 
-/// The name of a state, as filters spell it.
-fn state_name(state: InstanceState) -> &'static str {
-    match state {
-        InstanceState::Running => "running",
-        InstanceState::Waiting => "waiting",
-        InstanceState::HalfOpen => "half_open",
-        InstanceState::Mismatch => "mismatch",
-        InstanceState::Failed => "failed",
-    }
-}
-
 /// The table of the operations that pass `wanted` and the filter.
 pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> bool) -> Table {
     let hangs = matches!(
@@ -45,7 +33,7 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
     let mut folds: Vec<Vec<&InstanceReport>> = Vec::new();
     let mut fold_of_key: HashMap<_, usize> = HashMap::new();
     for instance in &model.snapshot.report.in_flight {
-        let problem = hangs && is_blocked(instance);
+        let problem = hangs && instance.is_blocked();
         if !wanted(instance) || (model.problems_only && !problem) || !passes(model, instance) {
             continue;
         }
@@ -97,7 +85,7 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
         &instance.group,
         &Subject {
             op: Some(&instance.op),
-            state: Some(state_name(instance.state)),
+            state: Some(instance.state.word()),
             age_ms: Some(model.age(instance.age_ms).unwrap_or(f64::NAN)),
             seq: Some(instance.seq),
             bytes: Some(instance.bytes),
@@ -110,7 +98,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     let first = fold[0];
     let oldest = model.age(fold.iter().filter_map(|i| i.age_ms).reduce(f64::max));
     let size = first.group.ranks.len();
-    let problem = hangs && is_blocked(first);
+    let problem = hangs && first.is_blocked();
     let blamed = model.index.group(&first.group) == GroupState::Bad;
     let failed = first.state == InstanceState::Failed;
     let (mark, tone) = match (problem, blamed) {
@@ -149,7 +137,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
                 format!("{}/{size}", first.joined.len()),
                 first.joined.len() as f64,
             ),
-            Cell::text(state_name(first.state).replace('_', " ")),
+            Cell::text(first.state.word().replace('_', " ")),
             Cell::text(missing),
         ],
         tone,

@@ -2,9 +2,10 @@
 
 use super::ViewModel;
 use super::overview::verdict;
+use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
-use crate::page::{Line, Page, plain, styled};
+use crate::page::{Body, Line, Page, Pane, plain, styled};
 use rcomm_analyzer::format::count;
 use rcomm_analyzer::print::human::one_line;
 use rcomm_analyzer::{NodeJob, Report};
@@ -45,6 +46,21 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
         "jobs with rings on this node, trouble first; enter shows one, and it stays shown",
     )]];
     Page::of(head, "jobs", table)
+}
+
+/// The whole first line of the job in a row, which the table cuts or leaves out; `None` if the row has no judged job.
+pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
+    let rows = &page.table(0)?.rows;
+    let row = rows.get(row.min(rows.len().saturating_sub(1)))?;
+    let Some(Target::Job(name)) = &row.target else {
+        return None;
+    };
+    let job = model.jobs.iter().find(|job| *job.name == **name)?;
+    let line = vec![plain(sentence(job.report.as_deref()?))];
+    Some(Pane {
+        title: format!("{name}: [enter] shows it"),
+        body: Body::Text(wrap(&line, usize::from(model.size.0), usize::MAX)),
+    })
 }
 
 /// The first line of a report without the verdict, which has a separate column.

@@ -4,11 +4,11 @@ use super::{Fold, ViewModel};
 use crate::page::table::{Align, Cell, Column, Headings, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
-use crate::state::index::RankState;
+use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
-use rcomm_analyzer::{GroupRef, InstanceState};
+use rcomm_analyzer::{GroupRef, InstanceState, RankState};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::age;
 use std::borrow::Cow;
@@ -163,7 +163,7 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         cells.push(Cell::text(last_calls(model, &ranks)));
         // The worst state, so that a folded row does not hide it.
         let states = ranks.iter();
-        let states = states.map(|&rank| model.index.rank(model.snapshot, rank));
+        let states = states.map(|&rank| model.index.rank(rank));
         let state = states.max().unwrap_or(RankState::Ok);
         Some(Row {
             mark: if state == RankState::Ok {

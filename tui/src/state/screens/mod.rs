@@ -99,9 +99,14 @@ pub struct ViewModel<'a> {
 }
 
 impl ViewModel<'_> {
-    /// The pane with the whole sentence of the warning in this row of the page, which the table may cut.
-    pub(super) fn selected_warning(&self, page: &Page, row: usize) -> Option<Pane> {
-        warnings::selected(self, page, row)
+    /// The pane with the whole sentence of the warning or job in this row of the page, which the table may cut; `None` on
+    /// other screens.
+    pub(super) fn selected(&self, screen: &Screen, page: &Page, row: usize) -> Option<Pane> {
+        match screen {
+            Screen::Warnings => warnings::selected(self, page, row),
+            Screen::Jobs => jobs::selected(self, page, row),
+            _ => None,
+        }
     }
 
     /// The page of `screen`.

@@ -1,15 +1,18 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
-use super::{ViewModel, groups, in_flight, jobs, look_further, ranks, timeline, warnings, why};
+use super::{
+    ViewModel, finding, groups, in_flight, jobs, look_further, ranks, timeline, warnings, why,
+};
 use crate::keys::Action;
 use crate::page::layout::{is_whole, needed};
 use crate::page::table::{Cell, Headings, Row, Table, Target};
 use crate::page::theme::Tone;
 use crate::page::{Body, Grid, Line, Page, Pane, Strip, plain, styled};
-use crate::state::index::{RankState, since_ms};
+use crate::state::index::{Marked, since_ms};
 use crate::state::trends::Trend;
 use rcomm_analyzer::format::{count, duration_ms, rank_set};
-use rcomm_analyzer::{Finding, Until, Verdict, causes};
+use rcomm_analyzer::print::human::format_ranks_read;
+use rcomm_analyzer::{Finding, RankState, Until, Verdict, causes};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::time_of_day;
 use serde::Deserialize;
@@ -103,7 +106,7 @@ impl OverviewPane {
             Self::Why => ("why".into(), Body::Table(why::table_of_hang(model))),
             Self::Timeline => ("timeline".into(), timeline::of_first(model, MAX_LANES)),
             Self::Look => {
-                let root = model.index.roots.first();
+                let root = model.index.roots().first();
                 let width = match has_two_columns(model) {
                     true => model.size.0.saturating_sub(1) / 2,
                     false => model.size.0,
@@ -121,7 +124,7 @@ impl OverviewPane {
 }
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
-    let blocked = !model.index.roots.is_empty();
+    let blocked = !model.index.roots().is_empty();
     let panes = OverviewPane::shown(model.layout, model.size, blocked);
     let page = page_of(model, panes);
     // If a rank is at fault, a low terminal also shows what is in flight, where that leaves every pane whole. Otherwise
@@ -141,8 +144,10 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
 /// The first screen with these panes.
 fn page_of(model: &ViewModel<'_>, panes: &[OverviewPane]) -> Page {
     let mut head = vec![headline(model)];
+    head.extend(doubt_line(model));
     head.extend(next_line(model));
     head.extend(remains_line(model));
+    head.extend(unknown_size_line(model));
     if !panes.contains(&OverviewPane::Look) && model.size.1 >= TALL_ROWS {
         head.extend(look_further::line(model));
     }
@@ -296,6 +301,26 @@ fn since(model: &ViewModel<'_>, finding: &Finding) -> Option<String> {
     Some(format!("{age}since {since} UTC  "))
 }
 
+/// The highest confidence of a finding whose doubts the first screen shows. The screen of the finding shows them always.
+const UNSURE: f64 = 0.75;
+
+/// Of a finding that is likely to be wrong, the line with its first doubt, and how many others its own screen has. `None`
+/// if the headline is not about such a finding, or the finding has no doubt.
+fn doubt_line(model: &ViewModel<'_>) -> Option<Line> {
+    let finding = head_finding(model).filter(|finding| finding.confidence <= UNSURE)?;
+    let mut doubts = finding::doubts(finding).into_iter();
+    let mut line = doubts.next()?;
+    line[0].text.insert_str(0, "   ");
+    match doubts.len() {
+        0 => {}
+        more => line.push(plain(format!(
+            "; and {}",
+            count(more as u64, "other doubt")
+        ))),
+    }
+    Some(line)
+}
+
 /// The line with the next step: `next: look at what rank 2 does after train.py:64`. `None` if the headline is not
 /// about a finding, or the finding has no next step.
 fn next_line(model: &ViewModel<'_>) -> Option<Line> {
@@ -321,6 +346,14 @@ fn remains_line(model: &ViewModel<'_>) -> Option<Line> {
         line.push(plain(" exports the report"));
     }
     Some(line)
+}
+
+/// If no record states how many ranks the job has, the line that says so: ranks that no view shows may be missing.
+fn unknown_size_line(model: &ViewModel<'_>) -> Option<Line> {
+    let input = &model.snapshot.report.input;
+    let read = format_ranks_read(input);
+    let text = format!("   read {read}; no record states how many ranks the job has");
+    input.may_have_more.then(|| vec![styled(text, Tone::Dim)])
 }
 
 /// In the row of the finding that the first line shows, replaces the sentence with a reference to that line.
@@ -423,7 +456,7 @@ fn trends(model: &ViewModel<'_>, height: usize) -> Vec<Line> {
 /// `why: 517 <- dp_5 #9133 (15 ranks wait) <- tp_64..71 (56 ranks wait), pp_3 #7 (1 rank waits)`: the ranks right of an
 /// arrow wait for those left of it. `None` if there are no root causes or no ranks wait.
 fn why_line(model: &ViewModel<'_>) -> Option<Line> {
-    let roots = &model.index.roots;
+    let roots = model.index.roots();
     if roots.is_empty() {
         return None;
     }
@@ -463,7 +496,8 @@ fn by_host(model: &ViewModel<'_>) -> bool {
 /// The meanings of the characters that show the states of ranks.
 fn legend() -> String {
     let mut legend = String::new();
-    for (_, glyph, _, word) in RankState::ALL {
+    for state in RankState::ALL {
+        let (glyph, word) = (state.mark().glyph, state.word());
         legend.push_str(&format!(" {glyph}={word}"));
     }
     legend
@@ -484,9 +518,9 @@ fn strip_pane(model: &ViewModel<'_>) -> Pane {
 }
 
 fn strip(model: &ViewModel<'_>) -> Strip {
-    let shown = |rank: Rank, state: RankState| {
+    let shown = |rank: Rank| {
         let subject = rcomm_analyzer::filter::Subject {
-            state: Some(state.word()),
+            state: Some(model.index.filter_words(model.snapshot, rank)),
             ..Default::default()
         };
         model.passes_rank(rank, &subject)
@@ -507,12 +541,10 @@ fn strip(model: &ViewModel<'_>) -> Strip {
     let states = &model.index.states;
     if by_host(model) {
         let dots = model.index.hosts.iter().map(|host| {
-            let all = host.ranks.iter().map(|&at| (ranks[at].rank, states[at]));
-            let visible = model.filter.is_empty() || all.clone().any(|(r, s)| shown(r, s));
-            let worst = all
-                .map(|(_, state)| state)
-                .max()
-                .unwrap_or(RankState::Silent);
+            let mut all = host.ranks.iter();
+            let visible = model.filter.is_empty() || all.any(|&at| shown(ranks[at].rank));
+            let worst = host.ranks.iter().map(|&at| states[at]).max();
+            let worst = worst.unwrap_or(RankState::Unread);
             dot(worst, visible)
         });
         Strip {
@@ -524,7 +556,7 @@ fn strip(model: &ViewModel<'_>) -> Strip {
         Strip {
             unit: "rank",
             dots: all
-                .map(|(view, &state)| dot(state, shown(view.rank, state)))
+                .map(|(view, &state)| dot(state, shown(view.rank)))
                 .collect(),
         }
     }

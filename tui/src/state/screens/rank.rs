@@ -6,6 +6,7 @@ use super::{ViewModel, in_flight, look_further, overview};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
+use crate::state::index::Marked;
 use rcomm_analyzer::format::{count, grouped, rank_set};
 use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{GroupRef, RankView};
@@ -57,7 +58,7 @@ pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
 
 fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
     let rank = view.rank;
-    let state = model.index.rank(model.snapshot, rank);
+    let state = model.index.rank(rank);
     let mut who = vec![
         styled(model.rank_label(rank), Tone::Title),
         plain("  "),

@@ -1,12 +1,12 @@
 //! The ranks: a heat map of hosts × local ranks, and tables of some ranks.
 
 use super::ViewModel;
-use crate::page::table::{Cell, Headings, Row, Table, Target, number, rest, text};
+use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Dot, Grid, Line, Page, Pane, plain, styled};
-use crate::state::index::{Host, RankState};
-use rcomm_analyzer::RankReport;
+use crate::state::index::{Host, Marked};
 use rcomm_analyzer::filter::Subject;
+use rcomm_analyzer::{RankReport, RankState};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::{age, duration_ms, millis};
 use std::collections::HashMap;
@@ -133,7 +133,7 @@ fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
 
 fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
     let is_listed = |host: &&Host| {
-        let has_problem = |&at: &usize| model.index.states[at] != RankState::Ok;
+        let has_problem = |&at: &usize| model.index.states[at].is_problem();
         !model.problems_only || host.ranks.iter().any(has_problem)
     };
     let hosts: Vec<&Host> = model.index.hosts.iter().filter(is_listed).collect();
@@ -209,13 +209,13 @@ fn dot(model: &ViewModel<'_>, at: usize, ages: &HashMap<Rank, f64>) -> Dot {
         }
     };
     let subject = Subject {
-        state: Some(state.word()),
+        state: Some(model.index.filter_words(model.snapshot, view.rank)),
         lag_ms: Some(report.and_then(|r| r.lag_p50_ms).unwrap_or(f64::NAN)),
         age_ms: Some(ages.get(&view.rank).copied().unwrap_or(f64::NAN)),
         ..Subject::default()
     };
     let wanted =
-        model.passes_rank(view.rank, &subject) && (!model.problems_only || state != RankState::Ok);
+        model.passes_rank(view.rank, &subject) && (!model.problems_only || state.is_problem());
     if wanted {
         Dot { glyph, tone }
     } else {
@@ -229,7 +229,8 @@ fn dot(model: &ViewModel<'_>, at: usize, ages: &HashMap<Rank, f64>) -> Dot {
 fn legend(model: &ViewModel<'_>) -> Line {
     let mut line = Vec::new();
     if model.metric == Metric::State {
-        for &(_, glyph, tone, word) in RankState::ALL {
+        for state in RankState::ALL {
+            let (Mark { glyph, tone }, word) = (state.mark(), state.word());
             line.push(styled(glyph.to_string(), tone));
             line.push(plain(format!(" {word}  ")));
         }
@@ -257,7 +258,7 @@ fn pattern(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Option<String> {
         if model.metric == Metric::State {
             return matches!(
                 model.index.states[at],
-                RankState::Root | RankState::Late | RankState::Silent
+                RankState::Root | RankState::Late | RankState::Silent | RankState::Unread
             );
         }
         let rank = ranks[at].rank;
@@ -297,13 +298,13 @@ pub(super) fn page_of(model: &ViewModel<'_>, some: &[Rank]) -> Page {
     let rows = some
         .iter()
         .filter_map(|&rank| {
-            let state = model.index.rank(model.snapshot, rank);
+            let state = model.index.rank(rank);
             let subject = Subject {
-                state: Some(state.word()),
+                state: Some(model.index.filter_words(model.snapshot, rank)),
                 age_ms: Some(ages.get(&rank).copied().unwrap_or(f64::NAN)),
                 ..Subject::default()
             };
-            let problem = state != RankState::Ok;
+            let problem = state.is_problem();
             let shown = model.passes_rank(rank, &subject) && (problem || !model.problems_only);
             shown.then(|| {
                 let report = model.index.report(model.snapshot, rank);

@@ -43,7 +43,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
 }
 
 fn passes(model: &ViewModel<'_>, view: &ReducerView<'_>) -> bool {
-    let state = model.index.rank(model.snapshot, view.rank).word();
+    let state = model.index.filter_words(model.snapshot, view.rank);
     !model.problems_only
         && model.passes_rank(
             view.rank,

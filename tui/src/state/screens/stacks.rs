@@ -5,10 +5,9 @@ use super::ViewModel;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Page, Pane, styled};
-use crate::state::index::RankState;
-use rcomm_analyzer::StackNode;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::rank_set;
+use rcomm_analyzer::{RankState, StackNode};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::time_of_day;
 
@@ -63,12 +62,11 @@ fn table(model: &ViewModel<'_>, stacks: &[StackNode], empty: &str) -> Table {
     while let Some((depth, node)) = todo.pop() {
         let ranks: Vec<Rank> = (node.ranks.iter().copied())
             .filter(|&rank| {
-                let state = model.index.rank(model.snapshot, rank);
                 let subject = Subject {
-                    state: Some(state.word()),
+                    state: Some(model.index.filter_words(model.snapshot, rank)),
                     ..Subject::default()
                 };
-                (!model.problems_only || state == RankState::Root)
+                (!model.problems_only || model.index.rank(rank) == RankState::Root)
                     && model.passes_rank(rank, &subject)
             })
             .collect();
@@ -91,7 +89,7 @@ fn row(model: &ViewModel<'_>, depth: usize, node: &StackNode, ranks: Vec<Rank>) 
     // cause.
     let root = ranks
         .iter()
-        .all(|&rank| model.index.rank(model.snapshot, rank) == RankState::Root);
+        .all(|&rank| model.index.rank(rank) == RankState::Root);
     let indent = "  ".repeat(depth.min(30));
     let frame = match node.filename.as_str() {
         "" => format!("{indent}{}", node.name),

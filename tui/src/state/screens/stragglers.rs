@@ -90,7 +90,7 @@ fn passes(model: &ViewModel<'_>, report: &RankReport) -> bool {
         report.rank,
         &Subject {
             lag_ms: Some(report.lag_p50_ms.unwrap_or(f64::NAN)),
-            state: Some(model.index.rank(model.snapshot, report.rank).word()),
+            state: Some(model.index.filter_words(model.snapshot, report.rank)),
             ..Subject::default()
         },
     )

@@ -5,11 +5,10 @@ use super::ViewModel;
 use super::rank::{group_of, op_name};
 use crate::page::theme::Tone;
 use crate::page::{Body, INSIDE, Lane, Line, PENDING, Page, Pane, Span, Timeline, plain, styled};
-use crate::state::index::RankState;
-use rcomm_analyzer::RankView;
-use rcomm_analyzer::Snapshot;
+use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::group_label;
+use rcomm_analyzer::{RankState, RankView, Snapshot};
 use rcomm_recorder::model::text::{bytes, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::Dump;
@@ -115,19 +114,19 @@ fn shown(model: &ViewModel<'_>) -> Vec<usize> {
     let mut shown: Vec<(u8, usize)> = (0..ranks.len())
         .filter(|&at| {
             let state = model.index.states[at];
+            let rank = ranks[at].rank;
             let subject = Subject {
-                state: Some(state.word()),
+                state: Some(model.index.filter_words(model.snapshot, rank)),
                 ..Subject::default()
             };
-            (!model.problems_only || state != RankState::Ok)
-                && model.passes_rank(ranks[at].rank, &subject)
+            (!model.problems_only || state.is_problem()) && model.passes_rank(rank, &subject)
         })
         .map(|at| {
             let priority = match model.index.states[at] {
                 _ if model.marks.contains(&ranks[at].rank) => 0,
                 RankState::Root => 1,
                 RankState::Late => 2,
-                RankState::Silent => 3,
+                RankState::Silent | RankState::Unread => 3,
                 RankState::Failed => 4,
                 RankState::Waits => 5,
                 RankState::Ok => 6,
@@ -324,7 +323,7 @@ fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &
     Lane {
         rank: view.rank,
         label: format!("{glyph} r{}", view.rank),
-        tone: if state == RankState::Ok {
+        tone: if !state.is_problem() {
             Tone::Plain
         } else {
             state.mark().tone

@@ -1,6 +1,6 @@
 //! The screen `warnings`: the report's findings and the problems of its input, with their codes and sentences.
 
-use super::{Fold, ViewModel};
+use super::{Fold, ViewModel, finding};
 use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
@@ -49,7 +49,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(vec![], format!("warnings: {}", summary(model)), table)
 }
 
-/// The whole sentence and the next step of the finding in a row, or in the last one if there are fewer; `None` if the
+/// The whole sentence, the doubts and the next step of the finding in a row, or in the last one if there are fewer; `None` if the
 /// row has no finding.
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
     let rows = &page.table(0)?.rows;
@@ -58,18 +58,19 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
         return None;
     };
     let mut findings = model.snapshot.report.findings.iter();
-    let finding = findings.find(|finding| finding.id == id)?;
-    let mut lines = vec![vec![plain(model.sentence(finding))]];
-    if !finding.next.is_empty() {
+    let selected = findings.find(|finding| finding.id == id)?;
+    let mut lines = vec![vec![plain(model.sentence(selected))]];
+    lines.extend(finding::doubts(selected));
+    if !selected.next.is_empty() {
         lines.push(vec![
             styled("next: ", Tone::Accent),
-            plain(finding.next.clone()),
+            plain(selected.next.clone()),
         ]);
     }
     let width = usize::from(model.size.0);
     let lines = lines.iter().flat_map(|line| wrap(line, width, usize::MAX));
     Some(Pane {
-        title: format!("{}: [enter] evidence, [!] explanation", finding.code),
+        title: format!("{}: [enter] evidence, [!] explanation", selected.code),
         body: Body::Text(lines.collect()),
     })
 }

@@ -61,7 +61,7 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
 
 /// The roots of the whole hang, and the ranks that wait because of them.
 pub(super) fn table_of_hang(model: &ViewModel<'_>) -> Table {
-    let roots = &model.index.roots;
+    let roots = model.index.roots();
     let chain = causes::chain(&model.snapshot.report, roots);
     Table {
         headings: Headings::Hidden,
@@ -139,7 +139,7 @@ fn requested_finding<'a>(model: &ViewModel<'a>, target: Option<&Target>) -> Opti
 /// The culprits of the finding that the user asked about; without one, the root causes of the whole hang.
 fn roots(model: &ViewModel<'_>, target: Option<&Target>) -> Vec<Rank> {
     requested_finding(model, target).map_or_else(
-        || model.index.roots.clone(),
+        || model.index.roots().to_vec(),
         |finding| finding.culprit_ranks.clone(),
     )
 }
@@ -219,7 +219,9 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
         |call| format!("last recorded call: {call}"),
     );
     if let Some(frame) = newest.and_then(|(dump, entry)| place(model, rank, dump, entry)) {
-        let call_site = format!(" at {}:{} {}", frame.filename, frame.line, frame.name);
+        // The row is short, and the rank's own screen has the whole path.
+        let file = frame.filename.rsplit('/').next().unwrap_or_default();
+        let call_site = format!(" at {file}:{} {}", frame.line, frame.name);
         what.push_str(call_site.trim_end());
     }
     if let Some(phase) = on_rank

@@ -18,6 +18,7 @@ mod waiters;
 
 pub use difference::write_difference;
 pub use explanation::{write_codes, write_explanation};
+pub use finding::format_doubt;
 pub use page::{Detail, Layout};
 pub use record::write_record;
 pub use tables::write_table;

@@ -2,6 +2,7 @@
 
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::life::{End, Gone};
+use crate::judge::policy::LaterAttempt;
 use crate::report::format::{count, format_ranks, time_of_day};
 use crate::report::{Code, EndKind, Finding, JobEnd, Report};
 use rcomm_recorder::model::{EntryState, Rank};
@@ -17,7 +18,22 @@ pub(crate) fn of(ctx: &Context<'_>) -> Option<JobEnd> {
         at_ns: end.last_ns,
         first_ranks: end.first.clone(),
         sentence: with_attempts(ctx, &sentence(ctx, end)),
+        attempt: attempt(ctx),
+        later_attempt: later_attempt(ctx).map(|later| later.attempt),
     })
+}
+
+/// The attempt that the records are of.
+fn attempt(ctx: &Context<'_>) -> u32 {
+    let records = ctx.aligned.records.iter();
+    let attempt = records.map(|record| record.identity.attempt).max();
+    attempt.unwrap_or(0)
+}
+
+/// A later attempt than that of the records, if its processes were seen.
+fn later_attempt<'a>(ctx: &Context<'a>) -> Option<&'a LaterAttempt> {
+    let later = ctx.policy.later_attempt.as_ref();
+    later.filter(|later| later.attempt > attempt(ctx))
 }
 
 /// The highest confidence of a finding that rests on waits of unknown age.
@@ -97,11 +113,8 @@ pub(crate) fn append(ctx: &Context<'_>, report: &mut Report) {
 /// A sentence on a job that is over, with its attempt. If a later attempt has begun, that comes before the sentence;
 /// otherwise the number of the attempt follows it, unless it is 0.
 fn with_attempts(ctx: &Context<'_>, sentence: &str) -> String {
-    let records = ctx.aligned.records.iter();
-    let attempt = records.map(|record| record.identity.attempt).max();
-    let attempt = attempt.unwrap_or(0);
-    let later = ctx.policy.later_attempt.as_ref();
-    match later.filter(|later| later.attempt > attempt) {
+    let attempt = attempt(ctx);
+    match later_attempt(ctx) {
         Some(later) => {
             let (run, have) = match later.ranks.len() {
                 1 => ("runs", "has"),

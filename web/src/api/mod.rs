@@ -184,7 +184,7 @@ impl Shown {
         let watched = watched.map_err(|reason| match reason {
             NotWatched::Unknown => Refusal::NoJob(name),
             NotWatched::TooMany => Refusal::ManyJobs(MAX_WATCHED),
-            NotWatched::Failed(error) => Refusal::Thread(error),
+            NotWatched::NoThread(error) => Refusal::Thread(error),
         })?;
         if watched.store.frame().is_none() {
             let mut changes = watched.store.changes();

@@ -2,11 +2,11 @@
 //!
 //! The server shows one job. Another job is watched from the first request for it on. Once no request uses it any more,
 //! it is dropped a minute after its last request, or earlier if another job needs its place. The list is made on
-//! request. So jobs that no client looks at cost nothing.
+//! request. So nothing is read unless a client asks.
 
 use super::store::SnapshotStore;
 use rcomm_analyzer::print::human::one_line;
-use rcomm_analyzer::source::RingSource;
+use rcomm_analyzer::source::{RingSource, Source};
 use rcomm_analyzer::{Anchor, LiveOptions, NodeJob, NodeJobs, Pace, Verdict, Watch};
 use rcomm_recorder::publish::list_rings;
 use serde::Serialize;
@@ -31,7 +31,7 @@ struct Shared {
     options: LiveOptions,
     pace: Pace,
     listing: Mutex<Listing>,
-    watched: Mutex<BTreeMap<String, Watched>>,
+    watched: Mutex<BTreeMap<String, WatchEntry>>,
 }
 
 struct Listing {
@@ -49,7 +49,7 @@ pub(crate) struct WatchedJob {
     _watch: Watch,
 }
 
-struct Watched {
+struct WatchEntry {
     job: Arc<WatchedJob>,
     /// When a client requested the job last.
     used: Instant,
@@ -62,7 +62,7 @@ pub(crate) enum NotWatched {
     /// [`MAX_WATCHED`] other jobs are in use.
     TooMany,
     /// No thread could be started.
-    Failed(std::io::Error),
+    NoThread(std::io::Error),
 }
 
 /// One job in the list.
@@ -73,7 +73,7 @@ pub(crate) struct JobRow {
     pub(crate) shown: bool,
     /// `None` if the job was not judged; see [`NodeJob::report`].
     pub(crate) verdict: Option<Verdict>,
-    /// The first sentence of the report; empty if there is none.
+    /// What [`one_line`] says after the verdict; empty if the job was not judged.
     pub(crate) sentence: String,
     /// Whether the report of the listing has an error or a warning.
     pub(crate) in_trouble: bool,
@@ -149,50 +149,67 @@ impl Jobs {
     ///
     /// # Blocking
     ///
-    /// Lists ring files, unless the job is watched already. If it replaces another job, joins that job's threads.
+    /// Lists ring files, unless the job is watched already. If it replaces another job, joins that job's threads;
+    /// other calls do not wait for this.
     ///
     /// # Errors
     ///
     /// [`NotWatched`] says why the job is not watched.
     pub(crate) fn watch(&self, name: &str) -> Result<Arc<WatchedJob>, NotWatched> {
+        self.watch_by(name, |source| {
+            let (options, pace) = (self.0.options.clone(), self.0.pace);
+            SnapshotStore::watch(vec![source], options, pace)
+        })
+    }
+
+    /// Works like [`watch`](Self::watch); `start` begins to watch the rings of the job.
+    fn watch_by(
+        &self,
+        name: &str,
+        start: impl FnOnce(Box<dyn Source>) -> std::io::Result<(SnapshotStore, Watch)>,
+    ) -> Result<Arc<WatchedJob>, NotWatched> {
         let mut watched = lock(&self.0.watched);
-        if let Some(known) = watched.get_mut(name) {
-            known.used = Instant::now();
-            return Ok(known.job.clone());
+        if let Some(entry) = watched.get_mut(name) {
+            entry.used = Instant::now();
+            return Ok(entry.job.clone());
         }
         let rings = list_rings(&self.0.directory).unwrap_or_default();
-        let mut known = rings
+        let mut readable = rings
             .iter()
             .filter_map(|listing| listing.ring.as_ref().ok());
-        if !known.any(|ring| ring.identity.job == name) {
+        if !readable.any(|ring| ring.identity.job == name) {
             return Err(NotWatched::Unknown);
         }
+        let mut oldest = None;
         if watched.len() >= MAX_WATCHED {
-            let unused = |(_, known): &(&String, &Watched)| Arc::strong_count(&known.job) == 1;
-            let oldest = watched
+            let unused = |(_, entry): &(&String, &WatchEntry)| Arc::strong_count(&entry.job) == 1;
+            oldest = watched
                 .iter()
                 .filter(unused)
-                .min_by_key(|(_, known)| known.used);
-            let oldest = oldest.map(|(name, _)| name.clone());
-            let oldest = oldest.ok_or(NotWatched::TooMany)?;
-            watched.remove(&oldest);
+                .min_by_key(|(_, entry)| entry.used)
+                .map(|(name, _)| name.clone());
+            if oldest.is_none() {
+                return Err(NotWatched::TooMany);
+            }
         }
         let source = RingSource::new(self.0.directory.clone(), Some(name.to_owned()));
-        let (store, watch) =
-            SnapshotStore::watch(vec![Box::new(source)], self.0.options.clone(), self.0.pace)
-                .map_err(NotWatched::Failed)?;
+        let (store, watch) = start(Box::new(source)).map_err(NotWatched::NoThread)?;
         let job = Arc::new(WatchedJob {
             store,
             _watch: watch,
         });
-        let used = Instant::now();
+        // Only now: if no thread could be started, the older job stays watched.
+        let replaced = oldest.and_then(|oldest| watched.remove(&oldest));
         watched.insert(
             name.to_owned(),
-            Watched {
+            WatchEntry {
                 job: job.clone(),
-                used,
+                used: Instant::now(),
             },
         );
+        drop(watched);
+        // Dropping a watched job joins its threads, so the lock is released first.
+        drop(replaced);
         Ok(job)
     }
 
@@ -201,8 +218,7 @@ impl Jobs {
     ///
     /// # Blocking
     ///
-    /// Until a read of the records that is in progress has ended: for each dropped job, at most the time-out of the
-    /// pace.
+    /// Until the read and the judgment in progress have ended, for each dropped job; neither has a limit of time.
     pub(crate) fn forget_idle(&self) {
         self.forget(IDLE);
     }
@@ -215,11 +231,11 @@ impl Jobs {
             listing.taken = None;
         }
         drop(listing);
-        let is_idle = |_: &String, known: &mut Watched| {
-            Arc::strong_count(&known.job) == 1 && known.used.elapsed() >= idle
+        let is_idle = |_: &String, entry: &mut WatchEntry| {
+            Arc::strong_count(&entry.job) == 1 && entry.used.elapsed() >= idle
         };
         let mut watched = lock(&self.0.watched);
-        let old: Vec<(String, Watched)> = watched.extract_if(.., is_idle).collect();
+        let old: Vec<(String, WatchEntry)> = watched.extract_if(.., is_idle).collect();
         drop(watched);
         // Dropping a watched job joins its threads, so the lock is released first.
         drop(old);
@@ -233,40 +249,132 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcomm_analyzer::source::{Poll, SourceError};
     use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
+    use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+
+    /// The jobs `job0`, `job1` and so on, each with one ring, in a directory of their own.
+    struct Node {
+        jobs: Jobs,
+        _directory: tempfile::TempDir,
+        _rings: Vec<FlightRecorder>,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().expect("a temporary directory can be made");
+            let rings = (0..6)
+                .map(|job| {
+                    let mut config = RecorderConfig::new(format!("job{job}"), 0, 1);
+                    config.placement = Placement::Dir(directory.path().to_owned());
+                    FlightRecorder::create(&config)
+                        .expect("a ring can be made in a fresh directory")
+                })
+                .collect();
+            let path = directory.path().to_owned();
+            Self {
+                jobs: Jobs::new(path, LiveOptions::default(), Pace::default()),
+                _directory: directory,
+                _rings: rings,
+            }
+        }
+
+        fn watch(&self, job: usize) -> Arc<WatchedJob> {
+            let watched = self.jobs.watch(&format!("job{job}"));
+            watched.ok().expect("the job is watched")
+        }
+
+        /// The names of the watched jobs, in order.
+        fn watched(&self) -> Vec<String> {
+            lock(&self.jobs.0.watched).keys().cloned().collect()
+        }
+    }
 
     #[test]
     fn an_idle_job_is_forgotten_and_the_number_of_watched_jobs_is_limited() {
-        let directory = tempfile::tempdir().expect("a temporary directory can be made");
-        let _rings: Vec<FlightRecorder> = (0..6)
-            .map(|job| {
-                let mut config = RecorderConfig::new(format!("job{job}"), 0, 1);
-                config.placement = Placement::Dir(directory.path().to_owned());
-                FlightRecorder::create(&config).expect("a ring can be made in a fresh directory")
-            })
-            .collect();
-        let directory = directory.path().to_owned();
-        let jobs = Jobs::new(directory, LiveOptions::default(), Pace::default());
-        let watched = || lock(&jobs.0.watched).keys().cloned().collect::<Vec<_>>();
+        let node = Node::new();
+        let jobs = &node.jobs;
         assert!(matches!(jobs.watch("other"), Err(NotWatched::Unknown)));
-        let mut held: Vec<_> = (0..MAX_WATCHED)
-            .map(|job| {
-                jobs.watch(&format!("job{job}"))
-                    .ok()
-                    .expect("it has a ring")
-            })
-            .collect();
+        let mut held: Vec<_> = (0..MAX_WATCHED).map(|job| node.watch(job)).collect();
         assert!(matches!(jobs.watch("job4"), Err(NotWatched::TooMany)));
         // A job that is no longer in use is replaced.
         held.remove(0);
-        held.push(jobs.watch("job4").ok().expect("an unused job is replaced"));
-        assert_eq!(watched(), ["job1", "job2", "job3", "job4"]);
+        held.push(node.watch(4));
+        assert_eq!(node.watched(), ["job1", "job2", "job3", "job4"]);
         jobs.forget(Duration::ZERO);
-        assert_eq!(watched().len(), MAX_WATCHED);
+        assert_eq!(node.watched().len(), MAX_WATCHED);
         held.truncate(1);
         jobs.forget(IDLE);
-        assert_eq!(watched().len(), MAX_WATCHED);
+        assert_eq!(node.watched().len(), MAX_WATCHED);
         jobs.forget(Duration::ZERO);
-        assert_eq!(watched(), ["job1"]);
+        assert_eq!(node.watched(), ["job1"]);
+    }
+
+    #[test]
+    fn a_job_stays_watched_if_its_replacement_cannot_start() {
+        let node = Node::new();
+        for job in 0..MAX_WATCHED {
+            node.watch(job);
+        }
+        let no_thread = |_| Err(std::io::Error::other("no thread"));
+        let refused = node.jobs.watch_by("job4", no_thread);
+        assert!(matches!(refused, Err(NotWatched::NoThread(_))));
+        assert_eq!(node.watched(), ["job0", "job1", "job2", "job3"]);
+    }
+
+    /// A source whose poll says that it has begun, and ends when the other end of `until_dropped` is dropped.
+    struct BlockedSource {
+        begun: SyncSender<()>,
+        until_dropped: Receiver<()>,
+    }
+
+    impl Source for BlockedSource {
+        fn name(&self) -> String {
+            "blocked".to_owned()
+        }
+
+        fn poll(&mut self, _deadline: Instant) -> Result<Poll, SourceError> {
+            // After the first poll, the test takes no more of these.
+            let _ = self.begun.try_send(());
+            let _ = self.until_dropped.recv();
+            Ok(Poll::default())
+        }
+    }
+
+    #[test]
+    fn other_jobs_can_be_watched_while_the_threads_of_a_replaced_one_end() {
+        const LIMIT: Duration = Duration::from_secs(60);
+        let node = Node::new();
+        let (begun, has_begun) = sync_channel(1);
+        let (hold, until_dropped) = channel();
+        let blocked = BlockedSource {
+            begun,
+            until_dropped,
+        };
+        let start = |_| {
+            let (options, pace) = (LiveOptions::default(), Pace::default());
+            SnapshotStore::watch(vec![Box::new(blocked)], options, pace)
+        };
+        let first = node.jobs.watch_by("job0", start);
+        drop(first.ok().expect("the job is watched"));
+        has_begun.recv_timeout(LIMIT).expect("the poll begins");
+        for job in 1..MAX_WATCHED {
+            node.watch(job);
+        }
+        std::thread::scope(|scope| {
+            let replacing = scope.spawn(|| drop(node.watch(MAX_WATCHED)));
+            let deadline = Instant::now() + LIMIT;
+            let is_replaced = || {
+                let watched = node.jobs.0.watched.try_lock();
+                watched.is_ok_and(|watched| watched.contains_key("job4"))
+            };
+            while !is_replaced() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let (is_replaced, is_joined) = (is_replaced(), replacing.is_finished());
+            drop(hold);
+            assert!(is_replaced, "the lock is free while the threads are joined");
+            assert!(!is_joined, "the poll of the replaced job has not ended");
+        });
     }
 }

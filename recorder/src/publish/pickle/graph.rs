@@ -64,16 +64,22 @@ impl Pickle {
         self.renumbered = false;
     }
 
-    /// Removes the values, and frees the memory of each large table beyond `cells` values.
+    /// Removes the values, and frees the memory of each table beyond `cells` values.
     pub(in crate::publish) fn shrink_to(&mut self, cells: usize) {
         self.stack.clear();
         self.items.clear();
         self.memo.clear();
         self.containers.clear();
+        self.marks.clear();
+        self.chunks.clear();
+        self.incomplete.clear();
         self.stack.shrink_to(cells);
         self.items.shrink_to(cells);
         self.memo.shrink_to(cells);
         self.containers.shrink_to(cells);
+        self.marks.shrink_to(cells);
+        self.chunks.shrink_to(cells);
+        self.incomplete.shrink_to(cells);
     }
 
     /// Number of containers, which are numbered from 0.
@@ -303,5 +309,35 @@ impl<'a> Iterator for Items<'a> {
         self.next = self.pickle.chunks.get(chunk.next as usize).copied();
         let start = chunk.start as usize;
         Some(&self.pickle.items[start..start + chunk.len as usize])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_every_table_beyond_the_limit_is_freed() {
+        let mut pickle = Pickle {
+            stack: Vec::with_capacity(1_000),
+            marks: Vec::with_capacity(1_000),
+            memo: Vec::with_capacity(1_000),
+            containers: Vec::with_capacity(1_000),
+            chunks: Vec::with_capacity(1_000),
+            items: Vec::with_capacity(1_000),
+            incomplete: Vec::with_capacity(1_000),
+            ..Pickle::default()
+        };
+        pickle.shrink_to(10);
+        let kept = [
+            pickle.stack.capacity(),
+            pickle.marks.capacity(),
+            pickle.memo.capacity(),
+            pickle.containers.capacity(),
+            pickle.chunks.capacity(),
+            pickle.items.capacity(),
+            pickle.incomplete.capacity(),
+        ];
+        assert!(kept.iter().all(|&kept| kept < 1_000), "{kept:?}");
     }
 }

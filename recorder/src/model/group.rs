@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// A rank in the world (global), unless the name is `group_rank`.
+/// A rank in the world (a global rank). Ranks in a group are plain `u32`.
 pub type Rank = u32;
 
 /// The number of a group *in one process*, in the order of creation there.

@@ -1,10 +1,10 @@
 //! Reads and writes the dump dialect of PyTorch's flight recorder, with rcomm's extensions.
 //!
-//! The reader tests for keys rather than versions and ignores unknown keys. So the same code reads
-//! dumps of PyTorch's NCCL recorder, its gloo recorder, its backend-agnostic hook, torchcomms, and this
-//! crate. From a truncated or damaged file it returns the complete entries and a [`ReadProblem`]. Input
-//! is untrusted: the module `pickle` limits what a pickle may do and how many values it may have, and `serde_json`
-//! limits the depth of JSON.
+//! The reader looks at keys, not at versions, except that it refuses a major version newer than its own; it ignores
+//! unknown keys. So the same code reads dumps of PyTorch's NCCL recorder, its gloo recorder, its backend-agnostic hook,
+//! torchcomms, and this crate. From a truncated or damaged file it returns the complete entries and a [`ReadProblem`].
+//! Input is untrusted: the module `pickle` limits what a pickle may do and how many values it may have, and
+//! `serde_json` limits the depth of JSON.
 //!
 //! The keys and spellings of the dialect stay in this module: other modules see a [`Dump`], and what was lost in
 //! reading it.
@@ -52,7 +52,8 @@ pub enum ReadError {
     },
     /// The file is a pickle that would construct objects, call functions, or fetch something from outside.
     #[error(
-        "refused: pickle instruction {opcode} at byte {at} would construct an object, which dumps never do"
+        "refused: pickle instruction {opcode} at byte {at} would construct, call or fetch an object; no dump \
+         contains it"
     )]
     Refused {
         /// The instruction, by its name in Python's `pickletools`.
@@ -89,8 +90,8 @@ impl std::fmt::Display for Cause {
     }
 }
 
-/// Data that was lost while the rest was read. Operations may be missing that the rank issued after the last one that
-/// was read: a rejected entry may have been the newest of its group.
+/// What was lost while the rest was read. The newest operations of the rank may be among it: they stand behind the
+/// point where reading stopped, or were rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadProblem {
     /// Reading stopped early: the file is truncated or damaged.
@@ -107,15 +108,16 @@ pub enum ReadProblem {
     },
     /// Entries with missing or invalid values were skipped.
     #[error(
-        "{} skipped; the first is entry {first}, because of its `{key}`",
-        if *count == 1 { "1 entry was".to_owned() } else { format!("{count} entries were") }
+        "{} skipped; the first is entry {first}, {}",
+        if *count == 1 { "1 entry was".to_owned() } else { format!("{count} entries were") },
+        if *key == NOT_A_DICT { key.to_string() } else { format!("because of its `{key}`") }
     )]
     Rejected {
         /// The number of entries that were skipped.
         count: usize,
         /// Index of the first of these entries, from 0.
         first: usize,
-        /// The key whose value is missing or invalid; `(not a dict)` if the entry has no keys.
+        /// The key whose value is missing or invalid; `which is not a dict` if the entry has no keys.
         key: &'static str,
     },
     /// `entries` holds no list, so no operation could be read.
@@ -128,6 +130,9 @@ pub enum ReadProblem {
     },
 }
 
+/// The [`key`](ReadProblem::Rejected::key) of an entry without keys.
+const NOT_A_DICT: &str = "which is not a dict";
+
 /// Reads dumps one after another, and keeps its working memory from file to file.
 #[derive(Default)]
 pub struct DumpReader {
@@ -137,7 +142,7 @@ pub struct DumpReader {
     entries: Vec<Entry>,
 }
 
-/// Maximum size of each table of working memory that is kept for the next file, in values.
+/// Maximum number of values of each large table of the pickle decoder whose memory is kept for the next file.
 const KEPT_VALUES: usize = 1 << 20;
 
 impl DumpReader {
@@ -146,8 +151,8 @@ impl DumpReader {
         Self::default()
     }
 
-    /// Gives the reader memory for the entries of the next dump: those of one that is no longer needed. New memory
-    /// costs page faults, which add up over the files of a large job.
+    /// Takes the entries of a dump that is no longer needed; the next dump reuses their memory. New memory would cost
+    /// page faults, which add up over the files of a large job.
     pub fn reuse(&mut self, mut entries: Vec<Entry>) {
         entries.clear();
         self.entries = entries;

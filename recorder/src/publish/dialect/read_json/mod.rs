@@ -10,7 +10,7 @@ mod visit;
 use super::build::{Builder, ConfigGroup};
 use super::keys::{config, failure, frame, reducer, status, top};
 use super::value::{self, FailureDraft, PeerDraft, Scalar};
-use super::{Cause, ReadProblem};
+use super::{Cause, NOT_A_DICT, ReadProblem};
 use crate::model::{ProcessGroupStatus, RankStatus, ReducerBucket, ReducerStep};
 use entry::{EntrySeed, Kind};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -516,7 +516,7 @@ impl<'de> Visitor<'de> for EntriesSeed<'_> {
         while let Some(kind) = seq.next_element_seed(EntrySeed(builder))? {
             match kind {
                 Kind::Dict => builder.push(),
-                Kind::Other => builder.reject_entry("(not a dict)"),
+                Kind::Other => builder.reject_entry(NOT_A_DICT),
             }
             builder.looks_like_dump |= !builder.dump.entries.is_empty();
         }

@@ -5,6 +5,7 @@
 
 use super::{MAX_PLAN, MAX_WALKED, NO_FRAME, Planned, Reader};
 use crate::model::EntryState;
+use crate::publish::dialect::NOT_A_DICT;
 use crate::publish::dialect::intern::Text;
 use crate::publish::dialect::keys::{Field, frame};
 use crate::publish::dialect::value;
@@ -22,7 +23,7 @@ impl Reader<'_> {
     /// off is ignored.
     pub(super) fn item(&mut self, pickle: &Pickle, item: Cell) {
         let Cell::Dict(id) = item else {
-            self.builder.reject_entry("(not a dict)");
+            self.builder.reject_entry(NOT_A_DICT);
             return;
         };
         if pickle.is_incomplete(id) {

@@ -25,14 +25,15 @@ proptest! {
             Situation::Mismatch,
             Situation::Straggler,
         ]),
-        looks in prop::collection::vec(-3_000i64..30_000, 1..5),
+        // When the job is looked at, ms from the fault on.
+        looks_ms in prop::collection::vec(-3_000i64..30_000, 1..5),
     ) {
         let simulation = Simulation::new(situation, 16, common::START_NS).with_window(64);
-        let mut looks = looks;
-        looks.sort_unstable();
+        let mut looks_ms = looks_ms;
+        looks_ms.sort_unstable();
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["simulated".into()]);
         let mut source = {
-            let mut at = looks.clone().into_iter();
+            let mut at = looks_ms.clone().into_iter();
             let fault = simulation.fault_ns();
             SimulatedSource::new(simulation.clone(), move || {
                 fault + at.next().expect("there is a time for each read") * 1_000_000
@@ -40,23 +41,24 @@ proptest! {
         };
         let mut newest = None;
         let mut now = 0;
-        for ms in looks {
+        for ms in looks_ms {
             now = simulation.fault_ns() + ms * 1_000_000;
             let at = moment(&simulation, now);
             live.observe(0, source.poll(Instant::now()), at);
             newest = live.refresh(at).map(|snapshot| snapshot.report).or(newest);
         }
-        let live = newest.expect("the first read gives a report");
+        let live_report = newest.expect("the first read gives a report");
         let mut policy = LiveOptions::default().policy;
         policy.now_ns = Some(now);
         policy.world_size = Some(16);
         let dumps = simulation.dumps_at(now);
         let expected = analyze(&dumps, &policy);
-        // A report is renewed only when something changes or becomes overdue; until then, the old report holds.
-        prop_assert_eq!(live.verdict, expected.verdict, "{:?}", situation);
+        // The last report may be of an earlier look and give other ages, so only verdict, codes and culprits are
+        // compared.
+        prop_assert_eq!(live_report.verdict, expected.verdict, "{:?}", situation);
         let blamed = |report: &rcomm_analyzer::Report| -> Vec<_> {
             report.findings.iter().map(|f| (f.code, f.culprit_ranks.clone())).collect()
         };
-        prop_assert_eq!(blamed(&live), blamed(&expected), "{:?}", situation);
+        prop_assert_eq!(blamed(&live_report), blamed(&expected), "{:?}", situation);
     }
 }

@@ -17,8 +17,9 @@ struct Sample {
     /// The highest bus bandwidth of any group, GB/s.
     busbw_gbs: Option<f64>,
     /// The longest median arrival lag of any rank, ms.
-    late_ms: Option<f64>,
-    /// Age of the oldest pending operation, ms; 0 if none is pending.
+    lag_ms: Option<f64>,
+    /// Age of the oldest pending operation, ms; 0 if none is pending, `None` if no pending operation has a recorded
+    /// age.
     oldest_ms: Option<f64>,
 }
 
@@ -60,7 +61,7 @@ impl Trends {
             step,
             steps_per_s: None,
             busbw_gbs: max(&mut report.groups.iter().filter_map(|group| group.busbw_gbs)),
-            late_ms: max(&mut report.ranks.iter().filter_map(|rank| rank.lag_p50_ms)),
+            lag_ms: max(&mut report.ranks.iter().filter_map(|rank| rank.lag_p50_ms)),
             oldest_ms: match report.pending().next() {
                 None => Some(0.0),
                 Some(_) => max(&mut report.pending().filter_map(|it| it.age_ms)),
@@ -82,28 +83,25 @@ impl Trends {
 
     /// The figures up to this time, wall clock, ns since the epoch.
     pub(crate) fn until(&self, wall_ns: i64) -> [Trend; 4] {
-        let all = |value: fn(&Sample) -> Option<f64>| {
-            let known = self.samples.iter().filter(|it| it.wall_ns <= wall_ns);
-            known.map(value).collect()
-        };
-        let trend = |name, unknown, value| Trend {
+        let samples = || self.samples.iter().filter(|it| it.wall_ns <= wall_ns);
+        let trend = |name, unknown, value: fn(&Sample) -> Option<f64>| Trend {
             name,
             unknown,
-            values: all(value),
+            values: samples().map(value).collect(),
         };
-        let steps = match self.samples.iter().any(|it| it.step.is_some()) {
+        let no_steps_because = match samples().any(|it| it.step.is_some()) {
             true => "no two steps to compare yet",
             false => "the program reports no steps",
         };
         [
-            trend("steps/s", steps, |it| it.steps_per_s),
+            trend("steps/s", no_steps_because, |it| it.steps_per_s),
             trend(
                 "bus GB/s",
                 "no collective of 1 MiB or more with a measured time",
                 |it| it.busbw_gbs,
             ),
-            trend("late ms", "no completed collective to compare", |it| {
-                it.late_ms
+            trend("lag ms", "no completed collective to compare", |it| {
+                it.lag_ms
             }),
             trend("oldest s", "the age is not recorded", |it| {
                 it.oldest_ms.map(|ms| ms / 1e3)
@@ -118,7 +116,7 @@ mod tests {
     use rcomm_analyzer::{RankReport, Report};
     use std::sync::Arc;
 
-    fn snapshot_at(second: i64, step: i64) -> Snapshot {
+    fn snapshot_at(second: i64, step: impl Into<Option<i64>>) -> Snapshot {
         let mut snapshot = Snapshot::empty(Default::default());
         snapshot.at.wall_ns = second * 1_000_000_000;
         let mut report = Report::clone(&snapshot.report);
@@ -128,7 +126,7 @@ mod tests {
             pid: 1,
             read: true,
             phase: None,
-            step: Some(step),
+            step: step.into(),
             pending: 0,
             failure: None,
             lost: 0,
@@ -150,6 +148,16 @@ mod tests {
         assert_eq!(steps.values, [None, Some(4.0), Some(3.0), None]);
         let [steps, .., oldest] = trends.until(1_000_000_000);
         assert_eq!((steps.values.len(), oldest.values), (2, vec![Some(0.0); 2]));
+    }
+
+    #[test]
+    fn the_reason_why_a_rate_is_unknown_is_that_of_the_time_that_is_shown() {
+        let mut trends = Trends::default();
+        trends.observe(None, &snapshot_at(1, None));
+        trends.observe(None, &snapshot_at(2, 7));
+        let reason = |second: i64| trends.until(second * 1_000_000_000)[0].unknown;
+        assert_eq!(reason(1), "the program reports no steps");
+        assert_eq!(reason(2), "no two steps to compare yet");
     }
 
     #[test]

@@ -355,10 +355,10 @@ fn a_trend_without_values_says_why_and_a_small_value_is_not_zero() {
         steps.ends_with("--  the program reports no steps"),
         "{steps}"
     );
-    let late = line("late ms");
+    let lag = line("lag ms");
     assert!(
-        late.contains(" <0.01 ") && late.ends_with("max <0.01"),
-        "{late}"
+        lag.contains(" <0.01 ") && lag.ends_with("max <0.01"),
+        "{lag}"
     );
 }
 

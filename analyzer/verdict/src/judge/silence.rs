@@ -220,11 +220,9 @@ impl Silence {
         if self.ranks.is_empty() {
             let held = match held_open(ctx) {
                 0 => "none is pending".to_owned(),
-                1 => "none is pending but a receive that a thread of its own holds open".to_owned(),
+                1 => "none is pending but a receive in a thread that does nothing else".to_owned(),
                 many => {
-                    format!(
-                        "none is pending but {many} receives that threads of their own hold open"
-                    )
+                    format!("none is pending but {many} receives in threads that do nothing else")
                 }
             };
             return format!(
@@ -273,8 +271,8 @@ pub(crate) fn before_the_first(ctx: &Context<'_>) -> String {
         format!(", at {}", time_of_day(begun))
     });
     format!(
-        "no rank has issued an operation since the last of their records was begun{begun}{}: the job starts, or hangs in \
-         code that records nothing; the stacks of its ranks show where",
+        "no rank has issued an operation since the last rank began to record{begun}{}: the job is starting, or hangs \
+         in code that records nothing; the stacks of its ranks show where",
         phases(ctx, &[])
     )
 }

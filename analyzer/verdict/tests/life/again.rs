@@ -203,7 +203,7 @@ fn without_a_launcher_the_rings_of_the_run_before_are_recognized_by_their_times(
         assert_eq!(report.input.ranks_expected, size as usize);
         assert_eq!(report.input.ranks_read, 3);
         let aside = "the record of rank 3 was left aside: its newest sign of life is from 13:00:16 UTC, before the \
-                     first of the others was begun, at 13:00:20 UTC";
+                     first of the others began, at 13:00:20 UTC";
         let mut problems = report.problems.iter();
         assert!(
             problems.any(|note| note.sentence.starts_with(aside)),

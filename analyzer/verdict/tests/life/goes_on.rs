@@ -50,12 +50,12 @@ fn a_time_out_that_all_ranks_have_overcome_is_history() {
     let report = judge_live(caught([&later_done, &later_done, &later_done]), 40.0);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert_eq!((report.verdict, report.exit_code()), (Verdict::Healthy, 0));
-    // The same holds once the job has ended, and the time-out does not hide which process ended first.
+    // The same holds once the job has ended, in order or with all processes at once.
     let dumps = caught([&later_done, &later_done, &later_done]).into_iter();
     let ended: Vec<Dump> = dumps.clone().map(|dump| closed(dump, 10.0)).collect();
     assert_eq!(judge(&ended, 40.0).verdict, Verdict::Ended);
-    let cut: Vec<Dump> = dumps.map(|dump| dead(dump, 10.0)).collect();
-    assert!(judge(&cut, 40.0).findings.is_empty());
+    let killed: Vec<Dump> = dumps.map(|dump| dead(dump, 10.0)).collect();
+    assert!(judge(&killed, 40.0).findings.is_empty());
 }
 
 #[test]
@@ -73,8 +73,8 @@ fn a_time_out_counts_as_long_as_a_rank_concerned_has_not_gone_on() {
 
 #[test]
 fn a_hang_after_a_time_out_that_was_overcome_is_judged_by_itself() {
-    let later_done = [(8.0, State::Done(8.1)), (9.0, State::Pending)];
-    let report = judge_live(caught([&later_done, &later_done, &later_done[..1]]), 40.0);
+    let later = [(8.0, State::Done(8.1)), (9.0, State::Pending)];
+    let report = judge_live(caught([&later, &later, &later[..1]]), 40.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
 }
 
@@ -153,7 +153,7 @@ fn an_open_receive_is_a_cause_once_its_rank_does_nothing_else() {
 }
 
 #[test]
-fn a_thread_that_only_receives_holds_up_no_rank_that_goes_on_with_another() {
+fn a_thread_that_only_receives_holds_up_no_rank_that_goes_on_in_another_thread() {
     let report = judge_live(with_open_receive(39, 1), 40.5);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert_eq!(report.verdict, Verdict::Running);
@@ -172,8 +172,8 @@ fn a_thread_that_only_receives_holds_up_no_rank_that_goes_on_with_another() {
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[0][..]));
     // If the whole job falls silent, the receive does not hide that.
     let report = judge_live(with_open_receive(30, 1), 60.5);
-    let expected = "no rank has issued an operation since 13:00:30 UTC, and none is pending but a receive that a \
-                    thread of its own holds open; the longest pause before was 1.0 s: the job may hang";
+    let expected = "no rank has issued an operation since 13:00:30 UTC, and none is pending but a receive in a thread \
+                    that does nothing else; the longest pause before was 1.0 s: the job may hang";
     let silence = report.silence().expect("the report has a note");
     assert!(silence.starts_with(expected), "{silence}");
 }
@@ -201,7 +201,7 @@ fn a_receive_that_a_rank_left_open_at_its_end_is_no_hang() {
 fn rings_of_living_processes_are_judged_as_a_snapshot() {
     let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
     let ranks = || [record(0, 2, &waits), record(1, 2, &waits[..1])];
-    let at_once = |now: f64| {
+    let judge_at = |now: f64| {
         let dumps = ranks().map(|dump| alive(dump, now));
         let policy = Policy {
             snapshot_of_rings: true,
@@ -209,10 +209,10 @@ fn rings_of_living_processes_are_judged_as_a_snapshot() {
         };
         analyze(&dumps, &policy)
     };
-    let young = at_once(1.03);
+    let young = judge_at(1.03);
     assert!(young.findings.is_empty(), "{:?}", young.findings);
     assert_eq!((young.verdict, young.exit_code()), (Verdict::Running, 0));
-    assert_eq!(root(&at_once(7.0)), (Verdict::Stuck, Code::E101, &[1][..]));
+    assert_eq!(root(&judge_at(7.0)), (Verdict::Stuck, Code::E101, &[1][..]));
 }
 
 /// Two ranks with an all_reduce each half second, the last one at 10 s.
@@ -253,20 +253,20 @@ fn a_job_without_an_operation_is_said_to_have_none_yet() {
         (report.verdict, report.exit_code()),
         (Verdict::Inconclusive, 2)
     );
-    let expected = "no rank has issued an operation since the last of their records was begun, at 13:00:01 UTC: the \
-                    job starts, or hangs";
+    let expected = "no rank has issued an operation since the last rank began to record, at 13:00:01 UTC: the job is \
+                    starting, or hangs";
     let silence = report.silence().expect("the report has a note");
     assert!(silence.starts_with(expected), "{silence}");
 }
 
 #[test]
-fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_something_is_pending() {
+fn a_pause_is_no_silence_if_it_is_short_or_not_unusual_or_the_ranks_are_gone() {
     // Less than twice `overdue`, and less than 20 pauses.
     for now in [10.5, 19.0] {
         let report = judge_live(paced(), now);
         assert_eq!(report.verdict, Verdict::Healthy, "{now}");
     }
-    // After a pause of 2 s, one of 31 s is not unusual.
+    // After a pause of 2.5 s, one of 31 s is not unusual: it is less than 20 times as long.
     let operations: Vec<_> = (0..=20)
         .map(|index| f64::from(index) / 2.0 - if index < 4 { 2.0 } else { 0.0 })
         .map(|issued| (issued, State::Done(issued + 0.1)))
@@ -290,11 +290,11 @@ fn beside(thread: u32) -> Vec<Dump> {
         .map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)))
         .collect();
     let culprit: Vec<_> = first.iter().chain(&beats).copied().collect();
-    let others: Vec<_> = waits.iter().chain(&beats).copied().collect();
+    let rank_2: Vec<_> = waits.iter().chain(&beats).copied().collect();
     let mut ranks = [
         record(0, 3, &waits),
         record(1, 3, &culprit),
-        record(2, 3, &others),
+        record(2, 3, &rank_2),
     ];
     for (dump, beats_from) in ranks.iter_mut().zip([usize::MAX, 2, 3]) {
         add_group_and_threads(dump, "beats", [1, 2]);
@@ -367,7 +367,7 @@ fn operations_that_a_missing_rank_issues_before_the_one_that_it_misses_do_not_sh
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     let next = &report.findings[0].next;
     assert!(next.starts_with("look at what rank 1 does"), "{next}");
-    // A rank that has not used the group at all goes on with all that it does.
+    // If the missing rank has issued nothing on the group, all its operations show that it goes on.
     let mut dumps = beside(1);
     dumps[1].entries.retain(|entry| entry.group == 1);
     for dump in &mut dumps {
@@ -419,7 +419,7 @@ fn a_wait_that_a_time_out_has_ended_grows_no_older() {
 }
 
 #[test]
-fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
+fn a_send_and_a_receive_that_do_not_match_may_have_different_tags() {
     let report_of = |completed: bool| {
         let [mut first, mut second] = with_open_receive(1, 0)
             .try_into()
@@ -445,12 +445,12 @@ fn two_halves_of_a_message_that_do_not_meet_may_have_different_tags() {
         (
             true,
             "rank 0 has waited 40 s in recv #1 from rank 1 on group control/1, although the send #1 to rank 0 on group \
-             control/1 has completed on rank 1: their tags may differ, which no record holds",
+             control/1 has completed on rank 1: their tags, which are not recorded, may differ",
         ),
         (
             false,
             "rank 1 is in send #1 to rank 0 on group control/1 and rank 0 in recv #1 from rank 1 on group control/1, \
-             and neither has finished: their tags may differ, which no record holds",
+             and neither has finished: their tags, which are not recorded, may differ",
         ),
     ] {
         let report = report_of(completed);
@@ -482,7 +482,7 @@ fn an_operation_whose_error_was_caught_is_no_wait_in_a_later_hang() {
     let report = judge_live(dumps(), 20.0);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
     assert_eq!(report.findings.len(), 1, "{:?}", report.findings);
-    // The caught error shows no order of ends, either.
+    // Nor does the caught error show which process ended first.
     let ended: Vec<Dump> = dumps().into_iter().map(|dump| dead(dump, 6.5)).collect();
     assert_eq!(judge(&ended, 40.0).verdict, Verdict::Cancelled);
 }

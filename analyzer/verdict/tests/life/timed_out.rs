@@ -11,7 +11,7 @@ const RANKS: Rank = 4;
 /// The report on ranks whose second all_reduce timed out after 30 s. `others` holds each rank but rank 2, when the
 /// operation timed out there, and the rank that this time-out names, if it is recorded; `second` is what rank 2 issued
 /// after its first one.
-fn judge_ring(others: [(Rank, f64, Option<Rank>); 3], second: &[(f64, State)]) -> Report {
+fn judge_time_outs(others: [(Rank, f64, Option<Rank>); 3], second: &[(f64, State)]) -> Report {
     let first = (0.0, State::Done(0.1));
     let rank_2: Vec<_> = [first].iter().chain(second).copied().collect();
     let waited = others.map(|(rank, then, about)| {
@@ -28,15 +28,15 @@ fn judge_ring(others: [(Rank, f64, Option<Rank>); 3], second: &[(f64, State)]) -
 
 #[test]
 fn a_rank_inside_the_operation_that_timed_out_is_not_the_one_that_had_not_arrived() {
-    // Data goes around the ranks in a ring: rank 3 waits for rank 1, which waits for rank 2.
+    // A chain of waits: rank 3 waits for rank 1, and ranks 1 and 0 wait for rank 2.
     let late = [(40.0, State::Failed(40.1))];
     for others in [
         [(3, 31.0, Some(1)), (1, 31.1, Some(2)), (0, 31.2, Some(2))],
-        // Rank 1 passed on what rank 3 had found, and recorded no other rank.
+        // Ranks 1 and 0 adopted the report of rank 3, which names rank 1; or they recorded no failure.
         [(3, 31.0, Some(1)), (1, 31.1, Some(1)), (0, 31.2, Some(1))],
         [(3, 31.0, Some(1)), (1, 31.1, None), (0, 31.2, None)],
     ] {
-        let report = judge_ring(others, &late);
+        let report = judge_time_outs(others, &late);
         assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[2][..]));
         let sentence = &report.findings[0].sentence;
         let expected = "rank 2 had not arrived in all_reduce #2 on group default_pg";
@@ -48,15 +48,16 @@ fn a_rank_inside_the_operation_that_timed_out_is_not_the_one_that_had_not_arrive
 fn a_rank_that_had_issued_the_operation_is_not_said_to_be_absent_from_it() {
     // Rank 2 was stopped after it had issued the operation, and its own deadline passed meanwhile.
     let others = [(3, 31.0, Some(1)), (1, 31.1, Some(2)), (0, 31.2, Some(2))];
-    let report = judge_ring(others, &[(1.0, State::Failed(61.0))]);
+    let report = judge_time_outs(others, &[(1.0, State::Failed(61.0))]);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2][..]));
     let sentence = &report.findings[0].sentence;
     let expected = "the process of rank 2 was stopped or without processor time inside all_reduce #2 on group \
                     default_pg, which ended there 30 s after its time-out; ranks 0 and 1 waited for rank 2 and gave up \
                     at 13:00:31 UTC";
     assert!(sentence.starts_with(expected), "{sentence}");
-    // Rank 2 ended the operation in time: what it had sent may be lost, or what others had sent to it.
-    let report = judge_ring(others, &[(1.0, State::Failed(33.0))]);
+    // On rank 2 the operation failed soon after its deadline, as on the others: what it had sent may be lost, or what
+    // others had sent to it.
+    let report = judge_time_outs(others, &[(1.0, State::Failed(33.0))]);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E135, &[][..]));
     let sentence = &report.findings[0].sentence;
     let expected = "all_reduce #2 on group default_pg timed out on ranks 0 and 1, which waited for rank 2, at 13:00:31 \
@@ -64,8 +65,8 @@ fn a_rank_that_had_issued_the_operation_is_not_said_to_be_absent_from_it() {
     assert!(sentence.starts_with(expected), "{sentence}");
 }
 
-/// The report on ranks that gave up at the end of the job: each rank, when it gave up, and the ranks that its time-out
-/// names.
+/// The report on ranks that gave up waiting for the others in the meeting that ends the job: each rank, when it gave
+/// up, and the ranks that its time-out names.
 fn judge_end(ranks: Rank, time_outs: &[(Rank, f64, &[Rank])]) -> Report {
     let gave_up = |&(rank, then, about): &(Rank, f64, &[Rank])| {
         let mut dump = record(rank, ranks, &[(0.0, State::Done(0.1))]);
@@ -102,8 +103,8 @@ fn a_rank_that_is_cut_off_at_the_end_does_not_make_its_peers_culprits() {
 }
 
 #[test]
-fn ranks_that_gave_up_on_each_other_at_the_end_are_both_possible() {
-    // Either of two ranks may be cut off, and so may either half of four.
+fn ranks_that_gave_up_on_each_other_at_the_end_are_all_possible_culprits() {
+    // Of two ranks, either may be cut off; of four, each one that another names.
     let two: [(Rank, f64, &[Rank]); 2] = [(0, 32.0, &[1]), (1, 32.1, &[0])];
     let four: [(Rank, f64, &[Rank]); 4] = [
         (0, 32.0, &[2, 3]),
@@ -126,15 +127,17 @@ fn ranks_that_gave_up_on_each_other_at_the_end_are_both_possible() {
 
 #[test]
 fn a_rank_that_came_to_the_end_after_the_others_had_given_up_is_the_one_that_was_missing() {
-    // The time-out of rank 1, 30 s, began when the others had gone.
-    let (named_by_1, named_by_others): (&[Rank], &[Rank]) = (&[0], &[1]);
-    let report = judge_end(2, &[(0, 32.0, named_by_others), (1, 70.0, named_by_1)]);
+    // The time-out of rank 1, 30 s, began when rank 0 had gone.
+    let (named_by_0, named_by_1): (&[Rank], &[Rank]) = (&[1], &[0]);
+    let report = judge_end(2, &[(0, 32.0, named_by_0), (1, 70.0, named_by_1)]);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
 }
 
 #[test]
-fn a_rank_that_still_waited_in_an_operation_at_the_end_is_not_blamed_by_those_that_gave_up() {
-    // Ranks 0 and 3 end; rank 1 waits for rank 2, which works on, and gives up later.
+fn a_rank_that_still_waited_in_an_operation_at_the_end_is_no_culprit_although_others_gave_up_on_it()
+{
+    // Ranks 0 and 3 give up on rank 1 and end. Rank 1 waits in another group for rank 2, which works on, and gives up
+    // at 35 s.
     let first = (0.0, State::Done(0.1));
     let ended = |rank| {
         let mut dump = record(rank, RANKS, &[first]);

@@ -85,7 +85,7 @@ pub(super) fn draft(ctx: &Context<'_>, place: usize, ends: Ends) -> FindingDraft
         true => "",
         false => ", or the network between their hosts holds the message",
     };
-    let sentence = format!("{text} their tags may differ, which no record holds{or_network}");
+    let sentence = format!("{text} their tags, which are not recorded, may differ{or_network}");
     let mut draft = FindingDraft::new(Code::E120, sentence);
     draft.confidence = 0.5;
     draft.alternatives = vec![vec![rank(from)], vec![rank(to)]];

@@ -1,9 +1,9 @@
 //! W160: a ring overwrites records that the analysis needs, or could not keep records.
 //!
-//! A ring that has wrapped is the normal case and is not reported, unless it has dropped the operation that the rank is
-//! in or the entries that show whether it arrived where others wait, or unless the program reports its steps and one
-//! step has more operations than the ring holds. Records that the ring never held, or holds only in part, are always
-//! reported.
+//! A ring that has wrapped is the normal case and is not reported, unless it has overwritten the operation that the
+//! rank is in or the entries that show whether it arrived where others wait, or unless the program reports its steps
+//! and one step has more operations than the ring holds. Records that the ring never held, or holds only in part, are
+//! always reported.
 
 use crate::align::UnknownReason;
 use crate::align::pending::front_is_lost;
@@ -31,7 +31,7 @@ impl Check for RingTooSmall {
     }
 }
 
-/// The finding on rings that have dropped entries that the analysis needs, or that hold less than a step; `None` if
+/// The finding on rings that have overwritten entries that the analysis needs, or that hold less than a step; `None` if
 /// there are none.
 fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     let waited_for: BTreeSet<Rank> = ctx
@@ -48,9 +48,10 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     let newest = ctx.policy.newest.unwrap_or(usize::MAX);
     let wrapped = |record: &&Record| record.wrapped() && record.ops.len() < newest;
     for record in ctx.aligned.records.iter().filter(wrapped) {
-        let step = operations_of_a_step(record).filter(|&step| step > record.ops.len() as u64);
-        needed = needed.max(step);
-        if step.is_some() || front_is_lost(record) || waited_for.contains(&record.rank) {
+        let step_operations =
+            operations_of_a_step(record).filter(|&operations| operations > record.ops.len() as u64);
+        needed = needed.max(step_operations);
+        if step_operations.is_some() || front_is_lost(record) || waited_for.contains(&record.rank) {
             short.push(record);
         }
     }
@@ -59,30 +60,30 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     let entries = short.iter().map(|record| record.ops.len()).min()?;
     let why = match needed {
         Some(step) => format!("one step of the program has about {step}"),
-        None => "the entries that would show the current operation were dropped".to_owned(),
+        None => "the entries that would show the current operation were overwritten".to_owned(),
     };
-    let several = if ranks.len() == 1 { "" } else { "s" };
-    let mut draft = FindingDraft::new(
-        Code::W160,
-        format!(
-            "the ring{several} of {} hold{} only the newest {entries} operations; {why}",
-            format_ranks(&ranks),
-            if ranks.len() == 1 { "s" } else { "" }
+    let holds = match ranks.len() {
+        1 => format!(
+            "the ring of {} holds only the newest {entries}",
+            format_ranks(&ranks)
         ),
-    );
+        _ => format!(
+            "the rings of {} hold as few as {entries}",
+            format_ranks(&ranks)
+        ),
+    };
+    let mut draft = FindingDraft::new(Code::W160, format!("{holds} operations; {why}"));
     draft.confidence = 0.9;
     let enough = needed.unwrap_or(entries as u64).saturating_mul(4);
     draft.next = format!(
-        "give the ring room for {} operations (RCOMM_RING_ENTRIES, TORCH_FR_BUFFER_SIZE)",
+        "give the ring room for {} operations (RCOMM_RING_ENTRIES; TORCH_FR_BUFFER_SIZE for PyTorch's recorder)",
         enough.next_power_of_two()
     );
     Some(draft)
 }
 
-/// The number of operations in one step of the program; `None` if the program has not reported at least two steps.
-///
-/// If the job resumed from a checkpoint, its step counts steps that this record never saw: then the result is too
-/// small, never too large.
+/// The average number of operations in a step so far; `None` before step 2. Too small after a resume from a checkpoint;
+/// too large by what was issued before the first step.
 fn operations_of_a_step(record: &Record) -> Option<u64> {
     let step = u64::try_from(record.status.as_ref()?.step).ok()?;
     let issued = record.first_id.saturating_add(record.ops.len() as u64);
@@ -110,8 +111,8 @@ fn lost_records(ctx: &Context<'_>) -> Option<FindingDraft> {
     let mut draft = FindingDraft::new(
         Code::W160,
         format!(
-            "the recorder of {} could not keep {total} record{}: several threads wrote at once, the ring's folder was \
-             full, or the process ended while it wrote",
+            "the recorder of {} could not keep {total} record{}: several threads met in one slot, the ring's folder \
+             was full, or the process ended while it wrote",
             format_ranks(&ranks),
             if total == 1 { "" } else { "s" }
         ),

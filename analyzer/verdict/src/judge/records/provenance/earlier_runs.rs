@@ -1,9 +1,9 @@
-//! Leaves aside the records of an earlier run of the same name.
+//! Leaves aside the records of an earlier run of a job of the same name.
 //!
 //! A job that is started again under its name, by hand or because it was queued again, writes beside the rings that its
 //! earlier run left, with the same ranks and often the same attempt. A run that ends in order removes its own rings and
-//! leaves the record of its launcher beside the older ones. Without a launcher's record, the times of the rings
-//! distinguish the runs: the processes of one run live at the same time.
+//! leaves its launcher's record beside the rings of older runs; that record tells that those are older. Without it, the
+//! times of the rings distinguish the runs: the processes of one run live at the same time.
 
 use super::{CLOCKS_AGREE_NS, LeftAside};
 use crate::align::record::Record;
@@ -11,9 +11,9 @@ use crate::report::format::time_of_day;
 use rcomm_recorder::publish::LaunchRecord;
 use std::collections::BTreeMap;
 
-/// Leaves aside the records that ended before the launcher on their host started its ranks, and then those whose
-/// processes were gone before those of all newer ones began. Returns the size of the newest run's world if there were
-/// any.
+/// Leaves aside the records that ended before the launcher on their host started its ranks, and then the rings whose
+/// processes were gone before every newer ring was made. Returns the size of the newest run's world; `None` if no
+/// record was left aside.
 pub(crate) fn leave_earlier_runs_aside(
     records: &mut Vec<Record>,
     launches: &[LaunchRecord],
@@ -60,7 +60,7 @@ fn leave_ended_before_launch(
     newest.map(|(_, world_size)| world_size)
 }
 
-/// Whether a record is of the job and the host of a launcher, and ended before the launcher started.
+/// Whether a record is of the job and the host of a launcher, and ended before that launcher started its ranks.
 fn is_earlier(record: &Record, launch: &LaunchRecord) -> bool {
     let identity = &record.identity;
     let is_same_job = !identity.job.is_empty() && identity.job == launch.job;
@@ -69,11 +69,12 @@ fn is_earlier(record: &Record, launch: &LaunchRecord) -> bool {
     is_same_job && is_same_host && last_ns > 0 && last_ns < launch.started_ns
 }
 
-/// A process may live this long after its newest recorded sign of life, ns.
-const BEAT_NS: i64 = 1_500_000_000;
+/// A process may live this long after its newest recorded sign of life, ns: the second between two rounds of its
+/// watchdog, and half a second of delay.
+const MAX_SILENCE_NS: i64 = 1_500_000_000;
 
 /// Leaves aside the rings of one job and attempt whose processes are gone, and gave their last sign of life more than
-/// [`BEAT_NS`] and `apart_ns` before each newer ring was made. Only rings with the same `key` are compared.
+/// [`MAX_SILENCE_NS`] plus `apart_ns` before each newer ring was made. Only rings with the same `key` are compared.
 ///
 /// A process that died before all others began is left aside as well: nothing distinguishes it from one of an earlier
 /// run.
@@ -98,31 +99,31 @@ fn leave_ended_before_others(
     let mut lives: BTreeMap<Key, Vec<(i64, i64)>> = BTreeMap::new();
     for record in records.iter() {
         if let Some(key) = key(record) {
-            let life = (record.identity.begun_ns, last_ns(record));
+            let life = (record.identity.begun_ns, last_sign_of_life_ns(record));
             lives.entry(key).or_default().push(life);
         }
     }
-    let mut newest: BTreeMap<Key, i64> = BTreeMap::new();
+    let mut newest_run_begun_ns: BTreeMap<Key, i64> = BTreeMap::new();
     for (key, mut lives) in lives {
         lives.sort_unstable();
         let mut begun = i64::MIN;
         let mut last = i64::MIN;
         for (from, until) in lives {
-            if from > last.saturating_add(BEAT_NS).saturating_add(apart_ns) {
+            if from > last.saturating_add(MAX_SILENCE_NS).saturating_add(apart_ns) {
                 begun = from;
             }
             last = last.max(until);
         }
-        newest.insert(key, begun);
+        newest_run_begun_ns.insert(key, begun);
     }
     records.retain(|record| {
-        let begun = key(record).and_then(|key| newest.get(&key).copied());
+        let begun = key(record).and_then(|key| newest_run_begun_ns.get(&key).copied());
         let Some(begun) = begun.filter(|begun| record.identity.begun_ns < *begun) else {
             return true;
         };
         let before = format!(
-            "before the first of the others was begun, at {}: left by an earlier run, or by a process that ended before \
-             the others began; to judge that alone, pass only its files",
+            "before the first of the others began, at {}: of an earlier run, or of a process that ended before the \
+             others began; to judge the earlier run, pass only its files",
             time_of_day(begun),
         );
         aside.add_ended(record, before);
@@ -131,7 +132,7 @@ fn leave_ended_before_others(
 }
 
 /// The newest sign of life of a ring's process, ns by its own clock; `i64::MAX` if the process lives.
-fn last_ns(record: &Record) -> i64 {
+fn last_sign_of_life_ns(record: &Record) -> i64 {
     match record.died() || record.closed() {
         true => record.latest_ns().max(record.closed_ns),
         false => i64::MAX,

@@ -62,12 +62,8 @@ pub(super) fn write(
         }
         writeln!(out, "</tbody></table></div>")?;
         if table.rows.len() > MAX_ROWS {
-            let rest = (table.rows.len() - MAX_ROWS) as u64;
-            writeln!(
-                out,
-                "<p class=\"small\">and {}</p>",
-                count(rest, "more row")
-            )?;
+            let rest = count((table.rows.len() - MAX_ROWS) as u64, "more row");
+            writeln!(out, "<p class=\"small\">{rest} not shown here.</p>")?;
         }
     }
     if shown.groups_cut > 0 {

@@ -22,7 +22,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A job queue of one group, and the thread that runs its jobs.
 pub(super) struct Worker {
-    /// The thread's name between `rcomm/` and the group.
+    /// The middle part of the thread's name, `rcomm/<kind>/<group>`.
     kind: &'static str,
     job_queue: Arc<JobQueue>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -30,10 +30,11 @@ pub(super) struct Worker {
 
 /// The queue, shared with the thread. `S` is a [`Monitor`], or in tests its model.
 #[derive(Default)]
-struct JobQueue<S = Monitor<Queue>>(S);
+struct JobQueue<S = Monitor<QueueState>>(S);
 
+/// What [`JobQueue`] guards.
 #[derive(Default)]
-struct Queue {
+struct QueueState {
     jobs: VecDeque<Job>,
     /// How many jobs are queued, running, or [held](Worker::hold).
     unfinished: usize,
@@ -64,7 +65,10 @@ impl Worker {
         let started = std::thread::Builder::new()
             .name(format!("rcomm/{}/{group}", self.kind))
             .spawn(move || job_queue.work());
-        *thread = Some(started.map_err(|error| Error::io("cannot start a group's thread", error))?);
+        *thread = Some(started.map_err(|error| {
+            let what = format!("cannot start the thread `rcomm/{}/{group}`", self.kind);
+            Error::io(what, error)
+        })?);
         Ok(())
     }
 
@@ -83,7 +87,7 @@ impl Worker {
         self.job_queue.end_one();
     }
 
-    /// Waits until all jobs are done, or until the deadline; returns whether they are done.
+    /// Waits until all jobs and holds have ended, or until the deadline; returns whether they have ended.
     pub(super) fn drain(&self, deadline: Deadline) -> bool {
         self.job_queue.drain(Some(deadline.started().remaining()))
     }
@@ -103,7 +107,7 @@ impl Drop for Worker {
     }
 }
 
-impl<S: Shared<Queue>> JobQueue<S> {
+impl<S: Shared<QueueState>> JobQueue<S> {
     fn push(&self, job: Job) {
         self.0.with(|queue| {
             queue.unfinished += 1;
@@ -125,7 +129,7 @@ impl<S: Shared<Queue>> JobQueue<S> {
     /// Waits until all jobs and holds have ended, for at most `limit` if there is one; returns whether they have
     /// ended.
     fn drain(&self, limit: Option<Duration>) -> bool {
-        let is_done = |queue: &Queue| queue.unfinished == 0;
+        let is_done = |queue: &QueueState| queue.unfinished == 0;
         self.0.when(limit, is_done, |queue| is_done(queue))
     }
 
@@ -137,8 +141,8 @@ impl<S: Shared<Queue>> JobQueue<S> {
 
     /// Runs jobs until the queue is closed and empty.
     fn work(&self) {
-        let has_next = |queue: &Queue| !queue.jobs.is_empty() || queue.closed;
-        let next = || self.0.when(None, has_next, |queue| queue.jobs.pop_front());
+        let is_ready = |queue: &QueueState| !queue.jobs.is_empty() || queue.closed;
+        let next = || self.0.when(None, is_ready, |queue| queue.jobs.pop_front());
         while let Some(job) = next() {
             job();
             self.end_one();
@@ -199,7 +203,7 @@ impl Pending for PendingJob {
         progress.clone()
     }
 
-    /// Always `None`: the operation owns no buffers, and its caller gets the result another way.
+    /// Always `None`: the operation owns no buffers, and its caller gets the result from its `Work`.
     fn reclaim(&self) -> Option<Op<'static>> {
         None
     }

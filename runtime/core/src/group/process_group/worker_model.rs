@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// many orders loom has explored.
 fn jobs_are_done_after_drain<W: Wakes + 'static>() -> usize {
     count_orders(|| {
-        let queue: Arc<JobQueue<Model<super::Queue, W>>> = Arc::new(JobQueue::default());
+        let queue: Arc<JobQueue<Model<super::QueueState, W>>> = Arc::new(JobQueue::default());
         let done = Arc::new(AtomicUsize::new(0));
         let worker = loom::thread::spawn({
             let queue = queue.clone();
@@ -52,7 +52,7 @@ fn a_queue_that_wakes_one_thread_or_none_fails_the_model() {
 #[test]
 fn jobs_that_are_queued_when_the_queue_is_closed_are_done() {
     let orders = count_orders(|| {
-        let queue: Arc<JobQueue<Model<super::Queue>>> = Arc::new(JobQueue::default());
+        let queue: Arc<JobQueue<Model<super::QueueState>>> = Arc::new(JobQueue::default());
         let done = Arc::new(AtomicUsize::new(0));
         let worker = loom::thread::spawn({
             let queue = queue.clone();

@@ -1,13 +1,13 @@
-//! Refuses the operation of a rank that comes after other members have given up the group, or that ends it after they
-//! have given up that operation.
+//! Makes an operation of a late rank fail: one that begins after another member has given up the group, or ends after
+//! one has given up that operation.
 //!
-//! Data that those members sent before may be waiting in sockets and in shared memory, with space to send to them:
-//! without this check such an operation could complete on the late rank alone. Collectives in shared memory need no
-//! check, since their ranks decide each phase together. In all other operations, a member that has given up has cut
-//! its connections, or marked the shared memory, after it had left its reason in the store.
+//! Data that those members sent before may be waiting in sockets and in shared memory, and there may be space for what
+//! this rank sends: without this check such an operation could complete on the late rank alone. Collectives in shared
+//! memory need no check, since their ranks decide each phase together. In all other operations, a member that has given
+//! up has cut its connections, or marked the shared memory, after it has tried to leave its reason in the store.
 //!
 //! A process that a signal has stopped inside a collective may also find all data that it needs, and complete the
-//! collective alone. So a collective that lasted long is checked once more before it returns `Ok`.
+//! collective alone. So a collective that lasted [`PROMPT`] or longer is checked once more before it returns `Ok`.
 
 use super::group::CpuGroup;
 use super::note::find_rank_that_gave_up;
@@ -30,24 +30,25 @@ const PROMPT: Duration = Duration::from_millis(1);
 const LONG: Duration = Duration::from_secs(1);
 /// How long a rank that knows of no closed connection waits for the store after such a collective.
 const LOOK_TIME: Duration = Duration::from_millis(100);
-/// How long a rank waits for the store, which has the reason of a member that gave up.
+/// How long a rank that has found a closed connection waits for the store to say whether that member gave up.
 const REASON_TIME: Duration = Duration::from_millis(500);
 
 /// When this rank was last seen to be in time, and which members are known to have left.
 pub(crate) struct Punctuality {
-    began: Instant,
-    /// When the last operation ended, ns since `began`. If that operation lasted [`PROMPT`] or longer, when it began,
-    /// so that the next operation is checked even if it follows at once.
-    ended: AtomicU64,
-    /// Members that have closed their connections without giving up.
+    /// Where the times below count from.
+    origin: Instant,
+    /// When this rank was last seen in time, ns since `origin`: the end of the last operation, or its beginning if it
+    /// lasted [`PROMPT`] or longer, so that the next operation is checked even if it follows at once.
+    last_in_time: AtomicU64,
+    /// Members that have closed their connections and of which the store gave no note in time.
     left: Mutex<Vec<Rank>>,
 }
 
 impl Default for Punctuality {
     fn default() -> Self {
         Self {
-            began: Instant::now(),
-            ended: AtomicU64::new(0),
+            origin: Instant::now(),
+            last_in_time: AtomicU64::new(0),
             left: Mutex::default(),
         }
     }
@@ -55,7 +56,7 @@ impl Default for Punctuality {
 
 impl Punctuality {
     fn now(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Notes that an operation ends; returns how long it lasted.
@@ -63,20 +64,20 @@ impl Punctuality {
         let now = self.now();
         let lasted = Duration::from_nanos(now.saturating_sub(began));
         let seen = if lasted < PROMPT { now } else { began };
-        self.ended.store(seen, Ordering::Relaxed);
+        self.last_in_time.store(seen, Ordering::Relaxed);
         lasted
     }
 
-    /// Whether this rank may begin an operation late: it ended none within [`PROMPT`] before `now`.
+    /// Whether this rank may begin an operation late: it ended no short one within [`PROMPT`] before `now`.
     fn may_be_late(&self, now: u64) -> bool {
-        let idle = now.saturating_sub(self.ended.load(Ordering::Relaxed));
+        let idle = now.saturating_sub(self.last_in_time.load(Ordering::Relaxed));
         idle >= PROMPT.as_nanos() as u64
     }
 }
 
 impl CpuGroup {
-    /// Returns the present time in nanoseconds, for [`end_message`](Self::end_message); 0 in a group whose ranks all
-    /// share memory.
+    /// Returns the time, in ns since the group was made, for [`end_message`](Self::end_message); 0 in a group that
+    /// needs no check, since its ranks all share memory.
     pub(super) fn begin_message(&self) -> u64 {
         match self.is_in_memory {
             true => 0,
@@ -92,8 +93,8 @@ impl CpuGroup {
     }
 
     /// Fails if a member has left the group or given it up: a collective needs all members. Looks for such a member
-    /// only if this rank may be late. Returns the present time in nanoseconds, for
-    /// [`end_collective`](Self::end_collective); 0 in a group whose ranks all share memory.
+    /// only if this rank may be late. Returns the time, in ns since the group was made, for
+    /// [`end_collective`](Self::end_collective); 0 in a group that needs no check, since its ranks all share memory.
     ///
     /// # Blocking
     /// Like [`fail`](Self::fail), after such a member was found.
@@ -115,8 +116,9 @@ impl CpuGroup {
     ///
     /// # Blocking
     /// Not at all after a collective shorter than [`PROMPT`]. After others, while the store is asked: for
-    /// [`REASON_TIME`] at most if a connection of the group is closed, for [`LOOK_TIME`] if the collective was
-    /// [`LONG`]; then like [`fail`](Self::fail), if a member has given up.
+    /// [`REASON_TIME`] at most if a connection of the group is closed, for [`LOOK_TIME`] if the collective lasted
+    /// [`LONG`] or ended past its deadline; otherwise not at all; then like [`fail`](Self::fail), if a member has given
+    /// up.
     #[inline]
     pub(super) fn end_collective(&self, call: &Call, began: u64) -> Result<()> {
         if self.is_in_memory {
@@ -133,20 +135,21 @@ impl CpuGroup {
     #[cold]
     fn refuse_given_up(&self, call: &Call, lasted: Duration) -> Result<()> {
         let closed = self.closed_members();
-        let is_overdue = match call.deadline {
+        let is_past_deadline = match call.deadline {
             Deadline::In(time) => lasted >= time,
             Deadline::At(end) => Instant::now() >= end,
         };
         let limit = match closed.is_empty() {
             false => REASON_TIME,
-            true if lasted >= LONG || is_overdue => LOOK_TIME,
+            true if lasted >= LONG || is_past_deadline => LOOK_TIME,
             true => return Ok(()),
         };
         let turn = call.turn;
         let look = move |store: &dyn Store| find_rank_that_gave_up(store, turn, &closed);
         match StoreQuery::ask_within(&self.store, limit, look) {
             Some(Ok(Some(rank))) => Err(self.fail(Failure::Gone(rank, None))),
-            // Members that have left cleanly have closed their connections too, and their store may have ended.
+            // Members that have left cleanly have closed their connections too, and the process that served the store may
+            // have been one of them.
             _ => Ok(()),
         }
     }
@@ -202,7 +205,9 @@ impl CpuGroup {
         found
     }
 
-    /// Works like [`refuse_if_left`](Self::refuse_if_left) for a member that has closed its connection.
+    /// Fails for a member that has closed its connection or marked the shared memory: for a send always, for a receive
+    /// only if the store has its note. Remembers a member without one. Blocks for [`REASON_TIME`] at most while the
+    /// store is asked, then like [`fail`](Self::fail) if it fails.
     #[cold]
     fn refuse_closed(&self, rank: Rank, is_send: bool) -> Result<()> {
         let lock = || {
@@ -229,11 +234,11 @@ fn closed<'s>(sockets: impl Iterator<Item = (Rank, &'s TcpStream)>) -> Vec<Rank>
     let (ranks, mut fds): (Vec<Rank>, Vec<PollFd<'_>>) = sockets
         .map(|(rank, socket)| (rank, PollFd::new(socket, PollFlags::RDHUP)))
         .unzip();
-    let now = Timespec {
+    let no_wait = Timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    if !matches!(poll(&mut fds, Some(&now)), Ok(1..)) {
+    if !matches!(poll(&mut fds, Some(&no_wait)), Ok(1..)) {
         return Vec::new();
     }
     let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;

@@ -8,7 +8,7 @@ use rcomm_recorder::model::{DType, Rank};
 use std::collections::VecDeque;
 
 /// While more than this number of bytes from one peer are kept for later receives, no further frame is read from it.
-pub(super) const MAX_KEPT: usize = 64 << 20;
+pub(super) const MAX_KEPT_BYTES: usize = 64 << 20;
 
 /// A message, or an offer of one, that is kept until its receive takes it.
 pub(super) struct UnexpectedMessage {
@@ -18,7 +18,7 @@ pub(super) struct UnexpectedMessage {
 }
 
 impl UnexpectedMessage {
-    /// Number of bytes that the message counts toward [`MAX_KEPT`].
+    /// Number of bytes that the message counts toward [`MAX_KEPT_BYTES`].
     fn cost(&self) -> usize {
         FRAME_BYTES + self.message.as_ref().map_or(0, Vec::len)
     }
@@ -47,7 +47,7 @@ pub(super) enum Incoming {
     Skip { left: u64 },
 }
 
-/// The use of a channel for writing.
+/// Which send is writing to the channel.
 #[derive(PartialEq, Eq)]
 pub(super) enum Outgoing {
     /// No message is partly written.
@@ -78,12 +78,12 @@ pub(super) struct PeerChannel {
     /// Receives that no message has matched yet, in order.
     pub(super) waiting: VecDeque<WaitingReceive>,
     /// Offers of the peer that were accepted and whose messages have not arrived, each with its receive.
-    pub(super) cleared: Vec<(Frame, u64)>,
+    pub(super) accepted: Vec<(Frame, u64)>,
     /// Messages and offers that no receive has taken yet, in order of arrival.
     pub(super) kept: VecDeque<UnexpectedMessage>,
     pub(super) kept_bytes: usize,
-    /// Sends that have not started, in order.
-    pub(super) queue: VecDeque<u64>,
+    /// Sends that have not started, in the order in which they were posted.
+    pub(super) queued_sends: VecDeque<u64>,
     /// The message ids of this rank's offers that were not answered yet.
     pub(super) offered: Vec<u64>,
     /// Answers to this rank's offers.
@@ -103,17 +103,17 @@ impl PeerChannel {
             replies: VecDeque::new(),
             replied: 0,
             waiting: VecDeque::new(),
-            cleared: Vec::new(),
+            accepted: Vec::new(),
             kept: VecDeque::new(),
             kept_bytes: 0,
-            queue: VecDeque::new(),
+            queued_sends: VecDeque::new(),
             offered: Vec::new(),
             answers: Vec::new(),
         }
     }
 
-    /// Writes replies until the channel is full, unless a message is partly written; returns whether bytes were
-    /// written.
+    /// Writes replies until none is left or the channel is full; none while a message is partly written. Returns
+    /// whether bytes were written.
     pub(super) fn reply(&mut self) -> std::io::Result<bool> {
         let mut has_advanced = false;
         if self.outgoing != Outgoing::Free {
@@ -135,8 +135,8 @@ impl PeerChannel {
     }
 
     /// Accepts an offer for this receive.
-    fn clear(&mut self, offer: &Frame, receive: u64) {
-        self.cleared.push((*offer, receive));
+    fn accept(&mut self, offer: &Frame, receive: u64) {
+        self.accepted.push((*offer, receive));
         let answer = Frame {
             kind: FrameKind::Clear,
             ..*offer
@@ -197,8 +197,8 @@ impl PeerChannel {
     /// message that is kept for another receive. The peer is rank `peer` of the group, which is `rank` in the world.
     ///
     /// # Errors
-    /// `Mismatch` if the message does not fit the receive; `Gone` if the channel ended, unless messages are kept for
-    /// other receives; `Garbled` if the peer violates the protocol.
+    /// `Mismatch` if the message does not fit the receive; `Gone` if a reply cannot be written, or if the channel ended
+    /// and no message is kept that a posted receive may take; `Garbled` if the peer violates the protocol.
     pub(super) fn receive(
         &mut self,
         request: &mut Request,
@@ -229,7 +229,7 @@ impl PeerChannel {
                     request.stage = Stage::Done { source: Some(peer) };
                 }
                 None => {
-                    self.clear(&frame, request.id);
+                    self.accept(&frame, request.id);
                     self.reply().map_err(gone)?;
                 }
             }
@@ -254,7 +254,11 @@ impl PeerChannel {
 
     /// Reads bytes that have arrived, for `mine` or for the requests to which they belong; returns whether anything
     /// advanced. Stops after a message for `mine` or one to be kept, at bytes that another request must read itself,
-    /// and while more than [`MAX_KEPT`] bytes are kept.
+    /// and while more than [`MAX_KEPT_BYTES`] are kept. `mine` is the receive whose thread reads, with its buffer and
+    /// the peer's rank in the group; `None` if a send's thread reads.
+    ///
+    /// # Errors
+    /// `Gone` if the channel ended; `Garbled` if the peer violates the protocol.
     pub(super) fn read_on(
         &mut self,
         mut mine: Option<(&mut Request, &mut [u8], usize)>,
@@ -268,7 +272,7 @@ impl PeerChannel {
             };
             match &mut self.incoming {
                 Incoming::Frame { bytes, done } => {
-                    if self.kept_bytes > MAX_KEPT {
+                    if self.kept_bytes > MAX_KEPT_BYTES {
                         return Ok(has_advanced);
                     }
                     let count = channel.read(&mut bytes[*done..]).map_err(gone)?;
@@ -358,7 +362,7 @@ impl PeerChannel {
         }
     }
 
-    /// Makes the next bytes of the channel a frame.
+    /// Expects a frame as the next bytes of the channel.
     fn next_frame(&mut self) {
         self.incoming = Incoming::Frame {
             bytes: [0; FRAME_BYTES],
@@ -367,7 +371,7 @@ impl PeerChannel {
     }
 
     /// Assigns a frame that has arrived to a request, or keeps it; returns the meaning of the next bytes. `reader` is
-    /// the receive whose thread has read the frame, if a receive's thread has.
+    /// the receive whose thread read the frame; `None` if a send's thread did.
     fn assign(
         &mut self,
         frame: Frame,
@@ -427,11 +431,11 @@ impl PeerChannel {
                 let is_this = |offer: &Frame| {
                     (offer.id, offer.dtype, offer.len) == (frame.id, frame.dtype, frame.len)
                 };
-                let found = self.cleared.iter().position(|(offer, _)| is_this(offer));
+                let found = self.accepted.iter().position(|(offer, _)| is_this(offer));
                 let found = found.ok_or_else(|| {
                     Failure::Garbled(rank, "a message whose offer was not accepted".into())
                 })?;
-                let (_, receive) = self.cleared.swap_remove(found);
+                let (_, receive) = self.accepted.swap_remove(found);
                 Ok(Incoming::Message {
                     receive,
                     frame,
@@ -469,7 +473,7 @@ mod tests {
         channel
     }
 
-    fn wait_on(channel: &mut PeerChannel, id: u64, from_any: bool) -> Request {
+    fn post_receive(channel: &mut PeerChannel, id: u64, from_any: bool) -> Request {
         channel.waiting.push_back(WaitingReceive {
             receive: id,
             tag: 7,
@@ -482,8 +486,8 @@ mod tests {
     #[test]
     fn a_message_that_is_kept_for_another_thread_outlives_its_sender() {
         let mut channel = channel_with_messages(&[5]);
-        let mut any = wait_on(&mut channel, 1, true);
-        let mut second = wait_on(&mut channel, 2, false);
+        let mut any = post_receive(&mut channel, 1, true);
+        let mut second = post_receive(&mut channel, 2, false);
         // The message belongs to the first receive, and only that receive's thread may match it.
         while channel.kept.is_empty() {
             channel.receive(&mut second, &mut [0], 0, 1).unwrap();

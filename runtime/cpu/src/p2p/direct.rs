@@ -86,7 +86,7 @@ impl P2p {
     ) -> Result<Option<Request>, Failure> {
         let mut guard = lock(&self.peers[to]);
         let peer = &mut *guard;
-        let is_free = peer.queue.is_empty()
+        let is_free = peer.queued_sends.is_empty()
             && peer.replies.is_empty()
             && peer.outgoing == Outgoing::Free
             && bytes.len() <= MAX_EAGER_BYTES;
@@ -101,7 +101,7 @@ impl P2p {
         }
         let id = self.next_id();
         let stage = if done == 0 {
-            peer.queue.push_back(id);
+            peer.queued_sends.push_back(id);
             Stage::SendQueued { peer: to }
         } else {
             peer.outgoing = Outgoing::Send(id);

@@ -1,6 +1,6 @@
 //! A channel whose other end sends the fuzzer's bytes.
 
-use super::channel::{MAX_KEPT, PeerChannel, WaitingReceive};
+use super::channel::{MAX_KEPT_BYTES, PeerChannel, WaitingReceive};
 use super::frame::{FRAME_BYTES, Frame, MAX_EAGER_BYTES};
 use super::request::{Request, Stage};
 use crate::transport::tcp::TcpChannel;
@@ -62,7 +62,7 @@ pub fn receive_any_bytes(bytes: &[u8]) -> std::io::Result<()> {
                 // An error ends the group.
                 Err(_) => return Ok(()),
             }
-            assert!(channel.kept_bytes <= MAX_KEPT + MAX_EAGER_BYTES + FRAME_BYTES);
+            assert!(channel.kept_bytes <= MAX_KEPT_BYTES + MAX_EAGER_BYTES + FRAME_BYTES);
         }
         if !has_advanced {
             return Ok(());

@@ -96,7 +96,7 @@ impl P2p {
                 let done = Stage::Done { source };
                 return Some(Request::new(id, tag, buffer.dtype(), done));
             }
-            Stage::SendQueued { peer } => lock(&self.peers[peer]).queue.push_back(id),
+            Stage::SendQueued { peer } => lock(&self.peers[peer]).queued_sends.push_back(id),
             Stage::Receive { peer: Some(peer) } => {
                 lock(&self.peers[peer]).waiting.push_back(WaitingReceive {
                     receive: id,
@@ -205,7 +205,7 @@ impl P2p {
         for peer in &self.peers {
             let mut peer = lock(peer);
             for request in requests {
-                peer.queue.retain(|id| *id != request.id);
+                peer.queued_sends.retain(|id| *id != request.id);
                 peer.waiting.retain(|waiting| waiting.receive != request.id);
             }
         }
@@ -277,11 +277,11 @@ impl P2p {
         let mut frame = Frame::eager(request.tag, request.dtype, bytes.len());
         match request.stage {
             Stage::SendQueued { .. } => {
-                let is_next = peer.queue.front() == Some(&request.id);
+                let is_next = peer.queued_sends.front() == Some(&request.id);
                 if !is_next || peer.outgoing != Outgoing::Free || !peer.replies.is_empty() {
                     return Ok(has_advanced);
                 }
-                peer.queue.pop_front();
+                peer.queued_sends.pop_front();
                 peer.outgoing = Outgoing::Send(request.id);
                 let is_offer = bytes.len() > MAX_EAGER_BYTES;
                 if is_offer {

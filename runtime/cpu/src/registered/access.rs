@@ -27,9 +27,10 @@ impl MappedRegion {
 pub(super) type RegionBytes = (Arc<MappedRegion>, Range<usize>);
 
 /// Where a rank's bytes are in this process.
-struct MappedBytes {
+struct RankBytes {
     start: NonNull<u8>,
     len: usize,
+    /// The access that the terms grant, not the one for which the bytes were lent.
     access: Access,
     /// The mapping of another rank's bytes; `None` for this rank's own bytes, which were lent.
     _mapped: Option<Arc<MappedRegion>>,
@@ -38,13 +39,13 @@ struct MappedBytes {
 /// The right to access the bytes of a group's ranks: from the ranks' agreement on the terms until this rank announces
 /// that it has finished.
 ///
-/// The other ranks are trusted to keep to the terms, as in the exchange area.
+/// The other ranks are trusted to keep to the terms, as those of a host are in the exchange area of `shm_exchange`.
 pub(crate) struct DirectAccess<'a> {
     exposed: Exposed<'a>,
     rank: usize,
     rule: Rule,
     /// The bytes of each rank; `None` for a rank whose bytes the terms do not name.
-    rank_bytes: Vec<Option<MappedBytes>>,
+    rank_bytes: Vec<Option<RankBytes>>,
 }
 
 impl<'a> DirectAccess<'a> {
@@ -59,10 +60,14 @@ impl<'a> DirectAccess<'a> {
         for (owner, (need, mapped)) in terms.needs.iter().zip(mapped).enumerate() {
             let own_or_mapped = need.map(|need| match mapped {
                 Some((mapped, bytes)) => {
-                    assert_eq!(bytes.len(), need.len, "not the length of the terms");
+                    assert_eq!(
+                        bytes.len(),
+                        need.len,
+                        "the mapped bytes are not as long as the terms say"
+                    );
                     let region = mapped.region();
                     assert!(bytes.end <= region.len(), "bytes outside the region");
-                    MappedBytes {
+                    RankBytes {
                         // SAFETY: `bytes` ends within the region (checked), which `mapped` keeps mapped.
                         start: unsafe { region.start().add(bytes.start) },
                         len: need.len,
@@ -80,7 +85,7 @@ impl<'a> DirectAccess<'a> {
                         need.access == Access::Read || exposed.access() == Access::Write,
                         "the terms let ranks write to a buffer lent for reading"
                     );
-                    MappedBytes {
+                    RankBytes {
                         start: exposed.start(),
                         len: exposed.len(),
                         access: need.access,
@@ -107,7 +112,7 @@ impl<'a> DirectAccess<'a> {
         assert_eq!(self.rule, Rule::Read, "the terms let ranks write");
         let own_or_mapped = self.rank_bytes[rank]
             .as_ref()
-            .expect("the terms do not name the bytes of this rank");
+            .expect("the terms do not name the bytes of the requested rank");
         // SAFETY: the bytes are mapped (`own_or_mapped`) or lent (`exposed`). Under the terms all ranks only read, so
         // no rank writes to them before this rank has announced that it has finished, which consumes this access.
         unsafe { std::slice::from_raw_parts(own_or_mapped.start.as_ptr(), own_or_mapped.len) }
@@ -144,28 +149,28 @@ impl<'a> DirectAccess<'a> {
     }
 
     /// Returns this range of every rank's bytes, by rank. The range must be in this rank's share.
-    pub(crate) fn shares(&mut self, bytes: Range<usize>) -> Vec<Data<'_>> {
+    pub(crate) fn shares(&mut self, range: Range<usize>) -> Vec<Data<'_>> {
         let share = self.share();
         assert!(
-            share.start <= bytes.start && bytes.start <= bytes.end && bytes.end <= share.end,
+            share.start <= range.start && range.start <= range.end && range.end <= share.end,
             "bytes outside this rank's share"
         );
         let shares = self.rank_bytes.iter().map(|own_or_mapped| {
             let own_or_mapped = own_or_mapped
                 .as_ref()
-                .expect("the bytes of a rank are not mapped");
+                .expect("the terms do not name the bytes of every rank");
             assert!(
-                bytes.end <= own_or_mapped.len,
+                range.end <= own_or_mapped.len,
                 "a rank has fewer bytes than the share"
             );
-            // SAFETY: `bytes` ends within the rank's bytes (checked), which are mapped or lent as long as `self`
+            // SAFETY: `range` ends within the rank's bytes (checked), which are mapped or lent as long as `self`
             // lives.
-            let start = unsafe { own_or_mapped.start.add(bytes.start) }.as_ptr();
+            let start = unsafe { own_or_mapped.start.add(range.start) }.as_ptr();
             match own_or_mapped.access {
                 Access::Read => {
-                    // SAFETY: `bytes.len()` bytes are readable, and under the terms no rank writes to the bytes of a
-                    // rank that has lent them for reading.
-                    let bytes = unsafe { std::slice::from_raw_parts(start, bytes.len()) };
+                    // SAFETY: `range.len()` bytes are readable, and under the terms no rank writes to bytes to which
+                    // they grant reading only.
+                    let bytes = unsafe { std::slice::from_raw_parts(start, range.len()) };
                     Data::Read(bytes)
                 }
                 Access::Write => {
@@ -173,7 +178,7 @@ impl<'a> DirectAccess<'a> {
                     // writing (`new`). The terms give this share of all ranks' bytes to this rank alone, until it
                     // has announced that it has finished, which consumes this access; `&mut self` excludes other
                     // users in this process. Mappings of two ranks' bytes do not overlap.
-                    let bytes = unsafe { std::slice::from_raw_parts_mut(start, bytes.len()) };
+                    let bytes = unsafe { std::slice::from_raw_parts_mut(start, range.len()) };
                     Data::Write(bytes)
                 }
             }

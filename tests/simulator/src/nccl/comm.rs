@@ -230,8 +230,8 @@ impl Comm {
             self.joined.store(self.size, Ordering::Release);
             JOINED.fetch_add(1, Ordering::Relaxed);
             // `ncclProfilerPluginInit` at the end of `initTransportsRank` (init.cc).
-            let admitted = profiler::admit(self.hash, self.name.at(), self.rank, self.size);
-            if let Some(context) = admitted {
+            let opened = profiler::open_context(self.hash, self.name.at(), self.rank, self.size);
+            if let Some(context) = opened {
                 let _ = self.profiled.set(context);
             }
         }

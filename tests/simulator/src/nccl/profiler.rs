@@ -1,11 +1,13 @@
 //! NCCL's side of its profiler interface, version 6: the plug-in that `NCCL_PROFILER_PLUGIN` names is loaded with
 //! the first communicator and sees each communicator and operation.
 //!
-//! As in plugin/profiler.cc (the mask is the process's, 219; `ncclProfilerStartGroupApiEvent`, 275;
-//! `ncclProfilerStartTaskEvents`, 476; `ncclProfilerStartKernelChEvent`, 679) and enqueue.cc: a call's event starts
-//! and stops within the call, its task's when the plan is launched, and those of its channels when the device runs
-//! it. All-to-all, gather and scatter are the sends and receives that they consist of (`taskAppend`, 3014).
-//! An operation has one channel here, and ranks of one host have no network.
+//! As in NCCL, the mask of events is the process's (plugin/profiler.cc:219). A call's event starts and stops within the
+//! call (`ncclProfilerStartGroupApiEvent`, plugin/profiler.cc:275), its task's when the plan is launched
+//! (`ncclProfilerStartTaskEvents`, plugin/profiler.cc:476), and those of its channels when the device runs it
+//! (`ncclProfilerStartKernelChEvent`, plugin/profiler.cc:679). All-to-all, gather and scatter are the sends and
+//! receives that they consist of (`taskAppend`, enqueue.cc:3014).
+//!
+//! An operation has one channel here. No events of the proxy or the network are reported: all ranks are on one host.
 
 use super::comm::Comm;
 use crate::number::name_of_type;
@@ -18,6 +20,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Instant;
 
+// Kinds of events, as bits of the mask (`ncclProfileColl`, …).
 const COLL: u64 = 1 << 1;
 const P2P: u64 = 1 << 2;
 const KERNEL_CH: u64 = 1 << 6;
@@ -33,11 +36,12 @@ struct Descriptor {
     kind: u64,
     parent: *mut c_void,
     rank: c_int,
-    facts: Facts,
+    details: Details,
 }
 
+/// The union of the descriptor: what each kind of event states.
 #[repr(C)]
-union Facts {
+union Details {
     group_api: GroupApi,
     coll_api: CollApi,
     p2p_api: P2pApi,
@@ -113,14 +117,14 @@ struct KernelCh {
 }
 
 type Init = unsafe extern "C" fn(
-    *mut *mut c_void,
-    u64,
-    *mut c_int,
-    *const c_char,
-    c_int,
-    c_int,
-    c_int,
-    Option<unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...)>,
+    context: *mut *mut c_void,
+    comm_hash: u64,
+    mask: *mut c_int,
+    comm_name: *const c_char,
+    nodes: c_int,
+    ranks: c_int,
+    rank: c_int,
+    log: Option<unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...)>,
 ) -> c_int;
 
 /// `ncclProfiler_v6_t`.
@@ -195,7 +199,7 @@ pub(super) struct Context {
 pub(super) struct Event(usize);
 
 impl Event {
-    fn at(self) -> *mut c_void {
+    fn pointer(self) -> *mut c_void {
         std::ptr::without_provenance_mut(self.0)
     }
 }
@@ -208,9 +212,10 @@ pub(super) struct Part {
     func: &'static CStr,
     count: usize,
     datatype: &'static CStr,
+    /// The root of a collective; without meaning in a message.
     root: c_int,
     /// The event of the call.
-    called: Event,
+    api_event: Event,
 }
 
 thread_local! {
@@ -218,7 +223,7 @@ thread_local! {
     static GROUP: Cell<Event> = const { Cell::new(Event(0)) };
 }
 
-/// `eatHash` of include/bitops.h over each of these parts, then `digestHash` (`commHash`, init.cc).
+/// Returns NCCL's `commHash` of these parts: `eatHash` of include/bitops.h over each, then `digestHash` (init.cc).
 pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
     let (mut a, mut b) = (1_u64, 1_u64);
     for part in parts {
@@ -241,15 +246,22 @@ pub(super) fn hash_of(parts: &[&[u8]]) -> u64 {
     a.wrapping_mul(0x995a_187a_14e7_b445)
 }
 
-/// Reports a communicator whose ranks have all joined to the plug-in, and returns the plug-in's context for it.
-/// `None` if there is no plug-in, or its `init` fails.
-pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) -> Option<Context> {
+/// Reports to the plug-in a communicator that all ranks have joined, and returns the plug-in's context for it. `None`
+/// if there is no plug-in, or its `init` fails.
+pub(super) fn open_context(
+    hash: u64,
+    name: *const c_char,
+    rank: c_int,
+    size: c_int,
+) -> Option<Context> {
     let plugin = plugin()?;
     let (mut context, mask) = (null_mut(), MASK.as_ptr());
+    let nodes = 1;
+    let log = None;
     // SAFETY: the context lives until the call returns, and the mask is a static; the name is null or a text that its
     // owner keeps for as long as the communicator.
     let code =
-        unsafe { (plugin.table().init)(&mut context, hash, mask, name, 1, size, rank, None) };
+        unsafe { (plugin.table().init)(&mut context, hash, mask, name, nodes, size, rank, log) };
     (code == 0).then(|| Context {
         address: context.addr(),
         rank,
@@ -257,7 +269,8 @@ pub(super) fn admit(hash: u64, name: *const c_char, rank: c_int, size: c_int) ->
     })
 }
 
-/// The process's mask of events (`ncclProfilerEventMask`, 219), which the plug-in may change at any time.
+/// The process's mask of events (`ncclProfilerEventMask`, plugin/profiler.cc:219), which the plug-in may change at any
+/// time.
 static MASK: AtomicI32 = AtomicI32::new(0);
 
 fn mask() -> u64 {
@@ -265,19 +278,19 @@ fn mask() -> u64 {
 }
 
 impl Context {
-    fn start(&self, kind: u64, parent: Event, facts: Facts) -> Event {
+    fn start(&self, kind: u64, parent: Event, details: Details) -> Event {
         let Some(plugin) = plugin() else {
             return Event::default();
         };
         let mut handle = null_mut();
         let mut descriptor = Descriptor {
             kind,
-            parent: parent.at(),
+            parent: parent.pointer(),
             rank: self.rank,
-            facts,
+            details,
         };
         let context = std::ptr::without_provenance_mut(self.address);
-        // SAFETY: handle and descriptor live until the call returns. The callers set the member of `facts` that
+        // SAFETY: handle and descriptor live until the call returns. The callers set the member of `details` that
         // belongs to `kind`, with constant texts. The context came from the plug-in.
         unsafe { (plugin.table().start)(context, &mut handle, &mut descriptor) };
         Event(handle.addr())
@@ -291,18 +304,18 @@ impl Context {
             return parts;
         }
         if GROUP.get().0 == 0 {
-            let mut facts = Facts { words: [0; 11] };
-            facts.group_api = GroupApi {
+            let mut details = Details { words: [0; 11] };
+            details.group_api = GroupApi {
                 graph_captured: is_captured,
                 depth: 1,
             };
-            GROUP.set(self.start(GROUP_API, Event::default(), facts));
+            GROUP.set(self.start(GROUP_API, Event::default(), details));
         }
         for part in &mut parts {
-            let mut facts = Facts { words: [0; 11] };
+            let mut details = Details { words: [0; 11] };
             let kind = match part.peer {
                 Some(_) => {
-                    facts.p2p_api = P2pApi {
+                    details.p2p_api = P2pApi {
                         func: part.func.as_ptr(),
                         count: part.count,
                         datatype: part.datatype.as_ptr(),
@@ -312,7 +325,7 @@ impl Context {
                     P2P_API
                 }
                 None => {
-                    facts.coll_api = CollApi {
+                    details.coll_api = CollApi {
                         func: part.func.as_ptr(),
                         count: part.count,
                         datatype: part.datatype.as_ptr(),
@@ -324,16 +337,16 @@ impl Context {
                 }
             };
             if mask() & kind != 0 {
-                part.called = self.start(kind, GROUP.get(), facts);
-                stop(part.called);
+                part.api_event = self.start(kind, GROUP.get(), details);
+                stop(part.api_event);
             }
         }
         parts
     }
 
-    /// Reports the tasks of these parts, whose plan is launched, and returns the events of those that the device's
-    /// channels will report: a message to the own rank is a copy without work for the proxy thread (`addP2pToPlan`,
-    /// 882).
+    /// Reports the tasks of these parts, whose plan is launched, and returns their events, except those of messages to
+    /// the rank itself: NCCL's proxy thread reports the channels, and gets no work for such a copy (`addP2pToPlan`,
+    /// enqueue.cc:882).
     pub(super) fn launch(&self, parts: &[Part]) -> Vec<Event> {
         let started: Vec<Event> = parts.iter().map(|part| self.task(part)).collect();
         started.iter().for_each(|&event| stop(event));
@@ -343,10 +356,10 @@ impl Context {
     }
 
     fn task(&self, part: &Part) -> Event {
-        let mut facts = Facts { words: [0; 11] };
+        let mut details = Details { words: [0; 11] };
         let kind = match part.peer {
             Some(peer) => {
-                facts.p2p = P2p {
+                details.p2p = P2p {
                     func: part.func.as_ptr(),
                     buffer: null_mut(),
                     datatype: part.datatype.as_ptr(),
@@ -358,7 +371,7 @@ impl Context {
                 P2P
             }
             None => {
-                facts.coll = Coll {
+                details.coll = Coll {
                     seq_number: 0,
                     func: part.func.as_ptr(),
                     send_buffer: null(),
@@ -377,7 +390,7 @@ impl Context {
         };
         match mask() & kind {
             0 => Event::default(),
-            _ => self.start(kind, part.called, facts),
+            _ => self.start(kind, part.api_event, details),
         }
     }
 
@@ -387,12 +400,12 @@ impl Context {
             return Vec::new();
         }
         let channels = tasks.iter().map(|&task| {
-            let mut facts = Facts { words: [0; 11] };
-            facts.kernel_ch = KernelCh {
+            let mut details = Details { words: [0; 11] };
+            details.kernel_ch = KernelCh {
                 channel: 0,
                 timer: device_clock(),
             };
-            self.start(KERNEL_CH, task, facts)
+            self.start(KERNEL_CH, task, details)
         });
         channels.collect()
     }
@@ -419,16 +432,17 @@ impl Drop for Context {
 }
 
 /// Reports that the device has ended the work of these channels.
-pub(super) fn device_stops(kernels: &[Event]) {
-    for kernel in kernels.iter().filter(|kernel| kernel.0 != 0) {
+pub(super) fn device_stops(channels: &[Event]) {
+    for channel in channels.iter().filter(|channel| channel.0 != 0) {
         if let Some(plugin) = plugin() {
             let mut timer = device_clock();
-            // SAFETY: the argument of this state is a clock of eight bytes, which lives until the call returns.
+            // SAFETY: the argument of this state is a clock of eight bytes, which lives until the call returns. The
+            // handle is one that the plug-in gave and that was not stopped yet.
             unsafe {
-                (plugin.table().record)(kernel.at(), KERNEL_CH_STOP, (&raw mut timer).cast())
+                (plugin.table().record)(channel.pointer(), KERNEL_CH_STOP, (&raw mut timer).cast())
             };
         }
-        stop(*kernel);
+        stop(*channel);
     }
 }
 
@@ -440,7 +454,7 @@ pub(super) fn group_ends() {
 fn stop(event: Event) {
     if let (Some(plugin), true) = (plugin(), event.0 != 0) {
         // SAFETY: the handle is one that the plug-in gave.
-        unsafe { (plugin.table().stop)(event.at()) };
+        unsafe { (plugin.table().stop)(event.pointer()) };
     }
 }
 
@@ -459,37 +473,37 @@ fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
         return Vec::new();
     }
     let ranks = usize::try_from(comm.size).unwrap_or(1);
-    let all = usize::try_from(request.length).unwrap_or(0) / size.max(1);
+    let count = usize::try_from(request.length).unwrap_or(0) / size.max(1);
     let part = |func, count, peer| Part {
         peer,
         func,
         count,
         datatype,
         root: request.rank,
-        called: Event::default(),
+        api_event: Event::default(),
     };
     let collective = |func, count| vec![part(func, count, None)];
     let is_root = comm.rank == request.rank;
-    let per_rank = all / ranks;
+    let per_rank = count / ranks;
     let send = |count, to| part(c"Send", count, Some(to));
     let receive = |count, from| part(c"Recv", count, Some(from));
     let parts = match request.kind {
-        RequestKind::AllReduce => collective(c"AllReduce", all),
-        RequestKind::Reduce => collective(c"Reduce", all),
-        RequestKind::Broadcast => collective(c"Broadcast", all),
-        RequestKind::AllGather => collective(c"AllGather", all),
+        RequestKind::AllReduce => collective(c"AllReduce", count),
+        RequestKind::Reduce => collective(c"Reduce", count),
+        RequestKind::Broadcast => collective(c"Broadcast", count),
+        RequestKind::AllGather => collective(c"AllGather", count),
         RequestKind::ReduceScatter => collective(c"ReduceScatter", per_rank),
-        RequestKind::Send => vec![send(all, request.rank)],
-        RequestKind::Recv => vec![receive(all, request.rank)],
+        RequestKind::Send => vec![send(count, request.rank)],
+        RequestKind::Recv => vec![receive(count, request.rank)],
         RequestKind::AllToAll => (0..comm.size)
             .flat_map(|peer| [send(per_rank, peer), receive(per_rank, peer)])
             .collect(),
         RequestKind::Gather => {
-            let mut parts = vec![send(all, request.rank)];
+            let mut parts = vec![send(count, request.rank)];
             parts.extend(
                 (0..comm.size)
                     .filter(|_| is_root)
-                    .map(|peer| receive(all, peer)),
+                    .map(|peer| receive(count, peer)),
             );
             parts
         }
@@ -506,8 +520,8 @@ fn parts_of(comm: &Comm, request: &Request) -> Vec<Part> {
         | RequestKind::Exchange
         | RequestKind::Stop => Vec::new(),
     };
-    // Empty collectives are dropped.
-    match all {
+    // Empty operations are dropped, except a single send or receive.
+    match count {
         0 if !matches!(request.kind, RequestKind::Send | RequestKind::Recv) => Vec::new(),
         _ => parts,
     }

@@ -15,7 +15,7 @@ use std::path::Path;
 fn assert_right(name: &str, transport: Transport) -> Vec<Cell> {
     let row = ROWS.iter().find(|row| row.name == name);
     let row = row.unwrap_or_else(|| panic!("there is no row {name}"));
-    if let Some(reason) = row.skipped() {
+    if let Some(reason) = row.skip_reason() {
         eprintln!("{name} skipped: {reason}");
         return Vec::new();
     }
@@ -98,7 +98,7 @@ fn a_hang_that_is_cancelled_keeps_its_culprit() {
 
 #[test]
 fn a_hang_in_which_another_rank_is_killed_keeps_its_culprit() {
-    assert_right("stuck-killed", Transport::Shm);
+    assert_right("stuck-other-killed", Transport::Shm);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The record of each operation has the fields that stored files show; the ring has the size that the configuration
-//! asks for.
+//! asks for; call sites are recorded, and the log states the ring's size and steps.
 #![allow(clippy::unwrap_used)]
 
 use rcomm::{
@@ -23,8 +23,8 @@ fn blank<T: Default + Clone>(len: usize) -> Vec<T> {
     vec![T::default(); len]
 }
 
-/// The operations, each issued by two ranks. In uneven operations but `all_to_all_v_single`, rank `r` has `r + 1`
-/// elements.
+/// The operations, each issued by two ranks. In all uneven operations except `all_to_all_v_single`, rank `r` has `r +
+/// 1` elements.
 fn operations() -> Vec<(OpType, Issue)> {
     vec![
         (OpType::AllReduce, |g| {
@@ -273,7 +273,7 @@ fn every_operation_that_has_its_own_record_is_compared() {
     let listed: BTreeSet<OpType> = operations().into_iter().map(|(op, _)| op).collect();
     let missing = OpType::ALL.iter().filter(|op| !listed.contains(op));
     let missing: Vec<&OpType> = missing.collect();
-    // A split is recorded as a gather, and no operation of rcomm is recorded as `Other`.
+    // A split is recorded as an all-gather, and no operation of rcomm is recorded as `Other`.
     assert_eq!(missing, [&OpType::Split, &OpType::Other]);
 }
 
@@ -293,7 +293,7 @@ fn the_ring_gets_its_memory_before_operations_need_it() {
 }
 
 #[test]
-fn a_line_of_another_language_is_recorded_and_several_threads_join_one_operation() {
+fn a_call_site_of_another_language_is_recorded() {
     let dumps = on_threads(
         2,
         &Carrier::Cpu,
@@ -302,16 +302,7 @@ fn a_line_of_another_language_is_recorded_and_several_threads_join_one_operation
             let recorder = world.recorder();
             let site = recorder.intern_call_site("train.py", "main", 64);
             let group = world.group().called_at(site);
-            let work = group
-                .all_reduce_async(vec![1f32; 4], ReduceOp::Sum)
-                .unwrap();
-            std::thread::scope(|scope| {
-                let joins = [0, 1].map(|_| scope.spawn(|| work.join().map(|_| ())));
-                for join in joins {
-                    join.join().unwrap().unwrap();
-                }
-            });
-            assert_eq!(work.wait().unwrap(), [2f32; 4]);
+            group.barrier().unwrap();
             let dump = world.snapshot().to_json();
             world
                 .shutdown_within(std::time::Duration::from_secs(60))
@@ -330,6 +321,31 @@ fn a_line_of_another_language_is_recorded_and_several_threads_join_one_operation
             (&Value::from("train.py"), &Value::from(64))
         );
     }
+}
+
+#[test]
+fn several_threads_join_one_operation() {
+    on_threads(
+        2,
+        &Carrier::Cpu,
+        |_| {},
+        |world| {
+            let work = world
+                .group()
+                .all_reduce_async(vec![1f32; 4], ReduceOp::Sum)
+                .unwrap();
+            std::thread::scope(|scope| {
+                let joins = [0, 1].map(|_| scope.spawn(|| work.join().map(|_| ())));
+                for join in joins {
+                    join.join().unwrap().unwrap();
+                }
+            });
+            assert_eq!(work.wait().unwrap(), [2f32; 4]);
+            world
+                .shutdown_within(std::time::Duration::from_secs(60))
+                .unwrap();
+        },
+    );
 }
 
 /// A log that a test reads.
@@ -355,7 +371,7 @@ fn the_log_has_the_rings_size_at_the_start_and_its_steps_when_they_are_known() {
         .with_writer(move || writer.clone())
         .finish();
     let _guard = subscriber.set_default();
-    let steps_of = |mib| {
+    let entries_and_log_of = |mib| {
         let options = Config {
             ring_mib: Some(mib),
             ..config(0, 1)
@@ -386,20 +402,20 @@ fn the_log_has_the_rings_size_at_the_start_and_its_steps_when_they_are_known() {
         assert!(size.1 <= f64::from(mib), "{made}");
         (size.0, line("ring_steps"))
     };
-    let (entries, line) = steps_of(4);
+    let (entries, line) = entries_and_log_of(4);
     assert_eq!(entries, 16_384);
     assert!(
         line.contains("ring_steps=163 operations_per_step=100"),
         "{line}"
     );
-    let (entries, line) = steps_of(1);
+    let (entries, line) = entries_and_log_of(1);
     assert!(entries < 16_384, "{entries}");
     let steps = format!("ring_steps={} operations_per_step=100", entries / 100);
     assert!(line.contains(&steps), "{line}");
 }
 
 #[test]
-fn a_ring_with_few_steps_is_a_warning_that_says_how_large_it_should_be() {
+fn a_ring_with_few_steps_gives_a_warning_that_says_how_large_it_should_be() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()

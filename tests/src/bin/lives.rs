@@ -60,7 +60,7 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<bool> {
     if options.list {
         for row in ROWS {
-            println!("{:<16} {}", row.name, row.about);
+            println!("{:<18} {}", row.name, row.about);
         }
         return Ok(true);
     }
@@ -88,8 +88,8 @@ fn run(options: &Options) -> Result<bool> {
     let program = std::env::current_exe()?;
     let mut jobs: Vec<(&'static Row, Transport)> = Vec::new();
     for row in ROWS.iter().filter(is_named) {
-        match row.skipped() {
-            Some(reason) => println!("{:<16} skipped: {reason}", row.name),
+        match row.skip_reason() {
+            Some(reason) => println!("{:<18} skipped: {reason}", row.name),
             None => jobs.extend(transports.iter().map(|&transport| (row, transport))),
         }
     }
@@ -232,7 +232,7 @@ fn answers(counts: &BTreeMap<String, usize>, runs: usize) -> String {
 fn print(row: &Row, transport: Transport, cell: &Cell) {
     let Some(last) = &cell.last else {
         println!(
-            "{:<16} {:<4} {:<12} no answer",
+            "{:<18} {:<4} {:<12} no answer",
             row.name,
             transport.name(),
             cell.source.name()
@@ -243,7 +243,7 @@ fn print(row: &Row, transport: Transport, cell: &Cell) {
         (first.answer.to_string(), format!("{:.1}", first.at))
     });
     println!(
-        "{:<16} {:<4} {:<12} {first:<24} {at:>8}  {:<24} {}",
+        "{:<18} {:<4} {:<12} {first:<24} {at:>8}  {:<24} {}",
         row.name,
         transport.name(),
         cell.source.name(),

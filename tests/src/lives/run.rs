@@ -106,7 +106,7 @@ fn live_cell(row: &Row, fault: Instant, answers: &[(Instant, Answer)]) -> Cell {
         let answer = &timed.answer;
         let is_after_fault = timed.at >= 0.0;
         let is_allowed =
-            answer.is(&row.last) || row.passing.iter().any(|expected| answer.is(expected));
+            answer.is(&row.last) || row.meanwhile.iter().any(|expected| answer.is(expected));
         // If the culprit itself causes the fault, the time of the fault is measured a moment after it.
         let may_be_early = row.intervention == Intervention::Watch;
         answer.is_not_yet() || (is_allowed && (is_after_fault || may_be_early))

@@ -29,8 +29,8 @@ impl Transport {
     }
 }
 
-/// What a judgment may say: one of the verdicts, with a leading finding of one of the codes that names
-/// exactly these ranks. Without codes, no finding leads.
+/// A right answer: one of the verdicts, with a leading finding of one of the codes that names exactly these ranks.
+/// Without codes, no finding leads.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
     /// The verdicts that are right.
@@ -51,11 +51,11 @@ pub struct Row {
     pub(super) act: CulpritAct,
     pub(super) intervention: Intervention,
     pub(super) timeout_ms: u32,
-    /// What a judgment must say once the job is over.
+    /// The right answer once the job is over.
     pub last: Expected,
-    /// What a judgment may say from the fault to the end of the job, besides that there is no fault and no end yet.
-    pub passing: &'static [Expected],
-    /// What the dumps alone show; `None` where the job need not leave any.
+    /// The right answers from the fault to the end of the job, besides that there is no fault and no end yet.
+    pub meanwhile: &'static [Expected],
+    /// What the dumps alone must show if they decide; `None` where the job need not leave any.
     pub dumps: Option<Expected>,
 }
 
@@ -75,13 +75,13 @@ const CANCELLED: Expected = expected(&[Verdict::Cancelled], &[]);
 const CRASHED: Expected = expected(&[Verdict::Crashed], &[Code::E150]);
 /// A rank whose process has ended, also while other ranks still run and wait for it.
 const GONE: Expected = expected(&[Verdict::Stuck, Verdict::Crashed], &[Code::E150]);
-const FROZEN: Expected = expected(&[Verdict::Stuck], &[Code::E151]);
+const STOPPED: Expected = expected(&[Verdict::Stuck], &[Code::E151]);
 const SLOW: Expected = expected(&[Verdict::Slow], &[Code::W220]);
 const ABSENT: Expected = expected(&[Verdict::Stuck], &[Code::E101]);
-/// A rank that is or was stopped: recognised as absent (E101), or by the state of its process (E151).
-const HELD: Expected = expected(&[Verdict::Stuck], &[Code::E101, Code::E151]);
+/// A rank that is or was stopped: recognized as absent (E101), or by the state of its process (E151).
+const STOPPED_OR_ABSENT: Expected = expected(&[Verdict::Stuck], &[Code::E101, Code::E151]);
 /// Dumps alone do not show that a process is stopped, nor that it has ended if its peers did not notice.
-const MISSED: Expected = expected(
+const GONE_BY_DUMPS: Expected = expected(
     &[Verdict::Stuck, Verdict::Crashed],
     &[Code::E101, Code::E102, Code::E150, Code::E151],
 );
@@ -96,7 +96,7 @@ const fn row(
     about: &'static str,
     act: CulpritAct,
     intervention: Intervention,
-    (last, passing, dumps): (Expected, &'static [Expected], Option<Expected>),
+    (last, meanwhile, dumps): (Expected, &'static [Expected], Option<Expected>),
 ) -> Row {
     Row {
         name,
@@ -105,14 +105,14 @@ const fn row(
         intervention,
         timeout_ms: LONG_TIMEOUT_MS,
         last,
-        passing,
+        meanwhile,
         dumps,
     }
 }
 
 impl Row {
     /// Why the row cannot be run on this host; `None` if it can.
-    pub fn skipped(&self) -> Option<String> {
+    pub fn skip_reason(&self) -> Option<String> {
         match self.act {
             CulpritAct::Exhaust => MemoryGroup::make().err(),
             CulpritAct::Starve if !Path::new("/proc/self/schedstat").exists() => {
@@ -142,21 +142,21 @@ pub const ROWS: &[Row] = &[
         "a rank returns an error between two operations",
         CulpritAct::Fail,
         Intervention::Watch,
-        (CRASHED, &[GONE], Some(MISSED)),
+        (CRASHED, &[GONE], Some(GONE_BY_DUMPS)),
     ),
     row(
         "panic",
         "a rank panics between two operations",
         CulpritAct::Panic,
         Intervention::Watch,
-        (CRASHED, &[GONE, ABSENT], Some(MISSED)),
+        (CRASHED, &[GONE, ABSENT], Some(GONE_BY_DUMPS)),
     ),
     row(
         "exit",
         "a rank exits with code 3 between two operations",
         CulpritAct::Exit,
         Intervention::Watch,
-        (CRASHED, &[GONE], Some(MISSED)),
+        (CRASHED, &[GONE], Some(GONE_BY_DUMPS)),
     ),
     row(
         "terminated",
@@ -184,14 +184,14 @@ pub const ROWS: &[Row] = &[
         "a rank is killed inside an operation",
         CulpritAct::Hold,
         Intervention::KillInside,
-        (CRASHED, &[GONE], Some(MISSED)),
+        (CRASHED, &[GONE], Some(GONE_BY_DUMPS)),
     ),
     row(
         "kill-between",
         "a rank is killed between two operations",
         CulpritAct::Kill,
         Intervention::Watch,
-        (CRASHED, &[GONE], Some(MISSED)),
+        (CRASHED, &[GONE], Some(GONE_BY_DUMPS)),
     ),
     row(
         "kill-all",
@@ -205,35 +205,35 @@ pub const ROWS: &[Row] = &[
         "a rank is stopped inside an operation; then the job is terminated",
         CulpritAct::Hold,
         Intervention::StopInside,
-        (FROZEN, &[HELD], None),
+        (STOPPED, &[STOPPED_OR_ABSENT], None),
     ),
     row(
         "stop-between",
         "a rank is stopped between two operations; then the job is terminated",
         CulpritAct::Stop,
         Intervention::TerminateStuck,
-        (FROZEN, &[HELD], None),
+        (STOPPED, &[STOPPED_OR_ABSENT], None),
     ),
     row(
         "stop-killed",
         "a rank is stopped; then the launcher and all ranks are killed",
         CulpritAct::Stop,
         Intervention::KillStuck,
-        (FROZEN, &[HELD], None),
+        (STOPPED, &[STOPPED_OR_ABSENT], None),
     ),
     row(
         "resume-before",
         "a stopped rank is resumed before the time-out",
         CulpritAct::Stop,
         Intervention::Resume,
-        (ENDED, &[HELD], None),
+        (ENDED, &[STOPPED_OR_ABSENT], None),
     ),
     row(
         "resume-after",
         "a stopped rank is resumed after the others have timed out",
         CulpritAct::Stop,
         Intervention::ResumeLate,
-        (HELD, &[], Some(HELD)),
+        (STOPPED_OR_ABSENT, &[], Some(STOPPED_OR_ABSENT)),
     )
     .with_timeout(SHORT_TIMEOUT_MS),
     row(
@@ -241,14 +241,14 @@ pub const ROWS: &[Row] = &[
         "an allocation fails on a rank, which aborts",
         CulpritAct::Allocate,
         Intervention::Watch,
-        (CRASHED, &[GONE, ABSENT], Some(MISSED)),
+        (CRASHED, &[GONE, ABSENT], Some(GONE_BY_DUMPS)),
     ),
     row(
         "out-of-memory",
         "the kernel kills a rank because memory ran out",
         CulpritAct::Exhaust,
         Intervention::Watch,
-        (CRASHED, &[GONE, ABSENT], Some(MISSED)),
+        (CRASHED, &[GONE, ABSENT], Some(GONE_BY_DUMPS)),
     ),
     row(
         "late",
@@ -266,7 +266,7 @@ pub const ROWS: &[Row] = &[
         (ABSENT, &[], None),
     ),
     row(
-        "stuck-out",
+        "stuck-timed-out",
         "a rank never joins; the others time out and exit",
         CulpritAct::Sleep,
         Intervention::Watch,
@@ -274,10 +274,10 @@ pub const ROWS: &[Row] = &[
     )
     .with_timeout(SHORT_TIMEOUT_MS),
     row(
-        "stuck-killed",
+        "stuck-other-killed",
         "a rank never joins; then another one is killed",
         CulpritAct::Sleep,
         Intervention::KillOther,
-        (ABSENT, &[], Some(MISSED)),
+        (ABSENT, &[], Some(GONE_BY_DUMPS)),
     ),
 ];

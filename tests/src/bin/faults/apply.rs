@@ -44,7 +44,7 @@ impl Job<'_> {
                 return Ok(now);
             }
             Fault::SlowStore => {
-                self.slow = Some(DutyCycle::of(self.children[0].id()));
+                self.launcher_slowdown = Some(DutyCycle::of(self.children[0].id()));
                 let now = now_ms();
                 send(self.pid_of(culprit)?, Signal::STOP)?;
                 return Ok(now);

@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 
 /// The time-out of operations.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
-/// The time-out of the start.
+/// The time-out of making the world (`RCOMM_INIT_TIMEOUT_MS`).
 pub(crate) const INIT_TIMEOUT: Duration = Duration::from_secs(6);
 /// An error that is reported later than this after its time-out is late, unless `--slack` sets another limit.
 pub(crate) const SLACK: Duration = Duration::from_secs(2);
-/// Limit of each wait of the driver: until all ranks are ready, until the survivors have left, until the job has
-/// ended.
+/// Limit of each wait of this program for a job: until all ranks are ready, until the survivors have left, until the
+/// job has ended.
 pub(crate) const TIME_LIMIT: Duration = Duration::from_secs(40);
 /// How long a launcher may need to end the ranks of a job that has failed: `--linger`, `--grace` and slack.
-pub(crate) const LAUNCHER_ENDS: Duration = Duration::from_secs(15);
+pub(crate) const LAUNCHER_END_LIMIT: Duration = Duration::from_secs(15);
 
 /// The processes of one job, with its folder. They are killed when the value is dropped.
 pub(crate) struct Job<'a> {
@@ -37,8 +37,8 @@ pub(crate) struct Job<'a> {
     identities: Vec<TlsFiles>,
     pub(crate) children: Vec<Child>,
     pub(crate) observers: Vec<Child>,
-    /// Makes the launcher slow until it is dropped.
-    pub(crate) slow: Option<DutyCycle>,
+    /// Slows the launcher down while this value exists.
+    pub(crate) launcher_slowdown: Option<DutyCycle>,
 }
 
 impl<'a> Job<'a> {
@@ -66,12 +66,8 @@ impl<'a> Job<'a> {
             identities,
             children: Vec::new(),
             observers: Vec::new(),
-            slow: None,
+            launcher_slowdown: None,
         })
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
     }
 
     /// The folders that may hold the job's rings, in no order.
@@ -86,6 +82,7 @@ impl<'a> Job<'a> {
         folders
     }
 
+    /// Whether the rings may be in the default directory: `RCOMM_RING_DIR` is not set, or cannot be used.
     fn uses_default_directory(&self) -> bool {
         matches!(
             self.scenario.fault,
@@ -150,8 +147,8 @@ impl<'a> Job<'a> {
     }
 
     /// Starts a healthy job of the same name at the same port in the same way, and waits for its end; returns whether
-    /// every rank has shut down cleanly. Processes that are left of the job are ended before the start, unless the row
-    /// keeps them (`with_orphans`).
+    /// every rank has shut down cleanly. Processes that are left of the job are ended before the start, unless the
+    /// scenario keeps them (`with_orphans`).
     pub(crate) fn restart(&mut self) -> anyhow::Result<bool> {
         let orphans = match self.scenario.with_orphans {
             true => std::mem::take(&mut self.children),
@@ -228,11 +225,12 @@ impl<'a> Job<'a> {
         arguments
     }
 
+    /// Starts the process of one rank of job `job`, in a world of `size` ranks.
     pub(crate) fn spawn(
         &self,
         rank: u32,
         size: u32,
-        name: &str,
+        job: &str,
         arguments: &[String],
     ) -> anyhow::Result<Child> {
         let program = std::env::current_exe()?;
@@ -248,6 +246,7 @@ impl<'a> Job<'a> {
             }
         };
         if self.scenario.fault == Fault::Secret {
+            // Without arguments (`restart`) the rank is healthy.
             let is_culprit = self.scenario.culprits.contains(&rank) && !arguments.is_empty();
             let secret = if is_culprit { "theirs" } else { "ours" };
             command.env("RCOMM_JOB_SECRET", secret.repeat(8));
@@ -260,7 +259,7 @@ impl<'a> Job<'a> {
             .env("LOCAL_WORLD_SIZE", local.to_string())
             .env("MASTER_ADDR", address)
             .env("MASTER_PORT", self.port.to_string())
-            .env("TORCHELASTIC_RUN_ID", name);
+            .env("TORCHELASTIC_RUN_ID", job);
         if let Some(files) = self.identities.get(rank as usize) {
             command
                 .env("RCOMM_TLS_CERT", &files.certificate)
@@ -427,9 +426,9 @@ impl<'a> Job<'a> {
 
     /// Ends the remaining processes.
     pub(crate) fn end(&mut self) {
-        self.slow = None;
-        let ranks: Vec<u32> = self.events().iter().map(|event| event.pid).collect();
-        for pid in ranks.into_iter().filter(|&pid| is_alive(pid)) {
+        self.launcher_slowdown = None;
+        let pids: Vec<u32> = self.events().iter().map(|event| event.pid).collect();
+        for pid in pids.into_iter().filter(|&pid| is_alive(pid)) {
             let _ = send(pid, Signal::KILL);
         }
         for mut child in self.children.drain(..).chain(self.observers.drain(..)) {

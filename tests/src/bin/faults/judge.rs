@@ -137,7 +137,7 @@ impl Row {
         let rings: Vec<_> = rings
             .filter(|ring| {
                 let folder = ring.path.parent().and_then(|folder| folder.file_name());
-                folder.is_some_and(|folder| folder == job.name())
+                folder.is_some_and(|folder| folder == job.name.as_str())
             })
             .collect();
         let ranks: BTreeSet<_> = rings

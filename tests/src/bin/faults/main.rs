@@ -351,7 +351,7 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
     }
     row.judge_leaks_and_results(&events);
     row.keep_errors(&events);
-    job.slow = None;
+    job.launcher_slowdown = None;
     judge_launcher(&mut row, scenario, &mut job);
     row.leaks.extend(job.processes_left());
     row.restart = Some(job.restart()?);
@@ -366,7 +366,10 @@ fn run(scenario: &Scenario, slack: Duration) -> anyhow::Result<Row> {
 /// Checks that a launcher whose job has failed ends by itself, unless the fault was applied to the launcher.
 fn judge_launcher(row: &mut Row, scenario: &Scenario, job: &mut Job<'_>) {
     let is_culprit = matches!(scenario.fault, Fault::Launcher(..) | Fault::Store);
-    if scenario.start == Start::Launcher && !is_culprit && !job.wait_for_end(job::LAUNCHER_ENDS) {
+    if scenario.start == Start::Launcher
+        && !is_culprit
+        && !job.wait_for_end(job::LAUNCHER_END_LIMIT)
+    {
         row.wrong.push("the launcher has not ended".to_owned());
     }
 }

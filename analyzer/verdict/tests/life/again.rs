@@ -214,6 +214,25 @@ fn without_a_launcher_the_rings_of_the_run_before_are_recognized_by_their_times(
 }
 
 #[test]
+fn the_closing_of_a_ring_is_its_newest_sign_of_life() {
+    let mut dumps: Vec<Dump> = newer_run(0..3, 4).collect();
+    let done = [(0.0, State::Done(0.1))];
+    // The newest heartbeat is from 16 s.
+    let mut earlier = closed(with_job_name(record(3, 4, &done)), 16.0);
+    earlier.closed_ns = at(17.0);
+    dumps.push(begun(earlier, -1.0));
+    let report = judge_live(&dumps, 4);
+    let aside =
+        "its newest sign of life is from 13:00:17 UTC, before the first of the others began";
+    let mut problems = report.problems.iter();
+    assert!(
+        problems.any(|note| note.sentence.contains(aside)),
+        "{:?}",
+        report.problems
+    );
+}
+
+#[test]
 fn one_note_names_all_ranks_whose_records_were_left_aside() {
     let mut analysis = rcomm_verdict::Analysis::new(Policy {
         snapshot: true,

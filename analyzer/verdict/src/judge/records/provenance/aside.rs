@@ -1,5 +1,6 @@
 //! The notes on records that were left aside (N300): one for each reason, with all ranks that it concerns.
 
+use super::earlier_runs::newest_sign_of_life_ns;
 use crate::align::record::Record;
 use crate::report::Problem;
 use crate::report::format::{format_ranks, time_of_day};
@@ -31,7 +32,7 @@ impl LeftAside {
     /// Notes a record whose newest sign of life came too early: `before` states it, such as "before the job was started
     /// again".
     pub(super) fn add_ended(&mut self, record: &Record, before: String) {
-        self.add(record, Some(record.latest_ns()), before, false);
+        self.add(record, Some(newest_sign_of_life_ns(record)), before, false);
     }
 
     /// Notes a record for a reason of its own; `why` is a clause.

@@ -65,7 +65,7 @@ fn is_earlier(record: &Record, launch: &LaunchRecord) -> bool {
     let identity = &record.identity;
     let is_same_job = !identity.job.is_empty() && identity.job == launch.job;
     let is_same_host = !identity.host.is_empty() && identity.host == launch.host;
-    let last_ns = record.latest_ns();
+    let last_ns = newest_sign_of_life_ns(record);
     is_same_job && is_same_host && last_ns > 0 && last_ns < launch.started_ns
 }
 
@@ -131,10 +131,15 @@ fn leave_ended_before_others(
     });
 }
 
-/// The newest sign of life of a ring's process, ns by its own clock; `i64::MAX` if the process lives.
+/// When a ring's process was last seen alive, ns by its own clock; `i64::MAX` if it lives.
 fn last_sign_of_life_ns(record: &Record) -> i64 {
     match record.died() || record.closed() {
-        true => record.latest_ns().max(record.closed_ns),
+        true => newest_sign_of_life_ns(record),
         false => i64::MAX,
     }
+}
+
+/// The newest sign of life in a record, also the closing of its ring; ns by its own clock, 0 if it has none.
+pub(super) fn newest_sign_of_life_ns(record: &Record) -> i64 {
+    record.latest_ns().max(record.closed_ns)
 }

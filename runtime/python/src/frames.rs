@@ -26,8 +26,9 @@ pub(crate) struct CallSites {
     library_code: Vec<String>,
     /// Code objects by address, in maps with a fast hash: every operation looks into both. Each is kept alive so that no other object gets its address.
     code: Mutex<HashMap<usize, (Code, Py<PyAny>)>>,
-    /// Call sites by the address of the code object, and the line.
-    sites: Mutex<HashMap<(usize, u32), CallSiteId>>,
+    /// Call sites by the address of the code object, and the instruction: Python searches for its line from the
+    /// beginning of the function.
+    sites: Mutex<HashMap<(usize, i32), CallSiteId>>,
 }
 
 impl CallSites {
@@ -47,9 +48,7 @@ impl CallSites {
             let code = frame.getattr(intern!(py, "f_code")).ok()?;
             let (kind, is_cached) = self.classify(&code)?;
             if kind == Code::Program {
-                let line = frame.getattr(intern!(py, "f_lineno")).ok()?;
-                let line = line.extract::<u32>().unwrap_or(0);
-                return self.site(ring, &code, line, is_cached);
+                return self.site(ring, &frame, &code, is_cached);
             }
             frame = frame.getattr(intern!(py, "f_back")).ok()?;
             if frame.is_none() {
@@ -86,15 +85,18 @@ impl CallSites {
     fn site(
         &self,
         ring: &FlightRecorder,
+        frame: &Bound<'_, PyAny>,
         code: &Bound<'_, PyAny>,
-        line: u32,
         is_cached: bool,
     ) -> Option<CallSiteId> {
-        let key = (code.as_ptr().addr(), line);
+        let py = code.py();
+        let instruction = frame.getattr(intern!(py, "f_lasti")).ok()?;
+        let key = (code.as_ptr().addr(), instruction.extract::<i32>().ok()?);
         if is_cached && let Some(site) = self.sites.lock().ok()?.get(&key) {
             return Some(*site);
         }
-        let py = code.py();
+        let line = frame.getattr(intern!(py, "f_lineno")).ok()?;
+        let line = line.extract::<u32>().unwrap_or(0);
         let text = |name| code.getattr(name).ok()?.extract::<String>().ok();
         let file = text(intern!(py, "co_filename"))?;
         let function = text(intern!(py, "co_name")).unwrap_or_default();

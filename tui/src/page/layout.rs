@@ -139,7 +139,7 @@ fn is_doubt(line: &Line) -> bool {
 fn wrap_head(line: &Line, width: u16, rows: u16) -> Vec<Line> {
     let max_lines = match is_doubt(line) {
         true => usize::MAX,
-        false => lines_for_one(rows),
+        false => max_lines_of_one(rows),
     };
     wrap(line, usize::from(width), max_lines)
 }

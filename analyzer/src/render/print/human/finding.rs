@@ -79,7 +79,8 @@ fn format_identity(finding: &Finding) -> String {
     text
 }
 
-/// The other sets of culprits that the records allow, like `the records allow as well: rank 3`; empty if there are none.
+/// The other sets of culprits that the records allow, like `the records allow as well: rank 3`; empty if there are
+/// none.
 pub fn format_doubt(finding: &Finding) -> String {
     let sets: Vec<String> = finding
         .alternatives

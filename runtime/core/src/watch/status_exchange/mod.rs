@@ -518,7 +518,7 @@ mod tests {
             let published = exchange(rank, Duration::ZERO).publish(&store, &report(41, ""));
             published.expect("the store in memory failed");
         };
-        [0, 1, 3].map(publish);
+        [0, 1, 3].into_iter().for_each(publish);
         let ask = || {
             let query = StatusQuery {
                 stopped: &[2, 3],

@@ -13,8 +13,8 @@ use crate::align::record::{NONE, Op, Record, Shared};
 use hashbrown::HashMap;
 use rcomm_recorder::model::{EntryState, OpType, Rank};
 use rcomm_recorder::publish::Recorder;
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Bound, Range};
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// The operations of one record in one group.
 #[derive(Clone, Debug, Default)]
@@ -71,7 +71,7 @@ pub(crate) struct Aligned<'a> {
     /// For each group: how far its collectives have provably completed.
     pub(super) completed_to: Vec<CompletedTo>,
     /// For each record: whether it was taken too early to show what its rank did in the end.
-    ends_early: Vec<bool>,
+    pub(super) ends_early: Vec<bool>,
 }
 
 impl<'a> Aligned<'a> {
@@ -422,48 +422,6 @@ impl<'a> Aligned<'a> {
         }
     }
 
-    /// Marks a record as too early if its file was written before some peer began to wait for its rank, and no peer
-    /// waited already. `written_ns`: for each record, when its file was written, in common time; `None` if unknown.
-    pub(crate) fn note_written(&mut self, written_ns: &[Option<i64>]) {
-        if written_ns.iter().all(Option::is_none) {
-            return;
-        }
-        let mut before = vec![false; self.records.len()];
-        let mut after = vec![false; self.records.len()];
-        for group in &self.groups {
-            // When the first member issued each of the collectives in which members wait.
-            let mut waits: BTreeMap<u32, i64> = BTreeMap::new();
-            for &(record, lane) in group.lanes.iter().flatten() {
-                let lane = &self.lanes[record][lane];
-                if let Some(&position) = lane.collectives.get(lane.pending_from) {
-                    let op = self.op(record, position);
-                    let issued_ns = self.created_ns(record, op);
-                    let first = waits.entry(op.seq).or_insert(issued_ns);
-                    *first = issued_ns.min(*first);
-                }
-            }
-            for &(record, lane) in group.lanes.iter().flatten() {
-                let Some(written_ns) = written_ns[record] else {
-                    continue;
-                };
-                let newest = self.lanes[record][lane].collectives.last();
-                let newest = newest.map_or(0, |&position| self.seq(record, position));
-                let later = waits.range((Bound::Excluded(newest), Bound::Unbounded));
-                for &issued_ns in later.map(|(_, issued_ns)| issued_ns) {
-                    match issued_ns > written_ns {
-                        true => after[record] = true,
-                        false => before[record] = true,
-                    }
-                }
-            }
-        }
-        for record in 0..self.records.len() {
-            self.ends_early[record] |= after[record] && !before[record];
-        }
-    }
-
-    /// The ranks that left a record, the other members of groups that a record lists, and all ranks below the stated
-    /// world size; ascending.
     fn expected_ranks(&self, world_size: Option<u32>) -> Vec<Rank> {
         let mut expected: BTreeSet<Rank> = self.records.iter().map(|record| record.rank).collect();
         for group in &self.groups {

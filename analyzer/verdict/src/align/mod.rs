@@ -25,6 +25,7 @@ pub(crate) mod record;
 mod retired;
 pub(crate) mod same_process;
 pub(crate) mod signature;
+mod taken;
 mod workers;
 
 pub use aligned::MAX_WORLD;
@@ -36,3 +37,4 @@ pub(crate) use aligned::{Aligned, Alignment, Lane, retiring_is_all};
 pub(crate) use membership::{Group, GroupIx, RecordIx, names_newest_only, position};
 pub(crate) use numbers::{Number, Numbers};
 pub(crate) use presence::{Presence, UnknownReason};
+pub(crate) use taken::{EARLY, Taken};

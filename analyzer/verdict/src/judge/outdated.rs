@@ -1,16 +1,16 @@
 //! N300 on records that were taken earlier than those of other ranks, or seem to be.
 
-use crate::align::{Aligned, GroupIx, RecordIx, UnknownReason};
+use crate::align::{Aligned, EARLY, GroupIx, RecordIx, UnknownReason};
 use crate::judge::context::Context;
-use crate::judge::policy::{NAMING, each_written_ns};
+use crate::judge::policy::{NAMING, each_written_ns, taken_ns};
 use crate::judge::waits::wait_graph::Missing;
 use crate::report::Problem;
 use crate::report::format::{duration_ms, format_ranks};
 use rcomm_recorder::model::Rank;
 use std::collections::{BTreeSet, HashMap};
 
-/// The note (N300) on the ranks whose records do not show what they do now, since others went on; `None` if there are
-/// none.
+/// The note (N300) on the ranks whose records do not show what they do now, since others' were taken later; `None` if
+/// there are none.
 pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
     // `note_still_inside` says what is known of a rank that may still be inside an operation.
     let inside = ctx.still_inside.iter();
@@ -36,8 +36,8 @@ pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
     Some(Problem::stale_dump(
         "",
         format!(
-            "the {records} taken earlier than the others', which have gone on since; what {they_wait} in now is not \
-             known: take the records of all ranks at one moment"
+            "the {records} taken earlier than the others'; what {they_wait} in now is not known: take the records of \
+             all ranks at one moment"
         ),
     ))
 }
@@ -145,4 +145,22 @@ pub(crate) fn note_still_inside(ctx: &Context<'_>) -> Option<Problem> {
             duration_ms(first.after_ms)
         ),
     ))
+}
+
+/// Those of these ranks whose records were taken much earlier than the newest record, each with the time at which it was
+/// taken, common time, ns, and the time of the newest.
+pub(crate) fn taken_early(ctx: &Context<'_>, ranks: &[Rank]) -> Vec<(Rank, i64, i64)> {
+    let aligned = ctx.aligned;
+    let all = (0..aligned.records.len()).filter_map(|record| taken_ns(aligned, record));
+    let Some(newest_ns) = all.max() else {
+        return Vec::new();
+    };
+    let early = ranks.iter().filter_map(|&rank| {
+        let of_rank = aligned.records_of(rank);
+        let taken: Option<Vec<i64>> = of_rank.map(|record| taken_ns(aligned, record)).collect();
+        let taken_ns = taken?.into_iter().max()?;
+        let is_early = newest_ns.saturating_sub(taken_ns) >= EARLY.as_nanos() as i64;
+        is_early.then_some((rank, taken_ns, newest_ns))
+    });
+    early.collect()
 }

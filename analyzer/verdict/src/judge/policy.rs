@@ -3,7 +3,8 @@
 use crate::align::p2p::Messages;
 use crate::align::pending::pending_of;
 use crate::align::record::{Op, Record};
-use crate::align::{Aligned, RecordIx};
+use crate::align::{Aligned, RecordIx, Taken};
+use crate::judge::records::refused::RAISED;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::LaunchRecord;
 use serde::{Deserialize, Serialize};
@@ -166,6 +167,34 @@ pub(crate) fn each_written_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
         })
     };
     (0..aligned.records.len()).map(in_common).collect()
+}
+
+/// For each record: when it was taken.
+pub(crate) fn each_taken(aligned: &Aligned<'_>) -> Vec<Taken> {
+    let written = each_written_ns(aligned).into_iter().enumerate();
+    let of_record = |(record, sure_until_ns)| Taken {
+        at_ns: taken_ns(aligned, record),
+        sure_until_ns,
+    };
+    written.map(of_record).collect()
+}
+
+/// When a record was taken from a process that went on, or when its file was written; common time, ns. `None` if that,
+/// or how its clock relates to the others', is not known, and for a ring or the last record of a process, which lack
+/// nothing.
+pub(crate) fn taken_ns(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
+    let full_record = &aligned.records[record];
+    let phase = full_record.status.as_ref().map(|status| &status.phase);
+    let is_last = full_record.is_ring()
+        || full_record.closed_ns > 0
+        || !full_record.failures.is_empty()
+        || phase.is_some_and(|phase| phase.starts_with(RAISED));
+    let own = match full_record.identity.dump_time_ns {
+        0 => own_written_ns(full_record),
+        taken => Some(taken),
+    };
+    let in_common = own?.saturating_sub(aligned.offsets_ns[record]);
+    (aligned.clock_known[record] && !is_last).then_some(in_common)
 }
 
 /// When the file of a record was written, ns by the clock of its host. `None` if that is unknown, or cannot be, since

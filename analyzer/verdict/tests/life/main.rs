@@ -4,6 +4,7 @@ mod again;
 mod at_once;
 mod beside;
 mod causes;
+mod early_files;
 mod exchanges;
 mod failed;
 mod few_dumps;

@@ -201,9 +201,14 @@ impl WaitGraph {
             let (Place::Collective { group, .. } | Place::Batch { group, .. }) =
                 graph.places[place];
             for (node, why) in &mut graph.missing[place] {
-                let record = aligned.record_in(group, aligned.expected[*node]);
-                if record.is_some_and(|record| front_is_lost(&aligned.records[record])) {
+                let Some(record) = aligned.record_in(group, aligned.expected[*node]) else {
+                    continue;
+                };
+                let is_outdated = aligned.lacks_newest(record) == Some(UnknownReason::Outdated);
+                if front_is_lost(&aligned.records[record]) {
                     *why = Missing::Unknown(UnknownReason::HistoryLost);
+                } else if is_outdated && matches!(why, Missing::Held(_)) {
+                    *why = Missing::Unknown(UnknownReason::Outdated);
                 }
             }
             prefer_known(&mut graph.missing[place]);

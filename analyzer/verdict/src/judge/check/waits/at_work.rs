@@ -4,6 +4,7 @@
 use crate::align::record::Op;
 use crate::align::{GroupIx, RecordIx};
 use crate::judge::context::Context;
+use crate::judge::outdated::taken_early;
 use crate::report::Until;
 use crate::report::format::{format_ranks, format_time};
 use rcomm_recorder::model::Rank;
@@ -31,6 +32,8 @@ pub(super) struct AtWork {
     paused_ms: Option<f64>,
     /// Whether their processes are known to live.
     live: bool,
+    /// Of their records the one that shows the shortest wait, if it was taken much earlier than the newest record.
+    early: Option<Early>,
 }
 
 /// These ranks, which are missed at a place, as ranks that may still come. `None` if they have been missed for
@@ -59,9 +62,12 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
     let is_taken =
         ctx.until() == Until::Taken && !ranks.iter().any(|&rank| ctx.life.gone(rank).is_some());
     let missed_ms = match live || is_taken {
-        true => ctx.waits_ms(place)?,
-        false => ctx.waited_when_written_ms(place)?,
+        true => ctx.waits_ms(place),
+        false => ctx.waited_when_written_ms(place),
     };
+    let early = first_seen_missing(ctx, place, ranks);
+    let early_ms = early.map(|early| early.missed_ms);
+    let missed_ms = missed_ms.into_iter().chain(early_ms).reduce(f64::min)?;
     if missed_ms >= long_ms || ranks.iter().any(has_raised) {
         return None;
     }
@@ -78,7 +84,34 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
         },
         paused_ms,
         live,
+        early,
     })
+}
+
+/// The record of a missing rank that was taken much earlier than the newest record.
+#[derive(Clone, Copy)]
+struct Early {
+    rank: Rank,
+    /// How long others had missed the rank by then, ms.
+    missed_ms: f64,
+    /// How much earlier it was taken than the newest record, ms.
+    before_ms: f64,
+}
+
+/// That of the records of these ranks which were taken much earlier than the newest, and shows the shortest wait; `None`
+/// if none was, or if it is not known how long others waited.
+fn first_seen_missing(ctx: &Context<'_>, place: usize, ranks: &[Rank]) -> Option<Early> {
+    if ctx.gave_up_ns(place).is_some() {
+        return None;
+    }
+    let since_ns = ctx.waiting_since(place)?;
+    let records = taken_early(ctx, ranks).into_iter();
+    let early = records.map(|(rank, taken_ns, newest_ns)| Early {
+        rank,
+        missed_ms: taken_ns.saturating_sub(since_ns) as f64 / 1e6,
+        before_ms: newest_ns.saturating_sub(taken_ns) as f64 / 1e6,
+    });
+    early.min_by(|one, other| one.missed_ms.total_cmp(&other.missed_ms))
 }
 
 impl AtWork {
@@ -102,9 +135,16 @@ impl AtWork {
             ),
             None => String::new(),
         };
+        let early = self.early.map_or(String::new(), |early| {
+            format!(
+                "; the record of rank {} was taken {} before the newest one",
+                early.rank,
+                format_time(early.before_ms)
+            )
+        });
         format!(
             "{} {wait} in no operation{process}: a checkpoint or other work of the program looks the same, if it may \
-             take that long{before}",
+             take that long{before}{early}",
             format_ranks(ranks)
         )
     }

@@ -188,6 +188,9 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         "{}{together} {}{}; {} in {} #{} on group {} for {}{}",
         format_ranks(&culprits),
         match culprits.len() {
+            _ if has_record && lacks_start(ctx, place, nodes) => {
+                "left a record that was taken before the current operation began there"
+            }
             _ if has_record => "left a record that ends before the current operation",
             _ if is_aside => "left no record but one that was left aside",
             1 if elsewhere => "took part before and has no ring here",
@@ -227,6 +230,19 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     }
     if nodes.len() > 1 {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();
+    }
+    let early = early_besides(ctx, place, nodes);
+    if !early.is_empty() {
+        let (record, it, one) = match early.len() {
+            1 => ("record", "it", "that rank"),
+            _ => ("records", "they", "one of them"),
+        };
+        draft.doubts.push(format!(
+            "the {record} of {} ended too early to show whether {it} came, so the others may wait for {one}",
+            format_ranks(&early)
+        ));
+        let early = early.iter().take(16);
+        draft.alternatives.extend(early.map(|&rank| vec![rank]));
     }
     let failed = failed_there(ctx, place);
     if !failed.is_empty() {
@@ -307,9 +323,10 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
     draft
 }
 
-/// Whether the other records leave almost no explanation but that the one culprit is gone: it is the only rank without
-/// a record, at least three ranks wait for it in an operation that needs all members and has parts of one size, none
-/// failed there or ended early, and no rank exchanges messages with it or shares a group of two with it.
+/// Whether the other records leave almost no explanation but that the one culprit is gone: no other rank lacks a record
+/// or left one too early to show whether it came, at least three ranks wait for it in an operation that needs all
+/// members and has parts of one size, none failed there or ended early, and no rank exchanges messages with it or shares
+/// a group of two with it.
 fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bool {
     const WAITING: usize = 3;
     let Place::Collective { group, seq } = ctx.graph.places[place] else {
@@ -330,8 +347,29 @@ fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bo
         && absent.count() == 1
         && ctx.graph.arrived[place].len() >= WAITING
         && failed_there(ctx, place).is_empty()
+        && ctx.graph.missing[place].len() == 1
         && exclusive_peers(ctx, culprits).is_empty()
         && ended_early(ctx, culprits).is_empty()
+}
+
+/// Other ranks that are missing at a place as far as their records show, which were taken too early, ascending.
+fn early_besides(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> Vec<Rank> {
+    let missing = ctx.graph.missing[place].iter();
+    let early = missing.filter(|(node, why)| {
+        *why == Missing::Unknown(UnknownReason::Outdated) && !nodes.contains(node)
+    });
+    early.map(|&(node, _)| ctx.rank(node)).collect()
+}
+
+/// Whether these ranks issued the collective of a place, and their records were taken before it began there.
+fn lacks_start(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> bool {
+    let Place::Collective { group, seq } = ctx.graph.places[place] else {
+        return false;
+    };
+    nodes.iter().all(|&node| {
+        let record = ctx.record_at(place, node);
+        record.is_some_and(|record| ctx.graph.arrival(record, group, seq).is_some())
+    })
 }
 
 /// Ranks on which the collective of this place failed, ascending, at most 8; empty if the place is a batch.

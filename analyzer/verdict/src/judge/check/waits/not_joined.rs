@@ -6,10 +6,11 @@
 
 use super::undated;
 use crate::align::record::Record;
-use crate::align::{Group, retiring_is_all};
+use crate::align::{Group, Presence, retiring_is_all};
 use crate::judge::check::Check;
 use crate::judge::check::waits::at_work::may_still_come;
 use crate::judge::context::{Context, FindingDraft, OpRef};
+use crate::judge::outdated::taken_early;
 use crate::judge::silence::unmade_in_words;
 use crate::judge::waits::missed::first_missed;
 use crate::judge::waits::wait_graph::{Missing, Node, Place};
@@ -136,6 +137,10 @@ const GROUP_UNMADE: f64 = 0.6;
 /// The highest confidence if another thread of a missing rank is in an operation: the threads may wait for each other.
 const BUSY: f64 = 0.8;
 
+/// The highest confidence if a rank is missing in a record that was taken much earlier than others, and it is not known
+/// of all other members whether they came.
+const MISSED_EARLY: f64 = 0.5;
+
 /// The highest confidence if several ranks are missing that wait for nothing: all may be at fault, or one alone.
 const SEVERAL: f64 = 0.75;
 
@@ -239,6 +244,19 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
         draft.confidence = draft.confidence.min(at_work.confidence);
         draft.doubts.push(at_work.doubt(&draft.culprits));
     }
+    if !taken_early(ctx, &draft.culprits).is_empty() {
+        let others = of_unknown_presence(ctx, place);
+        if !others.is_empty() {
+            draft.confidence = draft.confidence.min(MISSED_EARLY);
+            draft.doubts.push(format!(
+                "records were taken at different moments: {} may have come since, and it is not known whether {} did",
+                format_ranks(&draft.culprits),
+                format_ranks(&others)
+            ));
+            let others = others.iter().take(16).map(|&rank| vec![rank]);
+            draft.alternatives.extend(others);
+        }
+    }
     if nodes.len() > arrived.len() && arrived.len() * 3 <= nodes.len() {
         // A few wait for many: they may have issued an operation that no other rank was to issue.
         draft.alternatives.push(ctx.ranks(arrived));
@@ -305,6 +323,21 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[(Node, Missing)]) -> FindingD
     draft.targets = targets;
     draft.at = Some(op_ref);
     draft
+}
+
+/// The members of the group of a place whose records do not show whether they issued the operation, ascending.
+fn of_unknown_presence(ctx: &Context<'_>, place: usize) -> Vec<Rank> {
+    let Place::Collective { group, seq } = ctx.graph.places[place] else {
+        return Vec::new();
+    };
+    let ranks = ctx.aligned.groups[group].ranks.iter().enumerate();
+    let unknown = ranks.filter(|&(member, _)| {
+        let presence = ctx.aligned.presence(group, member, seq);
+        matches!(presence, Presence::Unknown(_))
+    });
+    let mut unknown: Vec<Rank> = unknown.map(|(_, &rank)| rank).collect();
+    unknown.sort_unstable();
+    unknown
 }
 
 /// Whether each of these ranks left a record by rcomm's recorder, which lists every group that its rank made, and the

@@ -1,0 +1,122 @@
+//! Tests records of ranks that were taken when others had just come to wait for them, long before the others' records.
+
+use crate::job::{State, at, record};
+use rcomm_recorder::model::{EntryState, Rank};
+use rcomm_recorder::publish::{Dump, Recorder};
+use rcomm_verdict::{Analysis, Policy, Report};
+
+/// When the wait begins, s.
+const BEGIN: f64 = 20.0;
+/// When the records of the ranks that wait were taken, s.
+const LATE: f64 = 320.0;
+
+/// An operation each second until the one at [`BEGIN`], which ranks wait in that `came`.
+fn operations(came: bool) -> Vec<(f64, State)> {
+    let done = (0..20).map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)));
+    let waits = came.then_some((BEGIN, State::Pending));
+    done.chain(waits).collect()
+}
+
+/// The record of a rank of six with a time-out of 10 minutes: PyTorch's, or one of ours that states when it was taken.
+fn of_rank(rank: Rank, operations: &[(f64, State)], taken: f64, states_time: bool) -> Dump {
+    let mut dump = record(rank, 6, operations);
+    for entry in &mut dump.entries {
+        entry.timeout_ms = 600_000;
+    }
+    if states_time {
+        dump.identity.dump_time_ns = at(taken);
+    } else {
+        dump.recorder = Recorder::Nccl;
+        dump.status = None;
+        dump.identity.host.clear();
+        dump.identity.pid = 0;
+        dump.signatures[0].backend = "nccl".to_owned();
+    }
+    dump
+}
+
+/// The report on these dumps, each with the time at which its file was written, s.
+fn judge(dumps: &[(Dump, f64)]) -> Report {
+    let mut analysis = Analysis::new(Policy::default());
+    for (dump, written) in dumps {
+        let states_time = dump.identity.dump_time_ns > 0;
+        analysis.note_written((!states_time).then_some(at(*written)));
+        analysis.add(dump);
+    }
+    analysis.finish()
+}
+
+fn highest_against(report: &Report, rank: Rank) -> f64 {
+    let findings = report.findings.iter();
+    findings
+        .filter(|finding| finding.culprit_ranks.contains(&rank))
+        .map(|finding| finding.confidence)
+        .fold(0.0, f64::max)
+}
+
+#[test]
+fn a_record_taken_as_a_wait_began_does_not_show_that_its_rank_never_came() {
+    for states_time in [false, true] {
+        for taken in [-0.5, 0.5, 4.0, 8.0, 40.0].map(|after| BEGIN + after) {
+            // Rank 3 is dead and left no record, or waits like the others.
+            for dead in [true, false] {
+                let dumps: Vec<(Dump, f64)> = (0..6)
+                    .filter(|&rank| rank != 3 || !dead)
+                    .map(|rank| {
+                        let then = if rank == 1 { taken } else { LATE };
+                        let operations = operations(rank != 1);
+                        (of_rank(rank, &operations, then, states_time), then)
+                    })
+                    .collect();
+                let report = judge(&dumps);
+                let confidence = highest_against(&report, 1);
+                let highest = match taken > BEGIN + 5.0 && !dead {
+                    true => 0.75,
+                    false => 0.5,
+                };
+                assert!(
+                    confidence <= highest,
+                    "{states_time} {taken} {dead}: {confidence} {:?}",
+                    report.findings
+                );
+                if dead {
+                    assert!(highest_against(&report, 3) <= 0.5, "{:?}", report.findings);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_record_taken_as_a_wait_began_does_not_show_that_its_rank_never_started_an_operation() {
+    // Rank 1 has issued the operation, and its device has not reached it.
+    let dumps: Vec<(Dump, f64)> = (0..3)
+        .map(|rank| {
+            let then = if rank == 1 { BEGIN + 0.5 } else { LATE };
+            let mut dump = of_rank(rank, &operations(true), then, false);
+            if let Some(last) = dump.entries.last_mut().filter(|_| rank == 1) {
+                last.state = EntryState::Scheduled;
+                last.time_discovered_started_ns = 0;
+            }
+            (dump, then)
+        })
+        .collect();
+    let report = judge(&dumps);
+    let confidence = highest_against(&report, 1);
+    assert!(confidence <= 0.5, "{confidence} {:?}", report.findings);
+}
+
+#[test]
+fn a_record_taken_long_after_a_wait_began_shows_that_its_rank_never_came() {
+    for states_time in [false, true] {
+        let dumps: Vec<(Dump, f64)> = (0..6)
+            .map(|rank| {
+                let then = if rank == 1 { BEGIN + 200.0 } else { LATE };
+                let operations = operations(rank != 1);
+                (of_rank(rank, &operations, then, states_time), then)
+            })
+            .collect();
+        let report = judge(&dumps);
+        assert!(highest_against(&report, 1) > 0.9, "{:?}", report.findings);
+    }
+}

@@ -183,21 +183,27 @@ impl RingReader {
         self.view.words().load(header::LAST_ID)
     }
 
-    /// A hash of the number of groups, the time-out and progress of each, the phases, the step, the lost records,
-    /// NCCL's links, the failures, the connections and the steps of reducers. It does not depend on the operations, the
-    /// heartbeat and the waits for a processor.
+    /// A hash of the number of groups, the members, the time-out and the progress of each, the phases, the step, the exit
+    /// code, the lost records, NCCL's links, the failures, the connections and the steps of reducers. It does not depend
+    /// on the operations, the heartbeat and the waits for a processor.
     pub(super) fn fingerprint(&self) -> u64 {
         let view = &self.view.words();
         let phases = rings::phases(&self.layout);
         let groups = self.layout.groups;
         let phase_stamps = (0..phases.slots()).map(|index| phases.stamp(view, index));
         let used = view.load(header::GROUPS_USED).min(groups.rows as u64) as usize;
-        let words = layout::group::TIMEOUT_MS..=layout::group::LAST_COMPLETED;
+        let words = layout::group::RANKS..=layout::group::LAST_COMPLETED;
         let progress = (0..used).flat_map(|row| {
             let start = groups.row(row, layout::group::WORDS);
             words.clone().map(move |word| view.load(start + word))
         });
-        let rest = [header::STEP, header::RECORDS_LOST].map(|word| view.load(word));
+        let rest = [
+            header::STEP,
+            header::RECORDS_LOST,
+            header::LINKS_LOST,
+            header::EXITED_AT,
+        ];
+        let rest = rest.map(|word| view.load(word));
         phase_stamps
             .chain(progress)
             .chain(rest)

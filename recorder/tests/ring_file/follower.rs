@@ -35,6 +35,21 @@ fn follower_reports_exactly_the_changes_of_a_snapshot() {
     assert_changed("the step was set");
     recorder.set_group_timeout(world, MINUTE * 2);
     assert_changed("a time-out was set");
+    let later = recorder.add_group(
+        &ProcessGroupInfo {
+            id: 1,
+            name: "1".to_owned(),
+            desc: "tp".to_owned(),
+            ranks: [].into(),
+        },
+        MINUTE,
+    );
+    assert_changed("a group without members was added");
+    assert!(recorder.set_group_members(later, &[0, 1]));
+    assert_changed("its members were set");
+    recorder.note_exit(3);
+    assert_changed("the exit code was noted");
+    assert_eq!(*follower.dump().groups[1].info.ranks, [0, 1]);
 }
 
 #[test]

@@ -66,6 +66,18 @@ fn rings_of_ranks_that_ended_well_stay_beside_one_that_did_not() {
 }
 
 #[test]
+fn rings_of_ranks_that_ended_well_stay_beside_one_that_cannot_be_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let make = |rank| FlightRecorder::create(&config(directory.path(), rank, 0)).unwrap();
+    let [damaged, well] = [make(0), make(1)];
+    let paths = [&damaged, &well].map(path_of);
+    drop(damaged);
+    fs::write(&paths[0], "cut").unwrap();
+    well.close().unwrap();
+    assert!(paths.iter().all(|path| path.exists()));
+}
+
+#[test]
 fn ring_of_a_dropped_recorder_is_kept_as_dead() {
     let directory = tempfile::tempdir().unwrap();
     let recorder = FlightRecorder::create(&config(directory.path(), 0, 0)).unwrap();

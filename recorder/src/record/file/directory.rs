@@ -315,8 +315,8 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Removes the job's rings on this host that have the attempt and the world size of the ring at `path`, if all of them
-/// are closed and none holds a failure. Rings of that attempt and size that were replaced are removed too. A ring whose
-/// world size cannot be read is left out.
+/// are closed and none holds a failure. Rings of that attempt and size that were replaced are removed too. A ring of the
+/// attempt that cannot be read may hold a failure, so it keeps all.
 pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
     let name = path.file_name().and_then(|name| name.to_str());
     let (Some(name), Some(directory)) = (name.and_then(RingName::parse), path.parent()) else {
@@ -324,9 +324,20 @@ pub(crate) fn remove_if_all_ended_well(path: &Path) -> Result<()> {
     };
     let size = world_size_in(path);
     let of_attempt = ring_files(directory).filter(|(other, _)| other.attempt == name.attempt);
-    // An earlier run under this name may have had more ranks.
-    let of_world = of_attempt.filter(|(_, ring)| world_size_in(ring) == size);
-    let rings: Vec<(bool, PathBuf)> = of_world.map(|(name, ring)| (name.newest, ring)).collect();
+    let mut rings: Vec<(bool, PathBuf)> = Vec::new();
+    for (other, ring) in of_attempt {
+        match world_size_in(&ring) {
+            Ok(found) if size.as_ref().is_ok_and(|size| *size == found) => {
+                rings.push((other.newest, ring));
+            }
+            // An earlier run under this name may have had more ranks.
+            Ok(_) => {}
+            // Another rank that ends at the same time has removed it.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(_) if other.newest => return Ok(()),
+            Err(_) => {}
+        }
+    }
     let mut newest = rings.iter().filter(|(newest, _)| *newest);
     if !newest.all(|(_, ring)| has_ended_well(ring)) {
         return Ok(());
@@ -363,10 +374,14 @@ fn is_closed_well(ring: &OwnedFd) -> bool {
     is_closed && word(ring, header::LAST_FAILURE) == Some(0)
 }
 
-/// The size of the world in a ring's header; `None` if the ring cannot be read.
-fn world_size_in(path: &Path) -> Option<u64> {
-    let file = open(path).ok()?;
-    word(&file, header::RANK).map(|rank| rank >> u32::BITS)
+/// The size of the world in a ring's header.
+///
+/// # Errors
+/// If the file cannot be opened, or has no header.
+fn world_size_in(path: &Path) -> io::Result<u64> {
+    let file = open(path)?;
+    let rank = word(&file, header::RANK).ok_or(ErrorKind::UnexpectedEof)?;
+    Ok(rank >> u32::BITS)
 }
 
 /// A word of a ring's header; `None` if it cannot be read.

@@ -1,8 +1,8 @@
 //! Tests ranks that wait in accesses to windows: the waits lead to the peer.
 
-use crate::job::{State, alive, dead, record, stopped, with_access};
+use crate::job::{State, alive, dead, fails, record, stopped, with_access};
 use crate::root;
-use rcomm_recorder::model::{OpType, Rank};
+use rcomm_recorder::model::{FailureKind, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{Code, Policy, Report, Severity, Verdict, analyze};
 
@@ -121,4 +121,33 @@ fn a_rank_whose_signal_was_sent_waits_for_no_other() {
     }
     let report = analyze(&dumps, &Policy::default());
     assert_eq!(root(&report), (Verdict::Stuck, Code::E101, &[1][..]));
+}
+
+#[test]
+fn of_ranks_whose_waits_for_signals_of_each_other_timed_out_neither_is_said_not_to_have_come() {
+    let gave_up = |rank: Rank, peer: Rank, then: f64| {
+        let waits = |dump| with_access(dump, OpType::WaitSignal, peer, (1.0, State::Failed(then)));
+        fails(
+            after_the_first(rank, waits),
+            FailureKind::Timeout,
+            &[peer],
+            then,
+        )
+    };
+    let dumps = [
+        gave_up(0, 1, 31.0),
+        gave_up(1, 0, 31.2),
+        after_the_first(2, |dump| dump),
+        after_the_first(3, |dump| dump),
+    ];
+    let report = analyze(&dumps, &Policy::default());
+    for finding in &report.findings {
+        assert!(
+            !finding.sentence.contains("had not arrived"),
+            "{}",
+            finding.sentence
+        );
+        let accuses_one = finding.culprit_ranks.len() == 1 && finding.confidence >= 0.6;
+        assert!(!accuses_one, "{finding:?}");
+    }
 }

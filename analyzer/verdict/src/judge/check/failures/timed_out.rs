@@ -7,7 +7,7 @@ use crate::align::record::Op;
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
 use crate::report::format::{format_ranks, format_time, time_of_day};
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::{Pattern, Rank};
 use std::collections::BTreeSet;
 
 /// The operation that a rank was waiting in when another gave up.
@@ -27,7 +27,9 @@ fn wait_of<'a>(ctx: &'a Context<'_>, rank: Rank, witness: &Recorded<'_>) -> Opti
     let unaligned = full_record.unaligned.iter().map(|(_, op)| op);
     let waits = full_record.ops.iter().chain(unaligned).filter_map(|op| {
         let group = lanes.get(usize::from(op.group))?.group;
-        let other = timed_out != Some((group, op.seq, op.is_p2p));
+        // An access to a window has no number, and is never the same as another rank's.
+        let is_own = op.kind.pattern() == Pattern::OneSided && record != witness.record;
+        let other = is_own || timed_out != Some((group, op.seq, op.is_p2p));
         (other && is_pending(ctx, record, op, witness.at_ns)).then_some(Wait { record, group, op })
     });
     waits.min_by_key(|wait| ctx.aligned.created_ns(wait.record, wait.op))

@@ -56,7 +56,7 @@ impl GroupNames {
     /// without a description, as in `7 (ranks 2 and 3)`.
     pub fn in_text(&self, group: &GroupRef) -> String {
         match is_undescribed(group) && !group.ranks.is_empty() {
-            true => format!("{} ({})", group.name, format_ranks(&group.ranks)),
+            true => format!("{} ({})", group_label(group), format_ranks(&group.ranks)),
             false => self.name(group),
         }
     }
@@ -81,9 +81,13 @@ impl GroupNames {
 
 /// The name of a group without regard to other groups: its description, its name, or both as `dp/12`.
 ///
-/// A name that the library made of a hash of the ranks is left out: it says nothing to a reader.
+/// A name that the library made of a hash of the ranks is left out: it says nothing to a reader. A group with neither is
+/// `""`.
 pub fn group_label(group: &GroupRef) -> String {
     let GroupRef { name, desc, .. } = group;
+    if name.is_empty() && is_undescribed(group) {
+        return "\"\"".to_owned();
+    }
     if is_undescribed(group) || name.starts_with(desc.as_str()) {
         return name.clone();
     }

@@ -185,18 +185,61 @@ fn a_gloo_rank_that_is_a_little_ahead_of_all_others_leaves_a_doubt() {
     let (early, late) = (steps(20), steps(22));
     let early = (&early[..], true);
     for late_over in [true, false] {
-        let dumps = by_gloo(&[early, early, early, (&late, late_over)]);
-        let report = analyze(&dumps, &Policy::default());
-        for finding in &report.findings {
-            assert!(finding.confidence <= 0.5, "{}", finding.confidence);
-            let mut doubts = finding.doubts.iter();
-            let doubt =
-                "if the others' are newer than those of ranks 0-2, they may have gone on since";
-            assert!(
-                doubts.any(|found| found.contains(doubt)),
-                "{:?}",
-                finding.doubts
-            );
+        let late = (&late[..], late_over);
+        for (dumps, behind) in [
+            ([early, early, early, late], "those of ranks 0-2, they"),
+            ([early, late, late, late], "that of rank 0, it"),
+        ] {
+            let report = analyze(&by_gloo(&dumps), &Policy::default());
+            for finding in &report.findings {
+                assert!(finding.confidence <= 0.5, "{}", finding.confidence);
+                let mut doubts = finding.doubts.iter();
+                let doubt =
+                    format!("if the others' are newer than {behind} may have gone on since");
+                assert!(
+                    doubts.any(|found| found.contains(&doubt)),
+                    "{:?}",
+                    finding.doubts
+                );
+            }
         }
+    }
+}
+
+#[test]
+fn a_group_without_a_name_is_that_of_the_same_members_which_others_name() {
+    let (behind, waits) = (steps(20), steps(21));
+    let waits = (&waits[..], false);
+    let mut dumps = by_gloo(&[waits, waits, (&behind, true), waits]);
+    let nameless = &mut dumps[1].groups[0].info;
+    (nameless.name, nameless.desc) = (String::new(), String::new());
+    let report = analyze(&dumps, &Policy::default());
+    let finding = &report.findings[0];
+    assert_eq!((report.verdict, finding.code), (Verdict::Stuck, Code::E101));
+    assert_eq!(finding.culprit_ranks, [2], "{}", finding.sentence);
+    // If none names it, it has no name in the text, either.
+    for dump in &mut dumps {
+        let nameless = &mut dump.groups[0].info;
+        (nameless.name, nameless.desc) = (String::new(), String::new());
+    }
+    let report = analyze(&dumps, &Policy::default());
+    let sentence = &report.findings[0].sentence;
+    assert!(sentence.contains("on group \"\" (ranks 0-3)"), "{sentence}");
+}
+
+#[test]
+fn gloo_s_slow_calls_of_one_step_that_failed_together_accuse_the_rank_that_did_not_come() {
+    // Some calls follow each other after more than 50 ms, in steps that are far apart or close to each other.
+    for (steps, each, apart, step) in [(6, 12, 0.06, 2.0), (6, 24, 0.08, 2.1), (4, 30, 0.06, 2.0)] {
+        let ahead = bursts(steps, each, apart, step);
+        let behind = bursts(steps - 1, each, apart, step);
+        let waits = (&ahead[..], true);
+        let dumps = by_gloo(&[waits, (&behind, true), waits, waits]);
+        let report = analyze(&dumps, &Policy::default());
+        let Some(finding) = report.findings.first() else {
+            panic!("{steps} {each}: {:?}", report.problems);
+        };
+        assert_eq!((report.verdict, finding.code), (Verdict::Stuck, Code::E101));
+        assert_eq!(finding.culprit_ranks, [1], "{}", finding.sentence);
     }
 }

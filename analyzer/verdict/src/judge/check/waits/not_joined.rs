@@ -399,8 +399,11 @@ fn confidence(ctx: &Context<'_>, arrived: usize, nodes: &[(Node, Missing)]) -> f
         matches!(why, Missing::Held(_))
             && records.any(|record| is_small(&ctx.aligned.records[record]))
     });
-    if records_no_messages(ctx, nodes) || front_may_be_lost {
+    if front_may_be_lost {
         confidence = confidence.min(0.6);
+    }
+    if records_no_messages(ctx, nodes) {
+        confidence = confidence.min(0.5);
     }
     if !unread_and_vague(ctx, nodes).is_empty() {
         confidence = confidence.min(0.5);

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Duration;
 
-/// When a record was taken, common time, ns; `None` if it is unknown.
+/// When a record was taken, common time, ns; `None` if it is unknown. If it is not known how its clock relates to the
+/// others', `at_ns` is by its own clock: that a record is early is then a guess, which only leaves more open.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Taken {
     /// When it was taken, or when its file was written.
@@ -25,9 +26,9 @@ const ON_ITS_WAY: Duration = Duration::from_secs(5);
 
 impl Aligned<'_> {
     /// Marks records as too early if they were taken before their peers came to where they wait for these ranks, or, of
-    /// early ones, soon after, and no peer had waited for them before. `taken`: for each record, when it was taken.
-    pub(crate) fn note_taken(&mut self, taken: &[Taken]) {
-        let newest_ns = taken.iter().filter_map(|taken| taken.at_ns).max();
+    /// early ones, soon after, and no peer had waited for them before. `taken`: for each record, when it was taken;
+    /// `newest_ns`: the newest of these times by the clocks that are known.
+    pub(crate) fn note_taken(&mut self, taken: &[Taken], newest_ns: Option<i64>) {
         let shows_until: Vec<Option<i64>> = taken
             .iter()
             .map(|taken| {

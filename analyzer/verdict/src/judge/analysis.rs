@@ -7,7 +7,7 @@ use crate::judge::context::{Context, name_groups};
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::outdated::still_inside;
-use crate::judge::policy::{Policy, each_taken, of_young_files};
+use crate::judge::policy::{Policy, each_taken, newest_taken_ns, of_young_files};
 use crate::judge::records::provenance::LeftAside;
 use crate::judge::records::{
     aborted, misnamed, only_active, provenance, refused, timeouts, unkept,
@@ -215,7 +215,7 @@ fn judge(
     let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
     aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
     aligned.clock_known = clocks.iter().map(Option::is_some).collect();
-    aligned.note_taken(&each_taken(&aligned));
+    aligned.note_taken(&each_taken(&aligned, policy), newest_taken_ns(&aligned));
     let life = Life::new(&aligned, policy);
     let policy = life.policy(policy);
     let messages = Messages::new(&aligned);

@@ -2,7 +2,7 @@
 
 use crate::align::{Aligned, EARLY, GroupIx, RecordIx, UnknownReason};
 use crate::judge::context::Context;
-use crate::judge::policy::{NAMING, each_written_ns, taken_ns};
+use crate::judge::policy::{NAMING, each_written_ns, newest_taken_ns, taken_ns};
 use crate::judge::waits::wait_graph::Missing;
 use crate::report::Problem;
 use crate::report::format::{duration_ms, format_ranks};
@@ -148,14 +148,14 @@ pub(crate) fn note_still_inside(ctx: &Context<'_>) -> Option<Problem> {
 }
 
 /// Those of these ranks whose records were taken much earlier than the newest record, each with the time at which it was
-/// taken, common time, ns, and the time of the newest.
+/// taken, common time, ns, and the time of the newest. Ranks that no longer answer are left out.
 pub(crate) fn taken_early(ctx: &Context<'_>, ranks: &[Rank]) -> Vec<(Rank, i64, i64)> {
     let aligned = ctx.aligned;
-    let all = (0..aligned.records.len()).filter_map(|record| taken_ns(aligned, record));
-    let Some(newest_ns) = all.max() else {
+    let Some(newest_ns) = newest_taken_ns(aligned) else {
         return Vec::new();
     };
-    let early = ranks.iter().filter_map(|&rank| {
+    let answers = |rank: &&Rank| !ctx.policy.silent.contains(rank);
+    let early = ranks.iter().filter(answers).filter_map(|&rank| {
         let of_rank = aligned.records_of(rank);
         let taken: Option<Vec<i64>> = of_rank.map(|record| taken_ns(aligned, record)).collect();
         let taken_ns = taken?.into_iter().max()?;

@@ -169,19 +169,20 @@ pub(crate) fn each_written_ns(aligned: &Aligned<'_>) -> Vec<Option<i64>> {
     (0..aligned.records.len()).map(in_common).collect()
 }
 
-/// For each record: when it was taken.
-pub(crate) fn each_taken(aligned: &Aligned<'_>) -> Vec<Taken> {
+/// For each record: when it was taken. A rank that no longer answers cannot show more than its last record does.
+pub(crate) fn each_taken(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Taken> {
     let written = each_written_ns(aligned).into_iter().enumerate();
+    let answers = |record: RecordIx| !policy.silent.contains(&aligned.records[record].rank);
     let of_record = |(record, sure_until_ns)| Taken {
-        at_ns: taken_ns(aligned, record),
+        at_ns: taken_ns(aligned, record).filter(|_| answers(record)),
         sure_until_ns,
     };
     written.map(of_record).collect()
 }
 
-/// When a record was taken from a process that went on, or when its file was written; common time, ns. `None` if that,
-/// or how its clock relates to the others', is not known, and for a ring or the last record of a process, which lack
-/// nothing.
+/// When a record was taken from a process that went on, or when its file was written; common time, ns, or its own if it
+/// is not known how its clock relates to the others'. `None` if the time is not known, and for a ring or the last record
+/// of a process, which lack nothing.
 pub(crate) fn taken_ns(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
     let full_record = &aligned.records[record];
     let phase = full_record.status.as_ref().map(|status| &status.phase);
@@ -194,7 +195,17 @@ pub(crate) fn taken_ns(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
         taken => Some(taken),
     };
     let in_common = own?.saturating_sub(aligned.offsets_ns[record]);
-    (aligned.clock_known[record] && !is_last).then_some(in_common)
+    (!is_last).then_some(in_common)
+}
+
+/// When the newest of the records was taken, as [`taken_ns`] has it, by the clocks whose relation to others' is known.
+pub(crate) fn newest_taken_ns(aligned: &Aligned<'_>) -> Option<i64> {
+    let newest = |is_known: bool| {
+        let records = 0..aligned.records.len();
+        let records = records.filter(|&record| aligned.clock_known[record] == is_known);
+        records.filter_map(|record| taken_ns(aligned, record)).max()
+    };
+    newest(true).or_else(|| newest(false))
 }
 
 /// When the file of a record was written, ns by the clock of its host. `None` if that is unknown, or cannot be, since

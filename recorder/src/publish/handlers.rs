@@ -55,7 +55,7 @@ pub(super) async fn list(State(served): State<Arc<Served>>) -> Json<Vec<String>>
 }
 
 /// Answers `POST /handlers/NAME?key=value`: what the handler returns, or 400 and its text if it fails; 404 if there is
-/// no such handler, and 500 if it panics.
+/// no such handler, and 500 if it panics. Its processor time counts as the endpoint's.
 pub(super) async fn run(
     State(served): State<Arc<Served>>,
     Path(name): Path<String>,
@@ -66,7 +66,8 @@ pub(super) async fn run(
         let reason = "there is no such handler: GET /handlers lists them\n";
         return (StatusCode::NOT_FOUND, reason).into_response();
     };
-    match tokio::task::spawn_blocking(move || handler(&parameters)).await {
+    let work = move || handler(&parameters);
+    match served.share.elsewhere(work).await {
         Ok(Ok(text)) => text.into_response(),
         Ok(Err(reason)) => (StatusCode::BAD_REQUEST, reason).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

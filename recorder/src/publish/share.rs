@@ -347,6 +347,47 @@ mod tests {
         assert!(before > 4 * largest, "too few requests to tell");
     }
 
+    /// An endpoint of a recorder without operations, in this directory.
+    fn endpoint(directory: &tempfile::TempDir, rules: Rules) -> Endpoint {
+        let mut config = RecorderConfig::new("job", 0, 1);
+        config.placement = Placement::Dir(directory.path().to_owned());
+        let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
+        let listen = Listen::beside(&recorder).unwrap();
+        Endpoint::serve_within(recorder, listen, rules).unwrap()
+    }
+
+    #[test]
+    fn the_program_s_handlers_use_the_part_of_the_endpoint() {
+        let rules = Rules {
+            part: 10,
+            saved: ms(2),
+            overdrawn: Duration::from_secs(1),
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let endpoint = endpoint(&directory, rules);
+        // What all runs used, and the longest one.
+        let used = Arc::new(Mutex::new([Duration::ZERO; 2]));
+        let noted = used.clone();
+        let handler = move |_: &crate::publish::HandlerParameters| {
+            let before = thread_time();
+            while thread_time().saturating_sub(before) < ms(3) {}
+            let used = thread_time().saturating_sub(before);
+            let mut noted = noted.lock().unwrap();
+            *noted = [noted[0] + used, noted[1].max(used)];
+            Ok(String::new())
+        };
+        endpoint.handle("work", handler).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(120);
+        let began = Instant::now();
+        for _ in 0..12 {
+            let answer = HttpRequest::post("/handlers/work").send(endpoint.address(), deadline);
+            assert_eq!(answer.unwrap().status, 200);
+        }
+        let [used, longest] = *used.lock().unwrap();
+        let most = began.elapsed() / rules.part + rules.saved + 2 * longest;
+        assert!(used <= most, "{used:?} used, {most:?} allowed");
+    }
+
     #[test]
     fn after_idleness_the_first_request_does_not_wait() {
         let began = Instant::now();

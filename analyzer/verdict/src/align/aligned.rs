@@ -422,6 +422,8 @@ impl<'a> Aligned<'a> {
         }
     }
 
+    /// The ranks that left a record, the other members of groups that a record lists, and all ranks below the stated
+    /// world size; ascending.
     fn expected_ranks(&self, world_size: Option<u32>) -> Vec<Rank> {
         let mut expected: BTreeSet<Rank> = self.records.iter().map(|record| record.rank).collect();
         for group in &self.groups {

@@ -10,7 +10,7 @@ use crate::align::signature::{CallRef, Calls};
 use crate::align::workers::{self, Workers};
 use rcomm_recorder::model::{
     Communicator, EntryState, Failure, Frame, GroupId, GroupPlace, OpType, Peer, PeerLink,
-    ProcessGroupStatus, ProcessorWait, Rank, RankStatus,
+    ProcessGroupStatus, ProcessorWait, Rank, RankStatus, ReduceOp,
 };
 use rcomm_recorder::publish::{Dump, FormatVersion, Identity, Recorder, RingReader};
 use std::collections::HashMap;
@@ -91,10 +91,8 @@ impl Op {
         let lasted = self
             .wait_ms()
             .filter(|_| self.state == EntryState::Failed)?;
-        Some(
-            self.created_ns
-                .saturating_add((f64::from(lasted) * 1e6) as i64),
-        )
+        let lasted_ns = (f64::from(lasted) * 1e6) as i64;
+        Some(self.created_ns.saturating_add(lasted_ns))
     }
 
     /// How long the rank was in the operation, ms: as the backend measured it, else from issue to the noticed end;
@@ -172,13 +170,15 @@ pub(crate) struct Record {
 impl Record {
     /// Whether the ring had dropped operations before the first one in the record.
     pub(crate) fn wrapped(&self) -> bool {
-        self.first_id > first_id_of(self.recorder)
+        self.first_id > self.recorder.first_record_id()
     }
 
     /// The number of operations that the ring dropped or overwrote.
     pub(crate) fn lost(&self) -> u64 {
         let dropped = self.status.as_ref().map_or(0, |status| status.dropped);
-        let before = self.first_id.saturating_sub(first_id_of(self.recorder));
+        let before = self
+            .first_id
+            .saturating_sub(self.recorder.first_record_id());
         before.saturating_add(dropped)
     }
 
@@ -283,8 +283,7 @@ pub(crate) struct Shared {
     frame_ids: hashbrown::HashMap<Frame, u32>,
     pub(crate) stacks: Vec<Vec<u32>>,
     stack_ids: hashbrown::HashMap<Vec<u32>, u32>,
-    /// For each group, the list of members in the record that was last found to have this group. The list equals the
-    /// group's.
+    /// For each group, the list of members, equal to the group's, in the record that was last found to have the group.
     equal_lists: Vec<Arc<[Rank]>>,
     /// Threads of the caller, if it lends some.
     pub(crate) workers: Option<Arc<dyn Workers>>,
@@ -334,7 +333,7 @@ impl Shared {
         let mut last_id = first_id;
         let mut known: Vec<Option<(Arguments, u32)>> = vec![None; dump.signatures.len()];
         let mut ops: Vec<Op> = Vec::with_capacity(dump.entries.len());
-        let wrapped = first_id > first_id_of(dump.recorder);
+        let wrapped = first_id > dump.recorder.first_record_id();
         // For each group, whether its newest operation was a message. Other threads' operations may stand between.
         let mut in_messages = vec![wrapped; dump.groups.len()];
         for entry in &dump.entries {
@@ -575,7 +574,7 @@ fn comm_ids_of(dump: &Dump) -> Vec<(u64, String)> {
 struct Arguments {
     op: OpType,
     root: Option<u32>,
-    reduce_op: Option<rcomm_recorder::model::ReduceOp>,
+    reduce_op: Option<ReduceOp>,
     timeout_ms: u64,
 }
 
@@ -583,11 +582,6 @@ struct Arguments {
 /// to (onlyActive).
 pub(crate) fn may_leave_out(recorder: Recorder) -> bool {
     !matches!(recorder, Recorder::Rcomm | Recorder::NcclProfiler)
-}
-
-/// The number that a recorder gives to its first operation.
-fn first_id_of(recorder: Recorder) -> u64 {
-    recorder.first_record_id()
 }
 
 /// The value; `u32::MAX` if it is larger.

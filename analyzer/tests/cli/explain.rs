@@ -62,9 +62,9 @@ fn the_note_on_what_was_left_aside_names_every_kind_of_input() {
     for kind in [
         "another job or attempt",
         "an older time",
-        "it is no record at all",
-        "a path that does not exist",
-        "a link that leads to nothing",
+        "files without records",
+        "paths that do not exist",
+        "links that lead to nothing",
         "logs and stacks",
         "A record that was taken earlier",
     ] {

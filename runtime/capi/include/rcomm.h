@@ -657,8 +657,8 @@ int32_t rcomm_end_coalescing(const struct rcomm_group *group,
 int32_t rcomm_estimate_coalesced(const struct rcomm_group *group,
                                  uint64_t *nanoseconds);
 
-// Makes a group of the members that are left when these ranks of the world are lost. All that are left call this with
-// the same list; it waits for them, for the time-out of `group` at most. `group` may be open or aborted.
+// Makes a group of the members that are left when these ranks of the world are lost. All members that are left call
+// this with the same list. Waits for them, for the time-out of `group` at most. `group` may be open or aborted.
 //
 // # Safety
 // `group` is a valid handle; `without` holds `count` ranks; `left` may be written.
@@ -1402,10 +1402,11 @@ void rcomm_symmetric_free(struct rcomm_symmetric *memory);
 int32_t rcomm_work_window(const struct rcomm_work *work,
                           struct rcomm_window **window);
 
-// Makes a window over `count` new elements on this rank, all zero; this is the memory that other ranks access fastest.
-// All members call this or `rcomm_new_window`, with the same element type; counts may differ, and may be 0. With
-// `work`, `window` is ignored and `rcomm_work_window` returns the window. With a handle of `rcomm_group_on_stream` the
-// elements are on the device, and so are the buffers of `rcomm_window_put` and `rcomm_window_get`.
+// Makes a window over `count` new elements on this rank, all zero: other ranks access this memory faster than that of
+// `rcomm_new_window`. All members call this or `rcomm_new_window`, with the same element type; counts may differ, and
+// may be 0. With `work`, `window` is ignored and `rcomm_work_window` returns the window. With a handle of
+// `rcomm_group_on_stream` the elements are on the device, and so are the buffers of `rcomm_window_put` and
+// `rcomm_window_get`.
 //
 // # Safety
 // See "Handles and memory" in rcomm.h; `window` may be written unless there is a `work`.

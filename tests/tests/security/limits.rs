@@ -28,7 +28,7 @@ data port: such connections of one host, before the oldest goes for the next | r
 data port: time before one goes for another | runtime/cpu/src/mesh/listener.rs | LEAST_TIME
 data port: time for the proof | runtime/cpu/src/mesh/listener.rs | HANDSHAKE_TIME
 addresses of one rank for data connections | runtime/cpu/src/mesh/address.rs | MAX_ADDRESSES
-messages of one peer that no receive has taken (CPU backend) | runtime/cpu/src/p2p/channel.rs | MAX_KEPT
+messages of one peer that no receive has taken (CPU backend) | runtime/cpu/src/p2p/channel.rs | MAX_KEPT_BYTES
 a message that a peer sends without an offer (CPU backend) | runtime/cpu/src/p2p/frame.rs | MAX_EAGER_BYTES
 an object of an object collective, as JSON | runtime/core/src/group/objects/encoding.rs | MAX_OBJECT_BYTES
 the text of a world that is made anew | runtime/core/src/world/round.rs | MAX_BYTES

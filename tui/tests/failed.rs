@@ -1,10 +1,13 @@
-//! A rank whose call has failed is not shown as waiting.
+//! A rank whose call has failed, or whose process is gone, is not shown as waiting.
 
 mod common;
 
 use common::{recorded, showing};
 use rcomm_analyzer::simulate::Situation;
+use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{InstanceState, Report};
+use rcomm_recorder::model::EntryState;
+use rcomm_recorder::publish::Dump;
 use rcomm_top::view::text;
 use std::sync::Arc;
 
@@ -38,6 +41,67 @@ fn a_rank_whose_call_has_failed_is_marked_as_failed_with_its_error() {
     let screen = text::of(&state);
     assert!(
         screen.contains("its call failed: rank 21 is gone"),
+        "{screen}"
+    );
+}
+
+#[test]
+fn no_rank_waits_for_the_culprit_once_all_have_failed() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&snapshot.report);
+    for rank in &mut report.ranks {
+        (rank.pending, rank.failure) = (0, Some("rank 21 is gone".to_owned()));
+    }
+    let culprit = report.waits[0].on[0];
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (120, 40));
+    common::press(&mut state, &format!(":rank {culprit}<enter>"));
+    let screen = text::of(&state);
+    assert!(screen.contains(" waited for it: "), "{screen}");
+    assert!(!screen.contains("wait for it"), "{screen}");
+}
+
+#[test]
+fn no_operation_of_a_process_that_is_gone_is_called_pending() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let waiting = snapshot.report.waits[0].rank;
+    let mut ranks = snapshot.ranks.to_vec();
+    let view = ranks.iter_mut().find(|view| view.rank == waiting);
+    view.expect("the rank has a record").liveness = Liveness::Dead;
+    snapshot.ranks = ranks.into();
+    let mut state = showing(snapshot, (120, 40));
+    // The timeline has the selected rank's newest operation above it.
+    common::press(&mut state, &format!("7/rank:{waiting}<enter>("));
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("not ended: its process is gone"),
+        "{screen}"
+    );
+    assert!(!screen.contains("pending for"), "{screen}");
+}
+
+#[test]
+fn a_time_that_only_a_failed_operation_has_does_not_hide_the_others() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut ranks = snapshot.ranks.to_vec();
+    for dump in &mut ranks[0].dumps {
+        let mut changed = Dump::clone(dump);
+        for entry in &mut changed.entries {
+            entry.duration_ms = None;
+        }
+        let newest = changed.entries.last_mut().expect("the rank has a record");
+        (newest.state, newest.duration_ms) = (EntryState::Failed, Some(18.0));
+        *dump = Arc::new(changed);
+    }
+    let rank = ranks[0].rank;
+    snapshot.ranks = ranks.into();
+    let mut state = showing(snapshot, (120, 40));
+    common::press(&mut state, &format!(":rank {rank}<enter>"));
+    let screen = text::of(&state);
+    assert!(screen.contains("took"), "{screen}");
+    let completed = screen.lines().find(|line| line.contains("completed"));
+    assert!(
+        completed.is_some_and(|line| line.contains(" ms ")),
         "{screen}"
     );
 }

@@ -111,13 +111,13 @@ fn head(model: &ViewModel<'_>, view: &RankView) -> Vec<Line> {
         let mut waiting = waiting;
         waiting.sort_unstable();
         waiting.dedup();
+        let verb = match super::why::verb(model, &waiting) {
+            "failed" => "waited",
+            verb => verb,
+        };
         let text = format!(
-            "{} for it: {}",
-            if waiting.len() == 1 {
-                "1 rank waits".to_owned()
-            } else {
-                format!("{} ranks wait", waiting.len())
-            },
+            "{} {verb} for it: {}",
+            count(waiting.len() as u64, "rank"),
             rank_set(&waiting, 6)
         );
         lines.push(vec![plain(text)]);
@@ -186,7 +186,8 @@ pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
     })
 }
 
-/// The newest operations. If no backend measured how long they ran, the time from the issue to the end is shown.
+/// The newest operations. If no backend measured how long the completed ones ran, the time from the issue to the end is
+/// shown.
 fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
     let newest = || {
         view.dumps.iter().flat_map(|dump| {
@@ -194,7 +195,9 @@ fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
             entries.map(move |entry| (dump, entry))
         })
     };
-    let measured = newest().any(|(_, entry)| entry.duration_ms.is_some());
+    // A backend that does not measure may still note a time for an operation that failed.
+    let measured = newest()
+        .any(|(_, entry)| entry.state == EntryState::Completed && entry.duration_ms.is_some());
     let rows = newest().map(|(dump, entry)| {
         let ms = match measured {
             true => entry.duration_ms.map(f64::from),

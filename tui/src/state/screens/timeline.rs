@@ -8,6 +8,7 @@ use crate::page::{Body, INSIDE, Lane, Line, PENDING, Page, Pane, Span, Timeline,
 use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::group_label;
+use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{RankState, RankView, Snapshot};
 use rcomm_recorder::model::text::{bytes, duration_ms, time_of_day};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
@@ -247,6 +248,10 @@ fn readout(model: &ViewModel<'_>, view: &RankView) -> Line {
         (_, Some(end_ns)) => {
             let ms = (end_ns - entry.time_created_ns) as f64 / 1e6;
             (format!("ended after {}", duration_ms(ms)), Tone::Plain)
+        }
+        // Nothing is pending in a process that is gone.
+        (_, None) if view.liveness == Liveness::Dead => {
+            ("not ended: its process is gone".to_owned(), Tone::Bad)
         }
         (_, None) => {
             let ms = model

@@ -172,7 +172,7 @@ fn path(model: &ViewModel<'_>, from: Rank) -> Vec<Row> {
             "".into(),
             who,
             what,
-            Tone::Waiting,
+            mark.tone,
             Target::Rank(wait.rank),
         )
     };
@@ -297,12 +297,6 @@ fn link(model: &ViewModel<'_>, link: &Link) -> Row {
     );
     let step = format!("{}└─ ", "   ".repeat(link.level.min(8) - 1));
     let who = format!("{n}: {}", rank_set(&link.ranks, 3));
-    row(
-        mark_of(verb),
-        step,
-        who,
-        what,
-        Tone::Waiting,
-        group_target(&groups),
-    )
+    let mark = mark_of(verb);
+    row(mark, step, who, what, mark.tone, group_target(&groups))
 }

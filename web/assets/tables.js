@@ -65,11 +65,12 @@ export function drawInFlight(report, passes, problemsOnly) {
   button.textContent = unfolded ? "Fold equal rows" : `Show all ${wanted.length}`;
   button.onclick = () => { unfolded = !unfolded; drawInFlight(report, passes, problemsOnly); };
   fillTable(byId("flight"),
-    ["age", "group", "seq", "operation", "bytes", "joined", "state", "missing"],
+    ["age", "group", "seq", "operation", "bytes", "joined", "state", wanted.some((i) => i.error) ? "missing or error" : "missing"],
     shown.map((fold) => {
       const [i] = fold;
       const oldest = fold.reduce((most, { age_ms: ms }) => (ms != null && (most == null || ms > most) ? ms : most), null);
-      const missing = fold.length > 1 ? (i.missing.length > 0 ? `${i.missing.length} each` : "")
+      const sameError = i.error && fold.every((row) => row.error === i.error) ? i.error : "";
+      const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} each` : "")
         : [i.error, rankSet(i.missing), i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
       return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
         i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", " "), missing];

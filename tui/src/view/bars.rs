@@ -94,11 +94,14 @@ pub(super) fn header(state: &State, area: Rect, buffer: &mut Buffer) {
         // On a narrow terminal, what hides rows and whether the job is live are more important than the job's size.
         let hides = !state.filter.is_empty() || state.problems_only || state.follow;
         let fits = text_width(&job) + text_width(&size) <= left;
+        // The name ends with a space, the size does not.
+        let mut gap = if job.is_empty() { "  " } else { " " };
         line.push(plain(job));
         if !narrow || !hides && fits {
             line.push(plain(size));
+            gap = "  ";
         }
-        line.push(plain("  "));
+        line.push(plain(gap));
         line.push(connection);
     }
     if !state.filter.is_empty() {

@@ -123,8 +123,10 @@ fn axis(timeline: &Timeline, area: Rect, width: usize, theme: &Theme, buffer: &m
         let millis = ns.div_euclid(1_000_000).rem_euclid(1000);
         let text = format!("|{}.{millis:03}", time_of_day(ns));
         let x = area.x + LABEL_WIDTH + u16::try_from(position).unwrap_or(0);
-        let room = (width - position).min(TICK - 1);
-        buffer.set_stringn(x, y, text, room, theme.style(Tone::Dim));
+        // A time that was cut would be another time.
+        if text.len() <= (width - position).min(TICK - 1) {
+            buffer.set_string(x, y, text, theme.style(Tone::Dim));
+        }
     }
 }
 
@@ -132,6 +134,7 @@ fn axis(timeline: &Timeline, area: Rect, width: usize, theme: &Theme, buffer: &m
 mod tests {
     use super::*;
     use crate::page::Span;
+    use crate::page::theme::{Depth, ThemeName};
 
     #[test]
     fn pending_operations_reach_to_the_edge_and_short_ones_are_visible() {
@@ -142,6 +145,28 @@ mod tests {
             spans: vec![span(10, Some(11)), span(60, None)],
         };
         assert_eq!(drawn(&lane, 10), "·█····▒▒▒▒");
+    }
+
+    #[test]
+    fn a_time_that_does_not_fit_is_left_out_of_the_axis() {
+        let timeline = Timeline {
+            lanes: vec![],
+            from_ns: 0,
+            to_ns: 36_000_000,
+            cursor_ns: None,
+        };
+        let area = Rect::new(0, 0, LABEL_WIDTH + 36, 1);
+        let mut buffer = Buffer::empty(area);
+        axis(
+            &timeline,
+            area,
+            36,
+            &Theme::new(ThemeName::Dark, Depth::None),
+            &mut buffer,
+        );
+        let cells = buffer.content().iter();
+        let drawn: String = cells.map(|cell| cell.symbol()).collect();
+        assert_eq!(drawn.trim(), "|00:00:00.000   |00:00:00.016");
     }
 
     fn span(from_ns: i64, to_ns: Option<i64>) -> Span {

@@ -105,9 +105,10 @@ fn tone(cell: matrix::Cell) -> Tone {
 fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
     let mut columns = vec![text("rank", 0), number("", 0), text("host", 1)];
     let last = matrix.seqs.len().saturating_sub(1);
+    let are_short = matrix.seqs.last().is_none_or(|&seq| seq < 100);
     let headings = matrix.seqs.iter().enumerate().map(|(at, seq)| {
         // Between the first and the last column, the last two digits suffice.
-        let name = if at == 0 || at == last {
+        let name = if at == 0 || at == last || are_short {
             seq.to_string()
         } else {
             format!("{:02}", seq % 100)

@@ -94,6 +94,11 @@ const SHADES: [(char, Tone); 4] = [
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let ages = pending_ages(model);
     let grid = grid(model, &ages);
+    let title = if is_by_host(model, &hosts(model)) {
+        "ranks: host by host, local ranks downwards"
+    } else {
+        "ranks: in order, from left to right"
+    };
     let mut head: Vec<Line> = vec![vec![
         styled(model.metric.name(), Tone::Title),
         plain("  ([c] next metric)"),
@@ -102,7 +107,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page {
         head,
         panes: vec![Pane {
-            title: "ranks: host by host, local ranks downwards".into(),
+            title: title.into(),
             body: Body::Grid(grid),
         }],
         right: vec![],
@@ -131,15 +136,26 @@ fn pending_ages(model: &ViewModel<'_>) -> HashMap<Rank, f64> {
     ages
 }
 
-fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
+/// The hosts; those with a problem while only problems are shown.
+fn hosts<'a>(model: &'a ViewModel<'_>) -> Vec<&'a Host> {
     let is_listed = |host: &&Host| {
         let has_problem = |&at: &usize| model.index.states[at].is_problem();
         !model.problems_only || host.ranks.iter().any(has_problem)
     };
-    let hosts: Vec<&Host> = model.index.hosts.iter().filter(is_listed).collect();
-    let named = hosts.iter().any(|host| !host.name.is_empty()) && model.index.hosts.len() > 1;
+    model.index.hosts.iter().filter(is_listed).collect()
+}
+
+/// Whether the heat map has a column for each of these hosts; else it has the ranks in reading order.
+fn is_by_host(model: &ViewModel<'_>, hosts: &[&Host]) -> bool {
+    model.index.hosts.len() > 1
+        && hosts.iter().any(|host| !host.name.is_empty())
+        && hosts.iter().any(|host| host.ranks.len() > 1)
+}
+
+fn grid(model: &ViewModel<'_>, ages: &HashMap<Rank, f64>) -> Grid {
+    let hosts = hosts(model);
     let dot = |at: usize| (model.snapshot.ranks[at].rank, dot(model, at, ages));
-    if named && hosts.iter().any(|host| host.ranks.len() > 1) {
+    if is_by_host(model, &hosts) {
         let height = hosts.iter().map(|host| host.ranks.len()).max().unwrap_or(0);
         let row = |local: usize| -> Vec<Option<(Rank, Dot)>> {
             let cells = hosts.iter();

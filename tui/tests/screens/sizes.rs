@@ -4,6 +4,7 @@
 use super::VIEWS;
 use super::common::{START_NS, judged, press, recorded, showing};
 use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::{Code, Report};
 use rcomm_recorder::model::EntryState;
 use rcomm_top::page::theme::{Depth, Theme, ThemeName, Tone};
 use rcomm_top::view::text;
@@ -110,6 +111,36 @@ fn stragglers_that_the_filter_hides_are_not_called_absent() {
         screen.contains("no straggler passes the filter"),
         "{screen}"
     );
+}
+
+#[test]
+fn a_host_is_not_late_if_the_warning_names_one_of_its_ranks() {
+    let mut snapshot = recorded(Situation::Straggler);
+    let mut report = Report::clone(&snapshot.report);
+    let warning = report.findings.iter_mut().find(|f| f.code == Code::W220);
+    warning.expect("it is slow").culprit_ranks = vec![17];
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (80, 24));
+    press(&mut state, "5");
+    let screen = text::of(&state);
+    assert!(!screen.contains("HOST LATE"), "{screen}");
+    let row = screen.lines().find(|line| line.contains("RANK LATE"));
+    assert!(
+        row.is_some_and(|row| row.starts_with("~ 17 ") && row.contains("1/8")),
+        "{screen}"
+    );
+}
+
+#[test]
+fn what_was_ruled_out_is_not_cut() {
+    let mut snapshot = recorded(Situation::Straggler);
+    let mut report = Report::clone(&snapshot.report);
+    report.findings[0].ruled_out = vec![format!("chance: {}at last", "word ".repeat(40))];
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (120, 40));
+    press(&mut state, "6<enter>");
+    let screen = text::of(&state);
+    assert!(screen.contains("at last"), "{screen}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! programs diverge, and what was ruled out.
 
 use super::{ViewModel, look_further, overview};
+use crate::page::layout::wrap;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
@@ -28,7 +29,9 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
     if !finding.evidence.is_empty() {
         panes.push(pane("evidence", Body::Text(evidence(model, finding))));
     }
-    let lines = |texts: &[String]| texts.iter().map(|text| vec![plain(text.clone())]).collect();
+    let lines = |texts: &[String]| -> Vec<Line> {
+        texts.iter().map(|text| vec![plain(text.clone())]).collect()
+    };
     if !finding.diff.is_empty() {
         panes.push(pane(
             "where the programs diverge",
@@ -36,7 +39,10 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
         ));
     }
     if !finding.ruled_out.is_empty() {
-        panes.push(pane("ruled out", Body::Text(lines(&finding.ruled_out))));
+        let width = usize::from(model.size.0);
+        let texts = lines(&finding.ruled_out);
+        let wrapped = texts.iter().flat_map(|text| wrap(text, width, usize::MAX));
+        panes.push(pane("ruled out", Body::Text(wrapped.collect())));
     }
     Page {
         head: head(model, finding),

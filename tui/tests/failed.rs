@@ -5,7 +5,7 @@ mod common;
 use common::{recorded, showing};
 use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{InstanceState, Report};
+use rcomm_analyzer::{InstanceState, Report, SeqKind};
 use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::Dump;
 use rcomm_top::view::text;
@@ -104,4 +104,21 @@ fn a_time_that_only_a_failed_operation_has_does_not_hide_the_others() {
         completed.is_some_and(|line| line.contains(" ms ")),
         "{screen}"
     );
+}
+
+#[test]
+fn a_message_is_complete_with_two_ranks() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&snapshot.report);
+    report.in_flight.truncate(1);
+    let message = &mut report.in_flight[0];
+    (message.op, message.seq_kind) = ("recv".to_owned(), SeqKind::P2pSeqId);
+    message.joined.truncate(1);
+    message.missing.truncate(1);
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (120, 40));
+    common::press(&mut state, "4");
+    let screen = text::of(&state);
+    let row = screen.lines().find(|line| line.contains("recv"));
+    assert!(row.is_some_and(|row| row.contains(" 1/2 ")), "{screen}");
 }

@@ -73,7 +73,7 @@ export function drawInFlight(report, passes, problemsOnly) {
       const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} each` : "")
         : [i.error, rankSet(i.missing), i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
       return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
-        i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.group.ranks.length}`, i.state.replace("_", " "), missing];
+        i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.seq_kind === "p2p_seq_id" ? Math.max(2, i.joined.length) : i.group.ranks.length}`, i.state.replace("_", " "), missing];
     }), report.in_flight.length === 0 ? "Nothing is pending."
       : "No operation to show: the filter or “problems only” hides them.", folds.length - shown.length);
 }

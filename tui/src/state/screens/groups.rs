@@ -132,7 +132,10 @@ fn row(
         .filter(|instance| instance.state != InstanceState::Failed)
         .min_by_key(|instance| instance.joined.len())
         .map_or_else(String::new, |instance| {
-            let size = instance.group.ranks.len().max(members);
+            let size = match instance.seq_kind {
+                SeqKind::CollectiveSeqId => instance.group.ranks.len().max(members),
+                SeqKind::P2pSeqId => super::in_flight::expected(instance),
+            };
             format!(" ({}/{size})", instance.joined.len())
         });
     let last = reports.iter().filter_map(|r| r.last_seq).max();

@@ -7,7 +7,7 @@ use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest, text};
 use crate::page::theme::Tone;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::rank_set;
-use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, Verdict};
+use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, SeqKind, Verdict};
 use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
 
@@ -94,10 +94,18 @@ fn passes(model: &ViewModel<'_>, instance: &InstanceReport) -> bool {
     )
 }
 
+/// The number of ranks that an operation is complete with: the group's members or, of a message, its two ends.
+pub(super) fn expected(instance: &InstanceReport) -> usize {
+    match instance.seq_kind {
+        SeqKind::CollectiveSeqId => instance.group.ranks.len(),
+        SeqKind::P2pSeqId => 2.max(instance.joined.len()),
+    }
+}
+
 fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
     let first = fold[0];
     let oldest = model.age(fold.iter().filter_map(|i| i.age_ms).reduce(f64::max));
-    let size = first.group.ranks.len();
+    let size = expected(first);
     let problem = hangs && first.is_blocked();
     let blamed = model.index.group(&first.group) == GroupState::Bad;
     let failed = first.state == InstanceState::Failed;

@@ -64,7 +64,8 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
         styled(state.word(), state.mark().tone),
     ]];
     if let Some(oldest) = model.index.oldest(model.snapshot, group) {
-        let joined = format!("{}/{}", oldest.joined.len(), group.ranks.len());
+        let expected = super::in_flight::expected(oldest);
+        let joined = format!("{}/{expected}", oldest.joined.len());
         let failed = oldest.state == InstanceState::Failed;
         let which = if failed { "failed" } else { "oldest" };
         let mut text = format!("{which}: {} #{}, {joined} joined", oldest.op, oldest.seq);

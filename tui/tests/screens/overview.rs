@@ -2,7 +2,7 @@
 
 use super::common::{judged, moment, press, recorded, showing, simulation};
 use rcomm_analyzer::simulate::Situation;
-use rcomm_analyzer::{EndKind, JobEnd, Report, Snapshot, SourceStatus, Verdict};
+use rcomm_analyzer::{Code, EndKind, JobEnd, Problem, Report, Snapshot, SourceStatus, Verdict};
 use rcomm_recorder::publish::Dump;
 use rcomm_top::state::event::Event;
 use rcomm_top::state::update;
@@ -399,4 +399,21 @@ fn a_missing_job_is_reported_with_advice() {
     });
     let state = showing(snapshot, (80, 24));
     insta::assert_snapshot!(text::of(&state));
+}
+
+#[test]
+fn a_problem_of_the_input_can_be_read_to_its_end() {
+    let mut snapshot = recorded(Situation::Healthy);
+    let mut report = Report::clone(&snapshot.report);
+    report.problems = vec![Problem {
+        code: Code::N306,
+        path: String::new(),
+        sentence: format!("ranks take turns: {}at last", "word ".repeat(40)),
+        more_paths: vec![],
+    }];
+    snapshot.report = Arc::new(report);
+    let mut state = showing(snapshot, (80, 24));
+    press(&mut state, "6");
+    let screen = text::of(&state);
+    assert!(screen.contains("at last"), "{screen}");
 }

@@ -7,7 +7,7 @@ use crate::page::theme::Tone;
 use crate::page::{Body, Page, Pane, plain, styled};
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::count;
-use rcomm_analyzer::{Code, Finding, Severity};
+use rcomm_analyzer::{Code, Finding, Problem, Severity};
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
     let mut table = table(model, Muted::Shown);
@@ -49,13 +49,21 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
     Page::of(vec![], format!("warnings: {}", summary(model)), table)
 }
 
-/// The whole sentence, the doubts and the next step of the finding in a row, or in the last one if there are fewer; `None` if the
-/// row has no finding.
+/// The whole sentence, the doubts and the next step of the finding in a row, or in the last one if there are fewer; of a
+/// problem of the input, the sentence. `None` if the row has neither.
 pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option<Pane> {
     let rows = &page.table(0)?.rows;
     let row = rows.get(row.min(rows.len().saturating_sub(1)))?;
+    let width = usize::from(model.size.0);
     let Some(Target::Finding(id)) = row.target else {
-        return None;
+        let mut problems = model.snapshot.report.problems.iter();
+        let problem = problems.find(|problem| {
+            row.cells[0].text == problem.code.id() && row.cells[3].text == statement(problem)
+        })?;
+        return Some(Pane {
+            title: format!("{} {}", problem.code.id(), problem.code.name()),
+            body: Body::Text(wrap(&vec![plain(statement(problem))], width, usize::MAX)),
+        });
     };
     let mut findings = model.snapshot.report.findings.iter();
     let selected = findings.find(|finding| finding.id == id)?;
@@ -67,7 +75,6 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
             plain(selected.next.clone()),
         ]);
     }
-    let width = usize::from(model.size.0);
     let lines = lines.iter().flat_map(|line| wrap(line, width, usize::MAX));
     Some(Pane {
         title: format!("{}: [enter] evidence, [!] explanation", selected.code),
@@ -135,10 +142,7 @@ pub(super) fn table(model: &ViewModel<'_>, muted: Muted) -> Table {
                 Cell::text(problem.code.id()),
                 Cell::text(problem.code.name()),
                 Cell::text(""),
-                Cell::text(match problem.path.as_str() {
-                    "" => problem.sentence.clone(),
-                    path => format!("{path}: {}", problem.sentence),
-                }),
+                Cell::text(statement(problem)),
             ],
             tone: Tone::Dim,
             target: None,
@@ -158,6 +162,14 @@ pub(super) fn table(model: &ViewModel<'_>, muted: Muted) -> Table {
         } else {
             model.none_left("finding")
         },
+    }
+}
+
+/// What a problem of the input says, after the file that it is about.
+fn statement(problem: &Problem) -> String {
+    match problem.path.as_str() {
+        "" => problem.sentence.clone(),
+        path => format!("{path}: {}", problem.sentence),
     }
 }
 

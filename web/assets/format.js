@@ -103,7 +103,10 @@ export function fillTable(element, heads, rows, empty, more = 0) {
     element.replaceChildren(make("div", { class: "scroll", tabindex: "0" }, make("table", {}, make("thead", {}, head), body)),
       make("p", { class: "empty" }));
   }
-  [...body.parentElement.tHead.rows[0].cells].forEach((cell, i) => { if (cell.className !== kinds[i]) cell.className = kinds[i]; });
+  [...body.parentElement.tHead.rows[0].cells].forEach((cell, i) => {
+    if (cell.className !== kinds[i]) cell.className = kinds[i];
+    if (cell.textContent !== heads[i]) cell.textContent = heads[i];
+  });
   const lines = [...body.rows];
   for (const line of lines.splice(rows.length)) line.remove();
   rows.forEach((row, i) => {

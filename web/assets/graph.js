@@ -12,8 +12,10 @@ export function boxes(report) {
   const name = namer(report);
   const byOperation = new Map();
   const waiters = new Set(report.waits.map((wait) => wait.rank));
+  const blamed = new Set(report.findings.filter((f) => f.severity === "error" && f.caused_by == null).flatMap((f) => f.culprit_ranks));
   for (const wait of report.waits) {
-    const key = `${wait.group.name} ${wait.group.ranks[0]} ${wait.seq_kind} ${wait.seq} ${wait.op}`;
+    // A rank at fault that waits, too, shares no box with ranks that wait in the same operation.
+    const key = `${blamed.has(wait.rank)} ${wait.group.name} ${wait.group.ranks[0]} ${wait.seq_kind} ${wait.seq} ${wait.op}`;
     const box = byOperation.get(key) ?? { ranks: [], on: new Set(), title: `${wait.op} #${wait.seq}`, text: name(wait.group), kind: "waits" };
     box.ranks.push(wait.rank);
     for (const rank of wait.on) box.on.add(rank);
@@ -21,7 +23,6 @@ export function boxes(report) {
   }
   const all = [...byOperation.values()];
   const roots = new Set(all.flatMap((box) => [...box.on]).filter((rank) => !waiters.has(rank)));
-  const blamed = new Set(report.findings.filter((f) => f.severity === "error" && f.caused_by == null).flatMap((f) => f.culprit_ranks));
   for (const box of all) if (box.ranks.some((rank) => blamed.has(rank))) box.kind = "root";
   const lastCall = (number) => report.ranks.find((rank) => rank.rank === number)?.last_call ?? "no record";
   // A rank that is waited for is at fault only if a finding says so: it may itself have failed because of another. If no
@@ -43,10 +44,10 @@ export function boxes(report) {
   return all;
 }
 
-/** The column of each box: its distance from a box that does not wait or, in a cycle, from the first box. */
+/** The column of each box: its distance from a box that does not wait or, in a cycle, from a root cause or the first box. */
 function columns(all) {
   const column = all.map((box) => (box.before.length === 0 ? 0 : -1));
-  if (!column.includes(0) && all.length > 0) column[0] = 0;
+  if (!column.includes(0) && all.length > 0) column[Math.max(0, all.findIndex((box) => box.kind === "root"))] = 0;
   for (let changed = true; changed;) {
     changed = false;
     all.forEach((box, i) => {

@@ -180,6 +180,25 @@ const heads = await page.evaluate(async () => {
   return boxes({ groups: [{ group }], findings, ranks, waits }).map((box) => `${box.kind} ${box.ranks}: ${box.title}`);
 });
 assert.deepEqual(heads, ["root 2: not waiting", "waits 1: failed", "waits 0: all_reduce #6"]);
+// A rank at fault that waits in the same operation as others has a box of its own.
+const apart = await page.evaluate(async () => {
+  const { boxes } = await import("/assets/graph.js");
+  const group = { name: "pp", desc: "pp", ranks: [0, 1, 2, 3] };
+  const barrier = (rank) => ({ rank, on: [3], op: "barrier", seq: 51, seq_kind: "collective_seq_id", group });
+  const waits = [barrier(0), barrier(1), barrier(2), { rank: 3, on: [2], op: "recv", seq: 51, seq_kind: "p2p_seq_id", group }];
+  const findings = [{ severity: "error", caused_by: null, culprit_ranks: [2] }];
+  return boxes({ groups: [{ group }], findings, ranks: [], waits }).map((box) => `${box.kind} ${box.ranks}: ${box.title}`);
+});
+assert.deepEqual(apart, ["waits 0,1: barrier #51", "root 2: barrier #51", "waits 3: recv #51"]);
+// A message is complete with two ranks, and operations that failed with the same error share it.
+const rows = await page.evaluate(async () => {
+  const { drawInFlight } = await import("/assets/tables.js");
+  const row = (name, ranks) => ({ group: { name, desc: "pp", ranks }, op: "all_reduce", seq: 6, seq_kind: "collective_seq_id", state: "failed", joined: [ranks[0]], missing: [ranks[1]], unknown: [], bytes: 8, age_ms: 1, error: "rank 9 is gone" });
+  const message = { ...row("pp_3", [4, 5, 6, 7]), op: "recv", seq_kind: "p2p_seq_id", state: "half_open", error: null };
+  drawInFlight({ groups: [], in_flight: [row("pp_1", [0, 1]), row("pp_2", [2, 3]), message] }, () => true, false);
+  return [...document.querySelectorAll("#flight tr")].map((tr) => [...tr.children].map((cell) => cell.textContent).slice(5).join(" "));
+});
+assert.deepEqual(rows, ["joined state missing or error", "1/2 failed rank 9 is gone", "1/2 half open 5"]);
 const title = await page.evaluate(async () => {
   const { drawInFlight } = await import("/assets/tables.js");
   const failed = { group: { name: "tp", desc: "tp", ranks: [0, 1] }, op: "all_reduce", seq: 6, state: "failed", joined: [0], missing: [1], unknown: [], bytes: 8, age_ms: 1 };

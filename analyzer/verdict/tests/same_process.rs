@@ -112,7 +112,13 @@ fn process(rank: u32, name: &str, seen: &[OpType]) -> [Dump; 2] {
         links_lost: 0,
     };
     dump.nccl_comm_state = vec![communicator.to_facts()];
-    [program.snapshot(), dump]
+    [program.snapshot(), dump].map(|dump| later(dump, Duration::from_secs(60)))
+}
+
+/// The dump as if it had been taken this much later.
+fn later(mut dump: Dump, by: Duration) -> Dump {
+    dump.identity.dump_time_ns += by.as_nanos() as i64;
+    dump
 }
 
 /// The dumps of a job of two such processes.

@@ -15,6 +15,7 @@ use crate::judge::records::{
 use crate::judge::waits::busy;
 use crate::judge::waits::wait_graph::WaitGraph;
 use crate::judge::waits::wait_root;
+use crate::judge::young::of_young_dumps;
 use crate::judge::{assemble, check, disagreement};
 use crate::report::{Code, Input, Problem, Report};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
@@ -224,7 +225,12 @@ fn judge(
         Some(_) => None,
     };
     let young_files = of_young_files.is_some();
-    let policy = &of_young_files.unwrap_or(policy);
+    let of_young_dumps = match life.end {
+        None => of_young_dumps(&aligned, &messages, &policy, &life),
+        Some(_) => None,
+    };
+    let young_dumps = of_young_dumps.is_some();
+    let policy = &of_young_files.or(of_young_dumps).unwrap_or(policy);
     let mut graph = WaitGraph::new(&aligned, &messages, policy, young_files, &life);
     let wait_roots = wait_root::find(&aligned, &mut graph);
     let disagreements = disagreement::find(&aligned);
@@ -234,6 +240,7 @@ fn judge(
     let mut ctx = Context {
         policy,
         young_files,
+        young_dumps,
         left_aside,
         unkept,
         open_by_status,

@@ -6,11 +6,12 @@ use crate::judge::check::warnings::straggler;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::elsewhere::took_part;
 use crate::judge::life::ending;
-use crate::judge::policy::{age_when_written, written_ns};
+use crate::judge::policy::written_ns;
 use crate::judge::silence;
 use crate::judge::waits::wait_graph::{Missing, Node};
+use crate::judge::young::oldest_when_taken;
 use crate::judge::{loss, outdated, price, summary, unmissed};
-use crate::report::format::{duration_ms, format_ranks, time_of_day};
+use crate::report::format::{format_ranks, time_of_day};
 use crate::report::{
     Code, EndKind, Finding, Input, Price, Problem, Report, Severity, Since, Until, Verdict,
 };
@@ -409,20 +410,6 @@ fn where_absent_are(ctx: &Context<'_>, absent: &[Rank]) -> String {
     text
 }
 
-/// How long the oldest pending operation had waited when the files were written, as text. `None` unless the records are
-/// judged by the times of their files, or if nothing is pending.
-fn oldest_at_writing(ctx: &Context<'_>) -> Option<String> {
-    let written_ns = ctx.as_of_ns().filter(|_| ctx.young_files)?;
-    let pending = ctx.graph.pending.iter().enumerate();
-    let ages = pending.flat_map(|(record, pending)| {
-        pending.iter().map(move |operation| {
-            let op = ctx.aligned.op(record, operation.position);
-            age_when_written(ctx.aligned, record, op, written_ns)
-        })
-    });
-    Some(duration_ms(ages.max()?.as_secs_f64() * 1e3))
-}
-
 /// N304 or N305: the question that a verdict leaves open; `None` if it leaves none. `doubt` is a sentence on a job that
 /// is not over and has no error: on a failed rank that none waits for yet, or on silent ranks.
 fn note_verdict(
@@ -439,11 +426,8 @@ fn note_verdict(
     let (code, sentence) = match verdict {
         Verdict::Inconclusive if all_read && pending && ctx.life.end.is_none() => (
             Code::N304,
-            match oldest_at_writing(ctx) {
-                Some(age) => format!(
-                    "operations were pending, the oldest for {age} when the files were written, by their times: the job \
-                     may have run on, or hung since then. {ADVICE}"
-                ),
+            match oldest_when_taken(ctx) {
+                Some(sentence) => format!("{sentence}. {ADVICE}"),
                 None => format!(
                 "operations are pending, and nothing in the records shows whether the job hung or ran on. {ADVICE}"
                 ),
@@ -589,7 +573,7 @@ fn verdict(
         || ctx.graph.missing.iter().any(|missing| !missing.is_empty());
     let overdue = ctx.is_anything_overdue();
     match (ctx.policy.snapshot, pending) {
-        (true, true) if overdue || ctx.young_files => Verdict::Inconclusive,
+        (true, true) if overdue || ctx.young_files || ctx.young_dumps => Verdict::Inconclusive,
         (true, true) => Verdict::Running,
         (false, true) => Verdict::Inconclusive,
         (_, false) if unexplained => Verdict::Inconclusive,

@@ -28,6 +28,7 @@ mod silence;
 mod summary;
 mod unmissed;
 mod waits;
+mod young;
 
 pub use analysis::{Analysis, Unread, analyze};
 pub use policy::{LaterAttempt, Policy};

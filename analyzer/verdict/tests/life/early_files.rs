@@ -1,9 +1,9 @@
 //! Tests records of ranks that were taken when others had just come to wait for them, long before the others' records.
 
-use crate::job::{State, at, record};
-use rcomm_recorder::model::{EntryState, Rank};
+use crate::job::{State, at, fails, record};
+use rcomm_recorder::model::{EntryState, FailureKind, OpType, Rank};
 use rcomm_recorder::publish::{Dump, Recorder};
-use rcomm_verdict::{Analysis, Policy, Report};
+use rcomm_verdict::{Analysis, Code, Policy, Report, Verdict};
 
 /// When the wait begins, s.
 const BEGIN: f64 = 20.0;
@@ -119,4 +119,113 @@ fn a_record_taken_long_after_a_wait_began_shows_that_its_rank_never_came() {
         let report = judge(&dumps);
         assert!(highest_against(&report, 1) > 0.9, "{:?}", report.findings);
     }
+}
+
+/// The record of a rank of six that states when it was taken: an operation each second, the newest of which is pending.
+fn asked_at(rank: Rank, taken: f64) -> Dump {
+    let newest = taken.floor() as u32;
+    let done = (0..newest).map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)));
+    let operations: Vec<(f64, State)> = done.chain([(f64::from(newest), State::Pending)]).collect();
+    let mut dump = of_rank(rank, &operations, taken, true);
+    dump.identity.reason = "requested at its endpoint".to_owned();
+    dump
+}
+
+/// When the records of a running job may have been taken, s, by rank.
+const MOMENTS: [fn(Rank) -> f64; 3] = [
+    |rank| 20.06 + f64::from(rank) / 100.0,
+    |rank| 20.06 + 12.0 * f64::from(rank),
+    |rank| if rank == 1 { 20.06 } else { 47.06 },
+];
+
+#[test]
+fn dumps_that_were_asked_for_in_a_running_job_are_no_hang() {
+    for taken in MOMENTS {
+        let dumps: Vec<(Dump, f64)> = (0..6)
+            .map(|rank| (asked_at(rank, taken(rank)), 0.0))
+            .collect();
+        let report = judge(&dumps);
+        assert_eq!(report.findings, []);
+        assert_eq!(report.verdict, Verdict::Inconclusive);
+        let mut notes = report.problems.iter();
+        let note = notes.find(|note| note.code == Code::N304).expect("a note");
+        let age = [
+            "the oldest for 60 ms when its",
+            "the oldest for 110 ms when its",
+        ];
+        assert!(
+            age.iter().any(|age| note.sentence.contains(age)),
+            "{}",
+            note.sentence
+        );
+    }
+}
+
+#[test]
+fn dumps_of_a_hang_are_judged_as_before() {
+    let verdict = |reason: &str, taken: f64, fails_on_rank_0: bool| {
+        let dumps: Vec<(Dump, f64)> = (0..6)
+            .map(|rank| {
+                let mut dump = of_rank(rank, &operations(rank != 1), taken, true);
+                dump.identity.reason = reason.to_owned();
+                if fails_on_rank_0 && rank == 0 {
+                    dump = fails(dump, FailureKind::Timeout, &[1], taken);
+                }
+                (dump, 0.0)
+            })
+            .collect();
+        let report = judge(&dumps);
+        let named: Vec<Rank> = report
+            .findings
+            .iter()
+            .flat_map(|it| it.culprit_ranks.clone())
+            .collect();
+        (report.verdict, named)
+    };
+    let stuck = (Verdict::Stuck, vec![1]);
+    // Operations that have waited for long are a hang, whatever the reason; so are young ones if a fault was the reason,
+    // or is recorded.
+    assert_eq!(verdict("requested", BEGIN + 40.0, false), stuck);
+    assert_eq!(verdict("signal of rank 7", BEGIN + 0.5, false), stuck);
+    assert_eq!(verdict("requested", BEGIN + 0.5, true), stuck);
+    assert_eq!(
+        verdict("requested", BEGIN + 0.5, false),
+        (Verdict::Inconclusive, vec![])
+    );
+}
+
+#[test]
+fn ranks_that_issued_different_operations_are_named_in_young_dumps_too() {
+    let dumps: Vec<(Dump, f64)> = (0..6)
+        .map(|rank| {
+            let mut dump = asked_at(rank, 20.06);
+            if let Some(last) = dump.entries.last_mut().filter(|_| rank == 1) {
+                last.op = OpType::Broadcast;
+            }
+            (dump, 0.0)
+        })
+        .collect();
+    let report = judge(&dumps);
+    assert_eq!(report.verdict, Verdict::Mismatch);
+    assert_eq!(report.findings[0].culprit_ranks, [1]);
+}
+
+#[test]
+fn ranks_are_not_said_to_have_waited_for_longer_than_their_own_dumps_show() {
+    // The dump of the rank that did not come was taken a minute after those of the ranks that wait for it.
+    let dumps: Vec<(Dump, f64)> = (0..6)
+        .map(|rank| {
+            let taken = if rank == 1 { BEGIN + 66.0 } else { BEGIN + 6.0 };
+            (of_rank(rank, &operations(rank != 1), taken, true), 0.0)
+        })
+        .collect();
+    let report = judge(&dumps);
+    let finding = &report.findings[0];
+    assert_eq!(finding.culprit_ranks, [1]);
+    assert!(finding.confidence > 0.9, "{:?}", finding.doubts);
+    assert!(
+        finding.sentence.contains("5 ranks have waited 6.0 s"),
+        "{}",
+        finding.sentence
+    );
 }

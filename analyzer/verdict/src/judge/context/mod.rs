@@ -29,6 +29,8 @@ pub(crate) struct Context<'a> {
     pub(crate) policy: &'a Policy,
     /// Whether the policy is that of [`of_young_files`](crate::judge::policy::of_young_files).
     pub(crate) young_files: bool,
+    /// Whether the policy is that of [`of_young_dumps`](crate::judge::young::of_young_dumps).
+    pub(crate) young_dumps: bool,
     /// Ranks with a record that was left aside (N300), ascending; some may have another record.
     pub(crate) left_aside: Vec<Rank>,
     /// Collectives that hang according to the groups' status and that no ring holds any longer.

@@ -57,8 +57,38 @@ impl Context<'_> {
     /// unknown or the wait is less than 1 ms.
     pub(crate) fn waited_ms(&self, place: usize) -> Option<f64> {
         let since = self.waiting_since(place)?;
-        let until = self.gave_up_ns(place).unwrap_or(i64::MAX);
+        let until = self.gave_up_ns(place).or_else(|| self.last_seen_ns(place));
+        let until = until.unwrap_or(i64::MAX);
         let ms = self.as_of_ns()?.min(until).saturating_sub(since) as f64 / 1e6;
+        (ms >= 1.0).then_some(ms)
+    }
+
+    /// When the last dump of the ranks that wait at a place was taken, common time, ns: what these ranks did later is not
+    /// known. `None` if their records are not all dumps that state their time, or if ages do not end when records were
+    /// taken ([`until`](Self::until)).
+    fn last_seen_ns(&self, place: usize) -> Option<i64> {
+        let taken = |(index, _): (RecordIx, u32)| {
+            let record = &self.aligned.records[index];
+            let is_dated = record.identity.dump_time_ns > 0 && !record.is_ring();
+            let latest_ns = record.latest_ns();
+            is_dated.then(|| latest_ns.saturating_sub(self.aligned.offsets_ns[index]))
+        };
+        if self.until() != Until::Taken {
+            return None;
+        }
+        let operations = self.ops_of(place).into_iter();
+        let taken: Option<Vec<i64>> = operations.map(taken).collect();
+        taken?.into_iter().max()
+    }
+
+    /// How long the ranks that are missing at a place have been missed, ms: until the records were taken, also those of
+    /// ranks that do not wait there. `None` as for [`waits_ms`](Self::waits_ms).
+    pub(crate) fn missed_ms(&self, place: usize) -> Option<f64> {
+        if self.gave_up_ns(place).is_some() {
+            return None;
+        }
+        let since = self.waiting_since(place)?;
+        let ms = self.as_of_ns()?.saturating_sub(since) as f64 / 1e6;
         (ms >= 1.0).then_some(ms)
     }
 

@@ -37,7 +37,7 @@ impl WaitGraph {
 
 /// Whether a rank may wait in an unfinished operation: not in a receive that a separate thread holds open, and not in
 /// sends that have been received.
-pub(super) fn is_a_wait(aligned: &Aligned<'_>, record: RecordIx, operation: &Pending) -> bool {
+pub(crate) fn is_a_wait(aligned: &Aligned<'_>, record: RecordIx, operation: &Pending) -> bool {
     let PendingKind::Batch { halves } = &operation.kind else {
         return true;
     };

@@ -3,7 +3,7 @@
 
 pub(crate) mod busy;
 mod components;
-mod delivered;
+pub(super) mod delivered;
 mod from_any;
 pub(crate) mod missed;
 mod one_sided;

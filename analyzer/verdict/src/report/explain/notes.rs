@@ -80,6 +80,7 @@ pub(super) const N304: Prose = Prose {
     causes: &[
         "dumps of a recorder that does not note when it wrote them, as PyTorch's",
         "the ranks were asked one after the other, while the job went on",
+        "the dumps were asked for before any operation was overdue",
     ],
     actions: &[
         "take a second look and compare: `rcomm-fr diff BEFORE AFTER`",

@@ -62,7 +62,7 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
     let is_taken =
         ctx.until() == Until::Taken && !ranks.iter().any(|&rank| ctx.life.gone(rank).is_some());
     let missed_ms = match live || is_taken {
-        true => ctx.waits_ms(place),
+        true => ctx.missed_ms(place),
         false => ctx.waited_when_written_ms(place),
     };
     let early = first_seen_missing(ctx, place, ranks);

@@ -56,6 +56,8 @@ pub(super) struct Ranks {
     ending: Option<Ending>,
     /// The job's first failure.
     failure: Option<Failure>,
+    /// Whether a signal that asks to stop has come: whatever ended the ranks, they are then not started again.
+    must_stop: bool,
     stop_watch: StopWatch,
     /// The end of the first rank that was ended because it was stopped. The other ranks go on.
     stopped: Option<Failure>,
@@ -79,6 +81,7 @@ impl Ranks {
             started: now,
             ending: None,
             failure: None,
+            must_stop: false,
             stop_watch: StopWatch::new(options.stop_timeout(), options.grace, now),
             stopped: None,
             account: Account::open(job, attempt),
@@ -139,7 +142,8 @@ impl Ranks {
     }
 
     /// Supervises the ranks until the last has ended. Returns the failure of the first rank that was ended because it
-    /// was stopped. If there is no such rank, returns the first failure, on this host or on another.
+    /// was stopped. If there is no such rank, returns the first failure, on this host or on another. After a signal that
+    /// asks to stop, the failure allows no restart.
     pub(super) fn supervise(
         mut self,
         options: &Options,
@@ -160,6 +164,7 @@ impl Ranks {
                             } else if asks_to_stop(signal) {
                                 // Only output is left, which no process may be reading.
                                 sinks.limit_wait();
+                                self.must_stop = true;
                                 self.failure.get_or_insert_with(|| stopped_by(signal));
                             }
                         }
@@ -201,7 +206,11 @@ impl Ranks {
                     for output in outputs.flatten() {
                         output.finish(sinks);
                     }
-                    return Ok(self.stopped.take().or(self.failure.take()));
+                    let mut failure = self.stopped.take().or(self.failure.take());
+                    if let Some(failure) = failure.as_mut().filter(|_| self.must_stop) {
+                        failure.restart = Restart::Never;
+                    }
+                    return Ok(failure);
                 }
             }
         }
@@ -367,6 +376,7 @@ impl Ranks {
         if !asks_to_stop(signal) {
             return;
         }
+        self.must_stop = true;
         let now = Instant::now();
         match &mut self.ending {
             Some(ending) => {
@@ -385,9 +395,6 @@ impl Ranks {
                     },
                     at_once: !lingers,
                 };
-                if let Some(failure) = &mut self.failure {
-                    failure.restart = Restart::Never;
-                }
             }
             None => {
                 let name = name_of(signal);

@@ -4,8 +4,10 @@ use super::{LONG, Running, rcomm_run, shell, shell_with_folder};
 use rustix::process::Signal;
 use std::fs::File;
 use std::io::Read as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 #[test]
 fn output_that_finds_no_space_is_reported_once_and_the_job_goes_on() {
@@ -25,29 +27,45 @@ fn output_that_finds_no_space_is_reported_once_and_the_job_goes_on() {
     assert_eq!(stderr.matches("] three").count(), 2, "{stderr}");
 }
 
-/// Starts a launcher whose only rank runs this script and ends, and does not read its output. Sends SIGTERM once the
-/// rank has ended, and returns the exit code.
-fn end_unread(script: &str) -> i32 {
-    let script = format!("echo $$ > $DIR/new; mv $DIR/new $DIR/pid; {script}");
-    let (command, folder) = shell_with_folder(1, &[], &script);
-    let mut running = Running::start(command);
+/// What is in the file of this name, once it is there.
+pub(super) fn content_of(folder: &Path, name: &str) -> String {
     let deadline = Instant::now() + LONG;
-    let pid = loop {
-        assert!(Instant::now() < deadline, "the rank did not start");
-        match std::fs::read_to_string(folder.path().join("pid")) {
-            Ok(pid) => break pid,
-            Err(_) => std::thread::yield_now(),
+    loop {
+        match std::fs::read_to_string(folder.join(name)) {
+            Ok(text) => return text,
+            Err(_) => assert!(Instant::now() < deadline, "there is no file {name}"),
         }
-    };
-    assert!(super::ends(pid.trim()), "the rank did not end");
-    running.signal(Signal::TERM);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until the launcher has ended, without reading its output; returns the exit code.
+pub(super) fn end_of_unread(mut running: Running) -> i32 {
+    let deadline = Instant::now() + LONG;
     loop {
         if let Some(status) = running.process.try_wait().unwrap() {
             return status.code().unwrap();
         }
-        assert!(Instant::now() < deadline + LONG, "the launcher did not end");
-        std::thread::yield_now();
+        if Instant::now() > deadline {
+            running.process.kill().unwrap();
+            panic!("the launcher did not end");
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The beginning of a script, which writes the process id of the rank to the file `pid`.
+pub(super) const WRITE_PID: &str = "echo $$ > $DIR/new; mv $DIR/new $DIR/pid";
+
+/// Starts a launcher whose only rank runs this script and ends, and does not read its output. Sends SIGTERM once the
+/// rank has ended, and returns the exit code and the folder.
+fn end_unread(options: &[&str], script: &str) -> (i32, TempDir) {
+    let (command, folder) = shell_with_folder(1, options, &format!("{WRITE_PID}; {script}"));
+    let running = Running::start(command);
+    let pid = content_of(folder.path(), "pid");
+    assert!(super::ends(pid.trim()), "the rank did not end");
+    running.signal(Signal::TERM);
+    (end_of_unread(running), folder)
 }
 
 #[test]
@@ -55,8 +73,19 @@ fn a_signal_ends_a_launcher_whose_output_no_process_reads() {
     // The launcher has read all of it, and cannot write it all; or a process that the rank has left writes more than all
     // queues hold.
     for script in ["seq 10000", "seq 3000000 & exit 0"] {
-        assert_eq!(end_unread(script), 143, "{script}");
+        assert_eq!(end_unread(&[], script).0, 143, "{script}");
     }
+}
+
+#[test]
+fn a_signal_forbids_a_restart_also_once_all_ranks_have_ended() {
+    // A process that the failed rank has left writes more than all queues hold, so that the attempt is not over.
+    let script = "touch $DIR/attempt.$TORCHELASTIC_RESTART_COUNT
+        [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; seq 3000000 & exit 3";
+    let (code, folder) = end_unread(&["--max-restarts", "1"], script);
+    assert!(folder.path().join("attempt.0").exists());
+    assert!(!folder.path().join("attempt.1").exists());
+    assert_eq!(code, 3);
 }
 
 #[test]

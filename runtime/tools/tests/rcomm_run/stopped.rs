@@ -102,3 +102,26 @@ fn ranks_have_their_grace_period_also_if_the_launcher_was_stopped_before_it() {
     assert_eq!(lines, ["[rank 0] asked\n", "[rank 0] saved\n"]);
     assert_eq!(running.process.wait().unwrap().code(), Some(3));
 }
+
+#[test]
+fn a_signal_forbids_a_restart_also_after_a_stopped_rank_was_ended() {
+    let script = "touch $DIR/attempt.$TORCHELASTIC_RESTART_COUNT
+        [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0
+        case $RANK in
+        0) exit 0;;
+        1) trap 'exit 0' TERM; touch $DIR/up; while :; do sleep 0.01; done;;
+        2) until [ -e $DIR/up ]; do sleep 0.01; done; kill -STOP $$;;
+        esac";
+    let options = ["--stop-timeout", "0.5", "--max-restarts", "1"];
+    let (command, folder) = shell_with_folder(3, &options, script);
+    let mut running = Running::start(command);
+    let mut stderr = BufReader::new(running.process.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("rank 2 (") || !line.contains("and is ended") {
+        line.clear();
+        assert!(stderr.read_line(&mut line).unwrap() > 0);
+    }
+    running.signal(Signal::TERM);
+    assert_eq!(running.process.wait().unwrap().code(), Some(124));
+    assert!(!folder.path().join("attempt.1").exists());
+}

@@ -159,14 +159,7 @@ impl Ranks {
                 match source {
                     Source::Signals => {
                         for signal in signals.take() {
-                            if self.ranks.iter().any(|rank| !rank.has_ended) {
-                                self.forward_signal(signal, options, nodes, sinks);
-                            } else if asks_to_stop(signal) {
-                                // Only output is left, which no process may be reading.
-                                sinks.limit_wait();
-                                self.must_stop = true;
-                                self.failure.get_or_insert_with(|| stopped_by(signal));
-                            }
+                            self.obey_signal(signal, options, nodes, sinks);
                         }
                     }
                     Source::RemoteFailure => {
@@ -363,54 +356,52 @@ impl Ranks {
         });
     }
 
-    /// Forwards a signal to the ranks. A signal other than SIGUSR1 and SIGUSR2 also ends the job.
-    fn forward_signal(
-        &mut self,
-        signal: Signal,
-        options: &Options,
-        nodes: &Nodes,
-        sinks: &mut Sinks,
-    ) {
+    /// Forwards a signal to the ranks that have not ended. A signal other than SIGUSR1 and SIGUSR2 also ends the job.
+    fn obey_signal(&mut self, signal: Signal, options: &Options, nodes: &Nodes, sinks: &mut Sinks) {
         self.account.received(signal);
         self.signal_all(signal);
         if !asks_to_stop(signal) {
             return;
         }
-        self.must_stop = true;
-        let now = Instant::now();
-        match &mut self.ending {
-            Some(ending) => {
-                // While the ranks linger, this signal is the first that asks them to end, so their grace period begins
-                // now. If they were asked before, the grace period is over at once.
-                let lingers = ending.terminate.is_some();
-                if lingers {
-                    let name = name_of(signal);
-                    sinks.print_message(&format!("{name}: forwarded to the ranks"));
-                }
-                *ending = Ending {
-                    terminate: None,
-                    kill: match lingers {
-                        true => Some(now + options.grace),
-                        false => ending.kill.map(|_| now),
-                    },
-                    at_once: !lingers,
-                };
-            }
-            None => {
-                let name = name_of(signal);
-                let failure = stopped_by(signal);
-                sinks.print_message(&format!("{name}: forwarded to the ranks"));
-                if let Err(error) = nodes.publish_failure(&failure) {
-                    sinks.print_message(&format!("failed to notify the other nodes: {error}"));
-                }
-                self.failure = Some(failure);
-                self.ending = Some(Ending {
-                    terminate: None,
-                    kill: Some(now + options.grace),
-                    at_once: false,
-                });
-            }
+        let is_first = !std::mem::replace(&mut self.must_stop, true);
+        let failure = stopped_by(signal);
+        // The others know of a failure of this launcher's ranks; where the number of hosts may change, they must also
+        // know that this launcher leaves.
+        let is_news = self.failure.is_none() || options.nnodes.is_range();
+        if is_first
+            && is_news
+            && let Err(error) = nodes.publish_failure(&failure)
+        {
+            sinks.print_message(&format!("failed to notify the other nodes: {error}"));
         }
+        // With code 0, another host has come: the signal is why this one ends.
+        if self.failure.as_ref().is_none_or(|first| first.code == 0) {
+            self.failure = Some(failure);
+        }
+        let name = name_of(signal);
+        if self.ranks.iter().all(|rank| rank.has_ended) {
+            // Only output is left, which no process may be reading.
+            sinks.print_message(&format!("{name}: the ranks of this host have ended"));
+            sinks.limit_wait();
+            return;
+        }
+        // While the ranks linger, this signal is the first that asks them to end, so their grace period begins now. If
+        // they were asked before, the grace period is over at once.
+        let ending = self.ending.as_ref();
+        let were_asked = ending.is_some_and(|ending| ending.terminate.is_none());
+        let kill = ending.and_then(|ending| ending.kill);
+        let now = Instant::now();
+        if !were_asked {
+            sinks.print_message(&format!("{name}: forwarded to the ranks"));
+        }
+        self.ending = Some(Ending {
+            terminate: None,
+            kill: match were_asked {
+                true => kill.map(|_| now),
+                false => Some(now + options.grace),
+            },
+            at_once: were_asked,
+        });
     }
 
     /// Sends SIGTERM and SIGKILL when they are due.

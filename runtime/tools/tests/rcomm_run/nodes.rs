@@ -1,5 +1,6 @@
 //! Tests jobs over several nodes, each with a launcher of its own.
 
+use super::output::{content_of, end_of_unread};
 use super::*;
 
 /// A port without a listener, below the usual range of ephemeral ports. It is one of sixteen ports that follow from the
@@ -58,6 +59,24 @@ fn failure_on_one_node_ends_the_other() {
     let (_, err, code) = first.finish();
     assert_eq!(code, 6, "{err}");
     assert!(err.contains("on another node, rank 1"), "{err}");
+}
+
+/// The beginning of a script: a process that it leaves writes more than all queues hold. While the test does not read
+/// that, the launcher's attempt is not over, although the rank has ended.
+const LEAVE_OUTPUT: &str = "echo $$ > $MARKS/new; mv $MARKS/new $MARKS/pid; seq 3000000 &";
+
+#[test]
+fn a_signal_after_the_ranks_of_a_node_have_ended_ends_the_other_nodes() {
+    let (port, marks) = (free_port(), tempfile::tempdir().unwrap());
+    let first = node(1, "0", &port, "sleep 1000");
+    let script = format!("MARKS={}; {LEAVE_OUTPUT}", marks.path().display());
+    let second = node(1, "1", &port, &script);
+    assert!(ends(content_of(marks.path(), "pid").trim()));
+    second.signal(Signal::TERM);
+    assert_eq!(end_of_unread(second), 143);
+    let (_, err, code) = first.finish();
+    assert_eq!(code, 143, "{err}");
+    assert!(err.contains("on another node, stopped by SIGTERM"), "{err}");
 }
 
 #[test]
@@ -266,6 +285,33 @@ fn a_host_that_is_not_needed_waits_for_the_place_of_one_that_leaves() {
     );
     let (_, err, code) = third.finish();
     assert_eq!(code, 0, "{err}");
+}
+
+#[test]
+fn a_launcher_that_gets_a_signal_after_its_rank_has_failed_leaves_the_job() {
+    let job = Elastic::new();
+    let options = [
+        "--nnodes",
+        "1:2",
+        "--last-call",
+        "60",
+        "--max-restarts",
+        "1",
+    ];
+    let first = job.run(
+        &[&options[..], &["--node-rank", "0"]].concat(),
+        "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; sleep 1000",
+    );
+    let script =
+        format!("[ $TORCHELASTIC_RESTART_COUNT = 0 ] || touch $MARKS/again; {LEAVE_OUTPUT} exit 3");
+    let second = job.run(&[&options[..], &["--node-rank", "1"]].concat(), &script);
+    assert!(ends(content_of(job.marks.path(), "pid").trim()));
+    second.signal(Signal::TERM);
+    assert_eq!(end_of_unread(second), 3);
+    let (_, err, code) = first.finish();
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("again on 1 host: restart 1 of 1"), "{err}");
+    assert!(!job.marks.path().join("again").exists());
 }
 
 #[test]

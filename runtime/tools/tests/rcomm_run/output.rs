@@ -1,6 +1,7 @@
 //! Output that cannot be written, or is not read, and signals that the launcher ignores.
 
 use super::{LONG, Running, rcomm_run, shell, shell_with_folder};
+use rcomm_recorder::publish::LaunchRecord;
 use rustix::process::Signal;
 use std::fs::File;
 use std::io::Read as _;
@@ -60,7 +61,9 @@ pub(super) const WRITE_PID: &str = "echo $$ > $DIR/new; mv $DIR/new $DIR/pid";
 /// Starts a launcher whose only rank runs this script and ends, and does not read its output. Sends SIGTERM once the
 /// rank has ended, and returns the exit code and the folder.
 fn end_unread(options: &[&str], script: &str) -> (i32, TempDir) {
-    let (command, folder) = shell_with_folder(1, options, &format!("{WRITE_PID}; {script}"));
+    let script = format!("{WRITE_PID}; {script}");
+    let (mut command, folder) = shell_with_folder(1, options, &script);
+    command.env("RCOMM_RING_DIR", folder.path());
     let running = Running::start(command);
     let pid = content_of(folder.path(), "pid");
     assert!(super::ends(pid.trim()), "the rank did not end");
@@ -82,10 +85,13 @@ fn a_signal_forbids_a_restart_also_once_all_ranks_have_ended() {
     // A process that the failed rank has left writes more than all queues hold, so that the attempt is not over.
     let script = "touch $DIR/attempt.$TORCHELASTIC_RESTART_COUNT
         [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; seq 3000000 & exit 3";
-    let (code, folder) = end_unread(&["--max-restarts", "1"], script);
+    let (code, folder) = end_unread(&["--max-restarts", "1", "--job-id", "a job"], script);
     assert!(folder.path().join("attempt.0").exists());
     assert!(!folder.path().join("attempt.1").exists());
     assert_eq!(code, 3);
+    let record = LaunchRecord::of_job(folder.path(), "a job").pop().unwrap();
+    let received = record.received.iter().map(|received| received.signal);
+    assert_eq!(received.collect::<Vec<_>>(), [Signal::TERM.as_raw()]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -18,8 +19,11 @@ const LONGEST_LINE: usize = 64 << 10;
 /// Number of pieces of output, each from one read, that a stream's thread may have in its queue. If the queue is full,
 /// the ranks' output is not read.
 const QUEUE_LENGTH: usize = 64;
-/// How long the output may still take after a signal that asks to end a job whose ranks have ended.
+/// How long the output may still take after a signal that asks to end a job whose ranks have ended. If the signal came
+/// before their end: how long the output may wait without progress.
 const LIMIT: Duration = Duration::from_secs(1);
+/// Of the time between two looks at the progress, at most this much counts: the launcher itself may have been stopped.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// One of the two output streams of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +93,10 @@ struct Sink {
     pieces: Option<SyncSender<Vec<u8>>>,
     /// Pieces for which the queue had no room.
     waiting: VecDeque<Vec<u8>>,
+    /// Number of pieces that came into the queue.
+    queued: u64,
+    /// Number of pieces that the thread has written, or dropped after an error.
+    written: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
     /// The first error of a write, unless the reader has closed the stream; taken once it was reported.
     error: Arc<Mutex<Option<io::Error>>>,
@@ -100,15 +108,18 @@ impl Sink {
         let (pieces, queue) = sync_channel::<Vec<u8>>(QUEUE_LENGTH);
         let error = Arc::<Mutex<Option<io::Error>>>::default();
         let first_error = error.clone();
+        let written = Arc::<AtomicU64>::default();
+        let count = written.clone();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
                 let (mut is_open, mut has_failed) = (true, false);
                 for piece in queue {
-                    if !is_open {
-                        continue;
-                    }
-                    match stream.write_all(&piece).and_then(|()| stream.flush()) {
+                    let result = match is_open {
+                        true => stream.write_all(&piece).and_then(|()| stream.flush()),
+                        false => Ok(()),
+                    };
+                    match result {
                         Ok(()) => {}
                         // If the reader has closed the stream (`| head`), the ranks must not stop: their later
                         // output is read and dropped.
@@ -121,6 +132,7 @@ impl Sink {
                         }
                         Err(_) => {}
                     }
+                    count.fetch_add(1, Ordering::Relaxed);
                 }
             })
             .ok();
@@ -128,6 +140,8 @@ impl Sink {
             // Without the thread, the queue has no reader.
             pieces: thread.is_some().then_some(pieces),
             waiting: VecDeque::new(),
+            queued: 0,
+            written,
             thread,
             error,
         }
@@ -150,11 +164,23 @@ impl Sink {
     /// Moves pieces to the queue while it has room.
     fn forward(&mut self) {
         while let (Some(pieces), Some(piece)) = (&self.pieces, self.waiting.pop_front()) {
-            if let Err(TrySendError::Full(piece)) = pieces.try_send(piece) {
-                self.waiting.push_front(piece);
-                return;
+            match pieces.try_send(piece) {
+                Ok(()) => self.queued += 1,
+                Err(TrySendError::Full(piece)) => {
+                    self.waiting.push_front(piece);
+                    return;
+                }
+                // The thread does not end before the queue.
+                Err(TrySendError::Disconnected(_)) => {}
             }
         }
+    }
+
+    /// The number of pieces that were written, and whether others wait.
+    fn progress(&self) -> (u64, bool) {
+        let written = self.written.load(Ordering::Relaxed);
+        let others_wait = written != self.queued || !self.waiting.is_empty();
+        (written, others_wait)
     }
 
     /// Closes the queue if no piece waits. Returns whether all pieces are written and the thread has ended.
@@ -167,12 +193,24 @@ impl Sink {
     }
 }
 
+/// For how long output has waited without progress.
+struct Stall {
+    /// Number of pieces that were written to both streams, at the last look.
+    written: u64,
+    /// When it was looked at last.
+    looked: Instant,
+    /// For how long output has waited while no piece was written.
+    time: Duration,
+}
+
 /// This process's standard output and standard error.
 pub(super) struct Sinks {
     stdout: Sink,
     stderr: Sink,
     /// When to give up what is not written; `None` to wait for the streams' readers as long as they take.
     give_up: Option<Instant>,
+    /// If output is given up once it has waited for [`LIMIT`] without progress: for how long it has.
+    stall: Option<Stall>,
 }
 
 impl Sinks {
@@ -182,6 +220,7 @@ impl Sinks {
             stdout: Sink::start("rcomm-run/out", io::stdout()),
             stderr: Sink::start("rcomm-run/err", io::stderr()),
             give_up: None,
+            stall: None,
         }
     }
 
@@ -225,9 +264,36 @@ impl Sinks {
         self.give_up.get_or_insert_with(|| Instant::now() + LIMIT);
     }
 
+    /// Gives what is not written up once no piece of it was written for [`LIMIT`]: the ranks have ended after a signal
+    /// that asks to end the job, and the streams may have no reader. A slow reader gets all that is left.
+    pub(super) fn limit_stall(&mut self) {
+        self.stall.get_or_insert_with(|| Stall {
+            written: 0,
+            looked: Instant::now(),
+            time: Duration::ZERO,
+        });
+    }
+
     /// Whether what is not written is given up.
-    pub(super) fn are_given_up(&self) -> bool {
-        self.give_up.is_some_and(|at| at <= Instant::now())
+    pub(super) fn are_given_up(&mut self) -> bool {
+        let now = Instant::now();
+        let progress = [self.stdout.progress(), self.stderr.progress()];
+        let written = progress.iter().map(|&(written, _)| written).sum();
+        if let Some(stall) = &mut self.stall {
+            let waits = progress.iter().any(|&(_, others_wait)| others_wait);
+            let passed = (now - stall.looked).min(LONGEST_PAUSE);
+            let time = match waits && written == stall.written {
+                true => stall.time + passed,
+                false => Duration::ZERO,
+            };
+            *stall = Stall {
+                written,
+                looked: now,
+                time,
+            };
+        }
+        let is_stalled = self.stall.as_ref().is_some_and(|stall| stall.time >= LIMIT);
+        is_stalled || self.give_up.is_some_and(|at| at <= now)
     }
 
     /// Closes the queues for which no output waits. Returns whether all output is written and both threads have ended;
@@ -244,7 +310,8 @@ impl Sinks {
     }
 
     /// Blocks until the rest of the output is written, for as long as the streams' readers take; after one of `signals`
-    /// that asks to end the job, for [`LIMIT`] at most. Returns that signal if output was given up for it.
+    /// that asks to end the job, for [`LIMIT`] at most; after [`limit_stall`](Self::limit_stall), until the output has
+    /// waited for [`LIMIT`] without progress. Returns that signal if output was given up for it.
     pub(super) fn finish(mut self, signals: Option<&Signals>) -> Option<Signal> {
         let mut stop = None;
         while !self.is_done() {

@@ -189,6 +189,9 @@ impl Ranks {
             self.account.write(sinks);
             if self.ranks.iter().all(|rank| rank.has_ended) {
                 let deadline = *drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN);
+                if self.must_stop {
+                    sinks.limit_stall();
+                }
                 let are_all_closed = self.outputs().next().is_none();
                 // While this process's streams are stalled, the ranks' output is not read.
                 let accepts_output =

@@ -81,6 +81,20 @@ fn a_signal_ends_a_launcher_whose_output_no_process_reads() {
 }
 
 #[test]
+fn one_signal_before_the_end_of_the_ranks_ends_a_launcher_whose_output_no_process_reads() {
+    // The launcher has read all of it, and cannot write it all; or a process that the signal does not end writes more
+    // than all queues hold.
+    for begin in ["seq 10000", "(trap '' TERM; exec seq 3000000) &"] {
+        let script = format!("{begin}\n{WRITE_PID}; exec sleep 1000");
+        let (command, folder) = shell_with_folder(1, &[], &script);
+        let running = Running::start(command);
+        content_of(folder.path(), "pid");
+        running.signal(Signal::TERM);
+        assert_eq!(end_of_unread(running), 143, "{begin}");
+    }
+}
+
+#[test]
 fn a_signal_forbids_a_restart_also_once_all_ranks_have_ended() {
     // A process that the failed rank has left writes more than all queues hold, so that the attempt is not over.
     let script = "touch $DIR/attempt.$TORCHELASTIC_RESTART_COUNT

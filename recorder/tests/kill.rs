@@ -162,6 +162,11 @@ fn ring_of_a_stopped_process_is_readable_and_reported_alive() {
     check_no_gap(&dump);
     assert_eq!(dump.identity.reason, RingReader::OWNER_IS_STOPPED);
     assert!(reader.is_stopped());
+    let (own, _) = recorder(directory.path().join("own"));
+    let own_ring = RingReader::attach(own.storage().path().unwrap()).unwrap();
+    assert!(own.process_mark().is_some());
+    assert_eq!(own.process_mark(), own_ring.process_mark());
+    assert_ne!(own.process_mark(), reader.process_mark());
     assert!(
         remove_stale_rings(directory.path(), None)
             .unwrap()

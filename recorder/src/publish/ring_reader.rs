@@ -106,12 +106,7 @@ impl RingReader {
             });
         }
         let layout = RingLayout::load(&view).map_err(not_a_ring)?;
-        let owner = ProcessIdentity {
-            pid: halves(view.load(header::ATTEMPT)).1,
-            start: view.load(header::PROCESS_START),
-            pid_namespace: view.load(header::PID_NAMESPACE),
-            boot_id: [view.load(header::BOOT_ID), view.load(header::BOOT_ID + 1)],
-        };
+        let owner = ProcessIdentity::of_ring(&view);
         Ok(Self {
             path,
             view: file_view,
@@ -150,6 +145,11 @@ impl RingReader {
     pub fn process(&self) -> Option<u32> {
         let exists = self.owner.exists() == Some(true);
         exists.then_some(self.owner.pid)
+    }
+
+    /// The [`process_mark`](crate::record::FlightRecorder::process_mark) of the process that writes the ring.
+    pub fn process_mark(&self) -> Option<String> {
+        self.owner.mark()
     }
 
     /// Whether a signal has stopped the process that writes the ring, and nothing has continued it since; false if that

@@ -1,5 +1,7 @@
 //! Identity of a process, which distinguishes it from a later one with the same pid.
 
+use crate::record::layout::{halves, header};
+use crate::record::sync::Read;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
@@ -27,6 +29,29 @@ impl ProcessIdentity {
         }
     }
 
+    /// The process that writes the ring with these words.
+    pub(crate) fn of_ring(words: &impl Read) -> Self {
+        Self {
+            pid: halves(words.load(header::ATTEMPT)).1,
+            start: words.load(header::PROCESS_START),
+            pid_namespace: words.load(header::PID_NAMESPACE),
+            boot_id: [words.load(header::BOOT_ID), words.load(header::BOOT_ID + 1)],
+        }
+    }
+
+    /// A text that no other process of any host has; `None` if the identity is not wholly known.
+    pub(crate) fn mark(&self) -> Option<String> {
+        let [high, low] = self.boot_id;
+        self.is_known().then(|| {
+            let (pid, start, namespace) = (self.pid, self.start, self.pid_namespace);
+            format!("{high:016x}{low:016x} {namespace} {pid} {start}")
+        })
+    }
+
+    fn is_known(&self) -> bool {
+        self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0]
+    }
+
     /// Whether the process was started in the same boot of the same host as the caller, so that their monotonic clocks
     /// are the same.
     pub(crate) fn shares_clock(&self) -> bool {
@@ -40,8 +65,10 @@ impl ProcessIdentity {
 
     /// The state of the process according to the system; `None` if it is not visible from here.
     pub(crate) fn state(&self) -> Option<ProcessState> {
-        let is_known = self.start != 0 && self.pid_namespace != 0 && self.boot_id != [0, 0];
-        if !is_known || self.boot_id != boot_id() || self.pid_namespace != own_pid_namespace() {
+        if !self.is_known()
+            || self.boot_id != boot_id()
+            || self.pid_namespace != own_pid_namespace()
+        {
             return None;
         }
         Some(match stat_of(self.pid) {

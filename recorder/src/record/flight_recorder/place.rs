@@ -9,6 +9,7 @@ use crate::record::file::header::store_identity;
 use crate::record::file::moving::move_ring;
 use crate::record::file::names::{RingId, RingName};
 use crate::record::layout::{halves, header};
+use crate::record::process::ProcessIdentity;
 use crate::record::sync::Memory;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -46,8 +47,14 @@ impl FlightRecorder {
         halves(self.map.words()[header::RANK].load(Ordering::Relaxed))
     }
 
+    /// A text that tells the process that made this ring from all others, also from those of other hosts and earlier runs;
+    /// `None` if the system does not show enough of it.
+    pub fn process_mark(&self) -> Option<String> {
+        ProcessIdentity::of_ring(&self.map).mark()
+    }
+
     /// Where the ring of another rank of this job and attempt is if that rank is on this host and has its ring in the
-    /// same directory; `None` if this ring is in the process's own memory.
+    /// same directory; `None` if this ring is in the process's own memory. That file may be a ring of an earlier run.
     pub fn ring_of(&self, rank: Rank) -> Option<PathBuf> {
         let path = self.storage().path()?;
         let name = path.file_name().and_then(|name| name.to_str());

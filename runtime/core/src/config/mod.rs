@@ -119,8 +119,8 @@ pub struct Config {
     pub heartbeat_timeout: Duration,
     /// The interval at which a rank polls for a failure of another rank. It should be shorter than `status_wait`.
     pub signal_interval: Duration,
-    /// How long a rank that timed out waits for the status of the others. It does not wait for that of a rank of its host
-    /// whose process a signal has stopped.
+    /// How long a rank that timed out waits for the status of the others. It waits only half a second for that of a rank
+    /// of its host whose process a signal has stopped and nothing continues in that time.
     pub status_wait: Duration,
     /// The reaction of this rank to the failure of another.
     pub propagation: Propagation,

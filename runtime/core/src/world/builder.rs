@@ -10,7 +10,9 @@ use crate::store::{FileStore, PrefixStore, Store, StoreQuery, TcpStoreServer};
 use crate::watch::dump_writer::{DumpWriter, Dumps, FileDumpWriter};
 #[cfg(feature = "endpoint")]
 use crate::watch::endpoint;
-use crate::watch::failure_broadcast::{FailureBroadcast, FailureBroadcastParts, ResponderThread};
+use crate::watch::failure_broadcast::{
+    FailureBroadcast, FailureBroadcastParts, NeighborProcesses, ResponderThread,
+};
 use crate::watch::heartbeat::HeartbeatMonitor;
 use crate::watch::pipe::DumpPipe;
 use crate::watch::wait_counters::{RuntimeWait, WaitCounters};
@@ -231,6 +233,8 @@ impl<B: BackendSet> WorldBuilder<B> {
         });
         let dumps = Arc::new(Dumps::new(recorder.clone(), watch.clone(), writer));
         let pipes = open_pipes(&config.dump_pipes, place.rank);
+        let processes = NeighborProcesses::new(recorder.clone(), root.clone(), place.attempt);
+        let processes = Arc::new(processes);
         let broadcast = FailureBroadcast::new(FailureBroadcastParts {
             rank: place.rank,
             attempt: place.attempt,
@@ -245,6 +249,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             root: root.clone(),
             watch: watch.clone(),
             recorder: recorder.clone(),
+            processes: processes.clone(),
             dumps: dumps.clone(),
             status_wait: config.status_wait,
             interval: config.signal_interval,
@@ -268,18 +273,21 @@ impl<B: BackendSet> WorldBuilder<B> {
         let to_open = B::backends(&config).into_iter().chain(self.backends);
         #[cfg(feature = "endpoint")]
         let mut endpoint = None;
-        let serve_endpoint = || {
+        let announce = || {
             #[cfg(feature = "endpoint")]
             {
                 let served = endpoint::serve(&place, &context, &recorder, &dumps, &root);
                 let (served, announcement) = served.unzip();
                 endpoint = served;
                 announcement
+                    .into_iter()
+                    .chain(processes.note_of(place.rank))
+                    .collect()
             }
             #[cfg(not(feature = "endpoint"))]
-            None
+            processes.note_of(place.rank).into_iter().collect()
         };
-        let opened = open_backends(to_open, &context, serve_endpoint, &backends, &root);
+        let opened = open_backends(to_open, &context, announce, &backends, &root);
         let factories = opened.map_err(|error| name_store_host(error, &*root, &place))?;
         let start_helpers = {
             let (watch, broadcast, timeout) =
@@ -460,12 +468,12 @@ pub(super) fn config_at(config: &Config, place: &Rendezvous) -> Arc<Config> {
 }
 
 /// Opens the backends, and publishes the keys by which other ranks find this one: those of the first backend
-/// together with the endpoint's, which `serve_endpoint` returns, in one request; those of the other backends,
-/// which are opened later, in a second one.
+/// together with those of the endpoint and the process, which `announce` returns, in one request; those of the other
+/// backends, which are opened later, in a second one.
 fn open_backends(
     mut to_open: impl Iterator<Item = OpenBackend>,
     context: &WorldContext,
-    serve_endpoint: impl FnOnce() -> Option<(String, Vec<u8>)>,
+    announce: impl FnOnce() -> Vec<(String, Vec<u8>)>,
     store: &PrefixStore<PrefixStore<dyn Store>>,
     root: &Arc<dyn Store>,
 ) -> Result<Vec<Arc<dyn BackendFactory>>> {
@@ -489,7 +497,7 @@ fn open_backends(
             .collect::<Vec<_>>()
     };
     let first = factories.iter().flat_map(&announced_by);
-    write(first.chain(serve_endpoint()).collect())?;
+    write(first.chain(announce()).collect())?;
     let mut others = Vec::new();
     for open in to_open {
         let factory = open(context)?;

@@ -5,7 +5,7 @@ use crate::op::info::OpInfo;
 use crate::watch::status_exchange::{StatusQuery, StatusReplies};
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One fault of this rank: what its alarm says, and what the other ranks have answered.
 pub(crate) struct Incident {
@@ -35,6 +35,8 @@ pub(super) struct IncidentProgress {
     pub(super) raise_ended: bool,
     /// Whether that attempt has ended because the store did not answer in time.
     pub(super) raise_unanswered: bool,
+    /// Since when each look has shown that a signal has stopped the process that serves the store.
+    pub(super) store_stopped_since: Option<Instant>,
     /// The other ranks' status, or why it is not known; `None` until the exchange has ended.
     pub(super) answers: Option<StatusReplies>,
     /// Whether the store's connection failed during the alarm, and another request after it failed too. Whether the
@@ -108,8 +110,8 @@ impl Incident {
         &self.info.ranks
     }
 
-    /// The request for the status of the operation's members, of which a signal has stopped `stopped`.
-    pub(super) fn query<'a>(&'a self, stopped: &'a [Rank]) -> StatusQuery<'a> {
+    /// The request for the status of the operation's members. `is_stopped` looks whether a signal has stopped a rank.
+    pub(super) fn query<'a>(&'a self, is_stopped: &'a dyn Fn(Rank) -> bool) -> StatusQuery<'a> {
         StatusQuery {
             members: &self.info.ranks,
             wire_id: self.wire_id,
@@ -117,7 +119,7 @@ impl Incident {
             is_p2p: self.is_p2p,
             gone: &self.gone,
             lost: &self.lost,
-            stopped,
+            is_stopped,
             waited_for: &self.waited_for,
             timeout: self.timeout,
         }

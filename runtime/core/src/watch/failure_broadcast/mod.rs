@@ -8,6 +8,7 @@
 //! | `exception_dump`, in the root store | rank of the first to raise, as a raw `i32`: PyTorch's flag | a rank that detects a fault |
 //! | `rcomm/alarm/<attempt>` | how often the alarm was raised | a rank that detects a fault |
 //! | `rcomm/cause/<attempt>/<alarm>` | the cause, as text | the first to raise it, before the alarm itself |
+//! | `rcomm/process/<attempt>/<rank>` | which process the rank is, as text | every rank, when its world is made |
 //!
 //! The ranks' status goes through other keys ([`status_exchange`](crate::watch::status_exchange)). The thread
 //! `rcomm/dump` also watches the FIFOs by which users request a dump.
@@ -15,12 +16,14 @@
 #[cfg(test)]
 mod alarm_model;
 mod incident;
+mod processes;
 mod responder;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub(crate) use incident::Incident;
 use incident::IncidentProgress;
+pub(crate) use processes::{NeighborProcesses, Processes};
 pub(crate) use responder::ResponderThread;
 
 use crate::config::Propagation;
@@ -30,7 +33,6 @@ use crate::watch::dump_writer::Dumps;
 use crate::watch::status_exchange::StatusReplies;
 use crate::watch::watchdog::Watch;
 use rcomm_recorder::model::{LinkEnd, Rank, text};
-use rcomm_recorder::publish::RingReader;
 use rcomm_recorder::record::{FlightRecorder, PeerHandle, Timestamp};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -54,6 +56,8 @@ pub(crate) struct FailureBroadcastParts {
     pub(crate) root: Arc<dyn Store>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) recorder: Arc<FlightRecorder>,
+    /// Which ranks of this host are stopped.
+    pub(crate) processes: Arc<dyn Processes>,
     pub(crate) dumps: Arc<Dumps>,
     /// How long the handling of a fault waits for the other ranks' status.
     pub(crate) status_wait: Duration,
@@ -84,6 +88,11 @@ pub(crate) struct FailureBroadcast {
 const DUMP_WAIT: Duration = Duration::from_secs(1);
 /// A store that has not answered for this long counts as down: a working one answers in microseconds.
 const STORE_SILENT: Duration = Duration::from_secs(2);
+/// A process counts as stopped, and not only about to be continued, if a signal has stopped it for this long. The ranks
+/// of a suspended job are continued one after another.
+pub(crate) const STOPPED_TIME: Duration = Duration::from_millis(500);
+/// The pause between two looks at a stopped process.
+pub(crate) const LOOK_TIME: Duration = Duration::from_millis(50);
 
 impl FailureBroadcast {
     pub(crate) fn new(parts: FailureBroadcastParts) -> Result<Arc<Self>> {
@@ -115,24 +124,30 @@ impl FailureBroadcast {
         Instant::now() + self.parts.status_wait * 3 / 4
     }
 
-    /// Whether a signal has stopped the process of this rank, by its ring; false if that cannot be seen from here, as of
-    /// a rank on another host.
-    fn is_stopped(&self, rank: Rank) -> bool {
-        let path = self.parts.recorder.ring_of(rank);
-        let ring = path.and_then(|path| RingReader::attach(path).ok());
-        ring.is_some_and(|ring| ring.is_stopped())
-    }
-
     /// Whether the store is served by a rank whose process a signal has stopped, so that it cannot answer.
     fn store_is_stopped(&self) -> bool {
-        matches!(self.parts.store_end, Some(LinkEnd::StoreAtRank(rank)) if self.is_stopped(rank))
+        matches!(self.parts.store_end, Some(LinkEnd::StoreAtRank(rank)) if self.parts.processes.is_stopped(rank))
+    }
+
+    /// Whether a signal has stopped the process that serves the store, and each look at it in this incident has shown
+    /// that for [`STOPPED_TIME`]: one that was stopped only for a moment answers soon.
+    fn store_stays_stopped(&self, incident: &Incident) -> bool {
+        let is_stopped = self.store_is_stopped();
+        let mut stays_stopped = false;
+        incident.update(|progress| {
+            let before = progress.store_stopped_since.filter(|_| is_stopped);
+            stays_stopped = before.is_some_and(|since| since.elapsed() >= STOPPED_TIME);
+            progress.store_stopped_since = before.or_else(|| is_stopped.then(Instant::now));
+        });
+        stays_stopped
     }
 
     /// Raises the alarm and sets PyTorch's flag, so that the other ranks make their dumps.
     ///
     /// # Blocking
     /// For a second at most, and not beyond `until`: a store that does not answer must not keep this rank
-    /// from its dump. Not at all if a signal has stopped the process that serves the store: it cannot answer.
+    /// from its dump. Not longer than until a signal has been seen to stop the process that serves the store for
+    /// [`STOPPED_TIME`]: it cannot answer.
     pub(crate) fn raise(&self, incident: &Arc<Incident>, until: Instant) {
         let mut incidents = self
             .incidents
@@ -141,11 +156,17 @@ impl FailureBroadcast {
         incidents.push(incident.clone());
         drop(incidents);
         self.wake();
-        let wait_time = match self.store_is_stopped() {
-            true => Duration::ZERO,
-            false => left_until(until).min(Duration::from_secs(1)),
+        let until = until.min(Instant::now() + Duration::from_secs(1));
+        let has_ended = |progress: &IncidentProgress| progress.raise_ended;
+        let ended_soon = || {
+            let pause = LOOK_TIME.min(left_until(until));
+            has_ended(&incident.wait(pause, has_ended))
         };
-        drop(incident.wait(wait_time, |progress| progress.raise_ended));
+        while !ended_soon() {
+            if Instant::now() >= until || self.store_stays_stopped(incident) {
+                break;
+            }
+        }
     }
 
     /// Makes this rank's dump on the thread `rcomm/dump-file`, unless one was made for this fault already.
@@ -222,7 +243,7 @@ impl FailureBroadcast {
     /// - If rank 0 is another process and serves the store, the error names only rank 0 if the connection to the store
     ///   was lost, unless it names only this rank. A time-out, and an error that names rank 0 among others, names only
     ///   rank 0 also if the store has left the alarm unanswered, and has not replied for [`STORE_SILENT`] or a signal has
-    ///   stopped rank 0.
+    ///   stopped rank 0, as each look since the alarm has shown for [`STOPPED_TIME`].
     ///
     /// # Blocking
     /// Until the other members have answered, or until `until`.
@@ -251,7 +272,7 @@ impl FailureBroadcast {
                     "rank 0, which serves the store, has not answered for {lasted}"
                 ))
             } else {
-                self.store_is_stopped()
+                self.store_stays_stopped(incident)
                     .then(|| "a signal has stopped rank 0, which serves the store".to_owned())
             };
             if let Some(why) = why {

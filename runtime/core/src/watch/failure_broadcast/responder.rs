@@ -6,7 +6,7 @@ use crate::config::Propagation;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::watch::pipe::DumpPipe;
 use crate::watch::status_exchange::{RankReport, StatusExchange, StatusReplies};
-use rcomm_recorder::model::Rank;
+use rcomm_recorder::model::LinkEnd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -184,6 +184,10 @@ impl Responder {
         // between the two reads would look like a failure of a PyTorch rank, whose cause is not known.
         let flag = parts.root.check(&[FLAG])?;
         let raised = parts.root.add(&self.alarm_key(), 0)?;
+        if let Some(LinkEnd::StoreAtRank(rank)) = parts.store_end {
+            // Once that rank is stopped, nothing can be learned.
+            parts.processes.learn(rank);
+        }
         if raised > self.answered {
             return self.answer(raised);
         }
@@ -327,10 +331,10 @@ impl Responder {
             Ok(alarm) => {
                 incident.update(|progress| progress.raise_ended = true);
                 let exchange = self.exchange(alarm);
-                let members = incident.members().iter().copied();
-                let stopped = members.filter(|&rank| self.broadcast.is_stopped(rank));
-                let stopped: Vec<Rank> = stopped.collect();
-                let query = incident.query(&stopped);
+                let processes = &self.broadcast.parts.processes;
+                processes.learn_stopped(incident.members());
+                let is_stopped = |rank| processes.is_stopped(rank);
+                let query = incident.query(&is_stopped);
                 let mut answers = exchange.collect(&*self.broadcast.parts.root, &query);
                 if let Some((at, cause)) = &self.announced
                     && at.elapsed() < RECENT_ALARM

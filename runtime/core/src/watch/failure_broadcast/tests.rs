@@ -59,6 +59,18 @@ pub(super) fn unstarted(
         ..RecorderConfig::new("job", rank, 16)
     };
     let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
+    let processes = Arc::new(NeighborProcesses::new(recorder.clone(), root.clone(), 0));
+    of_parts(writer, rank, root, interval, recorder, processes)
+}
+
+fn of_parts(
+    writer: Box<dyn DumpWriter>,
+    rank: u32,
+    root: Arc<dyn Store>,
+    interval: Duration,
+    recorder: Arc<FlightRecorder>,
+    processes: Arc<dyn Processes>,
+) -> Arc<FailureBroadcast> {
     let broadcast = FailureBroadcast::new(FailureBroadcastParts {
         rank,
         attempt: 0,
@@ -67,6 +79,7 @@ pub(super) fn unstarted(
         watch: Arc::new(Watch::default()),
         dumps: Arc::new(Dumps::new(recorder.clone(), Arc::default(), writer)),
         recorder,
+        processes,
         status_wait: Duration::from_secs(1),
         interval,
         propagation: Propagation::DumpOnly,
@@ -314,6 +327,61 @@ fn the_first_cause_of_an_alarm_is_kept() {
     assert_eq!(store.add("rcomm/alarm/0", 0).unwrap(), 1);
     let cause = store.get("rcomm/cause/0/1", Duration::from_secs(1));
     assert_eq!(cause.unwrap(), b"rank 9: first");
+}
+
+/// Of which rank 0 is stopped as long as this is set.
+#[derive(Default)]
+struct Scripted(AtomicBool);
+
+impl Processes for Scripted {
+    fn learn(&self, _: Rank) {}
+
+    fn learn_stopped(&self, _: &[Rank]) {}
+
+    fn is_stopped(&self, rank: Rank) -> bool {
+        rank == 0 && self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn a_stop_for_a_moment_of_the_rank_that_serves_the_store_changes_no_blame() {
+    let (sender, _dumped) = mpsc::channel();
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let writer = Box::new(ReasonSender(sender, store.clone()));
+    let rank_0 = Arc::new(Scripted::default());
+    let config = RecorderConfig {
+        placement: Placement::Memory,
+        ..RecorderConfig::new("job", 1, 16)
+    };
+    let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
+    let never = Duration::from_secs(3_600);
+    let broadcast = of_parts(writer, 1, store, never, recorder, rank_0.clone());
+    // No thread raises the alarm, as if the store did not answer.
+    let incident = Incident::of_rank("late");
+    let blamed = || {
+        let late = Error::new(ErrorKind::Timeout, "waited for rank 3").with_rank(3);
+        let error = broadcast.complete(late, &incident, Instant::now());
+        (error.ranks().to_vec(), error.to_string())
+    };
+    let is_stopped = |is_stopped| rank_0.0.store(is_stopped, Ordering::Relaxed);
+    is_stopped(true);
+    assert_eq!(blamed().0, [3]);
+    is_stopped(false);
+    std::thread::sleep(STOPPED_TIME);
+    assert_eq!(blamed().0, [3]);
+    // It is stopped again. The time of the first stop does not count.
+    is_stopped(true);
+    assert_eq!(blamed().0, [3]);
+    broadcast.raise(&incident, Instant::now() + Duration::from_secs(60));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while blamed().0 != [0] {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(LOOK_TIME);
+    }
+    let (_, text) = blamed();
+    assert!(text.contains("a signal has stopped rank 0"), "{text}");
+    is_stopped(false);
+    assert_eq!(blamed().0, [3]);
 }
 
 #[test]

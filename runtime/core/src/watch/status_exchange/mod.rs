@@ -22,8 +22,9 @@ mod tests;
 pub(crate) use replies::StatusReplies;
 pub(crate) use report::RankReport;
 
-use crate::op::error::Result;
+use crate::op::error::{ErrorKind, Result};
 use crate::store::{Store, which_are_set};
+use crate::watch::failure_broadcast::{LOOK_TIME, STOPPED_TIME};
 use arrivals::Arrivals;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text;
@@ -53,8 +54,8 @@ pub(crate) struct StatusQuery<'a> {
     /// Members to which a connection was lost. Their processes may have ended, so their answers are waited for only
     /// shortly.
     pub(crate) lost: &'a [Rank],
-    /// Members whose processes a signal has stopped: they cannot answer, so their answers are not waited for.
-    pub(crate) stopped: &'a [Rank],
+    /// Looks whether a signal has stopped the process of a member, so that it cannot answer.
+    pub(crate) is_stopped: &'a dyn Fn(Rank) -> bool,
     /// The ranks for which this rank waited until its time-out; empty after any other failure.
     pub(crate) waited_for: &'a [Rank],
     /// The operation's time-out.
@@ -88,8 +89,8 @@ impl StatusExchange {
     /// store fails, the text says so.
     ///
     /// # Blocking
-    /// Until all members that can have answered, for about `wait_time` and `read_time` together at most, however many
-    /// ranks there are.
+    /// Until all members have answered, except those that a signal has stopped for [`STOPPED_TIME`]; for about
+    /// `wait_time` and `read_time` together at most, however many ranks there are.
     pub(crate) fn collect(&self, store: &dyn Store, query: &StatusQuery<'_>) -> StatusReplies {
         if query.members.len() <= SMALL_GROUP {
             return self.read_all(store, query);
@@ -140,14 +141,16 @@ impl StatusExchange {
         }
         let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let may_answer = |(rank, _): &(&Rank, &&str)| !query.stopped.contains(rank);
-        let by_rank = || ranks.iter().zip(&keys).filter(may_answer);
-        let keys_of =
-            |lost: bool| by_rank().filter(move |(rank, _)| query.lost.contains(rank) == lost);
-        let (lost, others): (Vec<&str>, Vec<&str>) = (
-            keys_of(true).map(|(_, key)| *key).collect(),
-            keys_of(false).map(|(_, key)| *key).collect(),
-        );
+        let is_stopped: Vec<bool> = ranks.iter().map(|&rank| (query.is_stopped)(rank)).collect();
+        let by_rank = || ranks.iter().zip(&keys).zip(&is_stopped);
+        let keys_of = |lost: bool| {
+            let running = by_rank().filter(|(_, is_stopped)| !**is_stopped);
+            let keys = running.filter(move |((rank, _), _)| query.lost.contains(rank) == lost);
+            keys.map(|((_, key), _)| *key).collect::<Vec<&str>>()
+        };
+        let (lost, others) = (keys_of(true), keys_of(false));
+        let stopped = by_rank().filter(|(_, is_stopped)| **is_stopped);
+        let stopped: Vec<(Rank, &str)> = stopped.map(|((&rank, &key), _)| (rank, key)).collect();
         // The results of the waits are not used: those answers that have arrived are read below.
         let began = Instant::now();
         let _ = store.wait(&others, self.wait_time);
@@ -155,6 +158,7 @@ impl StatusExchange {
             let time_left = self.wait_time.saturating_sub(began.elapsed());
             let _ = store.wait(&lost, time_left.min(LOST_TIME));
         }
+        self.wait_for_stopped(store, query, stopped, began);
         let until = Instant::now() + self.read_time;
         let are_set = which_are_set(store, &keys, until);
         let present: Vec<&str> = keys
@@ -209,6 +213,41 @@ impl StatusExchange {
             absent,
             is_uncertain,
             last_in_chain,
+        }
+    }
+
+    /// Waits for the answers of `stopped`, which a signal had stopped at `began`, until [`STOPPED_TIME`] after that. Those
+    /// that were continued in between are waited for as others, until `wait_time` after `began`: the ranks of a suspended
+    /// job are continued one after another.
+    fn wait_for_stopped(
+        &self,
+        store: &dyn Store,
+        query: &StatusQuery<'_>,
+        mut stopped: Vec<(Rank, &str)>,
+        began: Instant,
+    ) {
+        let time_left = || self.wait_time.saturating_sub(began.elapsed());
+        let mut continued = Vec::new();
+        while !stopped.is_empty() {
+            let keys: Vec<&str> = stopped.iter().map(|(_, key)| *key).collect();
+            match store.wait(&keys, LOOK_TIME.min(time_left())) {
+                Err(error) if error.kind() == ErrorKind::Timeout => {}
+                // All have answered, or the store has failed.
+                _ => break,
+            }
+            stopped.retain(|&(rank, key)| {
+                let is_stopped = (query.is_stopped)(rank);
+                if !is_stopped {
+                    continued.push(key);
+                }
+                is_stopped
+            });
+            if began.elapsed() >= STOPPED_TIME.min(self.wait_time) {
+                break;
+            }
+        }
+        if !continued.is_empty() {
+            let _ = store.wait(&continued, time_left());
         }
     }
 

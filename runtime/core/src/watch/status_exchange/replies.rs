@@ -153,7 +153,7 @@ mod tests {
             is_p2p: false,
             gone: &[],
             lost: &[],
-            stopped: &[],
+            is_stopped: &|_| false,
             waited_for: &[0],
             timeout: std::time::Duration::from_secs(3),
         };

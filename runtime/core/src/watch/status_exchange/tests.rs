@@ -2,7 +2,8 @@ use super::report::PendingCollective;
 use super::*;
 use crate::store::{HashStore, TcpStore};
 use rcomm_recorder::model::ProcessGroupStatus;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 
 fn query(members: &[Rank]) -> StatusQuery<'_> {
     StatusQuery {
@@ -12,7 +13,7 @@ fn query(members: &[Rank]) -> StatusQuery<'_> {
         is_p2p: false,
         gone: &[],
         lost: &[],
-        stopped: &[],
+        is_stopped: &|_| false,
         waited_for: &[],
         timeout: Duration::from_secs(3),
     }
@@ -224,7 +225,7 @@ fn the_answer_of_a_stopped_process_is_not_waited_for_but_read_if_it_is_there() {
     [0, 1, 3].into_iter().for_each(publish);
     let ask = || {
         let query = StatusQuery {
-            stopped: &[2, 3],
+            is_stopped: &|rank| [2, 3].contains(&rank),
             ..query(&members)
         };
         let began = Instant::now();
@@ -234,6 +235,39 @@ fn the_answer_of_a_stopped_process_is_not_waited_for_but_read_if_it_is_there() {
     // Rank 3 answered before it was stopped.
     let silent = "arrived: ranks 0, 1, 3; no answer: rank 2 (3 of 4 members answered)";
     assert_eq!(ask(), (silent.to_owned(), true));
+}
+
+#[test]
+fn the_answer_of_a_process_that_was_stopped_for_a_moment_is_waited_for() {
+    let store = HashStore::new();
+    let publish = |rank: Rank| {
+        let published = exchange(rank, Duration::ZERO).publish(&store, &report(41, ""));
+        published.expect("the store in memory failed");
+    };
+    [0, 1, 3].into_iter().for_each(publish);
+    let looks = AtomicU32::new(0);
+    let (continued, runs) = mpsc::channel();
+    let is_stopped = |rank| {
+        let is_first = rank == 2 && looks.fetch_add(1, Ordering::Relaxed) == 0;
+        if rank == 2 && !is_first {
+            let _ = continued.send(());
+        }
+        is_first
+    };
+    let replies = std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // It answers only after more time than a process that stays stopped has.
+            let seen = runs.recv_timeout(Duration::from_secs(60));
+            std::thread::sleep(STOPPED_TIME * 2);
+            seen.map(|()| publish(2))
+        });
+        let query = StatusQuery {
+            is_stopped: &is_stopped,
+            ..query(&[0, 1, 2, 3])
+        };
+        exchange(0, Duration::from_secs(60)).collect(&store, &query)
+    });
+    assert_eq!(replies.text, "arrived: ranks 0, 1, 2, 3");
 }
 
 #[test]

@@ -43,7 +43,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use nix::sys::signal::{SigSet, Signal};
 use serde::Deserialize;
 use std::fs;
@@ -166,7 +166,7 @@ impl Endpoint {
                 let _ = blocked.thread_block();
                 if listener.wait_for_connection(&stopped) {
                     let share = Share::new(rules);
-                    let router = router(recorder, served, share.clone(), token);
+                    let router = router(recorder, served, token);
                     // If Tokio's runtime or its listener cannot be made, this thread has nothing to serve. Open
                     // connections end with that runtime.
                     let _ = serve(listener, router, share, stopped);
@@ -274,7 +274,6 @@ pub(super) struct Served {
     callbacks: Arc<Mutex<Callbacks>>,
     pub(super) program_handlers: Arc<ProgramHandlers>,
     pub(super) waits: Arc<Mutex<ListWaits>>,
-    pub(super) share: Arc<Share>,
 }
 
 fn router(
@@ -284,7 +283,6 @@ fn router(
         Arc<ProgramHandlers>,
         Arc<Mutex<ListWaits>>,
     ),
-    share: Arc<Share>,
     token: Option<EndpointToken>,
 ) -> Router {
     // Answers are numbered from the current time in microseconds. A read of the ring takes longer than a
@@ -297,7 +295,6 @@ fn router(
         callbacks,
         program_handlers,
         waits,
-        share,
     });
     let router = Router::new()
         .route("/status", get(status))
@@ -412,7 +409,10 @@ async fn dump(
     (headers, dump.to_json())
 }
 
-async fn list_peers(State(served): State<Arc<Served>>) -> Response {
+async fn list_peers(
+    State(served): State<Arc<Served>>,
+    Extension(visitor): Extension<Arc<Visitor>>,
+) -> Response {
     let find = {
         let callbacks = served
             .callbacks
@@ -420,13 +420,16 @@ async fn list_peers(State(served): State<Arc<Served>>) -> Response {
             .unwrap_or_else(PoisonError::into_inner);
         callbacks.peers.clone()
     };
-    match served.share.elsewhere(move || find()).await {
+    match visitor.elsewhere(move || find()).await {
         Ok(peers) => Json(peers).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-async fn write_dump(State(served): State<Arc<Served>>) -> Response {
+async fn write_dump(
+    State(served): State<Arc<Served>>,
+    Extension(visitor): Extension<Arc<Visitor>>,
+) -> Response {
     let write = {
         let callbacks = served
             .callbacks
@@ -438,7 +441,7 @@ async fn write_dump(State(served): State<Arc<Served>>) -> Response {
         let why = "this process does not write dumps\n";
         return (StatusCode::NOT_IMPLEMENTED, why).into_response();
     };
-    match served.share.elsewhere(move || write()).await {
+    match visitor.elsewhere(move || write()).await {
         Ok(Ok(place)) => Json(WrittenDump { place }).into_response(),
         Ok(Err(why)) => (StatusCode::INTERNAL_SERVER_ERROR, why).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

@@ -1,10 +1,11 @@
 //! Handlers of the program's own, by which an endpoint answers further requests.
 
 use super::endpoint::Served;
-use axum::Json;
+use super::share::Visitor;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -55,9 +56,10 @@ pub(super) async fn list(State(served): State<Arc<Served>>) -> Json<Vec<String>>
 }
 
 /// Answers `POST /handlers/NAME?key=value`: what the handler returns, or 400 and its text if it fails; 404 if there is
-/// no such handler, and 500 if it panics. Its processor time counts as the endpoint's.
+/// no such handler, and 500 if it panics. Its processor time counts as an answer's to this client.
 pub(super) async fn run(
     State(served): State<Arc<Served>>,
+    Extension(visitor): Extension<Arc<Visitor>>,
     Path(name): Path<String>,
     Query(parameters): Query<HandlerParameters>,
 ) -> Response {
@@ -67,7 +69,7 @@ pub(super) async fn run(
         return (StatusCode::NOT_FOUND, reason).into_response();
     };
     let work = move || handler(&parameters);
-    match served.share.elsewhere(work).await {
+    match visitor.elsewhere(work).await {
         Ok(Ok(text)) => text.into_response(),
         Ok(Err(reason)) => (StatusCode::BAD_REQUEST, reason).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

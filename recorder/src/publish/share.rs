@@ -94,25 +94,6 @@ impl Share {
         tokio::time::timeout(LONGEST_WAIT, waiting).await.is_ok()
     }
 
-    /// Runs `work`, which may block, on another thread, and counts its processor time as an answer's.
-    ///
-    /// # Errors
-    /// If it panics.
-    pub(super) async fn elsewhere<T: Send + 'static>(
-        self: &Arc<Self>,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, JoinError> {
-        let share = self.clone();
-        let counted = move || {
-            let before = thread_time();
-            let done = work();
-            let used = thread_time().saturating_sub(before);
-            share.ledger().spend(None, used, Instant::now());
-            done
-        };
-        tokio::task::spawn_blocking(counted).await
-    }
-
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -145,6 +126,27 @@ impl Visitor {
         self.share.turn(self.client).await
     }
 
+    /// Runs `work`, which may block, on another thread, and counts the processor time of that thread as this client's
+    /// answer's, also if the work panics or the client is gone meanwhile.
+    ///
+    /// # Errors
+    /// If it panics.
+    pub(super) async fn elsewhere<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let (client, share) = (self.client, self.share.clone());
+        let counted = move || {
+            let _meter = Meter {
+                client,
+                share,
+                before: thread_time(),
+            };
+            work()
+        };
+        tokio::task::spawn_blocking(counted).await
+    }
+
     /// Runs the connection on this thread, and counts the processor time that it takes from its first admitted request
     /// on: reading requests, making answers, and writing them.
     pub(super) async fn counting<T>(&self, connection: impl Future<Output = T>) -> T {
@@ -155,11 +157,26 @@ impl Visitor {
             if self.is_admitted.load(Ordering::Relaxed) {
                 let used = thread_time().saturating_sub(before);
                 let mut ledger = self.share.ledger();
-                ledger.spend(Some(self.client), used, Instant::now());
+                ledger.spend(self.client, used, Instant::now());
             }
             polled
         })
         .await
+    }
+}
+
+/// Counts the processor time that this thread uses until the meter is dropped.
+struct Meter {
+    client: Client,
+    share: Arc<Share>,
+    before: Duration,
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        let used = thread_time().saturating_sub(self.before);
+        let mut ledger = self.share.ledger();
+        ledger.spend(self.client, used, Instant::now());
     }
 }
 
@@ -240,13 +257,13 @@ impl Ledger {
         Duration::from_nanos(overdrawn) * self.rules.part
     }
 
-    /// Takes processor time from the balance, and counts it for the client, if it is given and remembered.
-    fn spend(&mut self, client: Option<Client>, used: Duration, now: Instant) {
+    /// Takes processor time from the balance, and counts it for the client, if it is remembered.
+    fn spend(&mut self, client: Client, used: Duration, now: Instant) {
         self.save_until(now);
         let least = -in_ns(self.rules.overdrawn);
         self.balance = self.balance.saturating_sub(in_ns(used)).max(least);
         let known = self.clients.iter_mut();
-        for known in known.filter(|it| Some(it.client) == client) {
+        for known in known.filter(|it| it.client == client) {
             known.used += used;
             known.last = known.last.max(now);
         }
@@ -281,7 +298,7 @@ mod tests {
             assert_eq!(ledger.until_balanced(now), Duration::ZERO);
             now += ms(20);
             used += ms(20);
-            ledger.spend(Some(HAMMER), ms(20), now);
+            ledger.spend(HAMMER, ms(20), now);
         }
         let most = (now - began) / 100 + RULES.saved + ms(20);
         assert!(used <= most, "{used:?} in {:?}", now - began);
@@ -356,8 +373,9 @@ mod tests {
         Endpoint::serve_within(recorder, listen, rules).unwrap()
     }
 
-    #[test]
-    fn the_program_s_handlers_use_the_part_of_the_endpoint() {
+    /// Posts to a handler that takes 3 ms: once, then after a pause again and again without one. What these runs used
+    /// is compared with what time allows.
+    fn posts_after_a_pause_keep_the_part(status: u16, handler_panics: bool) {
         let rules = Rules {
             part: 10,
             saved: ms(2),
@@ -365,27 +383,46 @@ mod tests {
         };
         let directory = tempfile::tempdir().unwrap();
         let endpoint = endpoint(&directory, rules);
-        // What all runs used, and the longest one.
+        // What the runs used since this was taken, and the longest one.
         let used = Arc::new(Mutex::new([Duration::ZERO; 2]));
         let noted = used.clone();
         let handler = move |_: &crate::publish::HandlerParameters| {
             let before = thread_time();
             while thread_time().saturating_sub(before) < ms(3) {}
             let used = thread_time().saturating_sub(before);
-            let mut noted = noted.lock().unwrap();
-            *noted = [noted[0] + used, noted[1].max(used)];
+            {
+                let mut noted = noted.lock().unwrap();
+                *noted = [noted[0] + used, noted[1].max(used)];
+            }
+            assert!(!handler_panics, "on purpose");
             Ok(String::new())
         };
         endpoint.handle("work", handler).unwrap();
         let deadline = Instant::now() + Duration::from_secs(120);
-        let began = Instant::now();
-        for _ in 0..12 {
+        let ask = || {
             let answer = HttpRequest::post("/handlers/work").send(endpoint.address(), deadline);
-            assert_eq!(answer.unwrap().status, 200);
+            assert_eq!(answer.unwrap().status, status);
+        };
+        ask();
+        std::thread::sleep(PAUSE);
+        *used.lock().unwrap() = [Duration::ZERO; 2];
+        let began = Instant::now();
+        for _ in 0..20 {
+            ask();
         }
         let [used, longest] = *used.lock().unwrap();
         let most = began.elapsed() / rules.part + rules.saved + 2 * longest;
         assert!(used <= most, "{used:?} used, {most:?} allowed");
+    }
+
+    #[test]
+    fn the_program_s_handlers_use_the_part_of_the_endpoint() {
+        posts_after_a_pause_keep_the_part(200, false);
+    }
+
+    #[test]
+    fn a_handler_that_panics_uses_the_part_of_the_endpoint() {
+        posts_after_a_pause_keep_the_part(500, true);
     }
 
     #[test]
@@ -394,7 +431,7 @@ mod tests {
         let mut ledger = Ledger::new(RULES, began);
         assert_eq!(ledger.until_balanced(began), Duration::ZERO);
         // However expensive an answer was, it delays the next one by five seconds at most.
-        ledger.spend(Some(HAMMER), Duration::from_secs(60), began);
+        ledger.spend(HAMMER, Duration::from_secs(60), began);
         assert_eq!(ledger.until_balanced(began), Duration::from_secs(5));
         let later = began + Duration::from_secs(5);
         assert_eq!(ledger.until_balanced(later), Duration::ZERO);
@@ -411,13 +448,13 @@ mod tests {
         ledger.arrives(VIEW, now);
         for _ in 0..10 {
             now += Duration::from_secs(1);
-            ledger.spend(Some(HAMMER), ms(40), now);
+            ledger.spend(HAMMER, ms(40), now);
             assert!(!ledger.arrives(HAMMER, now));
             // It asks for small answers first, and then for the record.
             for used in [1, 1, 40] {
                 assert!(ledger.arrives(VIEW, now));
                 now += ms(used);
-                ledger.spend(Some(VIEW), ms(used), now);
+                ledger.spend(VIEW, ms(used), now);
             }
             assert!(!ledger.arrives(VIEW, now), "the look has no end");
         }

@@ -1,14 +1,15 @@
 //! The routes of an endpoint that show what the threads of the process wait for, and for how long.
 
 use super::endpoint::Served;
+use super::share::Visitor;
 use super::threads::own_threads;
 use super::waits::{WaitStatistics, is_wait_name};
 use crate::model::Rank;
 use crate::record::decode;
-use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -30,8 +31,8 @@ pub(super) async fn list(State(served): State<Arc<Served>>) -> Json<Vec<WaitStat
 }
 
 /// Answers `GET /threads`.
-pub(super) async fn threads(State(served): State<Arc<Served>>) -> Response {
-    match served.share.elsewhere(own_threads).await {
+pub(super) async fn threads(Extension(visitor): Extension<Arc<Visitor>>) -> Response {
+    match visitor.elsewhere(own_threads).await {
         Ok(Ok(threads)) => Json(threads).into_response(),
         Ok(Err(error)) => {
             let why = format!("the system does not show this process its threads: {error}\n");

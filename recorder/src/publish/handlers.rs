@@ -41,7 +41,10 @@ impl ProgramHandlers {
                 "there are {MAX_HANDLERS} handlers: no more are taken"
             ));
         }
-        handlers.insert(name.to_owned(), handler);
+        let replaced = handlers.insert(name.to_owned(), handler);
+        drop(handlers);
+        // What drops with a handler is the program's, and may add handlers.
+        drop(replaced);
         Ok(())
     }
 
@@ -73,5 +76,57 @@ pub(super) async fn run(
         Ok(Ok(text)) => text.into_response(),
         Ok(Err(reason)) => (StatusCode::BAD_REQUEST, reason).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    /// Adds a handler when it is dropped.
+    struct Successor(Arc<ProgramHandlers>, &'static str);
+
+    impl Drop for Successor {
+        fn drop(&mut self) {
+            let added = self.0.add(self.1, Arc::new(|_| Ok(String::new())));
+            added.unwrap();
+        }
+    }
+
+    #[test]
+    fn a_handler_that_is_replaced_or_refused_may_add_another_when_it_is_dropped() {
+        let (done, is_done) = channel();
+        std::thread::spawn(move || {
+            let handlers = Arc::new(ProgramHandlers::default());
+            let add = |name: &str, successor| {
+                let successor = Successor(handlers.clone(), successor);
+                let handler = move |_: &HandlerParameters| {
+                    let _owned = &successor;
+                    Ok(String::new())
+                };
+                handlers.add(name, Arc::new(handler))
+            };
+            add("rate", "replaced").unwrap();
+            handlers
+                .add("rate", Arc::new(|_| Ok(String::new())))
+                .unwrap();
+            add("No name", "refused").unwrap_err();
+            for at in 3..MAX_HANDLERS {
+                let name = format!("other-{at}");
+                handlers
+                    .add(&name, Arc::new(|_| Ok(String::new())))
+                    .unwrap();
+            }
+            add("one-too-many", "rate").unwrap_err();
+            let names: Vec<String> = handlers.lock().keys().cloned().collect();
+            done.send(names).unwrap();
+        });
+        let names = is_done.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert_eq!(names.len(), MAX_HANDLERS);
+        for name in ["rate", "refused", "replaced"] {
+            assert!(names.iter().any(|it| it == name), "{names:?}");
+        }
     }
 }

@@ -88,7 +88,26 @@ pub fn on_threads<R: Send>(
     change: impl Fn(&mut Config) + Sync,
     body: impl Fn(World) -> R + Sync,
 ) -> Vec<R> {
-    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    on_threads_with(
+        Arc::new(HashStore::new()),
+        world_size,
+        carrier,
+        change,
+        body,
+    )
+}
+
+/// Works like [`on_threads`], with the job's store given.
+///
+/// # Panics
+/// As [`on_threads`].
+pub fn on_threads_with<R: Send>(
+    store: Arc<dyn Store>,
+    world_size: u32,
+    carrier: &Carrier,
+    change: impl Fn(&mut Config) + Sync,
+    body: impl Fn(World) -> R + Sync,
+) -> Vec<R> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..world_size)
             .map(|rank| {

@@ -1,10 +1,13 @@
 //! Ranks detect absent ranks by monitored barriers and shutdown notices, and go on in groups without them.
 
 use super::{failing, run};
-use rcomm::{Config, ErrorKind, GroupOptions, MissingRanks, OpType, ReduceOp};
+use rcomm::{
+    Config, Error, ErrorKind, GroupOptions, HashStore, MissingRanks, OpType, ReduceOp, Result,
+    Store,
+};
 use rcomm_tests::process::wait_until;
-use rcomm_tests::world::{Carrier, on_threads};
-use std::sync::Barrier;
+use rcomm_tests::world::{Carrier, on_threads, on_threads_with};
+use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
 #[test]
@@ -229,5 +232,107 @@ fn a_shrink_that_a_member_does_not_call_names_it() {
         }
         // The rank with the store stays until the others have their error.
         ended.wait();
+    });
+}
+
+/// A store that does not remove keys of monitored barriers.
+#[derive(Default)]
+struct Keeping {
+    map: HashStore,
+    /// Whether a removal waits until `ended` is true; else it fails at once.
+    hangs: bool,
+    ended: Mutex<bool>,
+    ends: Condvar,
+}
+
+impl Keeping {
+    fn end(&self) {
+        *self.ended.lock().unwrap() = true;
+        self.ends.notify_all();
+    }
+}
+
+impl Store for Keeping {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.map.set(key, value)
+    }
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        self.map.get(key, timeout)
+    }
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        self.map.add(key, delta)
+    }
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        self.map.compare_set(key, expected, desired)
+    }
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.map.wait(keys, timeout)
+    }
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        self.map.check(keys)
+    }
+    fn delete(&self, key: &str) -> Result<bool> {
+        if !key.contains("monitored_barrier/") {
+            return self.map.delete(key);
+        }
+        let mut ended = self.ended.lock().unwrap();
+        while self.hangs && !*ended {
+            ended = self.ends.wait(ended).unwrap();
+        }
+        Err(Error::new(ErrorKind::Store, "this key stays"))
+    }
+    fn num_keys(&self) -> Result<u64> {
+        self.map.num_keys()
+    }
+    fn list_keys(&self) -> Result<Vec<String>> {
+        self.map.list_keys()
+    }
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.map.append(key, value)
+    }
+    fn multi_get(&self, keys: &[&str], timeout: Duration) -> Result<Vec<Vec<u8>>> {
+        self.map.multi_get(keys, timeout)
+    }
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        self.map.multi_set(pairs)
+    }
+    fn barrier(&self, key: &str, world_size: u32, timeout: Duration) -> Result<()> {
+        self.map.barrier(key, world_size, timeout)
+    }
+}
+
+/// Runs two monitored barriers at a store that does not remove keys; rank 2 is absent from the second.
+fn barriers_at(store: Keeping) {
+    let store = Arc::new(store);
+    on_threads_with(store.clone(), 3, &Carrier::Cpu, failing, |world| {
+        let group = world.group();
+        group.monitored_barrier(MissingRanks::First).unwrap();
+        let is_there = ["test/done/0", "test/done/1"];
+        if world.rank() == 2 {
+            return store.wait(&is_there, Duration::from_secs(120)).unwrap();
+        }
+        let brief = group.within(Duration::from_secs(2));
+        let error = brief.monitored_barrier(MissingRanks::First).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert_eq!(error.ranks(), [2], "{error}");
+        // A removal that hangs has not ended before this.
+        assert!(!*store.ended.lock().unwrap());
+        let own_key = is_there[world.rank() as usize];
+        store.set(own_key, b"1").unwrap();
+        store.wait(&is_there, Duration::from_secs(120)).unwrap();
+        store.end();
+    });
+}
+
+#[test]
+fn a_monitored_barrier_names_the_absent_ranks_although_its_keys_cannot_be_removed() {
+    barriers_at(Keeping::default());
+}
+
+#[test]
+fn a_monitored_barrier_does_not_wait_for_a_store_that_hangs_on_removing_its_keys() {
+    barriers_at(Keeping {
+        hangs: true,
+        ..Keeping::default()
     });
 }

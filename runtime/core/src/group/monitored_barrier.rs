@@ -6,7 +6,7 @@ use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::{Store, which_are_set};
+use crate::store::{Store, StoreQuery, which_are_set};
 use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::text;
 use rcomm_recorder::model::{OpType, Peer, Rank};
@@ -37,7 +37,7 @@ impl ProcessGroup {
     ///
     /// # Blocking
     /// Until all members have arrived, or the handle's time-out has passed; up to 5 s longer until the result
-    /// is published.
+    /// is published; then up to 1 s longer to remove the barrier's keys, if the store does not answer.
     ///
     /// # Errors
     /// `Timeout` names the ranks that did not arrive, as `missing` selects, by their numbers in the world; or
@@ -221,6 +221,8 @@ const MONITORED_BARRIER: OpRecord<'static> = OpRecord {
 /// How long the other ranks wait for the result from rank 0 after their time-out has passed. Rank 0 takes at most
 /// half of it to find the absent ranks.
 const RESULT_TIME: Duration = Duration::from_secs(5);
+/// How long a rank that has its result waits at most for the store to remove the barrier's keys.
+const REMOVAL_TIME: Duration = Duration::from_secs(1);
 /// How often a waiting rank checks whether the group was aborted.
 const ABORT_CHECK: Duration = Duration::from_millis(250);
 
@@ -274,10 +276,13 @@ impl MonitoredBarrier {
         let absent_list = names.join(", ");
         let published = self.store.set(&key(share, RESULT), absent_list.as_bytes());
         published.map_err(Error::sparing_group)?;
-        // Delete the keys: only this rank reads them, and repeated barriers would fill the store.
-        for arrival in arrivals {
-            self.store.delete(arrival).map_err(Error::sparing_group)?;
-        }
+        // Only this rank reads them, and repeated barriers would fill the store.
+        let arrivals: Vec<String> = arrivals.into_iter().map(str::to_owned).collect();
+        self.tidy(share, move |store| {
+            arrivals
+                .iter()
+                .try_for_each(|key| store.delete(key).map(drop))
+        });
         Ok(absent_list)
     }
 
@@ -295,25 +300,38 @@ impl MonitoredBarrier {
             );
             return Err(Error::new(ErrorKind::Timeout, message).sparing_group());
         }
-        let absent_list = self
-            .read_result(share, &result_key)
-            .map_err(Error::sparing_group)?;
-        // Rank 0 has removed the keys of those that came in time, and needs none any more.
-        if !absent_list.is_empty() {
-            self.store.delete(&arrival).map_err(Error::sparing_group)?;
-        }
+        let names = self.store.get(&result_key, ABORT_CHECK);
+        let names = names.map_err(Error::sparing_group)?;
+        let absent_list = String::from_utf8_lossy(&names).into_owned();
+        // Rank 0 has removed the keys of those that came in time, and needs none any more. A single name may be the first
+        // of several absent ranks.
+        let own_rank = self.ranks[self.rank as usize].to_string();
+        let mut named = absent_list.split(", ");
+        let may_be_late = !absent_list.is_empty()
+            && (named.clone().count() == 1 || named.any(|it| *it == own_rank));
+        let read_count = key(share, "read");
+        let readers = self.ranks.len() as i64 - 1;
+        self.tidy(share, move |store| {
+            if may_be_late {
+                store.delete(&arrival)?;
+            }
+            // The last rank to read the result removes it.
+            if store.add(&read_count, 1)? == readers {
+                store.delete(&result_key)?;
+                store.delete(&read_count)?;
+            }
+            Ok(())
+        });
         Ok(absent_list)
     }
 
-    /// Returns the published result; the last rank to read it deletes it.
-    fn read_result(&self, share: &Share, result_key: &str) -> Result<String> {
-        let names = self.store.get(result_key, ABORT_CHECK)?;
-        let read_count = key(share, "read");
-        if self.store.add(&read_count, 1)? == self.ranks.len() as i64 - 1 {
-            self.store.delete(result_key)?;
-            self.store.delete(&read_count)?;
+    /// Removes keys of this barrier by `remove`. If the store fails or does not answer in time, keys stay there: that
+    /// changes nothing about the result, which this rank has.
+    fn tidy(&self, share: &Share, remove: impl FnOnce(&dyn Store) -> Result<()> + Send + 'static) {
+        if let Err(error) = StoreQuery::within(&self.store, REMOVAL_TIME, remove) {
+            let seq = share.seq();
+            tracing::debug!(seq, %error, "keys of a monitored barrier stay in the store");
         }
-        Ok(String::from_utf8_lossy(&names).into_owned())
     }
 
     /// Waits until `until` for all of these keys; returns whether they are there.

@@ -6,10 +6,11 @@ use crate::library::foreign_call::ForeignCall;
 use crate::library::sys::table;
 use libloading::Library;
 use rcomm_core::{Error, ErrorKind, Result};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const SONAME: &str = "libnvidia-ml.so.1";
@@ -110,21 +111,27 @@ impl DmaConnectivity {
     ///
     /// # Blocking
     /// Until NVML has answered, for `timeout` at most: NVML has no deadlines, and where it starts the driver it takes
-    /// seconds for each device. It is called on a thread of its own, which stays in the call if NVML does not return.
+    /// seconds for each device. It is called on a thread of its own, which stays in the call if NVML does not return. While
+    /// there is such a thread for a library, further calls for the library wait for its answer and start none.
     ///
     /// # Errors
     /// [`ErrorKind::Backend`] if NVML is not found, lacks a function, or refuses a call: the text has its reason.
     /// [`ErrorKind::Timeout`] names the call that has not returned in time. [`ErrorKind::Io`] if no thread can be started.
     pub fn nvlink(library: Option<&Path>, timeout: Duration) -> Result<Self> {
         let path = library.map_or_else(|| PathBuf::from(SONAME), Path::to_path_buf);
-        let current = Arc::new(Mutex::new("dlopen"));
-        let look = {
-            let current = current.clone();
-            move || Nvml::load(&path, current)?.connectivity()
+        let (look, is_own) = Look::find_or_begin(&path);
+        let found = if is_own {
+            let ending = Ending {
+                look: look.clone(),
+                path,
+                found: None,
+            };
+            ForeignCall::begin("rcomm/nvml", move || ending.run())?.wait(timeout)?
+        } else {
+            look.wait(timeout)
         };
-        let found = ForeignCall::begin("rcomm/nvml", look)?.wait(timeout)?;
         found.unwrap_or_else(|| {
-            let call = *current.lock().unwrap_or_else(PoisonError::into_inner);
+            let call = *lock(&look.current);
             let message =
                 format!("NVML has not answered within {timeout:?}: {call} has not returned");
             Err(Error::new(ErrorKind::Timeout, message))
@@ -132,17 +139,86 @@ impl DmaConnectivity {
     }
 }
 
+/// The looks that have not ended, by the file of the library.
+static LOOKS: Mutex<BTreeMap<PathBuf, Arc<Look>>> = Mutex::new(BTreeMap::new());
+
+/// One look at the links, which several callers may wait for: a caller that tries again and again while NVML does not
+/// return must not leave a thread each time.
+struct Look {
+    /// The call that was made last, for the error of a caller that has given up.
+    current: Mutex<&'static str>,
+    found: Mutex<Option<Result<DmaConnectivity>>>,
+    ended: Condvar,
+}
+
+impl Look {
+    /// The look by this library that has not ended, or a new one and `true`: the caller then runs it.
+    fn find_or_begin(path: &Path) -> (Arc<Self>, bool) {
+        let mut looks = lock(&LOOKS);
+        if let Some(look) = looks.get(path) {
+            return (look.clone(), false);
+        }
+        let look = Arc::new(Self {
+            current: Mutex::new("dlopen"),
+            found: Mutex::new(None),
+            ended: Condvar::new(),
+        });
+        looks.insert(path.to_path_buf(), look.clone());
+        (look, true)
+    }
+
+    /// What a look that another caller runs has found; `None` if it does not end within `time`.
+    fn wait(&self, time: Duration) -> Option<Result<DmaConnectivity>> {
+        let found = lock(&self.found);
+        let waited = self
+            .ended
+            .wait_timeout_while(found, time, |found| found.is_none());
+        let (found, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        found.clone()
+    }
+}
+
+/// Ends a look for those that wait for it, also if it panics or its thread cannot be started.
+struct Ending {
+    look: Arc<Look>,
+    path: PathBuf,
+    found: Option<Result<DmaConnectivity>>,
+}
+
+impl Ending {
+    fn run(mut self) -> Result<DmaConnectivity> {
+        let found = Nvml::load(&self.path, self.look.clone()).and_then(|nvml| nvml.connectivity());
+        self.found = Some(found.clone());
+        found
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        lock(&LOOKS).remove(&self.path);
+        let found = self.found.take().unwrap_or_else(|| {
+            let message = "the look at NVML has ended without an answer";
+            Err(Error::new(ErrorKind::Backend, message))
+        });
+        *lock(&self.look.found) = Some(found);
+        self.look.ended.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// NVML, until it is dropped.
 struct Nvml {
     table: NvmlTable,
-    /// The call that was made last, for the error of a caller that has given up.
-    current: Arc<Mutex<&'static str>>,
+    look: Arc<Look>,
     /// NVML is never unloaded: other parts of the program may use it.
     _library: ManuallyDrop<Library>,
 }
 
 impl Nvml {
-    fn load(path: &Path, current: Arc<Mutex<&'static str>>) -> Result<Self> {
+    fn load(path: &Path, look: Arc<Look>) -> Result<Self> {
         let absent = |reason: String| {
             let path = path.display();
             let message = format!("NVML cannot be used; tried {path} ({reason})");
@@ -154,7 +230,7 @@ impl Nvml {
         // SAFETY: the names and signatures are those of nvml.h; the library is never unloaded.
         let table = unsafe { NvmlTable::find(&library) }
             .map_err(|name| absent(format!("no symbol {name}")))?;
-        note(&current, "nvmlInit_v2");
+        *lock(&look.current) = "nvmlInit_v2";
         // SAFETY: `nvmlInit_v2` may be called first and more than once; it has no arguments.
         let status = unsafe { (table.init)() };
         if status != SUCCESS {
@@ -163,7 +239,7 @@ impl Nvml {
         }
         Ok(Self {
             table,
-            current,
+            look,
             _library: library,
         })
     }
@@ -262,7 +338,7 @@ impl Nvml {
 
     /// Notes the call that is made next, and returns its name.
     fn begin(&self, call: &'static str) -> &'static str {
-        note(&self.current, call);
+        *lock(&self.look.current) = call;
         call
     }
 
@@ -278,14 +354,10 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        note(&self.current, "nvmlShutdown");
+        *lock(&self.look.current) = "nvmlShutdown";
         // SAFETY: `load` has initialized NVML once, and NVML counts that.
         let _ = unsafe { (self.table.shutdown)() };
     }
-}
-
-fn note(current: &Mutex<&'static str>, call: &'static str) {
-    *current.lock().unwrap_or_else(PoisonError::into_inner) = call;
 }
 
 /// The other end of a link.

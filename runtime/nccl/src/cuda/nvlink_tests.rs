@@ -3,6 +3,8 @@
 
 use super::*;
 use std::process::Command;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Instant;
 
 /// Four devices: 0 and 1 have two links with each other, 0 has one that is inactive and one to a device that is not on
 /// this host, 1 has three links to switches and 2 has two, 3 has no NVLink. Where two active links of 2 lead is not known:
@@ -20,7 +22,9 @@ static const far_end links[3][7] = {
     {{1, 2, ""}, {1, 9, ""}, {1, 0, NULL}, {0, 2, ""}, {0, 0, ""}, {0, 0, ""}, {1, 2, ""}},
 };
 static int users;
-int nvmlInit_v2(void) { while (HANGS) pause(); users++; return REFUSES ? 9 : 0; }
+int begun;
+volatile int hangs = HANGS;
+int nvmlInit_v2(void) { __atomic_add_fetch(&begun, 1, __ATOMIC_SEQ_CST); while (hangs) usleep(1000); users++; return REFUSES ? 9 : 0; }
 int nvmlShutdown(void) { return --users < 0; }
 const char *nvmlErrorString(int code) { return code == 9 ? "Driver Not Loaded" : "other"; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return users == 1 ? 0 : 1; }
@@ -116,4 +120,44 @@ fn a_library_that_does_not_answer_is_left_at_the_deadline_and_the_call_is_named(
     let at = ["nvmlInit_v2 has not returned", "dlopen has not returned"];
     assert!(at.iter().any(|at| text.contains(at)), "{text}");
     assert!(text.contains("within 300ms"), "{text}");
+}
+
+#[test]
+fn callers_that_try_again_wait_for_the_call_that_has_not_returned() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(path) = imitation(folder.path(), "HANGS") else {
+        return;
+    };
+    // SAFETY: the imitation has no initializers.
+    let library = unsafe { Library::new(&path) }.unwrap();
+    // SAFETY: both are integers of the imitation, which is not unloaded while `library` lives.
+    let [begun, hangs] = unsafe {
+        [&b"begun\0"[..], &b"hangs\0"[..]].map(|name| {
+            let number = *library.get::<*mut c_int>(name).unwrap();
+            AtomicI32::from_ptr(number)
+        })
+    };
+    let give_up = || {
+        let error = DmaConnectivity::nvlink(Some(&path), Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    };
+    let deadline = Instant::now() + LONG;
+    while begun.load(Ordering::SeqCst) == 0 {
+        assert!(Instant::now() < deadline, "NVML was not called");
+        give_up();
+    }
+    for _ in 0..10 {
+        give_up();
+    }
+    assert_eq!(begun.load(Ordering::SeqCst), 1);
+    std::thread::scope(|scope| {
+        let ask = || DmaConnectivity::nvlink(Some(&path), LONG).unwrap();
+        let waiting = scope.spawn(ask);
+        hangs.store(0, Ordering::SeqCst);
+        assert_eq!(waiting.join().unwrap().bus_ids.len(), 4);
+        // What has ended is not answered again.
+        let before = begun.load(Ordering::SeqCst);
+        assert_eq!(ask().bus_ids.len(), 4);
+        assert_eq!(begun.load(Ordering::SeqCst), before + 1);
+    });
 }

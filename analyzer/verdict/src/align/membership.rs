@@ -82,7 +82,6 @@ pub(crate) fn resolve_groups(
     if let Some(world) = nameless_world.or_else(|| worlds.find_map(|world| world)) {
         add_unread_members(shared, records, world, &mut issuers);
     }
-    let namesakes = namesakes(shared, records, &used, nameless_world);
     let parts = parts_of_groups(records, &used);
     let mut groups: Vec<Group> = Vec::new();
     let mut numbers: HashMap<(u32, usize), GroupIx> = HashMap::new();
@@ -92,14 +91,10 @@ pub(crate) fn resolve_groups(
         for (lane, local) in record.groups.iter().enumerate() {
             let parts = parts.get(&local.group).map_or(&[][..], Vec::as_slice);
             let part = part_of(parts, record, used[index][lane]);
-            let is_listed = |group: &u32| record.groups.iter().any(|other| other.group == *group);
-            let namesake = namesakes.get(&local.group).copied();
-            let known = namesake.filter(|group| used[index][lane].is_some() && !is_listed(group));
-            let known = known.unwrap_or(local.group);
-            let ix = *numbers.entry((known, part)).or_insert_with(|| {
-                let group = &shared.groups[known as usize];
+            let ix = *numbers.entry((local.group, part)).or_insert_with(|| {
+                let group = &shared.groups[local.group as usize];
                 let backend = parts.get(part).map(|part| part.backend.to_owned());
-                let assembled = assembled.get(&known);
+                let assembled = assembled.get(&local.group);
                 let members_recorded = !group.ranks.is_empty()
                     || assembled.is_some()
                     || (nameless_world.is_some() && !is_guessed && group.desc == "default_pg");
@@ -109,7 +104,7 @@ pub(crate) fn resolve_groups(
                     members.clone()
                 } else {
                     let world = nameless_world.filter(|_| group.desc == "default_pg");
-                    let issuers = issuers.get(&known);
+                    let issuers = issuers.get(&local.group);
                     world.map_or_else(
                         || issuers.into_iter().flatten().copied().collect(),
                         Arc::clone,
@@ -225,46 +220,6 @@ fn parts_of_groups<'a>(
         parts.dedup();
     }
     apart
-}
-
-/// For groups without a name on which ranks issued operations: the group with a name and the same members, if there is
-/// just one. `world` is what `default_pg` holds where records do not state its members.
-fn namesakes(
-    shared: &Shared,
-    records: &[Record],
-    used: &[Vec<Option<&str>>],
-    world: Option<&Arc<[Rank]>>,
-) -> HashMap<u32, u32> {
-    let of_records = || {
-        let lanes = records.iter().zip(used);
-        lanes.flat_map(|(record, used)| record.groups.iter().zip(used))
-    };
-    let has_no_name = |group: u32| shared.groups[group as usize].name.is_empty();
-    let nameless = of_records().filter(|(local, used)| used.is_some() && has_no_name(local.group));
-    let nameless: BTreeSet<u32> = nameless.map(|(local, _)| local.group).collect();
-    if nameless.is_empty() {
-        return HashMap::new();
-    }
-    let named = of_records().filter(|(local, used)| used.is_some() && !has_no_name(local.group));
-    let named: BTreeSet<u32> = named.map(|(local, _)| local.group).collect();
-    let members = |group: u32| {
-        let group = &shared.groups[group as usize];
-        match group.ranks.is_empty() && group.desc == "default_pg" {
-            true => world,
-            false => Some(&group.ranks),
-        }
-    };
-    let mut namesakes = HashMap::new();
-    for group in nameless {
-        let ranks = members(group).filter(|ranks| !ranks.is_empty());
-        let mut same = named
-            .iter()
-            .filter(|&&other| ranks.is_some() && members(other) == ranks);
-        if let (Some(&only), None) = (same.next(), same.next()) {
-            namesakes.insert(group, only);
-        }
-    }
-    namesakes
 }
 
 /// The index of the part of a group that a record covers; 0 if the group has one part.

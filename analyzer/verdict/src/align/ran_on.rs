@@ -12,8 +12,8 @@ const NEWEST: usize = 128;
 /// With fewer operations, a record shows no pace.
 const FEWEST: usize = 8;
 /// In a program that issues operations one by one, an operation has provably completed only if at least this many later
-/// ones are over. One step of a program that pauses between its calls has fewer.
-const LATER: usize = 32;
+/// ones are over.
+const LATER: usize = 3;
 /// An operation has provably completed only if the time since it exceeds this many of the longest pauses between two
 /// operations. In a program that issues several operations at once, this many steps must have begun after it.
 const ROUNDS: usize = 3;
@@ -59,13 +59,11 @@ pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Opti
         return None;
     }
     let (_, &mut usual_ns, _) = pauses_ns.select_nth_unstable((newest.len() - 1) / 2);
-    let pauses_ns = pauses_of(run);
-    let from = pauses_ns.iter().rposition(|&pause_ns| too_long(pause_ns));
-    let from = from.map_or(0, |index| index + 1);
-    let by_steps = steps_end(&pauses_ns[from..], usual_ns);
-    let mut before = if usual_ns < AT_ONCE_NS || by_steps.is_some() {
-        let many = pauses_ns[from..].len().saturating_sub(MOST_AT_ONCE);
-        let to = by_steps.map_or(many, |to| to.max(many));
+    let mut before = if usual_ns < AT_ONCE_NS {
+        let pauses_ns = pauses_of(run);
+        let from = pauses_ns.iter().rposition(|&pause_ns| too_long(pause_ns));
+        let from = from.map_or(0, |index| index + 1);
+        let to = count_before_steps(&pauses_ns[from..], usual_ns);
         run[from..from + to].iter()
     } else {
         let last_ns = op(newest.last()?).created_ns;
@@ -83,17 +81,22 @@ pub(super) fn ran_on_from(shared: &Shared, record: &Record, lane: &Lane) -> Opti
 
 /// The number of the oldest operations that at least [`ROUNDS`] steps have followed, in a program that issues several
 /// operations at once. `pauses_ns` are the pauses after each operation but the last; `usual_ns` is the usual pause
-/// within a step. `None` if the pauses show no steps.
-fn steps_end(pauses_ns: &[i64], usual_ns: i64) -> Option<usize> {
+/// within a step.
+fn count_before_steps(pauses_ns: &[i64], usual_ns: i64) -> usize {
+    let many = pauses_ns.len().saturating_sub(MOST_AT_ONCE);
     let mut longest = pauses_ns.to_vec();
     longest.sort_unstable_by(|one, other| other.cmp(one));
     // A single pause may be longer than those between the steps, such as that for a checkpoint.
-    let step_ns = *longest.get(ROUNDS - 1)?;
+    let Some(&step_ns) = longest.get(ROUNDS - 1) else {
+        return many;
+    };
     if step_ns < AT_ONCE_NS.max(usual_ns.saturating_mul(APART)) {
-        return None;
+        return many;
     }
     let is_step = |pause_ns: i64| pause_ns >= step_ns / 4 * 3;
     let indices = (0..pauses_ns.len()).rev();
     let mut steps = indices.filter(|&index| is_step(pauses_ns[index]));
-    steps.nth(ROUNDS - 1).map(|index| index + 1)
+    steps
+        .nth(ROUNDS - 1)
+        .map_or(many, |index| many.max(index + 1))
 }

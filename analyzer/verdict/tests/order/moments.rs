@@ -261,18 +261,21 @@ fn a_group_without_a_name_has_none_in_the_text() {
 }
 
 #[test]
-fn gloo_s_slow_calls_of_one_step_that_failed_together_accuse_the_rank_that_did_not_come() {
-    // Some calls follow each other after more than 50 ms, in steps that are far apart or close to each other.
-    for (steps, each, apart, step) in [(6, 12, 0.06, 2.0), (6, 24, 0.08, 2.1), (4, 30, 0.06, 2.0)] {
-        let ahead = bursts(steps, each, apart, step);
-        let behind = bursts(steps - 1, each, apart, step);
-        let waits = (&ahead[..], true);
-        let dumps = by_gloo(&[waits, (&behind, true), waits, waits]);
+fn healthy_gloo_ranks_behind_one_that_waits_for_nothing_are_not_accused() {
+    // An operation every 100 ms, without pauses or with a few of 1 s, as for checkpoints.
+    let with_pauses = |number: u32| -> Vec<f64> {
+        let pauses =
+            |step: u32| f64::from([60, 100, 150].iter().filter(|&&at| step >= at).count() as u32);
+        let times = (0..number).map(|step| f64::from(step) * 0.1 + pauses(step));
+        times.collect()
+    };
+    let even = [30, 45, 50].map(|late| (steps(20), steps(late)));
+    let uneven = [220, 250].map(|late| (with_pauses(20), with_pauses(late)));
+    for (early, late) in even.into_iter().chain(uneven) {
+        let early = (&early[..], true);
+        let dumps = by_gloo(&[early, early, early, (&late, true)]);
         let report = analyze(&dumps, &Policy::default());
-        let Some(finding) = report.findings.first() else {
-            panic!("{steps} {each}: {:?}", report.problems);
-        };
-        assert_eq!((report.verdict, finding.code), (Verdict::Stuck, Code::E101));
-        assert_eq!(finding.culprit_ranks, [1], "{}", finding.sentence);
+        assert_eq!(report.findings, [], "{}: {:?}", late.len(), report.findings);
+        assert_eq!(report.verdict, Verdict::Inconclusive);
     }
 }

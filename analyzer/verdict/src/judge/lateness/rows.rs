@@ -422,7 +422,7 @@ fn round_interval_ms(ops: &[Op]) -> f32 {
     let (mut shared, mut moments, mut last, mut at_moment) = (0usize, 1usize, None, 1usize);
     for end in ends {
         if let Some(last) = last {
-            let step_us = (end - last) / 1000;
+            let step_us = end.saturating_sub(last) / 1000;
             if step_us <= ONE_ROUND_US {
                 at_moment += 1;
             } else {
@@ -469,6 +469,13 @@ mod tests {
             retired: true,
             is_p2p: false,
         }
+    }
+
+    #[test]
+    fn times_at_both_ends_of_their_range_show_no_rounds() {
+        let mut ops = [ended(1), ended(1)];
+        (ops[0].created_ns, ops[1].created_ns) = (i64::MIN, i64::MAX);
+        assert!(round_interval_ms(&ops).abs() < f32::EPSILON);
     }
 
     #[test]

@@ -66,6 +66,8 @@ pub(crate) struct Aligned<'a> {
     pub(crate) offsets_ns: Vec<i64>,
     /// For each record: whether common collectives connect its clock to the others'.
     pub(crate) clock_known: Vec<bool>,
+    /// The newest time in any record, by the clock of that record, ns; 0 if there is none.
+    pub(crate) newest_ns: i64,
     /// The number of families of groups.
     pub(crate) families: usize,
     /// For each group: how far its collectives have provably completed.
@@ -100,6 +102,7 @@ impl<'a> Aligned<'a> {
             may_have_more: false,
             offsets_ns: vec![0; records.len()],
             clock_known: vec![false; records.len()],
+            newest_ns: 0,
             families: alignment.families,
             completed_to: alignment.completed_to,
             ends_early: alignment.ends_early,
@@ -141,6 +144,7 @@ impl<'a> Aligned<'a> {
             may_have_more: false,
             offsets_ns: vec![0; records.len()],
             clock_known: vec![false; records.len()],
+            newest_ns: 0,
             families: 0,
             completed_to: Vec::new(),
             ends_early: vec![false; records.len()],

@@ -216,10 +216,15 @@ fn judge(
     let offset_ns = |clock: &Option<clocks::Offset>| clock.map_or(0, |clock| clock.ns);
     aligned.offsets_ns = clocks.iter().map(offset_ns).collect();
     aligned.clock_known = clocks.iter().map(Option::is_some).collect();
-    aligned.note_taken(&each_taken(&aligned, policy), newest_taken_ns(&aligned));
+    aligned.newest_ns = records.iter().map(Record::latest_ns).max().unwrap_or(0);
+    let messages = Messages::new(&aligned);
+    aligned.note_taken(
+        &each_taken(&aligned, policy),
+        newest_taken_ns(&aligned),
+        &messages,
+    );
     let life = Life::new(&aligned, policy);
     let policy = life.policy(policy);
-    let messages = Messages::new(&aligned);
     let of_young_files = match life.end {
         None => of_young_files(&aligned, &messages, &policy),
         Some(_) => None,

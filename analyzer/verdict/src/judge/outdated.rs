@@ -22,21 +22,27 @@ pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
         .filter(|rank| !inside.contains(rank));
     let outdated: BTreeSet<Rank> = missed.chain(early(ctx)).collect();
     let ranks: Vec<Rank> = outdated.into_iter().collect();
-    let (records, they_wait) = match ranks.len() {
-        0 => return None,
-        1 => (
-            format!("record of {} was", format_ranks(&ranks)),
-            "it waits",
-        ),
-        _ => (
-            format!("records of {} were", format_ranks(&ranks)),
-            "they wait",
-        ),
+    let aligned = ctx.aligned;
+    // By the record's own clock, its time is no proof.
+    let is_guessed = |record: RecordIx| {
+        let is_dated = || taken_ns(aligned, record).is_some();
+        !aligned.clock_known[record] && is_dated()
     };
+    let guessed = ranks
+        .iter()
+        .any(|&rank| aligned.records_of(rank).any(is_guessed));
+    let (records, were, they_wait) = match (ranks.len(), guessed) {
+        (0, _) => return None,
+        (1, false) => ("record", "was", "it waits"),
+        (1, true) => ("record", "seems to have been", "it waits"),
+        (_, false) => ("records", "were", "they wait"),
+        (_, true) => ("records", "seem to have been", "they wait"),
+    };
+    let of_ranks = format_ranks(&ranks);
     Some(Problem::stale_dump(
         "",
         format!(
-            "the {records} taken earlier than the others'; what {they_wait} in now is not known: take the records of \
+            "the {records} of {of_ranks} {were} taken earlier than the others'; what {they_wait} in now is not known: take the records of \
              all ranks at one moment"
         ),
     ))

@@ -191,7 +191,7 @@ pub(crate) fn taken_ns(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
         || !full_record.failures.is_empty()
         || phase.is_some_and(|phase| phase.starts_with(RAISED));
     let own = match full_record.identity.dump_time_ns {
-        0 => own_written_ns(full_record),
+        0 => own_written_ns(full_record).or_else(|| written_empty_ns(aligned, full_record)),
         taken => Some(taken),
     };
     let in_common = own?.saturating_sub(aligned.offsets_ns[record]);
@@ -215,6 +215,14 @@ pub(crate) fn own_written_ns(record: &Record) -> Option<i64> {
     let newest = record.latest_ns();
     let plausible = newest.saturating_sub(SLACK_NS)..newest.saturating_add(COPIED_NS);
     plausible.contains(&written).then_some(written)
+}
+
+/// When the file of a record without operations was written, ns by the clock of its host. `None` if that is unknown, or
+/// a day or more from the newest time in the other records: then the file is another run's, or was copied.
+fn written_empty_ns(aligned: &Aligned<'_>, record: &Record) -> Option<i64> {
+    let written = record.written_ns.filter(|_| record.latest_ns() == 0)?;
+    let is_near = written.abs_diff(aligned.newest_ns) < COPIED_NS.unsigned_abs();
+    is_near.then_some(written)
 }
 
 /// A file that is younger than its record by this much, ns, was copied.

@@ -1,7 +1,7 @@
 //! Tests records of ranks that were taken when others had just come to wait for them, long before the others' records.
 
 use crate::job::{State, at, fails, record};
-use rcomm_recorder::model::{EntryState, FailureKind, OpType, Rank};
+use rcomm_recorder::model::{Entry, EntryState, FailureKind, OpType, Peer, Rank, Signature};
 use rcomm_recorder::publish::{Dump, Recorder};
 use rcomm_verdict::{Analysis, Code, Policy, Report, Verdict};
 
@@ -97,6 +97,121 @@ fn a_record_taken_as_a_wait_began_does_not_show_that_its_rank_never_started_an_o
             if let Some(last) = dump.entries.last_mut().filter(|_| rank == 1) {
                 last.state = EntryState::Scheduled;
                 last.time_discovered_started_ns = 0;
+            }
+            (dump, then)
+        })
+        .collect();
+    let report = judge(&dumps);
+    let confidence = highest_against(&report, 1);
+    assert!(confidence <= 0.5, "{confidence} {:?}", report.findings);
+}
+
+#[test]
+fn an_empty_record_taken_before_a_wait_began_does_not_show_that_its_rank_never_came() {
+    // The first operation of the ranks is the one that they wait in, so no operation relates their clocks.
+    for (taken, is_early) in [(BEGIN - 10.0, true), (LATE, false)] {
+        let dumps: Vec<(Dump, f64)> = (0..6)
+            .map(|rank| {
+                let then = if rank == 1 { taken } else { LATE };
+                let waits: &[_] = if rank == 1 {
+                    &[]
+                } else {
+                    &[(BEGIN, State::Pending)]
+                };
+                (of_rank(rank, waits, then, false), then)
+            })
+            .collect();
+        let report = judge(&dumps);
+        let confidence = highest_against(&report, 1);
+        match is_early {
+            true => assert!(confidence <= 0.5, "{confidence} {:?}", report.findings),
+            false => assert!(confidence > 0.9, "{confidence} {:?}", report.findings),
+        }
+        // The clock of the record is not known, so its time proves nothing.
+        let mut notes = report.problems.iter();
+        let seems = notes.any(|note| note.sentence.contains("rank 1 seems to have been taken"));
+        assert_eq!(seems, is_early, "{:?}", report.problems);
+    }
+}
+
+#[test]
+fn one_late_file_does_not_make_the_records_of_a_short_time_out_early() {
+    let dumps: Vec<(Dump, f64)> = (0..6)
+        .map(|rank| {
+            let then = if rank == 5 { BEGIN + 24.0 } else { BEGIN + 4.0 };
+            let mut dump = of_rank(rank, &operations(rank != 1), then, false);
+            for entry in &mut dump.entries {
+                entry.timeout_ms = 3500;
+            }
+            (dump, then)
+        })
+        .collect();
+    let report = judge(&dumps);
+    let finding = &report.findings[0];
+    assert_eq!(finding.code, Code::E101, "{}", finding.sentence);
+    assert_eq!(finding.culprit_ranks, [1], "{}", finding.sentence);
+    let mut notes = report.problems.iter();
+    assert!(
+        !notes.any(|note| note.sentence.contains("taken earlier")),
+        "{:?}",
+        report.problems
+    );
+}
+
+/// Adds a message, or the marker that closes a batch of them, 8 s before the wait begins.
+fn add_message(dump: &mut Dump, (op, name): (OpType, &str), peer: Peer, state: EntryState) {
+    let signature = dump.signatures.len() as u32;
+    dump.signatures.push(Signature {
+        op_name: name.to_owned(),
+        ..dump.signatures[0].clone()
+    });
+    let completed_ns = match state {
+        EntryState::Completed => at(BEGIN - 7.9),
+        _ => 0,
+    };
+    let started_ns = match state {
+        EntryState::Scheduled => 0,
+        _ => at(BEGIN - 8.0),
+    };
+    dump.entries.push(Entry {
+        record_id: dump.entries.len() as u64 + 1,
+        p2p_seq_id: 1,
+        op_id: dump.entries.len() as u64 + 1,
+        signature,
+        op,
+        state,
+        retired: completed_ns > 0,
+        is_p2p: true,
+        peer,
+        time_created_ns: at(BEGIN - 8.0),
+        time_discovered_started_ns: started_ns,
+        time_discovered_completed_ns: completed_ns,
+        ..dump.entries[0].clone()
+    });
+}
+
+#[test]
+fn a_message_that_was_answered_does_not_show_that_its_peer_was_missed_before() {
+    let dumps: Vec<(Dump, f64)> = (0..6)
+        .map(|rank| {
+            let then = if rank == 1 { BEGIN + 2.0 } else { LATE };
+            let mut calls = operations(false);
+            calls.truncate(10);
+            if rank >= 3 {
+                calls.push((BEGIN, State::Pending));
+            }
+            let mut dump = of_rank(rank, &calls, then, false);
+            let (send, receive) = ((OpType::Send, "send"), (OpType::Recv, "recv"));
+            match rank {
+                // The batch waits for rank 2 alone.
+                0 => {
+                    add_message(&mut dump, send, Peer::Rank(1), EntryState::Scheduled);
+                    add_message(&mut dump, receive, Peer::Rank(2), EntryState::Scheduled);
+                    let marker = (OpType::Coalesced, "coalesced");
+                    add_message(&mut dump, marker, Peer::None, EntryState::Started);
+                }
+                1 => add_message(&mut dump, receive, Peer::Rank(0), EntryState::Completed),
+                _ => {}
             }
             (dump, then)
         })

@@ -189,7 +189,7 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
         format_ranks(&culprits),
         match culprits.len() {
             _ if has_record && lacks_start(ctx, place, nodes) => {
-                "left a record that was taken before the current operation began there"
+                "left a record in which the current operation has not begun"
             }
             _ if has_record => "left a record that ends before the current operation",
             _ if is_aside => "left no record but one that was left aside",

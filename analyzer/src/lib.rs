@@ -62,8 +62,8 @@ pub use live::{
 pub use rcomm_verdict::{
     Analysis, Code, Difference, EndKind, Evidence, Explanation, Extent, Finding, FrameRef,
     GroupChange, GroupRef, GroupReport, Input, InstanceReport, InstanceState, JobEnd, LaterAttempt,
-    LogInput, LogLine, Message, MessageNumbers, Place, Policy, Price, Problem, RankReport, Report,
-    SeqKind, Severity, Since, StackNode, Unread, Until, Verdict, Wait, analyze, causes, explain,
-    filter, format, logs, matrix,
+    LogInput, LogLine, Message, MessageNumbers, Place, Policy, Price, Problem, RankReport,
+    RecordFile, Report, SeqKind, Severity, Since, StackNode, Unread, Until, Verdict, Wait, analyze,
+    causes, explain, filter, format, logs, matrix,
 };
 pub use render::{export, print};

@@ -6,9 +6,7 @@ use crate::cli::failure::Failure;
 use crate::cli::progress::Meter;
 use rcomm_analyzer::load::{self, LoadOptions, Loaded, LoadedDump, Progress, Spare};
 use rcomm_analyzer::redact::Redactor;
-use rcomm_analyzer::{
-    Analysis, Code, Extent, Policy, Problem, Report, Threads, Unread, logs, ras, stacks,
-};
+use rcomm_analyzer::{Analysis, Code, Policy, Problem, Report, Threads, Unread, logs, ras, stacks};
 use rcomm_recorder::publish::{Dump, LaunchRecord};
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -57,26 +55,20 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         true => Some(Redactor::new().map_err(Failure::NoKey)?),
         false => None,
     };
-    let mut to_redact: Vec<(LoadedDump, Extent)> = Vec::new();
+    let mut to_redact: Vec<LoadedDump> = Vec::new();
     let loaded = load::load(paths, &options, |loaded: LoadedDump| {
         let Some(analysis_so_far) = &mut analysis else {
             return;
         };
-        let extent = if loaded.cut {
-            Extent::Cut
-        } else {
-            Extent::Whole
-        };
         on_node.note(&loaded);
-        analysis_so_far.note_written(loaded.written_ns);
         dumps_read += 1;
         if let Some(redactor) = &redactor {
             // The texts of a record may name the host of a later one, so all hosts are learned before the first record
             // is changed.
             redactor.learn(&loaded.dump);
-            to_redact.push((loaded, extent));
+            to_redact.push(loaded);
         } else {
-            analysis_so_far.add_from(&loaded.path, &loaded.dump, extent);
+            loaded.add_to(analysis_so_far);
             match keep {
                 Keep::Records => kept.push(loaded),
                 Keep::Report => spare.keep(loaded.dump.entries),
@@ -106,9 +98,9 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         for (_, ring) in &rings {
             redactor.learn(ring);
         }
-        for (mut record, extent) in to_redact {
+        for mut record in to_redact {
             redactor.record(&mut record);
-            analysis.add_from(&record.path, &record.dump, extent);
+            record.add_to(&mut analysis);
             if keep == Keep::Records {
                 kept.push(record);
             }
@@ -151,7 +143,7 @@ pub(super) fn judge(paths: &[PathBuf], args: &JudgeArgs, keep: Keep) -> Result<J
         if let Some(redactor) = &redactor {
             redactor.record(&mut ring);
         }
-        analysis.add_from(&ring.path, &ring.dump, Extent::Whole);
+        ring.add_to(&mut analysis);
     }
     let mut report = analysis.finish();
     report.input.files = loaded.files;

@@ -12,7 +12,7 @@ use rcomm_analyzer::load::{Change, Follower, LoadOptions};
 use rcomm_analyzer::logs::{self, Log};
 use rcomm_analyzer::print::human::{format_ranks_read, one_line};
 use rcomm_analyzer::ras::{self, RasReport};
-use rcomm_analyzer::{Analysis, Extent, Report, Unread};
+use rcomm_analyzer::{Analysis, Report, Unread};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
@@ -126,13 +126,7 @@ fn poll(
         // Above the memory limit, the remaining dumps are dropped; the command then fails.
         Change::Dump(_) if over_limit => {}
         Change::Dump(loaded) => {
-            let extent = if loaded.cut {
-                Extent::Cut
-            } else {
-                Extent::Whole
-            };
-            analysis.note_written(loaded.written_ns);
-            analysis.add_from(&loaded.path, &loaded.dump, extent);
+            loaded.add_to(analysis);
             dumps_read += 1;
             over_limit = over_memory_limit(args);
         }

@@ -3,8 +3,8 @@
 use super::ras::RasReport;
 use super::stacks::RankStacks;
 use rcomm_recorder::publish::Dump;
-use rcomm_verdict::Problem;
 use rcomm_verdict::logs::Log;
+use rcomm_verdict::{Analysis, Extent, Problem, RecordFile};
 
 /// The dump of one rank.
 #[derive(Debug)]
@@ -19,6 +19,26 @@ pub struct LoadedDump {
     /// When the file was written, ns since the epoch. `None` if the dump itself states a time, or if the time of the
     /// file is unknown, as for a member of an archive.
     pub written_ns: Option<i64>,
+}
+
+impl LoadedDump {
+    /// What the analysis has to know of the file.
+    pub fn file(&self) -> RecordFile {
+        RecordFile {
+            written_ns: self.written_ns,
+            extent: match self.cut {
+                true => Extent::Cut,
+                false => Extent::Whole,
+            },
+        }
+    }
+
+    /// Adds the dump to an analysis, with its path and what is known of its file.
+    pub fn add_to(&self, analysis: &mut Analysis) {
+        let file = self.file();
+        analysis.note_written(file.written_ns);
+        analysis.add_from(&self.path, &self.dump, file.extent);
+    }
 }
 
 /// When the file at `path` was written, ns since the epoch; `None` if that is unknown.

@@ -53,9 +53,7 @@ impl Workers for Threads {
 /// if the job is large. Blocks until the report is made.
 pub fn analyze_on_threads<D: Borrow<Dump>>(dumps: &[D], policy: &Policy) -> Report {
     let mut analysis = Analysis::new(policy.clone()).with_workers(Arc::new(Threads::new(None)));
-    for dump in dumps {
-        analysis.add(dump.borrow());
-    }
+    analysis.add_all(dumps);
     analysis.finish()
 }
 

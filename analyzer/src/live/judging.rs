@@ -170,12 +170,6 @@ impl Live {
         let world_size = sizes.filter(|&size| size <= MAX_WORLD).max();
         // The highest rank that was seen states no size: the job may have more ranks.
         policy.world_size = world_size.filter(|_| !stated.is_empty());
-        policy.written_ns = self
-            .kept
-            .feeds
-            .iter()
-            .filter_map(|feed| feed.written_ns)
-            .max();
         policy.newest = self.kept.newest;
         let launches = self.kept.feeds.iter().flat_map(|feed| &feed.launches);
         policy.launches = launches.cloned().collect();
@@ -194,6 +188,7 @@ impl Live {
             .filter(|view| !view.silent)
             .flat_map(|view| view.dumps.iter().cloned())
             .collect();
+        policy.files = self.kept.files_of(&dumps);
         let collected = self.kept.collected().cloned();
         let mut report = match &collected {
             Some(collected) => Report::clone(&collected.report),

@@ -5,8 +5,8 @@ use crate::input::ras::Communicator;
 use crate::live::source::{Collected, Liveness, Observation, Poll, Seen, SourceError};
 use rcomm_recorder::model::{Entry, EntryState, Rank};
 use rcomm_recorder::publish::{Dump, LaunchRecord, RingReader};
-use rcomm_verdict::{LaterAttempt, Policy, Problem};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use rcomm_verdict::{LaterAttempt, Policy, Problem, RecordFile};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,8 @@ const SIGNS_LAG_NS: i64 = 20_000_000_000;
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) dump: Option<Arc<Dump>>,
+    /// What is known of the file of this version.
+    pub(super) file: RecordFile,
     pub(super) liveness: Liveness,
     /// When a poll last read the record or found it unchanged.
     pub(super) answered: Option<Duration>,
@@ -84,7 +86,6 @@ pub(super) struct Feed {
     polled: Duration,
     pub(super) problems: Vec<Problem>,
     pub(super) world_size: Option<u32>,
-    pub(super) written_ns: Option<i64>,
     pub(super) launches: Vec<LaunchRecord>,
     pub(super) later_attempt: Option<LaterAttempt>,
     pub(super) communicators: Vec<Watched>,
@@ -145,7 +146,6 @@ impl LatestRecords {
         let mut changed = feed.answer(&poll, at);
         feed.problems = poll.problems;
         feed.world_size = poll.world_size;
-        feed.written_ns = poll.written_ns;
         let mut launches = poll.launches;
         if !poll.restart {
             // A launch record that was removed still shows how the job ended, like a ring that was removed.
@@ -182,8 +182,14 @@ impl LatestRecords {
             .max(64)
             .min(options.record_budget);
         self.newest = (keep < usize::MAX).then_some(keep);
+        let mut files = poll.files;
         for observation in poll.observations {
+            let (rank, part) = (observation.rank, observation.part);
+            let is_new = matches!(observation.seen, Seen::Changed(_));
             changed |= self.take_observation(source, observation, at, keep, &options.policy);
+            if let Some(slot) = self.slots.get_mut(&(rank, source, part)).filter(|_| is_new) {
+                slot.file = files.remove(&(rank, part)).unwrap_or_default();
+            }
         }
         if self.members.len() > 4 * (self.slots.len() + 16) {
             self.members.retain(|ranks| Arc::strong_count(ranks) > 1);
@@ -289,6 +295,18 @@ impl LatestRecords {
             polled,
             ns: then.saturating_add(ahead),
         })
+    }
+
+    /// What is known of the files of these records, in their order.
+    pub(super) fn files_of(&self, dumps: &[Arc<Dump>]) -> Vec<RecordFile> {
+        let slots = self.slots.values();
+        let kept = slots.filter_map(|slot| Some((Arc::as_ptr(slot.dump.as_ref()?), slot.file)));
+        let files: HashMap<*const Dump, RecordFile> = kept.collect();
+        let of = |dump: &Arc<Dump>| files.get(&Arc::as_ptr(dump)).copied();
+        dumps
+            .iter()
+            .map(|dump| of(dump).unwrap_or_default())
+            .collect()
     }
 
     pub(super) fn communicators(&self) -> impl Iterator<Item = &Watched> {

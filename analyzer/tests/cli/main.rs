@@ -22,4 +22,5 @@ mod server;
 mod summarize;
 mod transcripts;
 mod trends;
+mod views;
 mod watch;

@@ -1,8 +1,9 @@
 //! Reads dumps on disk as a source, once: folders, files and archives.
 
 use super::{Liveness, Observation, Poll, Seen, Source, SourceError};
-use crate::input::load::{LoadOptions, load_all};
+use crate::input::load::{LoadOptions, LoadedDump, load_all};
 use rcomm_verdict::Problem;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -52,10 +53,22 @@ impl Source for FileSource {
                 format!("left aside: {what} no record; `rcomm-fr analyze` reads this file");
             Problem::stale_dump(path, sentence)
         }));
+        Ok(Poll::of_files(dumps, problems))
+    }
+
+    fn is_still(&self) -> bool {
+        true
+    }
+}
+
+impl Poll {
+    /// The dumps of files and the problems of reading them, as one poll. If there are several files of one rank, the
+    /// analysis selects one.
+    pub fn of_files(mut dumps: Vec<LoadedDump>, mut problems: Vec<Problem>) -> Self {
+        dumps.sort_by_cached_key(|loaded| (loaded.dump.identity.rank, loaded.path.clone()));
         let mut observations: Vec<Observation> = Vec::new();
-        let mut written_ns = None;
+        let mut files = BTreeMap::new();
         for loaded in dumps {
-            written_ns = written_ns.max(loaded.written_ns);
             let Some(rank) = loaded.dump.identity.rank else {
                 problems.push(Problem::unreadable_dump(
                     loaded.path,
@@ -63,11 +76,11 @@ impl Source for FileSource {
                 ));
                 continue;
             };
-            // If there are several files of one rank, the analysis selects one.
             let part = match observations.last() {
                 Some(last) if last.rank == rank => last.part.saturating_add(1),
                 _ => 0,
             };
+            files.insert((rank, part), loaded.file());
             observations.push(Observation {
                 rank,
                 part,
@@ -75,16 +88,12 @@ impl Source for FileSource {
                 seen: Seen::Changed(Box::new(loaded.dump)),
             });
         }
-        Ok(Poll {
+        Self {
             observations,
             problems,
-            written_ns,
-            ..Poll::default()
-        })
-    }
-
-    fn is_still(&self) -> bool {
-        true
+            files,
+            ..Self::default()
+        }
     }
 }
 

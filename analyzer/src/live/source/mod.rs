@@ -53,7 +53,8 @@ pub use worker_servers::{RankText, WorkerAddress, WorkerServerDumps, WorkerServe
 use crate::input::ras::Communicator;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, LaunchRecord};
-use rcomm_verdict::{LaterAttempt, Problem, Report};
+use rcomm_verdict::{LaterAttempt, Problem, RecordFile, Report};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -92,8 +93,8 @@ pub struct Poll {
     pub problems: Vec<Problem>,
     /// The number of ranks of the job, if the source knows it.
     pub world_size: Option<u32>,
-    /// When the newest file with a record that states no time was written, ns since the epoch.
-    pub written_ns: Option<i64>,
+    /// What is known of the files of the changed records, by rank and part.
+    pub files: BTreeMap<(Rank, u8), RecordFile>,
     /// The records of launchers on the job's processes.
     pub launches: Vec<LaunchRecord>,
     /// A later attempt of the job, whose processes have no record yet.

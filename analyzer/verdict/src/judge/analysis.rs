@@ -7,7 +7,7 @@ use crate::judge::context::{Context, name_groups};
 use crate::judge::lateness::Lateness;
 use crate::judge::life::Life;
 use crate::judge::outdated::still_inside;
-use crate::judge::policy::{Policy, each_taken, newest_taken_ns, of_young_files};
+use crate::judge::policy::{Policy, RecordFile, each_taken, newest_taken_ns, of_young_files};
 use crate::judge::records::provenance::LeftAside;
 use crate::judge::records::{
     aborted, misnamed, only_active, provenance, refused, timeouts, unkept,
@@ -28,9 +28,7 @@ use std::sync::Arc;
 /// The same dumps and policy give the same report, in whatever order the dumps are given.
 pub fn analyze<D: Borrow<Dump>>(dumps: &[D], policy: &Policy) -> Report {
     let mut analysis = Analysis::new(policy.clone());
-    for dump in dumps {
-        analysis.add(dump.borrow());
-    }
+    analysis.add_all(dumps);
     analysis.finish()
 }
 
@@ -66,6 +64,18 @@ impl Analysis {
     pub fn with_workers(mut self, workers: Arc<dyn Workers>) -> Self {
         self.shared.workers = Some(workers);
         self
+    }
+
+    /// Adds dumps without paths, each with what [`Policy::files`] has at its place.
+    pub fn add_all<D: Borrow<Dump>>(&mut self, dumps: &[D]) {
+        let files = std::mem::take(&mut self.policy.files);
+        let known = files
+            .into_iter()
+            .chain(std::iter::repeat(RecordFile::default()));
+        for (dump, file) in dumps.iter().zip(known) {
+            self.note_written(file.written_ns);
+            self.add_from("", dump.borrow(), file.extent);
+        }
     }
 
     /// Adds a dump that was read to its end, without a path.

@@ -31,4 +31,4 @@ mod waits;
 mod young;
 
 pub use analysis::{Analysis, Unread, analyze};
-pub use policy::{LaterAttempt, Policy};
+pub use policy::{LaterAttempt, Policy, RecordFile};

@@ -2,7 +2,7 @@
 
 use crate::align::p2p::Messages;
 use crate::align::pending::pending_of;
-use crate::align::record::{Op, Record};
+use crate::align::record::{Extent, Op, Record};
 use crate::align::{Aligned, RecordIx, Taken};
 use crate::judge::records::refused::RAISED;
 use rcomm_recorder::model::Rank;
@@ -34,6 +34,9 @@ pub struct Policy {
     pub silent: Vec<Rank>,
     /// When the newest file of a dump that states no time was written, ns since the epoch; `None` if unknown.
     pub written_ns: Option<i64>,
+    /// What is known of the files of the dumps that are given all at once, in the order of these dumps. A dump without
+    /// an entry here was read whole, and its file's time is unknown.
+    pub files: Vec<RecordFile>,
     /// The records of launchers on the processes of the job, of all hosts.
     pub launches: Vec<LaunchRecord>,
     /// A later attempt of the job, if its processes were seen and none of them has left a record yet.
@@ -47,6 +50,16 @@ pub struct Policy {
     /// Ranks that were late in the previous snapshot. They remain late until they clearly no longer are, which keeps a
     /// live view stable.
     pub late: Vec<Rank>,
+}
+
+/// What the file of a dump shows besides the dump.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordFile {
+    /// When the file was written, ns since the epoch. `None` if that is unknown, or if the dump states when it was
+    /// taken.
+    pub written_ns: Option<i64>,
+    /// Whether all of the file was read.
+    pub extent: Extent,
 }
 
 /// An attempt of a job that has begun after the records were left.
@@ -68,6 +81,7 @@ impl Default for Policy {
             world_size: None,
             silent: Vec::new(),
             written_ns: None,
+            files: Vec::new(),
             launches: Vec::new(),
             later_attempt: None,
             newest: None,

@@ -3,9 +3,9 @@
 mod common;
 
 use common::rings::{issue_overdue_barrier, ring};
-use common::{Web, dumps_of, form, wait_until};
-use rcomm_analyzer::load::{LoadOptions, load_all};
-use rcomm_analyzer::{Policy, analyze};
+use common::{Web, dumps_of, form, form_of, wait_until};
+use rcomm_analyzer::load::{LoadOptions, load, load_all};
+use rcomm_analyzer::{Analysis, Policy, analyze};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -493,6 +493,59 @@ fn uploaded_dumps_get_a_separate_report() {
     // The live snapshot is unchanged.
     assert_eq!(web.get("/api/v1/report", &[]).json()["verdict"], "healthy");
     assert_eq!(web.get("/api/v1/report?upload=0123", &[]).status, 404);
+}
+
+#[test]
+fn an_upload_is_judged_by_the_times_that_its_form_states_as_the_files_are() {
+    let web = Web::on_dumps("healthy-w4", &["--no-token"]);
+    let package = env!("CARGO_MANIFEST_DIR");
+    let source = format!("{package}/../analyzer/tests/fixtures/early_dump");
+    let folder = tempfile::tempdir().expect("a temporary directory can be made");
+    // The file of rank 1 is older than the others, here in ms after the last operation was issued.
+    let issued_ms = 1_795_238_776_000;
+    let files: Vec<(String, Vec<u8>, u64)> = [(0, 317_000), (1, 2_000), (2, 317_000), (3, 317_000)]
+        .map(|(rank, after_ms)| {
+            let name = format!("nccl_trace_rank_{rank}");
+            let bytes = std::fs::read(format!("{source}/{name}")).expect("the dump is readable");
+            let written_ms = issued_ms + after_ms;
+            let path = folder.path().join(&name);
+            std::fs::write(&path, &bytes).expect("the folder is writable");
+            let written = std::time::UNIX_EPOCH + std::time::Duration::from_millis(written_ms);
+            let file = std::fs::File::options().write(true).open(path);
+            let set = file.and_then(|file| file.set_modified(written));
+            set.expect("the time can be set");
+            (name, bytes, written_ms)
+        })
+        .into();
+    let said = |report: &Value| {
+        let finding = &report["findings"][0];
+        let keys = ["code", "culprit_ranks", "confidence", "sentence"];
+        let of_finding = keys.map(|key| finding[key].to_string());
+        (report["verdict"].to_string(), of_finding)
+    };
+    let upload = |states_times: bool| {
+        let files = files.iter();
+        let (kind, body) = form_of(files.map(|(name, bytes, written_ms)| {
+            (&**name, &**bytes, states_times.then_some(*written_ms))
+        }));
+        let answer = web.ask("POST", "/api/v1/uploads", &[&kind], &body);
+        assert_eq!(answer.status, 201, "{}", answer.body);
+        let id = answer.json()["id"].as_str().expect("a text").to_owned();
+        let report = format!("/api/v1/report?upload={id}");
+        said(&web.get(&report, &[]).json())
+    };
+    let mut analysis = Analysis::new(Policy::default());
+    let paths = [folder.path().to_owned()];
+    load(&paths, &LoadOptions::default(), |dump| {
+        dump.add_to(&mut analysis);
+    })
+    .expect("the folder is readable");
+    let report = serde_json::to_value(analysis.finish()).expect("a report has a JSON form");
+    let of_files = said(&report);
+    assert_eq!(of_files.1[0], "\"E102\"", "{of_files:?}");
+    assert_eq!(upload(true), of_files);
+    // The time of the upload itself is not that of the files.
+    assert_eq!(upload(false).1[0], "\"E101\"");
 }
 
 #[test]

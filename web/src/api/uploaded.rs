@@ -7,7 +7,7 @@ use crate::http::error::Refusal;
 use crate::state::store::Frame;
 use axum::extract::Multipart;
 use rcomm_analyzer::load::{LoadOptions, load};
-use rcomm_analyzer::source::{Liveness, Observation, Poll, Seen};
+use rcomm_analyzer::source::Poll;
 use rcomm_analyzer::{Anchor, Live, LiveOptions, Problem, Snapshot, analyze};
 use rcomm_recorder::model::text::hex;
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::Semaphore;
 
@@ -27,6 +27,9 @@ const MAX_FILES: usize = 16 * 1024;
 /// Maximum number of operations of one upload that are held in memory, over all ranks; dumps beyond it are reported
 /// as skipped.
 const MAX_ENTRIES: usize = 8_000_000;
+/// The field of a form that states when the file of the next field was written, ms since the epoch. Browsers name no
+/// time of a file themselves.
+const WRITTEN: &str = "written_ms";
 /// Maximum length of a stored file name, in bytes.
 const LONGEST_NAME: usize = 200;
 
@@ -99,13 +102,31 @@ impl Uploads {
         Ok(id)
     }
 
-    /// Writes the files of a form to `folder`, under plain names.
+    /// Writes the files of a form to `folder`, under plain names. A field [`WRITTEN`] states when the file of the next
+    /// field was written; the other files get [`UNIX_EPOCH`] as their time, since the time of the upload says nothing
+    /// about them.
     async fn write(&self, mut form: Multipart, folder: &Path) -> Result<(), Refusal> {
         let (mut files, mut rest) = (0, self.max_bytes);
+        let mut written = UNIX_EPOCH;
         let broken = |error: axum::extract::multipart::MultipartError| {
             Refusal::Upload(format!("the form cannot be read: {error}"))
         };
         while let Some(mut field) = form.next_field().await.map_err(broken)? {
+            if field.name() == Some(WRITTEN) && field.file_name().is_none() {
+                let mut text = Vec::new();
+                while let Some(chunk) = field.chunk().await.map_err(broken)? {
+                    rest = rest
+                        .checked_sub(chunk.len() as u64)
+                        .ok_or(Refusal::TooLarge(self.max_bytes))?;
+                    text.extend_from_slice(&chunk);
+                }
+                written = time_of(&text).ok_or_else(|| {
+                    Refusal::Upload(format!(
+                        "the field `{WRITTEN}` is no time in ms since the epoch"
+                    ))
+                })?;
+                continue;
+            }
             files += 1;
             if files > MAX_FILES {
                 return Err(Refusal::Upload(format!("more than {MAX_FILES} files")));
@@ -127,6 +148,9 @@ impl Uploads {
                 file.write_all(&chunk).await.map_err(Refusal::Disk)?;
             }
             file.flush().await.map_err(Refusal::Disk)?;
+            let file = file.into_std().await;
+            let written = std::mem::replace(&mut written, UNIX_EPOCH);
+            file.set_modified(written).map_err(Refusal::Disk)?;
         }
         if files == 0 {
             return Err(Refusal::Upload("it contains no file".into()));
@@ -161,6 +185,12 @@ fn remove_abandoned(directory: &Path, user: u32) {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// The time that the field [`WRITTEN`] states; `None` if it states none.
+fn time_of(text: &[u8]) -> Option<SystemTime> {
+    let ms: u64 = std::str::from_utf8(text).ok()?.trim().parse().ok()?;
+    UNIX_EPOCH.checked_add(Duration::from_millis(ms))
 }
 
 /// The beginning of the names of directories for uploads.
@@ -208,33 +238,22 @@ fn analyze_files(folder: &Path, max_bytes: u64) -> Result<Snapshot, Refusal> {
         max_unpacked: (max_bytes, MAX_UNPACKED_RATIO),
         ..LoadOptions::default()
     };
-    let (mut observations, mut unusable) = (Vec::new(), Vec::new());
+    let (mut dumps, mut unusable) = (Vec::new(), Vec::new());
     let mut entries = 0;
     // Do not expose the temporary path.
     let root = format!("{}/", folder.display());
-    let loaded = load(&[folder.to_owned()], &options, |loaded| {
-        let path = loaded.path.replace(&root, "");
-        let Some(rank) = loaded.dump.identity.rank else {
-            unusable.push(Problem::unreadable_dump(
-                path,
-                "skipped: neither the record nor the file name gives its rank",
-            ));
-            return;
-        };
+    let loaded = load(&[folder.to_owned()], &options, |mut loaded| {
+        loaded.path = loaded.path.replace(&root, "");
+        loaded.written_ns = loaded.written_ns.filter(|&written_ns| written_ns != 0);
         entries += loaded.dump.entries.len();
         if entries > MAX_ENTRIES {
             unusable.push(Problem::unreadable_dump(
-                path,
+                loaded.path,
                 format!("skipped: the upload has more than {MAX_ENTRIES} operations; use rcomm-fr"),
             ));
             return;
         }
-        observations.push(Observation {
-            rank,
-            part: 0,
-            liveness: Liveness::Unknown,
-            seen: Seen::Changed(Box::new(loaded.dump)),
-        });
+        dumps.push(loaded);
     });
     let loaded = loaded.map_err(|error| Refusal::Upload(error.to_string().replace(&root, "")))?;
     let mut problems = loaded.problems;
@@ -245,18 +264,14 @@ fn analyze_files(folder: &Path, max_bytes: u64) -> Result<Snapshot, Refusal> {
         problem.sentence = problem.sentence.replace(&root, "");
     }
     problems.extend(unusable);
-    if observations.is_empty() {
+    if dumps.is_empty() {
         let why = problems.first();
         let why = why.map_or_else(String::new, |problem| {
             format!(": {}: {}", problem.path, problem.sentence)
         });
         return Err(Refusal::Upload(format!("no dump in it can be read{why}")));
     }
-    let poll = Poll {
-        observations,
-        problems,
-        ..Poll::default()
-    };
+    let poll = Poll::of_files(dumps, problems);
     let at = Anchor::now().moment();
     let name = "an upload".to_owned();
     let mut live = Live::new(LiveOptions::post_mortem(), analyze, vec![name]);

@@ -230,9 +230,21 @@ pub fn skip(why: &str) {
 
 /// A form with these files, and its content type.
 pub fn form(files: &[(&str, &[u8])]) -> (String, Vec<u8>) {
+    form_of(files.iter().map(|&(name, bytes)| (name, bytes, None)))
+}
+
+/// Works like [`form`]; also states when files were written, ms since the epoch.
+pub fn form_of<'a>(
+    files: impl Iterator<Item = (&'a str, &'a [u8], Option<u64>)>,
+) -> (String, Vec<u8>) {
     const BOUNDARY: &str = "----a-boundary-of-a-test";
     let mut body = Vec::new();
-    for (name, bytes) in files {
+    for (name, bytes, written_ms) in files {
+        if let Some(written_ms) = written_ms {
+            let head = "Content-Disposition: form-data; name=\"written_ms\"";
+            let field = format!("--{BOUNDARY}\r\n{head}\r\n\r\n{written_ms}\r\n");
+            body.extend_from_slice(field.as_bytes());
+        }
         let head = format!(
             "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"dump\"; filename=\"{name}\"\r\n\
              Content-Type: application/octet-stream\r\n\r\n"

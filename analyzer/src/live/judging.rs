@@ -49,6 +49,8 @@ pub struct Live {
     changed_at: Duration,
     /// Whether the verdict of the newest report depends on whether the ranks go on to issue operations.
     may_fall_silent: bool,
+    /// Whether the job may have more ranks than the newest report on any record expects.
+    may_have_more: bool,
 }
 
 impl Live {
@@ -66,6 +68,7 @@ impl Live {
             due: None,
             changed_at: Duration::ZERO,
             may_fall_silent: false,
+            may_have_more: false,
         }
     }
 
@@ -165,9 +168,11 @@ impl Live {
             .slots
             .keys()
             .map(|&(rank, ..)| rank.saturating_add(1));
-        let stated: Vec<u32> = stated.chain(policy.world_size).collect();
-        let sizes = stated.iter().copied().chain(known);
-        let world_size = sizes.filter(|&size| size <= MAX_WORLD).max();
+        let is_possible = |size: &u32| *size <= MAX_WORLD;
+        let stated = stated.chain(policy.world_size).filter(is_possible);
+        let stated: Vec<u32> = stated.collect();
+        let sizes = stated.iter().copied().chain(known.filter(is_possible));
+        let world_size = sizes.max();
         // The highest rank that was seen states no size: the job may have more ranks.
         policy.world_size = world_size.filter(|_| !stated.is_empty());
         policy.newest = self.kept.newest;
@@ -206,6 +211,11 @@ impl Live {
                 judged
             }
         };
+        // That no record is left to judge states no size.
+        match dumps.is_empty() && collected.is_none() {
+            true => report.input.may_have_more = self.may_have_more && stated.is_empty(),
+            false => self.may_have_more = report.input.may_have_more,
+        }
         if let Some(collected) = &collected {
             ranks = collected_views(ranks, collected);
         }

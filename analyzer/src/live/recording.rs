@@ -36,6 +36,7 @@ struct Header {
 struct FrameHead {
     at_ns: i64,
     elapsed_ns: u64,
+    /// The number of ranks of the job; 0 if the records do not state it.
     world_size: usize,
     records: Vec<RecordedHead>,
     silent: Vec<UnreadRank>,
@@ -138,7 +139,10 @@ impl RecordingWriter {
         self.write_line(&FrameHead {
             at_ns: snapshot.at.wall_ns,
             elapsed_ns: u64::try_from(elapsed).unwrap_or(u64::MAX),
-            world_size: snapshot.ranks.len(),
+            world_size: match snapshot.report.input.may_have_more {
+                true => 0,
+                false => snapshot.ranks.len(),
+            },
             records,
             silent,
         })?;
@@ -235,7 +239,7 @@ impl RecordingReader {
         };
         let poll = Poll {
             observations: observations.collect(),
-            world_size: u32::try_from(head.world_size).ok(),
+            world_size: u32::try_from(head.world_size).ok().filter(|&size| size > 0),
             ..Poll::default()
         };
         Ok(Some((moment, poll)))

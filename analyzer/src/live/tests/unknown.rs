@@ -69,6 +69,41 @@ fn a_silent_rank_of_a_job_of_unknown_size_stays_in_the_report() {
 }
 
 #[test]
+fn a_job_of_unknown_size_still_has_one_when_all_its_ranks_fell_silent() {
+    for (stated, may_have_more) in [(None, true), (Some(4), false)] {
+        let mut live = analyzing(&["test"]);
+        let mut first = poll(dumps_of_unknown_size()).expect("the poll is made of dumps");
+        first.world_size = stated;
+        live.observe(0, Ok(first), moment(1.0));
+        live.refresh(moment(1.0))
+            .expect("the first poll gives a snapshot");
+        let mut later = unchanged(0..4).expect("the poll is made of observations");
+        later.world_size = stated;
+        for observation in &mut later.observations {
+            observation.seen = Seen::Failed("refused".into());
+        }
+        live.observe(0, Ok(later), moment(60.0));
+        let snapshot = live.refresh(moment(60.0)).expect("the ranks fell silent");
+        let input = &snapshot.report.input;
+        assert_eq!((input.ranks_read, input.ranks_expected), (0, 4));
+        assert_eq!(input.may_have_more, may_have_more, "{stated:?}");
+    }
+}
+
+#[test]
+fn a_number_of_ranks_that_no_job_can_have_is_not_taken_as_stated() {
+    let mut live = analyzing(&["test"]);
+    let mut poll = poll(dumps_of_unknown_size()).expect("the poll is made of dumps");
+    poll.world_size = Some(rcomm_verdict::MAX_WORLD + 1);
+    live.observe(0, Ok(poll), moment(1.0));
+    let snapshot = live.refresh(moment(1.0));
+    let snapshot = snapshot.expect("the first poll gives a snapshot");
+    let input = &snapshot.report.input;
+    assert!(input.may_have_more);
+    assert_eq!((input.ranks_read, input.ranks_expected), (4, 4));
+}
+
+#[test]
 fn a_later_attempt_on_another_host_is_in_the_sentence_and_in_the_snapshot() {
     let simulation = Simulation::new(Situation::Healthy, 4, 0);
     let mut live = analyzing(&["rings", "another host"]);

@@ -46,14 +46,23 @@ export function rankSet(ranks, most = 6) {
 /** Formats ranks with the noun: `rank 3`, `ranks 0-2`. @param {number[]} ranks */
 export const ranksInWords = (ranks) => `${ranks.length === 1 ? "rank" : "ranks"} ${rankSet(ranks)}`;
 
+/** Writes a number with this many digits, none or one, after the point; one in the middle of two gets the even digit, as
+ * in reports. @param {number} value @param {number} digits */
+function fixed(value, digits) {
+  const scaled = value * 10 ** digits;
+  // Only a multiple of 1/4, or of 1/2 without digits, is exactly in the middle.
+  const middle = scaled % 1 === 0.5 && (value * (digits ? 4 : 2)) % 1 === 0;
+  return (middle ? (2 * Math.round(scaled / 2)) / 10 ** digits : value).toFixed(digits);
+}
+
 /** Formats a duration as reports do: `4.2 s`, `2 min 5 s`, `1 h 30 min`; empty if it is unknown. @param {?number} ms */
 export function age(ms) {
   if (ms == null || Number.isNaN(ms)) return "";
+  if (ms < 0) return `-${age(-ms)}`;
   // The bounds are those from which a number would be rounded to one that has the next form.
-  if (ms < 0.995) return `${ms.toFixed(2)} ms`;
-  if (ms < 9.95) return `${ms.toFixed(1)} ms`;
-  if (ms < 999.5) return `${ms.toFixed(0)} ms`;
-  if (ms < 119.5e3) return `${(ms / 1e3).toFixed(ms < 9.95e3 ? 1 : 0)} s`;
+  if (ms < 9.95) return `${fixed(ms, 1)} ms`;
+  if (ms < 999.5) return `${fixed(ms, 0)} ms`;
+  if (ms < 119.5e3) return `${fixed(ms / 1e3, ms < 9.95e3 ? 1 : 0)} s`;
   const seconds = Math.round(ms / 1e3);
   const [hours, minutes, rest] = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
   if (hours > 0) return minutes > 0 ? `${hours} h ${minutes} min` : `${hours} h`;

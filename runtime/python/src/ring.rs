@@ -8,6 +8,7 @@ use crate::tensors::Types;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use rcomm_recorder::model::ProcessGroupInfo;
+use rcomm_recorder::publish::{KeptJobs, remove_jobs_beside};
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use rcomm_recorder_capi::ForkGuarded;
 use std::path::PathBuf;
@@ -37,7 +38,8 @@ pub(crate) struct Ring(pub(crate) Arc<RingState>);
 impl Ring {
     /// Makes the ring of a rank, in `directory` or, if that is "memory", in the process's own memory. `library_code`
     /// are folders and files whose Python code is not the program's: calls are attributed to the innermost frame
-    /// outside of them. Raises OSError if the ring cannot be made.
+    /// outside of them. Then removes the rings of dead jobs from the directory, except the newest (32 jobs, 1 GiB); that
+    /// is left to a lower rank of the job that lives on this host. Raises OSError if the ring cannot be made.
     #[new]
     #[pyo3(signature = (job, rank, world_size, *, attempt=0, directory=None, entries=None, library_code=Vec::new()))]
     fn new(
@@ -62,6 +64,7 @@ impl Ring {
         }
         let made = FlightRecorder::create(&config);
         let made = made.map_err(|error| PyOSError::new_err(error.to_string()))?;
+        remove_jobs_beside(&made, &KeptJobs::default());
         let ring = ForkGuarded::new(made).map_err(|_| {
             PyOSError::new_err("recording needs Linux 4.14 or later (MADV_WIPEONFORK)")
         })?;

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import rcomm
-from rcomm import _cpp, _programs
+from rcomm import _cpp, _native, _programs
 
 FOREVER = 10**6
 # Records of real jobs.
@@ -588,3 +588,18 @@ if {destroys}:
     done = subprocess.run([sys.executable, "-c", program], env=environment, timeout=300)
     assert done.returncode == 0
     assert not list(tmp_path.glob("job/*.ring"))
+
+
+def test_oldest_rings_of_dead_jobs_are_removed_when_a_ring_is_made(tmp_path):
+    program = f"""
+import os
+from rcomm import _native
+rings = [_native.Ring(f"dead{{n}}", 0, 1, directory={str(tmp_path)!r}, entries=64) for n in range(40)]
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=300, check=True)
+    assert len(list(tmp_path.iterdir())) == 40
+    ring = _native.Ring("alive", 0, 1, directory=tmp_path, entries=64)
+    assert ring.path.exists()
+    # The default of docs/CONFIGURATION.md.
+    assert len(list(tmp_path.iterdir())) == 32 + 1

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -321,7 +322,7 @@ def test_lost_peer_is_named_and_the_others_go_on_without_it(ranks):
     assert ranks(3, body, ends=False).wait() == [0, 0, -signal.SIGKILL]
 
 
-def test_processes_join_in_place_of_lost_ranks_and_beyond(ranks):
+def test_processes_join_in_place_of_lost_ranks_and_beyond(ranks, until):
     def joined(world):
         assert world.size == 4 and world.group.ranks == [0, 1, 2, 3]
         assert world.group.all_reduce(np.ones(2)).tolist() == [4.0, 4.0]
@@ -329,11 +330,16 @@ def test_processes_join_in_place_of_lost_ranks_and_beyond(ranks):
             dump = world.dump()
         assert dump.startswith(world.dump_dir) and os.path.exists(dump)
 
+    def mapped_files():
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return {line.split()[4] for line in lines}
+
     def body(world):
         world.group.barrier()
         if world.rank == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         first, ring = world.group, world.path
+        inode = str(os.stat(ring).st_ino)
         absent = first.find_absent(TIME_LIMIT / 4 if world.rank else 1.0)
         assert absent == [2]
         with pytest.raises(rcomm.InvalidArgument, match=f"rank {world.rank} lists itself as lost"):
@@ -342,12 +348,47 @@ def test_processes_join_in_place_of_lost_ranks_and_beyond(ranks):
         assert world.path != ring
         with pytest.raises(rcomm.Error):
             first.barrier()
+        # Only the old group keeps the old ring in this process's memory.
+        assert inode in mapped_files()
+        del first
+        until(lambda: inode not in mapped_files())
         joined(world)
 
     job = ranks(3, body)
     for rank in [2, 3]:
         job.join(rank, 4, joined)
     assert job.wait() == [0, 0, -signal.SIGKILL, 0, 0]
+
+
+def test_other_threads_run_while_a_world_is_dropped(ranks, tmp_path, until, monkeypatch):
+    # How long rank 0, which has the store, waits at most for the end of rank 1.
+    monkeypatch.setenv("RCOMM_STATUS_WAIT_MS", str(TIME_LIMIT * 1000 // 4))
+    failed, over = tmp_path / "failed", tmp_path / "over"
+
+    def body(world):
+        world.group.barrier()
+        if world.rank == 1:
+            with pytest.raises(rcomm.Error):
+                world.group.barrier()
+            failed.write_text("")
+            until(over.exists)
+            return world.abandon("the other thread of rank 0 has run")
+        order = []
+
+        def end_rank_1():
+            until(failed.exists)
+            order.append("ran")
+            over.write_text("")
+
+        thread = threading.Thread(target=end_rank_1)
+        thread.start()
+        rcomm._world._forget(world)
+        world._native = None
+        order.append("dropped")
+        thread.join()
+        assert order == ["ran", "dropped"]
+
+    assert ranks(2, body, ends=False).wait() == [0, 0]
 
 
 def test_absent_rank_is_named_at_the_timeout_and_by_the_report(ranks, tmp_path, until):

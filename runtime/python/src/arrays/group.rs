@@ -10,10 +10,11 @@ use super::issue::{CallOptions, ReturnValue, Shared, duration, reduction};
 use super::memory::{Memory, Use};
 use super::objects::Codec;
 use super::parts::{extents, total};
+use crate::process_group::detached::{self, SharedGroup};
 use crate::process_group::fork::OfProcess;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use rcomm::{GroupOptions, MissingRanks, Op, ProcessGroup};
+use rcomm::{GroupOptions, MissingRanks, Op};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,12 +24,12 @@ type Any<'a, 'py> = &'a Bound<'py, PyAny>;
 /// An ordered set of ranks that call operations together.
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct ArrayGroup {
-    pub(super) group: OfProcess<ProcessGroup>,
+    pub(super) group: OfProcess<SharedGroup>,
     pub(super) shared: Arc<Shared>,
 }
 
 impl ArrayGroup {
-    pub(super) fn new(group: ProcessGroup, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(group: SharedGroup, shared: Arc<Shared>) -> Self {
         Self {
             group: OfProcess::new(group),
             shared,
@@ -539,7 +540,7 @@ impl ArrayGroup {
             ..GroupOptions::named(name)
         };
         let part = self.run_blocking(py, None, |group| group.split(color, key, &options))?;
-        Ok(part.map(|part| Self::new(part, self.shared.clone())))
+        Ok(part.map(|part| Self::new(detached::shared(part), self.shared.clone())))
     }
 
     #[pyo3(signature = (without, *, timeout=None))]
@@ -552,7 +553,7 @@ impl ArrayGroup {
         let left = self.run_blocking(py, timeout, |group| {
             group.shrink(&without, &GroupOptions::named(group.desc()))
         })?;
-        Ok(Self::new(left, self.shared.clone()))
+        Ok(Self::new(detached::shared(left), self.shared.clone()))
     }
 
     #[pyo3(signature = (within=5.0))]

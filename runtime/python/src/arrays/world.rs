@@ -5,6 +5,7 @@ use super::group::ArrayGroup;
 use super::issue::{Shared, duration};
 use crate::frames::CallSites;
 use crate::process_group::callbacks::Callbacks;
+use crate::process_group::detached::{self, Detached, SharedGroup};
 use crate::process_group::fork::OfProcess;
 use crate::process_group::held_world::HeldWorld;
 use pyo3::prelude::*;
@@ -17,21 +18,23 @@ use std::time::Duration;
 /// One process's place in a job, and its groups.
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct ArrayWorld {
-    world: OfProcess<HeldWorld>,
+    world: OfProcess<Detached<HeldWorld>>,
     /// Has a lock of its own, since that of `world` is held while a call waits for other ranks.
     current: OfProcess<Mutex<Current>>,
     is_open: AtomicBool,
     place: Rendezvous,
     /// The number of ranks with which the world was made, or made anew.
     size: AtomicU32,
-    /// The first state of `current`, which a forked child reads: a thread of the parent may have held the lock.
-    first: Arc<Shared>,
+    /// The files of the world as it was first made, which a forked child sees: a thread of the parent may have held the
+    /// lock of `current`.
+    first_path: Option<PathBuf>,
+    first_dump_dir: PathBuf,
     library_code: Vec<String>,
 }
 
 /// What changes when the world shrinks or is made anew.
 struct Current {
-    group: rcomm::ProcessGroup,
+    group: SharedGroup,
     shared: Arc<Shared>,
 }
 
@@ -47,10 +50,14 @@ impl Current {
             recorder,
         };
         Self {
-            group: world.group().clone(),
+            group: detached::shared(world.group().clone()),
             shared: Arc::new(shared),
         }
     }
+}
+
+fn ring_path(shared: &Shared) -> Option<PathBuf> {
+    shared.recorder.storage().path().map(ToOwned::to_owned)
 }
 
 impl ArrayWorld {
@@ -59,12 +66,9 @@ impl ArrayWorld {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state that the groups share; in a forked child, that of the world as it was first made.
+    /// The state that the groups share. Called only in the process that made the world.
     fn shared(&self) -> Arc<Shared> {
-        match self.world.is_own() {
-            true => self.current().shared.clone(),
-            false => self.first.clone(),
-        }
+        self.current().shared.clone()
     }
 
     /// Runs an operation on the world without the GIL, since it may wait for other ranks.
@@ -126,11 +130,12 @@ impl ArrayWorld {
         let world = made.map_err(|error| exception_for(py, &error, None))?;
         let current = Current::of(&world, library_code.clone(), Arc::default());
         Ok(Self {
-            first: current.shared.clone(),
+            first_path: ring_path(&current.shared),
+            first_dump_dir: current.shared.dump_dir.clone(),
             current: OfProcess::new(Mutex::new(current)),
             place: world.place().clone(),
             size: AtomicU32::new(world.size()),
-            world: OfProcess::new(HeldWorld::new(world)),
+            world: OfProcess::new(Detached::new(HeldWorld::new(world))),
             is_open: AtomicBool::new(true),
             library_code,
         })
@@ -167,17 +172,23 @@ impl ArrayWorld {
         ))
     }
 
-    /// The ring's file; None if the ring is in this process's own memory.
+    /// The ring's file; None if the ring is in this process's own memory. In a forked child, that of the world as it was
+    /// first made.
     #[getter]
     fn path(&self) -> Option<PathBuf> {
-        let shared = self.shared();
-        shared.recorder.storage().path().map(ToOwned::to_owned)
+        match self.world.is_own() {
+            true => ring_path(&self.shared()),
+            false => self.first_path.clone(),
+        }
     }
 
-    /// The folder of this run's dumps, which the first dump makes.
+    /// The folder of this run's dumps, which the first dump makes. In a forked child, as for `path`.
     #[getter]
     fn dump_dir(&self) -> PathBuf {
-        self.shared().dump_dir.clone()
+        match self.world.is_own() {
+            true => self.shared().dump_dir.clone(),
+            false => self.first_dump_dir.clone(),
+        }
     }
 
     #[pyo3(signature = (ranks, *, name="", timeout=None))]
@@ -195,7 +206,7 @@ impl ArrayWorld {
         let group = self.with(py, |held| {
             held.read(|world| world.new_group(&ranks, &options))
         })?;
-        Ok(ArrayGroup::new(group, self.shared()))
+        Ok(ArrayGroup::new(detached::shared(group), self.shared()))
     }
 
     fn shrink(slf: &Bound<'_, Self>, without: Vec<u32>) -> PyResult<Py<Self>> {
@@ -203,27 +214,27 @@ impl ArrayWorld {
         let group = this.with(py, |held| {
             held.change(|world| {
                 world.shrink(&without)?;
-                Ok(world.group().clone())
+                Ok(detached::shared(world.group().clone()))
             })
         })?;
         let old = std::mem::replace(&mut this.current().group, group);
-        // Dropped without holding this lock or the interpreter's: the last handle of a group waits for its thread.
-        py.detach(|| drop(old));
+        // Dropped without holding the lock.
+        drop(old);
         Ok(slf.clone().unbind())
     }
 
     fn grow(slf: &Bound<'_, Self>, lost: Vec<u32>, size: u32) -> PyResult<Py<Self>> {
         let (py, this) = (slf.py(), slf.get());
-        let callbacks = this.shared().callbacks.clone();
         let made = this.with(py, |held| {
             held.change(|world| {
                 world.grow(&lost, size)?;
+                let callbacks = this.shared().callbacks.clone();
                 Ok(Current::of(world, this.library_code.clone(), callbacks))
             })
         })?;
         let old = std::mem::replace(&mut *this.current(), made);
         // As in `shrink`.
-        py.detach(|| drop(old));
+        drop(old);
         this.size.store(size, Ordering::Relaxed);
         Ok(slf.clone().unbind())
     }

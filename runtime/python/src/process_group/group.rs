@@ -5,6 +5,7 @@
 //! group of one rank. A call of any other operation starts the operation and returns. In a coalescing block a call only
 //! keeps the operation.
 
+use super::detached;
 use super::errors::exception_for;
 use super::issue::Group;
 use super::options::{self, Options, non_negative, reduction};
@@ -580,7 +581,7 @@ impl Group {
         };
         let remaining = py.detach(|| group.shrink(&excluding, &options));
         let remaining = remaining.map_err(|error| exception_for(py, &error, options.timeout))?;
-        Ok(Self::new(remaining, self.shared.clone()))
+        Ok(Self::new(detached::shared(remaining), self.shared.clone()))
     }
 
     /// Waits for pending operations, at most for `within`, and refuses later ones. Does nothing in a forked child.

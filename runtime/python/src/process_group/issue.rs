@@ -1,6 +1,7 @@
 //! A group of a world, and the path by which every operation is issued.
 
 use super::callbacks::Callbacks;
+use super::detached::SharedGroup;
 use super::errors::exception_for;
 use super::fork::OfProcess;
 use super::options::{Options, non_negative};
@@ -41,13 +42,13 @@ struct Block {
 /// A group of a world, with the operations of `torch.distributed.ProcessGroup`.
 #[pyclass(module = "rcomm._native", frozen, weakref)]
 pub(crate) struct Group {
-    pub(crate) group: OfProcess<ProcessGroup>,
+    pub(crate) group: OfProcess<SharedGroup>,
     pub(crate) shared: Arc<WorldState>,
     block: Mutex<Option<Block>>,
 }
 
 impl Group {
-    pub(crate) fn new(group: ProcessGroup, shared: Arc<WorldState>) -> Self {
+    pub(crate) fn new(group: SharedGroup, shared: Arc<WorldState>) -> Self {
         Self {
             group: OfProcess::new(group),
             shared,

@@ -16,8 +16,10 @@
 //! | `callbacks` | threads that complete futures and run callbacks |
 //! | `held_world` | a world that threads share, and that one may abandon while others wait in it |
 //! | `fork` | what a forked child must not use |
+//! | `detached` | what is dropped without the interpreter's lock |
 
 pub(crate) mod callbacks;
+pub(crate) mod detached;
 pub(crate) mod errors;
 pub(crate) mod fork;
 pub(crate) mod group;

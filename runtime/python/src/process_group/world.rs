@@ -2,6 +2,7 @@
 //! PyTorch's own store is no TCPStore.
 
 use super::callbacks::Callbacks;
+use super::detached::{self, Detached, SharedGroup};
 use super::errors::exception_for;
 use super::fork::OfProcess;
 use super::held_world::HeldWorld;
@@ -54,17 +55,17 @@ impl StoreServer {
 /// One process's place in a job, and its groups.
 #[pyclass(module = "rcomm._native", frozen)]
 pub(crate) struct World {
-    world: OfProcess<HeldWorld>,
+    world: OfProcess<Detached<HeldWorld>>,
     /// The group of all ranks, or of those that remain. Has a lock of its own, since that of `world` is held while a
     /// call waits for other ranks.
-    group: OfProcess<Mutex<rcomm::ProcessGroup>>,
+    group: OfProcess<Mutex<SharedGroup>>,
     is_open: AtomicBool,
     shared: Arc<WorldState>,
 }
 
 impl World {
     /// Called only in the process that made the world.
-    fn main_group(&self) -> MutexGuard<'_, rcomm::ProcessGroup> {
+    fn main_group(&self) -> MutexGuard<'_, SharedGroup> {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,8 +169,8 @@ impl World {
             recorder,
         };
         Ok(Self {
-            group: OfProcess::new(Mutex::new(world.group().clone())),
-            world: OfProcess::new(HeldWorld::new(world)),
+            group: OfProcess::new(Mutex::new(detached::shared(world.group().clone()))),
+            world: OfProcess::new(Detached::new(HeldWorld::new(world))),
             is_open: AtomicBool::new(true),
             shared: Arc::new(shared),
         })
@@ -192,10 +193,12 @@ impl World {
         let group = self.with(py, timeout, |held| {
             held.change(|world| {
                 world.shrink(&excluding)?;
-                Ok(world.group().clone())
+                Ok(detached::shared(world.group().clone()))
             })
         })?;
-        *self.main_group() = group.clone();
+        let old = std::mem::replace(&mut *self.main_group(), group.clone());
+        // Dropped without holding the lock.
+        drop(old);
         Ok(Group::new(group, self.shared.clone()))
     }
 
@@ -214,7 +217,7 @@ impl World {
         let group = self.with(py, Some(timeout), |held| {
             held.read(|world| world.new_group(&ranks, &options))
         })?;
-        Ok(Group::new(group, self.shared.clone()))
+        Ok(Group::new(detached::shared(group), self.shared.clone()))
     }
 
     /// Waits for pending operations, for this long at most, and ends the world. Ranks that end later are no error. A

@@ -328,27 +328,39 @@ class Wait {
     detail::Handle<rcomm_wait, rcomm_wait_end> handle_;
 };
 
-/* A function that answers a request at the rank's endpoint, by the parameters of the request. What it throws is the text of
- * the failure. */
+/* A function that answers a request at the rank's endpoint, by the parameters of the request. The failure's text is that
+ * of the std::exception that it throws; there is none if it throws anything else, or if no memory is left for the text. */
 using Handler = std::function<std::string(const std::map<std::string, std::string> &)>;
 
 namespace detail {
+inline int32_t put(const rcomm_value *out, const std::string &text) noexcept {
+    return rcomm_value_set(out, reinterpret_cast<const uint8_t *>(text.data()), text.size());
+}
+
+/* Its callers are not C++: no exception leaves it, also if there is no memory for the text of one. */
 inline int32_t answer(void *context, const char *const *names, const char *const *values, std::size_t count,
-                      const rcomm_value *out) {
-    std::string text;
-    int32_t code = RCOMM_OK;
+                      const rcomm_value *out) noexcept {
     try {
-        std::map<std::string, std::string> parameters;
-        for (std::size_t at = 0; at < count; at++) parameters.emplace(names[at], values[at]);
-        text = (*static_cast<Handler *>(context))(parameters);
-    } catch (const std::exception &error) {
-        text = error.what();
-        code = RCOMM_BACKEND;
+        std::string text;
+        int32_t code = RCOMM_OK;
+        try {
+            std::map<std::string, std::string> parameters;
+            for (std::size_t at = 0; at < count; at++) parameters.emplace(names[at], values[at]);
+            text = (*static_cast<Handler *>(context))(parameters);
+        } catch (const std::exception &error) {
+            code = RCOMM_BACKEND;
+            text = error.what();
+        } catch (...) {
+            code = RCOMM_BACKEND;
+        }
+        const int32_t taken = put(out, text);
+        if (taken == RCOMM_OK) return code;
+        /* The text is too long, say: the answer is why. */
+        put(out, rcomm_last_error());
+        return taken;
     } catch (...) {
-        code = RCOMM_BACKEND;
+        return RCOMM_BACKEND;
     }
-    rcomm_value_set(out, reinterpret_cast<const uint8_t *>(text.data()), text.size());
-    return code;
 }
 
 inline void forget(void *context) { delete static_cast<Handler *>(context); }

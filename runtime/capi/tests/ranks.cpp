@@ -1,8 +1,11 @@
 /* One rank of two, with a device: uses every class of rcomm.hpp and checks what it does. */
 #include <rcomm.hpp>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -13,6 +16,25 @@
             std::exit(1); \
         } \
     } while (0)
+
+/* The most bytes that this thread may allocate at once. */
+static thread_local std::size_t most_bytes = SIZE_MAX;
+
+void *operator new(std::size_t size) {
+    void *memory = size > most_bytes ? nullptr : std::malloc(size);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+void operator delete(void *memory) noexcept { std::free(memory); }
+void operator delete(void *memory, std::size_t) noexcept { std::free(memory); }
+
+/* An error for whose text there is no memory. */
+struct Untold : std::exception {
+    const char *what() const noexcept override {
+        most_bytes = 0;
+        return "a text that is longer than what a string holds without an allocation of memory for it";
+    }
+};
 
 static void collectives(const rcomm::Group &group) {
     const uint32_t rank = group.rank(), size = group.size();
@@ -126,6 +148,13 @@ static void control(const rcomm::World &world) {
     } catch (const rcomm::Error &error) {
         CHECK(error.code() == RCOMM_INVALID_ARGUMENT);
     }
+    rcomm::Handler untold = [](const std::map<std::string, std::string> &) -> std::string { throw Untold(); };
+    const int32_t code = rcomm::detail::answer(&untold, nullptr, nullptr, 0, nullptr);
+    most_bytes = SIZE_MAX;
+    CHECK(code == RCOMM_BACKEND);
+    /* A text that is not taken is a failure: here there is no place for it. */
+    rcomm::Handler told = [](const std::map<std::string, std::string> &) { return std::string("told"); };
+    CHECK(rcomm::detail::answer(&told, nullptr, nullptr, 0, nullptr) == RCOMM_INVALID_ARGUMENT);
     const rcomm::Wait wait = world.wait("loader");
     CHECK(world.waits().find("\"loader\"") != std::string::npos);
 }

@@ -12,6 +12,7 @@ use rcomm_recorder::publish::list_rings;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,32 @@ struct Shared {
     pace: Pace,
     listing: Mutex<Listing>,
     watched: Mutex<BTreeMap<String, WatchEntry>>,
+    /// The number of replaced jobs whose threads have not ended yet.
+    ending: Arc<AtomicUsize>,
+}
+
+/// A replaced job whose threads end when it is dropped.
+struct Ending {
+    entry: Option<WatchEntry>,
+    count: Arc<AtomicUsize>,
+}
+
+impl Ending {
+    fn new(entry: WatchEntry, count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self {
+            entry: Some(entry),
+            count: count.clone(),
+        }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // This joins the job's threads.
+        drop(self.entry.take());
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 struct Listing {
@@ -59,7 +86,7 @@ struct WatchEntry {
 pub(crate) enum NotWatched {
     /// No ring in the directory belongs to the job.
     Unknown,
-    /// [`MAX_WATCHED`] other jobs are in use.
+    /// [`MAX_WATCHED`] other jobs are in use, or the threads of as many replaced jobs have not ended yet.
     TooMany,
     /// No thread could be started.
     NoThread(std::io::Error),
@@ -97,6 +124,7 @@ impl Jobs {
                 taken: None,
             }),
             watched: Mutex::default(),
+            ending: Arc::default(),
             directory,
             options,
             pace,
@@ -149,8 +177,8 @@ impl Jobs {
     ///
     /// # Blocking
     ///
-    /// Lists ring files, unless the job is watched already. If it replaces another job, joins that job's threads;
-    /// other calls do not wait for this.
+    /// Lists ring files, unless the job is watched already. If it replaces another job, that job's threads are joined
+    /// on a thread of their own, or here if none can be started.
     ///
     /// # Errors
     ///
@@ -188,7 +216,7 @@ impl Jobs {
                 .filter(unused)
                 .min_by_key(|(_, entry)| entry.used)
                 .map(|(name, _)| name.clone());
-            if oldest.is_none() {
+            if oldest.is_none() || self.0.ending.load(Ordering::Relaxed) >= MAX_WATCHED {
                 return Err(NotWatched::TooMany);
             }
         }
@@ -200,6 +228,7 @@ impl Jobs {
         });
         // Only now: if no thread could be started, the older job stays watched.
         let replaced = oldest.and_then(|oldest| watched.remove(&oldest));
+        let replaced = replaced.map(|entry| Ending::new(entry, &self.0.ending));
         watched.insert(
             name.to_owned(),
             WatchEntry {
@@ -208,8 +237,12 @@ impl Jobs {
             },
         );
         drop(watched);
-        // Dropping a watched job joins its threads, so the lock is released first.
-        drop(replaced);
+        if let Some(ending) = replaced {
+            // A poll of the replaced job has no limit of time, and the request is about another job.
+            let thread = std::thread::Builder::new().name("rcomm-web/ending".into());
+            // If no thread can be started, the job is dropped with the closure, here.
+            let _ = thread.spawn(move || drop(ending));
+        }
         Ok(job)
     }
 
@@ -342,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn other_jobs_can_be_watched_while_the_threads_of_a_replaced_one_end() {
+    fn a_request_that_replaces_a_job_does_not_wait_for_the_threads_of_that_job() {
         const LIMIT: Duration = Duration::from_secs(60);
         let node = Node::new();
         let (begun, has_begun) = sync_channel(1);
@@ -361,20 +394,31 @@ mod tests {
         for job in 1..MAX_WATCHED {
             node.watch(job);
         }
-        std::thread::scope(|scope| {
+        let deadline = Instant::now() + LIMIT;
+        let ending = || node.jobs.0.ending.load(Ordering::Relaxed);
+        let hold = std::thread::scope(|scope| {
             let replacing = scope.spawn(|| drop(node.watch(MAX_WATCHED)));
-            let deadline = Instant::now() + LIMIT;
-            let is_replaced = || {
-                let watched = node.jobs.0.watched.try_lock();
-                watched.is_ok_and(|watched| watched.contains_key("job4"))
-            };
-            while !is_replaced() && Instant::now() < deadline {
+            while !replacing.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let (is_replaced, is_joined) = (is_replaced(), replacing.is_finished());
-            drop(hold);
-            assert!(is_replaced, "the lock is free while the threads are joined");
-            assert!(!is_joined, "the poll of the replaced job has not ended");
+            let has_answered = replacing.is_finished();
+            let hold = has_answered.then_some(hold);
+            assert!(has_answered, "the poll of the replaced job has not ended");
+            hold
         });
+        assert!(lock(&node.jobs.0.watched).contains_key("job4"));
+        assert_eq!(
+            ending(),
+            1,
+            "the threads of the replaced job have not ended"
+        );
+        node.jobs.0.ending.fetch_add(MAX_WATCHED, Ordering::Relaxed);
+        assert!(matches!(node.jobs.watch("job5"), Err(NotWatched::TooMany)));
+        node.jobs.0.ending.fetch_sub(MAX_WATCHED, Ordering::Relaxed);
+        drop(hold);
+        while ending() > 0 {
+            assert!(Instant::now() < deadline, "the threads end");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

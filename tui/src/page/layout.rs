@@ -31,25 +31,23 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
         let y = y.min(area.bottom());
         Rect::new(area.x, y, area.width, height.min(area.bottom() - y))
     };
-    // On a tiny screen the header and the footer are dropped first: the head has the verdict.
-    let header = u16::from(area.height >= 4);
-    let footer = u16::from(area.height >= 3);
+    let (header, footer) = bars(area.height);
     let available = area.height - header - footer;
     let wrapped: Vec<Vec<Line>> = (page.head.iter())
         .map(|line| wrap_head(line, area.width, area.height))
         .collect();
-    // A doubt is never what is cut: the panes have what the head leaves up to the last doubt.
-    let to_last_doubt = page
-        .head
+    // The panes have what the head leaves up to the last doubt, and at least some rows.
+    let whole: usize = wrapped[..to_last_doubt(&page.head)]
         .iter()
-        .rposition(is_doubt)
-        .map_or(0, |last| last + 1);
-    let whole: usize = wrapped[..to_last_doubt].iter().map(Vec::len).sum();
+        .map(Vec::len)
+        .sum();
     let max_head_height = if page.panes.is_empty() {
         available
     } else {
         let whole = u16::try_from(whole).unwrap_or(u16::MAX);
-        (available / 2).max(1).max(whole.min(available))
+        (available / 2)
+            .max(1)
+            .max(whole.min(most_of_head(available)))
     };
     let head: Vec<Line> = wrapped.into_iter().flatten().collect();
     let head_height = u16::try_from(head.len())
@@ -64,6 +62,34 @@ pub(crate) fn of(page: &Page, area: Rect) -> Layout {
         head_area: row(area.y + header, head_height),
         footer: row(area.bottom() - footer, footer),
     }
+}
+
+/// The rows of the header and of the footer on a screen with this many rows. On a tiny screen they are dropped first: the
+/// head has the verdict.
+fn bars(rows: u16) -> (u16, u16) {
+    (u16::from(rows >= 4), u16::from(rows >= 3))
+}
+
+/// Number of rows that a doubt leaves for the panes.
+const MIN_ROWS_OF_PANES: u16 = 3;
+
+/// Maximum number of these rows that the head takes for its doubts.
+fn most_of_head(available: u16) -> u16 {
+    available.saturating_sub(MIN_ROWS_OF_PANES)
+}
+
+/// The number of lines of a head up to its last doubt; 0 if it has none.
+fn to_last_doubt(head: &[Line]) -> usize {
+    head.iter().rposition(is_doubt).map_or(0, |last| last + 1)
+}
+
+/// Whether the doubts of this head are too long for a screen of this size that also has panes.
+pub(crate) fn cuts_doubt(head: &[Line], (width, rows): (u16, u16)) -> bool {
+    let (header, footer) = bars(rows);
+    let most = most_of_head(rows - header - footer);
+    let lines = head[..to_last_doubt(head)].iter();
+    let whole: usize = lines.map(|line| wrap_head(line, width, rows).len()).sum();
+    whole > usize::from(most)
 }
 
 /// The areas of the panes: all below each other; or, if `page.right` names some, in two columns, with the panes after
@@ -130,8 +156,8 @@ fn max_lines_of_one(rows: u16) -> usize {
     }
 }
 
-/// Whether a line of the head states a doubt, which is never cut.
-fn is_doubt(line: &Line) -> bool {
+/// Whether a line of the head states a doubt.
+pub(crate) fn is_doubt(line: &Line) -> bool {
     line.first().is_some_and(|words| words.tone == Tone::Doubt)
 }
 
@@ -348,8 +374,8 @@ mod tests {
     }
 
     #[test]
-    fn a_doubt_takes_rows_from_the_panes_and_is_never_cut() {
-        let text = "a doubt of some words that say why this may be wrong ".repeat(8);
+    fn a_doubt_takes_rows_from_the_panes_and_leaves_them_some() {
+        let text = "a doubt of some words that say why this may be wrong ".repeat(5);
         let doubt = |tone| vec![styled(text.trim_end(), tone)];
         let page = |tone| Page {
             head: vec![vec![styled("sentence", Tone::Plain)], doubt(tone)],
@@ -361,10 +387,15 @@ mod tests {
         };
         let area = Rect::new(0, 0, 40, 16);
         let rows = wrap(&doubt(Tone::Doubt), 40, usize::MAX).len();
-        assert!(rows > 8, "{rows}");
+        assert!(rows > 6 && rows < 10, "{rows}");
         let layout = of(&page(Tone::Doubt), area);
         assert_eq!(layout.head_rects().count(), 1 + rows);
-        assert!(layout.panes[0].height <= 2);
+        assert_eq!(usize::from(layout.panes[0].height), 16 - 2 - 1 - rows);
+        assert!(!cuts_doubt(&page(Tone::Doubt).head, (40, 16)));
+        // On a lower screen, the doubts are too long.
+        assert!(cuts_doubt(&page(Tone::Doubt).head, (40, 12)));
+        let low = of(&page(Tone::Doubt), Rect::new(0, 0, 40, 12));
+        assert_eq!((low.head_rects().count(), low.panes[0].height), (7, 3));
         // Another line gives way to the panes.
         assert!(of(&page(Tone::Plain), area).head_rects().count() <= 7);
     }

@@ -327,6 +327,21 @@ fn a_doubt_is_whole_on_the_first_screen_and_on_that_of_its_finding() {
 }
 
 #[test]
+fn doubts_that_are_too_long_for_a_low_screen_can_be_scrolled() {
+    let mut state = showing(doubtful(0.5), (60, 12));
+    press(&mut state, "<enter>");
+    let screen = text::of(&state);
+    assert!(screen.contains("or else:"), "{screen}");
+    let end = "gone on since";
+    let mut seen = screen.contains(end);
+    for _ in 0..20 {
+        press(&mut state, "<down>");
+        seen |= joined(&text::of(&state)).contains(end);
+    }
+    assert!(seen, "{}", text::of(&state));
+}
+
+#[test]
 fn a_trend_without_values_says_why_and_a_small_value_is_not_zero() {
     let mut snapshot = recorded(Situation::Healthy);
     let mut report = Report::clone(&snapshot.report);

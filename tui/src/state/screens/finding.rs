@@ -2,7 +2,7 @@
 //! programs diverge, and what was ruled out.
 
 use super::{ViewModel, look_further, overview};
-use crate::page::layout::wrap;
+use crate::page::layout::{cuts_doubt, is_doubt, wrap};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
@@ -44,8 +44,17 @@ pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
         let wrapped = texts.iter().flat_map(|text| wrap(text, width, usize::MAX));
         panes.push(pane("ruled out", Body::Text(wrapped.collect())));
     }
+    let mut head = head(model, finding);
+    if cuts_doubt(&head, model.size) {
+        // The doubts are too long for the head: they get a pane, which can be scrolled.
+        let (doubts, others): (Vec<Line>, Vec<Line>) = head.into_iter().partition(is_doubt);
+        head = others;
+        let width = usize::from(model.size.0);
+        let lines = doubts.iter().flat_map(|line| wrap(line, width, usize::MAX));
+        panes.insert(0, pane("why it may be wrong", Body::Text(lines.collect())));
+    }
     Page {
-        head: head(model, finding),
+        head,
         panes,
         right: vec![],
     }
@@ -88,7 +97,7 @@ fn head(model: &ViewModel<'_>, finding: &Finding) -> Vec<Line> {
     lines
 }
 
-/// Why the finding may be wrong, and whom the records accuse as well: lines that are never cut.
+/// Why the finding may be wrong, and whom the records accuse as well.
 pub(super) fn doubts(finding: &Finding) -> Vec<Line> {
     let line = |head: &str, text: &str| vec![styled(head, Tone::Doubt), plain(text)];
     let or_else = Some(format_doubt(finding)).filter(|text| !text.is_empty());

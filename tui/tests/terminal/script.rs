@@ -87,7 +87,10 @@ fn a_recording_and_dumps_are_replayed_on_the_same_screens() {
         std::fs::write(path, ring.snapshot().to_json()).expect("the path is writable");
     }
     let dumps = dumps.display().to_string();
-    let (status, out, err) = run(&["replay", "--once", &dumps], directory.path());
+    let (status, out, err) = run(
+        &["replay", "--once", "--overdue", "1us", &dumps],
+        directory.path(),
+    );
     assert_eq!(status, Some(1), "{out}{err}");
     assert!(out.contains("REPLAY") && out.contains("rank 2"), "{out}");
     let mut session = Session::start(&["replay", &recording], directory.path());

@@ -230,7 +230,7 @@ fn judge(
     let messages = Messages::new(&aligned);
     aligned.note_taken(
         &each_taken(&aligned, policy),
-        newest_taken_ns(&aligned),
+        newest_taken_ns(&aligned, policy),
         &messages,
     );
     let life = Life::new(&aligned, policy);

@@ -25,7 +25,7 @@ pub(crate) fn note(ctx: &Context<'_>) -> Option<Problem> {
     let aligned = ctx.aligned;
     // By the record's own clock, its time is no proof.
     let is_guessed = |record: RecordIx| {
-        let is_dated = || taken_ns(aligned, record).is_some();
+        let is_dated = || taken_ns(aligned, ctx.policy, record).is_some();
         !aligned.clock_known[record] && is_dated()
     };
     let guessed = ranks
@@ -157,13 +157,15 @@ pub(crate) fn note_still_inside(ctx: &Context<'_>) -> Option<Problem> {
 /// taken, common time, ns, and the time of the newest. Ranks that no longer answer are left out.
 pub(crate) fn taken_early(ctx: &Context<'_>, ranks: &[Rank]) -> Vec<(Rank, i64, i64)> {
     let aligned = ctx.aligned;
-    let Some(newest_ns) = newest_taken_ns(aligned) else {
+    let Some(newest_ns) = newest_taken_ns(aligned, ctx.policy) else {
         return Vec::new();
     };
     let answers = |rank: &&Rank| !ctx.policy.silent.contains(rank);
     let early = ranks.iter().filter(answers).filter_map(|&rank| {
         let of_rank = aligned.records_of(rank);
-        let taken: Option<Vec<i64>> = of_rank.map(|record| taken_ns(aligned, record)).collect();
+        let taken: Option<Vec<i64>> = of_rank
+            .map(|record| taken_ns(aligned, ctx.policy, record))
+            .collect();
         let taken_ns = taken?.into_iter().max()?;
         let is_early = newest_ns.saturating_sub(taken_ns) >= EARLY.as_nanos() as i64;
         is_early.then_some((rank, taken_ns, newest_ns))

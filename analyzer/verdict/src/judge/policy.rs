@@ -188,7 +188,7 @@ pub(crate) fn each_taken(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Taken> {
     let written = each_written_ns(aligned).into_iter().enumerate();
     let answers = |record: RecordIx| !policy.silent.contains(&aligned.records[record].rank);
     let of_record = |(record, sure_until_ns)| Taken {
-        at_ns: taken_ns(aligned, record).filter(|_| answers(record)),
+        at_ns: taken_ns(aligned, policy, record).filter(|_| answers(record)),
         sure_until_ns,
     };
     written.map(of_record).collect()
@@ -196,8 +196,9 @@ pub(crate) fn each_taken(aligned: &Aligned<'_>, policy: &Policy) -> Vec<Taken> {
 
 /// When a record was taken from a process that went on, or when its file was written; common time, ns, or its own if it
 /// is not known how its clock relates to the others'. `None` if the time is not known, and for a ring or the last record
-/// of a process, which lack nothing.
-pub(crate) fn taken_ns(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
+/// of a process, which lack nothing. `None` also for a dump of a job that is watched: a record that has not changed is
+/// not taken again.
+pub(crate) fn taken_ns(aligned: &Aligned<'_>, policy: &Policy, record: RecordIx) -> Option<i64> {
     let full_record = &aligned.records[record];
     let phase = full_record.status.as_ref().map(|status| &status.phase);
     let is_last = full_record.is_ring()
@@ -206,6 +207,7 @@ pub(crate) fn taken_ns(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
         || phase.is_some_and(|phase| phase.starts_with(RAISED));
     let own = match full_record.identity.dump_time_ns {
         0 => own_written_ns(full_record).or_else(|| written_empty_ns(aligned, full_record)),
+        _ if policy.snapshot && policy.now_ns.is_some() => None,
         taken => Some(taken),
     };
     let in_common = own?.saturating_sub(aligned.offsets_ns[record]);
@@ -213,11 +215,13 @@ pub(crate) fn taken_ns(aligned: &Aligned<'_>, record: RecordIx) -> Option<i64> {
 }
 
 /// When the newest of the records was taken, as [`taken_ns`] has it, by the clocks whose relation to others' is known.
-pub(crate) fn newest_taken_ns(aligned: &Aligned<'_>) -> Option<i64> {
+pub(crate) fn newest_taken_ns(aligned: &Aligned<'_>, policy: &Policy) -> Option<i64> {
     let newest = |is_known: bool| {
         let records = 0..aligned.records.len();
         let records = records.filter(|&record| aligned.clock_known[record] == is_known);
-        records.filter_map(|record| taken_ns(aligned, record)).max()
+        records
+            .filter_map(|record| taken_ns(aligned, policy, record))
+            .max()
     };
     newest(true).or_else(|| newest(false))
 }

@@ -30,7 +30,9 @@ pub(crate) fn of_young_dumps(
     let any_gone = || (aligned.expected.iter()).any(|&rank| life.gone(rank).is_some());
     let all_asked_for = || {
         let mut records = aligned.records.iter().enumerate();
-        records.all(|(index, record)| was_asked_for(record) && taken_ns(aligned, index).is_some())
+        records.all(|(index, record)| {
+            was_asked_for(record) && taken_ns(aligned, policy, index).is_some()
+        })
     };
     if is_dated || any_gone() || !all_asked_for() {
         return None;

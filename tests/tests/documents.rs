@@ -232,7 +232,7 @@ fn the_defaults_on_the_configuration_page_are_those_of_config() {
         else {
             continue;
         };
-        // Such a cell describes the default in words, for example one that depends on the user.
+        // Such a cell describes the default, for example one that depends on the user.
         if value.contains(['<', '`']) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! How processes ended, in words and as exit codes.
+//! The end of a process, as text and as an exit code.
 
 use super::LAUNCHER_FAILED;
 use std::os::unix::process::ExitStatusExt;

@@ -1,4 +1,4 @@
-//! Describes processes, operations, call sites and phases in words.
+//! The text for processes, operations, call sites and phases.
 
 use super::{Context, OpRef};
 use crate::align::pending::{Arrival, PendingKind};

@@ -384,13 +384,7 @@ impl Pending for Ticket {
     }
 
     fn reclaim(&self) -> Option<Op<'static>> {
-        self.outcome.get()?;
-        // A thread that launches the operation holds the lock, and may be inside a call of the library.
-        let mut op = match self.op.try_lock() {
-            Ok(op) => op,
-            Err(TryLockError::Poisoned(op)) => op.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let mut op = lock_ended(&self.op, self.outcome.get()?)?;
         if !self.is_free() {
             return None;
         }
@@ -398,22 +392,41 @@ impl Pending for Ticket {
     }
 }
 
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        let is_free = self.is_free();
-        let op = self.op.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let Some(op) = op.take().filter(|_| !is_free) else {
-            return;
-        };
-        let placed = self.placed.get_mut();
-        let placed = std::mem::replace(placed.unwrap_or_else(PoisonError::into_inner), Placed::No);
-        match (placed, self.failed_launch.take()) {
-            (Placed::Between(_, end), _) | (_, Some(RemainingWork::Until(end))) => {
-                self.queue.keep_until(op.op_type(), Box::new(op), end);
-            }
-            (Placed::No | Placed::Passed, _) => {
-                self.queue.shared.leak(op.op_type(), Box::new(op));
-            }
-        }
+/// Locks an operation that has ended with `outcome`; `None` if a thread may still be inside the call that launches it.
+fn lock_ended<'a, T>(op: &'a Mutex<T>, outcome: &Result<Done>) -> Option<MutexGuard<'a, T>> {
+    if outcome.is_ok() {
+        // The call that launched the operation has returned, so its thread unlocks the operation at once.
+        return Some(op.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+    match op.try_lock() {
+        Ok(op) => Some(op),
+        Err(TryLockError::Poisoned(op)) => Some(op.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_completed_operation_is_waited_for_and_a_failed_one_is_not() {
+        let op = Mutex::new(());
+        let launching = op.lock().unwrap();
+        let failed = Err(Error::new(ErrorKind::Timeout, "late"));
+        assert!(lock_ended(&op, &failed).is_none());
+        std::thread::scope(|scope| {
+            let (sender, receiver) = mpsc::channel();
+            let op = &op;
+            scope.spawn(move || {
+                let locked = lock_ended(op, &Ok(Done::default()));
+                sender.send(locked.is_some()).unwrap();
+            });
+            let early = receiver.recv_timeout(Duration::from_millis(200));
+            assert!(early.is_err(), "locked while it was launched: {early:?}");
+            drop(launching);
+            assert!(receiver.recv().unwrap());
+        });
     }
 }

@@ -3,6 +3,7 @@
 use crate::record::layout::{halves, header};
 use crate::record::sync::Read;
 use std::fs;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 
 /// A process, identified as precisely as the system allows.
@@ -99,7 +100,7 @@ fn start_of(pid: u32) -> Option<u64> {
 /// Fields 3 and 22 of `/proc/<pid>/stat`: the state and the start; `None` if the process has ended, as a zombie has.
 /// Fields are counted from the last `)`, since the process's name may contain any characters.
 fn stat_of(pid: u32) -> Option<(ProcessState, u64)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = read_short(&format!("/proc/{pid}/stat")).ok()?;
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = match fields.next()? {
         "Z" | "X" => return None,
@@ -118,11 +119,19 @@ fn own_pid_namespace() -> u64 {
 /// The id of this host's boot; zeros if unknown.
 fn boot_id() -> [u64; 2] {
     let read = || {
-        let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        let text = read_short("/proc/sys/kernel/random/boot_id").ok()?;
         let id = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;
         Some([(id >> 64) as u64, id as u64])
     };
     read().unwrap_or([0, 0])
+}
+
+/// Reads a file of the kernel's, of which the first kilobyte is enough, with one read: [`fs::read_to_string`] takes up to
+/// nine calls, and every rank reads such files when it starts.
+pub(crate) fn read_short(path: &str) -> io::Result<String> {
+    let mut bytes = [0; 1024];
+    let count = fs::File::open(path)?.read(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
 }
 
 #[cfg(test)]

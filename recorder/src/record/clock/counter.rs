@@ -2,14 +2,13 @@
 
 #![allow(unsafe_code)]
 
+use crate::record::process::read_short;
+
 /// Whether [`ticks`] may be used: the kernel has verified that the counter runs at one rate on all
 /// cores through every power state, and uses it as its clock source.
 pub(super) fn is_trusted() -> bool {
-    cfg!(target_arch = "x86_64")
-        && std::fs::read_to_string(
-            "/sys/devices/system/clocksource/clocksource0/current_clocksource",
-        )
-        .is_ok_and(|name| name.trim() == "tsc")
+    const NAME: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    cfg!(target_arch = "x86_64") && read_short(NAME).is_ok_and(|name| name.trim() == "tsc")
 }
 
 /// The counter's current value. Not ordered with neighboring instructions: it may be read a few ns early.

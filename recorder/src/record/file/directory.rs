@@ -135,8 +135,7 @@ pub(super) fn name(temporary: &Path, directory: &Path, ring: RingId<'_>) -> Resu
     for _ in 0..10 {
         match fs::hard_link(temporary, &path) {
             Ok(()) => {
-                prune(directory, ring);
-                remove_leftovers(directory);
+                tidy(directory, ring);
                 return Ok(path);
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
@@ -195,51 +194,55 @@ fn keep_previous(path: &Path, ring: RingId<'_>) -> Result<()> {
     }
 }
 
+/// Removes what earlier processes have left in a job's directory.
+fn tidy(directory: &Path, ring: RingId<'_>) {
+    let files: Vec<PathBuf> = files(directory).collect();
+    prune(&files, ring);
+    remove_leftovers(&files);
+}
+
 /// Removes this rank's rings of the same part except the new one, the newest other one, and those of living processes.
-fn prune(directory: &Path, ring: RingId<'_>) {
-    let mut others: Vec<_> = ring_files(directory)
+fn prune(files: &[PathBuf], ring: RingId<'_>) {
+    let mut others: Vec<_> = files
+        .iter()
+        .filter_map(|path| Some((name_of(path)?, path)))
         .filter(|(name, _)| name.rank == ring.rank && name.part == ring.part)
         .filter(|(name, _)| (name.attempt, name.newest) != (ring.attempt, true))
         .collect();
     others.sort_by_key(|(name, path)| (modified(path), *name));
     others.pop();
     for (_, path) in others {
-        let _ = remove_if_dead(&path);
+        let _ = remove_if_dead(path);
     }
 }
 
 /// A new ring gets its name and its lock within much less than this time.
 const UNNAMED_TIME: Duration = Duration::from_secs(60);
 
-/// Removes the files that killed processes left in a job's directory: rings that never got their names, and sockets
+/// Removes the files of these that killed processes left in a job's directory: rings that never got their names, and sockets
 /// whose rings are gone or not locked. Errors are ignored: such files do no harm.
-fn remove_leftovers(directory: &Path) {
-    let files = fs::read_dir(directory).into_iter().flatten().flatten();
-    for path in files.map(|entry| entry.path()) {
+fn remove_leftovers(files: &[PathBuf]) {
+    for path in files {
         let name = path.file_name().and_then(|name| name.to_str());
-        let is_old = || {
-            modified(&path)
-                .elapsed()
-                .is_ok_and(|age| age > UNNAMED_TIME)
-        };
+        let is_old = || modified(path).elapsed().is_ok_and(|age| age > UNNAMED_TIME);
         match name {
             // The owner of a ring has locked it, except in the first moments.
             Some(name) if name.starts_with('.') && name.ends_with(".new") && is_old() => {
                 let is_free = |file| lock_is_free(&file, FlockOperation::NonBlockingLockExclusive);
-                if open(&path).is_ok_and(is_free) {
-                    let _ = fs::remove_file(&path);
+                if open(path).is_ok_and(is_free) {
+                    let _ = fs::remove_file(path);
                 }
             }
             // A ring has its name and its lock before its owner listens.
             Some(name) if name.ends_with(".sock") => {
                 let inode = |path: &Path| fs::symlink_metadata(path).map(|stat| stat.ino()).ok();
-                let found = inode(&path);
+                let found = inode(path);
                 let is_free = |file| lock_is_free(&file, FlockOperation::NonBlockingLockShared);
                 let ring = path.with_extension("ring");
                 let has_owner = ring.exists() && !open(&ring).is_ok_and(is_free);
                 // The owner of a new ring may have replaced the socket since.
-                if !has_owner && is_refused(&path) && inode(&path) == found {
-                    let _ = fs::remove_file(&path);
+                if !has_owner && is_refused(path) && inode(path) == found {
+                    let _ = fs::remove_file(path);
                 }
             }
             _ => {}
@@ -259,16 +262,19 @@ fn modified(path: &Path) -> SystemTime {
         .unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
+/// Every file of a directory.
+fn files(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| Some(entry.ok()?.path()))
+}
+
+fn name_of(path: &Path) -> Option<RingName> {
+    RingName::parse(path.file_name()?.to_str()?)
+}
+
 /// Every file of one job's directory whose name is a ring's.
 pub(crate) fn ring_files(directory: &Path) -> impl Iterator<Item = (RingName, PathBuf)> + use<> {
-    fs::read_dir(directory)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| {
-            let entry = entry.ok()?;
-            let name = RingName::parse(entry.file_name().to_str()?)?;
-            Some((name, entry.path()))
-        })
+    files(directory).filter_map(|path| Some((name_of(&path)?, path)))
 }
 
 /// Opens a ring file for reading: a regular file, never through a link, never blocking.
@@ -415,13 +421,18 @@ pub(crate) fn remove_earlier_attempts(path: &Path) {
 /// Creates the directory if it is missing, and checks that it belongs to this user and only this user may write to it.
 pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
     let shown = directory.display();
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-        .map_err(|error| Error::io(format!("create directory {shown}"), error))?;
-    let stat = fs::symlink_metadata(directory)
-        .map_err(|error| Error::io(format!("stat {shown}"), error))?;
+    let stat = match fs::symlink_metadata(directory) {
+        Ok(stat) => stat,
+        Err(_) => {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(directory)
+                .map_err(|error| Error::io(format!("create directory {shown}"), error))?;
+            fs::symlink_metadata(directory)
+                .map_err(|error| Error::io(format!("stat {shown}"), error))?
+        }
+    };
     let is_own_directory = stat.is_dir() && stat.uid() == rustix::process::geteuid().as_raw();
     if is_own_directory && stat.mode() & 0o022 == 0 {
         return Ok(());
@@ -461,7 +472,8 @@ mod tests {
         drop(UnixListener::bind(path("7.0.sock")).unwrap());
         fs::write(path("7.0.ring"), "").unwrap();
         old("other");
-        remove_leftovers(directory.path());
+        let found: Vec<PathBuf> = files(directory.path()).collect();
+        remove_leftovers(&found);
         let mut left: Vec<_> = fs::read_dir(directory.path())
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())

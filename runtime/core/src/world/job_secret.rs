@@ -116,6 +116,26 @@ impl JobSecret {
         Ok(store)
     }
 
+    /// Connects to the store at the rendezvous, which another process serves, and reads the counter under `key` there, as
+    /// [`TcpStore::connect_to_counter`].
+    ///
+    /// # Errors
+    /// Those of [`store_access`](Self::store_access) and [`TcpStore::connect_with`].
+    pub(crate) fn connect_to_counter(
+        &self,
+        config: &Config,
+        tls: Option<&Tls>,
+        place: &Rendezvous,
+        deadline: Deadline,
+        (key, least): (&str, Duration),
+    ) -> Result<(TcpStore, Result<i64>)> {
+        let access = self.store_access(config, tls, place)?;
+        let address = (place.master_addr.as_str(), place.master_port);
+        // A try that has no time left may still find a store that answers at once.
+        let left = || deadline.remaining().max(least);
+        TcpStore::connect_to_counter(address, deadline.remaining(), &access, key, left)
+    }
+
     /// This rank's statement about its secret, which it writes to the store, so that the ranks can detect different
     /// secrets: a fingerprint of a given secret; `user ` and the fingerprint of a derived one; or, without a secret,
     /// `none ` and this rank's public key.

@@ -84,8 +84,8 @@ impl MeetingStore {
 /// close, is not used: tries again until rank 0 serves that of a new world.
 ///
 /// # Errors
-/// Those of [`JobSecret::connect_store`], and those of the store but `Store`, after which it tries again; `Rendezvous`
-/// if there is no store of a new world before the deadline.
+/// Those of [`JobSecret::connect_store`] and [`JobSecret::connect_to_counter`], and those of the store but `Store`, after
+/// which it tries again; `Rendezvous` if there is no store of a new world before the deadline.
 pub(super) fn connect(
     secret: &JobSecret,
     config: &Config,
@@ -93,14 +93,14 @@ pub(super) fn connect(
     place: &Rendezvous,
     deadline: Deadline,
 ) -> Result<TcpStore> {
+    if place.uses_agent_store || place.serves_store() {
+        return secret.connect_store(config, tls, place, deadline.remaining());
+    }
+    let ended = ended_worlds_key(place.attempt);
     loop {
-        let store = secret.connect_store(config, tls, place, deadline.remaining())?;
-        if place.uses_agent_store || place.serves_store() {
-            return Ok(store);
-        }
-        // A try that has no time left may still find a store that answers at once.
-        let left = deadline.remaining().max(LEAST_WAIT);
-        let closed = match store.add_within(&ended_worlds_key(place.attempt), 0, left) {
+        let counter = (ended.as_str(), LEAST_WAIT);
+        let (store, ended) = secret.connect_to_counter(config, tls, place, deadline, counter)?;
+        let closed = match ended {
             Ok(0) => return Ok(store),
             Ok(_) => None,
             // The store was closed before it replied.

@@ -8,6 +8,7 @@ mod access;
 mod addresses;
 mod checks;
 mod client;
+mod counted;
 mod encoder;
 mod obstacle;
 mod protocol;

@@ -68,7 +68,7 @@ impl TcpStore {
         timeout: Duration,
         access: &StoreAccess,
     ) -> Result<Self> {
-        Self::dial(host.into(), port, timeout, access, None)
+        Self::dial(host.into(), port, timeout, access, None, &[])
     }
 
     /// Serves an open store at `host` (this host's name or address) and connects to it.
@@ -95,7 +95,7 @@ impl TcpStore {
         let addresses = addresses_of(&host)?;
         let server = TcpStoreServer::bind_with(&addresses, port, access, StoreLimits::default())?;
         let port = server.port();
-        Self::dial(host, port, timeout, access, Some(server))
+        Self::dial(host, port, timeout, access, Some(server), &[])
     }
 
     /// Connects to `server`, and stops it when the store is dropped. `access` is the access that the server was made
@@ -106,18 +106,19 @@ impl TcpStore {
     pub fn attach(server: TcpStoreServer, timeout: Duration, access: &StoreAccess) -> Result<Self> {
         let address = server.local_addr();
         let host = address.ip().to_string();
-        Self::dial(host, address.port(), timeout, access, Some(server))
+        Self::dial(host, address.port(), timeout, access, Some(server), &[])
     }
 
-    /// Connects to the server; `server` is that server if it runs in this process.
-    fn dial(
+    /// Connects to the server; `server` is that server if it runs in this process. The caller reads the replies to `first`.
+    pub(super) fn dial(
         host: String,
         port: u16,
         timeout: Duration,
         access: &StoreAccess,
         server: Option<TcpStoreServer>,
+        first: &[u8],
     ) -> Result<Self> {
-        let connection = Connection::dial(&host, port, timeout, access)?;
+        let connection = Connection::dial(&host, port, timeout, access, first)?;
         Ok(Self {
             address: connection.server().unwrap_or_else(|| host.clone()),
             host,
@@ -190,7 +191,7 @@ impl TcpStore {
     }
 
     /// Works like [`try_call`](Self::try_call), with this time-out in place of the store's own.
-    fn try_call_within<T>(
+    pub(super) fn try_call_within<T>(
         &self,
         timeout: Duration,
         exchange: impl FnOnce(&mut Connection, Instant) -> Result<T, Broken>,
@@ -220,7 +221,7 @@ impl TcpStore {
     }
 
     /// The error of the call `name`, whose exchange was broken.
-    fn broken(&self, name: &str, broken: Broken) -> Error {
+    pub(super) fn broken(&self, name: &str, broken: Broken) -> Error {
         let (host, port) = (&self.host, self.port);
         let store = |message| Error::new(ErrorKind::Store, message);
         match broken {

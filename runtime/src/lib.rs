@@ -69,7 +69,7 @@ pub type WorldBuilder = rcomm_core::WorldBuilder<Backends>;
 pub mod backend {
     pub use rcomm_core::backend::{
         AbortReason, Agreement, Backend, BackendFactory, BackendSet, BackendWindow, Call,
-        CommMemory, CommState, Done, GroupContext, Observer, OpenBackend, Pending, Progress,
+        CommMemory, CommState, Done, GroupContext, Later, Observer, OpenBackend, Pending, Progress,
         Registration, Stream, WorldContext, fake, wrapper,
     };
     pub use rcomm_cpu as cpu;

@@ -2,11 +2,13 @@
 //! asks for; call sites are recorded, and the log states the ring's size and steps.
 #![allow(clippy::unwrap_used)]
 
+use rcomm::config::RingDir;
 use rcomm::{
     Buffer, Complex, Config, F8E4M3, HashStore, MissingRanks, Op, OpType, ProcessGroup, ReduceOp,
-    Reduction, SparseTensor, bf16, f16,
+    Reduction, Rendezvous, SparseTensor, World, bf16, f16,
 };
-use rcomm_recorder::record::RecorderConfig;
+use rcomm_recorder::publish::KeptJobs;
+use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use rcomm_tests::process::wait_until;
 use rcomm_tests::world::{Carrier, builder, config, on_threads};
 use serde_json::Value;
@@ -455,4 +457,34 @@ fn a_size_without_room_for_the_tables_is_refused() {
     let least = RecorderConfig::new("job", 0, 200_000).bytes_with(1);
     let least = format!("it takes {} MiB or more", least.div_ceil(1 << 20));
     assert!(error.contains(&least), "{least}: {error}");
+}
+
+#[test]
+fn a_world_removes_the_rings_of_dead_jobs_soon_after_its_start_or_as_it_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let dead = directory.path().join("dead");
+    for lasts in [true, false] {
+        let mut ring = RecorderConfig::new("dead", 0, 1);
+        ring.placement = Placement::Dir(directory.path().to_owned());
+        // Dropping a recorder leaves the ring, as the end of its process does.
+        drop(FlightRecorder::create(&ring).unwrap());
+        assert!(dead.exists());
+        let config = Config {
+            rendezvous: Some(Rendezvous::explicit(0, 1, "127.0.0.1", 1).unwrap()),
+            ring_dir: RingDir::Dir(directory.path().to_owned()),
+            kept_jobs: KeptJobs {
+                jobs: 0,
+                ..KeptJobs::default()
+            },
+            ..Config::default()
+        };
+        let store = Arc::new(HashStore::new());
+        let world = World::builder(config).store(store).init().unwrap();
+        let is_removed = || (!dead.exists()).then_some(());
+        if lasts {
+            wait_until("the removal of the dead job's ring", is_removed);
+        }
+        world.shutdown().unwrap();
+        wait_until("the removal of the dead job's ring", is_removed);
+    }
 }

@@ -1,7 +1,7 @@
 //! Removes the files of old jobs that have died.
 //!
-//! Ring files are in memory, and a job that died leaves its rings for readers. When the lowest rank of a job on a host
-//! makes its ring, the dead jobs below its directory are counted from the newest to the oldest, and those beyond the
+//! Ring files are in memory, and a job that died leaves its rings for readers. Soon after the lowest rank of a job on a
+//! host has made its ring, the dead jobs below its directory are counted from the newest to the oldest, and those beyond the
 //! limits are removed with their rings and launch records. A job is dead if all its rings belong to processes of this host that are
 //! gone, and none of its launchers is alive. The newest dead job is kept however large it is, unless no jobs are to
 //! be kept.

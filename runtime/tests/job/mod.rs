@@ -6,7 +6,7 @@
 )]
 
 use rcomm::backend::cpu::CpuFactory;
-use rcomm::backend::{BackendFactory, Call, Done, GroupContext, Observer, WorldContext};
+use rcomm::backend::{BackendFactory, Call, Done, GroupContext, Later, Observer, WorldContext};
 use rcomm::{
     Backend, Config, Deadline, FileStore, Hints, Op, PrefixStore, ProcessGroupInfo, Result, Secret,
     Store,
@@ -89,6 +89,7 @@ impl Rank {
             config: Arc::new(config),
             recorder: None,
             deadline: Deadline::In(Duration::from_secs(60)).started(),
+            later: Later::default(),
         };
         Self {
             rank,

@@ -8,6 +8,7 @@
 mod communicator;
 mod copies;
 pub mod fake;
+mod later;
 #[allow(unsafe_code)]
 pub(crate) mod memory;
 pub mod support;
@@ -15,6 +16,7 @@ mod window;
 pub mod wrapper;
 
 pub use communicator::{CommMemory, CommState};
+pub use later::Later;
 pub use window::{BackendWindow, Registration};
 
 use crate::config::Config;
@@ -59,6 +61,8 @@ pub struct WorldContext {
     pub recorder: Option<Arc<FlightRecorder>>,
     /// The time by which the world must be made: a backend that opens waits for the store no longer.
     pub deadline: Deadline,
+    /// Takes what a backend need not do before its first group is made.
+    pub later: Later,
 }
 
 /// The group that a backend serves.

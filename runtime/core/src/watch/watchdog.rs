@@ -368,6 +368,8 @@ impl Rounds {
     const TOUCH_BYTES: usize = 64 << 10;
     /// The pause between two parts.
     const TOUCH_PAUSE: Duration = Duration::from_millis(1);
+    /// The longest wait for the first round, which starts what others need.
+    const LONGEST_FIRST_WAIT: Duration = Duration::from_millis(100);
 
     fn run(mut self) {
         loop {
@@ -408,9 +410,12 @@ impl Rounds {
     /// Waits until the next round is due or an urgent request arrives. Returns the reported faults, and
     /// whether this is the last round.
     fn next(&mut self) -> (Vec<Fault>, bool) {
-        let pause = self.touch_at.map_or(self.interval, |at| {
-            at.saturating_duration_since(Instant::now())
-                .min(self.interval)
+        let longest = match self.start_helpers {
+            Some(_) => self.interval.min(Self::LONGEST_FIRST_WAIT),
+            None => self.interval,
+        };
+        let pause = self.touch_at.map_or(longest, |at| {
+            at.saturating_duration_since(Instant::now()).min(longest)
         });
         let (touch_at, in_flight_ops) = (&mut self.touch_at, &mut self.in_flight_ops);
         self.watch.inbox.take(Some(pause), |requests| {

@@ -1,6 +1,6 @@
 //! [`WorldBuilder`] makes a [`World`]: its ring, store, rendezvous, backends, threads, and the group of all ranks.
 
-use crate::backend::{BackendFactory, BackendSet, OpenBackend, WorldContext};
+use crate::backend::{BackendFactory, BackendSet, Later, OpenBackend, WorldContext};
 use crate::config::rendezvous::{InitMethod, Rendezvous};
 use crate::config::{Config, DebugLevel};
 use crate::group::maker::{GroupOptions, Origin};
@@ -31,7 +31,7 @@ use crate::world::session::MeetingStore;
 use crate::world::step_meter::StepMeter;
 use crate::world::{Threads, World, WorldShared, session};
 use rcomm_recorder::model::{LinkEnd, Rank};
-use rcomm_recorder::publish::remove_abandoned_dumps;
+use rcomm_recorder::publish::{KeptJobs, remove_abandoned_dumps, remove_jobs_beside};
 use rcomm_recorder::record::{FlightRecorder, OnConflict};
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -224,12 +224,17 @@ impl<B: BackendSet> WorldBuilder<B> {
         recorder.phase("connect");
         let watch = Arc::new(Watch::new(waits));
         let dump_dir = config.dump_dir.join(run_name(&place.job, &run));
-        let writer = self.dump_writer.unwrap_or_else(|| {
-            // One rank of each host: disks differ.
-            if place.local_rank.unwrap_or(place.rank) == 0 {
-                clear_dumps(config.dump_dir.clone());
-            }
-            Box::new(FileDumpWriter::new(&dump_dir, config.dump_format))
+        // One rank of each host: disks differ.
+        let clears_dumps =
+            self.dump_writer.is_none() && place.local_rank.unwrap_or(place.rank) == 0;
+        let writer = self
+            .dump_writer
+            .unwrap_or_else(|| Box::new(FileDumpWriter::new(&dump_dir, config.dump_format)));
+        let later = Later::new();
+        later.add({
+            let (recorder, kept_jobs) = (recorder.clone(), config.kept_jobs);
+            let dumps = clears_dumps.then(|| config.dump_dir.clone());
+            move || clear_old_files(recorder, kept_jobs, dumps)
         });
         let dumps = Arc::new(Dumps::new(recorder.clone(), watch.clone(), writer));
         let pipes = open_pipes(&config.dump_pipes, place.rank);
@@ -269,6 +274,7 @@ impl<B: BackendSet> WorldBuilder<B> {
             config: config.clone(),
             recorder: Some(recorder.clone()),
             deadline,
+            later: later.clone(),
         };
         let to_open = B::backends(&config).into_iter().chain(self.backends);
         #[cfg(feature = "endpoint")]
@@ -293,10 +299,15 @@ impl<B: BackendSet> WorldBuilder<B> {
             let (watch, broadcast, timeout) =
                 (watch.clone(), broadcast.clone(), config.heartbeat_timeout);
             move || {
-                Ok(Helpers {
-                    broadcast: ResponderThread::start(broadcast.clone(), pipes)?,
-                    heartbeat: HeartbeatMonitor::start(watch, broadcast, timeout)?,
-                })
+                let start = || {
+                    Ok(Helpers {
+                        broadcast: ResponderThread::start(broadcast.clone(), pipes)?,
+                        heartbeat: HeartbeatMonitor::start(watch, broadcast, timeout)?,
+                    })
+                };
+                let helpers = start();
+                later.run();
+                helpers
             }
         };
         let interval = config.watchdog_interval;
@@ -508,13 +519,20 @@ fn open_backends(
     Ok(factories)
 }
 
-/// Removes the incomplete dumps of processes that were killed, on a thread `rcomm/dump-file`, which is not joined: it ends
-/// with the disk's answer, and a job must not wait for that.
-fn clear_dumps(directory: PathBuf) {
+/// Removes the rings of old jobs beyond the limits, and incomplete dumps of processes that were killed from the directory
+/// `dumps`, on a thread `rcomm/dump-file`, which is not joined: it ends with the disk's answer, and a job must not wait for
+/// that.
+fn clear_old_files(recorder: Arc<FlightRecorder>, kept: KeptJobs, dumps: Option<PathBuf>) {
     let thread = std::thread::Builder::new().name("rcomm/dump-file".to_owned());
-    let started = thread.spawn(move || remove_abandoned_dumps(&directory));
+    let started = thread.spawn(move || {
+        remove_jobs_beside(&recorder, &kept);
+        drop(recorder);
+        if let Some(dumps) = dumps {
+            remove_abandoned_dumps(&dumps);
+        }
+    });
     if let Err(error) = started {
-        tracing::debug!(%error, "incomplete dumps of earlier runs stay");
+        tracing::debug!(%error, "old rings and incomplete dumps of earlier runs stay");
     }
 }
 

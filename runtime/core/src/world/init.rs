@@ -12,7 +12,6 @@ use crate::watch::failure_broadcast::FLAG;
 use crate::world::job_secret::JobSecret;
 use rcomm_recorder::model::{Rank, text};
 use rcomm_recorder::publish::Secret;
-use rcomm_recorder::publish::remove_jobs_beside;
 use rcomm_recorder::record::{
     FlightRecorder, OnConflict, Placement, RecorderConfig, Storage, Touch,
 };
@@ -402,10 +401,9 @@ impl Settings {
     }
 }
 
-/// Opens this rank's ring, and removes the rings of older dead jobs as configured. If the configured place
-/// cannot be used, other places and finally this process's memory are tried: a job must not fail because it
-/// cannot be recorded. Returns `None` if another living process records as this rank, unless `on_conflict`
-/// allows another place for the ring.
+/// Opens this rank's ring. If the configured place cannot be used, other places and finally this process's memory are
+/// tried: a job must not fail because it cannot be recorded. Returns `None` if another living process records as this rank,
+/// unless `on_conflict` allows another place for the ring.
 ///
 /// # Errors
 /// `Io` if the recorder refuses the configuration; `InvalidArgument` if the size in MiB has no room for a ring.
@@ -429,11 +427,7 @@ pub(crate) fn open_recorder(
     if let Some(mib) = config.ring_mib {
         recorder.entries = entries_within(&recorder, mib)?;
     }
-    let made = FlightRecorder::create_anywhere(&recorder, on_conflict);
-    if let Ok((recorder, _)) = &made {
-        remove_jobs_beside(recorder, &config.kept_jobs);
-    }
-    match made {
+    match FlightRecorder::create_anywhere(&recorder, on_conflict) {
         Ok((recorder, None)) => Ok(Some(recorder)),
         Ok((recorder, Some(why))) => {
             report_place(place.rank, &recorder, &why);

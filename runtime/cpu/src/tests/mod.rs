@@ -18,7 +18,7 @@ use rcomm_core::Op;
 use rcomm_core::Result;
 use rcomm_core::Secret;
 use rcomm_core::backend::{
-    Backend, BackendFactory, Call, Done, GroupContext, Observer, Pending, WorldContext,
+    Backend, BackendFactory, Call, Done, GroupContext, Later, Observer, Pending, WorldContext,
 };
 use rcomm_core::config::{Config, TransportChoice};
 use rcomm_core::store::{HashStore, PrefixStore, Store};
@@ -106,6 +106,7 @@ fn world_context(store: Arc<dyn Store>, rank: u32, size: u32, wiring: Wiring) ->
         config: Arc::new(config),
         recorder: None,
         deadline: Deadline::In(Duration::from_secs(60)).started(),
+        later: Later::default(),
     }
 }
 

@@ -68,6 +68,34 @@ fn soon() -> Instant {
 }
 
 #[test]
+fn requests_that_come_before_the_thread_starts_are_answered_once_it_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let (recorder, _) = recorder(directory.path());
+    let listen = || Listen::beside(&recorder).unwrap();
+    let (endpoint, start) = Endpoint::bind(recorder.clone(), listen()).unwrap();
+    let EndpointAddress::Unix(socket) = endpoint.address().clone() else {
+        panic!("{}", endpoint.address());
+    };
+    // The request is sent before the thread is there.
+    let mut early = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    early.write_all(b"GET /ping HTTP/1.0\r\n\r\n").unwrap();
+    start().unwrap();
+    let mut answer = String::new();
+    early.read_to_string(&mut answer).unwrap();
+    assert!(answer.ends_with("pong\n"), "{answer}");
+    assert_eq!(client(&endpoint).status(soon()).unwrap().entries, 64);
+    drop(endpoint);
+    assert!(!socket.exists());
+
+    // An endpoint may end before its thread was to start, which then does nothing.
+    let (endpoint, start) = Endpoint::bind(recorder.clone(), listen()).unwrap();
+    drop(endpoint);
+    assert!(!socket.exists());
+    start().unwrap();
+    assert!(!socket.exists());
+}
+
+#[test]
 fn status_and_record_are_answered_over_a_private_socket() {
     let directory = tempfile::tempdir().unwrap();
     let (recorder, group) = recorder(directory.path());

@@ -17,7 +17,8 @@
 //! One thread, `rcomm/endpoint`, serves the endpoint; up to two more of the same name run the callbacks of `GET
 //! /peers`, `POST /dump` and `POST /handlers/NAME`, which may block, and look at the threads for `GET /threads`. The
 //! endpoint reads the ring and takes no lock that operations take, so it answers while the program is stuck. Until
-//! the first connection it sleeps and holds only its socket. The mode 0600 of a unix socket restricts access; over
+//! the first connection it sleeps and holds only its socket. The thread may start later than the socket listens
+//! ([`Endpoint::bind`]): the system holds connections until then. The mode 0600 of a unix socket restricts access; over
 //! TCP every request carries the token (`Authorization: Bearer ...`), inside TLS if the job uses it
 //! ([`Listen::Tls`]). Requests have no body. At most [`MAX_CONNECTIONS`] connections are served at a time, each for
 //! at most [`CONNECTION_TIME`]; if there are more, one that has not made an admitted request is closed
@@ -102,7 +103,46 @@ pub struct Endpoint {
     waits: Arc<Mutex<ListWaits>>,
     /// Dropping this end of the pair stops the thread.
     stop: Option<UnixStream>,
-    thread: Option<JoinHandle<()>>,
+    server: Server,
+}
+
+/// The thread of an endpoint, which may still have to be started.
+#[derive(Clone)]
+struct Server(Arc<Mutex<ServerState>>);
+
+enum ServerState {
+    /// What the thread will do. It owns the socket.
+    Waiting(Box<dyn FnOnce() + Send>),
+    Running(JoinHandle<()>),
+    Ended,
+}
+
+impl Server {
+    fn lock(&self) -> MutexGuard<'_, ServerState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts the thread, unless it was started or the endpoint is gone. If it cannot be started, the socket is closed.
+    fn start(&self) -> io::Result<()> {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, ServerState::Ended) {
+            ServerState::Waiting(serve) => {
+                let thread = std::thread::Builder::new().name("rcomm/endpoint".to_owned());
+                *state = ServerState::Running(thread.spawn(serve)?);
+            }
+            other => *state = other,
+        }
+        Ok(())
+    }
+
+    /// Joins the thread, which has been told to stop. One that was not started never is.
+    fn end(&self) {
+        let state = std::mem::replace(&mut *self.lock(), ServerState::Ended);
+        if let ServerState::Running(thread) = state {
+            // A panicked thread has nothing left to clean up.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl std::fmt::Debug for Endpoint {
@@ -121,20 +161,50 @@ impl Endpoint {
         Self::serve_within(recorder, listen, RULES)
     }
 
+    /// Listens like [`serve`](Self::serve), and answers once the returned function has been called, which starts the
+    /// thread. Clients can connect and send requests before. If the thread cannot be started, the function returns the
+    /// error, and the socket is gone.
+    ///
+    /// # Errors
+    ///
+    /// If another process answers on the socket, or the address is not available.
+    pub fn bind(
+        recorder: Arc<FlightRecorder>,
+        listen: Listen,
+    ) -> Result<(Self, impl FnOnce() -> io::Result<()> + Send + use<>)> {
+        let endpoint = Self::bind_within(recorder, listen, RULES)?;
+        let server = endpoint.server.clone();
+        let socket = match &endpoint.address {
+            EndpointAddress::Unix(path) => Some(path.clone()),
+            EndpointAddress::Tcp(_) => None,
+        };
+        let start = move || {
+            server.start().inspect_err(|_| {
+                if let Some(socket) = &socket {
+                    let _ = fs::remove_file(socket);
+                }
+            })
+        };
+        Ok((endpoint, start))
+    }
+
     /// Works like [`serve`](Self::serve), with these rules for the processor time of answers.
     pub(super) fn serve_within(
         recorder: Arc<FlightRecorder>,
         listen: Listen,
         rules: Rules,
     ) -> Result<Self> {
+        let endpoint = Self::bind_within(recorder, listen, rules)?;
+        let started = endpoint.server.start();
+        started.map_err(|error| listen_error(&endpoint.address.to_string(), &error))?;
+        Ok(endpoint)
+    }
+
+    fn bind_within(recorder: Arc<FlightRecorder>, listen: Listen, rules: Rules) -> Result<Self> {
         let callbacks = Arc::new(Mutex::new(Callbacks {
             peers: Arc::new(Vec::new),
             dump: None,
         }));
-        let listen_error = |address: String, error: io::Error| Error::Endpoint {
-            address,
-            why: format!("cannot listen there: {error}"),
-        };
         let bound = match listen {
             Listen::Unix(path) => {
                 let address = EndpointAddress::Unix(path.clone());
@@ -147,39 +217,37 @@ impl Endpoint {
             Listen::Tls(wanted, token, tls) => bind_tcp(wanted, token, Some(tls)),
         };
         let (listener, address, token) =
-            bound.map_err(|(address, error)| listen_error(address.to_string(), error))?;
+            bound.map_err(|(address, error)| listen_error(&address.to_string(), &error))?;
         let pair = UnixStream::pair().and_then(|(stop, stopped)| {
             stopped.set_nonblocking(true)?;
             Ok((stop, stopped))
         });
-        let (stop, stopped) = pair.map_err(|error| listen_error(address.to_string(), error))?;
+        let (stop, stopped) = pair.map_err(|error| listen_error(&address.to_string(), &error))?;
         let program_handlers = Arc::new(ProgramHandlers::default());
         let waits: Arc<Mutex<ListWaits>> = Arc::new(Mutex::new(Arc::new(Vec::new)));
         let served = (callbacks.clone(), program_handlers.clone(), waits.clone());
-        let thread = std::thread::Builder::new()
-            .name("rcomm/endpoint".to_owned())
-            .spawn(move || {
-                // Tokio's writes raise SIGPIPE on this thread if a client is gone. Rust programs ignore the signal;
-                // it would end other programs. If the signal cannot be blocked, the endpoint is served even so.
-                let mut blocked = SigSet::empty();
-                blocked.add(Signal::SIGPIPE);
-                let _ = blocked.thread_block();
-                if listener.wait_for_connection(&stopped) {
-                    let share = Share::new(rules);
-                    let router = router(recorder, served, token);
-                    // If Tokio's runtime or its listener cannot be made, this thread has nothing to serve. Open
-                    // connections end with that runtime.
-                    let _ = serve(listener, router, share, stopped);
-                }
-            })
-            .map_err(|error| listen_error(address.to_string(), error))?;
+        let work = move || {
+            // Tokio's writes raise SIGPIPE on this thread if a client is gone. Rust programs ignore the signal; it would
+            // end other programs. If the signal cannot be blocked, the endpoint is served even so.
+            let mut blocked = SigSet::empty();
+            blocked.add(Signal::SIGPIPE);
+            let _ = blocked.thread_block();
+            if listener.wait_for_connection(&stopped) {
+                let share = Share::new(rules);
+                let router = router(recorder, served, token);
+                // If Tokio's runtime or its listener cannot be made, this thread has nothing to serve. Open connections
+                // end with that runtime.
+                let _ = serve(listener, router, share, stopped);
+            }
+        };
+        let waiting = ServerState::Waiting(Box::new(work));
         Ok(Self {
             address,
             callbacks,
             program_handlers,
             waits,
             stop: Some(stop),
-            thread: Some(thread),
+            server: Server(Arc::new(Mutex::new(waiting))),
         })
     }
 
@@ -253,10 +321,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // A panicked thread has nothing left to clean up.
-            let _ = thread.join();
-        }
+        self.server.end();
         if let EndpointAddress::Unix(path) = &self.address {
             let _ = fs::remove_file(path);
             // If the ring file was removed first, its directory could not be removed because of the socket.
@@ -264,6 +329,13 @@ impl Drop for Endpoint {
                 let _ = fs::remove_dir(directory);
             }
         }
+    }
+}
+
+fn listen_error(address: &str, error: &io::Error) -> Error {
+    Error::Endpoint {
+        address: address.to_owned(),
+        why: format!("cannot listen there: {error}"),
     }
 }
 

@@ -27,9 +27,10 @@ const LOOKUP_TIME: Duration = Duration::from_secs(1);
 /// The most addresses that are read in one call to the store.
 const CHUNK: usize = 256;
 
-/// Serves the rank's endpoint, as configured, and returns it with the key and value by which others find it.
-/// The caller writes these to the store. `None` if no endpoint is configured, if it cannot be opened, or if a Unix
-/// socket is configured and the ring has no directory.
+/// Opens the rank's endpoint, as configured, and returns it with the key and value by which others find it. Clients can
+/// connect from now on; they are answered once [`WorldContext::later`] has started the endpoint's thread. The caller writes
+/// the key and value to the store. `None` if no endpoint is configured, if it cannot be opened, or if a Unix socket is
+/// configured and the ring has no directory.
 pub(crate) fn serve(
     rendezvous: &Rendezvous,
     world: &WorldContext,
@@ -53,10 +54,15 @@ pub(crate) fn serve(
     };
     let served = listen
         .and_then(|listen| {
-            Endpoint::serve(recorder.clone(), listen)
+            Endpoint::bind(recorder.clone(), listen)
                 .map_err(|error| Error::new(ErrorKind::Io, error.to_string()))
         })
-        .map(|endpoint| {
+        .map(|(endpoint, start)| {
+            world.later.add(move || {
+                if let Err(error) = start() {
+                    tracing::warn!(%error, "cannot start the thread rcomm/endpoint: this rank has no endpoint");
+                }
+            });
             let dumps = dumps.clone();
             endpoint.write_dumps(move || {
                 let written = dumps.try_make("requested at its endpoint");

@@ -52,7 +52,16 @@ pub(crate) struct Mesh {
     failure: Mutex<Option<Error>>,
     is_closed: AtomicBool,
     wake: Arc<OwnedFd>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<ListenerThread>,
+}
+
+/// The thread `rcomm/mesh`. It is started when this rank first waits for a caller, or a moment after the start of the
+/// world ([`WorldContext::later`]): until then the system holds callers, and the thread would only take time from the
+/// ranks that start.
+enum ListenerThread {
+    Waiting(Box<Listener>),
+    Running(JoinHandle<()>),
+    Ended,
 }
 
 /// The channel that a caller wants to have opened.
@@ -75,9 +84,8 @@ enum WatchedPeer {
 }
 
 impl Mesh {
-    /// Starts the listening thread, with a port on each of these addresses, and opens the memory that the ranks of this
-    /// host share. Returns the keys and
-    /// values that the caller publishes in the store for the other ranks.
+    /// Listens on a port on each of these addresses, and opens the memory that the ranks of this host share. Returns the
+    /// keys and values that the caller publishes in the store for the other ranks.
     ///
     /// # Errors
     /// `Io` if the address cannot be listened on, the thread cannot be started, or memory cannot be shared
@@ -103,6 +111,7 @@ impl Mesh {
         let identity = Identity::new(world.rank, world.world_size, &world.job, &world.secret);
         let shared = Arc::new(ListenerState::new());
         let (host, segment_server) = Host::enter(world, &identity, shared.shortage.clone())?;
+        let serves_segment = segment_server.is_some();
         let listener = Listener::new(
             identity.clone(),
             world.tls.clone(),
@@ -111,10 +120,6 @@ impl Mesh {
             segment_server,
             wake.clone(),
         );
-        let thread = std::thread::Builder::new()
-            .name("rcomm/mesh".into())
-            .spawn(move || listener.work())
-            .map_err(|error| Error::io("cannot start the thread rcomm/mesh", error))?;
         let mesh = Arc::new(Self {
             identity,
             tls: world.tls.clone(),
@@ -130,7 +135,17 @@ impl Mesh {
             failure: Mutex::default(),
             is_closed: AtomicBool::new(false),
             wake,
-            thread: Mutex::new(Some(thread)),
+            thread: Mutex::new(ListenerThread::Waiting(Box::new(listener))),
+        });
+        if serves_segment {
+            let started = mesh.listen();
+            started.map_err(|error| Error::io("cannot start the thread rcomm/mesh", error))?;
+        }
+        let later = Arc::downgrade(&mesh);
+        world.later.add(move || {
+            if let Some(Err(error)) = later.upgrade().map(|mesh| mesh.listen()) {
+                tracing::warn!(%error, "cannot start the thread rcomm/mesh: other ranks cannot connect to this one");
+            }
         });
         let (host_key, host_note) = mesh.host.note(world.rank);
         let to_publish = vec![
@@ -149,14 +164,52 @@ impl Mesh {
         self.shared.refused.load(Ordering::Relaxed)
     }
 
+    /// Starts the thread that answers callers, unless it runs already. If it cannot be started, the ports stay open: a
+    /// caller that is refused would take this rank for gone.
+    fn listen(&self) -> io::Result<()> {
+        let mut state = lock(&self.thread);
+        let listener = match std::mem::replace(&mut *state, ListenerThread::Ended) {
+            ListenerThread::Waiting(listener) => Arc::new(Mutex::new(Some(listener))),
+            other => {
+                *state = other;
+                return Ok(());
+            }
+        };
+        let taken = listener.clone();
+        let work = move || {
+            let listener = lock(&taken).take();
+            if let Some(listener) = listener {
+                listener.work();
+            }
+        };
+        let thread = std::thread::Builder::new().name("rcomm/mesh".into());
+        match thread.spawn(work) {
+            Ok(thread) => {
+                *state = ListenerThread::Running(thread);
+                Ok(())
+            }
+            Err(error) => {
+                let kept = lock(&listener).take();
+                *state = kept.map_or(ListenerThread::Ended, ListenerThread::Waiting);
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the thread that answers callers runs.
+    #[cfg(test)]
+    pub(crate) fn listens(&self) -> bool {
+        matches!(*lock(&self.thread), ListenerThread::Running(_))
+    }
+
     /// Stops listening and ends the thread. Channels that were handed over stay open.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.shared.stop.store(true, Ordering::Release);
         // Only a full counter refuses the write, and then the thread is already awake.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        let thread = lock(&self.thread).take();
-        if let Some(thread) = thread {
+        let thread = std::mem::replace(&mut *lock(&self.thread), ListenerThread::Ended);
+        if let ListenerThread::Running(thread) = thread {
             // The thread ends by itself; a panic in it was already reported where it happened.
             let _ = thread.join();
         }
@@ -249,6 +302,9 @@ impl Mesh {
             stream,
         });
         let is_dialer = self.rank() > request.peer;
+        if !is_dialer {
+            self.listen().map_err(Failure::Io)?;
+        }
         handshakes
             .map(|handshake| match is_dialer {
                 true => self.dial(handshake, policy),
@@ -268,6 +324,7 @@ impl Mesh {
         if self.rank() > request.peer {
             return self.connect(request, policy).map(Some);
         }
+        self.listen().map_err(Failure::Io)?;
         let ids = (0..request.streams as u32).map(|stream| ChannelId {
             group: request.group,
             kind: request.kind,

@@ -6,7 +6,8 @@
 //! dials, the lower accepts. A connection without the job's secret is refused and counted (see
 //! [`handshake`](crate::mesh::handshake)).
 //!
-//! The thread `rcomm/mesh` answers callers. It does not use a channel after the handshake.
+//! The thread `rcomm/mesh` answers callers. It does not use a channel after the handshake. A rank of which no caller is
+//! expected starts it only once its world is made, since it would take time from the ranks that start.
 
 pub(crate) mod address;
 mod connections;

@@ -3,6 +3,7 @@
 mod collectives;
 mod concurrent;
 mod faults;
+mod late_listener;
 mod leaving;
 mod messages;
 mod order;

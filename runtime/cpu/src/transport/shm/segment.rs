@@ -19,8 +19,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// `rtcsgm02` in ASCII: marks a segment of this layout.
-const MAGIC: u64 = 0x3230_6d67_7363_7472;
+/// `rtcsgm03` in ASCII: marks a segment of this layout.
+const MAGIC: u64 = 0x3330_6d67_7363_7472;
 /// The number of groups that can have an area at the same time. Further groups use sockets. An area occupies only the
 /// pages that a rank has touched.
 const GROUPS: usize = 4096;
@@ -40,6 +40,8 @@ const SLEEPERS: usize = 20;
 const ENTERED: usize = 24;
 /// Offset of the number of refused claims.
 const REFUSED: usize = 64;
+/// Offset of the greatest distance of a claimed entry from the first index at which its group is searched.
+const FARTHEST: usize = 96;
 /// How many of the latest refusals are kept. A rank whose group's refusal was overwritten does not find it, and waits
 /// until its deadline, or until the group's rank 0 is gone.
 const REFUSALS: usize = 8192;
@@ -334,15 +336,17 @@ impl Segment {
 
     /// Claims a free area for the group with this key, and publishes the result; `None` if no area is free.
     fn claim(&self, key: u64) -> Option<usize> {
-        let found = indices(key).find(|&index| {
+        let found = indices(key).zip(0_u32..).find(|&(index, _)| {
             let state = self.table.word(self.group_entry(index));
             let (new, order) = (CLAIMED, Ordering::Relaxed);
             state
                 .compare_exchange(0, new, Ordering::Acquire, order)
                 .is_ok()
         });
-        if let Some(index) = found {
+        if let Some((index, distance)) = found {
             let entry = self.group_entry(index);
+            let farthest = self.table.word(FARTHEST);
+            farthest.fetch_max(distance, Ordering::Relaxed);
             self.table.word(entry + 4).store(0, Ordering::Relaxed);
             self.table.long(entry + 8).store(key, Ordering::Relaxed);
             self.table.word(entry).store(READY, Ordering::Release);
@@ -358,7 +362,7 @@ impl Segment {
         if self.table.word(SLEEPERS).load(Ordering::SeqCst) > 0 {
             wake(claims);
         }
-        found
+        found.map(|(index, _)| index)
     }
 
     /// Sleeps until the number of claims is no longer `seen`, or `time` has passed.
@@ -377,17 +381,24 @@ impl Segment {
     }
 
     /// Returns the result of a group's claim: `Some(Some(index))` with the index of its area, or `Some(None)` for a
-    /// refusal. `None` if there is no claim yet, or if the refusal is no longer kept.
+    /// refusal. `None` if there is no claim yet, or if the refusal is no longer kept. A claim that was counted before the
+    /// call is found.
+    ///
+    /// Reads only entries that may be the group's: all of them are 320 KiB, whose page faults a rank would take while it
+    /// starts.
     fn answer_to(&self, key: u64) -> Option<Option<usize>> {
         let is_entry_of_group = |&index: &usize| {
             let entry = self.group_entry(index);
             self.table.word(entry).load(Ordering::Acquire) == READY
                 && self.table.long(entry + 8).load(Ordering::Relaxed) == key
         };
-        if let Some(index) = indices(key).find(is_entry_of_group) {
+        let farthest = self.table.word(FARTHEST).load(Ordering::Relaxed) as usize;
+        let mut near = indices(key).take(farthest.saturating_add(1));
+        if let Some(index) = near.find(is_entry_of_group) {
             return Some(Some(index));
         }
-        let refused = (0..REFUSALS)
+        let refusals = self.table.word(REFUSED).load(Ordering::Relaxed) as usize;
+        let refused = (0..refusals.min(REFUSALS))
             .any(|index| self.refusal(index).load(Ordering::Acquire) == key.wrapping_add(1));
         refused.then_some(None)
     }
@@ -403,7 +414,7 @@ impl Segment {
         let mut searched = None;
         loop {
             let claims = self.table.word(CLAIMS).load(Ordering::SeqCst);
-            // The tables are long: they are searched again only after a claim, and once more when the leader is
+            // The tables may be long: they are searched again only after a claim, and once more when the leader is
             // gone, since it may have ended before it counted its claim.
             let is_changed = searched.replace(claims) != Some(claims);
             if (is_changed || is_leader_gone)
@@ -474,5 +485,26 @@ mod tests {
         segment.free_area(freed, PAGE);
         assert_eq!(segment.claim(1), Some(freed));
         assert_eq!(segment.answer_to(1), Some(Some(freed)));
+    }
+
+    #[test]
+    fn a_search_for_a_group_goes_no_farther_than_groups_were_claimed() {
+        let segment = Segment::create(0, 2).unwrap();
+        let farthest = || segment.table.word(FARTHEST).load(Ordering::Relaxed);
+        assert_eq!(segment.claim(3), Some(3));
+        assert_eq!((segment.answer_to(3), farthest()), (Some(Some(3)), 0));
+        // Keys whose searches begin at the same entry, the last one around the end of the table.
+        let size = GROUPS as u64;
+        assert_eq!(segment.claim(3 + size), Some(4));
+        assert_eq!(segment.claim(size - 1), Some(GROUPS - 1));
+        assert_eq!(segment.claim(2 * size - 1), Some(0));
+        let found = [3 + size, size - 1, 2 * size - 1].map(|key| segment.answer_to(key));
+        assert_eq!(found, [4, GROUPS - 1, 0].map(|index| Some(Some(index))));
+        assert_eq!(farthest(), 1);
+        // An entry that is beyond is not read.
+        let beyond = segment.group_entry(9);
+        segment.table.long(beyond + 8).store(7, Ordering::Relaxed);
+        segment.table.word(beyond).store(READY, Ordering::Relaxed);
+        assert_eq!(segment.answer_to(7), None);
     }
 }

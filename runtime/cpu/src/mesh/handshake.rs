@@ -168,6 +168,20 @@ impl Identity {
         self.secret.tag(&[end.label(), handshake, nonce])
     }
 
+    /// Returns the HMAC by which the rank `maker`, which has made a host's segment, shows ranks that open it without a
+    /// handshake that it knows the secret.
+    pub(crate) fn prove_segment(&self, maker: Rank, nonce: &[u8; 32]) -> [u8; 32] {
+        let (label, maker) = (&b"segment"[..], maker.to_le_bytes());
+        self.secret.tag(&[label, &maker, &self.job, nonce])
+    }
+
+    /// Whether `proof` is the one of the rank that has made the segment; compared in constant time.
+    pub(crate) fn verifies_segment(&self, maker: Rank, nonce: &[u8; 32], proof: &[u8]) -> bool {
+        let (label, maker) = (&b"segment"[..], maker.to_le_bytes());
+        self.secret
+            .verify(&[label, &maker, &self.job, nonce], proof)
+    }
+
     /// Whether `proof` is the one that `end` must send; compared in constant time.
     pub(crate) fn verifies(
         &self,

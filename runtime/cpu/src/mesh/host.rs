@@ -3,7 +3,8 @@
 //! Ranks are neighbors if they run under one kernel, in one network and process namespace, as one user,
 //! and have the same [`Config::host_id`](rcomm_core::Config), if any: these together are their host's
 //! *name*. The first of them to write its rank and the name of a unix socket under `cpu/host/<name>` in the
-//! store makes the segment and listens on the socket; the others request the segment there, with the same
+//! store makes the segment and listens on the socket; the others open the segment's file
+//! ([`shortcut`](super::shortcut)), or request it at the socket, with the same
 //! handshake as on any connection ([`handshake`](crate::mesh::handshake)). Every rank then writes a
 //! [`Note`] under `cpu/host_of/<rank>` with its host's name, or `-` if it shares no memory, so that the
 //! others know whether to look for the rank in the segment.
@@ -12,6 +13,7 @@ use super::fill_random;
 use super::handshake::{ANSWER_LEN, ChannelKind, Decision, End, Handshake, Identity};
 use super::layout::Layout;
 use super::shortage::{Shortage, is_shortage};
+use super::shortcut;
 use crate::transport::fd_passing;
 use crate::transport::shm::{Segment, ShmExchange, ShmExchangeError};
 use crate::wait::processors::{self, Processors, own_processors, wait_mode_of};
@@ -24,7 +26,9 @@ use rcomm_core::{Error, ErrorKind, Result};
 use rcomm_recorder::model::{Rank, text};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -173,7 +177,8 @@ impl Host {
             |error| Error::io("cannot share memory with the ranks of this host", error);
         // Every rank listens before it writes to the store, so that the others can connect at once to the rank that
         // wrote first.
-        let (socket, listener) = listen().map_err(sharing_error)?;
+        let file = Segment::file_for_new().map_err(sharing_error)?;
+        let (socket, listener) = listen(&file).map_err(sharing_error)?;
         let own_entry = format!("{} {socket}", world.rank);
         let stored = {
             let (key, entry) = (maker_key.clone(), own_entry.clone());
@@ -185,12 +190,12 @@ impl Host {
         };
         if stored == own_entry.as_bytes() {
             // If the segment cannot be made, this rank stops listening, and so the others share no memory either.
-            let segment = Segment::create(world.rank, world.world_size as usize);
+            let segment = shortcut::create(file, identity);
             let segment = Arc::new(segment.map_err(sharing_error)?);
             self.segment = Some(segment.clone());
             return Ok(Some((listener, segment)));
         }
-        drop(listener);
+        drop((file, listener));
         let stored = String::from_utf8_lossy(&stored);
         let (maker, socket) = stored.split_once(' ').unwrap_or_default();
         let maker: Rank = maker.parse().map_err(|_| {
@@ -200,7 +205,13 @@ impl Host {
             )
         })?;
         let limit = HANDSHAKE_TIME.min(world.deadline.remaining());
-        let segment = segment_of(maker, identity, socket, limit)?;
+        let segment = match shortcut::attach(maker, socket, identity) {
+            Ok(segment) => segment,
+            Err(error) => {
+                tracing::debug!(%error, maker, "requests the shared memory, as its file cannot be opened");
+                segment_of(maker, identity, socket, limit)?
+            }
+        };
         self.segment = Some(Arc::new(segment));
         Ok(None)
     }
@@ -435,8 +446,10 @@ fn host_key(rank: Rank) -> String {
 
 /// Returns an identifier that ranks have in common only if they run under the same kernel.
 fn boot_id() -> io::Result<String> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    Ok(boot.trim().to_owned())
+    // The file has 37 bytes.
+    let mut bytes = [0; 64];
+    let count = File::open("/proc/sys/kernel/random/boot_id")?.read(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes[..count]).trim().to_owned())
 }
 
 /// Returns a name that ranks have in common only if they can share memory and see each other's processes.
@@ -455,12 +468,9 @@ fn name(boot: &str, id: Option<&str>) -> io::Result<String> {
     Ok(name)
 }
 
-/// Listens on an abstract unix socket with a random name, and returns both: other processes can find the
-/// socket only by its published name.
-fn listen() -> io::Result<(String, UnixListener)> {
-    let mut random = [0; 16];
-    fill_random(&mut random)?;
-    let socket = format!("rcomm-{}", text::hex(&random));
+/// Listens on an abstract unix socket with a new name, at which this rank gives out `file`, and returns both.
+fn listen(file: &OwnedFd) -> io::Result<(String, UnixListener)> {
+    let socket = shortcut::socket_name(file)?;
     let address = SocketAddr::from_abstract_name(&socket)?;
     let listener = UnixListener::bind_addr(&address)?;
     listener.set_nonblocking(true)?;

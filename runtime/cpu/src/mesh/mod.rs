@@ -17,6 +17,7 @@ pub(crate) mod layout;
 pub(crate) mod links;
 mod listener;
 mod shortage;
+mod shortcut;
 
 pub(super) use connections::{ChannelRequest, Mesh};
 

@@ -42,6 +42,8 @@ const ENTERED: usize = 24;
 const REFUSED: usize = 64;
 /// Offset of the greatest distance of a claimed entry from the first index at which its group is searched.
 const FARTHEST: usize = 96;
+/// Offset of 32 bytes of a nonce, and 32 bytes by which the rank that made the segment shows that it knows the secret.
+const PROOF: usize = 128;
 /// How many of the latest refusals are kept. A rank whose group's refusal was overwritten does not find it, and waits
 /// until its deadline, or until the group's rank 0 is gone.
 const REFUSALS: usize = 8192;
@@ -82,10 +84,20 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Makes the segment. The caller passes its file to the other ranks.
-    pub(crate) fn create(rank: Rank, world_size: usize) -> io::Result<Self> {
+    /// An empty file, in which a segment can be made.
+    pub(crate) fn file_for_new() -> io::Result<OwnedFd> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("rcomm", flags)?;
+        Ok(rustix::fs::memfd_create("rcomm", flags)?)
+    }
+
+    /// Makes the segment in a [new file](Self::file_for_new), which the other ranks open, or which the caller passes to
+    /// them. `proof` is a nonce and the proof over it that the ranks that open it check.
+    pub(crate) fn create(
+        file: OwnedFd,
+        rank: Rank,
+        world_size: usize,
+        proof: ([u8; 32], [u8; 32]),
+    ) -> io::Result<Self> {
         let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
         rustix::fs::ftruncate(&file, len as u64)?;
         // The seals keep processes from truncating the file: access to a truncated part would end the other processes.
@@ -96,13 +108,55 @@ impl Segment {
             .table
             .long(8)
             .store(world_size as u64, Ordering::Relaxed);
+        for (index, half) in [proof.0, proof.1].into_iter().enumerate() {
+            for (word, bytes) in segment.proof_half(index).zip(half.chunks(8)) {
+                let bytes = bytes.try_into().unwrap_or_default();
+                word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+            }
+        }
         segment.table.long(0).store(MAGIC, Ordering::Release);
+        segment.enter();
+        Ok(segment)
+    }
+
+    /// The words of the nonce (0) or of the proof (1).
+    fn proof_half(&self, index: usize) -> impl Iterator<Item = &AtomicU64> {
+        (0..4).map(move |word| self.table.long(PROOF + index * 32 + word * 8))
+    }
+
+    /// Uses the segment that another rank made, if its nonce and its proof are valid. Fails otherwise, and as
+    /// [`attach`](Self::attach); it fails also if the other rank is still making it.
+    pub(crate) fn attach_proved(
+        file: OwnedFd,
+        rank: Rank,
+        world_size: usize,
+        is_valid: impl FnOnce(&[u8; 32], &[u8; 32]) -> bool,
+    ) -> io::Result<Self> {
+        let segment = Self::check(file, rank, world_size)?;
+        let half = |index| {
+            let mut bytes = [0; 32];
+            for (word, bytes) in segment.proof_half(index).zip(bytes.chunks_mut(8)) {
+                bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+            }
+            bytes
+        };
+        if !is_valid(&half(0), &half(1)) {
+            let message = "the rank that made the shared memory does not know the job's secret";
+            return Err(io::Error::other(message));
+        }
         segment.enter();
         Ok(segment)
     }
 
     /// Uses the segment that another rank made. Fails if it is not a segment of this version for this world size.
     pub(crate) fn attach(file: OwnedFd, rank: Rank, world_size: usize) -> io::Result<Self> {
+        let segment = Self::check(file, rank, world_size)?;
+        segment.enter();
+        Ok(segment)
+    }
+
+    /// Maps the segment that another rank made, without entering it.
+    fn check(file: OwnedFd, rank: Rank, world_size: usize) -> io::Result<Self> {
         let len = Self::table_len(world_size) + GROUPS * Self::stride(world_size);
         let actual = rustix::fs::fstat(&file)?.st_size;
         let sealed = rustix::fs::fcntl_get_seals(&file)?;
@@ -128,7 +182,6 @@ impl Segment {
                  all ranks with the same world size"
             )));
         }
-        segment.enter();
         Ok(segment)
     }
 
@@ -444,7 +497,9 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         let state = self.table.word(Self::rank_entry(self.rank));
-        state.store(LEFT, Ordering::Release);
+        // A rank that has not entered, since it could not use the segment, has not left either.
+        let (order, failed) = (Ordering::Release, Ordering::Relaxed);
+        let _ = state.compare_exchange(PRESENT, LEFT, order, failed);
     }
 }
 
@@ -453,10 +508,15 @@ mod tests {
     use super::*;
     use crate::transport::shm::area::PAGE;
 
+    fn segment(world_size: usize) -> Segment {
+        let file = Segment::file_for_new().unwrap();
+        Segment::create(file, 0, world_size, Default::default()).unwrap()
+    }
+
     #[test]
     fn the_area_of_a_group_of_any_size_fits_the_stride() {
         for world_size in [1, 2, 19, 22, 23, 64, 300] {
-            let segment = Segment::create(0, world_size).unwrap();
+            let segment = segment(world_size);
             for size in 1..=world_size {
                 let len = area_len(size);
                 assert!(len <= segment.stride, "{size} of {world_size}");
@@ -470,7 +530,7 @@ mod tests {
 
     #[test]
     fn granted_and_refused_claims_are_found_later() {
-        let segment = Segment::create(0, 2).unwrap();
+        let segment = segment(2);
         let keys = || (0..(GROUPS + REFUSALS) as u64).map(|group| group * 0x9e37_79b9);
         let given: Vec<_> = keys().map(|key| segment.claim(key)).collect();
         assert!(given[..GROUPS].iter().all(Option::is_some));
@@ -489,7 +549,7 @@ mod tests {
 
     #[test]
     fn a_search_for_a_group_goes_no_farther_than_groups_were_claimed() {
-        let segment = Segment::create(0, 2).unwrap();
+        let segment = segment(2);
         let farthest = || segment.table.word(FARTHEST).load(Ordering::Relaxed);
         assert_eq!(segment.claim(3), Some(3));
         assert_eq!((segment.answer_to(3), farthest()), (Some(Some(3)), 0));

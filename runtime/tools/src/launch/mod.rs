@@ -15,6 +15,7 @@ mod nodes;
 mod options;
 mod output;
 mod parent_death;
+mod pulses;
 mod rank;
 mod ranks;
 mod rounds;

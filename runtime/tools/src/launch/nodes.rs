@@ -6,7 +6,8 @@
 
 use super::options::Options;
 use super::output::Sinks;
-use super::rounds::{Next, Rounds, pulse_key};
+use super::pulses::{Life, PULSE, Pulses, pulse_key};
+use super::rounds::{Next, Rounds};
 use super::signals::Signals;
 use super::{Failure, LAUNCHER_FAILED, Restart};
 use anyhow::{Context, Result};
@@ -14,7 +15,6 @@ use rcomm::store::{PrefixStore, Store, StoreAccess, TcpStore};
 use rcomm::{ErrorKind, Rendezvous, Secret, Tls};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -22,11 +22,6 @@ use std::time::{Duration, Instant};
 
 /// The prefix of every key of the launchers.
 const KEYS: &str = "rcomm-run";
-/// Time between two increments of a launcher's pulse.
-pub(super) const PULSE: Duration = Duration::from_millis(500);
-/// Of the time between two looks at a pulse, at most this much counts as silence: twice the time between two looks of a
-/// launcher whose ranks run.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long the launcher with the store waits for the others to read how the job ended.
 pub(super) const LEAVE_TIME: Duration = Duration::from_secs(5);
 
@@ -462,78 +457,6 @@ impl Nodes {
     }
 }
 
-/// The last known pulses of other launchers, by id.
-#[derive(Default)]
-pub(super) struct Pulses(HashMap<u32, Pulse>);
-
-/// The pulse of another launcher.
-struct Pulse {
-    count: i64,
-    /// When it was looked at last.
-    looked: Instant,
-    /// For how long looks have found this count.
-    silent: Duration,
-    has_advanced: bool,
-}
-
-/// What a launcher's pulse says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
-    /// The pulse has been seen to advance.
-    Alive,
-    /// The pulse has not been seen to advance yet, and the time that is allowed without an advance is not over.
-    Unknown,
-    /// The pulse has not advanced for longer than is allowed.
-    Silent,
-}
-
-impl Pulses {
-    /// Looks at the pulse of the launcher with this id. `silence` is the longest time without an advance that is
-    /// allowed.
-    ///
-    /// # Errors
-    /// Those of the store.
-    pub(super) fn look(
-        &mut self,
-        keys: &impl Store,
-        id: u32,
-        silence: Duration,
-    ) -> rcomm::Result<Life> {
-        let count = keys.add(&pulse_key(id), 0)?;
-        Ok(self.found(id, count, silence, Instant::now()))
-    }
-
-    /// Notes that a look has found this count; returns what it says.
-    fn found(&mut self, id: u32, count: i64, silence: Duration, now: Instant) -> Life {
-        let pulse = self.0.entry(id).or_insert(Pulse {
-            count,
-            looked: now,
-            silent: Duration::ZERO,
-            has_advanced: false,
-        });
-        // If this launcher itself was stopped meanwhile, it does not know whether the other one was silent all that time.
-        let passed = (now - pulse.looked).min(LONGEST_PAUSE);
-        *pulse = match pulse.count == count {
-            true => Pulse {
-                looked: now,
-                silent: pulse.silent + passed,
-                ..*pulse
-            },
-            false => Pulse {
-                count,
-                looked: now,
-                silent: Duration::ZERO,
-                has_advanced: true,
-            },
-        };
-        match (pulse.silent > silence, pulse.has_advanced) {
-            (true, _) => Life::Silent,
-            (false, true) => Life::Alive,
-            (false, false) => Life::Unknown,
-        }
-    }
-}
-
 fn failure_key(attempt: u32) -> String {
     format!("failure/{attempt}")
 }
@@ -564,30 +487,5 @@ fn read_failure(text: &[u8]) -> Failure {
             Some("again") => Restart::Free,
             _ => Restart::Never,
         },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_launcher_that_was_itself_stopped_calls_no_other_silent_for_that_time() {
-        let mut pulses = Pulses::default();
-        let (silence, start) = (Duration::from_secs(30), Instant::now());
-        let mut look = |count, seconds| {
-            let now = start + Duration::from_secs(seconds);
-            pulses.found(7, count, silence, now)
-        };
-        assert_eq!(look(1, 0), Life::Unknown);
-        assert_eq!(look(2, 1), Life::Alive);
-        // This launcher was stopped for an hour. The other one has not run yet since, or could not reach the store.
-        assert_eq!(look(2, 3_601), Life::Alive);
-        assert_eq!(look(2, 3_602), Life::Alive);
-        for second in 3_603..=3_630 {
-            assert_eq!(look(2, second), Life::Alive, "{second}");
-        }
-        assert_eq!(look(2, 3_631), Life::Silent);
-        assert_eq!(look(3, 3_632), Life::Alive);
     }
 }

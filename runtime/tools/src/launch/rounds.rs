@@ -15,9 +15,10 @@
 //! | `gone/<id>` | `1`: the launcher leaves, and the others go on | a launcher that was stopped by a signal |
 //! | `left/<id>` | `1`, once the launcher knows how the job ended, or leaves | every launcher |
 
-use super::nodes::{Job, LEAVE_TIME, Life, PULSE, Pulses};
+use super::nodes::{Job, LEAVE_TIME};
 use super::options::Options;
 use super::output::{Sinks, in_words};
+use super::pulses::{Life, PULSE, Pulses, pulse_key};
 use super::signals::{Signals, stopped_by};
 use super::{Failure, LAUNCHER_FAILED, Restart};
 use anyhow::{Context, Result, bail};
@@ -440,10 +441,6 @@ const INVALID_KEY: &str =
 
 fn member_key(id: u32) -> String {
     format!("member/{id}")
-}
-
-pub(super) fn pulse_key(id: u32) -> String {
-    format!("pulse/{id}")
 }
 
 /// Reads what the launcher with this id has published about itself.

@@ -7,6 +7,7 @@ pub(crate) mod endpoint;
 pub(crate) mod failure_broadcast;
 pub(crate) mod heartbeat;
 pub(crate) mod pipe;
+pub(crate) mod running;
 pub(crate) mod status_exchange;
 pub(crate) mod wait_counters;
 pub(crate) mod watchdog;

@@ -4,7 +4,7 @@ use crate::backend::{CommState, Done};
 use crate::op::deadline::Deadline;
 use crate::op::error::{Error, Result};
 use crate::op::info::{OpInfo, WorkStatus};
-use crate::watch::watchdog::Running;
+use crate::watch::running::Running;
 use rcomm_recorder::model::{ProcessGroupInfo, ProcessGroupStatus, Rank};
 use std::ops::Deref;
 use std::sync::{Arc, Weak};

@@ -16,7 +16,7 @@ use crate::watch::wait_counters::WaitCounters;
 use crate::watch::watched::{Held, WatchedGroup, WatchedOperation};
 use rcomm_recorder::model::text;
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -226,6 +226,9 @@ impl Watchdog {
             touch_at: None,
             in_flight_ops: Vec::new(),
             first_seen: HashMap::new(),
+            near: HashSet::new(),
+            called_for: HashSet::new(),
+            began: Instant::now(),
             ring_truncated: false,
         };
         // Invariant 10 of docs/ARCHITECTURE.md: `stop` joins this thread.
@@ -285,6 +288,11 @@ struct Rounds {
     in_flight_ops: Vec<Arc<dyn WatchedOperation>>,
     /// When each blocking call was first seen in flight, by record id.
     first_seen: HashMap<u64, Instant>,
+    /// The operations that come near their time-outs, by record id: in this round so far, and in the last one.
+    near: HashSet<u64>,
+    called_for: HashSet<u64>,
+    /// When the last round began.
+    began: Instant,
     /// Whether the ring's file is known to have been truncated.
     ring_truncated: bool,
 }
@@ -295,6 +303,9 @@ impl Rounds {
     const GRACE: Duration = Duration::from_secs(5);
     /// How many bytes of the ring are touched at a time.
     const TOUCH_BYTES: usize = 64 << 10;
+    /// Of the time between two rounds, at most this much counts as time for which this process has run, unless the
+    /// interval is longer: more shows that it was stopped, or got no core.
+    const LONGEST_PAUSE: Duration = Duration::from_millis(250);
     /// The pause between two parts.
     const TOUCH_PAUSE: Duration = Duration::from_millis(1);
     /// The longest wait for the first round, which starts what others need.
@@ -308,6 +319,10 @@ impl Rounds {
                 self.start(start);
             }
             self.watch.rounds.fetch_add(1, Ordering::Relaxed);
+            let now = Instant::now();
+            let passed = now - std::mem::replace(&mut self.began, now);
+            self.broadcast
+                .ran(passed.min(Self::LONGEST_PAUSE.max(self.interval)));
             self.broadcast.recorder().heartbeat();
             self.check_ring();
             for fault in faults {
@@ -315,6 +330,7 @@ impl Rounds {
             }
             self.check_in_flight();
             self.check_running_calls();
+            self.call_roll();
             self.touch_ring();
             if stopped {
                 return;
@@ -354,6 +370,16 @@ impl Rounds {
         })
     }
 
+    /// Asks which ranks run if an operation has come near its time-out since the last round. The answers are there when
+    /// the time-out passes.
+    fn call_roll(&mut self) {
+        let near = std::mem::take(&mut self.near);
+        if !near.is_subset(&self.called_for) {
+            self.broadcast.call_roll();
+        }
+        self.called_for = near;
+    }
+
     /// Touches the next part of the ring if it is time to, so that recording causes no page fault there.
     fn touch_ring(&mut self) {
         let now = Instant::now();
@@ -379,6 +405,7 @@ impl Rounds {
         let now = Instant::now();
         let mut faults = Vec::new();
         let mut failed = Vec::new();
+        let (near, roll_time) = (&mut self.near, self.broadcast.roll_time());
         let is_over = |in_flight: &mut Arc<dyn WatchedOperation>| match in_flight.poll_state() {
             WorkStatus::Failed if in_flight.was_rejected() => true,
             WorkStatus::Completed => {
@@ -395,6 +422,11 @@ impl Rounds {
                 true
             }
             WorkStatus::Queued | WorkStatus::Started => {
+                let op_info = in_flight.op_info();
+                let left = in_flight.due().saturating_duration_since(now);
+                if is_near(op_info, left, roll_time) {
+                    near.insert(op_info.record_id);
+                }
                 let overdue_at = (!in_flight.op_info().ends_itself)
                     .then(|| in_flight.due() + in_flight.group().overdue_time());
                 if overdue_at.is_some_and(|due| due <= now) && !in_flight.group().has_failed() {
@@ -430,6 +462,10 @@ impl Rounds {
             for op_info in group.running().under_way() {
                 let since = *self.first_seen.get(&op_info.record_id).unwrap_or(&now);
                 seen.insert(op_info.record_id, since);
+                let left = op_info.timeout.saturating_sub(now.duration_since(since));
+                if is_near(&op_info, left, self.broadcast.roll_time()) {
+                    self.near.insert(op_info.record_id);
+                }
                 let limit = op_info.timeout.saturating_add(Self::GRACE);
                 if now.duration_since(since) > limit && !group.has_failed() {
                     self.handle(Fault {
@@ -495,6 +531,11 @@ impl Rounds {
 fn end_process(message: &str) -> ! {
     eprintln!("rcomm ends the process, as configured for a failure: {message}");
     std::process::abort()
+}
+
+/// Whether an operation of which this much time is left comes near its time-out, but has used up at least half of it.
+fn is_near(op_info: &OpInfo, left: Duration, roll_time: Duration) -> bool {
+    left <= roll_time.min(op_info.timeout / 2)
 }
 
 fn fault_of(in_flight: &dyn WatchedOperation, error: Error) -> Fault {

@@ -2,6 +2,7 @@
 
 use crate::op::error::Error;
 use crate::op::info::OpInfo;
+use crate::watch::failure_broadcast::RollCall;
 use crate::watch::status_exchange::{StatusQuery, StatusReplies};
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -110,8 +111,13 @@ impl Incident {
         &self.info.ranks
     }
 
-    /// The request for the status of the operation's members. `is_stopped` looks whether a signal has stopped a rank.
-    pub(super) fn query<'a>(&'a self, is_stopped: &'a dyn Fn(Rank) -> bool) -> StatusQuery<'a> {
+    /// The request for the status of the operation's members. `is_stopped` looks whether a signal has stopped a rank;
+    /// `roll_call` is the newest that this rank has made or joined.
+    pub(super) fn query<'a>(
+        &'a self,
+        is_stopped: &'a dyn Fn(Rank) -> bool,
+        roll_call: Option<RollCall>,
+    ) -> StatusQuery<'a> {
         StatusQuery {
             members: &self.info.ranks,
             wire_id: self.wire_id,
@@ -120,6 +126,7 @@ impl Incident {
             gone: &self.gone,
             lost: &self.lost,
             is_stopped,
+            roll_call,
             waited_for: &self.waited_for,
             timeout: self.timeout,
         }

@@ -10,14 +10,16 @@
 //! | `rcomm/cause/<attempt>/<alarm>` | the cause, as text | the first to raise it, before the alarm itself |
 //! | `rcomm/process/<attempt>/<rank>` | which process the rank is, as text | every rank, when its world is made |
 //!
-//! The ranks' status goes through other keys ([`status_exchange`](crate::watch::status_exchange)). The thread
-//! `rcomm/dump` also watches the FIFOs by which users request a dump.
+//! The ranks' status goes through other keys ([`status_exchange`](crate::watch::status_exchange)), and so does the question,
+//! before a time-out, which ranks run ([`roll_call`]). The thread `rcomm/dump` also watches the FIFOs by which users request
+//! a dump.
 
 #[cfg(test)]
 mod alarm_model;
 mod incident;
 mod processes;
 mod responder;
+mod roll_call;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -25,6 +27,8 @@ pub(crate) use incident::Incident;
 use incident::IncidentProgress;
 pub(crate) use processes::{NeighborProcesses, Processes};
 pub(crate) use responder::ResponderThread;
+pub(crate) use roll_call::RollCall;
+use roll_call::RollCalls;
 
 use crate::config::Propagation;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -82,12 +86,17 @@ pub(crate) struct FailureBroadcast {
     /// Since when the store has not replied to requests, on the clock of the records; 0 if it has replied to
     /// the last one.
     unanswered_since: AtomicU64,
+    /// The same on the clock of [`RollCalls::time`], in ns, and one more; 0 if the store has replied to the last request.
+    unanswered_from: AtomicU64,
+    rolls: RollCalls,
 }
 
 /// How long the thread `rcomm/dump` waits at most for a dump that another rank's alarm or a FIFO has requested.
 const DUMP_WAIT: Duration = Duration::from_secs(1);
 /// A store that has not answered for this long counts as down: a working one answers in microseconds.
 const STORE_SILENT: Duration = Duration::from_secs(2);
+/// How long a store that has been silent for [`STORE_SILENT`] is still waited for.
+const STORE_LAST_WAIT: Duration = Duration::from_millis(250);
 /// A process counts as stopped, and not only about to be continued, if a signal has stopped it for this long. The ranks
 /// of a suspended job are continued one after another.
 pub(crate) const STOPPED_TIME: Duration = Duration::from_millis(500);
@@ -102,6 +111,8 @@ impl FailureBroadcast {
         Ok(Arc::new(Self {
             store_row,
             unanswered_since: AtomicU64::new(0),
+            unanswered_from: AtomicU64::new(0),
+            rolls: RollCalls::default(),
             parts,
             incidents: Mutex::default(),
             stopped: AtomicBool::new(false),
@@ -124,6 +135,22 @@ impl FailureBroadcast {
         Instant::now() + self.parts.status_wait * 3 / 4
     }
 
+    /// Adds to the time for which this process has run.
+    pub(crate) fn ran(&self, time: Duration) {
+        self.rolls.ran(time);
+    }
+
+    /// How long before its time-out an operation asks which ranks run.
+    pub(crate) fn roll_time(&self) -> Duration {
+        self.parts.status_wait
+    }
+
+    /// Asks which ranks run, since an operation comes near its time-out. Does not wait.
+    pub(crate) fn call_roll(&self) {
+        self.rolls.request();
+        self.wake();
+    }
+
     /// Whether the store is served by a rank whose process a signal has stopped, so that it cannot answer.
     fn store_is_stopped(&self) -> bool {
         matches!(self.parts.store_end, Some(LinkEnd::StoreAtRank(rank)) if self.parts.processes.is_stopped(rank))
@@ -142,12 +169,18 @@ impl FailureBroadcast {
         stays_stopped
     }
 
+    /// Whether an alarm need not wait longer for the store's reply, after it has waited for `waited`: the store has been
+    /// silent before, and goes on to be.
+    fn store_stays_silent(&self, waited: Duration) -> bool {
+        waited >= STORE_LAST_WAIT && self.silent_time() >= STORE_SILENT
+    }
+
     /// Raises the alarm and sets PyTorch's flag, so that the other ranks make their dumps.
     ///
     /// # Blocking
     /// For a second at most, and not beyond `until`: a store that does not answer must not keep this rank
     /// from its dump. Not longer than until a signal has been seen to stop the process that serves the store for
-    /// [`STOPPED_TIME`]: it cannot answer.
+    /// [`STOPPED_TIME`]: it cannot answer. For [`STORE_LAST_WAIT`] if the store has been silent for [`STORE_SILENT`].
     pub(crate) fn raise(&self, incident: &Arc<Incident>, until: Instant) {
         let mut incidents = self
             .incidents
@@ -156,14 +189,20 @@ impl FailureBroadcast {
         incidents.push(incident.clone());
         drop(incidents);
         self.wake();
-        let until = until.min(Instant::now() + Duration::from_secs(1));
+        let began = Instant::now();
+        let until = until.min(began + Duration::from_secs(1));
         let has_ended = |progress: &IncidentProgress| progress.raise_ended;
         let ended_soon = || {
             let pause = LOOK_TIME.min(left_until(until));
-            has_ended(&incident.wait(pause, has_ended))
+            let looked = Instant::now();
+            let has_ended = has_ended(&incident.wait(pause, has_ended));
+            // The watchdog makes no round meanwhile.
+            self.ran(looked.elapsed().min(2 * LOOK_TIME));
+            has_ended
         };
         while !ended_soon() {
-            if Instant::now() >= until || self.store_stays_stopped(incident) {
+            let is_over = Instant::now() >= until || self.store_stays_silent(began.elapsed());
+            if is_over || self.store_stays_stopped(incident) {
                 break;
             }
         }
@@ -261,13 +300,12 @@ impl FailureBroadcast {
         let Some(LinkEnd::StoreAtRank(_)) = self.parts.store_end else {
             return error;
         };
-        let silence = self.store_silence();
         // A rank that gave up without a known reason may have waited for rank 0, too.
         let may_be_rank_0 = error.is_time_out() || error.ranks().contains(&0);
         if may_be_rank_0 && incident.wait(Duration::ZERO, |_| true).awaits_store() {
             // Whether the rank that this one waited for works is not known here. Rank 0 does not answer.
-            let why = if silence >= STORE_SILENT {
-                let lasted = text::duration(silence);
+            let why = if self.silent_time() >= STORE_SILENT {
+                let lasted = text::duration(self.store_silence());
                 Some(format!(
                     "rank 0, which serves the store, has not answered for {lasted}"
                 ))
@@ -321,8 +359,27 @@ impl FailureBroadcast {
         }
     }
 
+    /// For how long the store has not replied to requests, of the time for which this process has run.
+    fn silent_time(&self) -> Duration {
+        match self.unanswered_from.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            from => self
+                .rolls
+                .time()
+                .saturating_sub(Duration::from_nanos(from - 1)),
+        }
+    }
+
     /// Notes that a request is sent to the store.
     fn store_asked(&self) {
+        let from = u64::try_from(self.rolls.time().as_nanos()).unwrap_or(u64::MAX);
+        // If there is an earlier request without a reply, its time is kept.
+        let _ = self.unanswered_from.compare_exchange(
+            0,
+            from.saturating_add(1),
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
         let now = self.parts.recorder.now();
         let first = self.unanswered_since.compare_exchange(
             0,
@@ -347,6 +404,7 @@ impl FailureBroadcast {
         let answered = reply.is_ok();
         if answered {
             self.unanswered_since.store(0, Ordering::Relaxed);
+            self.unanswered_from.store(0, Ordering::Relaxed);
         }
         if let Some(row) = self.store_row {
             let now = self.parts.recorder.now();

@@ -1,6 +1,7 @@
 //! [`ResponderThread`]: the thread `rcomm/dump`. Through the store, it raises this rank's alarm and answers those of
 //! other ranks. It also watches the FIFOs by which dumps are requested.
 
+use super::roll_call::RollAnswers;
 use super::{DUMP_WAIT, FLAG, FailureBroadcast, Incident};
 use crate::config::Propagation;
 use crate::op::error::{Error, ErrorKind, Result};
@@ -87,6 +88,7 @@ pub(super) struct Responder {
     pipes: Vec<DumpPipe>,
     /// The number of the newest alarm that this rank has answered; 0 if none.
     answered: i64,
+    roll: RollAnswers,
     /// The last alarm of another rank: when this rank read it, and its cause.
     pub(super) announced: Option<(Instant, String)>,
     /// Whether PyTorch's flag was set at the last poll.
@@ -97,7 +99,9 @@ pub(super) struct Responder {
 
 impl Responder {
     pub(super) fn new(broadcast: Arc<FailureBroadcast>, pipes: Vec<DumpPipe>) -> Self {
+        let parts = &broadcast.parts;
         Self {
+            roll: RollAnswers::new(parts.attempt, parts.rank),
             broadcast,
             pipes,
             answered: 0,
@@ -122,6 +126,9 @@ impl Responder {
             );
             for incident in incidents {
                 self.respond_to_own_fault(&incident);
+            }
+            if self.broadcast.rolls.take_request() {
+                self.call_roll();
             }
             for pipe in &self.pipes {
                 if pipe.was_written() {
@@ -160,6 +167,19 @@ impl Responder {
         format!("rcomm/alarm/{}", self.broadcast.parts.attempt)
     }
 
+    /// Calls the roll. If the store does not answer, the next poll reports it.
+    fn call_roll(&mut self) {
+        let broadcast = &self.broadcast;
+        broadcast.store_asked();
+        let called = self
+            .roll
+            .call(&*broadcast.parts.root, broadcast.rolls.time());
+        if let Ok(called) = called {
+            broadcast.rolls.keep(called);
+        }
+        broadcast.store_replied(&called.map(drop));
+    }
+
     /// Polls the store for alarms of other ranks and for PyTorch's flag, and responds to them. Notes whether
     /// the store replied.
     fn poll_store(&mut self) {
@@ -177,9 +197,11 @@ impl Responder {
         }
     }
 
-    /// Answers new alarms; if there is none, makes a dump if PyTorch's flag is newly set.
+    /// Answers the newest roll call and new alarms; if there is no new alarm, makes a dump if PyTorch's flag is newly set.
     pub(super) fn read_store(&mut self) -> Result<()> {
         let parts = &self.broadcast.parts;
+        self.roll
+            .answer(&*parts.root, self.broadcast.rolls.time())?;
         // A rank of rcomm sets the flag after it has raised the alarm. If the alarm were read first, one that is raised
         // between the two reads would look like a failure of a PyTorch rank, whose cause is not known.
         let flag = parts.root.check(&[FLAG])?;
@@ -334,7 +356,7 @@ impl Responder {
                 let processes = &self.broadcast.parts.processes;
                 processes.learn_stopped(incident.members());
                 let is_stopped = |rank| processes.is_stopped(rank);
-                let query = incident.query(&is_stopped);
+                let query = incident.query(&is_stopped, self.broadcast.rolls.newest());
                 let mut answers = exchange.collect(&*self.broadcast.parts.root, &query);
                 if let Some((at, cause)) = &self.announced
                     && at.elapsed() < RECENT_ALARM

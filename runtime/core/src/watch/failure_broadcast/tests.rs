@@ -412,6 +412,12 @@ fn a_time_out_names_the_rank_that_serves_the_store_once_that_has_been_silent() {
     assert_eq!(complete().ranks(), [3]);
     let since = broadcast.recorder().now().as_ns() - 4_000_000_000;
     broadcast.unanswered_since.store(since, Ordering::Relaxed);
+    // This process may have been stopped in that time.
+    assert_eq!(complete().ranks(), [3]);
+    assert!(!broadcast.store_stays_silent(STORE_LAST_WAIT));
+    broadcast.ran(STORE_SILENT);
+    assert!(broadcast.store_stays_silent(STORE_LAST_WAIT));
+    assert!(!broadcast.store_stays_silent(LOOK_TIME));
     let error = complete();
     assert_eq!(error.ranks(), [0]);
     let text = error.to_string();
@@ -429,6 +435,7 @@ fn a_time_out_names_the_rank_that_serves_the_store_once_that_has_been_silent() {
     };
     assert_eq!((unanswered(true), unanswered(false)), (vec![0], vec![3]));
     broadcast.store_replied(&Ok(()));
+    assert!(!broadcast.store_stays_silent(STORE_LAST_WAIT));
     assert_eq!(complete().ranks(), [3]);
     // A connection that was lost shows no end of a process.
     incident.update(|progress| progress.store_lost = true);

@@ -24,7 +24,7 @@ pub(crate) use report::RankReport;
 
 use crate::op::error::{ErrorKind, Result};
 use crate::store::{Store, which_are_set};
-use crate::watch::failure_broadcast::{LOOK_TIME, STOPPED_TIME};
+use crate::watch::failure_broadcast::{LOOK_TIME, RollCall, STOPPED_TIME};
 use arrivals::Arrivals;
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text;
@@ -36,7 +36,8 @@ use std::time::{Duration, Instant};
 
 /// The largest group in which every member reads all answers.
 const SMALL_GROUP: usize = 64;
-/// The longest wait for the answers of ranks whose processes may have ended, once all others have answered.
+/// The longest wait for the answers of ranks whose processes may have ended, once all others have answered; and the
+/// shortest for those of ranks that have not answered a roll call.
 const LOST_TIME: Duration = Duration::from_millis(250);
 /// The most answers that are read in one call to the store.
 const CHUNK: usize = 256;
@@ -56,6 +57,8 @@ pub(crate) struct StatusQuery<'a> {
     pub(crate) lost: &'a [Rank],
     /// Looks whether a signal has stopped the process of a member, so that it cannot answer.
     pub(crate) is_stopped: &'a dyn Fn(Rank) -> bool,
+    /// A question of before the time-out which ranks run: one that has not answered it has been silent since.
+    pub(crate) roll_call: Option<RollCall>,
     /// The ranks for which this rank waited until its time-out; empty after any other failure.
     pub(crate) waited_for: &'a [Rank],
     /// The operation's time-out.
@@ -89,8 +92,9 @@ impl StatusExchange {
     /// store fails, the text says so.
     ///
     /// # Blocking
-    /// Until all members have answered, except those that a signal has stopped for [`STOPPED_TIME`]; for about
-    /// `wait_time` and `read_time` together at most, however many ranks there are.
+    /// Until all members have answered, and the ranks that they wait for, except those that a signal has stopped for
+    /// [`STOPPED_TIME`], and those that have not answered a roll call for `wait_time`, which are waited for for
+    /// [`LOST_TIME`]; for about `wait_time` and `read_time` together at most, however many ranks there are.
     pub(crate) fn collect(&self, store: &dyn Store, query: &StatusQuery<'_>) -> StatusReplies {
         if query.members.len() <= SMALL_GROUP {
             return self.read_all(store, query);
@@ -142,24 +146,23 @@ impl StatusExchange {
         let keys: Vec<String> = ranks.iter().map(|rank| self.key(rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let is_stopped: Vec<bool> = ranks.iter().map(|&rank| (query.is_stopped)(rank)).collect();
-        let by_rank = || ranks.iter().zip(&keys).zip(&is_stopped);
-        let keys_of = |lost: bool| {
-            let running = by_rank().filter(|(_, is_stopped)| !**is_stopped);
-            let keys = running.filter(move |((rank, _), _)| query.lost.contains(rank) == lost);
-            keys.map(|((_, key), _)| *key).collect::<Vec<&str>>()
-        };
-        let (lost, others) = (keys_of(true), keys_of(false));
-        let stopped = by_rank().filter(|(_, is_stopped)| **is_stopped);
-        let stopped: Vec<(Rank, &str)> = stopped.map(|((&rank, &key), _)| (rank, key)).collect();
+        let (mut others, mut lost, mut stopped) = (Vec::new(), Vec::new(), Vec::new());
+        for ((&rank, &key), is_stopped) in ranks.iter().zip(&keys).zip(is_stopped) {
+            match (is_stopped, query.lost.contains(&rank)) {
+                (true, _) => stopped.push((rank, key)),
+                (false, true) => lost.push(key),
+                (false, false) => others.push(rank),
+            }
+        }
         // The results of the waits are not used: those answers that have arrived are read below.
         let began = Instant::now();
-        let _ = store.wait(&others, self.wait_time);
+        let until = began + self.wait_time + self.read_time;
+        self.wait_for(store, query, &others, began);
         if !lost.is_empty() {
             let time_left = self.wait_time.saturating_sub(began.elapsed());
             let _ = store.wait(&lost, time_left.min(LOST_TIME));
         }
         self.wait_for_stopped(store, query, stopped, began);
-        let until = Instant::now() + self.read_time;
         let are_set = which_are_set(store, &keys, until);
         let present: Vec<&str> = keys
             .iter()
@@ -200,7 +203,7 @@ impl StatusExchange {
             false => query.waited_for,
         };
         let is_uncertain = query.is_p2p || !arrivals.silent.is_empty();
-        let last_in_chain = match self.follow_waits(store, query, roots, &mut reports, until) {
+        let last_in_chain = match self.follow_waits(store, query, roots, &mut reports, began) {
             Some((hops, last)) => {
                 text.push_str(&hops);
                 last
@@ -216,9 +219,40 @@ impl StatusExchange {
         }
     }
 
-    /// Waits for the answers of `stopped`, which a signal had stopped at `began`, until [`STOPPED_TIME`] after that. Those
-    /// that were continued in between are waited for as others, until `wait_time` after `began`: the ranks of a suspended
-    /// job are continued one after another.
+    /// Waits for the answers of these ranks until `wait_time` after `began`, the time of the alarm. Those that have not
+    /// answered a roll call are waited for until their silence has lasted for `wait_time` in all, and [`LOST_TIME`] after
+    /// `began` in any case.
+    fn wait_for(&self, store: &dyn Store, query: &StatusQuery<'_>, ranks: &[Rank], began: Instant) {
+        let wait = |ranks: &mut dyn Iterator<Item = Rank>, limit: Duration| {
+            let keys: Vec<String> = ranks.map(|rank| self.key(rank)).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let time_left = limit.saturating_sub(began.elapsed());
+            store.wait(&keys, time_left)
+        };
+        let all = &mut ranks.iter().copied();
+        let Some(call) = query.roll_call else {
+            let _ = wait(all, self.wait_time);
+            return;
+        };
+        match wait(all, self.wait_for_silent(call)) {
+            Err(error) if error.kind() == ErrorKind::Timeout => {}
+            // All have answered, or the store has failed.
+            _ => return,
+        }
+        let until = began + self.wait_time + self.read_time;
+        let answered = call.answered(store, self.attempt, ranks, until);
+        let _ = wait(&mut answered.into_iter(), self.wait_time);
+    }
+
+    /// How long after an alarm the answers of ranks are waited for that have not answered this call.
+    fn wait_for_silent(&self, call: RollCall) -> Duration {
+        let rest = self.wait_time.saturating_sub(call.age);
+        rest.max(LOST_TIME).min(self.wait_time)
+    }
+
+    /// Waits for the answers of `stopped`, which a signal had stopped at `began`, until [`STOPPED_TIME`] after that, or not
+    /// longer than for silent ranks if none of them has answered a roll call. Those that were continued in between are
+    /// waited for as others, until `wait_time` after `began`: the ranks of a suspended job are continued one after another.
     fn wait_for_stopped(
         &self,
         store: &dyn Store,
@@ -228,6 +262,18 @@ impl StatusExchange {
     ) {
         let time_left = || self.wait_time.saturating_sub(began.elapsed());
         let mut continued = Vec::new();
+        let limit = match query.roll_call {
+            Some(call) if !stopped.is_empty() => {
+                let ranks: Vec<Rank> = stopped.iter().map(|(rank, _)| *rank).collect();
+                let until = began + self.wait_time + self.read_time;
+                let have_answered = call.answered(store, self.attempt, &ranks, until);
+                match have_answered.is_empty() {
+                    true => self.wait_for_silent(call),
+                    false => self.wait_time,
+                }
+            }
+            _ => self.wait_time,
+        };
         while !stopped.is_empty() {
             let keys: Vec<&str> = stopped.iter().map(|(_, key)| *key).collect();
             match store.wait(&keys, LOOK_TIME.min(time_left())) {
@@ -242,7 +288,7 @@ impl StatusExchange {
                 }
                 is_stopped
             });
-            if began.elapsed() >= STOPPED_TIME.min(self.wait_time) {
+            if began.elapsed() >= STOPPED_TIME.min(limit) {
                 break;
             }
         }
@@ -254,14 +300,14 @@ impl StatusExchange {
     /// Follows the waits of `roots`, from rank to rank, and returns them as text, and the ranks at which they end.
     /// `None` if `roots` wait for no other rank, or if the waits return to this rank or never leave a cycle.
     ///
-    /// Reports that are not in `reports` are read from the store until `until`.
+    /// Reports that are not in `reports`, of ranks that are no members, are waited for as those of the members are.
     fn follow_waits(
         &self,
         store: &dyn Store,
         query: &StatusQuery<'_>,
         roots: &[Rank],
         reports: &mut BTreeMap<Rank, Option<RankReport>>,
-        until: Instant,
+        began: Instant,
     ) -> Option<(String, Vec<Rank>)> {
         let mut text = String::new();
         let mut to_follow: Vec<Rank> = roots.to_vec();
@@ -275,7 +321,7 @@ impl StatusExchange {
             if !seen.insert(rank) {
                 continue;
             }
-            let next = self.waits_of(store, rank, query.timeout, reports, until);
+            let next = self.waits_of(store, query, rank, reports, began);
             if next.is_empty() {
                 last.insert(rank);
                 continue;
@@ -290,21 +336,22 @@ impl StatusExchange {
         (!last.is_empty() && !text.is_empty()).then(|| (text, last.into_iter().collect()))
     }
 
-    /// The ranks for which `rank` has waited for at least half of `timeout`: those that its report names, and the
+    /// The ranks for which `rank` has waited for at least half of the operation's time-out: those that its report names, and the
     /// members of its pending collectives that have not come to them, or have not answered. Empty if `rank` has not
     /// answered.
     fn waits_of(
         &self,
         store: &dyn Store,
+        query: &StatusQuery<'_>,
         rank: Rank,
-        timeout: Duration,
         reports: &mut BTreeMap<Rank, Option<RankReport>>,
-        until: Instant,
+        began: Instant,
     ) -> Vec<Rank> {
+        let timeout = query.timeout;
         let mut ask = |rank: Rank| {
             let report = reports.entry(rank);
             report
-                .or_insert_with(|| self.report_of(store, rank, until))
+                .or_insert_with(|| self.report_of(store, query, rank, began))
                 .clone()
         };
         let Some(report) = ask(rank) else {
@@ -322,10 +369,18 @@ impl StatusExchange {
         waits.into_iter().collect()
     }
 
-    /// A rank's report, if the store has it by `until`.
-    fn report_of(&self, store: &dyn Store, rank: Rank, until: Instant) -> Option<RankReport> {
+    /// A rank's report, if the store has it in time.
+    fn report_of(
+        &self,
+        store: &dyn Store,
+        query: &StatusQuery<'_>,
+        rank: Rank,
+        began: Instant,
+    ) -> Option<RankReport> {
+        self.wait_for(store, query, &[rank], began);
         let key = self.key(rank);
-        if Instant::now() >= until || !store.check(&[&key]).ok()? {
+        let is_late = began.elapsed() >= self.wait_time + self.read_time;
+        if is_late || !store.check(&[&key]).ok()? {
             return None;
         }
         // The key exists, so this does not wait.

@@ -154,6 +154,7 @@ mod tests {
             gone: &[],
             lost: &[],
             is_stopped: &|_| false,
+            roll_call: None,
             waited_for: &[0],
             timeout: std::time::Duration::from_secs(3),
         };

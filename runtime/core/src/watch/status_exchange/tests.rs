@@ -14,6 +14,7 @@ fn query(members: &[Rank]) -> StatusQuery<'_> {
         gone: &[],
         lost: &[],
         is_stopped: &|_| false,
+        roll_call: None,
         waited_for: &[],
         timeout: Duration::from_secs(3),
     }
@@ -81,6 +82,83 @@ fn a_wait_for_a_rank_that_waits_for_another_is_followed_to_its_end() {
     assert!(ask(&[0]).last_in_chain.is_empty());
     publish(2, &[(0, 2_800)]);
     assert!(ask(&[0]).last_in_chain.is_empty());
+}
+
+#[test]
+fn a_wait_is_followed_also_to_ranks_outside_of_the_group_that_answer_later() {
+    let store = HashStore::new();
+    let exchange = exchange(1, Duration::from_secs(60));
+    let publish = |rank: Rank, waits: &[(Rank, u64)]| {
+        let report = RankReport {
+            waits: waits.iter().copied().collect(),
+            ..report(40, "")
+        };
+        let bytes = serde_json::to_vec(&report).unwrap();
+        store.set(&exchange.key(rank), &bytes).unwrap();
+    };
+    publish(0, &[(2, 2_900)]);
+    publish(1, &[]);
+    let replies = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            publish(2, &[(3, 2_900)]);
+            publish(3, &[]);
+        });
+        let query = StatusQuery {
+            waited_for: &[0],
+            ..query(&[0, 1])
+        };
+        exchange.collect(&store, &query)
+    });
+    assert_eq!(replies.last_in_chain, [3]);
+}
+
+#[test]
+fn a_rank_that_has_not_answered_a_roll_call_is_waited_for_only_shortly() {
+    let store = HashStore::new();
+    let publish = |rank: Rank| {
+        let published = exchange(rank, Duration::ZERO).publish(&store, &report(41, ""));
+        published.expect("the store in memory failed");
+    };
+    [0, 1].into_iter().for_each(publish);
+    // Rank 2 has answered only an earlier call.
+    for (rank, number) in [(0, "2"), (1, "2"), (2, "1"), (3, "2")] {
+        let key = format!("rcomm/here/0/{rank}");
+        store.set(&key, number.as_bytes()).unwrap();
+    }
+    let minute = Duration::from_secs(60);
+    let (text, took) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // It answers the alarm later than a rank may that has not answered the call.
+            std::thread::sleep(LOST_TIME * 2);
+            publish(3);
+        });
+        let query = StatusQuery {
+            roll_call: Some(RollCall {
+                number: 2,
+                age: minute,
+            }),
+            ..query(&[0, 1, 2, 3])
+        };
+        let began = Instant::now();
+        let replies = exchange(0, minute).collect(&store, &query);
+        (replies.text, began.elapsed())
+    });
+    let silent = "arrived: ranks 0, 1, 3; no answer: rank 2 (3 of 4 members answered)";
+    assert_eq!(text, silent);
+    assert!(took < minute / 2, "{took:?}");
+}
+
+#[test]
+fn a_rank_has_the_whole_time_to_answer_from_a_roll_call_on() {
+    let exchange = exchange(0, Duration::from_millis(1_500));
+    let wait = |age| {
+        let age = Duration::from_millis(age);
+        exchange
+            .wait_for_silent(RollCall { number: 1, age })
+            .as_millis()
+    };
+    assert_eq!([0, 1_000, 1_400, 9_000].map(wait), [1_500, 500, 250, 250]);
 }
 
 #[test]

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 /// Time between two increments of a launcher's pulse.
 pub(super) const PULSE: Duration = Duration::from_millis(500);
-/// Of the time between two looks at a pulse, at most this much counts as silence: twice the time between two looks of a
-/// launcher whose ranks run.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Of the time between two looks at a pulse, this much counts as silence in any case: twice the time between two looks of a
+/// launcher whose ranks run and whose store answers at once. More counts up to twice the pause before: where the looks
+/// themselves are slow, because many launchers are watched or the store is busy, each pause is about as long as the one
+/// before.
+const SHORT_PAUSE: Duration = Duration::from_secs(1);
 
 /// The last known pulses of other launchers, by id.
 #[derive(Default)]
@@ -19,6 +21,8 @@ struct Pulse {
     count: i64,
     /// When it was looked at last.
     looked: Instant,
+    /// How much of the time before the last look has counted.
+    pause: Duration,
     /// For how long looks have found this count.
     silent: Duration,
     has_advanced: bool,
@@ -56,20 +60,23 @@ impl Pulses {
         let pulse = self.0.entry(id).or_insert(Pulse {
             count,
             looked: now,
+            pause: Duration::ZERO,
             silent: Duration::ZERO,
             has_advanced: false,
         });
         // If this launcher itself was stopped meanwhile, it does not know whether the other one was silent all that time.
-        let passed = (now - pulse.looked).min(LONGEST_PAUSE);
+        let passed = (now - pulse.looked).min(SHORT_PAUSE.max(2 * pulse.pause));
         *pulse = match pulse.count == count {
             true => Pulse {
                 looked: now,
+                pause: passed,
                 silent: pulse.silent + passed,
                 ..*pulse
             },
             false => Pulse {
                 count,
                 looked: now,
+                pause: passed,
                 silent: Duration::ZERO,
                 has_advanced: true,
             },
@@ -103,10 +110,28 @@ mod tests {
         // This launcher was stopped for an hour. The other one has not run yet since, or could not reach the store.
         assert_eq!(look(2, 3_601), Life::Alive);
         assert_eq!(look(2, 3_602), Life::Alive);
-        for second in 3_603..=3_630 {
+        for second in 3_603..=3_629 {
             assert_eq!(look(2, second), Life::Alive, "{second}");
         }
-        assert_eq!(look(2, 3_631), Life::Silent);
-        assert_eq!(look(3, 3_632), Life::Alive);
+        assert_eq!(look(2, 3_630), Life::Silent);
+        assert_eq!(look(3, 3_631), Life::Alive);
+    }
+
+    #[test]
+    fn slow_looks_hardly_lengthen_the_silence_that_is_allowed() {
+        let mut pulses = Pulses::default();
+        let (silence, start) = (Duration::from_secs(60), Instant::now());
+        let mut look = |count, seconds| {
+            let now = start + Duration::from_secs(seconds);
+            pulses.found(7, count, silence, now)
+        };
+        // Each round of looks takes 10 s.
+        for round in 0..5_u64 {
+            look(i64::try_from(round).unwrap(), 10 * round);
+        }
+        for second in [50, 60, 70, 80, 90, 100] {
+            assert_eq!(look(4, second), Life::Alive, "{second}");
+        }
+        assert_eq!(look(4, 110), Life::Silent);
     }
 }

@@ -264,7 +264,7 @@ impl Ranks {
         let is_watching = self.ranks.iter().any(|rank| !rank.has_ended) && ending.is_none();
         let deadline = [
             retry,
-            drain_deadline,
+            drain_deadline.filter(|&at| ends_wait(at, retry, Instant::now())),
             is_watching.then(|| self.stop_watch.next_look()),
             ending.and_then(|ending| ending.terminate),
             ending.and_then(|ending| ending.kill),
@@ -496,6 +496,12 @@ impl Ranks {
     }
 }
 
+/// Whether a wait ends when the time for the rest of the output is over. Not again once it is: a wait for stalled streams
+/// then ends only at the next look at these.
+fn ends_wait(drain_deadline: Instant, retry: Option<Instant>, now: Instant) -> bool {
+    retry.is_none() || drain_deadline > now
+}
+
 impl Drop for Ranks {
     fn drop(&mut self) {
         for rank in &mut self.ranks {
@@ -505,5 +511,19 @@ impl Drop for Ranks {
                 let _ = rank.child.wait();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_stalled_output_does_not_end_again_and_again_once_the_time_is_over() {
+        let now = Instant::now();
+        let (later, retry) = (now + RETRY, Some(now + RETRY));
+        assert!(ends_wait(later, retry, now) && ends_wait(later, None, now));
+        assert!(ends_wait(now, None, now));
+        assert!(!ends_wait(now, retry, now));
     }
 }

@@ -122,16 +122,12 @@ fn try_run(options: &Options, signals: &Signals, sinks: &mut Sinks) -> Result<Op
                 return nodes.leave(failure, options);
             }
         }
-        let ranks = Ranks::start(options, &nodes.job, &secret, nodes.attempt())?;
+        let mut ranks = Ranks::start(options, &nodes.job, &secret, nodes.attempt())?;
         let local_failure = ranks.supervise(options, signals, &nodes, sinks)?;
-        let is_unreported = local_failure.is_none();
-        let failure = nodes.end(local_failure)?;
+        let failure = nodes.end(local_failure, signals, ranks.account(), sinks)?;
         let goes_on = match &failure {
             None => false,
             Some(failure) => {
-                if is_unreported {
-                    sinks.print_message(&failure.on_another_node());
-                }
                 let may_restart =
                     failure.restart == Restart::Counted && restarts < options.max_restarts;
                 nodes.agree_to_restart(may_restart, failure, options)?

@@ -4,11 +4,12 @@
 //! job's name, and detects launchers that have ended: every launcher regularly increments a counter in the store, its
 //! *pulse*. The launcher with the store is node 0, unless the number of hosts may change (`rounds`).
 
+use super::account::Account;
 use super::options::Options;
 use super::output::Sinks;
 use super::pulses::{Life, PULSE, Pulses, pulse_key};
 use super::rounds::{Next, Rounds};
-use super::signals::Signals;
+use super::signals::{Signals, asks_to_stop, name_of, stopped_by};
 use super::{Failure, LAUNCHER_FAILED, Restart};
 use anyhow::{Context, Result};
 use rcomm::store::{PrefixStore, Store, StoreAccess, TcpStore};
@@ -360,12 +361,20 @@ impl Nodes {
         publish_failure(&*self.keys, &failure_key(self.attempt()), &published).map(drop)
     }
 
-    /// Ends the attempt on this node, and returns the attempt's failure, if any: `failure`, otherwise the failure that
-    /// another node has reported.
+    /// Ends the attempt on this node, and returns the attempt's failure, if any: `failure`, otherwise that of a signal to
+    /// this launcher that asks to stop, or the failure that another node has reported. A failure that this function has
+    /// found is printed.
     ///
     /// # Blocking
-    /// Without a failure on this node: until the attempt has ended on all nodes, or one of them has failed.
-    pub(super) fn end(&mut self, failure: Option<Failure>) -> Result<Option<Failure>> {
+    /// Without a failure on this node: until the attempt has ended on all nodes, one of them has failed, or a signal asks
+    /// to stop.
+    pub(super) fn end(
+        &mut self,
+        failure: Option<Failure>,
+        signals: &Signals,
+        account: &mut Account,
+        sinks: &mut Sinks,
+    ) -> Result<Option<Failure>> {
         if !self.has_others() {
             return Ok(failure);
         }
@@ -375,7 +384,13 @@ impl Nodes {
             self.keys.add(&finished, 1)?;
             while outcome.is_none() && self.keys.add(&finished, 0)? < i64::from(self.job.nnodes) {
                 std::thread::sleep(PULSE / 10);
-                outcome = self.remote_failure();
+                outcome = self.stopped(signals, account, sinks);
+                if outcome.is_none() {
+                    outcome = self.remote_failure();
+                    if let Some(failure) = &outcome {
+                        sinks.print_message(&failure.on_another_node());
+                    }
+                }
             }
         }
         self.remote.stop.store(true, Ordering::Relaxed);
@@ -384,6 +399,28 @@ impl Nodes {
             let _ = listener.join();
         }
         Ok(outcome)
+    }
+
+    /// The failure of a signal that asks to stop, if one has come while this launcher waits for the others. They are
+    /// notified, and output that no process reads is not waited for.
+    fn stopped(
+        &self,
+        signals: &Signals,
+        account: &mut Account,
+        sinks: &mut Sinks,
+    ) -> Option<Failure> {
+        let received = signals.take();
+        received.iter().for_each(|&signal| account.received(signal));
+        account.write(sinks);
+        let signal = received.into_iter().find(|&signal| asks_to_stop(signal))?;
+        let failure = stopped_by(signal);
+        if let Err(error) = self.publish_failure(&failure) {
+            sinks.print_message(&format!("failed to notify the other nodes: {error}"));
+        }
+        let name = name_of(signal);
+        sinks.print_message(&format!("{name}: the ranks of this host have ended"));
+        sinks.limit_wait();
+        Some(failure)
     }
 
     /// Returns whether this launcher goes on after the attempt that has ended with this failure. It does if every node

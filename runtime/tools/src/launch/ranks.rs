@@ -145,7 +145,7 @@ impl Ranks {
     /// was stopped. If there is no such rank, returns the first failure, on this host or on another. After a signal that
     /// asks to stop, the failure allows no restart.
     pub(super) fn supervise(
-        mut self,
+        &mut self,
         options: &Options,
         signals: &Signals,
         nodes: &Nodes,
@@ -199,8 +199,11 @@ impl Ranks {
                 let is_read = accepts_output && Instant::now() >= deadline;
                 if are_all_closed || is_read || sinks.are_given_up() {
                     let outputs = self.ranks.iter_mut().flat_map(|rank| &mut rank.outputs);
-                    for output in outputs.flatten() {
-                        output.finish(sinks);
+                    for output in outputs {
+                        // Processes that the ranks left behind cannot write any more.
+                        if let Some(mut output) = output.take() {
+                            output.finish(sinks);
+                        }
                     }
                     let mut failure = self.stopped.take().or(self.failure.take());
                     if let Some(failure) = failure.as_mut().filter(|_| self.must_stop) {
@@ -210,6 +213,11 @@ impl Ranks {
                 }
             }
         }
+    }
+
+    /// The launcher's record of the ranks.
+    pub(super) fn account(&mut self) -> &mut Account {
+        &mut self.account
     }
 
     /// The outputs that are open.

@@ -2,6 +2,7 @@
 
 use super::output::{content_of, end_of_unread};
 use super::*;
+use rcomm_recorder::publish::LaunchRecord;
 
 /// A port without a listener, below the usual range of ephemeral ports. It is one of sixteen ports that follow from the
 /// process id: test processes that run at the same time rarely take the same one.
@@ -77,6 +78,39 @@ fn a_signal_after_the_ranks_of_a_node_have_ended_ends_the_other_nodes() {
     let (_, err, code) = first.finish();
     assert_eq!(code, 143, "{err}");
     assert!(err.contains("on another node, stopped by SIGTERM"), "{err}");
+}
+
+#[test]
+fn a_signal_while_a_launcher_waits_for_the_other_nodes_ends_them() {
+    let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
+    let first = node(1, "0", &port, "sleep 1000");
+    let options = ["--nnodes", "2", "--node-rank", "1", "--master-port", port.as_str()];
+    let mut command = shell(1, &options, "echo $TORCHELASTIC_RUN_ID");
+    command
+        .env("RCOMM_JOB_SECRET", "of all nodes")
+        .env("RCOMM_RING_DIR", folder.path());
+    let mut second = Running::start(command);
+    let line = second.line();
+    let job = line.strip_prefix("[rank 1] ").unwrap().trim();
+    let access = StoreAccess::Secret(Secret::from_text("of all nodes"));
+    let port = port.parse().unwrap();
+    let store = TcpStore::connect_with("127.0.0.1", port, LONG, &access).unwrap();
+    // The launcher of node 1 notes that its ranks have ended, and then waits.
+    store.wait(&["rcomm-run/finished/0"], LONG).unwrap();
+    second.signal(Signal::TERM);
+    let (_, err, code) = second.finish();
+    assert_eq!(code, 143, "{err}");
+    assert!(
+        err.contains("SIGTERM: the ranks of this host have ended"),
+        "{err}"
+    );
+    assert!(!err.contains("on another node"), "{err}");
+    let (_, err, code) = first.finish();
+    assert_eq!(code, 143, "{err}");
+    assert!(err.contains("on another node, stopped by SIGTERM"), "{err}");
+    let record = LaunchRecord::of_job(folder.path(), job).pop().unwrap();
+    let received = record.received.iter().map(|received| received.signal);
+    assert_eq!(received.collect::<Vec<_>>(), [Signal::TERM.as_raw()]);
 }
 
 #[test]

@@ -10,6 +10,7 @@
 
 mod account;
 mod command;
+mod countdown;
 mod exits;
 mod nodes;
 mod options;

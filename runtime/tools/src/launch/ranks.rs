@@ -2,6 +2,7 @@
 
 use super::account::Account;
 use super::command::command_of;
+use super::countdown::Countdown;
 use super::exits::{code_of, describe_end};
 use super::nodes::{Job, Nodes};
 use super::options::Options;
@@ -39,10 +40,11 @@ enum Source {
 
 /// The progress of ending the ranks.
 struct Ending {
-    /// When to send SIGTERM; `None` once it has been sent, or if a signal to the launcher was forwarded instead.
-    terminate: Option<Instant>,
-    /// When to send SIGKILL; `None` once it has been sent.
-    kill: Option<Instant>,
+    /// The time until SIGTERM is sent; `None` once it has been sent, or if a signal to the launcher was forwarded
+    /// instead.
+    terminate: Option<Countdown>,
+    /// The time until SIGKILL is sent; `None` before the ranks were asked to end, and once it has been sent.
+    kill: Option<Countdown>,
     /// Whether a signal to stop came while the ranks were being ended, so that the grace period is over.
     at_once: bool,
 }
@@ -170,7 +172,7 @@ impl Ranks {
                                 _ => options.linger,
                             };
                             failure.sentence = failure.on_another_node();
-                            self.fail(failure, linger, options, sinks);
+                            self.fail(failure, linger, sinks);
                         }
                     }
                     Source::End(rank) => self.reap(rank, options, nodes, sinks)?,
@@ -274,8 +276,8 @@ impl Ranks {
             retry,
             drain_deadline.filter(|&at| ends_wait(at, retry, Instant::now())),
             is_watching.then(|| self.stop_watch.next_look()),
-            ending.and_then(|ending| ending.terminate),
-            ending.and_then(|ending| ending.kill),
+            ending.and_then(|ending| Some(ending.terminate.as_ref()?.next_look())),
+            ending.and_then(|ending| Some(ending.kill.as_ref()?.next_look())),
         ]
         .into_iter()
         .flatten()
@@ -339,12 +341,12 @@ impl Ranks {
         if let Err(error) = nodes.publish_failure(&failure) {
             sinks.print_message(&format!("failed to notify the other nodes: {error}"));
         }
-        self.fail(failure, options.linger, options, sinks);
+        self.fail(failure, options.linger, sinks);
         Ok(())
     }
 
-    /// Reports the job's first failure, and sets the times at which the remaining ranks get SIGTERM and SIGKILL.
-    fn fail(&mut self, failure: Failure, linger: Duration, options: &Options, sinks: &mut Sinks) {
+    /// Reports the job's first failure, and gives the remaining ranks the time `linger` until they get SIGTERM.
+    fn fail(&mut self, failure: Failure, linger: Duration, sinks: &mut Sinks) {
         if self.failure.is_some() {
             return;
         }
@@ -359,10 +361,9 @@ impl Ranks {
         };
         sinks.print_message(&format!("{}{rest}", failure.sentence));
         self.failure = Some(failure);
-        let terminate = Instant::now() + linger;
         self.ending = Some(Ending {
-            terminate: Some(terminate),
-            kill: Some(terminate + options.grace),
+            terminate: Some(Countdown::new(linger, Instant::now())),
+            kill: None,
             at_once: false,
         });
     }
@@ -400,17 +401,17 @@ impl Ranks {
         // they were asked before, the grace period is over at once.
         let ending = self.ending.as_ref();
         let were_asked = ending.is_some_and(|ending| ending.terminate.is_none());
-        let kill = ending.and_then(|ending| ending.kill);
-        let now = Instant::now();
+        let are_killed = were_asked && ending.is_some_and(|ending| ending.kill.is_none());
+        let grace = match were_asked {
+            true => Duration::ZERO,
+            false => options.grace,
+        };
         if !were_asked {
             sinks.print_message(&format!("{name}: forwarded to the ranks"));
         }
         self.ending = Some(Ending {
             terminate: None,
-            kill: match were_asked {
-                true => kill.map(|_| now),
-                false => Some(now + options.grace),
-            },
+            kill: (!are_killed).then(|| Countdown::new(grace, Instant::now())),
             at_once: were_asked,
         });
     }
@@ -421,17 +422,18 @@ impl Ranks {
             return;
         };
         let now = Instant::now();
-        if ending.terminate.is_some_and(|time| time <= now) {
-            ending.terminate = None;
-            // The grace period begins now: if the launcher itself was stopped meanwhile, the signal is sent late.
-            ending.kill = ending.kill.map(|_| now + options.grace);
+        let is_over = |time: &mut Option<Countdown>| {
+            let over = time.take_if(|time| time.is_over(now));
+            over.is_some()
+        };
+        if is_over(&mut ending.terminate) {
+            ending.kill = Some(Countdown::new(options.grace, now));
             self.signal_all(Signal::TERM);
         }
         let Some(ending) = &mut self.ending else {
             return;
         };
-        if ending.kill.is_some_and(|time| time <= now) {
-            ending.kill = None;
+        if is_over(&mut ending.kill) {
             let left: Vec<String> = self
                 .ranks
                 .iter()

@@ -73,9 +73,9 @@ struct Stopped {
     time: Duration,
     /// Whether the process was named on standard error.
     is_named: bool,
-    /// `None` until the process was asked to end, which happens once. Then the moment at which to kill it; `Some(None)`
-    /// once it was killed.
-    kill: Option<Option<Instant>>,
+    /// `None` until the process was asked to end, which happens once. Then how much of the grace period is left;
+    /// `Some(None)` once it was killed.
+    kill: Option<Option<Duration>>,
 }
 
 /// Watches the ranks of one attempt.
@@ -143,7 +143,7 @@ impl StopWatch {
         (self.last, self.next) = (now, now + pause);
         let seen = seen();
         let is_stuck = !seen.is_empty() && seen.iter().all(|process| process.state != State::Runs);
-        let mut actions = self.kill_overdue(&seen, now);
+        let mut actions = self.kill_overdue(&seen, passed);
         if self.first_end.is_none() && !is_stuck {
             // The other ranks report at their time-out that a rank has not joined.
             self.stopped.retain(|_, stopped| stopped.kill.is_some());
@@ -166,7 +166,7 @@ impl StopWatch {
             if let Some(limit) = limit.filter(|&limit| known.time >= limit)
                 && known.kill.is_none()
             {
-                known.kill = Some(Some(now + self.grace));
+                known.kill = Some(Some(self.grace));
                 let limit = in_words(limit);
                 let sentence = format!(
                     "{} was stopped by a signal for {limit}, and is ended",
@@ -180,16 +180,19 @@ impl StopWatch {
         actions
     }
 
-    /// Returns actions that kill the processes that did not end within the grace period.
-    fn kill_overdue(&mut self, seen: &[Seen], now: Instant) -> Vec<Action> {
+    /// Returns actions that kill the processes that did not end within the grace period, of which `passed` has passed
+    /// since the last look.
+    fn kill_overdue(&mut self, seen: &[Seen], passed: Duration) -> Vec<Action> {
         let mut actions = Vec::new();
         for process in seen {
             if let Some(known) = self.stopped.get_mut(&process.index)
-                && let Some(kill) = &mut known.kill
-                && kill.is_some_and(|time| time <= now)
+                && let Some(Some(left)) = &mut known.kill
             {
-                *kill = None;
-                actions.push(Action::Kill(process.index));
+                *left = left.saturating_sub(passed);
+                if left.is_zero() {
+                    known.kill = Some(None);
+                    actions.push(Action::Kill(process.index));
+                }
             }
         }
         actions
@@ -358,6 +361,24 @@ mod tests {
         let all = [State::Stopped];
         assert_eq!(watch(&mut stop_watch, start, 0..3, &all), []);
         assert_eq!(watch(&mut stop_watch, start, 9_000..9_001, &all), []);
+    }
+
+    #[test]
+    fn a_process_has_its_grace_period_also_if_the_launcher_was_stopped_in_it() {
+        let start = Instant::now();
+        let mut stop_watch = StopWatch::new(LIMIT, GRACE, start);
+        let all = [State::Stopped];
+        let actions = watch(&mut stop_watch, start, 0..61, &all);
+        assert!(
+            matches!(
+                &actions[..],
+                [(10, Action::Print(_)), (60, Action::Terminate(0, _))]
+            ),
+            "{actions:?}"
+        );
+        // The first look after the stop of the launcher counts as two.
+        let actions = watch(&mut stop_watch, start, 9_000..9_010, &all);
+        assert_eq!(actions, [(9_003, Action::Kill(0))]);
     }
 
     #[test]

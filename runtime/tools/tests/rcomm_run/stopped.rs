@@ -104,6 +104,25 @@ fn ranks_have_their_grace_period_also_if_the_launcher_was_stopped_before_it() {
 }
 
 #[test]
+fn ranks_have_their_grace_period_also_if_the_launcher_was_stopped_in_it() {
+    let script =
+        "trap 'echo asked; until [ -e $DIR/go ]; do sleep 0.01; done; echo saved; exit' TERM
+        echo up; while :; do sleep 0.01; done";
+    let (command, folder) = shell_with_folder(1, &["--grace", "6"], script);
+    let mut running = Running::start(command);
+    assert_eq!(running.line(), "[rank 0] up\n");
+    running.signal(Signal::TERM);
+    assert_eq!(running.line(), "[rank 0] asked\n");
+    running.signal(Signal::STOP);
+    // Longer than the whole period.
+    std::thread::sleep(Duration::from_secs(7));
+    running.signal(Signal::CONT);
+    std::fs::write(folder.path().join("go"), "").unwrap();
+    assert_eq!(running.line(), "[rank 0] saved\n");
+    assert_eq!(running.process.wait().unwrap().code(), Some(143));
+}
+
+#[test]
 fn a_signal_forbids_a_restart_also_after_a_stopped_rank_was_ended() {
     let script = "touch $DIR/attempt.$TORCHELASTIC_RESTART_COUNT
         [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0

@@ -55,8 +55,13 @@ impl ProcessorWaits {
         self.threads.len()
     }
 
-    /// Adds a thread, whose waits count from now on.
+    /// Adds a thread, whose waits count from now on. An earlier thread of the same id has ended.
     pub(super) fn add(&mut self, thread: u32) {
+        for (known, last) in &mut self.threads {
+            if *known == thread {
+                *last = None;
+            }
+        }
         if self.threads.len() < MAX_THREADS {
             self.threads.push((thread, waited_ns(thread)));
         }
@@ -141,5 +146,16 @@ mod tests {
         waits.threads[0].0 = u32::MAX;
         assert_eq!(waits.measure(2), None, "an ended thread's waits were read");
         assert!(waits.total_ns >= 50);
+    }
+
+    #[test]
+    fn the_waits_of_a_thread_that_has_the_id_of_an_earlier_one_count_once() {
+        let thread = rustix::thread::gettid().as_raw_nonzero().get();
+        let mut waits = ProcessorWaits::new();
+        waits.add(thread.cast_unsigned());
+        waits.add(thread.cast_unsigned());
+        let counted = waits.threads.iter().filter(|(_, last)| last.is_some());
+        assert!(counted.count() <= 1);
+        assert_eq!(waits.thread_count(), 2);
     }
 }

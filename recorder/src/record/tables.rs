@@ -417,7 +417,8 @@ impl Tables {
     #[inline(never)]
     fn find_thread(&self, map: &Map) -> Option<u16> {
         let id = own_thread_id();
-        let hash = spread(u64::from(id));
+        // The kernel gives the id of a thread that has ended to a later one, which may have another name.
+        let hash = spread(u64::from(id)) ^ own_name_hash();
         let row = match self.threads.find(hash, |&known| known == id) {
             Some(row) => row,
             None => self.add_thread(map, id, hash)?,
@@ -454,8 +455,23 @@ impl Tables {
 thread_local! {
     /// The kernel's id of this thread, read once.
     static THREAD_ID: Cell<u32> = const { Cell::new(0) };
+    /// The hash of this thread's name, computed once; `None` before that.
+    static NAME_HASH: Cell<Option<u64>> = const { Cell::new(None) };
     /// The id of the tables that this thread used last, and its row there.
     static OWN_ROW: Cell<(u64, u16)> = const { Cell::new((0, 0)) };
+}
+
+/// The hash of the name of this thread, which does not change while the thread runs.
+fn own_name_hash() -> u64 {
+    if let Some(hash) = NAME_HASH.get() {
+        return hash;
+    }
+    let thread = std::thread::current();
+    let mut hasher = DefaultHasher::new();
+    thread.name().unwrap_or("").hash(&mut hasher);
+    let hash = hasher.finish();
+    NAME_HASH.set(Some(hash));
+    hash
 }
 
 #[inline]
@@ -553,6 +569,7 @@ fn runs_of(ranks: &[Rank]) -> Vec<[u64; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::{FlightRecorder, Placement, RecorderConfig};
 
     #[test]
     fn ranks_in_steps_are_one_run_and_others_are_several() {
@@ -570,6 +587,37 @@ mod tests {
         assert_eq!(site_word(0x7fff_1234, 5), Some(0x7fff_1234_0005));
         assert_eq!(site_word(1 << 48, 5), None);
         assert_eq!(site_word(0x7fff_1234, 1 << 16), None);
+    }
+
+    #[test]
+    fn a_thread_with_the_id_of_one_that_has_ended_is_recorded_with_its_own_name() {
+        let config = RecorderConfig {
+            placement: Placement::Memory,
+            entries: 64,
+            ..RecorderConfig::new("job", 0, 2)
+        };
+        let recorder = FlightRecorder::create(&config).expect("memory for a ring");
+        let note = |name: &str| {
+            std::thread::scope(|scope| {
+                let thread = std::thread::Builder::new().name(name.to_owned());
+                let note = || {
+                    THREAD_ID.set(7);
+                    recorder.note_thread();
+                };
+                let thread = thread.spawn_scoped(scope, note);
+                thread
+                    .expect("a thread can be made")
+                    .join()
+                    .expect("it ends");
+            });
+        };
+        for name in ["loader", "loader", "trainer"] {
+            note(name);
+        }
+        let dump = recorder.snapshot();
+        let names: Vec<&str> = dump.threads.iter().map(|thread| &*thread.name).collect();
+        assert_eq!(names, ["loader", "trainer"]);
+        assert!(dump.threads.iter().all(|thread| thread.id == "7"));
     }
 
     #[test]

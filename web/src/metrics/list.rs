@@ -168,7 +168,7 @@ metrics! {
     OTEL_SPANS_SENT Counter "rcomm_otel_spans_sent"
         "Spans accepted by the OTLP collector.";
     OTEL_SPANS_DROPPED Counter "rcomm_otel_spans_dropped"
-        "Spans dropped because the export failed, or because more than 16,384 were due in one export.";
+        "Spans dropped because the export failed, or because more than 16,384 were due in one export or stuck at once.";
     OTEL_LOGS_SENT Counter "rcomm_otel_logs_sent"
         "Log records accepted by the OTLP collector.";
     OTEL_LOGS_DROPPED Counter "rcomm_otel_logs_dropped"

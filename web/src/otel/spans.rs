@@ -51,7 +51,8 @@ struct Candidate<'a> {
 pub(super) struct Batch {
     /// Requests, each with the number of its spans.
     pub(super) requests: Vec<(ExportTraceServiceRequest, u64)>,
-    /// Number of spans beyond [`MAX_SPANS`], which are not sent.
+    /// Number of spans that are not sent: those beyond [`MAX_SPANS`], and those of operations that got stuck while as
+    /// many stuck ones were known.
     pub(super) dropped: u64,
 }
 
@@ -71,6 +72,8 @@ pub(super) struct Spans {
     /// Recorder and record id of each stuck operation that was exported and has not ended since. The recorders of
     /// another attempt, and others of the same process, use the same ids.
     exported: HashSet<(RecorderKey, u64)>,
+    /// The number of stuck operations in the last round that did not fit in `exported`.
+    unexported: u64,
 }
 
 impl Spans {
@@ -87,6 +90,7 @@ impl Spans {
             remarkable: HashSet::new(),
             order: VecDeque::new(),
             exported: HashSet::new(),
+            unexported: 0,
         }
     }
 
@@ -112,15 +116,21 @@ impl Spans {
                 self.remember(candidate.trace);
             }
         }
-        self.add_stuck(snapshot, &mut candidates);
+        let unexported = self.add_stuck(snapshot, &mut candidates);
+        // Those of the last round were counted then.
+        let newly = unexported.saturating_sub(self.unexported);
+        self.unexported = unexported;
         let ratio = self.ratio;
         candidates.retain(|candidate| {
             self.remarkable.contains(&candidate.trace) || is_sampled(&candidate.trace, ratio)
         });
-        let mut batch = Batch::default();
+        let mut batch = Batch {
+            dropped: newly,
+            ..Batch::default()
+        };
         if candidates.len() > MAX_SPANS {
             candidates.sort_by_key(|candidate| !self.remarkable.contains(&candidate.trace));
-            batch.dropped = (candidates.len() - MAX_SPANS) as u64;
+            batch.dropped += (candidates.len() - MAX_SPANS) as u64;
             candidates.truncate(MAX_SPANS);
         }
         for chunk in candidates.chunks(MAX_IN_REQUEST) {
@@ -162,8 +172,13 @@ impl Spans {
     }
 
     /// If the report has an overdue operation, adds the overdue operations and those that have been pending for
-    /// [`STUCK_AGE`] or longer, each once.
-    fn add_stuck<'a>(&mut self, snapshot: &'a Snapshot, candidates: &mut Vec<Candidate<'a>>) {
+    /// [`STUCK_AGE`] or longer, each once. Returns the number of those that are left out because more than [`MAX_SPANS`]
+    /// are stuck.
+    fn add_stuck<'a>(
+        &mut self,
+        snapshot: &'a Snapshot,
+        candidates: &mut Vec<Candidate<'a>>,
+    ) -> u64 {
         let now = snapshot.at.wall_ns;
         let limit = i64::try_from(STUCK_AGE.as_nanos()).unwrap_or(i64::MAX);
         let overdue = snapshot
@@ -178,8 +193,9 @@ impl Spans {
             })
             .collect();
         if overdue.is_empty() {
-            return;
+            return 0;
         }
+        let mut left_out = 0;
         let records = snapshot.counted();
         let present: HashSet<RecorderKey> = records
             .map(|(rank, dump)| recorder_key(rank, dump))
@@ -199,12 +215,15 @@ impl Spans {
                 let is_overdue =
                     group.is_some_and(|group| overdue.contains(&(&*group.info.name, is_p2p, seq)));
                 let stuck = is_overdue || now.saturating_sub(entry.time_created_ns) >= limit;
-                if !stuck
-                    || self.exported.len() > MAX_SPANS
-                    || !self.exported.insert((recorder, entry.record_id))
-                {
+                let key = (recorder, entry.record_id);
+                if !stuck || self.exported.contains(&key) {
                     continue;
                 }
+                if self.exported.len() >= MAX_SPANS {
+                    left_out += 1;
+                    continue;
+                }
+                self.exported.insert(key);
                 let message = self.messages.of(rank, dump, entry.record_id);
                 let operation = Operation::new(rank, dump, entry, message);
                 if let Some(candidate) = candidate(&snapshot.job, operation, Some(now)) {
@@ -213,6 +232,7 @@ impl Spans {
                 }
             }
         }
+        left_out
     }
 }
 
@@ -401,6 +421,35 @@ mod tests {
         // All ranks wait except the one at fault.
         assert_eq!(pending.len(), 15);
         assert!(pending.iter().any(|span| span.name == "all_reduce dp"));
+    }
+
+    #[test]
+    fn stuck_operations_beyond_the_limit_are_counted_once() {
+        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+        let mut newest = None;
+        for ns in [LOOKS[2], LOOKS[3]] {
+            let mut source = SimulatedSource::new(simulation.clone(), move || ns);
+            let at = Moment {
+                elapsed: Duration::from_nanos(ns as u64),
+                wall_ns: ns,
+            };
+            live.observe(0, source.poll(Instant::now()), at);
+            newest = live.refresh(at).or(newest);
+        }
+        let snapshot = newest.expect("the first look gives a snapshot");
+        let mut spans = Spans::beginning_now(0.0);
+        let (rank, dump) = snapshot.counted().next().expect("a rank is read");
+        let recorder = recorder_key(rank, dump);
+        // As many others are stuck, except for one.
+        let others = (1 << 40..).take(MAX_SPANS - 1);
+        spans.exported.extend(others.map(|id| (recorder, id)));
+        let mut take = || {
+            let batch = spans.take(&snapshot, &Settings::default());
+            let sent: u64 = batch.requests.iter().map(|&(_, spans)| spans).sum();
+            (sent, batch.dropped)
+        };
+        assert_eq!((take(), take()), ((1, 14), (0, 0)));
     }
 
     #[test]

@@ -195,10 +195,9 @@ fn held_up(
 fn blocked(held: &[StuckTransfer]) -> Option<StuckTransfer> {
     let &first = held.first()?;
     // Several transfers are equally far: none of them alone holds up the rest.
-    let rival = held.get(1).is_some_and(|other| {
-        other.done() == first.done() && (other.from, other.to) != (first.from, first.to)
-    });
-    (!rival).then_some(first)
+    let mut others = held.iter().take_while(|other| other.done() == first.done());
+    let are_of_one_link = others.all(|other| (other.from, other.to) == (first.from, first.to));
+    are_of_one_link.then_some(first)
 }
 
 /// A clause on how many transfers the records of these ranks had no room for; `None` if there are none.
@@ -397,6 +396,9 @@ mod tests {
             (10, link(1, 1, true, 5, LinkWait::Send)),
         ];
         assert_eq!(found(&links), Some((0, 10, 11)));
+        let [one, two] = links;
+        let as_far = (11, link(0, 2, true, 5, LinkWait::Send));
+        assert_eq!(found(&[one, two, as_far]), None);
         assert_eq!(found(&[(10, link(0, 1, true, 0, LinkWait::Posted))]), None);
     }
 

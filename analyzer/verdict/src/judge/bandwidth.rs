@@ -24,6 +24,10 @@ struct Instance {
     /// The bytes that a link of the bus carries for the collective.
     bus_bytes: f64,
     members: usize,
+    /// The member that was counted last.
+    last_member: usize,
+    /// Whether a member has several entries under this number: a coalesced block.
+    is_block: bool,
 }
 
 /// The median bus bandwidth, GB/s, of a group's newest collectives that need all members and are of at least 1 MiB;
@@ -67,6 +71,8 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
                     shortest_ms: f32::MAX,
                     bus_bytes: 0.0,
                     members: 0,
+                    last_member: usize::MAX,
+                    is_block: false,
                 });
             }
             if let Some(instance) = instances
@@ -75,14 +81,15 @@ pub(crate) fn busbw_gbs(aligned: &Aligned<'_>, group: GroupIx) -> Option<f64> {
             {
                 instance.shortest_ms = instance.shortest_ms.min(op.duration_ms);
                 instance.bus_bytes = instance.bus_bytes.max(bus_bytes);
+                instance.is_block |= instance.last_member == member_index;
+                instance.last_member = member_index;
                 instance.members += 1;
             }
         }
     }
-    // A coalesced block has several entries of each member under one number and is left out.
     let complete = instances
         .iter()
-        .filter(|instance| instance.members == ranks);
+        .filter(|instance| instance.members == ranks && !instance.is_block);
     let mut rates: Vec<f64> = complete
         .map(|instance| instance.bus_bytes / f64::from(instance.shortest_ms) / 1e6)
         .collect();
@@ -226,6 +233,17 @@ mod tests {
         let measured_once = [(OpType::AllReduce, [MIB; 2], 4.0)];
         let not_measured = [(OpType::AllReduce, [MIB; 2], f32::NAN)];
         assert_eq!(measured(&measured_once, &not_measured), None);
+    }
+
+    #[test]
+    fn two_entries_of_one_member_are_not_those_of_two() {
+        let call = (OpType::AllReduce, [MIB; 2], 4.0);
+        let mut block = dump(0, &[call, call]);
+        block.entries[1].collective_seq_id = 1;
+        let mut other = dump(1, &[call]);
+        other.entries[0].collective_seq_id = 2;
+        let report = analyze(&[block, other], &Policy::default());
+        assert_eq!(report.groups[0].busbw_gbs, None);
     }
 
     #[test]

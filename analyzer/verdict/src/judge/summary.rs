@@ -9,7 +9,7 @@ use crate::report::{
     GroupReport, InstanceReport, InstanceState, RankReport, SeqKind, StackNode, Wait,
 };
 use rcomm_recorder::model::{EntryState, OpType, Rank};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The unfinished operations of a record, each with whether it is overdue.
 fn pending<'a>(
@@ -18,6 +18,38 @@ fn pending<'a>(
 ) -> impl Iterator<Item = (&'a Pending, bool)> {
     let operations = ctx.graph.pending[record].iter().enumerate();
     operations.map(move |(index, operation)| (operation, ctx.graph.is_overdue(record, index)))
+}
+
+/// When an unfinished operation was seen, common time, ns.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// When the first rank issued it.
+    since_ns: i64,
+    /// When the last dump of the ranks that are in it was taken; `None` if ages do not end then.
+    until_ns: Option<i64>,
+}
+
+impl Seen {
+    fn of(ctx: &Context<'_>, record: RecordIx, operation: &Pending) -> Self {
+        let op = ctx.aligned.op(record, operation.position);
+        Self {
+            since_ns: ctx.aligned.created_ns(record, op),
+            until_ns: ctx.taken_until_ns(record),
+        }
+    }
+
+    /// Adds how another rank's record shows the same operation.
+    fn add(&mut self, other: Self) {
+        self.since_ns = self.since_ns.min(other.since_ns);
+        let until_ns = self.until_ns.zip(other.until_ns);
+        self.until_ns = until_ns.map(|(one, other)| one.max(other));
+    }
+
+    /// The age when it was seen last, at `now` at the latest, ms; `None` if `now` is unknown.
+    fn age_ms(self, now: Option<i64>) -> Option<f64> {
+        let until_ns = now?.min(self.until_ns.unwrap_or(i64::MAX));
+        Some(until_ns.saturating_sub(self.since_ns).max(0) as f64 / 1e6)
+    }
 }
 
 /// Every group that a record lists, the largest first, then by name.
@@ -40,26 +72,26 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
                 .map(|&position| aligned.op(record, position))
         });
         let call = newest_op.map(|op| aligned.shared.calls.get(op.call));
-        // By number of a collective: when it was first issued, how many ranks are in it, and on how many it failed.
-        let mut in_flight: BTreeMap<u32, (i64, usize, usize)> = BTreeMap::new();
+        // By number of a collective: since when and until when it was seen, how many ranks are in it, and on how many it
+        // failed.
+        let mut in_flight: BTreeMap<u32, (Seen, usize, usize)> = BTreeMap::new();
         for &&(record, _) in &lanes {
             let gone = ctx.life.gone(aligned.records[record].rank).is_some();
             for (operation, _) in pending(ctx, record) {
                 if operation.group == group
                     && let PendingKind::Collective { seq } = operation.kind
                 {
-                    let created =
-                        aligned.created_ns(record, aligned.op(record, operation.position));
-                    let known = in_flight.entry(seq).or_insert((created, 0, 0));
+                    let seen = Seen::of(ctx, record, operation);
+                    let known = in_flight.entry(seq).or_insert((seen, 0, 0));
                     let failed = ctx.has_failed(record, operation);
-                    known.0 = known.0.min(created);
+                    known.0.add(seen);
                     known.1 += usize::from(!failed && !gone);
                     known.2 += usize::from(failed);
                 }
             }
         }
         in_flight.retain(|_, &mut (_, inside, failed)| inside > 0 || failed == 0);
-        let oldest = in_flight.values().map(|&(created, ..)| created).min();
+        let ages = in_flight.values().filter_map(|(seen, ..)| seen.age_ms(now));
         let numbers = || lanes.iter().filter_map(newest);
         GroupReport {
             group: ctx.group_ref(group),
@@ -70,9 +102,7 @@ pub(crate) fn groups(ctx: &Context<'_>) -> Vec<GroupReport> {
             min_seq: numbers().min().map(u64::from),
             ranks_read: lanes.len(),
             in_flight: in_flight.len(),
-            oldest_ms: oldest
-                .zip(now)
-                .map(|(oldest, now)| (now - oldest).max(0) as f64 / 1e6),
+            oldest_ms: ages.reduce(f64::max),
             lag_p50_ms: ctx.lateness.group_lag_ms(group, 0.5),
             lag_p99_ms: ctx.lateness.group_lag_ms(group, 0.99),
             busbw_gbs: bandwidth::busbw_gbs(aligned, group),
@@ -134,25 +164,38 @@ pub(crate) fn ranks(ctx: &Context<'_>, has_errors: bool) -> Vec<RankReport> {
 pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
     let aligned = ctx.aligned;
     let now = ctx.as_of_ns();
-    let mut instances: BTreeMap<(GroupIx, u32), (i64, bool)> = BTreeMap::new();
-    let mut reports: Vec<(i64, InstanceReport)> = Vec::new();
+    let mut instances: BTreeMap<(GroupIx, u32), (Seen, bool)> = BTreeMap::new();
+    let mut reports: Vec<(Seen, InstanceReport)> = Vec::new();
+    let places = ctx.graph.places.iter();
+    let in_graph: HashSet<(RecordIx, usize)> = places
+        .filter_map(|place| match *place {
+            Place::Batch {
+                record, pending, ..
+            } => Some((record, pending)),
+            Place::Collective { .. } => None,
+        })
+        .collect();
     for record in 0..aligned.records.len() {
-        for (operation, overdue) in pending(ctx, record) {
-            let created = aligned.created_ns(record, aligned.op(record, operation.position));
+        for (index, (operation, overdue)) in pending(ctx, record).enumerate() {
+            let seen = Seen::of(ctx, record, operation);
             match operation.kind {
                 PendingKind::Collective { seq } => {
                     let known = instances.entry((operation.group, seq));
-                    let (since, is_overdue) = known.or_insert((created, overdue));
-                    *since = (*since).min(created);
+                    let (known, is_overdue) = known.or_insert((seen, overdue));
+                    known.add(seen);
                     *is_overdue |= overdue;
                 }
-                PendingKind::Batch { .. } if !overdue && operation.arrival == Arrival::Arrived => {
+                // Batches in the graph are added below.
+                PendingKind::Batch { .. }
+                    if !overdue
+                        && operation.arrival == Arrival::Arrived
+                        && !in_graph.contains(&(record, index)) =>
+                {
                     let missing =
                         ctx.graph
                             .missing_from_batch(aligned, ctx.messages, record, operation);
-                    reports.push((created, message(ctx, record, operation, &missing, overdue)));
+                    reports.push((seen, message(ctx, record, operation, &missing, overdue)));
                 }
-                // Overdue batches that the device has reached are in the graph and are added below.
                 PendingKind::Batch { .. } => {}
             }
         }
@@ -163,20 +206,23 @@ pub(crate) fn in_flight(ctx: &Context<'_>) -> Vec<InstanceReport> {
         } = *place
         {
             let operation = &ctx.graph.pending[record][pending];
-            let created = aligned.created_ns(record, aligned.op(record, operation.position));
-            reports.push((created, message(ctx, record, operation, missing, true)));
+            let overdue = ctx.graph.is_overdue(record, pending);
+            let seen = Seen::of(ctx, record, operation);
+            reports.push((seen, message(ctx, record, operation, missing, overdue)));
         }
     }
-    for ((group, seq), (since, overdue)) in instances {
-        reports.push((since, collective(ctx, group, seq, overdue)));
+    for ((group, seq), (seen, overdue)) in instances {
+        reports.push((seen, collective(ctx, group, seq, overdue)));
     }
-    for (since, report) in &mut reports {
-        report.age_ms = now.map(|now| now.saturating_sub(*since).max(0) as f64 / 1e6);
+    for (seen, report) in &mut reports {
+        report.age_ms = seen.age_ms(now);
     }
     reports.sort_by(|a, b| {
         let key =
             |report: &InstanceReport| (report.group.clone(), report.seq, report.joined.clone());
-        a.0.cmp(&b.0).then_with(|| key(&a.1).cmp(&key(&b.1)))
+        a.0.since_ns
+            .cmp(&b.0.since_ns)
+            .then_with(|| key(&a.1).cmp(&key(&b.1)))
     });
     reports.into_iter().map(|(_, report)| report).collect()
 }

@@ -67,18 +67,23 @@ impl Context<'_> {
     /// known. `None` if their records are not all dumps that state their time, or if ages do not end when records were
     /// taken ([`until`](Self::until)).
     fn last_seen_ns(&self, place: usize) -> Option<i64> {
-        let taken = |(index, _): (RecordIx, u32)| {
-            let record = &self.aligned.records[index];
-            let is_dated = record.identity.dump_time_ns > 0 && !record.is_ring();
-            let latest_ns = record.latest_ns();
-            is_dated.then(|| latest_ns.saturating_sub(self.aligned.offsets_ns[index]))
-        };
-        if self.until() != Until::Taken {
-            return None;
-        }
         let operations = self.ops_of(place).into_iter();
-        let taken: Option<Vec<i64>> = operations.map(taken).collect();
+        let taken: Option<Vec<i64>> = operations
+            .map(|(record, _)| self.taken_until_ns(record))
+            .collect();
         taken?.into_iter().max()
+    }
+
+    /// When a dump was taken, common time, ns: what its rank did later is not known. `None` if the record is no dump that
+    /// states its time, or if ages do not end when records were taken ([`until`](Self::until)).
+    pub(crate) fn taken_until_ns(&self, record: RecordIx) -> Option<i64> {
+        let full_record = &self.aligned.records[record];
+        let is_dated = full_record.identity.dump_time_ns > 0 && !full_record.is_ring();
+        let latest_ns = || {
+            let latest_ns = full_record.latest_ns();
+            latest_ns.saturating_sub(self.aligned.offsets_ns[record])
+        };
+        (is_dated && self.until() == Until::Taken).then(latest_ns)
     }
 
     /// How long the ranks that are missing at a place have been missed, ms: until the records were taken, also those of

@@ -208,6 +208,28 @@ fn a_send_that_was_received_is_no_wait() {
 }
 
 #[test]
+fn a_rank_that_waits_for_nothing_may_still_post_the_message_that_another_awaits() {
+    let past = [(0.0, State::Done(0.1))];
+    let waits_since = |then| {
+        let receives = [(OpType::Recv, 1, then, State::Pending)];
+        let mut dumps = vec![exchanges(on_gloo(0, &past), &receives)];
+        dumps.extend((1..RANKS).map(|rank| on_gloo(rank, &past)));
+        let dumps: Vec<Dump> = dumps.into_iter().map(|dump| alive(dump, NOW)).collect();
+        let report = analyze(&dumps, &live());
+        let found = first(&report.findings).expect("rank 1 posted no send");
+        assert_eq!(
+            (found.code, &found.culprit_ranks[..]),
+            (Code::E120, &[1][..])
+        );
+        found.confidence
+    };
+    // The time-out is 30 s.
+    assert!(waits_since(NOW - 6.0) <= 0.6);
+    assert!(waits_since(NOW - 10.0) <= 0.75);
+    assert!(waits_since(NOW - 16.0) >= 0.9);
+}
+
+#[test]
 fn a_receive_that_arrived_may_not_have_been_waited_for() {
     let past = [(0.0, State::Done(0.1))];
     let waits = [past[0], (2.0, State::Pending)];

@@ -145,7 +145,7 @@ impl Context<'_> {
     }
 
     /// The record and the position of each operation that waits at a place.
-    fn ops_of(&self, place: usize) -> Vec<(RecordIx, u32)> {
+    pub(crate) fn ops_of(&self, place: usize) -> Vec<(RecordIx, u32)> {
         match self.graph.places[place] {
             Place::Collective { .. } => self.arrived(place).collect(),
             Place::Batch {

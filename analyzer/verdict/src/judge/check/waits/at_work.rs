@@ -51,7 +51,10 @@ pub(super) fn may_still_come(ctx: &Context<'_>, place: usize, ranks: &[Rank]) ->
         let mut records = ctx.aligned.records_of(*rank);
         records.all(|record| ctx.aligned.records[record].lives())
     };
-    let timeouts = ctx.arrivals(place).map(|(_, timeout_ms)| timeout_ms);
+    let timeouts = ctx.ops_of(place).into_iter().map(|(record, position)| {
+        let op = ctx.aligned.op(record, position);
+        ctx.aligned.shared.calls.get(op.call).timeout_ms
+    });
     let half_ms = timeouts
         .filter(|&ms| ms > 0)
         .min()

@@ -8,6 +8,7 @@ use crate::align::pending::on_device;
 use crate::align::record::{ANY, NONE, Op};
 use crate::align::{GroupIx, Lane, RecordIx, event};
 use crate::judge::check::Check;
+use crate::judge::check::waits::at_work::may_still_come;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::missed::{first_missed, peer_rank};
 use crate::judge::waits::wait_graph::{Missing, Node, Place};
@@ -543,6 +544,14 @@ fn draft(ctx: &Context<'_>, place: usize, nodes: &[Node], omission: Omission) ->
         if !any_of_them && draft.alternatives.is_empty() {
             draft.alternatives = vec![culprits.clone(), vec![waiting]];
         }
+    }
+    // A rank whose device has not come to its half, or that is in another operation, is not at work between two.
+    let is_at_work =
+        omission != Omission::NotStarted && nodes.iter().all(|&node| !ctx.graph.waits(node));
+    let at_work = is_at_work.then(|| may_still_come(ctx, place, &culprits));
+    if let Some(at_work) = at_work.flatten() {
+        draft.confidence = draft.confidence.min(at_work.confidence);
+        draft.doubts.push(at_work.doubt(&culprits));
     }
     if any_of_them {
         draft.alternatives = culprits.iter().take(16).map(|&rank| vec![rank]).collect();

@@ -5,6 +5,7 @@
 //! sends and receives in order of issue. A lane is a window: the ring may have dropped older operations, and a cut file
 //! may lack newer ones. [`Aligned::presence`] says whether a member issued a collective, or why that is unknown.
 
+use crate::align::gloo_world::GlooWorld;
 use crate::align::membership::{
     Group, GroupIx, RecordIx, names_newest_only, number_families, position, resolve_groups,
 };
@@ -163,11 +164,13 @@ impl<'a> Aligned<'a> {
             let group = &shared.groups[local.group as usize];
             group.desc == "default_pg" && !group.ranks.is_empty()
         });
-        aligned.may_have_more = world_size.or(stated.next()).is_none()
-            && !names_world
-            && records
-                .iter()
-                .any(|record| names_newest_only(shared, record));
+        let of_gloo = GlooWorld::of(shared, records);
+        let names_parts = of_gloo.is_some_and(|world| !world.is_stated);
+        let mut newest_only = records
+            .iter()
+            .map(|record| names_newest_only(shared, record));
+        let may_lack_members = names_parts || !names_world && newest_only.any(|only| only);
+        aligned.may_have_more = world_size.or(stated.next()).is_none() && may_lack_members;
         aligned
     }
 

@@ -2,6 +2,7 @@
 
 use crate::align::aligned::MAX_WORLD;
 use crate::align::comm_members;
+use crate::align::gloo_world::GlooWorld;
 use crate::align::record::{LocalGroup, Record, Shared};
 use crate::align::retiring_is_all;
 use rcomm_recorder::model::Rank;
@@ -83,6 +84,7 @@ pub(crate) fn resolve_groups(
         add_unread_members(shared, records, world, &mut issuers);
     }
     let parts = parts_of_groups(records, &used);
+    let gloo_world = GlooWorld::of(shared, records);
     let mut groups: Vec<Group> = Vec::new();
     let mut numbers: HashMap<(u32, usize), GroupIx> = HashMap::new();
     let mut group_of = Vec::with_capacity(records.len());
@@ -91,14 +93,20 @@ pub(crate) fn resolve_groups(
         for (lane, local) in record.groups.iter().enumerate() {
             let parts = parts.get(&local.group).map_or(&[][..], Vec::as_slice);
             let part = part_of(parts, record, used[index][lane]);
-            let ix = *numbers.entry((local.group, part)).or_insert_with(|| {
+            let of_gloo = gloo_world.as_ref();
+            let number = of_gloo.map_or(local.group, |world| world.representative(local.group));
+            let ix = *numbers.entry((number, part)).or_insert_with(|| {
+                let of_gloo = of_gloo.filter(|world| world.contains(local.group));
                 let group = &shared.groups[local.group as usize];
                 let backend = parts.get(part).map(|part| part.backend.to_owned());
                 let assembled = assembled.get(&local.group);
-                let members_recorded = !group.ranks.is_empty()
+                let is_recorded = !group.ranks.is_empty()
                     || assembled.is_some()
                     || (nameless_world.is_some() && !is_guessed && group.desc == "default_pg");
-                let ranks: Arc<[Rank]> = if !group.ranks.is_empty() {
+                let members_recorded = of_gloo.map_or(is_recorded, |world| world.is_stated);
+                let ranks: Arc<[Rank]> = if let Some(world) = of_gloo {
+                    world.ranks.clone()
+                } else if !group.ranks.is_empty() {
                     group.ranks.clone()
                 } else if let Some(members) = assembled {
                     members.clone()

@@ -13,6 +13,7 @@ pub(crate) mod comm_counter;
 mod comm_members;
 pub(crate) mod devices;
 pub(crate) mod event;
+mod gloo_world;
 mod membership;
 mod message;
 mod numbers;
@@ -34,6 +35,7 @@ pub use record::Extent;
 pub use workers::Workers;
 
 pub(crate) use aligned::{Aligned, Alignment, Lane, retiring_is_all};
+pub(crate) use gloo_world::GlooWorld;
 pub(crate) use membership::{Group, GroupIx, RecordIx, names_newest_only, position};
 pub(crate) use numbers::{Number, Numbers};
 pub(crate) use presence::{Presence, UnknownReason};

@@ -199,3 +199,29 @@ fn the_highest_sequence_numbers_are_judged_like_others() {
         assert_eq!(report.input.ranks_read, 2);
     }
 }
+
+#[test]
+fn of_two_worlds_of_which_all_ranks_left_files_the_one_that_left_them_last_is_judged() {
+    // The ranks of one job hang from 1 s on. Those of the other, older job issued their last operations later.
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let ended: Vec<(f64, State)> = (0..6)
+        .map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)))
+        .collect();
+    let older = (0..3).map(|rank| {
+        let mut dump = by_pytorch(rank, &ended, 0.0);
+        dump.groups[0].info.ranks = (0..3).collect();
+        (dump, 6.0)
+    });
+    let mut dumps: Vec<(Dump, f64)> = older.collect();
+    dumps.push((by_pytorch(0, &waits, 0.0), 200.0));
+    dumps.push((by_pytorch(1, &waits[..1], 0.0), 200.0));
+    assert_eq!(
+        root(&judge_files(&dumps)),
+        (Verdict::Stuck, Code::E101, &[1][..])
+    );
+    // Copies are all written at one time.
+    for (_, written) in &mut dumps {
+        *written = 200.0;
+    }
+    assert_eq!(judge_files(&dumps).input.ranks_read, 3);
+}

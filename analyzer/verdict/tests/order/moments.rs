@@ -247,6 +247,40 @@ fn gloo_s_group_without_a_name_hides_no_rank_that_is_missing_in_a_group_with_the
 }
 
 #[test]
+fn ranks_of_gloo_s_world_that_made_a_smaller_group_are_of_the_same_job() {
+    let (behind, waits) = (steps(20), steps(21));
+    let waits = (&waits[..], false);
+    for lists_group in [false, true] {
+        let mut dumps = by_gloo(&[waits, waits, waits, (&behind, true)]);
+        for (rank, dump) in dumps.iter_mut().enumerate() {
+            dump.groups.truncate(1);
+            if rank > 1 {
+                continue;
+            }
+            // Ranks 0 and 1 have made a group, whose members gloo lists in place of the world's.
+            if lists_group {
+                let listed = [("1", "undefined", &[][..]), ("", "", &[0, 1])];
+                dump.groups[0].info.ranks = [].into();
+                for (name, desc, ranks) in listed {
+                    let mut group = dump.groups[0].clone();
+                    (group.info.name, group.info.desc) = (name.to_owned(), desc.to_owned());
+                    group.info.ranks = ranks.into();
+                    dump.groups.push(group);
+                }
+            } else {
+                dump.groups[0].info.ranks = [0, 1].into();
+            }
+        }
+        let report = analyze(&dumps, &Policy::default());
+        let finding = report.findings.first();
+        let finding = finding.unwrap_or_else(|| panic!("{lists_group}: {:?}", report.problems));
+        assert_eq!((report.verdict, finding.code), (Verdict::Stuck, Code::E101));
+        assert_eq!(finding.culprit_ranks, [3], "{}", finding.sentence);
+        assert_eq!(report.input.ranks_read, 4, "{:?}", report.problems);
+    }
+}
+
+#[test]
 fn a_group_without_a_name_has_none_in_the_text() {
     let (behind, waits) = (steps(20), steps(21));
     let waits = (&waits[..], false);

@@ -16,9 +16,10 @@ pub(crate) use earlier_runs::leave_earlier_runs_aside;
 use crate::align::record::{Record, Shared};
 use crate::align::signature::CallDifference;
 use crate::align::{
-    Aligned, Alignment, Number, Numbers, RecordIx, UnknownReason, clocks, names_newest_only,
+    Aligned, Alignment, GlooWorld, Number, Numbers, RecordIx, UnknownReason, clocks,
+    names_newest_only, retiring_is_all,
 };
-use crate::judge::policy::Policy;
+use crate::judge::policy::{Policy, own_written_ns};
 use of_one_rank::keep_newest_of_each_recorder;
 use rcomm_recorder::model::Rank;
 use std::cmp::Reverse;
@@ -27,6 +28,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// The clocks of one job differ by less than this, ns; a record that differs by more and has no pending collective in
 /// common with a peer is from another time.
 const CLOCKS_AGREE_NS: i64 = 60_000_000_000;
+/// The records of two worlds that were left within this time, ns, were left about the same time, or copied then.
+const ONE_LOOK_NS: i64 = 10_000_000_000;
 /// The ranks of a running job that are asked for dumps write them within this time, ns.
 const LEFT_TOGETHER_NS: i64 = 5_000_000_000;
 /// The clock offsets or newest times of two runs of a job differ by more than this, ns.
@@ -68,8 +71,8 @@ pub(crate) fn select(
 /// The alignment of records that do not contradict each other, and the offsets of their clocks.
 pub(crate) type InStep = (Alignment, Vec<Option<clocks::Offset>>);
 
-/// Keeps the records of the most frequent job and of its newest attempt. Only rcomm's records state these; a record
-/// that states no job is kept.
+/// Keeps the records of the most frequent job, of equally frequent ones that of the newest record, and of its newest
+/// attempt. Only rcomm's records state these; a record that states no job is kept.
 fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     let mut jobs: BTreeMap<String, (usize, i64)> = BTreeMap::new();
     for record in records
@@ -78,7 +81,7 @@ fn keep_one_job(records: &mut Vec<Record>, aside: &mut LeftAside) {
     {
         let job = jobs.entry(record.identity.job.clone()).or_default();
         job.0 += 1;
-        job.1 = job.1.max(record.newest_ns());
+        job.1 = job.1.max(record.latest_ns());
     }
     if jobs.len() > 1
         && let Some((job, _)) = jobs.iter().max_by_key(|&(_, most)| *most)
@@ -128,31 +131,42 @@ fn world_of<'a>(shared: &'a Shared, record: &Record) -> Option<&'a [Rank]> {
         .map(|group| &*group.ranks)
 }
 
-/// Keeps the records of one world: one with living processes before all others, then the most complete, then the
-/// newest. A record that states no world stays, and so does one of a world that shares no rank with the kept one:
-/// worlds of other ranks may be parts of one job.
+/// Keeps the records of one world: one with living processes before all others, then one that was left about last, by
+/// at least half of its ranks, then the most complete, then the newest. A record that states no world stays, and so does
+/// one of a world that shares no rank with the kept one: worlds of other ranks may be parts of one job. So do the records
+/// of a world whose members gloo's own recorder does not know ([`GlooWorld`]).
 fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAside) {
+    let of_gloo = GlooWorld::of(shared, records);
+    let world_of = |record: &Record| {
+        let is_unknown = of_gloo.is_some() && retiring_is_all(record.recorder);
+        world_of(shared, record).filter(|_| !is_unknown)
+    };
     struct World {
         present: BTreeSet<Rank>,
         newest_ns: i64,
+        /// When its last record was left, as far as that is known.
+        left_ns: i64,
         lives: bool,
     }
     // In nearly all jobs the records share one list. To compare its members for each record would take long.
-    let mut stated = records.iter().filter_map(|record| world_of(shared, record));
+    let mut stated = records.iter().filter_map(world_of);
     let first = stated.next();
     if stated.all(|ranks| first.is_some_and(|first| std::ptr::eq(first, ranks))) {
         return;
     }
     let mut worlds: BTreeMap<&[Rank], World> = BTreeMap::new();
     for record in records.iter() {
-        if let Some(ranks) = world_of(shared, record) {
+        if let Some(ranks) = world_of(record) {
             let world = worlds.entry(ranks).or_insert(World {
                 present: BTreeSet::new(),
                 newest_ns: 0,
+                left_ns: 0,
                 lives: false,
             });
             world.present.insert(record.rank);
             world.newest_ns = world.newest_ns.max(record.newest_ns());
+            let left_ns = own_written_ns(record).unwrap_or(record.latest_ns());
+            world.left_ns = world.left_ns.max(left_ns);
             world.lives |= record.lives();
         }
     }
@@ -160,9 +174,15 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
         return;
     }
     // Rings of dead processes beside those of living ones were left by an earlier run.
+    let last_ns = worlds.values().map(|world| world.left_ns).max();
     let best = worlds.iter().max_by_key(|(ranks, world)| {
+        // A world whose ranks hang has the older operations, and leaves its files later. Copies are written together.
+        let is_left_last =
+            last_ns.is_some_and(|last| last.saturating_sub(world.left_ns) < ONE_LOOK_NS);
         (
             world.lives,
+            // A rank that has died leaves no record.
+            is_left_last && world.present.len() * 2 >= ranks.len(),
             world.present.len() * 1_000_000 / ranks.len(),
             world.newest_ns,
             Reverse(ranks.len()),
@@ -171,9 +191,9 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
     let Some((&chosen, _)) = best else { return };
     records.retain(|record| {
         let is_apart = |ranks: &[Rank]| !ranks.iter().any(|rank| chosen.contains(rank));
-        let keep = world_of(shared, record).is_none_or(|ranks| ranks == chosen || is_apart(ranks));
+        let keep = world_of(record).is_none_or(|ranks| ranks == chosen || is_apart(ranks));
         if !keep {
-            let size = world_of(shared, record).map_or(0, <[Rank]>::len);
+            let size = world_of(record).map_or(0, <[Rank]>::len);
             let number = chosen.len();
             aside.add_state(
                 record,
@@ -487,11 +507,18 @@ fn count_beyond(aligned: &Aligned<'_>, group: usize, comparisons: &mut [Comparis
         if sorted.partition_point(|&seq| seq < reached) * 2 < newest.len() {
             continue;
         }
+        let op = aligned.op(record, last);
+        let ended_ns = op.completed_ns().unwrap_or(op.created_ns);
+        let was_taken_before = |other: RecordIx| {
+            let taken_ns = aligned.records[other].identity.dump_time_ns;
+            taken_ns > 0 && taken_ns < ended_ns
+                || aligned.ends_before_its_peers(other, Some(record))
+        };
         let behind = newest
             .iter()
             .filter(|&&(other, seq)| other != record && seq < reached)
             // A record that was taken before what it completed with others contradicts no newer one.
-            .filter(|&&(other, _)| !aligned.ends_before_its_peers(other, Some(record)))
+            .filter(|&&(other, _)| !was_taken_before(other))
             .count();
         if behind * 2 >= newest.len() {
             comparisons[record].beyond += 1;

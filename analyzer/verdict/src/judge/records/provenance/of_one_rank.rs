@@ -9,8 +9,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Keeps the best of several records of a rank (one that was not cut, then the newest), and those of other recorders of
 /// the same process: each may hold the operations of another backend. What only another record of the same process
-/// holds is joined to the best. Leaves aside all records of a rank by PyTorch's NCCL recorder if they are of several
-/// processes that ran at one time.
+/// holds is joined to the best. Leaves aside all records of a rank by recorders that state no process if they are of
+/// several processes that ran at one time.
 pub(super) fn keep_newest_of_each_recorder(
     shared: &Shared,
     records: &mut Vec<Record>,
@@ -69,7 +69,7 @@ pub(super) fn keep_newest_of_each_recorder(
         aside.add_clause(&record, why);
     }
     kept.retain(|record| {
-        let keep = record.recorder != Recorder::Nccl || !ambiguous.contains(&record.rank);
+        let keep = !states_no_process(record.recorder) || !ambiguous.contains(&record.rank);
         if !keep {
             let why = "several processes ran under this rank at one time, so the names of the files do not state the \
                        ranks of one job; name each file after its rank in the job, as rank_12";
@@ -80,10 +80,20 @@ pub(super) fn keep_newest_of_each_recorder(
     *records = kept;
 }
 
-/// Whether PyTorch's NCCL recorder wrote the two records of one rank in two processes that ran at one time: they issued
+/// Whether records by this recorder do not state their process.
+fn states_no_process(recorder: Recorder) -> bool {
+    match recorder {
+        Recorder::Nccl | Recorder::Hook | Recorder::NativeGloo => true,
+        Recorder::Rcomm | Recorder::NcclProfiler | Recorder::Torchcomms | Recorder::Unknown => {
+            false
+        }
+    }
+}
+
+/// Whether one of PyTorch's recorders wrote the two records of one rank in two processes that ran at one time: they issued
 /// operations of one number in one group at different times, and neither ended before the other began.
 fn are_two_processes(one: &Record, other: &Record) -> bool {
-    if one.recorder != Recorder::Nccl || other.recorder != Recorder::Nccl {
+    if one.recorder != other.recorder || !states_no_process(one.recorder) {
         return false;
     }
     let (Some(first), Some(second)) = (one.ops.first(), other.ops.first()) else {

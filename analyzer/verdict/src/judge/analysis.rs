@@ -171,18 +171,18 @@ fn judge(
     misnamed::settle(shared, &mut records, &mut problems);
     let ops_read = count_ops(&records);
     let mut aside = LeftAside::default();
-    let newest_world =
+    let newest_worlds =
         provenance::leave_earlier_runs_aside(&mut records, &policy.launches, &mut aside);
-    let policy = &Policy {
-        // Another source may have counted the ranks of the earlier run.
-        world_size: newest_world.or(policy.world_size),
-        ..policy.clone()
-    };
     only_active::settle(&mut records);
     comm_counter::number_by_communicator(shared, &mut records);
     refused::leave_out(&mut records);
     aborted::reopen(shared, &mut records);
     let (mut records, in_step) = provenance::select(shared, records, policy, &mut aside);
+    let policy = &Policy {
+        // Another source may have counted the ranks of the earlier run.
+        world_size: newest_worlds.size_for(&records).or(policy.world_size),
+        ..policy.clone()
+    };
     let left_aside = aside.ranks();
     // The corrections below change no record that aligns once, so the alignment that `select` has made stays valid.
     let in_step = in_step.filter(|_| records.iter().all(Record::aligns_once));

@@ -214,6 +214,19 @@ fn without_a_launcher_the_rings_of_the_run_before_are_recognized_by_their_times(
 }
 
 #[test]
+fn another_job_beside_a_run_that_was_started_again_does_not_state_its_size() {
+    let earlier = earlier_run(4).into_iter();
+    let mut dumps: Vec<Dump> = earlier.map(|dump| begun(dump, -1.0)).collect();
+    dumps.extend(newer_run(0..2, 2));
+    let mut other = alive(record(7, 8, &[(21.0, State::Done(21.1))]), 29.0);
+    other.identity.job = "another".to_owned();
+    dumps.push(begun(other, 20.0));
+    let report = judge_live(&dumps, 4);
+    assert_eq!(report.input.ranks_expected, 2, "{:?}", report.findings);
+    assert_eq!(report.verdict, Verdict::Healthy, "{:?}", report.findings);
+}
+
+#[test]
 fn the_closing_of_a_ring_is_its_newest_sign_of_life() {
     let mut dumps: Vec<Dump> = newer_run(0..3, 4).collect();
     let done = [(0.0, State::Done(0.1))];

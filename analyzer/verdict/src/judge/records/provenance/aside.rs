@@ -58,10 +58,6 @@ impl LeftAside {
         ranks
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// The notes. The files of a note are in the order of their ranks.
     pub(crate) fn into_problems(mut self) -> Vec<Problem> {
         self.0.sort_by(|a, b| {

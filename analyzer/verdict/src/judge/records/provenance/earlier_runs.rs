@@ -9,46 +9,73 @@ use super::{CLOCKS_AGREE_NS, LeftAside};
 use crate::align::record::Record;
 use crate::report::format::time_of_day;
 use rcomm_recorder::publish::LaunchRecord;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The world sizes of the newest runs of the jobs of which records were left aside.
+pub(crate) struct NewestWorlds {
+    /// By job: when its launcher started its ranks, ns since the epoch, or 0 if no launcher states the size; and the
+    /// size.
+    by_job: BTreeMap<String, (i64, u32)>,
+}
+
+impl NewestWorlds {
+    /// The size of the newest run of the job that these records are of; `None` if none of its records was left aside.
+    /// Without records, that of the job that a launcher started last.
+    pub(crate) fn size_for(&self, records: &[Record]) -> Option<u32> {
+        let mut jobs = records.iter().map(|record| &record.identity.job);
+        let newest = match jobs.find(|job| !job.is_empty()) {
+            Some(job) => self.by_job.get(job),
+            None => self.by_job.values().max(),
+        };
+        newest.map(|&(_, size)| size)
+    }
+}
 
 /// Leaves aside the records that ended before the launcher on their host started its ranks, and then the rings whose
-/// processes were gone before every newer ring was made. Returns the size of the newest run's world; `None` if no
-/// record was left aside.
+/// processes were gone before every newer ring was made. Returns the world sizes of the newest runs.
 pub(crate) fn leave_earlier_runs_aside(
     records: &mut Vec<Record>,
     launches: &[LaunchRecord],
     aside: &mut LeftAside,
-) -> Option<u32> {
-    let launched = leave_ended_before_launch(records, launches, aside);
-    let before = aside.len();
+) -> NewestWorlds {
+    let mut by_job = leave_ended_before_launch(records, launches, aside);
     // The clocks of one host agree, those of several only roughly.
-    leave_ended_before_others(records, |record| record.identity.host.as_str(), 0, aside);
-    leave_ended_before_others(records, |_| "", CLOCKS_AGREE_NS, aside);
-    let sizes = records
-        .iter()
-        .filter_map(|record| record.identity.world_size);
-    match aside.len() > before {
-        true => sizes.max(),
-        false => launched,
+    let mut jobs =
+        leave_ended_before_others(records, |record| record.identity.host.as_str(), 0, aside);
+    jobs.extend(leave_ended_before_others(
+        records,
+        |_| "",
+        CLOCKS_AGREE_NS,
+        aside,
+    ));
+    for job in jobs {
+        let of_job = records.iter().filter(|record| record.identity.job == job);
+        let sizes = of_job.filter_map(|record| record.identity.world_size);
+        match sizes.max() {
+            Some(size) => by_job.insert(job, (0, size)),
+            None => by_job.remove(&job),
+        };
     }
+    NewestWorlds { by_job }
 }
 
-/// Leaves aside the records that ended before the launcher on their host started its ranks. Returns the world size that
-/// the newest of these launchers states; `None` if no record is left aside. The time decides, not the process id: a
-/// rank may be a child of the process that the launcher started, and process ids repeat in containers. Clocks of
-/// several hosts differ, so only times of one host are compared.
+/// Leaves aside the records that ended before the launcher on their host started its ranks. Returns, for each job of
+/// which it left records aside, when the newest of these launchers started its ranks, and the world size that it
+/// states. The time decides, not the process id: a rank may be a child of the process that the launcher started, and
+/// process ids repeat in containers. Clocks of several hosts differ, so only times of one host are compared.
 fn leave_ended_before_launch(
     records: &mut Vec<Record>,
     launches: &[LaunchRecord],
     aside: &mut LeftAside,
-) -> Option<u32> {
-    let mut newest: Option<(i64, u32)> = None;
+) -> BTreeMap<String, (i64, u32)> {
+    let mut by_job: BTreeMap<String, (i64, u32)> = BTreeMap::new();
     records.retain(|record| {
         let later = launches.iter().filter(|launch| is_earlier(record, launch));
         let Some(launch) = later.max_by_key(|launch| launch.started_ns) else {
             return true;
         };
-        newest = newest.max(Some((launch.started_ns, launch.world_size)));
+        let newest = by_job.entry(launch.job.clone()).or_default();
+        *newest = (*newest).max((launch.started_ns, launch.world_size));
         let before = format!(
             "before job {} was started again at {}; to judge the earlier run, pass only its files",
             launch.job,
@@ -57,7 +84,7 @@ fn leave_ended_before_launch(
         aside.add_ended(record, before);
         false
     });
-    newest.map(|(_, world_size)| world_size)
+    by_job
 }
 
 /// Whether a record is of the job and the host of a launcher, and ended before that launcher started its ranks.
@@ -75,6 +102,7 @@ const MAX_SILENCE_NS: i64 = 1_500_000_000;
 
 /// Leaves aside the rings of one job and attempt whose processes are gone, and gave their last sign of life more than
 /// [`MAX_SILENCE_NS`] plus `apart_ns` before each newer ring was made. Only rings with the same `key` are compared.
+/// Returns the jobs of these rings.
 ///
 /// A process that died before all others began is left aside as well: nothing distinguishes it from one of an earlier
 /// run.
@@ -83,7 +111,7 @@ fn leave_ended_before_others(
     key: impl Fn(&Record) -> &str,
     apart_ns: i64,
     aside: &mut LeftAside,
-) {
+) -> BTreeSet<String> {
     type Key = (String, u32, String);
     let key = |record: &Record| -> Option<Key> {
         let identity = &record.identity;
@@ -116,6 +144,7 @@ fn leave_ended_before_others(
         }
         newest_run_begun_ns.insert(key, begun);
     }
+    let mut jobs = BTreeSet::new();
     records.retain(|record| {
         let begun = key(record).and_then(|key| newest_run_begun_ns.get(&key).copied());
         let Some(begun) = begun.filter(|begun| record.identity.begun_ns < *begun) else {
@@ -127,8 +156,10 @@ fn leave_ended_before_others(
             time_of_day(begun),
         );
         aside.add_ended(record, before);
+        jobs.insert(record.identity.job.clone());
         false
     });
+    jobs
 }
 
 /// When a ring's process was last seen alive, ns by its own clock; `i64::MAX` if it lives.

@@ -47,11 +47,11 @@ impl CompletedTo {
         self.newest.is_some_and(|(to, _)| seq <= to)
     }
 
-    /// The newest number that a record other than `except` shows as completed.
-    fn by_others(&self, except: Option<RecordIx>) -> Option<u32> {
+    /// The newest number that a record other than `except` shows as completed, and that record.
+    fn by_others(&self, except: Option<RecordIx>) -> Option<(u32, RecordIx)> {
         let both = [self.newest, self.second].into_iter().flatten();
         let mut others = both.filter(|&(_, record)| Some(record) != except);
-        others.next().map(|(seq, _)| seq)
+        others.next()
     }
 }
 
@@ -236,10 +236,32 @@ impl Aligned<'_> {
         })
     }
 
+    /// Whether another record shows that the rank went on after its record was taken at `taken_ns`, common time: a
+    /// collective that needs all members completed only after that time.
+    pub(super) fn went_on_after(&self, record: RecordIx, taken_ns: i64) -> bool {
+        self.lanes[record].iter().any(|lane| {
+            let others = self.completed_to[lane.group].by_others(Some(record));
+            let Some((seq, other)) = others.filter(|_| lane.member != NONE) else {
+                return false;
+            };
+            let mut theirs = self.lanes[other].iter();
+            let there = theirs.find(|there| there.group == lane.group);
+            let op = there.and_then(|there| {
+                let index = self.find(other, there, seq).ok()?;
+                Some(self.status_op(other, there, index))
+            });
+            op.is_some_and(|op| {
+                let ended_ns = op.completed_ns().unwrap_or(op.created_ns);
+                ended_ns.saturating_sub(self.offsets_ns[other]) > taken_ns
+            })
+        })
+    }
+
     /// Whether other records show that this one was taken too early: they show collectives as completed that it lacks
     /// or shows as pending. What it lacks then proves nothing. The record `except` is ignored.
     ///
-    /// False for a record that states when it was taken, which is judged by that time, and for the ring of a stopped
+    /// False for a record that states when it was taken, which is judged by that time
+    /// ([`went_on_after`](Self::went_on_after)), and for the ring of a stopped
     /// process, which lacks nothing: an operation in which the process had done its part may complete for the others
     /// after the stop.
     pub(crate) fn ends_before_its_peers(&self, record: RecordIx, except: Option<RecordIx>) -> bool {
@@ -261,7 +283,7 @@ impl Aligned<'_> {
                 (None, None) => 0,
             };
             let others = self.completed_to[lane.group].by_others(except);
-            lane.member != NONE && others.is_some_and(|seq| seq > shown)
+            lane.member != NONE && others.is_some_and(|(seq, _)| seq > shown)
         })
     }
 }

@@ -5,7 +5,6 @@ use crate::align::record::{NONE, Op};
 use crate::align::{Aligned, Lane, RecordIx, message};
 use rcomm_recorder::model::EntryState;
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::time::Duration;
 
 /// When a record was taken, common time, ns; `None` if it is unknown. If it is not known how its clock relates to the
@@ -24,6 +23,9 @@ pub(crate) const EARLY: Duration = Duration::from_secs(10);
 /// A rank that is missed for less than this, or half of a shorter time-out, may be on its way: an early record proves
 /// only what was so before.
 const ON_ITS_WAY: Duration = Duration::from_secs(5);
+
+/// Times by the clocks of two hosts that are closer than this, ns, prove no order.
+const SLACK_NS: i64 = 1_000_000_000;
 
 /// A wait of others for a rank.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +47,32 @@ impl Wait {
     }
 }
 
+/// The extremes of one or more waits, common time, ns: the least and the greatest.
+#[derive(Clone, Copy, Debug)]
+struct Extremes {
+    /// When the waits began.
+    since_ns: [i64; 2],
+    /// Until when the ranks that are missed may have been on their way.
+    on_its_way_until_ns: [i64; 2],
+}
+
+impl Extremes {
+    fn of(wait: Wait) -> Self {
+        let until_ns = wait.since_ns.saturating_add(wait.on_its_way_ns());
+        Self {
+            since_ns: [wait.since_ns; 2],
+            on_its_way_until_ns: [until_ns; 2],
+        }
+    }
+
+    /// Adds other waits.
+    fn add(&mut self, other: Self) {
+        let both = |one: [i64; 2], other: [i64; 2]| [one[0].min(other[0]), one[1].max(other[1])];
+        self.since_ns = both(self.since_ns, other.since_ns);
+        self.on_its_way_until_ns = both(self.on_its_way_until_ns, other.on_its_way_until_ns);
+    }
+}
+
 impl Aligned<'_> {
     /// Marks records as too early if they were taken before their peers came to where they wait for these ranks, or, of
     /// early ones, soon after, and no peer had waited for them before. `taken`: for each record, when it was taken;
@@ -60,10 +88,13 @@ impl Aligned<'_> {
             let is_early = newest.saturating_sub(own) >= EARLY.as_nanos() as i64;
             is_early.then_some(own)
         };
-        let shows_until = |record: RecordIx, wait: Wait| {
-            let early = early_ns(&taken[record]);
-            let early = early.map(|own| own.saturating_sub(wait.on_its_way_ns()));
-            early.or(taken[record].sure_until_ns)
+        // Whether some of these waits began after what a record is sure to show, and whether some began before.
+        let compare = |record: RecordIx, waits: Extremes| {
+            let ([first, last], until_ns) = match early_ns(&taken[record]) {
+                Some(own) => (waits.on_its_way_until_ns, own),
+                None => (waits.since_ns, taken[record].sure_until_ns?),
+            };
+            Some((last > until_ns, first <= until_ns))
         };
         let is_dated = |taken: &Taken| taken.sure_until_ns.is_some() || early_ns(taken).is_some();
         if !taken.iter().any(is_dated) {
@@ -71,12 +102,10 @@ impl Aligned<'_> {
         }
         let mut before = vec![false; self.records.len()];
         let mut after = vec![false; self.records.len()];
-        let mut note = |record: RecordIx, wait: Wait| {
-            if let Some(until_ns) = shows_until(record, wait) {
-                match wait.since_ns > until_ns {
-                    true => after[record] = true,
-                    false => before[record] = true,
-                }
+        let mut note = |record: RecordIx, waits: Extremes| {
+            if let Some((any_after, any_before)) = compare(record, waits) {
+                after[record] |= any_after;
+                before[record] |= any_before;
             }
         };
         for group in &self.groups {
@@ -94,20 +123,46 @@ impl Aligned<'_> {
                 }
                 for (member, wait) in self.awaits_messages(record, lane, messages) {
                     if let Some(&Some((peer, _))) = group.lanes.get(member as usize) {
-                        note(peer, wait);
+                        note(peer, Extremes::of(wait));
                     }
                 }
             }
+            // By number: the extremes of the waits in this collective and in those after it.
+            let mut extremes: Vec<(u32, Extremes)> = Vec::with_capacity(waits.len());
+            for (&seq, &wait) in waits.iter().rev() {
+                let mut since_here = Extremes::of(wait);
+                if let Some(&(_, later)) = extremes.last() {
+                    since_here.add(later);
+                }
+                extremes.push((seq, since_here));
+            }
             for &(record, lane) in group.lanes.iter().flatten() {
                 let reached = self.reached(record, &self.lanes[record][lane]);
-                let later = waits.range((Bound::Excluded(reached), Bound::Unbounded));
-                for (_, &wait) in later {
-                    note(record, wait);
+                let later = extremes.partition_point(|&(seq, _)| seq > reached);
+                if let Some(&(_, waits)) = later.checked_sub(1).and_then(|last| extremes.get(last))
+                {
+                    note(record, waits);
                 }
             }
         }
         for record in 0..self.records.len() {
             self.ends_early[record] |= after[record] && !before[record];
+        }
+    }
+
+    /// Marks records as too early that state when they were taken, if their ranks provably went on after that.
+    /// `taken`: for each record, when it was taken.
+    pub(crate) fn note_went_on(&mut self, taken: &[Taken]) {
+        for record in 0..self.records.len() {
+            let full_record = &self.records[record];
+            let is_judged = full_record.identity.dump_time_ns > 0
+                && !full_record.only_active
+                && self.clock_known[record];
+            let at_ns = taken[record].at_ns.filter(|_| is_judged);
+            // The clocks of hosts are related by estimates.
+            let surely_ns = at_ns.map(|at_ns| at_ns.saturating_add(SLACK_NS));
+            let went_on = surely_ns.is_some_and(|ns| self.went_on_after(record, ns));
+            self.ends_early[record] |= went_on;
         }
     }
 

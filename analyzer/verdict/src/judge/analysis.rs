@@ -228,11 +228,9 @@ fn judge(
     aligned.clock_known = clocks.iter().map(Option::is_some).collect();
     aligned.newest_ns = records.iter().map(Record::latest_ns).max().unwrap_or(0);
     let messages = Messages::new(&aligned);
-    aligned.note_taken(
-        &each_taken(&aligned, policy),
-        newest_taken_ns(&aligned, policy),
-        &messages,
-    );
+    let taken = each_taken(&aligned, policy);
+    aligned.note_taken(&taken, newest_taken_ns(&aligned, policy), &messages);
+    aligned.note_went_on(&taken);
     let life = Life::new(&aligned, policy);
     let policy = life.policy(policy);
     let of_young_files = match life.end {
@@ -259,6 +257,7 @@ fn judge(
         left_aside,
         unkept,
         open_by_status,
+        newest_taken_ns: newest_taken_ns(&aligned, policy),
         still_inside: still_inside(&aligned),
         lacks_input: problems.iter().any(|problem| problem.code == Code::N301),
         life: &life,

@@ -2,7 +2,7 @@
 
 use crate::align::{Aligned, EARLY, GroupIx, RecordIx, UnknownReason};
 use crate::judge::context::Context;
-use crate::judge::policy::{NAMING, each_written_ns, newest_taken_ns, taken_ns};
+use crate::judge::policy::{NAMING, each_written_ns, taken_ns};
 use crate::judge::waits::wait_graph::Missing;
 use crate::report::Problem;
 use crate::report::format::{duration_ms, format_ranks};
@@ -157,7 +157,7 @@ pub(crate) fn note_still_inside(ctx: &Context<'_>) -> Option<Problem> {
 /// taken, common time, ns, and the time of the newest. Ranks that no longer answer are left out.
 pub(crate) fn taken_early(ctx: &Context<'_>, ranks: &[Rank]) -> Vec<(Rank, i64, i64)> {
     let aligned = ctx.aligned;
-    let Some(newest_ns) = newest_taken_ns(aligned, ctx.policy) else {
+    let Some(newest_ns) = ctx.newest_taken_ns else {
         return Vec::new();
     };
     let answers = |rank: &&Rank| !ctx.policy.silent.contains(rank);

@@ -16,7 +16,8 @@ use std::time::Duration;
 const REQUESTED: &str = "requested";
 
 /// The policy for dumps that were asked for, state their time, and hold pending operations, none of which was overdue:
-/// that of a snapshot. `None` for all others, and if a process is gone or a rank has recorded a failure.
+/// that of a snapshot. `None` for all others, and if a process is gone or a rank has recorded a failure. A record that was
+/// cut may lack its time.
 ///
 /// Dumps that a fault has caused say so in their reason. Those that are asked for because a job hangs hold operations
 /// that are overdue.
@@ -31,10 +32,12 @@ pub(crate) fn of_young_dumps(
     let all_asked_for = || {
         let mut records = aligned.records.iter().enumerate();
         records.all(|(index, record)| {
-            was_asked_for(record) && taken_ns(aligned, policy, index).is_some()
+            lacks_its_end(record)
+                || was_asked_for(record) && taken_ns(aligned, policy, index).is_some()
         })
     };
-    if is_dated || any_gone() || !all_asked_for() {
+    let all_cut = || aligned.records.iter().all(lacks_its_end);
+    if is_dated || any_gone() || !all_asked_for() || all_cut() {
         return None;
     }
     let mut has_pending = false;
@@ -58,6 +61,11 @@ pub(crate) fn of_young_dumps(
         snapshot: true,
         ..policy.clone()
     })
+}
+
+/// Whether a record was cut before it states when it was taken, and why.
+fn lacks_its_end(record: &Record) -> bool {
+    record.cut && record.identity.dump_time_ns == 0
 }
 
 /// Whether a record is a dump that states its time and that no fault has caused.

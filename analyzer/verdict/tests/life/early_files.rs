@@ -3,7 +3,7 @@
 use crate::job::{State, at, fails, record};
 use rcomm_recorder::model::{Entry, EntryState, FailureKind, OpType, Peer, Rank, Signature};
 use rcomm_recorder::publish::{Dump, Recorder};
-use rcomm_verdict::{Analysis, Code, Policy, Report, Verdict};
+use rcomm_verdict::{Analysis, Code, Extent, Policy, Report, Verdict};
 
 /// When the wait begins, s.
 const BEGIN: f64 = 20.0;
@@ -132,6 +132,71 @@ fn an_empty_record_taken_before_a_wait_began_does_not_show_that_its_rank_never_c
         let seems = notes.any(|note| note.sentence.contains("rank 1 seems to have been taken"));
         assert_eq!(seems, is_early, "{:?}", report.problems);
     }
+}
+
+#[test]
+fn an_operation_that_ranks_completed_after_a_dump_is_no_wait_of_its_rank() {
+    // Rank 0 pauses for 20 s. Rank 2 is asked for its dump early, rank 0 in its pause, and rank 1 when all have gone on.
+    let until = |seconds: u32| -> Vec<(f64, State)> {
+        let resumed = BEGIN + 20.0;
+        let done = (0..20).map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)));
+        let next = (20..seconds).map(|second| {
+            let issued = if second == 20 {
+                BEGIN
+            } else {
+                f64::from(second) + 20.0
+            };
+            (
+                issued,
+                State::Done(f64::from(second).max(BEGIN) + resumed - BEGIN + 0.1),
+            )
+        });
+        done.chain(next).collect()
+    };
+    let dump = |rank, operations: &[(f64, State)], taken| of_rank(rank, operations, taken, true);
+    let in_it = operations(true);
+    for ends in [20, 21, 30] {
+        let mut dumps = [
+            (dump(0, &operations(false), BEGIN + 13.0), BEGIN + 13.0),
+            (dump(1, &until(ends), BEGIN + 31.0), BEGIN + 31.0),
+            (dump(2, &in_it, BEGIN + 5.1), BEGIN + 5.1),
+        ];
+        for (dump, _) in &mut dumps {
+            dump.identity.world_size = Some(3);
+            dump.groups[0].info.ranks = (0..3).collect();
+        }
+        let report = judge(&dumps);
+        match ends {
+            20 => assert_eq!(report.verdict, Verdict::Stuck, "{:?}", report.findings),
+            _ => assert_eq!(report.findings, [], "{ends}"),
+        }
+    }
+}
+
+#[test]
+fn a_record_of_a_pair_of_which_the_other_was_asked_earlier_is_of_the_same_run() {
+    // Ranks 2 and 3 were asked for their dumps long before ranks 0 and 1, rank 2 before rank 3.
+    let until = |seconds: u32| -> Vec<(f64, State)> {
+        (0..seconds)
+            .map(|second| (f64::from(second), State::Done(f64::from(second) + 0.1)))
+            .collect()
+    };
+    let dumps: Vec<(Dump, f64)> = [(0, 40), (1, 40), (2, 10), (3, 12)]
+        .into_iter()
+        .map(|(rank, seconds)| {
+            let taken = f64::from(seconds) - 0.5;
+            let mut dump = of_rank(rank, &until(seconds), taken, true);
+            dump.identity.world_size = Some(4);
+            let pair = rank / 2;
+            let info = &mut dump.groups[0].info;
+            info.ranks = [2 * pair, 2 * pair + 1].into();
+            (info.name, info.desc) = (format!("{}", pair + 1), "dp".to_owned());
+            (dump, taken)
+        })
+        .collect();
+    let report = judge(&dumps);
+    assert_eq!(report.input.ranks_read, 4, "{:?}", report.problems);
+    assert_eq!(report.findings, []);
 }
 
 #[test]
@@ -274,6 +339,31 @@ fn dumps_that_were_asked_for_in_a_running_job_are_no_hang() {
             note.sentence
         );
     }
+}
+
+#[test]
+fn a_file_that_was_cut_makes_no_hang_of_dumps_that_were_asked_for() {
+    let verdict = |taken: f64| {
+        let mut analysis = Analysis::new(Policy::default());
+        for rank in 0..6 {
+            let mut dump = of_rank(rank, &operations(true), taken, true);
+            dump.identity.reason = "requested".to_owned();
+            let extent = match rank {
+                1 => {
+                    // What a dump states about itself follows its operations.
+                    dump.entries.pop();
+                    dump.identity.dump_time_ns = 0;
+                    dump.identity.reason.clear();
+                    Extent::Cut
+                }
+                _ => Extent::Whole,
+            };
+            analysis.add_from("", &dump, extent);
+        }
+        analysis.finish().verdict
+    };
+    assert_eq!(verdict(BEGIN + 0.5), Verdict::Inconclusive);
+    assert_eq!(verdict(BEGIN + 40.0), Verdict::Stuck);
 }
 
 #[test]

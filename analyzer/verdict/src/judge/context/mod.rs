@@ -37,6 +37,8 @@ pub(crate) struct Context<'a> {
     pub(crate) unkept: Vec<Unkept>,
     /// Groups in which, by their status alone, operations of these ranks have not completed.
     pub(crate) open_by_status: Vec<(GroupIx, Vec<Rank>)>,
+    /// When the newest of the records was taken ([`newest_taken_ns`](crate::judge::policy::newest_taken_ns)).
+    pub(crate) newest_taken_ns: Option<i64>,
     /// The collectives that are unfinished in some records and that others completed long before.
     pub(crate) still_inside: Vec<StillInside>,
     /// Whether an input could not be read, or only in part.

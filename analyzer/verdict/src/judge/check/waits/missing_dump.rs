@@ -20,7 +20,7 @@ use crate::report::Code;
 use crate::report::format::{count_ranks, format_ranks, format_time};
 use rcomm_recorder::model::{EntryState, Parts, Rank};
 use rcomm_recorder::publish::Recorder;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) struct MissingDump;
 
@@ -354,6 +354,7 @@ fn is_only_explanation(ctx: &Context<'_>, place: usize, culprits: &[Rank]) -> bo
 
 /// Other ranks that are missing at a place as far as their records show, which were taken too early, ascending.
 fn early_besides(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> Vec<Rank> {
+    let nodes: BTreeSet<Node> = nodes.iter().copied().collect();
     let missing = ctx.graph.missing[place].iter();
     let early = missing.filter(|(node, why)| {
         *why == Missing::Unknown(UnknownReason::Outdated) && !nodes.contains(node)

@@ -69,12 +69,13 @@ export function age(ms) {
   return rest > 0 ? `${minutes} min ${rest} s` : `${minutes} min`;
 }
 
-/** Formats a number of bytes: `512 B`, `1.5 MiB`. @param {number} bytes */
+/** Formats a number of bytes as reports do: `512 B`, `64 KiB`, `1.5 MiB`. @param {number} bytes */
 export function size(bytes) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let unit = 0;
-  while (bytes >= 1024 && unit < units.length - 1) { bytes /= 1024; unit += 1; }
-  return `${bytes < 10 && unit > 0 ? bytes.toFixed(1) : bytes.toFixed(0)} ${units[unit]}`;
+  // The bound is that from which a number would be rounded to one that has the next unit.
+  while (bytes >= (unit ? 1023.95 : 1024) && unit < units.length - 1) { bytes /= 1024; unit += 1; }
+  return `${fixed(bytes, 1).replace(/\.0$/, "")} ${units[unit]}`;
 }
 
 /** Name of a group as in the report's sentences; several groups may have the same one. @param {{name: string, desc: string}} group */

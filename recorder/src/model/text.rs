@@ -116,13 +116,14 @@ pub fn narrow_bytes(count: u64) -> String {
     let mut value = count as f64;
     let mut unit = "";
     for next in ["K", "M", "G", "T"] {
-        if value < 1024.0 {
+        // From half below 1024 on, a number without decimals is rounded to one that has the next unit.
+        if value < 1023.5 {
             break;
         }
         value /= 1024.0;
         unit = next;
     }
-    if value >= 10.0 || value.fract() < 0.05 {
+    if value >= 9.95 || value.fract() < 0.05 || value.fract() >= 0.95 {
         format!("{value:.0}{unit}")
     } else {
         format!("{value:.1}{unit}")
@@ -238,6 +239,7 @@ mod tests {
         assert_eq!(bytes(65_536), "64 KiB");
         assert_eq!(bytes(1_610_612_736), "1.5 GiB");
         assert_eq!(bytes(1_048_575), "1 MiB");
+        assert_eq!(bytes((1 << 30) - 1), "1 GiB");
     }
 
     #[test]
@@ -245,6 +247,9 @@ mod tests {
         assert_eq!(narrow_bytes(512), "512");
         assert_eq!(narrow_bytes(64 << 10), "64K");
         assert_eq!(narrow_bytes(3 << 19), "1.5M");
+        assert_eq!(narrow_bytes(1_023), "1023");
+        assert_eq!(narrow_bytes(1_048_575), "1M");
+        assert_eq!(narrow_bytes(10_230), "10K");
     }
 
     #[test]

@@ -123,10 +123,8 @@ impl Input {
 
 /// The completions of the last term of a filter, each as the whole text: of its key, or of the value after a key.
 fn complete_filter(text: &str, facts: &Facts) -> Vec<String> {
-    let start = text
-        .rfind(char::is_whitespace)
-        .map_or(0, |offset| offset + 1);
-    let (head, term) = text.split_at(start);
+    let term = text.rsplit(char::is_whitespace).next().unwrap_or_default();
+    let head = &text[..text.len() - term.len()];
     let (sign, body) = match term.strip_prefix('!') {
         Some(body) => ("!", body),
         None => ("", term),
@@ -191,5 +189,9 @@ mod tests {
         let mut key = typed("ho");
         key.complete(&facts);
         assert_eq!(key.text, "host:");
+        // A space that does not break lines has two bytes.
+        let mut after_wide_space = typed("age>5s\u{a0}group:t");
+        after_wide_space.complete(&facts);
+        assert_eq!(after_wide_space.text, "age>5s\u{a0}group:tp_0");
     }
 }

@@ -80,16 +80,22 @@ impl Keymap {
     ///
     /// # Errors
     ///
-    /// If an action is unknown, or a new key is a key of another action. The default keys of an action count, unless
-    /// `changes` has the action under a name that sorts before.
+    /// If an action is unknown, or a new key is a key of another action: a new one, or a default one of an action that
+    /// `changes` does not have.
     pub fn with(changes: &BTreeMap<String, Vec<String>>) -> Result<Self, String> {
         let mut map = Self::default();
+        let mut changed = Vec::new();
         for (name, keys) in changes {
             let binding = BINDINGS
                 .iter()
                 .find(|binding| binding.name == name)
                 .ok_or_else(|| format!("unknown action `{name}` under [keys]"))?;
             map.actions.retain(|_, action| *action != binding.action);
+            changed.push((binding, keys));
+        }
+        // All old keys are free before the first new one is taken: two actions may swap theirs.
+        for (binding, keys) in changed {
+            let name = binding.name;
             for key in keys {
                 if let Some(other) = map.actions.get(key) {
                     let other = BINDINGS.iter().find(|b| b.action == *other);
@@ -170,6 +176,13 @@ mod tests {
             conflict.contains("`why`") && conflict.contains("`quit`"),
             "{conflict}"
         );
+        let swapped = Keymap::with(&BTreeMap::from([
+            ("why".to_owned(), vec!["t".to_owned()]),
+            ("stacks".to_owned(), vec!["w".to_owned()]),
+        ]));
+        let swapped = swapped.expect("each key has one action");
+        assert_eq!(swapped.press(None, "t"), Pressed::Action(Action::Why));
+        assert_eq!(swapped.press(None, "w"), Pressed::Action(Action::Stacks));
         assert!(
             change("fly", "x")
                 .expect_err("no such action")

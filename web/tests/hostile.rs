@@ -308,3 +308,19 @@ fn exposure_beyond_this_machine_needs_explicit_options() {
         assert!(text.contains(wanted), "{args:?}: {text}");
     }
 }
+
+#[test]
+fn a_wrong_token_in_the_address_does_not_end_a_session() {
+    let web = Web::on_dumps("healthy-w4", &[]);
+    let token = web.token.clone().expect("a token was printed");
+    let opened = web.get(&format!("/?token={token}"), &[]);
+    let (_, kept) = (opened.head.split_once("set-cookie: ")).expect("the answer sets a cookie");
+    let (cookie, _) = kept.split_once(';').expect("the cookie has attributes");
+    let cookie = format!("Cookie: {cookie}");
+    // The address leads to the page, and the cookie stays as it is.
+    let wrong = web.get("/?token=wrong", &[&cookie]);
+    assert_eq!(wrong.status, 303);
+    assert!(!wrong.head.contains("set-cookie"), "{}", wrong.head);
+    assert_eq!(web.get("/", &[&cookie]).status, 200);
+    assert_eq!(web.get("/?token=wrong", &[]).status, 401);
+}

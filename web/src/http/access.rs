@@ -86,7 +86,6 @@ impl Access {
         let Some(token) = &self.token else {
             return true;
         };
-        let same = |one: &str, other: &str| bool::from(one.as_bytes().ct_eq(other.as_bytes()));
         if let Some(offered) = bearer(headers) {
             return same(offered, token);
         }
@@ -95,6 +94,16 @@ impl Access {
             cookie(headers, port).is_some_and(|offered| same(offered, &session(token, port)));
         is_known || query_token(uri).is_some_and(|offered| same(offered, token))
     }
+
+    /// Whether this is the token that the server requires.
+    fn is_token(&self, offered: &str) -> bool {
+        (self.token.as_deref()).is_some_and(|token| same(offered, token))
+    }
+}
+
+/// Whether two texts are the same. How long it takes does not depend on where they differ.
+fn same(one: &str, other: &str) -> bool {
+    one.as_bytes().ct_eq(other.as_bytes()).into()
 }
 
 /// The value of the cookie for this port. It proves that the browser once had the token; the token cannot be computed
@@ -149,7 +158,8 @@ fn host_name(authority: &str) -> &str {
 
 /// Checks every request before its route: `Host` and `Origin`, and the token unless the request is a probe (`/healthz`,
 /// `/readyz`). Sets strict security headers on the answers. A page that is opened with the token in its address is
-/// redirected to the address without the token, with the cookie; a browser without the token is asked for it.
+/// redirected to the address without the token, with the cookie; a browser that has the cookie keeps it if that token is
+/// wrong. A browser without the token is asked for it.
 pub(crate) async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let text = |name| {
@@ -194,15 +204,16 @@ pub(crate) async fn guard(State(access): State<Access>, request: Request, next: 
     if let (&Method::GET, true, Some(token)) =
         (request.method(), is_page, query_token(request.uri()))
     {
-        let secure = if access.secure { "; Secure" } else { "" };
-        let port = port_of(request.headers());
-        let value = session(token, port);
-        let cookie = format!("{COOKIE}{port}={value}; Path=/; HttpOnly; SameSite=Strict{secure}");
-        let redirect = [
-            (header::LOCATION, path.to_owned()),
-            (header::SET_COOKIE, cookie),
-        ];
-        return with_security_headers((StatusCode::SEE_OTHER, redirect).into_response());
+        let location = [(header::LOCATION, path.to_owned())];
+        // The cookie made of another token would replace the one by which this request was admitted.
+        let cookie = access.is_token(token).then(|| {
+            let secure = if access.secure { "; Secure" } else { "" };
+            let port = port_of(request.headers());
+            let value = session(token, port);
+            let kept = format!("{COOKIE}{port}={value}; Path=/; HttpOnly; SameSite=Strict{secure}");
+            [(header::SET_COOKIE, kept)]
+        });
+        return with_security_headers((StatusCode::SEE_OTHER, cookie, location).into_response());
     }
     // A connection that only probes is not admitted, so another one can take its place.
     if let (false, Some(place)) = (probe, request.extensions().get::<Arc<Place>>()) {

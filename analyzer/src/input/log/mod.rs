@@ -229,20 +229,22 @@ impl LogReader {
         event: Event,
         process: Option<&str>,
     ) {
-        if self.attempt.facts.len() >= MAX_FACTS {
-            self.log.left_out += 1;
-            return;
-        }
         let fact = Fact {
             line: self.log.lines,
             rank,
             event,
         };
         let index = self.attempt.facts.len();
+        // A fact that is left out may show a restart, too, after which facts are kept again. The index after it is one
+        // that no fact has.
         if let Some(first) = self.state.signs.note_fact(line, index, &fact) {
-            self.begin_attempt(first);
+            self.begin_attempt(first.min(index));
             let index = self.attempt.facts.len();
             self.state.signs.note_fact(line, index, &fact);
+        }
+        if self.attempt.facts.len() >= MAX_FACTS {
+            self.log.left_out += 1;
+            return;
         }
         if let (None, Some(process)) = (rank, process) {
             let index = self.attempt.facts.len();

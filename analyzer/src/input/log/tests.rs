@@ -294,6 +294,14 @@ fn a_second_failure_at_one_agent_and_a_lower_counter_show_a_restart() {
     let three = failed(7, 10) + &failed(7, 20) + &failed(7, 30);
     assert_eq!(lengths(three), [1, 1, 1]);
     assert_eq!(lengths(failed(7, 10) + &failed(8, 20)), [2]);
+    // Also where no more facts of the attempt are kept. The second one begins after the first report of the agent.
+    let many = format!("[rank1]:{TIMEOUT}\n").repeat(MAX_FACTS);
+    let between = failed(7, 10) + &many + &failed(7, 20);
+    assert_eq!(lengths(between), [1, MAX_FACTS]);
+    assert_eq!(
+        lengths(many + &failed(7, 10) + &failed(7, 20)),
+        [MAX_FACTS, 1]
+    );
     // A counter that went back is that of another process, which began after the report of the first one's end.
     let text = counter(41, 40) + &failed(7, 10) + &format!("[rank1]:{TIMEOUT}\n") + &counter(9, 8);
     assert_eq!(lengths(text), [2, 2]);

@@ -191,31 +191,54 @@ pub enum SourceError {
     },
 }
 
-/// Whether two dumps have the same operations, groups, failures, connections, end, reason, phase, step and number of
-/// dropped records; the rest, such as the heartbeats, may differ.
+/// Whether two dumps have the same operations and groups, and the [same facts](has_same_facts) besides.
 fn is_same(last: &Dump, dump: &Dump) -> bool {
-    let metadata = |dump: &Dump| {
+    last.entries == dump.entries && last.groups == dump.groups && has_same_facts(last, dump)
+}
+
+/// Whether two dumps have the same failures, connections, communicators, steps of reducers, end, exit code, reason,
+/// phase, step and number of dropped records. Heartbeats may differ, and so may the waits for a processor: these are
+/// counted all the time and matter only for the times of operations, with which they are taken.
+fn has_same_facts(last: &Dump, dump: &Dump) -> bool {
+    let of_status = |dump: &Dump| {
         let status = dump.status.as_ref();
-        status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped))
+        status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped, s.exit))
     };
-    last.entries == dump.entries
-        && last.groups == dump.groups
-        && last.failures == dump.failures
+    last.failures == dump.failures
         && last.peers == dump.peers
+        && last.nccl_comm_state == dump.nccl_comm_state
+        && last.reducer_steps == dump.reducer_steps
         && last.closed_ns == dump.closed_ns
         && last.identity.reason == dump.identity.reason
-        && metadata(last) == metadata(dump)
+        && of_status(last) == of_status(dump)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcomm_recorder::model::{Failure, FailureKind};
+    use rcomm_recorder::model::{Failure, FailureKind, ProcessExit, ProcessorWait, RankStatus};
 
     #[test]
     fn an_end_and_a_failure_without_a_new_operation_are_changes() {
         let last = Dump::default();
         assert!(is_same(&last, &last.clone()));
+        let exited = |exit: Option<ProcessExit>| Dump {
+            status: Some(RankStatus {
+                exit,
+                ..RankStatus::default()
+            }),
+            ..Dump::default()
+        };
+        let exit = ProcessExit {
+            time_ns: 7,
+            code: 3,
+        };
+        assert!(!is_same(&exited(None), &exited(Some(exit))));
+        let waited = Dump {
+            processor_wait: Some(ProcessorWait::default()),
+            ..Dump::default()
+        };
+        assert!(is_same(&last, &waited));
         let ended = Dump {
             closed_ns: 7,
             ..Dump::default()

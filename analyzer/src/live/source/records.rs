@@ -4,7 +4,7 @@
 //! longer change. So the size of an answer depends on the changes and not on the size of the rings. An answer is one
 //! line of JSON ([`RecordsHead`]), followed by the records as dumps in JSON.
 
-use super::{Liveness, Observation, Seen};
+use super::{Liveness, Observation, Seen, has_same_facts};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::publish::{Dump, FollowedDump};
 use rcomm_verdict::LaterAttempt;
@@ -233,11 +233,6 @@ impl RecordsFollower {
                 info.ranks.clone_from(&known.info.ranks);
             }
         }
-        let metadata = |dump: &Dump| {
-            let status = dump.status.as_ref();
-            let status = status.map(|s| (s.phase.clone(), s.phase_since_ns, s.step, s.dropped));
-            (status, dump.groups.len(), dump.identity.reason.clone())
-        };
         // Pending operations are sent every time, so an operation is a change only if it is new or its state differs.
         let has_changed = newer.entries.iter().any(|entry| {
             let index = before
@@ -248,7 +243,8 @@ impl RecordsFollower {
                 (old.state, old.retired) != (entry.state, entry.retired)
             })
         });
-        let is_unchanged = !has_changed && metadata(before) == metadata(&newer);
+        let is_unchanged =
+            !has_changed && before.groups == newer.groups && has_same_facts(before, &newer);
         let newest = newer.entries.last().or(before.entries.last());
         let held_by_rank = newest.map(|entry| (entry.record_id + 1).saturating_sub(head.oldest));
         record.followed.take_in(newer, held_by_rank);
@@ -285,6 +281,7 @@ fn cursor(head: &RecordHead) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcomm_recorder::model::{Failure, FailureKind};
 
     fn head(rank: Rank, next: u64, bytes: usize) -> RecordHead {
         RecordHead {
@@ -354,6 +351,35 @@ mod tests {
         let mut observations = Vec::new();
         follower.break_off(&mut observations, "it is gone");
         assert!(matches!(&observations[0].seen, Seen::Failed(why) if why == "it is gone"));
+    }
+
+    #[test]
+    fn a_failure_and_an_end_without_a_new_operation_are_changes() {
+        let mut follower = RecordsFollower::default();
+        let question = follower.questions().remove(0);
+        let mut newest = Dump::default();
+        newest.identity.rank = Some(0);
+        newest.identity.pid = 7;
+        let mut seen = |dump: &Dump, whole: bool| {
+            let body = dump.to_json();
+            let head = RecordHead {
+                whole,
+                ..head(0, 1, body.len())
+            };
+            let mut taken = Vec::new();
+            let answer = answer(vec![head], &body);
+            let size = follower.take(&question, &answer, &mut taken);
+            assert_eq!(size, Ok(2));
+            taken.remove(0).seen
+        };
+        seen(&newest, true);
+        assert!(matches!(seen(&newest, false), Seen::Unchanged { .. }));
+        let failure = Failure::new(FailureKind::PeerGone, &[1], 0, "its connection ended");
+        newest.failures.push(failure);
+        assert!(matches!(seen(&newest, false), Seen::Changed(dump) if dump.failures.len() == 1));
+        newest.closed_ns = 9;
+        assert!(matches!(seen(&newest, false), Seen::Changed(dump) if dump.closed_ns == 9));
+        assert!(matches!(seen(&newest, false), Seen::Unchanged { .. }));
     }
 
     #[test]

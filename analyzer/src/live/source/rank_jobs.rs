@@ -186,7 +186,7 @@ fn mapped_ring(line: &str) -> Option<&Path> {
 
 /// When a process started, s since the boot of this node. The fields of `stat` are counted from the last `)`, since the
 /// process's name before it may hold anything.
-fn started(pid: u32) -> Option<f64> {
+pub(super) fn started(pid: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let ticks: u64 = stat
         .rsplit_once(')')?

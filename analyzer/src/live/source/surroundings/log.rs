@@ -61,9 +61,39 @@ fn last_lines(path: &Path) -> std::io::Result<Vec<String>> {
         .collect())
 }
 
-/// The newest messages of the kernel from the last hour on failures of GPUs (Xid) and on processes that it killed
-/// because memory ran out; none if this user may not read them.
-pub(super) fn kernel() -> Vec<Fact> {
+/// A message of the kernel.
+#[derive(Debug, PartialEq)]
+pub(super) struct Message {
+    /// When it was written, ms since the system started.
+    at_ms: f64,
+    /// Its age, ms.
+    ago_ms: f64,
+    text: String,
+}
+
+/// The newest messages that may concern a process which started at this time, seconds since the system started: all on
+/// GPUs, which may have failed before, and those on killed processes since then. All if the time is unknown.
+pub(super) fn facts_of(messages: &[Message], started_s: Option<f64>) -> Vec<Fact> {
+    let concerns = |message: &&Message| {
+        let is_of_gpu = message.text.contains(XID);
+        is_of_gpu || started_s.is_none_or(|started_s| message.at_ms >= started_s * 1e3)
+    };
+    let concerning: Vec<&Message> = messages.iter().filter(concerns).collect();
+    let skipped = concerning.len().saturating_sub(SHOWN_MESSAGES);
+    let shown = concerning.into_iter().skip(skipped);
+    let fact = |message: &Message| {
+        let text = format!("{} ago: {}", duration_ms(message.ago_ms), message.text);
+        Fact::new("kernel", text, true)
+    };
+    shown.map(fact).collect()
+}
+
+/// What a message of NVIDIA's driver on a failure of a GPU contains.
+const XID: &str = "NVRM: Xid";
+
+/// The messages of the kernel from the last hour on failures of GPUs (Xid) and on processes that it killed because
+/// memory ran out, oldest first; none if this user may not read them.
+pub(super) fn kernel() -> Vec<Message> {
     let mut open = OpenOptions::new();
     // The file gives one message for each read. At its end a read waits for the next message, except with this flag.
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits();
@@ -97,18 +127,14 @@ pub(super) fn kernel() -> Vec<Fact> {
 
 /// Whether a message of the kernel is about a failure of a GPU or a process that was killed for lack of memory.
 fn is_failure(message: &str) -> bool {
-    [
-        "NVRM: Xid",
-        "Out of memory: Killed",
-        "Memory cgroup out of memory",
-    ]
-    .iter()
-    .any(|known| message.contains(known))
+    [XID, "Out of memory: Killed", "Memory cgroup out of memory"]
+        .iter()
+        .any(|known| message.contains(known))
 }
 
-/// The newest of these messages that are not too old, oldest first. Each is a line
+/// Those of these messages that are not too old, oldest first. Each is a line
 /// `priority,number,microseconds since the system started,flags;text`.
-fn failures(messages: &str, uptime: &str) -> Vec<Fact> {
+fn failures(messages: &str, uptime: &str) -> Vec<Message> {
     let up_ms = uptime
         .split_whitespace()
         .next()
@@ -120,12 +146,13 @@ fn failures(messages: &str, uptime: &str) -> Vec<Fact> {
         let (head, text) = line.split_once(';')?;
         let at_ms = head.split(',').nth(2)?.parse::<f64>().ok()? / 1e3;
         let ago_ms = (up_ms - at_ms).max(0.0);
-        let text = format!("{} ago: {}", duration_ms(ago_ms), printable(text));
-        (ago_ms <= MOST_AGE_MS).then(|| Fact::new("kernel", text, true))
+        (ago_ms <= MOST_AGE_MS).then(|| Message {
+            at_ms,
+            ago_ms,
+            text: printable(text).into_owned(),
+        })
     });
-    let reported: Vec<Fact> = reported.collect();
-    let skipped = reported.len().saturating_sub(SHOWN_MESSAGES);
-    reported.into_iter().skip(skipped).collect()
+    reported.collect()
 }
 
 #[cfg(test)]
@@ -157,7 +184,8 @@ mod tests {
         assert!(messages.lines().take(2).all(is_failure));
         assert!(!is_failure("6,1,2,-;usb 1-1: new device"));
         let reported = failures(messages, "9013.00 1.0\n");
-        let [fact] = &reported[..] else {
+        let facts = facts_of(&reported, Some(9_001.0));
+        let [fact] = &facts[..] else {
             panic!("one of them is new: {reported:?}");
         };
         assert_eq!(
@@ -165,5 +193,14 @@ mod tests {
             "13 s ago: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
         );
         assert_eq!(failures(messages, ""), []);
+    }
+
+    #[test]
+    fn a_process_that_was_killed_before_the_rank_started_is_no_fact_about_it() {
+        let messages = "3,1,9000000000,-;Memory cgroup out of memory: Killed process 7 (other)\n";
+        let reported = failures(messages, "9013.00 1.0\n");
+        assert_eq!(facts_of(&reported, Some(9_001.0)), []);
+        assert_eq!(facts_of(&reported, Some(8_999.0)).len(), 1);
+        assert_eq!(facts_of(&reported, None).len(), 1);
     }
 }

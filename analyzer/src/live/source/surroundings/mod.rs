@@ -8,6 +8,7 @@
 mod gpu;
 mod log;
 
+use super::rank_jobs::started;
 use super::threads::describe_state;
 use super::{RingSource, SourceError};
 use rcomm_recorder::model::Rank;
@@ -106,6 +107,7 @@ impl RingSurroundings {
             return Ok(vec![]);
         }
         let host = self.host();
+        let messages = log::kernel();
         let gpus = self.gpus(deadline);
         let described = wanted.into_iter().map(|(rank, pid)| Surroundings {
             rank,
@@ -113,6 +115,7 @@ impl RingSurroundings {
                 .into_iter()
                 .chain(gpu_of(&self.proc, pid, &gpus))
                 .chain(host.iter().cloned())
+                .chain(log::facts_of(&messages, started(pid)))
                 .collect(),
             log: log::end_of(&self.proc, pid),
         });
@@ -145,7 +148,6 @@ impl RingSurroundings {
         facts.extend(load(&read("loadavg"), before.zip(after)));
         facts.extend(pressure(|resource| read(&format!("pressure/{resource}"))));
         facts.extend(memory(&read("meminfo")));
-        facts.extend(log::kernel());
         facts
     }
 }
@@ -256,15 +258,23 @@ fn pressure(read: impl Fn(&str) -> String) -> Option<Fact> {
         return None;
     }
     let notable = shares.iter().any(|(share, _)| *share >= NOTABLE_PRESSURE);
-    let list: Vec<String> = shares
-        .iter()
-        .enumerate()
-        .map(|(index, (share, name))| {
-            let period = if index == 0 { " of the last 10 s" } else { "" };
-            format!("{share:.0} %{period} for {name}")
-        })
-        .collect();
-    let text = format!("tasks waited {}", list.join(", "));
+    let mut list: Vec<String> = Vec::new();
+    // A share that would be written as 0 % is no fact to read.
+    for (share, name) in shares.iter().filter(|(share, _)| *share >= 0.5) {
+        let period = if list.is_empty() {
+            " of the last 10 s"
+        } else {
+            ""
+        };
+        list.push(format!("{share:.0} %{period} for {name}"));
+    }
+    let text = match list.is_empty() {
+        true => {
+            let names: Vec<&str> = shares.iter().map(|(_, name)| *name).collect();
+            format!("no task waited in the last 10 s for {}", names.join(", "))
+        }
+        false => format!("tasks waited {}", list.join(", ")),
+    };
     Some(Fact::new("pressure", text, notable))
 }
 
@@ -365,9 +375,14 @@ mod tests {
         let fact = fact.expect("two resources state a pressure");
         assert_eq!(
             (fact.text.as_str(), fact.notable),
+            ("tasks waited 45 % of the last 10 s for processors", true)
+        );
+        let calm = pressure(|_| some("0.00")).expect("three resources state a pressure");
+        assert_eq!(
+            (calm.text.as_str(), calm.notable),
             (
-                "tasks waited 45 % of the last 10 s for processors, 0 % for memory",
-                true
+                "no task waited in the last 10 s for processors, memory, disks",
+                false
             )
         );
         assert_eq!(pressure(|_| String::new()), None);

@@ -3,6 +3,7 @@
 use crate::align::pending::{Arrival, Pending, PendingKind};
 use crate::align::{GroupIx, Presence, RecordIx};
 use crate::judge::bandwidth;
+use crate::judge::check::gone_members;
 use crate::judge::context::{Context, OpRef};
 use crate::judge::waits::wait_graph::{Missing, Node, Place};
 use crate::report::{
@@ -346,19 +347,27 @@ pub(crate) fn waits(ctx: &Context<'_>) -> Vec<Wait> {
         for &place in waits_in {
             let known = places.entry(place).or_insert_with(|| {
                 let missing = ctx.graph.missing[place].iter();
-                let mut on = ctx.ranks(&missing.map(|&(node, _)| node).collect::<Vec<_>>());
+                let missing = missing.map(|&(node, _)| node);
+                // Where none is missing, the others wait for members whose processes are gone.
+                let mut on =
+                    ctx.ranks(&missing.chain(gone_members(ctx, place)).collect::<Vec<_>>());
                 on.sort_unstable();
                 (!on.is_empty()).then(|| (on, ctx.op_ref_of_place(place)))
             });
             let Some((on, op_ref)) = known else {
                 continue;
             };
+            let rank = ctx.rank(node);
+            // A process that is gone does not wait for itself.
+            if on.contains(&rank) {
+                continue;
+            }
             listed += on.len() + ctx.aligned.groups[op_ref.group].ranks.len();
             if listed > LISTED {
                 return waits;
             }
             waits.push(Wait {
-                rank: ctx.rank(node),
+                rank,
                 on: on.clone(),
                 group: ctx.group_ref(op_ref.group),
                 op: op_ref.op.clone(),

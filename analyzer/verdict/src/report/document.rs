@@ -471,7 +471,8 @@ impl InstanceState {
 pub struct Wait {
     /// The waiting rank.
     pub rank: Rank,
-    /// The ranks that it waits for, ascending.
+    /// The ranks that it waits for, ascending: those that have not come or, if all have, those whose processes are
+    /// gone.
     pub on: Vec<Rank>,
     /// The group of the operation that it waits in.
     pub group: GroupRef,

@@ -1,7 +1,7 @@
 //! Tests that a call that has failed is shown as failed, with its error, and not as waiting.
 
 use crate::job::{State, alive, at, dead, fails, record};
-use rcomm_recorder::model::FailureKind;
+use rcomm_recorder::model::{FailureKind, Rank};
 use rcomm_recorder::publish::Dump;
 use rcomm_verdict::{InstanceState, Policy, Report, Verdict, analyze};
 
@@ -53,6 +53,21 @@ fn a_call_that_has_failed_is_not_counted_as_waiting() {
     assert_eq!(operation.error.as_deref(), Some("rank 1 is gone"));
     let sentence = &report.findings[0].sentence;
     assert!(sentence.contains("2 ranks were inside, too"), "{sentence}");
+}
+
+/// For each rank that waits, the ranks that it waits for.
+fn waits(report: &Report) -> Vec<(Rank, &[Rank])> {
+    let waits = report.waits.iter();
+    waits.map(|wait| (wait.rank, &wait.on[..])).collect()
+}
+
+#[test]
+fn the_others_inside_wait_for_the_one_that_is_gone() {
+    for state in [State::Failed(1.04), State::Pending] {
+        let report = judge_live(state);
+        assert_eq!(report.findings[0].victim_ranks, [0, 2]);
+        assert_eq!(waits(&report), [(0, &[1][..]), (2, &[1][..])]);
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod failures;
 mod waits;
 pub(crate) mod warnings;
 
+pub(crate) use failures::rank_failed::gone_members;
 pub(crate) use failures::recorded_failure::first_recorded_failure;
 
 use crate::judge::context::{Context, FindingDraft};

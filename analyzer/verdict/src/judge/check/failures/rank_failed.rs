@@ -57,18 +57,31 @@ impl Check for ProcessGone {
     }
 }
 
-/// The finding on members whose processes ended first, at a place that all members have reached: without them no member
-/// finishes. `None` if there are none, or if they are more than half of the members: these were killed together,
-/// because of the hang.
+/// The members whose processes ended first, at a place that all members have reached: without them no member finishes.
+/// Empty if they are more than half of the members: these were killed together, because of the hang.
+pub(crate) fn gone_members(ctx: &Context<'_>, place: usize) -> Vec<Node> {
+    if !ctx.graph.missing[place].is_empty() {
+        return Vec::new();
+    }
+    let inside = &ctx.graph.arrived[place];
+    let is_gone = |&node: &Node| {
+        let record = ctx.record_at(place, node);
+        record.is_some_and(|record| ctx.went_first(record))
+    };
+    let gone: Vec<Node> = inside.iter().copied().filter(is_gone).collect();
+    match gone.len() * 2 > inside.len() {
+        true => Vec::new(),
+        false => gone,
+    }
+}
+
+/// The finding on the [members that are gone](gone_members) from a place that all members have reached. `None` if there
+/// are none.
 fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     let inside = &ctx.graph.arrived[place];
     let record = |node: Node| ctx.record_at(place, node);
-    let gone: Vec<Node> = inside
-        .iter()
-        .copied()
-        .filter(|&node| record(node).is_some_and(|index| ctx.went_first(index)))
-        .collect();
-    if gone.is_empty() || gone.len() * 2 > inside.len() {
+    let gone = gone_members(ctx, place);
+    if gone.is_empty() {
         return None;
     }
     let op_ref = ctx.op_ref_of_place(place);
@@ -79,10 +92,11 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         .collect();
     let culprits = ctx.ranks(&gone);
     let detail = format!(
-        " while inside {} #{} on group {}; {}{}",
+        " while inside {} #{} on group {}{}; {}{}",
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
+        how_they_ended(ctx, &culprits),
         match ctx.life.end.is_some() || others.iter().any(|&other| has_left(ctx, other)) {
             true => count_ranks(
                 inside.len() - gone.len(),
@@ -95,7 +109,10 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
                 "are still there"
             ),
         },
-        how_they_ended(ctx, &culprits),
+        ctx.waiting_in_all(
+            &[&gone[..], &[place + ctx.graph.ranks]].concat(),
+            others.len()
+        ),
     );
     let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
     look_at_exit(ctx, &mut draft);

@@ -93,7 +93,7 @@ fn judge_live(dumps: &[Dump]) -> Report {
 #[test]
 fn the_ranks_of_a_host_that_are_gone_are_one_finding() {
     for (failed, waiting) in [
-        (None, "2 ranks wait for 9.0 s"),
+        (None, "2 ranks have waited 9.0 s"),
         (Some(1.5), "2 ranks waited 500 ms, until it failed"),
     ] {
         let [rank0, rank1, rank2, rank3] = on_two_hosts(failed);
@@ -161,8 +161,8 @@ fn the_ranks_of_a_host_that_are_stopped_are_one_finding_with_the_host_of_the_pro
     let report = judge_live(&dumps);
     assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2, 3][..]));
     let finding = &report.findings[0];
-    let expected = "the processes of ranks 2 and 3, all of host n1, are stopped by a signal since 13:00:01 UTC: they \
-                    never issued all_reduce #2 on group default_pg, where 2 ranks wait for 9.0 s";
+    let expected = "the processes of ranks 2 and 3, all of host n1, have been stopped by a signal since 13:00:01 UTC: they \
+                    never issued all_reduce #2 on group default_pg, where 2 ranks have waited 9.0 s";
     assert_eq!(finding.sentence, expected);
     let next = "find out who stopped them; `kill -CONT 102 103` on host n1 lets them go on, unless a debugger holds \
                 them";

@@ -19,7 +19,7 @@ fn a_stopped_rank_is_named_whether_it_came_or_not() {
         let sentence = &report.findings[0].sentence;
         assert!(
             sentence.starts_with(
-                "the process of rank 1 is stopped by a signal since 13:00:01 UTC: it "
+                "the process of rank 1 has been stopped by a signal since 13:00:01 UTC: it "
             ) && sentence.contains(word),
             "{sentence}"
         );
@@ -65,7 +65,7 @@ fn the_record_of_a_stopped_rank_is_not_out_of_date() {
     let sentence = &report.findings[0].sentence;
     for says in [
         ": it never issued all_reduce #3 ",
-        ", where 1 rank waits for 7.6 s; its last event is of all_reduce #2 ",
+        ", where 1 rank has waited 7.6 s; its last event is of all_reduce #2 ",
     ] {
         assert!(sentence.contains(says), "{sentence}");
     }
@@ -128,7 +128,7 @@ fn a_job_whose_processes_are_all_stopped_is_one_finding() {
         let sentence = &report.findings[0].sentence;
         assert!(
             sentence.starts_with(
-                "the processes of ranks 0-2 are stopped by a signal since 13:00:01 UTC: these are all ranks of the job"
+                "the processes of ranks 0-2 have been stopped by a signal since 13:00:01 UTC: these are all ranks of the job"
             ),
             "{sentence}"
         );

@@ -173,11 +173,6 @@ fn gone_draft(ctx: &Context<'_>, place: usize, nodes: &[Node]) -> FindingDraft {
             &format!("waited for {time}"),
         ),
         (Some(_), None) => count_ranks(arrived, "waited", "waited"),
-        (None, Some(time)) if ctx.waits_ms(place).is_some() => count_ranks(
-            arrived,
-            &format!("waits for {time}"),
-            &format!("wait for {time}"),
-        ),
         (None, None) if ctx.gave_up_ns(place).is_some() => {
             count_ranks(arrived, "waited until it failed", "waited until it failed")
         }

@@ -119,8 +119,12 @@ fn everyone(ctx: &Context<'_>) -> Option<FindingDraft> {
     let op_ref = place.map(|place| ctx.op_ref_of_place(place));
     let pending = place.zip(op_ref.as_ref()).map(|(place, op_ref)| {
         let (op, group) = (&op_ref.op, ctx.group_name(op_ref.group));
-        let time = waited(ctx, place);
-        format!("; {op} #{} on group {group} is pending{time}", op_ref.seq)
+        let waited = ctx.waited_ms(place).map(format_time);
+        let is_pending = match waited {
+            Some(time) => format!("has been pending for {time}"),
+            None => "is pending".to_owned(),
+        };
+        format!("; {op} #{} on group {group} {is_pending}", op_ref.seq)
     });
     let detail = format!(
         "these are all ranks of the job{}",
@@ -234,7 +238,7 @@ fn waiting(ctx: &Context<'_>, place: usize, frozen: &[(Node, usize, Frozen)]) ->
         (false, number) => {
             let targets: Vec<Node> = frozen.iter().map(|&(node, ..)| node).collect();
             let in_all = ctx.waiting_in_all(&targets, number);
-            count_ranks(number, "waits", "wait") + &waited(ctx, place) + &in_all
+            waiting_ranks(ctx, place, number) + &in_all
         }
         (true, 1) => "1 rank waited, whose process is gone".to_owned(),
         (true, number) => format!("{number} ranks waited, whose processes are gone"),
@@ -266,14 +270,13 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
             count_ranks(waiting, "waits", "wait"),
         ),
         others => format!(
-            "{} inside {op_text}, where {}{}",
+            "{} inside {op_text}, where {}",
             if stopped.len() == 1 {
                 "it is"
             } else {
                 "they are"
             },
-            count_ranks(others, "waits", "wait"),
-            waited(ctx, place),
+            waiting_ranks(ctx, place, others),
         ),
     };
     let mut draft = draft(ctx, &stopped, &detail);
@@ -287,10 +290,15 @@ fn inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
     Some(draft)
 }
 
-/// The end of a clause, like ` for 7 s`: how long ranks have waited at a place. Empty if that is not known.
-fn waited(ctx: &Context<'_>, place: usize) -> String {
-    ctx.waited_ms(place)
-        .map_or(String::new(), |ms| format!(" for {}", format_time(ms)))
+/// How many ranks wait at a place, and for how long if that is known: `1 rank has waited 7 s`, `2 ranks wait`.
+fn waiting_ranks(ctx: &Context<'_>, place: usize, count: usize) -> String {
+    match ctx.waited_ms(place).map(format_time) {
+        Some(time) if ctx.life.end.is_some() => {
+            format!("{} {time}", count_ranks(count, "waited", "waited"))
+        }
+        Some(time) => format!("{} {time}", count_ranks(count, "has waited", "have waited")),
+        None => count_ranks(count, "waits", "wait"),
+    }
 }
 
 /// The finding on frozen ranks, without its operation. `detail` is the second half of the sentence.
@@ -298,20 +306,26 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
     let mut culprits = ctx.ranks(&frozen.iter().map(|&(node, ..)| node).collect::<Vec<_>>());
     culprits.sort_unstable();
     let over = ctx.life.end.is_some();
+    let beats = frozen.iter().filter_map(|&(_, record, _)| {
+        let full_record = &ctx.aligned.records[record];
+        silence(ctx, record).and(full_record.status.as_ref())
+    });
+    let since = beats.map(|status| status.heartbeat_ns).min();
+    let (is, are) = match (over, since) {
+        (true, _) => ("was", "were"),
+        (false, Some(_)) => ("has been", "have been"),
+        (false, None) => ("is", "are"),
+    };
     let records: Vec<RecordIx> = frozen.iter().map(|&(_, record, _)| record).collect();
     let whose = match culprits.as_slice() {
-        [rank] => format!(
-            "the process of rank {rank} {}",
-            if over { "was" } else { "is" }
-        ),
+        [rank] => format!("the process of rank {rank} {is}"),
         many => format!(
-            "the processes of {}{} {}",
+            "the processes of {}{} {are}",
             format_ranks(many),
             match ctx.whole_host(&records).as_str() {
                 "" => String::new(),
                 host => format!("{host},"),
             },
-            if over { "were" } else { "are" }
         ),
     };
     let are_all = |why| frozen.iter().all(|&(.., known)| known == why);
@@ -324,11 +338,6 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
     } else {
         "stopped or without processor time"
     };
-    let beats = frozen.iter().filter_map(|&(_, record, _)| {
-        let full_record = &ctx.aligned.records[record];
-        silence(ctx, record).and(full_record.status.as_ref())
-    });
-    let since = beats.map(|status| status.heartbeat_ns).min();
     let since = since.map_or(String::new(), |ns| format!(" since {}", time_of_day(ns)));
     let mut draft = FindingDraft::new(Code::E151, format!("{whose} {state}{since}: {detail}"));
     let is_seen = frozen.iter().all(|&(.., why)| why != Frozen::Silent);

@@ -5,7 +5,7 @@ mod common;
 use common::{recorded, showing};
 use rcomm_analyzer::simulate::Situation;
 use rcomm_analyzer::source::Liveness;
-use rcomm_analyzer::{InstanceState, Report, SeqKind};
+use rcomm_analyzer::{Code, InstanceState, Report, SeqKind};
 use rcomm_recorder::model::EntryState;
 use rcomm_recorder::publish::Dump;
 use rcomm_top::view::text;
@@ -43,6 +43,21 @@ fn a_rank_whose_call_has_failed_is_marked_as_failed_with_its_error() {
         screen.contains("its call failed: rank 21 is gone"),
         "{screen}"
     );
+}
+
+#[test]
+fn a_job_whose_ranks_have_all_failed_because_one_is_gone_is_not_called_stuck() {
+    let mut snapshot = recorded(Situation::StuckRank);
+    let mut report = Report::clone(&snapshot.report);
+    assert!(text::of(&showing(snapshot.clone(), (120, 40))).contains(" STUCK for "));
+    report.findings[0].code = Code::E150;
+    for rank in &mut report.ranks {
+        (rank.pending, rank.failure) = (0, Some("rank 21 is gone".to_owned()));
+    }
+    snapshot.report = Arc::new(report);
+    let screen = text::of(&showing(snapshot, (120, 40)));
+    assert!(screen.contains(" FAILED for "), "{screen}");
+    assert!(!screen.contains("STUCK"), "{screen}");
 }
 
 #[test]

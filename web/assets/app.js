@@ -3,7 +3,7 @@
 import { address, age, ask, byId } from "./format.js";
 import { drawGraph } from "./graph.js";
 import { prepareHistory, remember, repaintHistory, showing, step } from "./history.js";
-import { listJobs } from "./jobs.js";
+import { listJobs, showOwn } from "./jobs.js";
 import { drawMatrix } from "./matrix.js";
 import { chooseMetric, describe, drawRanks, walk } from "./ranks.js";
 import { refreshReducers } from "./reducers.js";
@@ -96,7 +96,8 @@ function showAge() {
   const stale = !upload && (past || state.paused || !state.connected || (passed > STALE_MS && !over));
   byId("light").className = upload || over ? "" : stale ? "stale" : "live";
   const later = past || upload ? 0 : passed;
-  drawVerdict(state.shown.report, later);
+  const said = drawVerdict(state.shown.report, later);
+  showOwn(past || upload ? null : said);
   byId("since").textContent = [since(state.shown.report, later), remains(state.shown), unknownSize(state.shown.report)].filter(Boolean).join("; ");
   for (const cell of document.querySelectorAll("[data-age]")) {
     if (cell.dataset.age !== "" && !past && !upload && !over) cell.textContent = age(Number(cell.dataset.age) + passed);

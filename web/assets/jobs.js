@@ -18,21 +18,36 @@ function others(jobs) {
   if (rest.length === 0) return "";
   const line = `${rest.length} other ${rest.length === 1 ? "job" : "jobs"} on this node`;
   // The list begins with the jobs in trouble.
-  const { in_trouble: trouble, verdict } = rest[0];
-  return trouble ? `${line}, ${rest.filter((job) => job.verdict === verdict).length} ${verdict}` : line;
+  const { in_trouble: trouble, word } = rest[0];
+  return trouble ? `${line}, ${rest.filter((job) => job.word === word).length} ${word}` : line;
+}
+
+/** The newest list. @type {object[]} */
+let listed = [];
+/** The word and the sentence of the verdict on display; null before the first, and while it is not that of the job. */
+let own = null;
+
+/** Takes the verdict on display, so that the job's row does not say another one, of the moment when the list was made.
+ * @param {?{word: string, sentence: string}} verdict */
+export function showOwn(verdict) {
+  if (own?.word === verdict?.word && own?.sentence === verdict?.sentence) return;
+  own = verdict;
+  if (listed.length > 0) drawJobs(listed);
 }
 
 /** @param {object[]} jobs */
 function drawJobs(jobs) {
+  listed = jobs;
   byId("jobs").hidden = byId("jobs-link").hidden = jobs.length === 0;
   const line = others(jobs);
   if (byId("others").textContent !== line) byId("others").replaceChildren(make("a", { href: "#jobs" }, line));
   fillTable(byId("jobs-table"), ["job", "verdict", "alive", "started", "first line"], jobs.map((job) => {
     const name = job === shownJob(jobs) ? make("b", {}, job.name)
       : make("a", { href: job.shown ? "/" : `/?job=${encodeURIComponent(job.name)}` }, job.name);
-    const verdict = job.verdict ?? (job.alive === 0 ? "gone" : "not judged");
+    const { word, sentence } = (job === shownJob(jobs) && own) || job;
+    const verdict = word ?? (job.alive === 0 ? "gone" : "not judged");
     return [name, make("span", { class: `word ${verdict}` }, verdict), `${job.alive}/${job.ranks}`,
-      `${age(Math.max(0, Date.now() - job.created_ns / 1e6))} ago`, job.sentence];
+      `${age(Math.max(0, Date.now() - job.created_ns / 1e6))} ago`, sentence];
   }), "no job has rings on this node");
 }
 

@@ -7,6 +7,19 @@ import { namer } from "./tables.js";
 const headline = (report) => report.end && ["ended", "cancelled", "inconclusive"].includes(report.verdict)
   ? undefined : report.findings.find((finding) => finding.severity !== "note");
 
+/** Whether a stuck job does not wait any more: see `Report::has_failed`. @param {object} report */
+function hasFailed({ verdict, findings, ranks }) {
+  const first = findings.find((finding) => finding.severity === "error" && finding.caused_by == null);
+  return verdict === "stuck" && first?.code === "E150" && ranks.some((row) => row.failure != null)
+    && ranks.every((row) => first.culprit_ranks.includes(row.rank) || (row.read && row.pending === 0));
+}
+
+/** The verdict as every view writes it. @param {object} report */
+export function wordOf(report) {
+  if (["healthy", "running"].includes(report.verdict) && headline(report)) return "warning";
+  return hasFailed(report) ? "failed" : report.verdict;
+}
+
 /** Says how many operations are pending while none of them is overdue. @param {number} count */
 const pending = (count) => count === 1 ? "1 operation is pending and not overdue" : `${count} operations are pending, none of them overdue`;
 
@@ -53,19 +66,21 @@ function sentenceAfter(report, laterMs) {
 /** What was last announced to screen readers. */
 let announced = "";
 
-/** Draws the verdict, and announces a new one to screen readers.
+/** Draws the verdict, announces a new one to screen readers, and returns what it says.
  * @param {object} report @param {number} laterMs time since the report arrived; 0 unless the job is observed live */
 export function drawVerdict(report, laterMs) {
   const text = sentenceAfter(report, laterMs);
   const line = byId("verdict-text").querySelector(".sentence");
   const word = line?.querySelector(".word");
-  if (word?.textContent === report.verdict) { if (line.lastChild.data !== text) line.lastChild.data = text; } else {
-    byId("verdict-text").replaceChildren(make("p", { class: "sentence" }, make("span", { class: `word ${report.verdict}` }, report.verdict), text));
-    document.title = `${report.verdict}: rcomm`;
+  const said = wordOf(report);
+  if (word?.textContent === said) { if (line.lastChild.data !== text) line.lastChild.data = text; } else {
+    byId("verdict-text").replaceChildren(make("p", { class: "sentence" }, make("span", { class: `word ${said}` }, said), text));
+    document.title = `${said}: rcomm`;
   }
   // Durations are left out: a longer wait alone is not announced again.
-  const news = `${report.verdict}: ${sentence(report).replace(/[0-9.]+ (ms|s|min|h)\b/g, "")}`;
-  if (news !== announced) { announced = news; byId("verdict-said").textContent = `${report.verdict}: ${sentence(report)}`; }
+  const news = `${said}: ${sentence(report).replace(/[0-9.]+ (ms|s|min|h)\b/g, "")}`;
+  if (news !== announced) { announced = news; byId("verdict-said").textContent = `${said}: ${sentence(report)}`; }
+  return { word: said, sentence: text };
 }
 
 /** The time of day in UTC: `14:03:27`. @param {number} ns since the epoch */
@@ -88,7 +103,7 @@ export const remains = ({ report, status }) => (report.end && status.sources.fin
 /** The verdict as text for the clipboard. @param {{report: object, status: object}} picture @param {string} job */
 export function asText({ report, status }, job) {
   const first = headline(report);
-  const lines = [`${report.verdict.toUpperCase()} ${sentence(report)}`];
+  const lines = [`${wordOf(report).toUpperCase()} ${sentence(report)}`];
   if (job) lines.push(`job: ${job}`);
   const began = since(report, 0);
   if (began) lines.push(began);

@@ -100,6 +100,8 @@ pub(crate) struct JobRow {
     pub(crate) shown: bool,
     /// `None` if the job was not judged; see [`NodeJob::report`].
     pub(crate) verdict: Option<Verdict>,
+    /// The verdict as views write it ([`rcomm_analyzer::Report::word`]); `None` as `verdict`.
+    pub(crate) word: Option<&'static str>,
     /// What [`one_line`] says after the verdict; empty if the job was not judged.
     pub(crate) sentence: String,
     /// Whether the report of the listing has an error or a warning.
@@ -156,6 +158,7 @@ impl Jobs {
             JobRow {
                 shown: shown_snapshot.is_some(),
                 verdict: report.map(|report| report.verdict),
+                word: report.map(|report| report.word()),
                 sentence: report.map_or_else(String::new, |report| {
                     let line = one_line(report);
                     match line.split_once("  ") {

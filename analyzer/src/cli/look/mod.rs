@@ -143,7 +143,7 @@ fn show_first(search: &Search, color: ColorChoice) -> Result<ExitCode, Failure> 
     let verdicts: Vec<String> = reports
         .iter()
         .map(|report| match report {
-            Ok(judged) => format!(": {}", judged.report.verdict.word()),
+            Ok(judged) => format!(": {}", judged.report.word()),
             Err(error) => format!(": cannot be judged: {}", printable(&error.to_string())),
         })
         .collect();

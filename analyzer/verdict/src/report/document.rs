@@ -130,6 +130,32 @@ impl Report {
         findings.find(|finding| finding.severity != Severity::Note && !over)
     }
 
+    /// Whether a stuck job does not wait any more: the first error is that a rank failed (E150), and of each other rank
+    /// every operation that did not end has failed. False if one of them was not read.
+    pub fn has_failed(&self) -> bool {
+        let is_cause = |f: &&Finding| f.severity == Severity::Error && f.caused_by.is_none();
+        let mut causes = self.findings.iter().filter(is_cause);
+        let Some(first) = causes.next().filter(|first| first.code == Code::E150) else {
+            return false;
+        };
+        let has_left = |row: &RankReport| {
+            first.culprit_ranks.contains(&row.rank) || row.read && row.pending == 0
+        };
+        self.verdict == Verdict::Stuck
+            && self.ranks.iter().all(has_left)
+            && self.ranks.iter().any(|row| row.failure.is_some())
+    }
+
+    /// The verdict as views write it: its [word](Verdict::word), but `warning` for a healthy or running job with a
+    /// warning, and `failed` for a stuck job [that has failed](Self::has_failed).
+    pub fn word(&self) -> &'static str {
+        match self.verdict {
+            Verdict::Healthy | Verdict::Running if self.lead().is_some() => "warning",
+            _ if self.has_failed() => "failed",
+            verdict => verdict.word(),
+        }
+    }
+
     /// The sentence of the note N305 of a running job that is inconclusive: ranks have stopped communicating with
     /// nothing pending, or one failed that no other waits for yet. `None` for other jobs.
     pub fn silence(&self) -> Option<&str> {

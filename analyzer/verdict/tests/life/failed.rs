@@ -53,6 +53,8 @@ fn a_call_that_has_failed_is_not_counted_as_waiting() {
     assert_eq!(operation.error.as_deref(), Some("rank 1 is gone"));
     let sentence = &report.findings[0].sentence;
     assert!(sentence.contains("2 ranks were inside, too"), "{sentence}");
+    assert!(report.has_failed());
+    assert_eq!(report.word(), "failed");
 }
 
 /// For each rank that waits, the ranks that it waits for.
@@ -79,4 +81,6 @@ fn ranks_that_are_still_in_a_call_wait() {
     assert_eq!(report.in_flight[0].state, InstanceState::Running);
     let sentence = &report.findings[0].sentence;
     assert!(sentence.contains("2 ranks are still there"), "{sentence}");
+    assert!(!report.has_failed());
+    assert_eq!(report.word(), "stuck");
 }

@@ -23,7 +23,7 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
                 Cell::text(word).toned(tone),
                 Cell::number(format!("{}/{}", job.alive, job.ranks), job.alive as f64),
                 Cell::number(format!("{} ago", age(Some(age_ms))), age_ms),
-                Cell::text(job.report.as_deref().map(sentence).unwrap_or_default()),
+                Cell::text(report_on(model, job).map(sentence).unwrap_or_default()),
             ],
             tone: Tone::Plain,
             target: Some(Target::Job(job.name.as_str().into())),
@@ -56,7 +56,7 @@ pub(super) fn selected(model: &ViewModel<'_>, page: &Page, row: usize) -> Option
         return None;
     };
     let job = model.jobs.iter().find(|job| *job.name == **name)?;
-    let line = vec![plain(sentence(job.report.as_deref()?))];
+    let line = vec![plain(sentence(report_on(model, job)?))];
     Some(Pane {
         title: format!("{name}: [enter] shows it"),
         body: Body::Text(wrap(&line, usize::from(model.size.0), usize::MAX)),
@@ -72,15 +72,20 @@ fn sentence(report: &Report) -> String {
     }
 }
 
-/// The verdict on a job, in the view's words. For the displayed job, that of the displayed snapshot.
-fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
-    let shown = *job.name == *model.snapshot.job;
-    let report = match shown {
+/// The report on a job: of the displayed job, that of the displayed snapshot.
+fn report_on<'a>(model: &'a ViewModel<'_>, job: &'a NodeJob) -> Option<&'a Report> {
+    match *job.name == *model.snapshot.job {
         true => Some(&model.snapshot.report),
-        false => job.report.as_ref(),
-    };
-    match report {
-        Some(report) => verdict(report.verdict),
+        false => job.report.as_deref(),
+    }
+}
+
+/// The verdict on a job, in the view's words.
+fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
+    match report_on(model, job) {
+        // A warning is the word where no operation hangs or differs, as on the first screen.
+        Some(report) if report.word() == "warning" => ("WARNING", Tone::Late),
+        Some(report) => verdict(report),
         None if job.alive == 0 => ("GONE", Tone::Dim),
         None => ("NOT JUDGED", Tone::Dim),
     }

@@ -12,7 +12,7 @@ use crate::state::index::{Marked, since_ms};
 use crate::state::trends::Trend;
 use rcomm_analyzer::format::{count, duration_ms, rank_set};
 use rcomm_analyzer::print::human::format_ranks_read;
-use rcomm_analyzer::{Finding, RankState, Until, Verdict, causes};
+use rcomm_analyzer::{Finding, RankState, Report, Until, Verdict, causes};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::time_of_day;
 use serde::Deserialize;
@@ -211,9 +211,10 @@ fn is_roomy(model: &ViewModel<'_>) -> bool {
     model.size.1 >= ROOMY_ROWS
 }
 
-/// The name of a verdict in the view, and its tone.
-pub(super) fn verdict(verdict: Verdict) -> (&'static str, Tone) {
-    match verdict {
+/// The name of a report's verdict in the view, and its tone, whatever findings are muted.
+pub(super) fn verdict(report: &Report) -> (&'static str, Tone) {
+    match report.verdict {
+        Verdict::Stuck if report.has_failed() => ("FAILED", Tone::Bad),
         Verdict::Healthy => ("HEALTHY", Tone::Good),
         Verdict::Running => ("RUNNING", Tone::Good),
         Verdict::Stuck => ("STUCK", Tone::Bad),
@@ -242,7 +243,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
     let (word, tone) = match (report.verdict, head) {
         // No operation hangs or differs, but there is a finding of another kind.
         (Verdict::Healthy | Verdict::Running, Some(_)) => ("WARNING", Tone::Late),
-        (other, _) => verdict(other),
+        _ => verdict(report),
     };
     let mut line = vec![styled(format!(" {word} "), tone)];
     match head {

@@ -50,17 +50,14 @@ pub fn write(report: &Report, dumps: &[Dump], out: &mut dyn Write) -> io::Result
 }
 
 fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    let (class, word) = match report.verdict {
-        Verdict::Healthy => ("fine", "Healthy"),
-        Verdict::Running => ("fine", "Running"),
-        Verdict::Stuck => ("alarm", "Stuck"),
-        Verdict::Mismatch => ("alarm", "Mismatch"),
-        Verdict::Slow => ("caution", "Slow"),
-        Verdict::Ended => ("fine", "Ended"),
-        Verdict::Cancelled => ("fine", "Cancelled"),
-        Verdict::Crashed => ("alarm", "Crashed"),
-        Verdict::Inconclusive => ("caution", "Inconclusive"),
+    let class = match report.verdict {
+        Verdict::Healthy | Verdict::Running if report.lead().is_some() => "caution",
+        Verdict::Healthy | Verdict::Running | Verdict::Ended | Verdict::Cancelled => "fine",
+        Verdict::Stuck | Verdict::Mismatch | Verdict::Crashed => "alarm",
+        Verdict::Slow | Verdict::Inconclusive => "caution",
     };
+    let word = report.word();
+    let word = word[..1].to_uppercase() + &word[1..];
     let input = &report.input;
     writeln!(
         out,

@@ -1,7 +1,7 @@
 //! Prints the changes between two reports as text.
 
 use super::page::{ALARM, DIM, Detail, FINE, Layout, PLAIN, Page};
-use super::verdict_word;
+use super::verdict_style;
 use rcomm_verdict::format::{GroupNames, Ranks, count, duration_ms};
 use rcomm_verdict::{Difference, GroupChange};
 use std::io::{self, Write};
@@ -19,7 +19,10 @@ pub fn write_difference(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut page = Page::new(layout, out);
-    let [(before, _), (after, style)] = difference.verdicts.map(verdict_word);
+    let [before, after] = difference
+        .verdicts
+        .map(|verdict| verdict.word().to_uppercase());
+    let style = verdict_style(difference.verdicts[1]);
     let comparison = if before == after {
         "as before".to_owned()
     } else {
@@ -31,7 +34,7 @@ pub fn write_difference(
         (0, gone) => format!("{comparison}; {} gone", count(gone, "finding")),
         (new, gone) => format!("{comparison}; {}, {gone} gone", count(new, "new finding")),
     };
-    page.headline(after, style, &text)?;
+    page.headline(&after, style, &text)?;
     for (key, style, findings) in [
         ("new", ALARM, &difference.new),
         ("remains", PLAIN, &difference.remaining),

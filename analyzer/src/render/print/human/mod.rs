@@ -90,36 +90,34 @@ fn is_root(report: &Report, finding: &Finding) -> bool {
 }
 
 /// The verdict in capitals, and its color.
-const fn verdict_word(verdict: Verdict) -> (&'static str, anstyle::Style) {
+fn verdict_word(report: &Report) -> (String, anstyle::Style) {
+    let style = match report.verdict {
+        Verdict::Healthy | Verdict::Running if report.lead().is_some() => CAUTION,
+        verdict => verdict_style(verdict),
+    };
+    (report.word().to_uppercase(), style)
+}
+
+/// The color of a verdict.
+const fn verdict_style(verdict: Verdict) -> anstyle::Style {
     match verdict {
-        Verdict::Healthy => ("HEALTHY", FINE),
-        Verdict::Running => ("RUNNING", FINE),
-        Verdict::Stuck => ("STUCK", ALARM),
-        Verdict::Mismatch => ("MISMATCH", ALARM),
-        Verdict::Slow => ("SLOW", CAUTION),
-        Verdict::Ended => ("ENDED", FINE),
-        Verdict::Cancelled => ("CANCELLED", FINE),
-        Verdict::Crashed => ("CRASHED", ALARM),
-        Verdict::Inconclusive => ("INCONCLUSIVE", CAUTION),
+        Verdict::Healthy | Verdict::Running | Verdict::Ended | Verdict::Cancelled => FINE,
+        Verdict::Stuck | Verdict::Mismatch | Verdict::Crashed => ALARM,
+        Verdict::Slow | Verdict::Inconclusive => CAUTION,
     }
 }
 
 fn write_headline(report: &Report, first: &Finding, page: &mut Page<'_>) -> io::Result<()> {
-    let (word, style) = verdict_word(report.verdict);
-    // A healthy or running job can have a warning: then the headline is WARNING.
-    let (word, style) = match (report.verdict, first.severity) {
-        (Verdict::Healthy | Verdict::Running, Severity::Warning) => ("WARNING", CAUTION),
-        _ => (word, style),
-    };
-    page.headline(word, style, &first.sentence)
+    let (word, style) = verdict_word(report);
+    page.headline(&word, style, &first.sentence)
 }
 
 /// Writes the headline of a report without an error or a warning.
 fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()> {
-    let (word, style) = verdict_word(report.verdict);
+    let (word, style) = verdict_word(report);
     let pending = report.in_flight.len() as u64;
     if let Some(end) = &report.end {
-        return page.headline(word, style, &end.sentence);
+        return page.headline(&word, style, &end.sentence);
     }
     let sentence = match report.verdict {
         Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
@@ -158,7 +156,7 @@ fn write_without_finding(report: &Report, page: &mut Page<'_>) -> io::Result<()>
         | Verdict::Cancelled
         | Verdict::Crashed => "the report names no cause".to_owned(),
     };
-    page.headline(word, style, &sentence)
+    page.headline(&word, style, &sentence)
 }
 
 /// Writes where the ranks were when their Python stacks were taken.
@@ -310,7 +308,7 @@ fn format_logs(logs: &LogInput) -> String {
 
 /// The verdict and its sentence in one line, for a log or a prompt; without a sentence, the verdict and what was read.
 pub fn one_line(report: &Report) -> String {
-    let (word, _) = verdict_word(report.verdict);
+    let (word, _) = verdict_word(report);
     match (report.lead().or_else(|| undecided(report)), &report.end) {
         (Some(finding), _) => format!("{word}  {}", printable(&finding.sentence)),
         (None, Some(end)) => format!("{word}  {}", printable(&end.sentence)),

@@ -34,6 +34,35 @@ fn enter_drills_from_the_finding_to_the_rank_and_esc_comes_back() {
 }
 
 #[test]
+fn e_opens_the_screen_of_the_focused_pane_on_low_and_high_terminals() {
+    let mut seen_in_flight = false;
+    for rows in [20, 24, 30, 34, 50] {
+        let panes = showing(recorded(Situation::StuckRank), (100, rows))
+            .page
+            .panes;
+        for (at, pane) in panes.iter().enumerate() {
+            let mut state = showing(recorded(Situation::StuckRank), (100, rows));
+            press(&mut state, &"<tab>".repeat(at));
+            press(&mut state, "e");
+            let title = &pane.title;
+            let expected = match title.split([':', ' ']).next() {
+                Some("warnings") => Screen::Warnings,
+                Some("groups") => Screen::Groups,
+                Some("in") => Screen::InFlight,
+                Some("why") => Screen::Why(None),
+                Some("look") => Screen::Rank(simulation(Situation::StuckRank).culprit()),
+                Some("ranks") => Screen::Ranks,
+                // The trends have no screen.
+                _ => Screen::Overview,
+            };
+            seen_in_flight |= rows < 36 && expected == Screen::InFlight;
+            assert_eq!(*state.screen(), expected, "{title} of {rows} rows");
+        }
+    }
+    assert!(seen_in_flight, "no low terminal shows what is in flight");
+}
+
+#[test]
 fn a_filter_applies_while_it_is_typed_and_esc_restores_the_previous_one() {
     let mut state = stuck();
     press(&mut state, "2");

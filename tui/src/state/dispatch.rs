@@ -4,7 +4,7 @@ use super::State;
 use super::command::{self, TypedCommand};
 use super::input::{Input, Purpose};
 use super::screen::Screen;
-use super::screens::{Fold, OverviewPane, command_for, neighbor};
+use super::screens::{Fold, OverviewPane, command_for, neighbor, overview_panes};
 use crate::keys::{Action, Pressed, key_name};
 use crate::page::Body;
 use crate::page::table::Target;
@@ -317,9 +317,9 @@ impl State {
     /// On the first screen, opens the view of the focused pane, or the first rank at fault for the pane that looks
     /// further at it. The trends have no view.
     fn expand(&mut self) {
-        if *self.screen() == Screen::Overview {
-            let blocked = !self.index.roots().is_empty();
-            let panes = OverviewPane::shown(&self.options.layout, self.size, blocked);
+        let shown = self.history.shown();
+        if let Some(snapshot) = shown.filter(|_| *self.screen() == Screen::Overview) {
+            let panes = overview_panes(&self.model(snapshot));
             let screen = match panes.get(self.selection().pane) {
                 Some(OverviewPane::Warnings) => Screen::Warnings,
                 Some(OverviewPane::Groups) => Screen::Groups,

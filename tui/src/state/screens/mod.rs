@@ -22,6 +22,7 @@ mod why;
 
 pub(super) use look_further::command as command_for;
 pub use overview::OverviewPane;
+pub(super) use overview::panes as overview_panes;
 pub use ranks::Metric;
 pub use timeline::Scale;
 pub(super) use timeline::neighbor;

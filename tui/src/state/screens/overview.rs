@@ -73,8 +73,8 @@ impl OverviewPane {
         }
     }
 
-    /// The panes shown, from top to bottom: those that the user chose, or the default ones.
-    pub(in crate::state) fn shown(chosen: &[Self], size: (u16, u16), blocked: bool) -> &[Self] {
+    /// The panes of a screen with enough rows, from top to bottom: those that the user chose, or the default ones.
+    fn chosen(chosen: &[Self], size: (u16, u16), blocked: bool) -> &[Self] {
         if chosen.is_empty() {
             Self::default_panes(size, blocked)
         } else {
@@ -124,20 +124,30 @@ impl OverviewPane {
 }
 
 pub(super) fn page(model: &ViewModel<'_>) -> Page {
+    arranged(model).1
+}
+
+/// The panes on display, in the order of the page's panes.
+pub(in crate::state) fn panes(model: &ViewModel<'_>) -> Vec<OverviewPane> {
+    arranged(model).0
+}
+
+/// The first screen's panes, and its page with them.
+fn arranged(model: &ViewModel<'_>) -> (Vec<OverviewPane>, Page) {
     let blocked = !model.index.roots().is_empty();
-    let panes = OverviewPane::shown(model.layout, model.size, blocked);
+    let panes = OverviewPane::chosen(model.layout, model.size, blocked);
     let page = page_of(model, panes);
     // If a rank is at fault, a low terminal also shows what is in flight, where that leaves every pane whole. Otherwise
     // the job runs, and the rows of its operations would come and go.
     let (last, others) = match panes.split_last() {
         Some(parts) if blocked && model.layout.is_empty() && !is_roomy(model) => parts,
-        _ => return page,
+        _ => return (panes.to_vec(), page),
     };
-    let more = [others, &[OverviewPane::InFlight, *last]].concat();
-    let more = page_of(model, &more);
+    let more_panes = [others, &[OverviewPane::InFlight, *last]].concat();
+    let more = page_of(model, &more_panes);
     match needed(&more, model.size) <= model.size.1 {
-        true => more,
-        false => page,
+        true => (more_panes, more),
+        false => (panes.to_vec(), page),
     }
 }
 

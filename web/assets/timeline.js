@@ -114,7 +114,7 @@ export function paint() {
     dense.draw(context, y);
     for (const slice of lane.slices) {
       if (dense.holds(slice)) continue;
-      const end = slice.length == null ? drawn.length : slice.start + slice.length;
+      const end = endOf(slice, lane);
       if (end < view.from || slice.start > view.to) continue;
       const left = Math.max(LEFT, x(slice.start, width)), right = Math.min(width - 8, x(end, width));
       const wide = Math.max(1, right - left);
@@ -131,7 +131,7 @@ export function paint() {
         context.fillRect(left, y + 3, wide, laneHeight - 6);
       }
       const call = `${drawn.ops[slice.op]} #${slice.seq}`;
-      const fate = slice.state === "failed" ? " failed" : slice.length == null ? " pending" : "";
+      const fate = slice.state === "failed" ? " failed" : slice.length != null ? "" : lane.end != null ? " not ended" : " pending";
       const names = [`${call} ${drawn.groups[slice.group]}${fate}`, `${call}${fate}`];
       const name = wide > 40 ? names.find((text) => context.measureText(text).width <= wide - 8) : undefined;
       if (name) {
@@ -149,6 +149,10 @@ let kindsKnown = [];
 
 /** The index of an operation's kind: the name of the operation with the name of its group, less the number at the end of
  * the latter. @param {object} slice */
+/** When an operation ended, µs from the start of the timeline: without an end, when the record of its process ends, or now.
+ * @param {object} slice @param {object} lane */
+const endOf = (slice, lane) => (slice.length == null ? Math.max(slice.start, lane.end ?? drawn.length) : slice.start + slice.length);
+
 const kindOf = (slice) => (kindsKnown[slice.op * drawn.groups.length + slice.group] ??= findKind(slice));
 
 /** Finds the index of an operation's kind, and adds a kind that is new. @param {object} slice */
@@ -219,12 +223,13 @@ function describeTogether(lane, slices) {
   return `rank ${lane.rank}: ${slices.length} operations (${names}) within ${age((to - from) / 1e3)}, ${Math.round(Math.min(1, inside) * 100)} % of it inside them; zoom in to see each`;
 }
 
-/** Describes the state of an operation. @param {object} slice */
-function describeState(slice) {
+/** Describes the state of an operation. @param {object} slice @param {object} lane */
+function describeState(slice, lane) {
   // An operation of a CUDA graph runs when the graph is launched; launches are not recorded.
   if (slice.graph_id != null) return `in graph ${slice.graph_id}`;
   if (slice.length != null) return `${slice.state} after ${age(slice.length / 1e3)}`;
-  return slice.state === "failed" ? "failed; when is not recorded" : `pending for ${age((drawn.length - slice.start) / 1e3)}`;
+  if (slice.state === "failed") return "failed; when is not recorded";
+  return lane.end != null ? "not ended: its process is gone" : `pending for ${age((drawn.length - slice.start) / 1e3)}`;
 }
 
 /** Describes the operation under the pointer. @param {PointerEvent} event */
@@ -234,14 +239,14 @@ function showTip(event) {
   const lane = drawn.lanes[Math.floor((event.clientY - box.top + byId("timeline-pane").scrollTop - TOP) / laneHeight)];
   const us = view.from + ((event.clientX - box.left - LEFT) / (box.width - LEFT - 8)) * (view.to - view.from);
   const perPixel = (view.to - view.from) / (box.width - LEFT - 8);
-  const end = (slice) => (slice.length == null ? drawn.length : slice.start + slice.length);
+  const end = (slice) => endOf(slice, lane);
   const near = lane?.slices.filter((slice) => slice.start <= us + NARROW * perPixel && us - NARROW * perPixel <= end(slice)) ?? [];
   const narrow = near.filter((slice) => slice.length != null && slice.length < NARROW * perPixel);
   const slice = near.findLast((slice) => slice.start <= us && us <= end(slice)) ?? narrow.at(-1);
   const tip = byId("timeline-tip");
   tip.hidden = !slice;
   if (!slice) return;
-  tip.textContent = narrow.length > 1 && narrow.length === near.length ? describeTogether(lane, narrow) : `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${describeState(slice)}`;
+  tip.textContent = narrow.length > 1 && narrow.length === near.length ? describeTogether(lane, narrow) : `rank ${lane.rank}: ${drawn.ops[slice.op]} #${slice.seq} on ${drawn.groups[slice.group]}, ${describeState(slice, lane)}`;
   tip.style.left = `${Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8)}px`;
   tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
 }

@@ -29,12 +29,15 @@ pub(super) fn draw(
     for (y, position) in (area.y..area.bottom() - 1).zip(first..timeline.lanes.len()) {
         let lane = &timeline.lanes[position];
         let label = usize::from(LABEL_WIDTH) - 1;
-        buffer.set_stringn(area.x, y, &lane.label, label, theme.style(lane.tone));
+        // The label is as wide as what a selection inverts, so that all of it has one color.
+        let text = format!("{:label$}", lane.label);
+        buffer.set_stringn(area.x, y, text, label, theme.style(lane.tone));
         for (x, cell) in (area.x + LABEL_WIDTH..).zip(cells(timeline, lane, width, theme)) {
             buffer.set_string(x, y, cell.glyph.to_string(), cell.style);
         }
         if selected == Some(position) {
-            buffer.set_style(Rect::new(area.x, y, LABEL_WIDTH, 1), theme.selected());
+            let label = Rect::new(area.x, y, LABEL_WIDTH - 1, 1);
+            buffer.set_style(label, theme.selected());
         }
     }
     axis(timeline, area, width, theme, buffer);
@@ -86,9 +89,10 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
     };
     for operation in &lane.spans {
         let from = column(operation.from_ns);
-        let (to, glyph, tone) = match operation.to_ns {
-            Some(to) => (column(to), INSIDE, operation.tone),
-            None => (width, PENDING, Tone::Waiting),
+        let to = operation.to_ns.map_or(width, column);
+        let (glyph, tone) = match operation.pending {
+            false => (INSIDE, operation.tone),
+            true => (PENDING, Tone::Waiting),
         };
         // A short operation takes at least one cell.
         let to = to.max(from + 1).min(width);
@@ -145,6 +149,16 @@ mod tests {
             spans: vec![span(10, Some(11)), span(60, None)],
         };
         assert_eq!(drawn(&lane, 10), "·█····▒▒▒▒");
+        // In a process that is gone, an operation ends with it.
+        let cut_off = Span {
+            pending: true,
+            ..span(60, Some(80))
+        };
+        let lane = Lane {
+            spans: vec![cut_off],
+            ..lane
+        };
+        assert_eq!(drawn(&lane, 10), "······▒▒··");
     }
 
     #[test]
@@ -173,6 +187,7 @@ mod tests {
         Span {
             from_ns,
             to_ns,
+            pending: to_ns.is_none(),
             label: "all_reduce #3 dp".into(),
             tone: Tone::Good,
         }

@@ -7,6 +7,7 @@ mod jobs;
 mod overview;
 mod situations;
 mod sizes;
+mod timeline;
 mod why;
 
 /// The views that any job has, with the keys that open them from the first screen.

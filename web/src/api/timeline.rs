@@ -7,6 +7,7 @@ use axum::Json;
 use axum::extract::{Query, State};
 use rcomm_analyzer::filter::{Filter, Subject};
 use rcomm_analyzer::format::GroupNames;
+use rcomm_analyzer::source::Liveness;
 use rcomm_analyzer::{GroupRef, Snapshot};
 use rcomm_recorder::model::{Entry, EntryState, Failure, Rank};
 use rcomm_recorder::publish::Dump;
@@ -54,6 +55,10 @@ pub(crate) struct Slice {
 pub(crate) struct Lane {
     rank: Rank,
     host: String,
+    /// When the record ends, in µs after the start of the timeline: its process is gone, so operations without an end do
+    /// not go on. Absent if the process lives or may live.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end: Option<i64>,
     slices: Vec<Slice>,
 }
 
@@ -139,11 +144,8 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
         .dumps()
         .map(|(_, dump)| dump.identity.dump_time_ns)
         .max();
-    let hangs = snapshot
-        .report
-        .in_flight
-        .iter()
-        .any(|instance| instance.overdue && instance.age_ms.is_some());
+    let mut pending = snapshot.report.pending();
+    let hangs = pending.any(|instance| instance.overdue && instance.age_ms.is_some());
     // While the job hangs, the timeline grows to the present, and its last operations stay in view.
     let last = if hangs {
         now.unwrap_or(end).max(end)
@@ -160,6 +162,10 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
     let share = (TARGET_SLICES / snapshot.ranks.len().max(1)).max(4);
     let host_of =
         |rank: Rank| -> &str { snapshot.rank(rank).map_or("", |view| view.host.as_ref()) };
+    let is_gone = |rank: Rank| {
+        let view = snapshot.rank(rank);
+        view.is_some_and(|view| view.liveness == Liveness::Dead)
+    };
     for (rank, dump) in snapshot.counted() {
         let groups: Vec<GroupRef> = dump
             .groups
@@ -219,6 +225,8 @@ fn build_timeline(snapshot: &Snapshot, filter: &Filter, window_ns: i64) -> Timel
             timeline.lanes.push(Lane {
                 rank,
                 host: host_of(rank).to_owned(),
+                end: is_gone(rank)
+                    .then(|| dump.identity.dump_time_ns.saturating_sub(origin) / 1000),
                 slices,
             });
         }
@@ -231,7 +239,7 @@ mod tests {
     use super::*;
     use rcomm_analyzer::simulate::{Simulation, Situation};
     use rcomm_analyzer::source::{SimulatedSource, Source};
-    use rcomm_analyzer::{Live, LiveOptions, Moment, analyze};
+    use rcomm_analyzer::{InstanceState, Live, LiveOptions, Moment, analyze};
     use rcomm_recorder::model::{FailedOperation, FailureKind, OpType};
     use std::sync::Arc;
     use std::time::{Duration, Instant};
@@ -269,6 +277,40 @@ mod tests {
         assert_eq!(timeline.groups, ["dp_5"]);
         // The timeline ends at the present, 8 s after the fault, and not at the last event.
         assert!(timeline.length > 7_000_000, "{}", timeline.length);
+    }
+
+    #[test]
+    fn a_timeline_whose_operations_have_all_failed_ends_with_the_last_event() {
+        let mut snapshot = snapshot(4);
+        let length = |snapshot: &Snapshot| {
+            build_timeline(snapshot, &Filter::default(), 2_000_000_000).length
+        };
+        assert!(length(&snapshot) > 7_000_000);
+        let report = Arc::make_mut(&mut snapshot.report);
+        for instance in &mut report.in_flight {
+            instance.state = InstanceState::Failed;
+        }
+        assert_eq!(length(&snapshot), 2_000_000);
+    }
+
+    #[test]
+    fn the_lane_of_a_process_that_is_gone_ends_with_its_record() {
+        let mut snapshot = snapshot(4);
+        let ends = |snapshot: &Snapshot| -> Vec<Option<i64>> {
+            let timeline = build_timeline(snapshot, &Filter::default(), 2_000_000_000);
+            timeline.lanes.iter().map(|lane| lane.end).collect()
+        };
+        assert_eq!(ends(&snapshot), [None; 4]);
+        let view = &mut Arc::make_mut(&mut snapshot.ranks)[2];
+        view.liveness = Liveness::Dead;
+        let dump = Arc::make_mut(&mut view.dumps[0]);
+        let newest = dump.entries.last().expect("the rank has operations");
+        dump.identity.dump_time_ns = newest.time_created_ns + 5_000_000;
+        let start = build_timeline(&snapshot, &Filter::default(), 2_000_000_000).lanes[2]
+            .slices
+            .last()
+            .map(|slice| slice.start);
+        assert_eq!(ends(&snapshot)[2], start.map(|start| start + 5_000));
     }
 
     #[test]

@@ -295,6 +295,13 @@ pub(super) fn end_of(entry: &Entry) -> Option<i64> {
     })
 }
 
+/// When a record ends that is not continued, ns since the epoch: a dump, or the record of a process that is gone. `None`
+/// if the process lives or may live, or the record has no time.
+fn end_of_record(model: &ViewModel<'_>, view: &RankView, dump: &Dump) -> Option<i64> {
+    let is_over = model.is_replay || view.liveness == Liveness::Dead;
+    Some(dump.identity.dump_time_ns).filter(|&taken_ns| is_over && taken_ns > 0)
+}
+
 /// The lane of the rank at index `at`, with the operations between two times.
 fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &[String]) -> Lane {
     let view = &model.snapshot.ranks[at];
@@ -305,6 +312,8 @@ fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &
         .filter(|(_, entry)| entry.time_created_ns < to_ns)
         .filter_map(|(dump, entry)| {
             let end = end_of(entry);
+            let pending = end.is_none();
+            let end = end.or_else(|| end_of_record(model, view, dump));
             let visible = end.is_none_or(|end| end >= from_ns);
             visible.then(|| {
                 let group = group_of(dump, entry);
@@ -314,6 +323,7 @@ fn lane(model: &ViewModel<'_>, at: usize, (from_ns, to_ns): (i64, i64), kinds: &
                 Span {
                     from_ns: entry.time_created_ns,
                     to_ns: end,
+                    pending,
                     label: format!("{} #{} {label}", op_name(dump, entry), seq_of(entry)),
                     tone: TONES[kind.unwrap_or(0).min(TONES.len() - 1)],
                 }

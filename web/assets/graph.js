@@ -61,6 +61,21 @@ function columns(all) {
   return column;
 }
 
+/** How far an edge that goes back rises above the boxes, px. */
+const ARC = 26;
+
+/** The path of an edge between two boxes: to the left from side to side, to the right over the top, and within a column along
+ * the right sides. @param {{x: number, y: number}} from @param {{x: number, y: number}} to @param {number} columns to the right */
+export function edge(from, to, columns) {
+  if (columns > 0) {
+    // The edge leaves beside where another one may arrive.
+    const [x1, x2] = [from.x + WIDTH * 0.6, to.x + WIDTH * 0.4];
+    return `M${x1} ${from.y} C${x1} ${from.y - ARC} ${x2} ${to.y - ARC} ${x2} ${to.y}`;
+  }
+  const [x1, y1, x2, y2] = [from.x + (columns < 0 ? 0 : WIDTH), from.y + HEIGHT / 2, to.x + WIDTH, to.y + HEIGHT / 2];
+  return `M${x1} ${y1} C${x1 + (columns < 0 ? -30 : 30)} ${y1} ${x2 + 30} ${y2} ${x2} ${y2}`;
+}
+
 const cut = (text, most = 32) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 /** Draws the graph of a report, or says that no rank is blocked. @param {object} report */
@@ -72,24 +87,22 @@ export function drawGraph(report) {
   }
   const column = columns(all);
   const height = [];
+  // In a cycle, an edge goes back over the boxes.
+  const top = all.some((box, i) => box.before.some((j) => column[j] > column[i])) ? 6 + ARC : 6;
   const place = all.map((_, i) => {
     const row = height[column[i]] ?? 0;
     height[column[i]] = row + 1;
-    return { x: 6 + column[i] * (WIDTH + GAP_X), y: 6 + row * (HEIGHT + GAP_Y), shown: row < MAX_IN_COLUMN };
+    return { x: 6 + column[i] * (WIDTH + GAP_X), y: top + row * (HEIGHT + GAP_Y), shown: row < MAX_IN_COLUMN };
   });
   const rows = Math.min(MAX_IN_COLUMN + 1, Math.max(...height.filter(Boolean)));
-  const totalWidth = height.length * (WIDTH + GAP_X) - GAP_X + 12, totalHeight = rows * (HEIGHT + GAP_Y) + 10;
+  const totalWidth = height.length * (WIDTH + GAP_X) - GAP_X + 12, totalHeight = top + rows * (HEIGHT + GAP_Y) + 4;
   const svg = draw("svg", { width: totalWidth, height: totalHeight, viewBox: `0 0 ${totalWidth} ${totalHeight}`, role: "img", "aria-label": "wait-for graph" },
     draw("defs", {}, draw("marker", { id: "tip", viewBox: "0 0 8 8", refX: 8, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
       draw("path", { d: "M0 0 L8 4 L0 8 z", class: "tip" }))));
   all.forEach((box, i) => {
     if (!place[i].shown) return;
     for (const j of box.before) {
-      if (!place[j].shown) continue;
-      const forward = column[j] < column[i];
-      const [x1, y1] = [place[i].x + (forward ? 0 : WIDTH / 2), place[i].y + (forward ? HEIGHT / 2 : 0)];
-      const [x2, y2] = [place[j].x + WIDTH, place[j].y + HEIGHT / 2];
-      svg.append(draw("path", { class: "edge", d: `M${x1} ${y1} C${x1 - 30} ${y1} ${x2 + 30} ${y2} ${x2} ${y2}`, "marker-end": "url(#tip)" }));
+      if (place[j].shown) svg.append(draw("path", { class: "edge", d: edge(place[i], place[j], column[j] - column[i]), "marker-end": "url(#tip)" }));
     }
   });
   all.forEach((box, i) => {

@@ -70,7 +70,7 @@ export function drawInFlight(report, passes, problemsOnly) {
       const [i] = fold;
       const oldest = fold.reduce((most, { age_ms: ms }) => (ms != null && (most == null || ms > most) ? ms : most), null);
       const sameError = i.error && fold.every((row) => row.error === i.error) ? i.error : "";
-      const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} each` : "")
+      const missing = fold.length > 1 ? sameError || (i.missing.length > 0 ? `${i.missing.length} ${i.missing.length === 1 ? "rank" : "ranks"} each` : "")
         : [i.error, rankSet(i.missing), i.unknown.length > 0 ? `(unknown: ${rankSet(i.unknown)})` : ""].filter(Boolean).join(" ");
       return [make("span", { "data-age": oldest ?? "" }, age(oldest)), fold.length > 1 ? `${labels(fold.map((row) => label(row.group)))} ×${fold.length}` : name(i.group),
         i.seq, i.op, size(i.bytes), `${i.joined.length}/${i.seq_kind === "p2p_seq_id" ? Math.max(2, i.joined.length) : i.group.ranks.length}`, i.state.replace("_", " "), missing];
@@ -103,7 +103,7 @@ export function drawStragglers(report, passes) {
   const passesHere = (section, index) => passes(section, index) && report.ranks[index].lag_share != null;
   const { shown } = passing(report.ranks, "ranks", passesHere, (a, b) => b.lag_share - a.lag_share);
   fillTable(byId("stragglers"),
-    ["rank", "host", "lag p50", "share of the job's time", "meter"],
+    ["rank", "host", "lag p50", "share of the job's time", "as a bar"],
     shown.slice(0, 12).map((r) => [r.rank, r.host, age(r.lag_p50_ms), percent(r.lag_share),
       make("meter", { min: 0, max: 1, low: 0.02, high: 0.05, optimum: 0, value: r.lag_share,
         "aria-label": `rank ${r.rank}: ${percent(r.lag_share)} of the job's time` })]),
@@ -115,7 +115,7 @@ export function drawStragglers(report, passes) {
 export function drawSources(status) {
   fillTable(byId("sources"), ["source", "ranks", "last answer", "error"],
     status.sources.map((s) => [s.name, `${s.answered}/${s.known}`,
-      s.silent_for_ms == null ? "never" : `${age(s.silent_for_ms)} before the update`, s.error ?? ""]), "No source.");
+      s.silent_for_ms == null ? "never" : s.silent_for_ms < 1000 ? "with the update" : `${age(s.silent_for_ms)} before the update`, s.error ?? ""]), "No source.");
   const silent = status.silent_ranks;
   byId("silent").textContent = silent.length > 0 ? `${silent.length} silent: ${rankSet(silent)}` : "";
 }

@@ -24,12 +24,17 @@ let userChoseView = false;
 
 const canvas = () => byId("timeline-canvas");
 
-/** The range that the records cover: the records of a fast job may not reach back as far as was requested. */
-function recordedRange() {
-  const length = Math.max(1, drawn?.length ?? 1);
-  const starts = (drawn?.lanes ?? []).flatMap((lane) => (lane.slices.length > 0 ? [lane.slices[0].start] : []));
-  const first = Math.max(0, Math.min(length, ...starts));
-  return { from: starts.length > 0 && first > length / 4 ? first - (length - first) / 50 : 0, to: length };
+/** The range to show first: from the oldest operation on, since the records of a fast job may not reach back as far as was
+ * requested. A long wait at the end gets half of the width, so that the operations before it can be seen.
+ * @param {?{length: number, lanes: object[]}} answer */
+export function firstRange(answer) {
+  const length = Math.max(1, answer?.length ?? 1);
+  const slices = (answer?.lanes ?? []).flatMap((lane) => lane.slices);
+  if (slices.length === 0) return { from: 0, to: length };
+  const first = Math.max(0, slices.reduce((least, { start }) => Math.min(least, start), length));
+  const last = slices.reduce((most, { start, length: took }) => Math.max(most, start + (took ?? 0)), first);
+  const to = Math.min(length, Math.max(last + (last - first), 1));
+  return { from: first > to / 4 ? Math.max(0, first - (to - first) / 50) : 0, to };
 }
 
 /** Requests the newest operations, unless the timeline is far out of view. Without a new setting, also not while the
@@ -51,7 +56,7 @@ export async function refresh(query = {}) {
   requesting = true;
   try {
     drawn = await ask("timeline", { seconds: wanted.seconds, filter: wanted.filter, upload: wanted.upload });
-    view = recordedRange();
+    view = firstRange(drawn);
     kinds = [];
     kindsKnown = [];
     for (const lane of drawn.lanes) for (const slice of lane.slices) if (kinds.length < COLORS.length) kindOf(slice);
@@ -100,7 +105,9 @@ export function paint() {
     context.fillStyle = line;
     context.fillRect(px, 16, 1, height);
     context.fillStyle = faint;
-    context.fillText(`-${age((drawn.length - us) / 1e3)}`, px + 3, 9);
+    // A time that was cut at the edge would be another time.
+    const ago = `-${age((drawn.length - us) / 1e3)}`;
+    if (px + 3 + context.measureText(ago).width <= width) context.fillText(ago, px + 3, 9);
   }
   const first = Math.max(0, Math.floor((pane.scrollTop - TOP) / laneHeight));
   const last = Math.min(lanes.length, Math.ceil((pane.scrollTop + height) / laneHeight));
@@ -142,6 +149,10 @@ export function paint() {
   }
 }
 
+/** When an operation ended, µs from the start of the timeline: without an end, when the record of its process ends, or now.
+ * @param {object} slice @param {object} lane */
+const endOf = (slice, lane) => (slice.length == null ? Math.max(slice.start, lane.end ?? drawn.length) : slice.start + slice.length);
+
 /** The operations by kind of group, in the order in which they were first seen. @type {string[]} */
 let kinds = [];
 /** The index in `kinds`, by operation and group; filled when it is first needed. @type {number[]} */
@@ -149,10 +160,6 @@ let kindsKnown = [];
 
 /** The index of an operation's kind: the name of the operation with the name of its group, less the number at the end of
  * the latter. @param {object} slice */
-/** When an operation ended, µs from the start of the timeline: without an end, when the record of its process ends, or now.
- * @param {object} slice @param {object} lane */
-const endOf = (slice, lane) => (slice.length == null ? Math.max(slice.start, lane.end ?? drawn.length) : slice.start + slice.length);
-
 const kindOf = (slice) => (kindsKnown[slice.op * drawn.groups.length + slice.group] ??= findKind(slice));
 
 /** Finds the index of an operation's kind, and adds a kind that is new. @param {object} slice */
@@ -291,7 +298,7 @@ function prepareDrag(pane) {
 /** Shows the whole timeline, and lets new answers replace it again. */
 function showAll() {
   userChoseView = false;
-  view = recordedRange();
+  view = firstRange(drawn);
   paint();
 }
 

@@ -195,6 +195,6 @@ export function drawFindings(report, passes) {
   byId("findings").replaceChildren(...(articles.length > 0 ? articles : [none]));
   const problems = report.problems.slice(0, 100).map((problem) => make("li", {}, `${problem.code} ${problem.path}: ${problem.sentence}`));
   byId("problems").replaceChildren(...(problems.length > 0
-    ? [make("details", {}, make("summary", {}, `Problems with the input (${report.problems.length})`), make("ul", {}, ...problems))]
+    ? [make("details", {}, make("summary", {}, `Notes on the job and its records (${report.problems.length})`), make("ul", {}, ...problems))]
     : []));
 }

@@ -10,7 +10,7 @@ use common::{Web, dumps_of, skip};
 use rcomm_analyzer::load::{LoadOptions, load_all};
 use rcomm_analyzer::print::html;
 use rcomm_analyzer::{Policy, analyze};
-use rcomm_recorder::model::text::duration_ms;
+use rcomm_recorder::model::text::{bytes, duration_ms};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
@@ -123,6 +123,104 @@ fn the_page_writes_a_duration_as_the_reports_do() {
     assert_eq!(written.lines().collect::<Vec<_>>(), expected);
 }
 
+/// Every rank that waits for a killed one leads to it, and the edge that closes a cycle is drawn above the boxes.
+#[test]
+fn the_graph_leads_every_rank_to_the_cause_and_hides_no_edge() {
+    if !runs("node") {
+        skip("node is not installed");
+        return;
+    }
+    let written = evaluate(
+        "const { boxes, edge } = await import('./graph.js');
+         const gone = { severity: 'error', code: 'E150', caused_by: null, culprit_ranks: [2] };
+         const wait = (rank, on, ...ranks) => ({ rank, on: [on], group: { name: 'g' + ranks, desc: '', ranks }, seq: 51, op: 'all_reduce' });
+         const waits = [wait(0, 2, 0, 2), wait(1, 3, 1, 3), wait(3, 2, 2, 3)];
+         const ranks = [0, 1, 2, 3].map((rank) => ({ rank, pending: 0, failure: rank === 2 ? undefined : 'rank 2 is gone' }));
+         const groups = waits.map(({ group }) => ({ group }));
+         const drawn = boxes({ findings: [gone], waits, ranks, groups });
+         for (const box of drawn) console.log(box.kind, box.ranks.join(), box.before.map((i) => drawn[i].ranks.join()).join());
+         console.log(edge({ x: 0, y: 50 }, { x: 300, y: 50 }, 1).split(' ')[3]);",
+    );
+    let expected = ["root 2 ", "waits 0 2", "waits 1 3", "waits 3 2", "24"];
+    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
+}
+
+/// `failed` of a stuck job that does not wait any more, `warning` of one that runs, as `Report::word`.
+#[test]
+fn the_page_writes_the_verdict_as_the_reports_do() {
+    if !runs("node") {
+        skip("node is not installed");
+        return;
+    }
+    let written = evaluate(
+        "const { wordOf } = await import('./verdict.js');
+         const gone = { severity: 'error', code: 'E150', caused_by: null, culprit_ranks: [1] };
+         const row = (rank, pending, failure, read = true) => ({ rank, pending, failure, read });
+         const word = (verdict, findings, ...ranks) => console.log(wordOf({ verdict, findings, ranks }));
+         word('stuck', [gone], row(0, 0, 'rank 1 is gone'), row(1, 1));
+         word('stuck', [gone], row(0, 1), row(1, 1));
+         word('stuck', [gone], row(0, 0, 'rank 1 is gone'), row(1, 1), row(2, 0, undefined, false));
+         word('stuck', [{ ...gone, code: 'E101' }], row(0, 0, 'it timed out'), row(1, 0));
+         word('healthy', [{ severity: 'warning' }]);
+         word('running', [{ severity: 'note' }]);",
+    );
+    let expected = ["failed", "stuck", "stuck", "stuck", "warning", "running"];
+    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
+}
+
+/// The operations before a long wait are seen beside it.
+#[test]
+fn the_timeline_gives_a_wait_at_most_half_of_its_width() {
+    if !runs("node") {
+        skip("node is not installed");
+        return;
+    }
+    let written = evaluate(
+        "const { firstRange } = await import('./timeline.js');
+         const ended = { start: 90, length: 10 }, pending = { start: 100, length: null };
+         const range = (length, ...slices) => { const { from, to } = firstRange({ length, lanes: [{ slices }] });
+           console.log(from, to); };
+         range(1000, { start: 0, length: 10 }, ended, pending);
+         range(150, { start: 0, length: 10 }, ended, pending);
+         range(1000, { start: 950, length: 50 });
+         console.log(firstRange(null).to);",
+    );
+    let expected = ["0 200", "0 150", "949 1000", "1"];
+    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn the_page_writes_a_size_as_the_reports_do() {
+    if !runs("node") {
+        skip("node is not installed");
+        return;
+    }
+    let sizes = [
+        0,
+        1,
+        512,
+        1_023,
+        1_024,
+        1_536,
+        10_240,
+        10_290,
+        65_536,
+        1_048_524,
+        1_048_575,
+        1_048_576,
+        1_610_612_736,
+        1_073_741_823,
+        1 << 40,
+        1 << 50,
+    ];
+    let written = evaluate(&format!(
+        "const {{ size }} = await import('./format.js');
+         console.log({sizes:?}.map((bytes) => size(bytes)).join('\\n'));"
+    ));
+    let expected: Vec<String> = sizes.iter().map(|&size| bytes(size)).collect();
+    assert_eq!(written.lines().collect::<Vec<_>>(), expected);
+}
+
 /// A report's doubts, the attempt that is over, and an unknown number of ranks are said in rcomm-fr's words.
 #[test]
 fn the_page_says_what_is_not_known() {
@@ -162,7 +260,13 @@ fn the_page_says_what_is_not_known() {
 fn evaluate(script: &str) -> String {
     let folder = tempfile::tempdir().expect("a temporary directory can be made");
     let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets");
-    for module in ["format.js", "tables.js", "verdict.js"] {
+    for module in [
+        "format.js",
+        "graph.js",
+        "tables.js",
+        "timeline.js",
+        "verdict.js",
+    ] {
         std::fs::copy(assets.join(module), folder.path().join(module))
             .expect("the file can be copied");
     }

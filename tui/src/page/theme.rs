@@ -137,8 +137,8 @@ impl Theme {
     fn color(&self, tone: Tone) -> Option<(Rgb, Color)> {
         let (dark, light, ansi): (Rgb, Rgb, Color) = match tone {
             Tone::Plain | Tone::Dim | Tone::Title => return None,
-            Tone::Accent => ((86, 180, 233), (0, 90, 150), Color::Cyan),
-            Tone::Good => ((0, 158, 115), (0, 110, 80), Color::Green),
+            Tone::Accent => ((86, 180, 233), (0, 64, 128), Color::Cyan),
+            Tone::Good => ((0, 158, 115), (0, 128, 92), Color::Green),
             Tone::Waiting => ((86, 180, 233), (0, 114, 178), Color::Blue),
             Tone::Bad => ((240, 100, 40), (180, 60, 0), Color::Red),
             Tone::Late | Tone::Doubt => ((230, 159, 0), (150, 95, 0), Color::Yellow),
@@ -235,6 +235,39 @@ mod tests {
                 assert_eq!(colors.len(), tones.len(), "{name:?} {depth:?}");
             }
         }
+    }
+
+    /// The relative luminance of a color, 0..1.
+    fn luminance((r, g, b): Rgb) -> f64 {
+        let linear = |c: u8| match f64::from(c) / 255.0 {
+            low if low <= 0.040_45 => low / 12.92,
+            high => ((high + 0.055) / 1.055).powf(2.4),
+        };
+        0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b)
+    }
+
+    fn contrast(one: Rgb, other: Rgb) -> f64 {
+        let (one, other) = (luminance(one) + 0.05, luminance(other) + 0.05);
+        one.max(other) / one.min(other)
+    }
+
+    #[test]
+    fn text_can_be_read_on_white_and_the_bars_of_two_kinds_differ_in_brightness() {
+        let theme = Theme::new(ThemeName::Light, Depth::True);
+        let color = |tone| theme.color(tone).expect("the tone has a color").0;
+        for tone in [
+            Tone::Accent,
+            Tone::Good,
+            Tone::Waiting,
+            Tone::Bad,
+            Tone::Late,
+            Tone::Silent,
+        ] {
+            let ratio = contrast(color(tone), (255, 255, 255));
+            assert!(ratio >= 4.5, "{tone:?}: {ratio}");
+        }
+        let ratio = contrast(color(Tone::Good), color(Tone::Accent));
+        assert!(ratio >= 2.0, "{ratio}");
     }
 
     #[test]

@@ -196,7 +196,14 @@ impl Table {
     /// Shows these columns in this order. Unknown names are ignored; if no column would be left, the
     /// table stays unchanged.
     pub fn choose(&mut self, names: &[String]) {
-        let index = |name: &String| self.columns.iter().position(|column| column.name == *name);
+        // A column whose head says more in some states keeps its first word in the configuration.
+        let index = |name: &String| {
+            let is_named = |column: &Column| {
+                let first = column.name.split(" or ").next();
+                column.name == *name || first == Some(name.as_str())
+            };
+            self.columns.iter().position(is_named)
+        };
         let order: Vec<usize> = names.iter().filter_map(index).collect();
         if order.is_empty() {
             return;

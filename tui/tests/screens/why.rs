@@ -97,3 +97,17 @@ fn why_shows_the_place_of_the_last_call_and_of_no_other() {
         "{root}"
     );
 }
+
+#[test]
+fn a_rank_that_is_late_is_called_late_and_not_at_fault() {
+    let mut state = showing(recorded(Situation::Straggler), (120, 40));
+    press(&mut state, "w");
+    let screen = text::of(&state);
+    assert!(screen.contains("late: rank"), "{screen}");
+    assert!(screen.contains("~ late "), "{screen}");
+    assert!(!screen.contains("root"), "{screen}");
+    press(&mut state, "6<enter>");
+    let screen = text::of(&state);
+    assert!(screen.contains("  late"), "{screen}");
+    assert!(!screen.contains("at fault"), "{screen}");
+}

@@ -6,9 +6,10 @@ use crate::page::layout::{cuts_doubt, is_doubt, wrap};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, number, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Body, Line, Page, Pane, plain, styled};
+use crate::state::index::Marked;
 use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::print::human::format_doubt;
-use rcomm_analyzer::{Finding, Severity};
+use rcomm_analyzer::{Finding, RankState, Severity};
 
 pub(super) fn page(model: &ViewModel<'_>, id: u32) -> Page {
     let findings = &model.snapshot.report.findings;
@@ -132,10 +133,17 @@ fn ranks(model: &ViewModel<'_>, finding: &Finding) -> Table {
         target: Some(Target::Rank(rank)),
         problem: tone == Tone::Bad,
     };
-    let culprits = finding
-        .culprit_ranks
-        .iter()
-        .map(|&r| row(r, "at fault", Tone::Bad));
+    let culprits =
+        finding
+            .culprit_ranks
+            .iter()
+            .map(|&r| match (finding.severity, model.index.rank(r)) {
+                (Severity::Error, _) => row(r, "at fault", Tone::Bad),
+                (_, state @ (RankState::Late | RankState::Silent)) => {
+                    row(r, state.word(), state.mark().tone)
+                }
+                _ => row(r, "named", Tone::Late),
+            });
     let victims = finding
         .victim_ranks
         .iter()

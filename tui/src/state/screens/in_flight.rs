@@ -6,7 +6,7 @@ use crate::page::Page;
 use crate::page::table::{Cell, Headings, Mark, Row, Table, number, rest, text};
 use crate::page::theme::Tone;
 use rcomm_analyzer::filter::Subject;
-use rcomm_analyzer::format::rank_set;
+use rcomm_analyzer::format::{count, rank_set};
 use rcomm_analyzer::{GroupState, InstanceReport, InstanceState, SeqKind, Verdict};
 use rcomm_recorder::model::text::{age, narrow_bytes};
 use std::collections::HashMap;
@@ -17,11 +17,16 @@ pub(super) fn page(model: &ViewModel<'_>) -> Page {
 
 /// The title of the table.
 pub(super) fn title(model: &ViewModel<'_>) -> &'static str {
-    let mut instances = model.snapshot.report.in_flight.iter();
-    match instances.any(|instance| instance.state == InstanceState::Failed) {
+    match has_failure(model) {
         true => "in flight or failed",
         false => "in flight",
     }
+}
+
+/// Whether an operation of the list has failed.
+fn has_failure(model: &ViewModel<'_>) -> bool {
+    let mut instances = model.snapshot.report.in_flight.iter();
+    instances.any(|instance| instance.state == InstanceState::Failed)
 }
 
 /// The table of the operations that pass `wanted` and the filter.
@@ -66,7 +71,13 @@ pub(super) fn table(model: &ViewModel<'_>, wanted: impl Fn(&InstanceReport) -> b
             number("bytes", 3),
             number("joined", 0),
             text("state", 0),
-            rest("missing", 0),
+            rest(
+                match has_failure(model) {
+                    true => "missing or error",
+                    false => "missing",
+                },
+                0,
+            ),
         ],
         rows: folds.iter().map(|fold| row(model, fold, hangs)).collect(),
         headings: Headings::Shown,
@@ -124,7 +135,7 @@ fn row(model: &ViewModel<'_>, fold: &[&InstanceReport], hangs: bool) -> Row {
             error.clone()
         }
         _ if first.missing.is_empty() => String::new(),
-        _ => format!("{} each", first.missing.len()),
+        _ => format!("{} each", count(first.missing.len() as u64, "rank")),
     };
     let groups: Vec<_> = fold.iter().map(|instance| &instance.group).collect();
     let many = if fold.len() > 1 {

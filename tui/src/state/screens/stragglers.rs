@@ -126,7 +126,10 @@ fn row(
         cells: vec![
             Cell::number(rank_set(&ranks, 3), f64::from(ranks[0])),
             Cell::text(model.host(ranks[0])),
-            Cell::number(format!("{}/{on_host}", late.len()), late.len() as f64),
+            match problem {
+                true => Cell::number(format!("{}/{on_host}", late.len()), late.len() as f64),
+                false => Cell::text(""),
+            },
             Cell::text(verdict),
             Cell::number(millis(lag), lag.unwrap_or(f64::NAN)),
             Cell::number(format!("{percent:.1}"), percent),

@@ -4,9 +4,10 @@ use super::{ViewModel, group_target, overview};
 use crate::page::table::{Cell, Headings, Mark, Row, Table, Target, rest, text};
 use crate::page::theme::Tone;
 use crate::page::{Line, Page, plain, styled};
+use crate::state::index::Marked;
 use rcomm_analyzer::causes::{self, Link};
 use rcomm_analyzer::format::{count, rank_set};
-use rcomm_analyzer::{Finding, FrameRef};
+use rcomm_analyzer::{Finding, FrameRef, RankState};
 use rcomm_recorder::model::{Entry, Frame, Rank};
 use rcomm_recorder::publish::Dump;
 
@@ -43,9 +44,10 @@ pub(super) fn page(model: &ViewModel<'_>, target: Option<&Target>) -> Page {
     }
     let chain = causes::chain(report, &roots);
     if !roots.is_empty() {
+        let (word, mark) = cause(model, roots[0]);
         head.push(vec![
-            plain("root: "),
-            styled(name_ranks(&roots), Tone::Bad),
+            plain(format!("{word}: ")),
+            styled(name_ranks(&roots), mark.tone),
             plain(count_waiting(model, &chain, roots.len())),
         ]);
     }
@@ -231,15 +233,17 @@ fn root(model: &ViewModel<'_>, rank: Rank) -> Row {
         what.push_str(&format!(", phase {phase:?}"));
     }
     let who = model.rank_label(rank);
-    let mark = Mark::new('!', Tone::Bad);
-    row(
-        mark,
-        "root".into(),
-        who,
-        what,
-        Tone::Bad,
-        Target::Rank(rank),
-    )
+    let (word, mark) = cause(model, rank);
+    row(mark, word.into(), who, what, mark.tone, Target::Rank(rank))
+}
+
+/// The word and the mark of a rank in which waiting begins: a rank that a warning names is not at fault, but late or
+/// silent.
+fn cause(model: &ViewModel<'_>, rank: Rank) -> (&'static str, Mark) {
+    match model.index.rank(rank) {
+        state @ (RankState::Late | RankState::Silent) => (state.word(), state.mark()),
+        _ => ("root", Mark::new('!', Tone::Bad)),
+    }
 }
 
 /// The frame to show for a call: the one that a finding names as the program's own, else the innermost. `None` if no

@@ -99,15 +99,16 @@ export function paint() {
   if (lanes.length === 0) { if (drawn) context.fillText("No operations to draw.", 8, 12); return; }
   const span = view.to - view.from;
   const tick = [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9].map((p) => n * p)).sort((a, b) => a - b).find((n) => span / n < Math.max(2, width / 110)) ?? span;
-  // Ticks are at round ages, counted back from the end of the timeline.
-  for (let us = drawn.length - Math.floor((drawn.length - view.from) / tick) * tick; us < view.to; us += tick) {
+  context.fillText("UTC", 6, 9);
+  const origin = Number(BigInt(drawn.origin_ns) / 1000n);
+  for (let us = Math.ceil((origin + view.from) / tick) * tick - origin; us < view.to; us += tick) {
     const px = x(us, width);
     context.fillStyle = line;
     context.fillRect(px, 16, 1, height);
     context.fillStyle = faint;
     // A time that was cut at the edge would be another time.
-    const ago = `-${age((drawn.length - us) / 1e3)}`;
-    if (px + 3 + context.measureText(ago).width <= width) context.fillText(ago, px + 3, 9);
+    const time = timeOfDay(origin + us, tick);
+    if (px + 3 + context.measureText(time).width <= width) context.fillText(time, px + 3, 9);
   }
   const first = Math.max(0, Math.floor((pane.scrollTop - TOP) / laneHeight));
   const last = Math.min(lanes.length, Math.ceil((pane.scrollTop + height) / laneHeight));
@@ -147,6 +148,13 @@ export function paint() {
       }
     }
   }
+}
+
+/** The time of day in UTC, as exact as ticks at this distance need it: `14:03:27`, `14:03:27.500`.
+ * @param {number} us since the epoch @param {number} tick µs */
+export function timeOfDay(us, tick) {
+  const text = new Date(us / 1e3).toISOString().slice(11, tick < 1e6 ? 23 : 19);
+  return tick < 1e3 ? text + String(us % 1000).padStart(3, "0") : text;
 }
 
 /** When an operation ended, µs from the start of the timeline: without an end, when the record of its process ends, or now.

@@ -176,16 +176,19 @@ fn the_timeline_gives_a_wait_at_most_half_of_its_width() {
         return;
     }
     let written = evaluate(
-        "const { firstRange } = await import('./timeline.js');
+        "const { firstRange, timeOfDay } = await import('./timeline.js');
          const ended = { start: 90, length: 10 }, pending = { start: 100, length: null };
          const range = (length, ...slices) => { const { from, to } = firstRange({ length, lanes: [{ slices }] });
            console.log(from, to); };
          range(1000, { start: 0, length: 10 }, ended, pending);
          range(150, { start: 0, length: 10 }, ended, pending);
          range(1000, { start: 950, length: 50 });
-         console.log(firstRange(null).to);",
+         console.log(firstRange(null).to);
+         const us = 1700056997123456;
+         console.log(timeOfDay(us, 5e6), timeOfDay(us, 2e5), timeOfDay(us, 10));",
     );
-    let expected = ["0 200", "0 150", "949 1000", "1"];
+    let times = "14:03:17 14:03:17.123 14:03:17.123456";
+    let expected = ["0 200", "0 150", "949 1000", "1", times];
     assert_eq!(written.lines().collect::<Vec<_>>(), expected);
 }
 

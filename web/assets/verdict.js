@@ -20,15 +20,9 @@ export function wordOf(report) {
   return hasFailed(report) ? "failed" : report.verdict;
 }
 
-/** Says how many operations are pending while none of them is overdue. @param {number} count */
-const pending = (count) => count === 1 ? "1 operation is pending and not overdue" : `${count} operations are pending, none of them overdue`;
-
-/** How many ranks were read; without "of" if all that are known were read and there may be more. @param {object} input */
-export function ranksRead(input) {
-  const expected = Math.max(input.ranks_expected, input.ranks_read);
-  const ranks = expected === 1 ? "1 rank" : `${expected} ranks`;
-  return input.may_have_more && input.ranks_read === expected ? `${ranks} read` : `${input.ranks_read} of ${ranks} read`;
-}
+/** Says how many operations are pending while none of them is overdue, as rcomm-top does. @param {number} count */
+const pending = (count) => count === 0 ? "nothing is overdue"
+  : `${count.toLocaleString("en")} ${count === 1 ? "operation" : "operations"} in flight, none overdue`;
 
 /** Says that the job may have more ranks than are known; empty if their number is known. @param {object} report */
 export const unknownSize = ({ input }) => (input.may_have_more ? "no record states how many ranks the job has" : "");
@@ -45,12 +39,13 @@ export function sentence(report) {
   const first = headline(report);
   if (first) return first.sentence;
   if (report.end) return report.end.sentence;
-  const read = ranksRead(report.input);
+  const { ranks_read: some, ranks_expected: all } = report.input;
+  const read = some < all ? `; ${some} of ${all} ranks read` : "";
   const silence = report.problems.find((problem) => problem.code === "N305");
   const calm = {
-    healthy: `nothing recorded is pending or wrong; ${read}`,
-    running: `${pending(report.in_flight.filter((i) => i.state !== "failed").length)}; ${read}`,
-    inconclusive: silence?.sentence ?? `the records do not decide; ${read}`,
+    healthy: `nothing recorded is pending or wrong${read}`,
+    running: `${pending(report.in_flight.filter((i) => i.state !== "failed").length)}${read}`,
+    inconclusive: `${silence?.sentence ?? "the records do not decide"}${read}`,
   };
   return calm[report.verdict] ?? report.verdict;
 }

@@ -153,7 +153,7 @@ fn the_page_writes_the_verdict_as_the_reports_do() {
         return;
     }
     let written = evaluate(
-        "const { wordOf } = await import('./verdict.js');
+        "const { sentence, wordOf } = await import('./verdict.js');
          const gone = { severity: 'error', code: 'E150', caused_by: null, culprit_ranks: [1] };
          const row = (rank, pending, failure, read = true) => ({ rank, pending, failure, read });
          const word = (verdict, findings, ...ranks) => console.log(wordOf({ verdict, findings, ranks }));
@@ -162,9 +162,24 @@ fn the_page_writes_the_verdict_as_the_reports_do() {
          word('stuck', [gone], row(0, 0, 'rank 1 is gone'), row(1, 1), row(2, 0, undefined, false));
          word('stuck', [{ ...gone, code: 'E101' }], row(0, 0, 'it timed out'), row(1, 0));
          word('healthy', [{ severity: 'warning' }]);
-         word('running', [{ severity: 'note' }]);",
+         word('running', [{ severity: 'note' }]);
+         const calm = (verdict, read, ...states) => console.log(sentence({ verdict, findings: [], problems: [],
+           in_flight: states.map((state) => ({ state })), input: { ranks_read: read, ranks_expected: 4 } }));
+         calm('running', 4, 'running', 'failed');
+         calm('running', 3);
+         calm('healthy', 4);",
     );
-    let expected = ["failed", "stuck", "stuck", "stuck", "warning", "running"];
+    let expected = [
+        "failed",
+        "stuck",
+        "stuck",
+        "stuck",
+        "warning",
+        "running",
+        "1 operation in flight, none overdue",
+        "nothing is overdue; 3 of 4 ranks read",
+        "nothing recorded is pending or wrong",
+    ];
     assert_eq!(written.lines().collect::<Vec<_>>(), expected);
 }
 

@@ -3,10 +3,10 @@
 use crate::status::refused;
 use rcomm::Result;
 use rcomm::data_parallel::{
-    BucketSizes, CommHook, Gradient, Int8CompressHook, Parameter, PowerSgdHook, ReducerOptions,
-    UnevenInputs, UnusedParameters, Wire,
+    BatchedPowerSgdHook, BucketSizes, CommHook, Gradient, Int8CompressHook, Parameter,
+    PostLocalSgdHook, PowerSgdHook, ReducerOptions, UnevenInputs, UnusedParameters, Wire,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// The communication hook that averages buckets; `None` if the reducer does so itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,15 @@ enum Hook {
     Int8,
     PowerSgd {
         rank: usize,
+        start: u64,
+    },
+    BatchedPowerSgd {
+        rank: usize,
+        start: u64,
+    },
+    PostLocalSgd {
+        /// The size of a local group.
+        ranks: u32,
         start: u64,
     },
 }
@@ -80,15 +89,25 @@ fn hook(value: &Value) -> Option<Hook> {
         return Some(Hook::Int8);
     }
     let object = value.as_object().filter(|object| object.len() == 1)?;
-    let options = object.get("power_sgd")?.as_object()?;
-    let known = |key: &String| matches!(key.as_str(), "rank" | "start");
-    if !options.keys().all(known) {
-        return None;
+    let (name, options) = object.iter().next()?;
+    let options = options.as_object()?;
+    let has_only = |size: &str| options.keys().all(|key| key == size || key == "start");
+    let start = |options: &Map<String, Value>| options.get("start").map_or(Some(0), Value::as_u64);
+    match name.as_str() {
+        "power_sgd" if has_only("rank") => Some(Hook::PowerSgd {
+            rank: size(options.get("rank")?)?,
+            start: start(options)?,
+        }),
+        "batched_power_sgd" if has_only("rank") => Some(Hook::BatchedPowerSgd {
+            rank: size(options.get("rank")?)?,
+            start: start(options)?,
+        }),
+        "post_local_sgd" if has_only("ranks") => Some(Hook::PostLocalSgd {
+            ranks: u32::try_from(options.get("ranks")?.as_u64()?).ok()?,
+            start: start(options)?,
+        }),
+        _ => None,
     }
-    Some(Hook::PowerSgd {
-        rank: size(options.get("rank")?)?,
-        start: options.get("start").map_or(Some(0), Value::as_u64)?,
-    })
 }
 
 impl GivenOptions {
@@ -149,7 +168,8 @@ impl GivenOptions {
                     given.wire = take(key, value, r#""own", "f16" or "bf16""#, found)?;
                 }
                 "hook" => {
-                    let expected = r#""int8" or {"power_sgd": {"rank": 2, "start": 10}}"#;
+                    let expected =
+                        r#""int8", or an object as {"power_sgd": {"rank": 2, "start": 10}}"#;
                     given.hook = take(key, value, expected, hook(value))?;
                 }
                 "sparse" => {
@@ -212,6 +232,12 @@ impl GivenOptions {
             Hook::Int8 => Some(Box::new(Int8CompressHook::default())),
             Hook::PowerSgd { rank, start } => {
                 Some(Box::new(PowerSgdHook::new(rank, start, parameters)?))
+            }
+            Hook::BatchedPowerSgd { rank, start } => {
+                Some(Box::new(BatchedPowerSgdHook::new(rank, start)?))
+            }
+            Hook::PostLocalSgd { ranks, start } => {
+                Some(Box::new(PostLocalSgdHook::adjacent(ranks, start)))
             }
         };
         Ok(ReducerOptions {

@@ -220,7 +220,7 @@ fn declared() -> BTreeSet<String> {
 }
 
 /// The types of the Rust crate whose methods the table in docs/C.md lists, with the files that implement them.
-const LISTED: [(&str, &[&str]); 16] = [
+const LISTED: [(&str, &[&str]); 17] = [
     (
         "World",
         &[
@@ -262,8 +262,10 @@ const LISTED: [(&str, &[&str]); 16] = [
             "data_parallel/reducer.rs",
             "data_parallel/finish.rs",
             "data_parallel/join.rs",
+            "data_parallel/regroup.rs",
         ],
     ),
+    ("ModelAverager", &["data_parallel/averager.rs"]),
     ("WaitCounter", &["watch/wait_counters.rs"]),
     ("StoreCollectives", &["store/collectives.rs"]),
     ("CudaDevice", &["../../nccl/src/cuda/device.rs"]),

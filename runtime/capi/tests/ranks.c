@@ -711,7 +711,8 @@ static void reducer_options(rcomm_world *world) {
     uint64_t lens[] = {6, 2};
     rcomm_reducer *reducer = NULL;
     const char *wrong[] = {"{", "[1]", "{\"wirr\":\"f16\"}", "{\"wire\":\"f8\"}", "{\"shapes\":[[6],[3]]}",
-                           "{\"hook\":{\"power_sgd\":{}}}"};
+                           "{\"hook\":{\"power_sgd\":{}}}", "{\"hook\":{\"batched_power_sgd\":{\"rank\":0}}}",
+                           "{\"hook\":{\"post_local_sgd\":{\"rank\":1}}}"};
     for (size_t at = 0; at < sizeof wrong / sizeof wrong[0]; at++) {
         CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_new_with(dp, names, lens, 2, RCOMM_F32, wrong[at], &reducer));
     }
@@ -755,17 +756,20 @@ static void reducer_options(rcomm_world *world) {
     CHECK(shadowed == size - 1 - rank && last == size - 1);
     rcomm_reducer_free(reducer);
 
-    /* The last has a static graph and no hook. None has the option that a join needs. */
-    const char *hooks[] = {"{\"hook\":\"int8\"}", "{\"hook\":{\"power_sgd\":{\"rank\":1}},\"shapes\":[[32,32],[2]]}",
+    /* Hook 3 leaves each rank with its own gradients. The last has a static graph and no hook. None has the option that
+       a join needs. */
+    const char *hooks[] = {"{\"hook\":\"int8\"}", "{\"hook\":{\"power_sgd\":{\"rank\":1}},\"shapes\":[[32,31],[32]]}",
+                           "{\"hook\":{\"batched_power_sgd\":{\"rank\":1,\"start\":0}}}",
+                           "{\"hook\":{\"post_local_sgd\":{\"ranks\":1}}}",
                            "{\"static_graph\":true,\"rebuild_buckets\":false,\"unused\":\"refuse\"}"};
-    uint64_t matrix[] = {1024, 2};
+    uint64_t matrix[] = {992, 32};
     for (size_t at = 0; at < sizeof hooks / sizeof hooks[0]; at++) {
         OK(rcomm_reducer_new_with(dp, names, matrix, 2, RCOMM_F32, hooks[at], &reducer));
         give_gradient(reducer, 1, (float)(rank + 1));
         give_gradient(reducer, 0, (float)(rank + 1));
         OK(rcomm_reducer_finish(reducer));
-        check_average(reducer, 0, mean, 0.05f * mean);
-        if (at == 2) CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_join(reducer, NULL, NULL));
+        check_average(reducer, 0, at == 3 ? (float)(rank + 1) : mean, 0.05f * mean);
+        if (at == 4) CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_join(reducer, NULL, NULL));
         rcomm_reducer_free(reducer);
     }
     rcomm_group_free(dp);

@@ -53,6 +53,51 @@ pub trait CommHook<T = f32>: Send {
     fn allows_rebuild(&self) -> bool {
         false
     }
+
+    /// Called by [`Reducer::regroup`](super::Reducer::regroup). What must be the same on all ranks, such as a count of
+    /// steps, begins anew: ranks may have joined, and the last step may have failed on some ranks only.
+    ///
+    /// # Errors
+    /// An error ends `regroup` on this rank, before it waits for others.
+    fn regrouped(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Counts the steps of a reducer by the buckets that its hook is passed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepCount {
+    /// The number of the current step, from 1.
+    step: u64,
+    /// The number of the bucket that was passed last.
+    last_bucket: usize,
+}
+
+impl Default for StepCount {
+    fn default() -> Self {
+        Self {
+            step: 0,
+            last_bucket: usize::MAX,
+        }
+    }
+}
+
+impl StepCount {
+    /// Takes the next bucket that was passed; returns the number of its step.
+    pub(super) fn count(&mut self, bucket: usize) -> u64 {
+        // A bucket that does not come after the one before begins a step. It need not be bucket 0: that may be one of a
+        // sparse parameter, which is not passed to the hook.
+        if bucket <= self.last_bucket {
+            self.step += 1;
+        }
+        self.last_bucket = bucket;
+        self.step
+    }
+
+    /// Whether a bucket was passed.
+    pub(super) fn has_begun(&self) -> bool {
+        self.step > 0
+    }
 }
 
 /// Averages gradients in their own type, by one `all_reduce` for each bucket.

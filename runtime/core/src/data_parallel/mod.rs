@@ -35,6 +35,7 @@
 
 #![forbid(unsafe_code)]
 
+mod averager;
 mod bucket;
 mod consistency;
 mod finish;
@@ -43,11 +44,14 @@ mod hook;
 mod int8;
 mod join;
 mod options;
+mod post_local;
 mod power_sgd;
 mod reducer;
+mod regroup;
 mod statistics;
 mod step;
 
+pub use averager::{AveragingLevel, ModelAverager};
 pub use bucket::{BucketSizes, assign_buckets};
 pub use consistency::Parameter;
 pub use gradient::Gradient;
@@ -55,6 +59,7 @@ pub use hook::{AllReduceHook, Averaging, Bf16CompressHook, Bucket, CommHook, F16
 pub use int8::Int8CompressHook;
 pub use join::Joined;
 pub use options::{ReducerOptions, UnevenInputs, UnusedParameters, Wire};
-pub use power_sgd::PowerSgdHook;
+pub use post_local::PostLocalSgdHook;
+pub use power_sgd::{BatchedPowerSgdHook, PowerSgdHook};
 pub use reducer::Reducer;
 pub use statistics::{BucketStatistics, StepStatistics};

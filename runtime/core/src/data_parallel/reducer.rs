@@ -94,10 +94,8 @@ impl<T: Gradient> Reducer<T> {
             }
         }
         if options.hook.is_some() && options.wire != Wire::Own {
-            let wire = options.wire;
-            return refuse(format!(
-                "a hook chooses what is sent: it cannot be used with the wire {wire:?}"
-            ));
+            let message = wire_with_hook(options.wire);
+            return Err(message.in_group(group.desc()));
         }
         check_parameters(group, &parameters, &is_sparse)?;
         let mut lens = Vec::with_capacity(parameters.len());
@@ -345,33 +343,6 @@ impl<T: Gradient> Reducer<T> {
         self.has_averages && used.is_some_and(|&used| used != 0)
     }
 
-    /// Continues in another group, after ranks were lost or have joined. Operations under way and the unfinished step
-    /// are given up, and the buckets are as at the start. All ranks of `group` call this, but for ranks that have
-    /// joined: these call [`new`](Self::new) at the same time.
-    ///
-    /// # Blocking
-    /// See [`new`](Self::new).
-    ///
-    /// # Errors
-    /// Those of [`new`](Self::new).
-    pub fn regroup(&mut self, group: &ProcessGroup) -> Result<()> {
-        check_parameters(group, &self.parameters, &self.is_sparse)?;
-        self.group = group.clone();
-        self.spare.clear();
-        // A step may have ended on some ranks only, and with it the buckets may have been formed anew.
-        let order: Vec<usize> = (0..self.lens.len()).rev().collect();
-        self.lay_out(&order);
-        self.memory.clear();
-        self.narrow = Narrow::new(self.options.wire);
-        self.has_averages = false;
-        self.used_anywhere = vec![1; self.parameters.len()];
-        self.uses.clear();
-        self.steps = 0;
-        self.meter = Meter::new();
-        self.allocate();
-        Ok(())
-    }
-
     /// Divides the parameters, in this order, into buckets.
     pub(super) fn lay_out(&mut self, order: &[usize]) {
         let size = size_of::<T>();
@@ -545,6 +516,12 @@ impl<T: Gradient> Reducer<T> {
     pub(super) fn refuse(&self, message: String) -> Error {
         Error::new(ErrorKind::InvalidArgument, message).in_group(self.group.desc())
     }
+}
+
+/// The refusal of a hook beside a wire of another type.
+pub(super) fn wire_with_hook(wire: Wire) -> Error {
+    let message = format!("a hook chooses what is sent: it cannot be used with the wire {wire:?}");
+    Error::new(ErrorKind::InvalidArgument, message)
 }
 
 impl<T> fmt::Debug for Reducer<T> {

@@ -1,19 +1,23 @@
-//! [`PowerSgdHook`]: gradients compressed to matrices of low rank.
+//! [`PowerSgdHook`] and [`BatchedPowerSgdHook`]: gradients compressed to matrices of low rank.
+
+mod batched;
+mod low_rank;
+
+pub use batched::BatchedPowerSgdHook;
 
 use super::consistency::Parameter;
 use super::gradient::Gradient;
-use super::hook::{Averaging, Bucket, CommHook};
+use super::hook::{Averaging, Bucket, CommHook, StepCount};
 use crate::group::process_group::ProcessGroup;
 use crate::group::work::Work;
 use crate::op::error::{Error, ErrorKind, Result};
+use low_rank::LowRank;
 use rcomm_recorder::model::ReduceOp;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A matrix is compressed only if both factors together have at most one `MIN_GAIN`-th of its elements.
 const MIN_GAIN: usize = 2;
-/// Added to the norm of a column before the column is divided by it, so that a column of zeros stays zero.
-const TINY: f32 = 1e-8;
 
 /// Sends the gradient of a parameter of two or more dimensions, a matrix M, as two thin matrices, each averaged over
 /// the ranks: P = MQ, whose columns are then made orthonormal, and Q = MᵀP. The result is PQᵀ. Other parameters, and
@@ -26,32 +30,18 @@ const TINY: f32 = 1e-8;
 /// `f32` for each element of a compressed parameter, and its two factors.
 ///
 /// A hook belongs to one reducer. The [`Averaging`] of a bucket issues the operation on Q, and waits for it, when the
-/// reducer calls it at the end of the step.
+/// reducer calls it at the end of the step. After [`Reducer::regroup`](super::Reducer::regroup) steps are counted anew,
+/// and Q begins anew; what was lost is kept.
 pub struct PowerSgdHook {
     /// The rank of the matrices, not of the process.
     rank: usize,
     /// How many steps are averaged without compression.
     plain_steps: u64,
-    /// The number of the current step, from 1.
-    step: u64,
-    /// The number of the bucket that was passed last.
-    last_bucket: usize,
+    steps: StepCount,
     /// The rows and columns of each parameter; `None` if it is not compressed.
     shapes: Vec<Option<(usize, usize)>>,
     /// The state of each parameter that was compressed so far, by its position.
     states: Arc<Mutex<HashMap<usize, LowRank>>>,
-}
-
-/// The state of one compressed parameter.
-struct LowRank {
-    rows: usize,
-    columns: usize,
-    /// The part of the gradients so far that compression has lost, to be sent in later steps.
-    error: Vec<f32>,
-    /// `columns` by rank: the right factor of the step before.
-    q: Vec<f32>,
-    /// `rows` by rank: the left factor.
-    p: Vec<f32>,
 }
 
 impl PowerSgdHook {
@@ -61,17 +51,12 @@ impl PowerSgdHook {
     /// # Errors
     /// `InvalidArgument` if `rank` is 0, or a shape does not fit in memory.
     pub fn new(rank: usize, start: u64, parameters: &[Parameter]) -> Result<Self> {
-        let refuse = |message| Err(Error::new(ErrorKind::InvalidArgument, message));
-        if rank == 0 {
-            return refuse("a matrix cannot be compressed to rank 0".to_owned());
-        }
+        check_rank(rank)?;
         let mut shapes = Vec::with_capacity(parameters.len());
         for parameter in parameters {
             let Some(len) = parameter.len() else {
-                return refuse(format!(
-                    "parameter {} does not fit in memory",
-                    parameter.name
-                ));
+                let message = format!("parameter {} does not fit in memory", parameter.name);
+                return Err(Error::new(ErrorKind::InvalidArgument, message));
             };
             let rows = match parameter.shape[..] {
                 [rows, _, ..] if len > 0 => rows as usize,
@@ -81,15 +66,12 @@ impl PowerSgdHook {
                 }
             };
             let columns = len / rows;
-            let sent = (rows + columns).saturating_mul(rank);
-            let is_worth_it = sent.saturating_mul(MIN_GAIN) <= len;
-            shapes.push(is_worth_it.then_some((rows, columns)));
+            shapes.push(is_worth_it(rows, columns, rank, len).then_some((rows, columns)));
         }
         Ok(Self {
             rank,
             plain_steps: start,
-            step: 0,
-            last_bucket: usize::MAX,
+            steps: StepCount::default(),
             shapes,
             states: Arc::default(),
         })
@@ -101,89 +83,19 @@ impl PowerSgdHook {
     }
 }
 
-impl LowRank {
-    /// The state of a parameter before its first step: nothing is lost, and Q is random.
-    fn new(parameter: usize, rows: usize, columns: usize, rank: usize) -> Self {
-        // The same numbers on every rank, and different ones for each parameter.
-        let mut random = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(parameter as u64 + 1);
-        let start = (0..columns * rank).map(|_| {
-            // SplitMix64 (Steele, Lea, Flood, 2014).
-            random = random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-            let mut z = random;
-            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-            (z >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-        });
-        Self {
-            rows,
-            columns,
-            error: vec![0.0; rows * columns],
-            q: start.collect(),
-            p: vec![0.0; rows * rank],
-        }
+/// Refuses the rank 0 of a matrix.
+fn check_rank(rank: usize) -> Result<()> {
+    if rank == 0 {
+        let message = "a matrix cannot be compressed to rank 0";
+        return Err(Error::new(ErrorKind::InvalidArgument, message));
     }
-
-    /// Adds the gradient to what was not sent, and computes P = MQ.
-    fn project<T: Gradient>(&mut self, gradient: &[T], rank: usize) {
-        for (element, gradient) in self.error.iter_mut().zip(gradient) {
-            *element += gradient.to_f32();
-        }
-        self.p.fill(0.0);
-        let rows = self.error.chunks_exact(self.columns);
-        for (row, p) in rows.zip(self.p.chunks_exact_mut(rank)) {
-            for (element, q) in row.iter().zip(self.q.chunks_exact(rank)) {
-                p.iter_mut().zip(q).for_each(|(p, q)| *p += element * q);
-            }
-        }
-    }
-
-    /// Takes the averaged P, makes its columns orthonormal, and computes Q = MᵀP.
-    fn project_back(&mut self, p: &[f32], rank: usize) {
-        self.p.copy_from_slice(p);
-        orthonormalize(&mut self.p, rank);
-        self.q.fill(0.0);
-        let rows = self.error.chunks_exact(self.columns);
-        for (row, p) in rows.zip(self.p.chunks_exact(rank)) {
-            for (element, q) in row.iter().zip(self.q.chunks_exact_mut(rank)) {
-                q.iter_mut().zip(p).for_each(|(q, p)| *q += element * p);
-            }
-        }
-    }
-
-    /// Takes the averaged Q, writes PQᵀ to `gradient`, and leaves in `error` what PQᵀ lacks.
-    fn restore<T: Gradient>(&mut self, q: &[f32], gradient: &mut [T], rank: usize) {
-        self.q.copy_from_slice(q);
-        for (row, p) in self.p.chunks_exact(rank).enumerate() {
-            for (column, q) in self.q.chunks_exact(rank).enumerate() {
-                let index = row * self.columns + column;
-                let sent: f32 = p.iter().zip(q).map(|(p, q)| p * q).sum();
-                gradient[index] = T::from_f32(sent);
-                self.error[index] -= sent;
-            }
-        }
-    }
+    Ok(())
 }
 
-/// Makes the columns of a matrix of `rank` columns orthonormal, by the modified Gram-Schmidt method.
-fn orthonormalize(matrix: &mut [f32], rank: usize) {
-    let rows = matrix.len() / rank;
-    for column in 0..rank {
-        for before in 0..column {
-            let dot: f32 = (0..rows)
-                .map(|row| matrix[row * rank + column] * matrix[row * rank + before])
-                .sum();
-            for row in 0..rows {
-                matrix[row * rank + column] -= dot * matrix[row * rank + before];
-            }
-        }
-        let squares: f32 = (0..rows)
-            .map(|row| matrix[row * rank + column].powi(2))
-            .sum();
-        let length = squares.sqrt() + TINY;
-        for row in 0..rows {
-            matrix[row * rank + column] /= length;
-        }
-    }
+/// Whether two factors of this rank are small enough in place of `len` elements.
+fn is_worth_it(rows: usize, columns: usize, rank: usize, len: usize) -> bool {
+    let sent = (rows + columns).saturating_mul(rank);
+    sent.saturating_mul(MIN_GAIN) <= len
 }
 
 /// Takes the first `len` elements out of `values`, or all of them if there are fewer.
@@ -204,13 +116,7 @@ fn average<T: Gradient>(group: &ProcessGroup, values: Vec<T>) -> Result<Option<W
 
 impl<T: Gradient> CommHook<T> for PowerSgdHook {
     fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
-        // A bucket that does not come after the one before begins a step. It need not be bucket 0: that may be one of a
-        // sparse parameter, which is not passed to the hook.
-        if bucket.index <= self.last_bucket {
-            self.step += 1;
-        }
-        self.last_bucket = bucket.index;
-        if self.step <= self.plain_steps {
+        if self.steps.count(bucket.index) <= self.plain_steps {
             let work = group.all_reduce_async(bucket.gradients, ReduceOp::Avg)?;
             return Ok(Box::new(move || work.wait()));
         }
@@ -277,22 +183,20 @@ impl<T: Gradient> CommHook<T> for PowerSgdHook {
     fn allows_rebuild(&self) -> bool {
         true
     }
+
+    fn regrouped(&mut self) -> Result<()> {
+        self.steps = StepCount::default();
+        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
+        for (&parameter, state) in states.iter_mut() {
+            state.restart(parameter);
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_become_orthonormal() {
-        let mut matrix: Vec<f32> = (0..12)
-            .map(|index| ((index * 7) % 5) as f32 - 1.0)
-            .collect();
-        orthonormalize(&mut matrix, 2);
-        let dot = |a: usize, b: usize| -> f32 { matrix.chunks(2).map(|row| row[a] * row[b]).sum() };
-        assert!(dot(0, 1).abs() < 1e-5);
-        assert!((dot(0, 0) - 1.0).abs() < 1e-5 && (dot(1, 1) - 1.0).abs() < 1e-5);
-    }
 
     #[test]
     fn only_matrices_that_become_half_as_large_are_compressed() {

@@ -1,6 +1,7 @@
 //! The reducer averages gradients in any order, handles unused parameters and hooks, and refuses models that differ.
 #![allow(clippy::unwrap_used)]
 
+mod buckets;
 mod hooks;
 mod trainer;
 

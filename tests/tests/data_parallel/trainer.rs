@@ -11,13 +11,13 @@ use rcomm::{ErrorKind, GroupOptions, OpType, ReduceOp, SparseTensor, World, bf16
 use std::time::Duration;
 
 /// The number of recorded operations of this type.
-fn count(world: &World, op: OpType) -> usize {
+pub(super) fn count(world: &World, op: OpType) -> usize {
     let entries = &world.snapshot().entries;
     entries.iter().filter(|entry| entry.op == op).count()
 }
 
 /// Takes a step in place, with the parameters in this order.
-fn step(reducer: &mut Reducer, rank: u32, step: u32, order: &[usize]) {
+pub(super) fn step(reducer: &mut Reducer, rank: u32, step: u32, order: &[usize]) {
     for &parameter in order {
         let into = reducer.gradient_mut(parameter).unwrap();
         assert!(into.iter().all(|&value| value == 0.0));
@@ -27,7 +27,7 @@ fn step(reducer: &mut Reducer, rank: u32, step: u32, order: &[usize]) {
     reducer.finish_in_place().unwrap();
 }
 
-fn check_averages(reducer: &Reducer, size: u32, step: u32) {
+pub(super) fn check_averages(reducer: &Reducer, size: u32, step: u32) {
     for parameter in 0..LENS.len() {
         let got = reducer.average(parameter).unwrap();
         assert_eq!(got, average(size, parameter, step));

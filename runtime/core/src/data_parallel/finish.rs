@@ -1,9 +1,11 @@
 //! The end of a step: averages, unused parameters, and the buckets of later steps.
 
 use super::gradient::Gradient;
+use super::memory::BucketMemory;
 use super::options::{UnevenInputs, UnusedParameters};
 use super::reducer::Reducer;
 use super::step::{GradientState, UnderWay};
+use crate::group::collectives::vec_of;
 use crate::group::spare::SpareOps;
 use crate::group::work::Work;
 use crate::op::error::Result;
@@ -86,7 +88,7 @@ impl<T: Gradient> Reducer<T> {
         vote.clear();
         vote.push(own_vote);
         let (group, spare) = (&self.group, &mut self.spare);
-        group.all_reduce_again(vote, ReduceOp::Sum, spare)
+        group.all_reduce_again(vote.into(), ReduceOp::Sum, spare, vec_of)
     }
 
     /// Waits for the vote; returns how many ranks have input.
@@ -112,7 +114,7 @@ impl<T: Gradient> Reducer<T> {
                     self.uses = used.iter().map(|&used| used != 0).collect();
                 }
                 let (group, spare) = (&self.group, &mut self.spare);
-                Some(group.all_reduce_again(used, ReduceOp::Max, spare)?)
+                Some(group.all_reduce_again(used.into(), ReduceOp::Max, spare, vec_of)?)
             }
             _ => {
                 self.step.used = used;
@@ -204,7 +206,7 @@ impl<T: Gradient> Reducer<T> {
                     let message = format!("the hook returned {given} gradients, not {expected}");
                     return Err(self.refuse(message));
                 }
-                self.memory[bucket] = averages;
+                self.memory[bucket] = BucketMemory::Vec(averages);
                 Ok(None)
             }
         }

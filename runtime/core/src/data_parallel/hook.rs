@@ -117,13 +117,11 @@ impl<T: Gradient> CommHook<T> for AllReduceHook {
 
 /// Puts this rank's share of the average of `gradients` into `narrow`. Gradients are divided before they are added,
 /// so that the sum does not overflow the narrow type.
-pub(super) fn compress<T: Gradient, N: Gradient>(gradients: &[T], size: u32, narrow: &mut Vec<N>) {
+pub(super) fn compress<T: Gradient, N: Gradient>(gradients: &[T], size: u32, narrow: &mut [N]) {
     let part = 1.0 / size as f32;
-    let shares = gradients
-        .iter()
-        .map(|gradient| N::from_f32(gradient.to_f32() * part));
-    narrow.clear();
-    narrow.extend(shares);
+    for (narrow, gradient) in narrow.iter_mut().zip(gradients) {
+        *narrow = N::from_f32(gradient.to_f32() * part);
+    }
 }
 
 /// Overwrites `gradients` with `sums`, the sums over the ranks of the shares that [`compress`] made.
@@ -141,7 +139,7 @@ macro_rules! compress {
 
         impl<T: Gradient> CommHook<T> for $name {
             fn start(&mut self, group: &ProcessGroup, bucket: Bucket<T>) -> Result<Averaging<T>> {
-                let mut narrow: Vec<$narrow> = Vec::new();
+                let mut narrow = vec![<$narrow>::default(); bucket.gradients.len()];
                 compress(&bucket.gradients, group.size(), &mut narrow);
                 let work = group.all_reduce_async(narrow, ReduceOp::Sum)?;
                 let mut gradients = bucket.gradients;

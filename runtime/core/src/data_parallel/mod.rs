@@ -43,6 +43,7 @@ mod gradient;
 mod hook;
 mod int8;
 mod join;
+mod memory;
 mod options;
 mod post_local;
 mod power_sgd;

@@ -4,6 +4,7 @@ use super::bucket::Layout;
 use super::consistency::{Parameter, check_parameters, check_values};
 use super::gradient::Gradient;
 use super::hook::Bucket;
+use super::memory::BucketMemory;
 use super::options::{ReducerOptions, UnevenInputs, UnusedParameters, Wire};
 use super::statistics::{Meter, StepStatistics};
 use super::step::{GradientState, Narrow, Step, UnderWay};
@@ -23,7 +24,9 @@ use std::fmt;
 /// A gradient is a part of its bucket, from the backward pass to the average: the program computes it in the memory of
 /// [`gradient_mut`](Self::gradient_mut), calls [`mark_ready`](Self::mark_ready), and reads the average with
 /// [`average`](Self::average). Buckets are allocated once, and the operations of a step use the memory of earlier ones.
-/// [`ready`](Self::ready) copies a gradient from elsewhere.
+/// [`ready`](Self::ready) copies a gradient from elsewhere. Without a hook, what is sent lies in memory of the group's
+/// backend ([`ProcessGroup::allocate`]), if it has such memory on the host: on the CPU, ranks of a host then work in each
+/// other's buckets. Each bucket takes a file descriptor there, and a child that this process forks shares the memory.
 ///
 /// To accumulate gradients over several backward passes, call [`accumulate`](Self::accumulate) in each but the last:
 /// nothing is sent. In the last pass [`ready`](Self::ready) adds what it gets.
@@ -41,7 +44,7 @@ pub struct Reducer<T = f32> {
     pub(super) options: ReducerOptions<T>,
     pub(super) layout: Layout,
     /// The memory of each bucket; empty while its averaging has it.
-    pub(super) memory: Vec<Vec<T>>,
+    pub(super) memory: Vec<BucketMemory<T>>,
     /// For each sparse parameter, by bucket: this rank's gradient until it is sent, and the average after the step.
     pub(super) sparse: Vec<Option<SparseTensor<T>>>,
     /// Memory for buckets that are sent in a narrower type.
@@ -137,13 +140,22 @@ impl<T: Gradient> Reducer<T> {
 
     /// Allocates the memory that the buckets lack, and resets the state for the next step.
     pub(super) fn allocate(&mut self) {
-        self.memory.resize_with(self.layout.buckets.len(), Vec::new);
+        // What is sent itself, and not given to a hook, is memory of the group's backend.
+        let is_sent = self.options.hook.is_none() && self.options.wire == Wire::Own;
+        self.memory.truncate(self.layout.buckets.len());
+        self.memory
+            .resize_with(self.layout.buckets.len(), BucketMemory::default);
         for (memory, &len) in self.memory.iter_mut().zip(&self.layout.lens) {
-            memory.resize(len, T::default());
+            if memory.len() != len {
+                *memory = match is_sent {
+                    true => BucketMemory::allocated(&self.group, len),
+                    false => BucketMemory::vec(len),
+                };
+            }
         }
         self.sparse.clear();
         self.sparse.resize(self.layout.buckets.len(), None);
-        self.narrow.allocate(&self.layout.lens);
+        self.narrow.allocate(&self.group, &self.layout.lens);
         self.step.reset(&self.layout);
     }
 
@@ -446,7 +458,7 @@ impl<T: Gradient> Reducer<T> {
                 index: bucket,
                 count: self.layout.buckets.len(),
                 parameters: parts.clone(),
-                gradients: std::mem::take(&mut self.memory[bucket]),
+                gradients: std::mem::take(&mut self.memory[bucket]).into_vec(),
             };
             return hook.start(group, bucket).map(UnderWay::Hook);
         }
@@ -454,7 +466,7 @@ impl<T: Gradient> Reducer<T> {
         if let Some(sent) = self.narrow.send(bucket, memory, group, spare) {
             return sent;
         }
-        let work = group.all_reduce_again(std::mem::take(memory), ReduceOp::Avg, spare)?;
+        let work = std::mem::take(memory).all_reduce(group, ReduceOp::Avg, spare)?;
         Ok(UnderWay::Plain(work))
     }
 

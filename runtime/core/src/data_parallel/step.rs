@@ -3,6 +3,7 @@
 use super::bucket::Layout;
 use super::gradient::Gradient;
 use super::hook::{Averaging, compress, expand};
+use super::memory::BucketMemory;
 use super::options::Wire;
 use crate::group::process_group::ProcessGroup;
 use crate::group::spare::SpareOps;
@@ -25,9 +26,9 @@ pub(super) enum GradientState {
 
 /// A bucket under way.
 pub(super) enum UnderWay<T> {
-    Plain(Work<Vec<T>>),
-    F16(Work<Vec<f16>>),
-    Bf16(Work<Vec<bf16>>),
+    Plain(Work<BucketMemory<T>>),
+    F16(Work<BucketMemory<f16>>),
+    Bf16(Work<BucketMemory<bf16>>),
     Sparse(Work<SparseTensor<T>>),
     Hook(Averaging<T>),
 }
@@ -90,8 +91,8 @@ impl<T> Step<T> {
 /// Memory for the buckets in the narrower type in which they are sent; allocated once for each layout.
 pub(super) enum Narrow {
     None,
-    F16(Vec<Vec<f16>>),
-    Bf16(Vec<Vec<bf16>>),
+    F16(Vec<BucketMemory<f16>>),
+    Bf16(Vec<BucketMemory<bf16>>),
 }
 
 impl Narrow {
@@ -104,15 +105,19 @@ impl Narrow {
     }
 
     /// Allocates memory for buckets of these lengths.
-    pub(super) fn allocate(&mut self, lens: &[usize]) {
-        fn allocate_each<N>(memory: &mut Vec<Vec<N>>, lens: &[usize]) {
+    pub(super) fn allocate(&mut self, group: &ProcessGroup, lens: &[usize]) {
+        fn allocate_each<N: Gradient>(
+            memory: &mut Vec<BucketMemory<N>>,
+            group: &ProcessGroup,
+            lens: &[usize],
+        ) {
             memory.clear();
-            memory.extend(lens.iter().map(|&len| Vec::with_capacity(len)));
+            memory.extend(lens.iter().map(|&len| BucketMemory::allocated(group, len)));
         }
         match self {
             Self::None => {}
-            Self::F16(memory) => allocate_each(memory, lens),
-            Self::Bf16(memory) => allocate_each(memory, lens),
+            Self::F16(memory) => allocate_each(memory, group, lens),
+            Self::Bf16(memory) => allocate_each(memory, group, lens),
         }
     }
 
@@ -125,14 +130,14 @@ impl Narrow {
         spare: &mut SpareOps,
     ) -> Option<Result<UnderWay<T>>> {
         fn start_sum<T: Gradient, N: Gradient>(
-            memory: &mut Vec<N>,
+            memory: &mut BucketMemory<N>,
             gradients: &[T],
             group: &ProcessGroup,
             spare: &mut SpareOps,
-        ) -> Result<Work<Vec<N>>> {
+        ) -> Result<Work<BucketMemory<N>>> {
             let mut narrow = std::mem::take(memory);
             compress(gradients, group.size(), &mut narrow);
-            group.all_reduce_again(narrow, ReduceOp::Sum, spare)
+            narrow.all_reduce(group, ReduceOp::Sum, spare)
         }
         match self {
             Self::None => None,
@@ -146,7 +151,12 @@ impl Narrow {
     }
 
     /// Writes a bucket's averages, the sums of what [`send`](Self::send) sent, to `into`, and keeps their memory.
-    pub(super) fn take_f16<T: Gradient>(&mut self, bucket: usize, sums: Vec<f16>, into: &mut [T]) {
+    pub(super) fn take_f16<T: Gradient>(
+        &mut self,
+        bucket: usize,
+        sums: BucketMemory<f16>,
+        into: &mut [T],
+    ) {
         expand(&sums, into);
         if let Self::F16(memory) = self {
             memory[bucket] = sums;
@@ -157,7 +167,7 @@ impl Narrow {
     pub(super) fn take_bf16<T: Gradient>(
         &mut self,
         bucket: usize,
-        sums: Vec<bf16>,
+        sums: BucketMemory<bf16>,
         into: &mut [T],
     ) {
         expand(&sums, into);

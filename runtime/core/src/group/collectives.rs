@@ -144,19 +144,22 @@ impl ProcessGroup {
     }
 
     /// Works like [`all_reduce_async`](Self::all_reduce_async), in the memory of an operation that has ended, if one is
-    /// free. [`Work::wait_keeping`] makes it free.
+    /// free. [`Work::wait_keeping`] makes it free. `result` makes the result of the reduced buffer; if it holds nothing,
+    /// nothing is allocated for it.
     #[track_caller]
-    pub(crate) fn all_reduce_again<T: Element>(
+    pub(crate) fn all_reduce_again<R: 'static>(
         &self,
-        buffer: Vec<T>,
+        buffer: Buffer<'static>,
         op: impl Into<Reduction>,
         spare: &mut SpareOps,
-    ) -> Result<Work<Vec<T>>> {
-        let (buffer, op) = (Buffer::from_vec(buffer), op.into());
-        self.submit_again(Op::AllReduce { buffer, op }, spare, |op, _| match op {
-            Op::AllReduce { buffer, .. } => vec_of(buffer),
+        result: impl FnOnce(Buffer<'static>) -> Result<R> + Send + 'static,
+    ) -> Result<Work<R>> {
+        let op = op.into();
+        let unpack = move |op: Op<'static>, _: Done| match op {
+            Op::AllReduce { buffer, .. } => result(buffer),
             op => Err(wrong_op_error(op)),
-        })
+        };
+        self.submit_again(Op::AllReduce { buffer, op }, spare, unpack)
     }
 
     on_one_buffer! {

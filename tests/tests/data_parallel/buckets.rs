@@ -1,0 +1,66 @@
+//! Where the buckets of a reducer lie.
+
+use super::trainer::{check_averages, step};
+use super::{LENS, parameters, run, small_buckets};
+use rcomm::data_parallel::{AllReduceHook, Reducer, ReducerOptions};
+use rcomm::GroupOptions;
+
+/// The name of the file that is mapped at this address of the process; empty if there is none.
+fn mapped_file(address: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let holds = |line: &&str| {
+        let range = line
+            .split_once(' ')
+            .and_then(|(range, _)| range.split_once('-'));
+        let range = range.map(|(from, to)| [from, to].map(|it| usize::from_str_radix(it, 16)));
+        matches!(range, Some([Ok(from), Ok(to)]) if (from..to).contains(&address))
+    };
+    let line = maps.lines().find(holds).unwrap_or_default();
+    line.split_whitespace()
+        .nth(5)
+        .unwrap_or_default()
+        .to_owned()
+}
+
+#[test]
+fn buckets_that_are_sent_are_memory_that_other_ranks_map() {
+    run(2, |world| {
+        let place = |reducer: &mut Reducer| {
+            step(reducer, world.rank(), 1, &[3, 2, 1, 0]);
+            check_averages(reducer, 2, 1);
+            let addresses = (0..LENS.len()).map(|at| reducer.average(at).unwrap().as_ptr().addr());
+            addresses.map(mapped_file).collect::<Vec<_>>()
+        };
+        let mut reducer = Reducer::new(world.group(), parameters(), small_buckets()).unwrap();
+        let pair = world
+            .new_group(&[0, 1], &GroupOptions::named("pair"))
+            .unwrap();
+        for nth in 0..4 {
+            let files = place(&mut reducer);
+            let are_mapped = files
+                .iter()
+                .all(|file| file.starts_with("/memfd:rcomm-region"));
+            assert!(are_mapped, "{nth}: {files:?}");
+            if nth == 1 {
+                reducer.regroup(&pair).unwrap();
+            }
+        }
+        // A hook is given vectors.
+        let options = ReducerOptions {
+            hook: Some(Box::new(AllReduceHook)),
+            ..small_buckets()
+        };
+        let mut hooked = Reducer::new(world.group(), parameters(), options).unwrap();
+        let files = place(&mut hooked);
+        assert!(
+            files.iter().all(|file| !file.contains("rcomm")),
+            "{files:?}"
+        );
+        // One that is set later takes them, too.
+        reducer.set_hook(Some(Box::new(AllReduceHook))).unwrap();
+        place(&mut reducer);
+        reducer.set_hook(None).unwrap();
+        place(&mut reducer);
+        world.shutdown().unwrap();
+    });
+}

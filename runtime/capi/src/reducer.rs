@@ -264,7 +264,8 @@ pub unsafe extern "C" fn rcomm_reducer_new(
 /// each 4 ranks that follow each other in the group (1 = each goes on alone), and the program averages the parameters
 /// over all ranks every few steps. `shapes`: a list of a shape for each parameter, with as many elements as `lens`
 /// says; without it each has one dimension. `sparse`: the positions of parameters whose gradients are given as rows
-/// (`rcomm_reducer_ready_sparse`).
+/// (`rcomm_reducer_ready_sparse`). `delayed`: the positions of parameters whose gradients are sent in one bucket behind
+/// all others, or behind that of the parameter `delayed_until`.
 ///
 /// # Safety
 /// See `rcomm_reducer_new`; `options` is NULL, or a text that ends with a zero byte.

@@ -3,7 +3,7 @@
 use crate::status::refused;
 use rcomm::Result;
 use rcomm::data_parallel::{
-    BatchedPowerSgdHook, BucketSizes, CommHook, Gradient, Int8CompressHook, Parameter,
+    BatchedPowerSgdHook, BucketSizes, CommHook, Delayed, Gradient, Int8CompressHook, Parameter,
     PostLocalSgdHook, PowerSgdHook, ReducerOptions, UnevenInputs, UnusedParameters, Wire,
 };
 use serde_json::{Map, Value};
@@ -38,6 +38,7 @@ pub(crate) struct GivenOptions {
     static_graph: bool,
     uneven: UnevenInputs,
     sparse: Vec<usize>,
+    delayed: Delayed,
     wire: Wire,
     hook: Hook,
     shapes: Option<Vec<Vec<u64>>>,
@@ -52,6 +53,7 @@ impl Default for GivenOptions {
             static_graph: false,
             uneven: UnevenInputs::default(),
             sparse: Vec::new(),
+            delayed: Delayed::default(),
             wire: Wire::default(),
             hook: Hook::default(),
             shapes: None,
@@ -176,6 +178,14 @@ impl GivenOptions {
                     let expected = "a list of positions of parameters";
                     given.sparse = take(key, value, expected, list(value, size))?;
                 }
+                "delayed" => {
+                    let expected = "a list of positions of parameters";
+                    given.delayed.parameters = take(key, value, expected, list(value, size))?;
+                }
+                "delayed_until" => {
+                    let until = take(key, value, "the position of a parameter", size(value))?;
+                    given.delayed.until = Some(until);
+                }
                 "shapes" => {
                     let shapes = list(value, |shape| list(shape, Value::as_u64));
                     let expected = "a list of a shape for each parameter, as [[2, 3], [4]]";
@@ -247,6 +257,7 @@ impl GivenOptions {
             static_graph: self.static_graph,
             uneven: self.uneven,
             sparse: self.sparse,
+            delayed: self.delayed,
             wire: self.wire,
             hook,
         })

@@ -712,7 +712,7 @@ static void reducer_options(rcomm_world *world) {
     rcomm_reducer *reducer = NULL;
     const char *wrong[] = {"{", "[1]", "{\"wirr\":\"f16\"}", "{\"wire\":\"f8\"}", "{\"shapes\":[[6],[3]]}",
                            "{\"hook\":{\"power_sgd\":{}}}", "{\"hook\":{\"batched_power_sgd\":{\"rank\":0}}}",
-                           "{\"hook\":{\"post_local_sgd\":{\"rank\":1}}}"};
+                           "{\"hook\":{\"post_local_sgd\":{\"rank\":1}}}", "{\"delayed\":[2]}"};
     for (size_t at = 0; at < sizeof wrong / sizeof wrong[0]; at++) {
         CODE(RCOMM_INVALID_ARGUMENT, rcomm_reducer_new_with(dp, names, lens, 2, RCOMM_F32, wrong[at], &reducer));
     }
@@ -761,7 +761,7 @@ static void reducer_options(rcomm_world *world) {
     const char *hooks[] = {"{\"hook\":\"int8\"}", "{\"hook\":{\"power_sgd\":{\"rank\":1}},\"shapes\":[[32,31],[32]]}",
                            "{\"hook\":{\"batched_power_sgd\":{\"rank\":1,\"start\":0}}}",
                            "{\"hook\":{\"post_local_sgd\":{\"ranks\":1}}}",
-                           "{\"static_graph\":true,\"rebuild_buckets\":false,\"unused\":\"refuse\"}"};
+                           "{\"delayed\":[1],\"delayed_until\":0,\"static_graph\":true,\"rebuild_buckets\":false,\"unused\":\"refuse\"}"};
     uint64_t matrix[] = {992, 32};
     for (size_t at = 0; at < sizeof hooks / sizeof hooks[0]; at++) {
         OK(rcomm_reducer_new_with(dp, names, matrix, 2, RCOMM_F32, hooks[at], &reducer));

@@ -1,9 +1,9 @@
-//! Where the buckets of a reducer lie.
+//! Where the buckets of a reducer lie, and which are sent late.
 
-use super::trainer::{check_averages, step};
-use super::{LENS, parameters, run, small_buckets};
-use rcomm::data_parallel::{AllReduceHook, Reducer, ReducerOptions};
-use rcomm::GroupOptions;
+use super::trainer::{check_averages, count, step};
+use super::{LENS, gradient, parameters, run, small_buckets};
+use rcomm::data_parallel::{AllReduceHook, BucketSizes, Delayed, Reducer, ReducerOptions};
+use rcomm::{ErrorKind, GroupOptions, OpType};
 
 /// The name of the file that is mapped at this address of the process; empty if there is none.
 fn mapped_file(address: usize) -> String {
@@ -61,6 +61,60 @@ fn buckets_that_are_sent_are_memory_that_other_ranks_map() {
         place(&mut reducer);
         reducer.set_hook(None).unwrap();
         place(&mut reducer);
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn delayed_gradients_are_sent_in_one_bucket_behind_that_of_another() {
+    run(2, |world| {
+        let rank = world.rank();
+        for (until, expected) in [
+            (Some(3), [vec![3], vec![2, 0], vec![1]]),
+            (None, [vec![3], vec![1], vec![2, 0]]),
+        ] {
+            let options = ReducerOptions {
+                buckets: BucketSizes { first: 4, rest: 4 },
+                delayed: Delayed {
+                    parameters: vec![0, 2],
+                    until,
+                },
+                ..ReducerOptions::default()
+            };
+            let mut reducer = Reducer::new(world.group(), parameters(), options).unwrap();
+            assert_eq!(reducer.buckets(), expected);
+            for nth in 0..3 {
+                let before = count(&world, OpType::AllReduce);
+                let mut sent = Vec::new();
+                for parameter in [2, 0, 3, 1] {
+                    let values = gradient(rank, parameter, nth);
+                    reducer.ready(parameter, &values).unwrap();
+                    sent.push(count(&world, OpType::AllReduce) - before);
+                }
+                let at_until = if until.is_some() { 2 } else { 1 };
+                assert_eq!(sent, [0, 0, at_until, 3]);
+                reducer.finish_in_place().unwrap();
+                check_averages(&reducer, 2, nth);
+            }
+        }
+        let refusal = |delayed: Delayed, sparse: Vec<usize>| {
+            let options = ReducerOptions {
+                delayed,
+                sparse,
+                ..ReducerOptions::<f32>::default()
+            };
+            let error = Reducer::new(world.group(), parameters(), options).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+            error.to_string()
+        };
+        let delayed = |parameter: usize, until| Delayed {
+            parameters: vec![parameter],
+            until,
+        };
+        assert!(refusal(delayed(4, None), vec![]).contains("parameter 4 cannot be delayed"));
+        assert!(refusal(delayed(1, Some(1)), vec![]).contains("until itself"));
+        assert!(refusal(delayed(1, Some(9)), vec![]).contains("parameter 9 cannot be"));
+        assert!(refusal(delayed(1, None), vec![1]).contains("both sparse and delayed"));
         world.shutdown().unwrap();
     });
 }

@@ -1,5 +1,6 @@
 //! The assignment of gradients to buckets. The gradients of a bucket are sent together.
 
+use super::options::ReducerOptions;
 use std::sync::Arc;
 
 /// Bucket sizes in bytes. By default the first bucket that is sent is smaller than the others, so that
@@ -94,16 +95,31 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Puts parameters of the lengths `lens`, with elements of `size` bytes, into buckets, in the order `order`.
-    pub(super) fn new(
+    /// Puts parameters of the lengths `lens`, with elements of `size` bytes, into buckets, in the order `order`, as far
+    /// as `options` delays none.
+    pub(super) fn new<T>(
         order: &[usize],
         lens: &[usize],
         size: usize,
         is_sparse: &[bool],
-        limits: BucketSizes,
+        options: &ReducerOptions<T>,
     ) -> Self {
         let bytes: Vec<usize> = lens.iter().map(|len| len * size).collect();
-        let buckets = assign(order, &bytes, &|parameter| is_sparse[parameter], limits);
+        let mut is_delayed = vec![false; lens.len()];
+        for &parameter in &options.delayed.parameters {
+            is_delayed[parameter] = true;
+        }
+        let (late, order): (Vec<usize>, Vec<usize>) =
+            order.iter().partition(|&&parameter| is_delayed[parameter]);
+        let is_alone = |parameter: usize| is_sparse[parameter];
+        let mut buckets = assign(&order, &bytes, &is_alone, options.buckets);
+        if !late.is_empty() {
+            let until = options.delayed.until;
+            let before =
+                until.and_then(|until| buckets.iter().position(|bucket| bucket.contains(&until)));
+            let place = before.map_or(buckets.len(), |before| before + 1);
+            buckets.insert(place, late);
+        }
         let mut layout = Self {
             places: vec![Place::default(); lens.len()],
             parts: Vec::with_capacity(buckets.len()),
@@ -134,6 +150,7 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use super::super::options::Delayed;
     use super::*;
     use proptest::prelude::*;
 
@@ -150,17 +167,40 @@ mod tests {
 
     #[test]
     fn a_sparse_parameter_has_a_bucket_of_its_own_without_memory() {
-        let limits = BucketSizes {
-            first: 100,
-            rest: 100,
+        let options = ReducerOptions::<f32> {
+            buckets: BucketSizes {
+                first: 100,
+                rest: 100,
+            },
+            ..ReducerOptions::default()
         };
         let sparse = [false, true, false, false];
-        let layout = Layout::new(&[0, 1, 3, 2], &[3, 1000, 2, 4], 4, &sparse, limits);
+        let layout = Layout::new(&[0, 1, 3, 2], &[3, 1000, 2, 4], 4, &sparse, &options);
         assert_eq!(layout.buckets, [vec![0], vec![1], vec![3, 2]]);
         assert_eq!(layout.lens, [3, 0, 6]);
         let place = layout.places[2];
         assert_eq!((place.bucket, place.start, place.len), (2, 4, 2));
         assert_eq!(*layout.parts[2], [(3, 4), (2, 2)]);
+    }
+
+    #[test]
+    fn delayed_parameters_are_in_one_bucket_behind_that_of_another() {
+        let buckets = |parameters: &[usize], until| {
+            let options = ReducerOptions::<f32> {
+                buckets: BucketSizes { first: 8, rest: 8 },
+                delayed: Delayed {
+                    parameters: parameters.to_vec(),
+                    until,
+                },
+                ..ReducerOptions::default()
+            };
+            let order = [4, 3, 2, 1, 0];
+            Layout::new(&order, &[1, 2, 1, 1, 9], 4, &[false; 5], &options).buckets
+        };
+        assert_eq!(buckets(&[], None), [vec![4], vec![3, 2], vec![1], vec![0]]);
+        assert_eq!(buckets(&[1, 4], None), [vec![3, 2], vec![0], vec![4, 1]]);
+        assert_eq!(buckets(&[1, 4], Some(2)), [vec![3, 2], vec![4, 1], vec![0]]);
+        assert_eq!(buckets(&[0, 1, 2, 3, 4], None), [vec![4, 3, 2, 1, 0]]);
     }
 
     proptest! {

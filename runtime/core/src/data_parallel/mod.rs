@@ -59,7 +59,7 @@ pub use gradient::Gradient;
 pub use hook::{AllReduceHook, Averaging, Bf16CompressHook, Bucket, CommHook, F16CompressHook};
 pub use int8::Int8CompressHook;
 pub use join::Joined;
-pub use options::{ReducerOptions, UnevenInputs, UnusedParameters, Wire};
+pub use options::{Delayed, ReducerOptions, UnevenInputs, UnusedParameters, Wire};
 pub use post_local::PostLocalSgdHook;
 pub use power_sgd::{BatchedPowerSgdHook, PowerSgdHook};
 pub use reducer::Reducer;

@@ -2,6 +2,7 @@
 
 use super::bucket::BucketSizes;
 use super::hook::CommHook;
+use crate::op::error::{Error, ErrorKind, Result};
 
 /// How parameters that get no gradient in a step are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +41,17 @@ pub enum Wire {
     Bf16,
 }
 
+/// Parameters whose gradients are sent late, all in one bucket of any size, like `delay_all_reduce_named_params` of
+/// PyTorch's DistributedDataParallel: to leave the network to other operations first, say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Delayed {
+    /// The parameters, by position.
+    pub parameters: Vec<usize>,
+    /// The bucket is sent after that of this parameter (`param_to_hook_all_reduce`), or after all others if `None`: once
+    /// those before it were sent and its own gradients are ready.
+    pub until: Option<usize>,
+}
+
 /// How a [`Reducer`](super::Reducer) forms and averages buckets. All ranks pass the same options.
 pub struct ReducerOptions<T = f32> {
     /// The sizes of buckets.
@@ -58,6 +70,8 @@ pub struct ReducerOptions<T = f32> {
     /// The parameters, by position, whose gradients are sparse
     /// ([`ready_sparse`](super::Reducer::ready_sparse)).
     pub sparse: Vec<usize>,
+    /// The parameters that are sent late.
+    pub delayed: Delayed,
     /// The element type in which gradients are sent, without a hook.
     pub wire: Wire,
     /// How buckets are averaged; if `None`, by one `all_reduce` for each, in the type of [`wire`](Self::wire).
@@ -73,8 +87,60 @@ impl<T> Default for ReducerOptions<T> {
             static_graph: false,
             uneven: UnevenInputs::default(),
             sparse: Vec::new(),
+            delayed: Delayed::default(),
             wire: Wire::default(),
             hook: None,
         }
     }
+}
+
+impl<T> ReducerOptions<T> {
+    /// Checks the options for a model with so many parameters. Returns for each parameter whether it is sparse.
+    ///
+    /// # Errors
+    /// `InvalidArgument` names the option that does not fit the model or another option.
+    pub(super) fn check(&self, parameters: usize) -> Result<Vec<bool>> {
+        let check_known = |parameter: usize, what: &str| {
+            if parameter < parameters {
+                return Ok(());
+            }
+            Err(refuse(format!(
+                "parameter {parameter} cannot be {what}: there are {parameters}, from 0 on"
+            )))
+        };
+        let mut is_sparse = vec![false; parameters];
+        for &parameter in &self.sparse {
+            check_known(parameter, "sparse")?;
+            is_sparse[parameter] = true;
+        }
+        for &parameter in &self.delayed.parameters {
+            check_known(parameter, "delayed")?;
+            if is_sparse[parameter] {
+                let message = format!("parameter {parameter} cannot be both sparse and delayed");
+                return Err(refuse(message));
+            }
+        }
+        if let Some(until) = self.delayed.until {
+            check_known(until, "one that others are delayed until")?;
+            if self.delayed.parameters.contains(&until) {
+                let message = format!("parameter {until} cannot be delayed until itself");
+                return Err(refuse(message));
+            }
+        }
+        if self.hook.is_some() && self.wire != Wire::Own {
+            return Err(wire_with_hook(self.wire));
+        }
+        Ok(is_sparse)
+    }
+}
+
+/// The refusal of a hook beside a wire of another type.
+pub(super) fn wire_with_hook(wire: Wire) -> Error {
+    refuse(format!(
+        "a hook chooses what is sent: it cannot be used with the wire {wire:?}"
+    ))
+}
+
+fn refuse(message: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, message)
 }

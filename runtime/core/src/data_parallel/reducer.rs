@@ -81,40 +81,25 @@ impl<T: Gradient> Reducer<T> {
         parameters: Vec<Parameter>,
         options: ReducerOptions<T>,
     ) -> Result<Self> {
-        let refuse = |message: String| {
-            Err(Error::new(ErrorKind::InvalidArgument, message).in_group(group.desc()))
-        };
-        let mut is_sparse = vec![false; parameters.len()];
-        for &parameter in &options.sparse {
-            match is_sparse.get_mut(parameter) {
-                Some(is_sparse) => *is_sparse = true,
-                None => {
-                    let count = parameters.len();
-                    return refuse(format!(
-                        "parameter {parameter} cannot be sparse: there are {count}, from 0 on"
-                    ));
-                }
-            }
-        }
-        if options.hook.is_some() && options.wire != Wire::Own {
-            let message = wire_with_hook(options.wire);
-            return Err(message.in_group(group.desc()));
-        }
+        let checked = options.check(parameters.len());
+        let is_sparse = checked.map_err(|error| error.in_group(group.desc()))?;
         check_parameters(group, &parameters, &is_sparse)?;
         let mut lens = Vec::with_capacity(parameters.len());
         for parameter in &parameters {
             match parameter.len() {
                 Some(len) => lens.push(len),
                 None => {
-                    return refuse(format!(
+                    let message = format!(
                         "parameter {} of shape {:?} does not fit in memory",
                         parameter.name, parameter.shape
-                    ));
+                    );
+                    let error = Error::new(ErrorKind::InvalidArgument, message);
+                    return Err(error.in_group(group.desc()));
                 }
             }
         }
         let order: Vec<usize> = (0..lens.len()).rev().collect();
-        let layout = Layout::new(&order, &lens, size_of::<T>(), &is_sparse, options.buckets);
+        let layout = Layout::new(&order, &lens, size_of::<T>(), &is_sparse, &options);
         let mut reducer = Self {
             group: group.clone(),
             used_anywhere: vec![1; parameters.len()],
@@ -358,8 +343,7 @@ impl<T: Gradient> Reducer<T> {
     /// Divides the parameters, in this order, into buckets.
     pub(super) fn lay_out(&mut self, order: &[usize]) {
         let size = size_of::<T>();
-        let limits = self.options.buckets;
-        self.layout = Layout::new(order, &self.lens, size, &self.is_sparse, limits);
+        self.layout = Layout::new(order, &self.lens, size, &self.is_sparse, &self.options);
     }
 
     fn part_mut(&mut self, parameter: usize) -> &mut [T] {
@@ -528,12 +512,6 @@ impl<T: Gradient> Reducer<T> {
     pub(super) fn refuse(&self, message: String) -> Error {
         Error::new(ErrorKind::InvalidArgument, message).in_group(self.group.desc())
     }
-}
-
-/// The refusal of a hook beside a wire of another type.
-pub(super) fn wire_with_hook(wire: Wire) -> Error {
-    let message = format!("a hook chooses what is sent: it cannot be used with the wire {wire:?}");
-    Error::new(ErrorKind::InvalidArgument, message)
 }
 
 impl<T> fmt::Debug for Reducer<T> {

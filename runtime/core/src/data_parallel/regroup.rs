@@ -3,8 +3,8 @@
 use super::consistency::check_parameters;
 use super::gradient::Gradient;
 use super::hook::CommHook;
-use super::options::Wire;
-use super::reducer::{Reducer, wire_with_hook};
+use super::options::{Wire, wire_with_hook};
+use super::reducer::Reducer;
 use super::statistics::Meter;
 use super::step::Narrow;
 use crate::group::process_group::ProcessGroup;

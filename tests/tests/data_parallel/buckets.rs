@@ -2,8 +2,11 @@
 
 use super::trainer::{check_averages, count, step};
 use super::{LENS, gradient, parameters, run, small_buckets};
-use rcomm::data_parallel::{AllReduceHook, BucketSizes, Delayed, Reducer, ReducerOptions};
+use rcomm::data_parallel::{
+    AllReduceHook, BucketSizes, Delayed, Reducer, ReducerOptions, UnusedParameters,
+};
 use rcomm::{ErrorKind, GroupOptions, OpType};
+use std::time::Duration;
 
 /// The name of the file that is mapped at this address of the process; empty if there is none.
 fn mapped_file(address: usize) -> String {
@@ -115,6 +118,55 @@ fn delayed_gradients_are_sent_in_one_bucket_behind_that_of_another() {
         assert!(refusal(delayed(1, Some(1)), vec![]).contains("until itself"));
         assert!(refusal(delayed(1, Some(9)), vec![]).contains("parameter 9 cannot be"));
         assert!(refusal(delayed(1, None), vec![1]).contains("both sparse and delayed"));
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn averages_of_a_bucket_are_passed_on_while_later_buckets_are_under_way() {
+    run(2, |world| {
+        let rank = world.rank();
+        let mut reducer = Reducer::new(world.group(), parameters(), small_buckets()).unwrap();
+        let deadline = Duration::from_secs(60);
+        for nth in 0..3 {
+            let key = format!("test/passed {nth}");
+            for parameter in [3, 2, 1, 0] {
+                if (rank, parameter) == (1, 0) {
+                    world.store().wait(&[&key], deadline).unwrap();
+                }
+                let values = gradient(rank, parameter, nth);
+                reducer.ready(parameter, &values).unwrap();
+            }
+            let mut passed = Vec::new();
+            let each = |parameter: usize, average: &mut [f32]| {
+                if passed.is_empty() && rank == 0 {
+                    // Rank 1 gives its last gradient after this only.
+                    world.store().set(&key, b"1").unwrap();
+                }
+                passed.push(parameter);
+                assert_eq!(average, super::average(2, parameter, nth));
+                average.fill(7.0);
+            };
+            reducer.finish_each(each).unwrap();
+            assert_eq!(passed, reducer.buckets().concat());
+            assert_eq!(reducer.average(2).unwrap(), [7.0; 12]);
+        }
+
+        // Rank 0 uses a and b, rank 1 uses b and c; no rank uses d.
+        let options = ReducerOptions {
+            unused: UnusedParameters::Find,
+            ..small_buckets()
+        };
+        let mut reducer = Reducer::new(world.group(), parameters(), options).unwrap();
+        for parameter in [rank as usize + 1, rank as usize] {
+            let values = gradient(rank, parameter, 1);
+            reducer.ready(parameter, &values).unwrap();
+        }
+        let mut passed = Vec::new();
+        reducer
+            .finish_each(|parameter, _| passed.push(parameter))
+            .unwrap();
+        assert_eq!(passed, [2, 1, 0]);
         world.shutdown().unwrap();
     });
 }

@@ -29,9 +29,25 @@ impl<T: Gradient> Reducer<T> {
     /// this rank should end. `InvalidArgument` also if the hook returned a wrong number of averages. Otherwise the
     /// error of the hook or the group; the reducer then needs [`regroup`](Self::regroup).
     pub fn finish_in_place(&mut self) -> Result<()> {
+        self.finish_each(|_, _| {})
+    }
+
+    /// Like [`finish_in_place`](Self::finish_in_place), and calls `each` with the number and the average of each dense
+    /// parameter that a rank has used, bucket by bucket: as soon as the averages of its bucket are there, while later
+    /// buckets are still under way, so that an optimizer works meanwhile. With [`UnusedParameters::Find`] all are there
+    /// before the first call, except in later steps of a static graph. What `each` writes is what
+    /// [`average`](Self::average) then returns.
+    ///
+    /// # Blocking
+    /// See [`finish_in_place`](Self::finish_in_place); later buckets wait for `each`.
+    ///
+    /// # Errors
+    /// Those of [`finish_in_place`](Self::finish_in_place). `each` may have been called for some parameters then, and for
+    /// others on other ranks: models that it has changed may differ.
+    pub fn finish_each(&mut self, mut each: impl FnMut(usize, &mut [T])) -> Result<()> {
         self.check_used()?;
         self.begin()?;
-        self.complete(true)
+        self.complete(true, &mut each)
     }
 
     /// Like [`finish_in_place`](Self::finish_in_place), and returns a copy of each parameter's average; `None` for a
@@ -97,8 +113,13 @@ impl<T: Gradient> Reducer<T> {
         Ok(self.vote.first().copied().unwrap_or(0))
     }
 
-    /// Ends a step that has begun. `has_input` is whether this rank has computed gradients in it.
-    pub(super) fn complete(&mut self, has_input: bool) -> Result<()> {
+    /// Ends a step that has begun. `has_input` is whether this rank has computed gradients in it; `each` is that of
+    /// [`finish_each`](Self::finish_each).
+    pub(super) fn complete(
+        &mut self,
+        has_input: bool,
+        each: &mut dyn FnMut(usize, &mut [T]),
+    ) -> Result<()> {
         self.meter.begin_finish();
         for parameter in 0..self.parameters.len() {
             if self.step.states[parameter] != GradientState::Ready {
@@ -139,12 +160,18 @@ impl<T: Gradient> Reducer<T> {
                 let part = factor / f64::from(self.group.size());
                 self.sparse[bucket] = Some(sum.map(|value| value.times(part)));
             }
+            if used_anywhere.is_none() {
+                self.pass_averages(bucket, each);
+            }
         }
         self.step.under_way = under_way;
         if let Some(used) = used_anywhere {
             let former =
                 std::mem::replace(&mut self.used_anywhere, used.wait_keeping(&mut self.spare)?);
             self.step.used = former;
+            for bucket in 0..self.layout.buckets.len() {
+                self.pass_averages(bucket, each);
+            }
         }
         if is_first && self.may_rebuild() {
             self.rebuild()?;
@@ -156,6 +183,17 @@ impl<T: Gradient> Reducer<T> {
         self.step.reset(&self.layout);
         self.has_averages = true;
         Ok(())
+    }
+
+    /// Calls `each` with the averages of a bucket that a rank has used.
+    fn pass_averages(&mut self, bucket: usize, each: &mut dyn FnMut(usize, &mut [T])) {
+        let memory = &mut self.memory[bucket];
+        for &parameter in &self.layout.buckets[bucket] {
+            if self.used_anywhere[parameter] != 0 && !self.is_sparse[parameter] {
+                let place = self.layout.places[parameter];
+                each(parameter, &mut memory[place.start..place.start + place.len]);
+            }
+        }
     }
 
     /// The factor by which the average over all ranks is multiplied to get the average over the ranks with input.

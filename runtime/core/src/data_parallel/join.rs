@@ -57,7 +57,7 @@ impl<T: Gradient> Reducer<T> {
     fn shadow(&mut self) -> Result<()> {
         self.touch();
         self.step.has_begun = true;
-        self.complete(false)?;
+        self.complete(false, &mut |_, _| {})?;
         self.has_averages = false;
         Ok(())
     }

@@ -220,7 +220,7 @@ fn declared() -> BTreeSet<String> {
 }
 
 /// The types of the Rust crate whose methods the table in docs/C.md lists, with the files that implement them.
-const LISTED: [(&str, &[&str]); 17] = [
+const LISTED: [(&str, &[&str]); 18] = [
     (
         "World",
         &[
@@ -265,6 +265,7 @@ const LISTED: [(&str, &[&str]); 17] = [
             "data_parallel/regroup.rs",
         ],
     ),
+    ("MixedReducer", &["data_parallel/mixed.rs"]),
     ("ModelAverager", &["data_parallel/averager.rs"]),
     ("WaitCounter", &["watch/wait_counters.rs"]),
     ("StoreCollectives", &["store/collectives.rs"]),

@@ -3,6 +3,7 @@
 
 mod buckets;
 mod hooks;
+mod mixed;
 mod trainer;
 
 use rcomm::data_parallel::{

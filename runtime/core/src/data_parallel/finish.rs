@@ -66,7 +66,7 @@ impl<T: Gradient> Reducer<T> {
     }
 
     /// Refuses a step in which a parameter that must have a gradient has none.
-    fn check_used(&self) -> Result<()> {
+    pub(super) fn check_used(&self) -> Result<()> {
         let is_static = !self.uses.is_empty();
         let all_required = self.options.unused == UnusedParameters::Refuse;
         let is_required =

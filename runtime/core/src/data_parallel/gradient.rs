@@ -1,5 +1,7 @@
 //! The element types of gradients.
 
+use super::mixed::Reducers;
+use super::reducer::Reducer;
 use crate::op::element::Element;
 use half::{bf16, f16};
 
@@ -21,13 +23,29 @@ pub trait Gradient: Element + sealed::Sealed {
 }
 
 mod sealed {
-    pub trait Sealed {}
+    use super::{Reducer, Reducers};
+
+    pub trait Sealed: Sized {
+        /// The reducer of this type, if there is one.
+        fn of(reducers: &Reducers) -> Option<&Reducer<Self>>;
+
+        /// The reducer of this type, if there is one.
+        fn of_mut(reducers: &mut Reducers) -> Option<&mut Reducer<Self>>;
+    }
 }
 
 macro_rules! gradients {
-    ($($type:ty as $wide:ty: $to_f32:expr, $from_f32:expr, $widen:expr, $narrow:expr;)+) => {
+    ($($type:ident as $wide:ty: $to_f32:expr, $from_f32:expr, $widen:expr, $narrow:expr;)+) => {
         $(
-            impl sealed::Sealed for $type {}
+            impl sealed::Sealed for $type {
+                fn of(reducers: &Reducers) -> Option<&Reducer<Self>> {
+                    reducers.$type.as_ref()
+                }
+
+                fn of_mut(reducers: &mut Reducers) -> Option<&mut Reducer<Self>> {
+                    reducers.$type.as_mut()
+                }
+            }
 
             impl Gradient for $type {
                 fn to_f32(self) -> f32 {

@@ -28,14 +28,7 @@ impl<T: Gradient> Reducer<T> {
     /// `InvalidArgument` without [`ReducerOptions::uneven`](super::ReducerOptions::uneven), or in the middle of a step.
     /// Otherwise the error of the hook or the group.
     pub fn join(&mut self) -> Result<Joined> {
-        if self.options.uneven == UnevenInputs::No {
-            let message = "join needs the option `uneven`, on all ranks";
-            return Err(self.refuse(message.to_owned()));
-        }
-        if self.step.is_touched {
-            let message = "join in the middle of a step: finish it first";
-            return Err(self.refuse(message.to_owned()));
-        }
+        self.check_join()?;
         let mut shadowed = 0;
         loop {
             let vote = self.vote(0)?;
@@ -53,8 +46,21 @@ impl<T: Gradient> Reducer<T> {
         })
     }
 
+    /// Refuses to join without the option for it, and in the middle of a step.
+    pub(super) fn check_join(&self) -> Result<()> {
+        if self.options.uneven == UnevenInputs::No {
+            let message = "join needs the option `uneven`, on all ranks";
+            return Err(self.refuse(message.to_owned()));
+        }
+        if self.step.is_touched {
+            let message = "join in the middle of a step: finish it first";
+            return Err(self.refuse(message.to_owned()));
+        }
+        Ok(())
+    }
+
     /// Takes part, without input, in a step whose vote has ended.
-    fn shadow(&mut self) -> Result<()> {
+    pub(super) fn shadow(&mut self) -> Result<()> {
         self.touch();
         self.step.has_begun = true;
         self.complete(false, &mut |_, _| {})?;

@@ -31,7 +31,7 @@
 //! Accelerating Data Parallel Training", VLDB 2020).
 //!
 //! No tensor library is required: gradients are slices of `f32`, `f64`, `f16` or `bf16`. A model with
-//! parameters of several types needs a reducer, and a group, for each type.
+//! parameters of several types has a [`MixedReducer`].
 
 #![forbid(unsafe_code)]
 
@@ -44,6 +44,7 @@ mod hook;
 mod int8;
 mod join;
 mod memory;
+mod mixed;
 mod options;
 mod post_local;
 mod power_sgd;
@@ -59,6 +60,7 @@ pub use gradient::Gradient;
 pub use hook::{AllReduceHook, Averaging, Bf16CompressHook, Bucket, CommHook, F16CompressHook};
 pub use int8::Int8CompressHook;
 pub use join::Joined;
+pub use mixed::{MixedOptions, MixedReducer};
 pub use options::{Delayed, ReducerOptions, UnevenInputs, UnusedParameters, Wire};
 pub use post_local::PostLocalSgdHook;
 pub use power_sgd::{BatchedPowerSgdHook, PowerSgdHook};

@@ -323,6 +323,24 @@ fn an_operation_makes_5_to_9_driver_calls_and_3_allocations() {
     }
 }
 
+#[test]
+fn timing_is_switched_on_and_off_while_a_job_runs_and_costs_nothing_while_it_is_off() {
+    let (_job, outputs) = run("switched_timing", |_, command| {
+        command.env("RCOMM_NCCL_TIMING", "0");
+    });
+    for output in outputs {
+        let calls = [600, 700, 600].map(|calls| {
+            format!("the program's stream: {calls} calls, 300 allocations for 100 operations")
+        });
+        assert_eq!(lines(&output, "cost on "), calls, "{output}");
+        let timed = ["[false, false]", "[true, true]", "[false, false]"];
+        assert_eq!(lines(&output, "timed: "), timed, "{output}");
+        // The operation that was issued while timing was off has no time, also if timing is on when it starts.
+        let issued = lines(&output, "issued while on and off: ");
+        assert_eq!(issued, ["[true, false]"], "{output}");
+    }
+}
+
 /// Runs bursts of operations whose ends only the issuing thread could look for: the watchdog's interval is longer than
 /// the test.
 fn bursts(timing: &str) -> Vec<String> {

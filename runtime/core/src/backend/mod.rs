@@ -387,6 +387,18 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// Whether the time that operations run can be measured: by the group, if they [run on the
+    /// host](Self::runs_on_host), or by a backend that says so.
+    fn can_be_timed(&self) -> bool {
+        self.runs_on_host()
+    }
+
+    /// Sets whether a backend that measures itself measures the operations that are issued from now on, for
+    /// [`Done::duration`]. Called only if it [can](Self::can_be_timed).
+    fn set_timing(&self, is_on: bool) {
+        let _ = is_on;
+    }
+
     /// Makes a backend for a subset of this group, where that is cheaper than connecting anew. All
     /// members of the new group call it.
     ///

@@ -79,7 +79,7 @@ pub(crate) struct InFlightOp {
     tickets: Tickets,
     pub(super) pending: OnceLock<Arc<dyn Pending>>,
     started: AtomicBool,
-    /// If the group times its operations: the time from the issue to the start plus one, in ns; 0 before.
+    /// If the group times the operation: the time from the issue to the start plus one, in ns; 0 before.
     started_after: AtomicU64,
     outcome: OnceLock<Result<Done>>,
     /// The time from the issue until the end was first seen, in ns; 0 before.
@@ -155,7 +155,7 @@ impl InFlightOp {
         if self.started.swap(true, Ordering::Relaxed) {
             return;
         }
-        if self.group.is_timed() {
+        if self.op_info.is_timed {
             let after = nanoseconds(self.issued.elapsed());
             self.started_after
                 .store(after.saturating_add(1), Ordering::Relaxed);

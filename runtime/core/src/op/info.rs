@@ -28,5 +28,7 @@ pub(crate) struct OpInfo {
     pub(crate) turn_lane: Option<usize>,
     /// Whether the operation checks its deadline itself: the watchdog never treats it as overdue.
     pub(crate) ends_itself: bool,
+    /// Whether the group measures how long it runs: it runs on the host, and timing was on when it was issued.
+    pub(crate) is_timed: bool,
     pub(crate) timeout: Duration,
 }

@@ -69,6 +69,7 @@ impl Running {
                 // Only the thread that runs the operation counts its turn.
                 turn_lane: None,
                 ends_itself: false,
+                is_timed: false,
                 timeout: Duration::from_millis(packed >> 16),
             })
         })

@@ -19,6 +19,7 @@ fn fault(wire_id: u64) -> Fault {
         is_p2p: false,
         turn_lane: Some(0),
         ends_itself: false,
+        is_timed: false,
         timeout: Duration::from_secs(1),
     };
     let error = Error::new(ErrorKind::Timeout, "not done".to_owned());

@@ -406,6 +406,14 @@ impl Backend for NcclBackend {
         group.open(memory, deadline)
     }
 
+    fn can_be_timed(&self) -> bool {
+        true
+    }
+
+    fn set_timing(&self, is_on: bool) {
+        self.shared.set_timing(is_on);
+    }
+
     fn suspend(&self, deadline: Deadline) -> Result<()> {
         self.suspend_all(deadline)
     }

@@ -15,7 +15,7 @@ use crate::library::NcclLibrary;
 use doubt::Notes;
 use ends::Ends;
 use nan::{NanFinder, SearchStreams};
-use options::NcclOptions;
+use options::{NcclOptions, Timing};
 use ras::Ras;
 use rcomm_core::backend::WorldContext;
 use rcomm_core::{Buffer, Device};
@@ -35,8 +35,12 @@ pub(crate) struct Shared {
     pub(crate) algorithms: Option<&'static CStr>,
     /// The name of this host.
     pub(crate) host: String,
-    /// Events that mark the end of operations and, with [`Timing::On`](options::Timing::On), their start.
-    pub(crate) marks: Arc<EventPool>,
+    /// Events that mark the end of operations that are not timed.
+    marks: Arc<EventPool>,
+    /// Events that mark the start and the end of operations that are timed.
+    timed_marks: Arc<EventPool>,
+    /// Whether operations that are issued now are timed.
+    is_timed: AtomicBool,
     /// Events by which one stream waits for another.
     pub(crate) sync_events: Arc<EventPool>,
     pub(crate) default_stream: Arc<CudaStream>,
@@ -91,7 +95,9 @@ impl Shared {
         let queries_ras = world.rank == 0 || world.rank + 1 == world.world_size;
         let ras = Ras::new(options.ras.clone().filter(|_| queries_ras), Ras::TIMEOUTS);
         Ok(Self {
-            marks: EventPool::new(&device, options.event_timing()),
+            marks: EventPool::new(&device, EventTiming::Untimed),
+            timed_marks: EventPool::new(&device, EventTiming::Timed),
+            is_timed: AtomicBool::new(options.timing == Timing::On),
             sync_events: EventPool::new(&device, EventTiming::Untimed),
             default_stream: CudaStream::default_of(&device),
             copies: CudaStream::new(&device, Priority::Normal)?,
@@ -124,7 +130,9 @@ impl Shared {
             options: self.options.clone(),
             algorithms: self.algorithms,
             host: self.host.clone(),
-            marks: EventPool::new(&self.device, self.options.event_timing()),
+            marks: EventPool::new(&self.device, EventTiming::Untimed),
+            timed_marks: EventPool::new(&self.device, EventTiming::Timed),
+            is_timed: AtomicBool::new(self.options.timing == Timing::On),
             sync_events: EventPool::new(&self.device, EventTiming::Untimed),
             default_stream: self.default_stream.clone(),
             copies: self.copies.clone(),
@@ -161,6 +169,20 @@ impl Shared {
             return refuse("nothing keeps the memory alive until the device is done".to_owned());
         }
         Ok(())
+    }
+
+    /// The events that mark the ends of operations that are issued now and, if they are timed, their starts; and whether
+    /// they are.
+    pub(crate) fn marks(&self) -> (&Arc<EventPool>, Timing) {
+        match self.is_timed.load(Ordering::Relaxed) {
+            false => (&self.marks, Timing::Off),
+            true => (&self.timed_marks, Timing::On),
+        }
+    }
+
+    /// Sets whether operations that are issued from now on are timed.
+    pub(crate) fn set_timing(&self, is_on: bool) {
+        self.is_timed.store(is_on, Ordering::Relaxed);
     }
 
     /// Refuses work while the device memory of the communicators is released.

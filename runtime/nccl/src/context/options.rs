@@ -2,7 +2,6 @@
 
 use crate::cuda::CudaDriver;
 use crate::cuda::device::CudaDevice;
-use crate::cuda::event::EventTiming;
 use crate::cuda::stream::Priority;
 use crate::library::Search;
 use crate::library::config::{Blocking, CommOptions};
@@ -51,7 +50,9 @@ pub struct NcclOptions {
     pub device: Option<u16>,
     /// Priority of the streams that communicate.
     pub priority: Priority,
-    /// Whether the device measures how long operations run, for [`Done::duration`](rcomm_core::backend::Done).
+    /// Whether the device measures how long operations run, for [`Done::duration`](rcomm_core::backend::Done), in groups
+    /// that are made from now on. [`ProcessGroup::set_timing`](rcomm_core::ProcessGroup::set_timing) switches it for a
+    /// group.
     pub timing: Timing,
     /// Number of ranks for which one unique id is made. Large worlds start faster with several ids.
     pub ranks_per_id: u32,
@@ -311,13 +312,6 @@ impl NcclOptions {
             }
         };
         CudaDevice::open(&driver, ordinal)
-    }
-
-    pub(crate) fn event_timing(&self) -> EventTiming {
-        match self.timing {
-            Timing::On => EventTiming::Timed,
-            Timing::Off => EventTiming::Untimed,
-        }
     }
 
     pub(crate) fn search(&self) -> Search {

@@ -85,11 +85,12 @@ impl CommQueue {
             self.may_be_captured.store(true, Ordering::Release);
         }
         let sync_events = self.wait_for_buffer_streams(op, graph).map_err(early)?;
+        let (marks, timing) = shared.marks();
         // Events recorded in a capture are part of the graph, and cannot be queried.
-        let start = match (graph, shared.options.timing) {
+        let start = match (graph, timing) {
             (Some(_), _) => None,
             (None, Timing::On) => {
-                let mark = shared.marks.mark(&self.stream).map_err(early)?;
+                let mark = marks.mark(&self.stream).map_err(early)?;
                 Some(Start::Marked(mark))
             }
             // The operation starts when the work before it is done, and events already mark the end of that work.
@@ -130,7 +131,7 @@ impl CommQueue {
             finished.map_err(IncompleteCall::unknown)?;
             return Ok(Enqueued::Captured(graph.map_or(0, |graph| graph.id)));
         };
-        let end = shared.marks.mark(&self.stream).map(Arc::new);
+        let end = marks.mark(&self.stream).map(Arc::new);
         self.registry.note_use(op, || match &end {
             Ok(end) if is_marked => LastUse::Op(LatestOp::new(op, call, end.clone())),
             _ => LastUse::Unknown(op.op_type(), call.seq),

@@ -78,7 +78,8 @@ impl CommQueue {
     /// Releases the events of operations that have ended, if the pool has none left and timing is off. The
     /// context must be current.
     pub(super) fn release_ended(&self) {
-        if self.shared.options.timing == Timing::On || !self.shared.marks.is_exhausted() {
+        let (marks, timing) = self.shared.marks();
+        if timing == Timing::On || !marks.is_exhausted() {
             return;
         }
         // The lock is held during the query, so that the list stays in order.

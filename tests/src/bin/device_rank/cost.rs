@@ -5,7 +5,7 @@ use super::ends::counter;
 use super::stuck::Gate;
 use super::{Gpu, all_reduce, count};
 use allocation_counter::measure;
-use rcomm::{Buffer, DType, DeviceKind, Op, ReduceOp, Result, World};
+use rcomm::{Buffer, DType, DeviceKind, Op, ReduceOp, Result, Timing, World};
 
 /// Prints how many calls of the driver operations make, as the simulator counts them, and how many allocations.
 pub(super) fn host_cost(world: &World, gpu: &Gpu) -> Result<()> {
@@ -69,6 +69,37 @@ fn print_cost(
     }
     let [calls, allocations] = least;
     eprintln!("cost on {name}: {calls} calls, {allocations} allocations for {MANY} operations");
+    Ok(())
+}
+
+/// Switches timing on and off. Prints each time the cost of operations, and whether an operation on the device and one on
+/// the host have a duration.
+pub(super) fn switched_timing(world: &World, gpu: &Gpu) -> Result<()> {
+    let numbers = gpu.buffer(&[1i64; 100])?;
+    let group = world.group();
+    let has_durations = || -> Result<[bool; 2]> {
+        let on_device = group.execute_async(all_reduce(&numbers)?)?;
+        let on_host = group.all_reduce_async(vec![1u32], ReduceOp::Sum)?;
+        let ended = [on_device.join()?, on_host.join()?];
+        Ok(ended.map(|done| done.duration.is_some()))
+    };
+    for timing in [Timing::Off, Timing::On, Timing::Off] {
+        world.set_timing(timing)?;
+        print_cost(world, "the program's stream", &|| numbers.buffer(), &|| {
+            Ok(None)
+        })?;
+        eprintln!("timed: {:?}", has_durations()?);
+    }
+    // An operation keeps the events with which it was issued.
+    world.set_timing(Timing::On)?;
+    let gate = Gate::shut(world, gpu)?;
+    let timed = group.execute_async(all_reduce(&numbers)?)?;
+    world.set_timing(Timing::Off)?;
+    let untimed = group.execute_async(all_reduce(&numbers)?)?;
+    world.set_timing(Timing::On)?;
+    gate.open();
+    let durations = [timed.join()?, untimed.join()?].map(|done| done.duration.is_some());
+    eprintln!("issued while on and off: {durations:?}");
     Ok(())
 }
 

@@ -95,6 +95,7 @@ fn run(scenario: &str) -> Result<()> {
         "deregister_hung" => return registered::deregister_hung(world, &gpu),
         "host_cost" => cost::host_cost(&world, &gpu)?,
         "bursts" => cost::bursts(&world, &gpu)?,
+        "switched_timing" => cost::switched_timing(&world, &gpu)?,
         "memory" => memory(&world, &gpu)?,
         "no_registration" => no_registration(&world, &gpu)?,
         "nan" => nan(&world, &gpu)?,

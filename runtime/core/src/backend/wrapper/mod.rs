@@ -124,6 +124,14 @@ impl Backend for Wrapper {
         self.inner.runs_on_host()
     }
 
+    fn can_be_timed(&self) -> bool {
+        self.inner.can_be_timed()
+    }
+
+    fn set_timing(&self, is_on: bool) {
+        self.inner.set_timing(is_on);
+    }
+
     fn issue(
         &self,
         op: Op<'static>,

@@ -251,6 +251,7 @@ impl Group {
             // `Share::run` counts the turns of the operation's collectives.
             turn_lane: None,
             ends_itself: op_record.end == End::Own,
+            is_timed: self.is_timed(),
             timeout,
         };
         self.note_begin(&op_info);

@@ -180,13 +180,16 @@ impl Group {
 
     pub(super) fn set_timing(&self, timing: Timing) -> Result<()> {
         let is_on = timing == Timing::On;
-        let off_host = self.lanes.iter().find(|lane| !lane.backend.runs_on_host());
-        if let (Some(lane), true) = (off_host, is_on) {
+        let untimed = self.lanes.iter().find(|lane| !lane.backend.can_be_timed());
+        if let (Some(lane), true) = (untimed, is_on) {
             let name = lane.backend.name();
             let message = format!(
                 "the backend {name} does not run its operations on the host's threads, so the group cannot time them"
             );
             return Err(Error::new(ErrorKind::Unsupported, message).in_group(self.label()));
+        }
+        for lane in &self.lanes {
+            lane.backend.set_timing(is_on);
         }
         self.timing.store(is_on, Ordering::Relaxed);
         Ok(())

@@ -147,12 +147,14 @@ impl ProcessGroup {
         self.group.set_timeout(timeout);
     }
 
-    /// Sets whether the group measures, on this rank, how long the operations run that begin from now on. Measuring
-    /// reads the clock up to three times for each operation. A new group does not measure.
+    /// Sets whether the group measures, on this rank, how long the operations run that are issued from now on. On the
+    /// host, measuring reads the clock up to three times for each operation. The NCCL backend measures on the device, by
+    /// one event more for each operation. A new group does not measure, but for the NCCL backend if `RCOMM_NCCL_TIMING`
+    /// is set.
     ///
     /// # Errors
-    /// `Unsupported` for `Timing::On` if a backend of the group does not run its operations on the host's threads. The
-    /// NCCL backend measures on the device, if `RCOMM_NCCL_TIMING` was set at the start.
+    /// `Unsupported` for `Timing::On` if a backend of the group neither runs its operations on the host's threads nor
+    /// measures itself ([`Backend::can_be_timed`]).
     pub fn set_timing(&self, timing: Timing) -> Result<()> {
         self.group.set_timing(timing)
     }

@@ -12,8 +12,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::hints::Hints;
 use crate::op::info::OpInfo;
-use crate::watch::watched::WatchedGroup;
-use crate::watch::watched::WatchedOperation;
+use crate::watch::watched::{WatchedGroup, WatchedOperation};
 use rcomm_recorder::model::{DType, Frame};
 use rcomm_recorder::record::{
     CallSite, FlightRecorder, Operation, SignatureCache, SignatureId, SignatureKey, SignatureRef,
@@ -202,7 +201,7 @@ impl Group {
         let observer = StartObserver {
             recorder: &self.recorder,
             tickets: &tickets,
-            began: self.is_timed().then(Instant::now),
+            began: op_info.is_timed.then(Instant::now),
             waited: AtomicU64::new(0),
         };
         let mut result = self.lanes[lane].backend.run(op, call, &observer);
@@ -309,6 +308,7 @@ impl Group {
             is_p2p: true,
             turn_lane: None,
             ends_itself: false,
+            is_timed: false,
             timeout: options.timeout,
         };
         // No record has the number 0.
@@ -350,6 +350,7 @@ impl Group {
             is_p2p,
             turn_lane: (!is_p2p).then_some(lane),
             ends_itself: false,
+            is_timed: self.is_timed() && self.lanes[lane].backend.runs_on_host(),
             timeout: params.timeout,
         };
         Admitted {
@@ -484,8 +485,7 @@ impl Group {
         })
     }
 
-    /// Interns the signature of an operation that the cache does not hold; `None` if the recorder's table is
-    /// full.
+    /// Interns a signature that the cache does not hold; `None` if the recorder's table is full.
     #[cold]
     fn intern(
         &self,

@@ -404,6 +404,7 @@ fn a_time_out_names_the_rank_that_serves_the_store_once_that_has_been_silent() {
         is_p2p: false,
         turn_lane: Some(0),
         ends_itself: false,
+        is_timed: false,
         timeout: Duration::from_secs(3),
     };
     let incident = Incident::new(&info, 0, &op_info, "late", &late());

@@ -3,6 +3,7 @@
 use super::failing;
 use rcomm::config::TransportChoice;
 use rcomm::{Config, ErrorKind, GroupOptions, HashStore, MissingRanks, ReduceOp, Store, World};
+use rcomm_tests::process::wait_until;
 use rcomm_tests::world::{Carrier, on_threads};
 use std::sync::Arc;
 use std::time::Duration;
@@ -116,6 +117,85 @@ fn merges_leave_no_keys_once_their_members_have_left_them() {
             assert!(left.is_empty(), "{left:?}");
         }
         world.group().barrier().unwrap();
+        world.shutdown().unwrap();
+    });
+}
+
+/// The keys of agreements of this kind, but for the one that remains of each group.
+fn agreement_keys(world: &World, kind: &str) -> Vec<String> {
+    let mut keys = world.store().list_keys().unwrap();
+    keys.retain(|key| key.contains(&format!("/{kind}/")) && !key.ends_with("/over"));
+    keys
+}
+
+#[test]
+fn agreements_on_the_remaining_members_leave_no_keys_and_refuse_a_member_that_comes_later() {
+    on_threads(3, &Carrier::Cpu, failing, |world| {
+        let (rank, usual) = (world.rank(), Duration::from_secs(60));
+        let meet = || world.group().barrier().unwrap();
+        let none_left = |kind| {
+            meet();
+            let left = agreement_keys(&world, kind);
+            assert!(left.is_empty(), "{left:?}");
+            meet();
+        };
+        let three = world
+            .new_group(&[0, 1, 2], &GroupOptions::default())
+            .unwrap();
+        // Rank 2 comes when the others have agreed without it.
+        match rank {
+            0 => assert_eq!(three.find_absent(usual).unwrap(), [2]),
+            1 => {
+                wait_until("rank 0", || {
+                    let keys = agreement_keys(&world, "absent");
+                    keys.iter()
+                        .any(|key| key.ends_with("absent/1/0"))
+                        .then_some(())
+                });
+                let soon = Duration::from_millis(100);
+                assert_eq!(three.find_absent(soon).unwrap(), [2]);
+            }
+            _ => {}
+        }
+        none_left("absent");
+        if rank == 2 {
+            let error = three.find_absent(usual).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::PeerLost, "{error}");
+        }
+        none_left("absent");
+        assert!(three.find_absent(usual).unwrap().is_empty());
+        none_left("absent");
+
+        // Ranks 0 and 1 disagree at first.
+        let options = GroupOptions::default();
+        meet();
+        if rank < 2 {
+            let lists: [&[u32]; 2] = [&[2], &[]];
+            let wanted = three.within(Duration::from_millis(100));
+            let failed = wanted.shrink(lists[rank as usize], &options);
+            let kind = failed.map(drop).unwrap_err().kind();
+            assert!(
+                [ErrorKind::Timeout, ErrorKind::Mismatch].contains(&kind),
+                "{kind:?}"
+            );
+        }
+        meet();
+        assert!(!agreement_keys(&world, "shrink").is_empty());
+        meet();
+        if rank < 2 {
+            let two = three.shrink(&[2], &options).unwrap();
+            assert_eq!(two.ranks(), [0, 1]);
+            two.barrier().unwrap();
+        }
+        none_left("shrink");
+        if rank == 2 {
+            for _ in 0..2 {
+                let error = three.shrink(&[1], &options).map(drop).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+                assert!(error.to_string().contains("called too late"), "{error}");
+            }
+        }
+        none_left("shrink");
         world.shutdown().unwrap();
     });
 }

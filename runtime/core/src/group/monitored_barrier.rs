@@ -1,6 +1,7 @@
 //! Agreement of members through the store, without their backend: the monitored barrier, which names the ranks that
 //! do not arrive; finding the absent members of a failed group; and shrinking a group to its remaining members.
 
+use crate::group::agreement::{Agreement, REMOVAL_TIME};
 use crate::group::maker::{GroupOptions, Origin};
 use crate::group::process_group::{End, OpRecord, Parts, ProcessGroup, Share};
 use crate::group::work::Work;
@@ -75,13 +76,15 @@ impl ProcessGroup {
     /// All remaining members call this with the same list. This group may be open or aborted.
     ///
     /// # Blocking
-    /// Until all remaining members have called this, or the handle's time-out has passed; then as
+    /// Until all remaining members have called this, or the handle's time-out has passed; then for up to 1 s to remove
+    /// the keys of the agreement, if the store does not answer; then as
     /// [`World::new_group`](crate::World::new_group).
     ///
     /// # Errors
     /// `InvalidArgument` if the list holds the caller or a rank that is not a member; `Mismatch` if another
-    /// member gave another list; `Timeout` names the ranks that did not call this; `Closed` once the world was shut
-    /// down. Otherwise the store's error, or as [`World::new_group`](crate::World::new_group).
+    /// member gave another list, or the others have shrunk the group without the caller; `Timeout` names the ranks that
+    /// did not call this; `Closed` once the world was shut down. Otherwise the store's error, or as
+    /// [`World::new_group`](crate::World::new_group).
     pub fn shrink(&self, excluding: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
         let refuse = |kind, message: String| Error::new(kind, message).in_group(self.desc());
         let mut excluding = excluding.to_vec();
@@ -103,20 +106,27 @@ impl ProcessGroup {
             .copied()
             .filter(|rank| !excluding.contains(rank))
             .collect();
-        let store = self.group_store()?;
-        // The n-th calls of all members belong together: members may repeat a failed call with another list.
-        let round = store.add(&format!("shrink/calls/{own_rank}"), 1)?;
+        // Members may repeat a failed call with another list.
+        let count = &self.group.agreements.shrinks;
+        let agreement = Agreement::next(self.group_store()?, "shrink", count, &[LIST]);
+        let store = agreement.store();
         let wanted = format!("{excluding:?}");
-        let list = format!("shrink/{round}/list");
-        let agreed = store.compare_set(&list, b"", wanted.as_bytes())?;
+        let agreed = store.compare_set(&agreement.key(LIST), b"", wanted.as_bytes())?;
         if agreed != wanted.as_bytes() {
             let agreed = String::from_utf8_lossy(&agreed).into_owned();
             let message = format!("this rank excludes {wanted}, another member {agreed}");
             return Err(refuse(ErrorKind::Mismatch, message));
         }
-        let arrival = |rank: &Rank| format!("shrink/{round}/{rank}");
-        store.set(&arrival(&own_rank), b"1")?;
-        let keys: Vec<String> = remaining.iter().map(arrival).collect();
+        // The list is then this rank's own, at the place of one that the others have removed.
+        if agreement.is_over()? {
+            agreement.forget(own_rank);
+            let message =
+                "the other members have shrunk the group without this rank, which called too late";
+            return Err(refuse(ErrorKind::Mismatch, message.to_owned()));
+        }
+        store.set(&agreement.arrival(own_rank), b"1")?;
+        let arrivals = remaining.iter().map(|&rank| agreement.arrival(rank));
+        let keys: Vec<String> = arrivals.collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         match store.wait(&keys, self.timeout()) {
             Err(error) if error.kind() == ErrorKind::Timeout => {
@@ -136,6 +146,7 @@ impl ProcessGroup {
             }
             waited => waited?,
         }
+        agreement.leave(remaining.len(), self.ranks());
         maker.new_group(&remaining, options, Origin::Shrink(&self.group))
     }
 
@@ -147,20 +158,27 @@ impl ProcessGroup {
     /// notice the failure.
     ///
     /// # Blocking
-    /// Until all members have called, until a member has published the absent ranks, or for `within`.
+    /// Until all members have called, until a member has published the absent ranks, or for `within`; then for up to 1 s
+    /// to remove the keys of the agreement, if the store does not answer.
     ///
     /// # Errors
-    /// `PeerLost` if the published list contains the caller; `Closed` once the world was shut down. Otherwise the
-    /// store's error.
+    /// `PeerLost` if the published list contains the caller, or contained it before the others removed the list; `Closed`
+    /// once the world was shut down. Otherwise the store's error.
     pub fn find_absent(&self, within: Duration) -> Result<Vec<Rank>> {
-        let store = self.group_store()?;
         let own_rank = self.ranks()[self.rank() as usize];
-        let round = store.add(&format!("absent/calls/{own_rank}"), 1)?;
-        let arrival = |rank: &Rank| format!("absent/{round}/{rank}");
-        store.set(&arrival(&own_rank), b"1")?;
-        let keys: Vec<String> = self.ranks().iter().map(arrival).collect();
+        let count = &self.group.agreements.searches;
+        let agreement = Agreement::next(self.group_store()?, "absent", count, &[RESULT]);
+        let store = agreement.store();
+        let late = || {
+            let message =
+                format!("the others continue without rank {own_rank}, which arrived too late");
+            Err(Error::new(ErrorKind::PeerLost, message).in_group(self.desc()))
+        };
+        store.set(&agreement.arrival(own_rank), b"1")?;
+        let arrivals = self.ranks().iter().map(|&rank| agreement.arrival(rank));
+        let keys: Vec<String> = arrivals.collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let result_key = format!("absent/{round}/verdict");
+        let result_key = agreement.key(RESULT);
         let deadline = Deadline::In(within).started();
         let mut absent = Vec::new();
         loop {
@@ -172,6 +190,10 @@ impl ProcessGroup {
             // Stop at a published list: waiting for all of `within` would delay what the program does next.
             if store.check(&[&result_key])? {
                 break;
+            }
+            if agreement.is_over()? {
+                agreement.forget(own_rank);
+                return late();
             }
             if deadline.has_passed() {
                 for (rank, key) in self.ranks().iter().zip(&keys) {
@@ -195,11 +217,16 @@ impl ProcessGroup {
             .with_source(error)
             .in_group(self.desc())
         })?;
-        if agreed.contains(&own_rank) {
-            let message =
-                format!("the others continue without rank {own_rank}, which arrived too late");
-            return Err(Error::new(ErrorKind::PeerLost, message).in_group(self.desc()));
+        // The list is then this rank's own, at the place of one that the others have removed.
+        if agreement.is_over()? {
+            agreement.forget(own_rank);
+            return late();
         }
+        if agreed.contains(&own_rank) {
+            agreement.forget_arrival(own_rank);
+            return late();
+        }
+        agreement.leave(self.ranks().len() - agreed.len(), self.ranks());
         Ok(agreed)
     }
 
@@ -221,8 +248,6 @@ const MONITORED_BARRIER: OpRecord<'static> = OpRecord {
 /// How long the other ranks wait for the result from rank 0 after their time-out has passed. Rank 0 takes at most
 /// half of it to find the absent ranks.
 const RESULT_TIME: Duration = Duration::from_secs(5);
-/// How long a rank that has its result waits at most for the store to remove the barrier's keys.
-const REMOVAL_TIME: Duration = Duration::from_secs(1);
 /// How often a waiting rank checks whether the group was aborted.
 const ABORT_CHECK: Duration = Duration::from_millis(250);
 
@@ -360,7 +385,10 @@ impl MonitoredBarrier {
 
 /// The shortest wait at the store, so that keys are looked up once even if no time is left.
 const MIN_WAIT: Duration = Duration::from_millis(1);
-/// The key under which rank 0 publishes the absent ranks.
+/// The key under which the members publish the list of those that are to be left out.
+const LIST: &str = "list";
+/// The key under which the absent ranks are published: by rank 0 of a monitored barrier, or by the first member that has
+/// waited long enough for the others.
 const RESULT: &str = "verdict";
 
 fn key(share: &Share, name: &str) -> String {

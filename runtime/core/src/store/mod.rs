@@ -226,6 +226,21 @@ pub(crate) fn which_are_set(store: &dyn Store, keys: &[&str], until: Instant) ->
     }
 }
 
+/// Raises a counter to `least`, and returns what it was.
+pub(crate) fn raise(store: &dyn Store, key: &str, least: i64) -> Result<i64> {
+    loop {
+        let held = store.add(key, 0)?;
+        if held >= least {
+            return Ok(held);
+        }
+        let (expected, desired) = (held.to_string(), least.to_string());
+        let now = store.compare_set(key, expected.as_bytes(), desired.as_bytes())?;
+        if now == desired.as_bytes() {
+            return Ok(held);
+        }
+    }
+}
+
 /// The error of a wait that ended without `missing`: the first few by name, the rest as a number.
 fn timed_out<'a>(missing: impl IntoIterator<Item = &'a str>, timeout: Duration) -> Error {
     const NAMED: usize = 8;

@@ -2,7 +2,7 @@
 
 use crate::group::process_group::ProcessGroup;
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::Store;
+use crate::store::{Store, raise};
 
 /// Begins the result where a member has reached its deadline before all groups had come.
 const GIVEN_UP: &str = "given up\n";
@@ -148,21 +148,6 @@ impl Meeting<'_> {
         [LIST, COUNT, WHOLE, READ]
             .iter()
             .try_for_each(|part| self.store.delete(&format!("{prefix}/{part}")).map(drop))
-    }
-}
-
-/// Raises a counter to `least`, and returns what it was.
-pub(super) fn raise(store: &dyn Store, key: &str, least: i64) -> Result<i64> {
-    loop {
-        let held = store.add(key, 0)?;
-        if held >= least {
-            return Ok(held);
-        }
-        let (expected, desired) = (held.to_string(), least.to_string());
-        let now = store.compare_set(key, expected.as_bytes(), desired.as_bytes())?;
-        if now == desired.as_bytes() {
-            return Ok(held);
-        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! [`Rounds`]: which merge for a purpose a call takes part in.
 
 use crate::op::error::{Error, ErrorKind, Result};
-use crate::store::Store;
-use crate::world::meeting::{Meeting, raise};
+use crate::store::{Store, raise};
+use crate::world::meeting::Meeting;
 use std::time::Duration;
 
 /// The merges for one purpose at one store, numbered from 1. A store may outlive the jobs that merge there, so a

@@ -18,7 +18,7 @@ use crate::watch::watchdog::{Fault, Watch};
 use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::{FailedOperation, OpType, ProcessGroupInfo, ProcessGroupStatus, Rank};
 use rcomm_recorder::record::{FlightRecorder, GroupHandle};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -82,6 +82,15 @@ pub(crate) struct Group {
     pub(crate) hook: OnceLock<Arc<dyn OperationHook>>,
     /// The number of operations with a `Work` that have not ended.
     pending: AtomicU64,
+    /// How often this rank has begun to shrink the group, and to search for absent members.
+    pub(crate) agreements: Agreements,
+}
+
+/// How many agreements of each kind this rank has begun in a group.
+#[derive(Default)]
+pub(crate) struct Agreements {
+    pub(crate) shrinks: AtomicI64,
+    pub(crate) searches: AtomicI64,
 }
 
 /// The parts that a group is made from.
@@ -127,6 +136,7 @@ impl Group {
             failure_set: Condvar::new(),
             hook: OnceLock::new(),
             pending: AtomicU64::new(0),
+            agreements: Agreements::default(),
         });
         group.set_timeout(parts.timeout);
         let watched: Weak<dyn WatchedGroup> = Arc::<Self>::downgrade(&group);

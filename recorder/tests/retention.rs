@@ -1,10 +1,13 @@
 //! Tests which rings of dead jobs are removed, and which are kept.
 
-use rcomm_recorder::publish::{KeptJobs, LaunchRecord, list_rings, remove_jobs_beside};
+use rcomm_recorder::publish::{
+    KeptJobs, LaunchRecord, list_rings, remove_jobs_beside, remove_jobs_beside_within,
+};
 use rcomm_recorder::record::{FlightRecorder, Placement, RecorderConfig};
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 /// Limits that keep every job.
 const MAX: KeptJobs = KeptJobs {
@@ -59,6 +62,21 @@ fn the_oldest_dead_jobs_beyond_the_count_are_removed_and_no_other() {
     assert_eq!(jobs(root), names(["alive", "c", "d"]));
     assert!(!root.join("a").exists());
     remove_jobs_beside(&alive, &KeptJobs { jobs: 0, ..MAX });
+    assert_eq!(jobs(root), names(["alive"]));
+}
+
+#[test]
+fn no_ring_is_removed_once_the_time_has_passed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let root = directory.path();
+    for job in ["a", "b"] {
+        create_dead_job(root, job);
+    }
+    let alive = ring(root, "alive", 0);
+    let none = KeptJobs { jobs: 0, ..MAX };
+    assert!(remove_jobs_beside_within(&alive, &none, Duration::ZERO));
+    assert_eq!(jobs(root), names(["a", "alive", "b"]));
+    assert!(remove_jobs_beside_within(&alive, &none, Duration::MAX));
     assert_eq!(jobs(root), names(["alive"]));
 }
 

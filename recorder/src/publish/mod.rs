@@ -51,7 +51,7 @@ pub use http::{AnswerBudget, HttpAnswer, HttpError, HttpRequest};
 pub use launch_record::{LaunchRecord, LaunchSignal, LaunchedRank, RankEnd};
 #[cfg(feature = "endpoint")]
 pub use places::{Place, Places};
-pub use retention::{KeptJobs, remove_jobs_beside};
+pub use retention::{KeptJobs, remove_jobs_beside, remove_jobs_beside_within};
 pub use ring_follower::{RingFollower, RingPoll};
 pub use ring_reader::{RingListing, RingReader, RingSummary, list_rings, remove_stale_rings};
 pub use secret::Secret;

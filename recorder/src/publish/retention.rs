@@ -17,6 +17,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Limits on the dead jobs whose files are kept below a directory of rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,11 +68,17 @@ impl KeptJobs {
     ///
     /// If the directory cannot be listed. Files that cannot be removed stay.
     pub fn apply(&self, directory: &Path) -> Result<Vec<PathBuf>> {
-        self.apply_beside(directory, None)
+        self.apply_beside(directory, None, None)
     }
 
-    /// Like [`apply`](Self::apply); the job whose directory has the name `own` lives.
-    fn apply_beside(&self, directory: &Path, own: Option<&OsStr>) -> Result<Vec<PathBuf>> {
+    /// Like [`apply`](Self::apply); the job whose directory has the name `own` lives. Reads and removes no further ring
+    /// once `until` has passed: the jobs that were not looked at by then could only make more of the others go.
+    fn apply_beside(
+        &self,
+        directory: &Path,
+        own: Option<&OsStr>,
+        until: Option<Instant>,
+    ) -> Result<Vec<PathBuf>> {
         let mut jobs: BTreeMap<String, Vec<(RingName, PathBuf)>> = BTreeMap::new();
         for (job, name, path) in files_in(directory)? {
             if own != Some(OsStr::new(&job)) {
@@ -81,7 +88,7 @@ impl KeptJobs {
         if !self.may_be_exceeded(&jobs) {
             return Ok(Vec::new());
         }
-        let mut dead = dead_jobs(directory, jobs);
+        let mut dead = dead_jobs(directory, jobs, until);
         dead.sort_by(|a, b| (b.last_ns, &b.directory).cmp(&(a.last_ns, &a.directory)));
         let mut bytes = 0_u64;
         let mut is_kept = |index: usize, job: &DeadJob| {
@@ -90,8 +97,16 @@ impl KeptJobs {
         };
         let kept = dead.iter().enumerate();
         let kept = kept.take_while(|(index, job)| is_kept(*index, job)).count();
-        let old = dead.split_off(kept);
-        old.iter().for_each(remove);
+        let mut old = dead.split_off(kept);
+        if let Some(left) = old.iter().position(|job| {
+            let is_late = has_passed(until);
+            if !is_late {
+                remove(job);
+            }
+            is_late
+        }) {
+            old.truncate(left);
+        }
         Ok(old.into_iter().map(|job| job.directory).collect())
     }
 }
@@ -100,6 +115,20 @@ impl KeptJobs {
 /// lower rank of the job that lives on this host: then this does nothing, and returns false, and a caller that learns
 /// later that ranks have ended calls it again. Errors are ignored: a job starts even if old rings cannot be removed.
 pub fn remove_jobs_beside(recorder: &FlightRecorder, kept: &KeptJobs) -> bool {
+    remove_beside(recorder, kept, None)
+}
+
+/// Like [`remove_jobs_beside`], but begins to read or remove no further ring once `limit` has passed, for a process to
+/// which the files of other jobs must not matter. What is left is removed by the next job that looks.
+pub fn remove_jobs_beside_within(
+    recorder: &FlightRecorder,
+    kept: &KeptJobs,
+    limit: Duration,
+) -> bool {
+    remove_beside(recorder, kept, Instant::now().checked_add(limit))
+}
+
+fn remove_beside(recorder: &FlightRecorder, kept: &KeptJobs, until: Option<Instant>) -> bool {
     let ring = recorder.storage().path();
     let Some((job, directory)) = ring.and_then(|ring| {
         let job = ring.parent()?;
@@ -110,7 +139,7 @@ pub fn remove_jobs_beside(recorder: &FlightRecorder, kept: &KeptJobs) -> bool {
     if has_lower_rank(job, ring) {
         return false;
     }
-    let _ = kept.apply_beside(directory, job.file_name());
+    let _ = kept.apply_beside(directory, job.file_name(), until);
     true
 }
 
@@ -145,10 +174,20 @@ fn host_name() -> String {
     system.nodename().to_string_lossy().into_owned()
 }
 
-fn dead_jobs(directory: &Path, jobs: BTreeMap<String, Vec<(RingName, PathBuf)>>) -> Vec<DeadJob> {
+/// The dead jobs of those that are looked at until then.
+fn dead_jobs(
+    directory: &Path,
+    jobs: BTreeMap<String, Vec<(RingName, PathBuf)>>,
+    until: Option<Instant>,
+) -> Vec<DeadJob> {
     let host = host_name();
     let dead = |(job, rings)| dead_job(directory.join(job), rings, &host);
-    jobs.into_iter().filter_map(dead).collect()
+    let looked_at = jobs.into_iter().take_while(|_| !has_passed(until));
+    looked_at.filter_map(dead).collect()
+}
+
+fn has_passed(until: Option<Instant>) -> bool {
+    until.is_some_and(|until| Instant::now() >= until)
 }
 
 /// The memory that a file occupies. The system counts blocks of 512 bytes, whatever the block size of the file system

@@ -1,8 +1,9 @@
 //! The plug-in's state in its process. The first communicator creates it, and a forked child does not use it. A clean
-//! exit removes the ring.
+//! exit removes the ring; the rings of dead jobs are removed when the state is created.
 
 use crate::process::Process;
 use crate::settings::{self, CommunicatorIdentity, Events, IdentitySource};
+use rcomm_recorder::publish::{KeptJobs, remove_jobs_beside_within};
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -17,6 +18,8 @@ static PROCESS: OnceLock<Option<Process>> = OnceLock::new();
 static OPENER: AtomicU32 = AtomicU32::new(0);
 /// The longest time that another thread's communicator waits for the ring.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long rings of dead jobs are looked at and removed.
+const OLD_RINGS: Duration = Duration::from_secs(10);
 
 /// The plug-in's state, if it records.
 #[inline]
@@ -35,6 +38,9 @@ pub(crate) fn opened(
     match OPENER.compare_exchange(0, this_process, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => {
             let _ = PROCESS.set(guarded(None, || open(first, has_calls)));
+            if let Some(process) = process() {
+                guarded((), || remove_old_rings(process));
+            }
         }
         Err(opener) if opener != this_process => return None,
         Err(_) => {
@@ -45,6 +51,31 @@ pub(crate) fn opened(
         }
     }
     process()
+}
+
+/// Removes the rings of dead jobs beyond the default limits, on a thread of its own: they are other jobs', so the
+/// communicator does not wait for the disk, and the job does not fail by it. The thread takes no signal of the program's.
+fn remove_old_rings(process: &'static Process) {
+    let remove = || {
+        block_signals();
+        guarded((), || {
+            remove_jobs_beside_within(&process.recorder, &KeptJobs::default(), OLD_RINGS);
+        });
+    };
+    // Without the thread, the next job that looks removes them.
+    let _ = std::thread::Builder::new()
+        .name("rcomm/old-rings".to_owned())
+        .spawn(remove);
+}
+
+fn block_signals() {
+    let mut all = std::mem::MaybeUninit::uninit();
+    // SAFETY: `sigfillset` initializes the set, which lives until both calls return. They change the mask of this thread
+    // alone.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), std::ptr::null_mut());
+    }
 }
 
 /// Prints one line to standard error. If it cannot be written, it is lost.

@@ -81,6 +81,8 @@ fn part() {
         "collnet" => crate::recorded::collnet(&plugin),
         "plans" => crate::unreported::plans(&plugin),
         "crowded" => crate::recorded::crowded(&plugin),
+        "dead" => crate::old_rings::dead(),
+        "tidy" => crate::old_rings::tidy(&plugin),
         "exits" => crate::races::exits(Box::leak(Box::new(plugin))),
         other => panic!("no part {other}"),
     }

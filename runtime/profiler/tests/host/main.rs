@@ -21,6 +21,7 @@ mod life;
 mod loader;
 mod neighbors;
 mod network;
+mod old_rings;
 mod orders;
 mod races;
 mod random;

@@ -197,8 +197,9 @@ impl PeerChannel {
     /// message that is kept for another receive. The peer is rank `peer` of the group, which is `rank` in the world.
     ///
     /// # Errors
-    /// `Mismatch` if the message does not fit the receive; `Gone` if a reply cannot be written, or if the channel ended
-    /// and no message is kept that a posted receive may take; `Garbled` if the peer violates the protocol.
+    /// `Mismatch` if the message does not fit the receive; `Gone` if the receive's own reply cannot be written, or if the
+    /// channel ended, or takes no reply, and neither bytes that have arrived nor a kept message are left that a posted
+    /// receive may take; `Garbled` if the peer violates the protocol.
     pub(super) fn receive(
         &mut self,
         request: &mut Request,
@@ -207,7 +208,8 @@ impl PeerChannel {
         rank: Rank,
     ) -> Result<bool, Failure> {
         let gone = |error| Failure::Gone(rank, Some(error));
-        let mut has_advanced = self.reply().map_err(gone)?;
+        let replied = self.reply();
+        let mut has_advanced = matches!(replied, Ok(true));
         if matches!(request.stage, Stage::Receive { .. })
             && let Some(kept) = self.take_unexpected(request)
         {
@@ -249,7 +251,11 @@ impl PeerChannel {
             self.incoming = Incoming::Skip { left: frame.len };
             return Err(frame.misfits(request.dtype, bytes.len() as u64, peer, rank));
         }
-        Ok(has_advanced)
+        match replied {
+            // What the peer has sent before its end can still be received, by other threads too.
+            Err(error) if !has_advanced && !self.has_match_for_waiting() => Err(gone(error)),
+            _ => Ok(has_advanced),
+        }
     }
 
     /// Reads bytes that have arrived, for `mine` or for the requests to which they belong; returns whether anything
@@ -499,6 +505,29 @@ mod tests {
         assert!(channel.receive(&mut any, &mut into, 0, 1).unwrap());
         assert_eq!((into, any.source()), ([5], Some(0)));
         // No message is left for the second receive.
+        let end = channel.receive(&mut second, &mut [0], 0, 1);
+        assert!(matches!(end, Err(Failure::Gone(1, Some(_)))));
+    }
+
+    #[test]
+    fn a_kept_message_is_received_though_the_peer_takes_no_reply_any_more() {
+        let mut channel = channel_with_messages(&[5]);
+        let mut any = post_receive(&mut channel, 1, true);
+        let mut second = post_receive(&mut channel, 2, false);
+        while channel.kept.is_empty() {
+            channel.receive(&mut second, &mut [0], 0, 1).unwrap();
+        }
+        // The peer has closed its end: it resets the connection at the first reply.
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while channel.reply().is_ok() {
+            assert!(std::time::Instant::now() < until, "replies are still taken");
+            channel.replies.push_back([0; FRAME_BYTES]);
+            std::thread::yield_now();
+        }
+        assert!(!channel.receive(&mut second, &mut [0], 0, 1).unwrap());
+        let mut into = [0];
+        assert!(channel.receive(&mut any, &mut into, 0, 1).unwrap());
+        assert_eq!(into, [5]);
         let end = channel.receive(&mut second, &mut [0], 0, 1);
         assert!(matches!(end, Err(Failure::Gone(1, Some(_)))));
     }

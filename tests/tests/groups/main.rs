@@ -242,6 +242,31 @@ fn an_object_of_another_type_is_refused_by_its_receiver_and_the_group_stays_usab
     });
 }
 
+/// A value that the program cannot read: it panics.
+#[derive(serde::Serialize)]
+struct Unreadable;
+
+impl<'de> serde::Deserialize<'de> for Unreadable {
+    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        panic!("on purpose")
+    }
+}
+
+#[test]
+fn a_panic_of_the_program_on_a_groups_thread_fails_the_operation_and_names_no_other_rank() {
+    run(2, |world| {
+        let both = world.new_group(&[0, 1], &GroupOptions::default()).unwrap();
+        let work = both.broadcast_object_async(Unreadable, 0).unwrap();
+        let done = work.wait();
+        if world.rank() == 1 {
+            let error = done.map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Backend, "{error}");
+            assert!(error.to_string().contains("has panicked"), "{error}");
+        }
+        world.group().barrier().unwrap();
+    });
+}
+
 #[test]
 fn an_object_longer_than_the_limit_is_refused() {
     run(2, |world| {

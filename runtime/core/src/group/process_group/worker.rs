@@ -7,9 +7,10 @@
 use crate::backend::{Done, Observer, Pending, Progress};
 use crate::op::Op;
 use crate::op::deadline::Deadline;
-use crate::op::error::{Error, Result};
+use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::monitor::{Monitor, Shared};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -144,7 +145,8 @@ impl<S: Shared<QueueState>> JobQueue<S> {
         let is_ready = |queue: &QueueState| !queue.jobs.is_empty() || queue.closed;
         let next = || self.0.when(None, is_ready, |queue| queue.jobs.pop_front());
         while let Some(job) = next() {
-            job();
+            // A panic, which was reported when it happened, ends its job alone: later ones are other operations.
+            let _ = catch_unwind(AssertUnwindSafe(job));
             self.end_one();
         }
     }
@@ -167,14 +169,18 @@ impl PendingJob {
         })
     }
 
-    /// Runs `body`, and notifies the observer of its start and end.
+    /// Runs `body`, and notifies the observer of its start and end. A panic in `body`, which may run code of the program
+    /// that reads an object, ends the operation with an error.
     pub(super) fn run(&self, body: impl FnOnce() -> Result<()>) {
         *lock(&self.progress) = Progress::Started;
         let observer = lock(&self.observer).take();
         if let Some(observer) = &observer {
             observer.started();
         }
-        let result = body();
+        let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+            let message = "this rank's part of the operation has panicked: the message is on the standard error";
+            Err(Error::new(ErrorKind::Backend, message))
+        });
         *lock(&self.progress) = match result {
             Ok(()) => Progress::Completed(Done::default()),
             Err(error) => Progress::Failed(error),
@@ -206,5 +212,23 @@ impl Pending for PendingJob {
     /// Always `None`: the operation owns no buffers, and its caller gets the result from its `Work`.
     fn reclaim(&self) -> Option<Op<'static>> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_job_that_panics_ends_alone() {
+        let worker = Worker::new("worker");
+        let (ran, has_run) = channel();
+        worker.push(Box::new(|| panic!("on purpose")));
+        worker.push(Box::new(move || ran.send(()).unwrap()));
+        worker.start("test").unwrap();
+        let limit = Duration::from_secs(60);
+        has_run.recv_timeout(limit).unwrap();
+        assert!(worker.drain(Deadline::In(limit)));
     }
 }

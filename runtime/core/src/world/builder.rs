@@ -319,6 +319,7 @@ impl<B: BackendSet> WorldBuilder<B> {
         };
         let shared = Arc::new(WorldShared {
             checks: AtomicBool::new(config.debug != DebugLevel::Off),
+            is_ending: AtomicBool::new(false),
             failed_rounds: AtomicU32::new(0),
             remaining: AtomicU32::new(place.world_size),
             place,

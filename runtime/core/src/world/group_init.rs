@@ -9,6 +9,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::op::hints::Hints;
 use crate::store::{BatchReply, BatchRequest, PrefixStore, Store, StoreQuery};
+use crate::watch::watched::WatchedGroup;
 use crate::world::WorldShared;
 use rcomm_recorder::model::{ProcessGroupInfo, Rank};
 use sha2::{Digest, Sha256};
@@ -89,6 +90,7 @@ impl WorldShared {
         origin: Origin<'_>,
     ) -> Result<ProcessGroup> {
         let place = &self.place;
+        self.check_going_on(&name)?;
         let wire_id = wire_id(&name, &ranks, place.attempt);
         let info = ProcessGroupInfo {
             id: self.next_id.fetch_add(1, Ordering::Relaxed),
@@ -179,11 +181,28 @@ impl WorldShared {
             hints: options.hints.clone(),
         };
         let group = Group::new(parts);
+        // The world closes the groups that it knows once it has begun to end: this one may have come after that, and no
+        // watchdog would end its operations.
+        if let Err(error) = self.check_going_on(&group.info().name) {
+            if let Err(open) = group.shut_down(deadline) {
+                group.close(None, open);
+            }
+            return Err(error);
+        }
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         registry.retain(|group| group.strong_count() > 0);
         registry.push(Arc::downgrade(&group));
         drop(registry);
         Ok(ProcessGroup::over(group))
+    }
+
+    /// Refuses a group once the world has begun to end.
+    fn check_going_on(&self, name: &str) -> Result<()> {
+        if !self.is_ending.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let message = "the world ends, or is made anew: no group can be made in it";
+        Err(Error::new(ErrorKind::Closed, message).in_group(name))
     }
 
     /// Records that a group could not be made, which leaves no operation in the record. Without this note, the record

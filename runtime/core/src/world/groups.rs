@@ -43,27 +43,25 @@ impl<B> World<B> {
     /// # Errors
     /// Those of [`new_group`](Self::new_group).
     pub fn shared_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
-        let find = || {
-            let mut shared = self
-                .shared
-                .reused
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            shared.retain(|(_, group)| group.refusal().is_none());
+        let reused = || {
+            let reused = &self.shared.reused;
+            reused.lock().unwrap_or_else(PoisonError::into_inner)
+        };
+        let (known, refused) = {
+            let mut shared = reused();
+            let refused = shared.extract_if(.., |(_, group)| group.refusal().is_some());
+            let refused: Vec<_> = refused.collect();
             let mut known = shared.iter();
             let known = known.find(|(desc, group)| *desc == options.desc && group.ranks() == ranks);
-            known.map(|(_, group)| group.clone())
+            (known.map(|(_, group)| group.clone()), refused)
         };
-        if let Some(known) = find() {
+        // Without the lock: the end of a group may take long, and may run code of the program that calls this.
+        drop(refused);
+        if let Some(known) = known {
             return Ok(known);
         }
         let group = self.new_group(ranks, options)?;
-        let mut shared = self
-            .shared
-            .reused
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        shared.push((options.desc.clone(), group.clone()));
+        reused().push((options.desc.clone(), group.clone()));
         Ok(group)
     }
 

@@ -123,7 +123,7 @@ impl<B: BackendSet> World<B> {
 
     /// Ends everything of this world but its store; returns the store's server if it runs in this process.
     fn end_for_next(&mut self, deadline: Deadline) -> Option<TcpStoreServer> {
-        for group in self.shared.watch.groups().iter().rev() {
+        for group in self.shared.last_groups().iter().rev() {
             if let Err(error) = group.shut_down(deadline) {
                 group.close(None, error);
             }

@@ -39,6 +39,7 @@ use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::{Store, TcpStore, TcpStoreServer};
 use crate::watch::dump_writer::{DumpHandle, Dumps};
 use crate::watch::watchdog::{Watch, Watchdog};
+use crate::watch::watched::{Held, WatchedGroup};
 use crate::world::job_secret::JobSecret;
 use crate::world::step_meter::StepMeter;
 use rcomm_recorder::model::Rank;
@@ -119,6 +120,8 @@ pub(crate) struct WorldShared {
     remaining: AtomicU32,
     /// Whether groups that are made from now on compare what their ranks issue.
     checks: AtomicBool,
+    /// Set before the groups of a world that ends are closed: a group that is made at that time is none of these.
+    is_ending: AtomicBool,
     /// How many rounds to make this world anew have failed.
     failed_rounds: AtomicU32,
     /// How many groups were made with each name and list of members.
@@ -350,7 +353,7 @@ impl<B> World<B> {
     fn end(mut self, timeout: Duration, others: Others) -> Result<()> {
         let deadline = Deadline::In(timeout).started();
         let mut result = Ok(());
-        for group in self.shared.watch.groups().iter().rev() {
+        for group in self.shared.last_groups().iter().rev() {
             let closed = group.shut_down(deadline);
             if result.is_ok() {
                 result = closed;
@@ -409,7 +412,7 @@ impl<B> Drop for World<B> {
             rank = self.shared.place.rank,
             "the world was dropped without shutdown: its groups are aborted, its ring is kept"
         );
-        for group in self.shared.watch.groups().iter().rev() {
+        for group in self.shared.last_groups().iter().rev() {
             let error = Error::new(ErrorKind::Closed, "the world was dropped without shutdown");
             group.close(None, error.in_group(group.label()));
         }
@@ -442,6 +445,12 @@ impl WorldShared {
                 group.close(None, error.in_group(group.label()));
             }
         }
+    }
+
+    /// The groups that are to be closed as the world ends. No group is made from then on.
+    fn last_groups(&self) -> Held<dyn WatchedGroup> {
+        self.is_ending.store(true, Ordering::SeqCst);
+        self.watch.groups()
     }
 
     /// Whether a group of this world has failed or was aborted.

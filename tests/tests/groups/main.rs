@@ -3,6 +3,7 @@
 
 mod blocks;
 mod elsewhere;
+mod ending;
 mod keys;
 mod lanes;
 mod last_handle;

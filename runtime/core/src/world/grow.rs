@@ -5,7 +5,7 @@ use super::init::open_recorder;
 use super::job_secret::JobSecret;
 use super::round::Round;
 use super::session::MeetingStore;
-use super::{World, WorldBuilder};
+use super::{World, WorldBuilder, WorldShared};
 use crate::backend::BackendSet;
 use crate::config::Config;
 use crate::config::rendezvous::Rendezvous;
@@ -13,7 +13,7 @@ use crate::op::deadline::Deadline;
 use crate::op::error::{Error, ErrorKind, Result};
 use crate::store::TcpStoreServer;
 use rcomm_recorder::model::Rank;
-use rcomm_recorder::record::OnConflict;
+use rcomm_recorder::record::{FlightRecorder, OnConflict};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -39,7 +39,8 @@ impl<B: BackendSet> World<B> {
     /// `InvalidArgument` if the caller is in the list, if a listed rank is not in the group, or if `size` leaves no
     /// place for a remaining rank; `Mismatch` if another rank gives another list or size. `Rendezvous` names the ranks
     /// that did not come. After these errors the old world is as it was, but for the groups with a lost member, which
-    /// may be aborted, and the call may be repeated, also with another list. After any other error the world may have
+    /// may be aborted, and the call may be repeated, also with another list: the n-th calls of all ranks belong together,
+    /// without those that returned `InvalidArgument` for their arguments. After any other error the world may have
     /// ended: a further call then returns `Closed`. A world whose backends or dump writer are the program's own needs
     /// [`grow_with`](Self::grow_with).
     pub fn grow(&mut self, lost: &[Rank], size: u32) -> Result<()> {
@@ -60,24 +61,9 @@ impl<B: BackendSet> World<B> {
         let (shared, attempt) = (self.shared.clone(), round.attempt);
         shared.abort_groups_with(lost);
         let deadline = Deadline::In(builder.config.init_timeout).started();
-        round.publish(&*shared.store)?;
-        let place = place_in(&shared.place, &round);
-        let config = config_at(&builder.config, &place);
-        let ring = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
-        let ring = ring.ok_or_else(|| {
-            let message = format!("another process records as this rank of attempt {attempt}");
-            Error::new(ErrorKind::Io, message)
-        })?;
-        let store = MeetingStore::of_unknown_past(shared.store.clone());
-        let met = JobSecret::of(&config, &place).and_then(|secret| {
-            let ring = Some(ring.clone());
-            Meeting::hold(place, config, (store, secret), ring, deadline)
-        });
-        let meeting = met.inspect_err(|_| {
-            // The old world goes on, and its record is the newest again.
-            if let Err(error) = ring.discard() {
-                tracing::warn!(%error, "the ring file could not be removed");
-            }
+        let met = shared.meet_anew(&round, &builder.config, deadline);
+        let (meeting, ring) = met.inspect_err(|_| {
+            // Also where this rank has not met the others: they count the round, which fails for them too.
             shared.failed_rounds.fetch_add(1, Ordering::Relaxed);
         })?;
         let server = self.end_for_next(deadline);
@@ -138,6 +124,45 @@ impl<B: BackendSet> World<B> {
             tracing::warn!(%error, "the ring file could not be removed");
         }
         threads.server.take()
+    }
+}
+
+impl WorldShared {
+    /// Meets the ranks of this round. Returns the meeting, and this rank's ring in the new world.
+    ///
+    /// # Errors
+    /// `Mismatch` if another rank wants another round; `Rendezvous` names the ranks that did not come; `Io` if another
+    /// process has the place of this rank's ring, or the recorder cannot make it; otherwise the store's error, or
+    /// `InvalidArgument` for options that cannot be used. The old world is then as it was, and its record is the newest
+    /// again.
+    fn meet_anew(
+        &self,
+        round: &Round,
+        config: &Config,
+        deadline: Deadline,
+    ) -> Result<(Meeting, Arc<FlightRecorder>)> {
+        round.publish(&*self.store)?;
+        let place = place_in(&self.place, round);
+        let config = config_at(config, &place);
+        let ring = open_recorder(&place, &config, OnConflict::Refuse)?.map(Arc::new);
+        let ring = ring.ok_or_else(|| {
+            let message = format!(
+                "another process records as this rank of attempt {}",
+                round.attempt
+            );
+            Error::new(ErrorKind::Io, message)
+        })?;
+        let store = MeetingStore::of_unknown_past(self.store.clone());
+        let met = JobSecret::of(&config, &place).and_then(|secret| {
+            let ring = Some(ring.clone());
+            Meeting::hold(place, config, (store, secret), ring, deadline)
+        });
+        let meeting = met.inspect_err(|_| {
+            if let Err(error) = ring.discard() {
+                tracing::warn!(%error, "the ring file could not be removed");
+            }
+        })?;
+        Ok((meeting, ring))
     }
 }
 

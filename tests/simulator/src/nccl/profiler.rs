@@ -219,8 +219,9 @@ pub(super) struct Part {
 }
 
 thread_local! {
-    /// The event of the thread's outermost group call.
-    static GROUP: Cell<Event> = const { Cell::new(Event(0)) };
+    /// The event of the thread's outermost group call; `None` if that was not reported. A plug-in that has no place for the
+    /// event gives no handle, and is not asked again in this group.
+    static GROUP: Cell<Option<Event>> = const { Cell::new(None) };
 }
 
 /// Returns NCCL's `commHash` of these parts: `eatHash` of include/bitops.h over each, then `digestHash` (init.cc).
@@ -303,14 +304,15 @@ impl Context {
         if parts.is_empty() || mask() & GROUP_API == 0 {
             return parts;
         }
-        if GROUP.get().0 == 0 {
+        if GROUP.get().is_none() {
             let mut details = Details { words: [0; 11] };
             details.group_api = GroupApi {
                 graph_captured: is_captured,
                 depth: 1,
             };
-            GROUP.set(self.start(GROUP_API, Event::default(), details));
+            GROUP.set(Some(self.start(GROUP_API, Event::default(), details)));
         }
+        let group = GROUP.get().unwrap_or_default();
         for part in &mut parts {
             let mut details = Details { words: [0; 11] };
             let kind = match part.peer {
@@ -337,7 +339,7 @@ impl Context {
                 }
             };
             if mask() & kind != 0 {
-                part.api_event = self.start(kind, GROUP.get(), details);
+                part.api_event = self.start(kind, group, details);
                 stop(part.api_event);
             }
         }
@@ -448,7 +450,7 @@ pub(super) fn device_stops(channels: &[Event]) {
 
 /// Reports the end of the thread's outermost group call.
 pub(super) fn group_ends() {
-    stop(GROUP.replace(Event::default()));
+    stop(GROUP.take().unwrap_or_default());
 }
 
 fn stop(event: Event) {

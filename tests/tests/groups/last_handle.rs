@@ -152,6 +152,44 @@ fn a_group_that_a_loop_over_all_groups_holds_last_ends_on_a_thread_of_its_own() 
 }
 
 #[test]
+fn a_handle_of_an_operation_that_is_released_last_does_not_hold_up_its_thread() {
+    let (ended, has_ended) = channel();
+    let (go_on, may_go_on) = channel();
+    let ends = Mutex::new(Some((ended, may_go_on)));
+    let config = Config {
+        backend: format!("cpu:{}", hooked::NAME),
+        ..world::config(0, 1)
+    };
+    let make = move |group: &GroupContext| {
+        let is_slow = group.info.desc == SLOW;
+        let ends = is_slow.then(|| ends.lock().unwrap().take()).flatten();
+        Slow(ends.map(Mutex::new))
+    };
+    let inner = FakeFabric::new().factory(0);
+    let factory = move |_: &_| Ok(hooked::factory(inner, make));
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let builder = World::builder(config).store(store);
+    let world = builder.backend(factory).init().unwrap();
+    let group = world.new_group(&[0], &GroupOptions::named(SLOW)).unwrap();
+    let work = group.all_reduce_async(vec![1u8], ReduceOp::Sum).unwrap();
+    work.join().unwrap();
+    drop(group);
+    // The watchdog lets go of the operation in its next round.
+    wait_until("the last record", || {
+        let entries = world.snapshot().entries;
+        entries
+            .last()
+            .is_some_and(|entry| entry.retired)
+            .then_some(())
+    });
+    work.release();
+    let thread = has_ended.recv_timeout(LONG).unwrap();
+    assert_eq!(thread, "rcomm/group-end");
+    go_on.send(()).unwrap();
+    world.shutdown().unwrap();
+}
+
+#[test]
 fn a_callback_of_the_watchdog_may_drop_the_world() {
     let carrier = Carrier::Fake(FakeFabric::new());
     let over = Barrier::new(2);

@@ -77,6 +77,15 @@ impl<T> Work<T> {
         }
     }
 
+    /// Gives the handle up, on a thread that must not wait. If no other handle of the group is left, dropping this one would
+    /// end the group on the caller's thread, which may take long: this ends it on a thread of its own.
+    pub fn release(self) {
+        let Self { in_flight, unpack } = self;
+        // The closure may hold the group.
+        drop(unpack);
+        in_flight.release();
+    }
+
     fn take_unpack(&mut self) -> Option<Unpack<T>> {
         let unpack = self.unpack.get_mut();
         unpack.unwrap_or_else(PoisonError::into_inner).take()

@@ -2,17 +2,16 @@
 
 use super::errors::{exception_for, used_after_fork};
 use super::issue::{ReturnValue, Shared, duration};
+use crate::process_group::detached::{CoreWork, SharedWork};
 use crate::process_group::fork::OfProcess;
 use pyo3::intern;
 use pyo3::prelude::*;
-use rcomm::{Done, Error, ErrorKind, Op, WorkStatus};
+use rcomm::{Done, Error, ErrorKind, WorkStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-type CoreWork = rcomm::Work<(Op<'static>, Done)>;
-
 enum WorkState {
-    UnderWay(Arc<CoreWork>),
+    UnderWay(SharedWork),
     Ended(Result<Done, Error>),
 }
 
@@ -35,7 +34,7 @@ impl WorkCell {
     }
 
     /// The operation, if it is not known to have ended. No lock is held afterwards.
-    fn under_way(&self) -> Option<Arc<CoreWork>> {
+    fn under_way(&self) -> Option<SharedWork> {
         match &*self.state() {
             WorkState::UnderWay(work) => Some(work.clone()),
             WorkState::Ended(_) => None,
@@ -87,7 +86,9 @@ impl ArrayWork {
             timeout,
             op: work.op().name(),
             seq: work.seq(),
-            inner: OfProcess::new(WorkCell(Mutex::new(WorkState::UnderWay(Arc::new(work))))),
+            inner: OfProcess::new(WorkCell(Mutex::new(WorkState::UnderWay(SharedWork::new(
+                work,
+            ))))),
             shared,
         }
     }

@@ -1,7 +1,8 @@
-//! [`Detached`]: a value that is dropped without the interpreter's lock.
+//! [`Detached`]: a value that is dropped without the interpreter's lock; [`SharedWork`]: an operation whose group does not
+//! end under that lock.
 
 use pyo3::prelude::*;
-use rcomm::ProcessGroup;
+use rcomm::{Done, Op, ProcessGroup};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -40,5 +41,37 @@ impl<T: Send> Drop for Detached<T> {
         let mut value = Some(unsafe { ManuallyDrop::take(&mut self.0) });
         // A thread that cannot have the lock, since the interpreter has ended, drops the value below.
         let _ = Python::try_attach(|py| py.detach(|| drop(value.take())));
+    }
+}
+
+pub(crate) type CoreWork = rcomm::Work<(Op<'static>, Done)>;
+
+/// An operation of a Python object, which is mostly dropped under the interpreter's lock. The operation's group may have no
+/// other handle any more: then it ends on a thread of its own. Unlike [`Detached`], this costs nothing where it does not
+/// end.
+#[derive(Clone)]
+pub(crate) struct SharedWork(ManuallyDrop<Arc<CoreWork>>);
+
+impl SharedWork {
+    pub(crate) fn new(work: CoreWork) -> Self {
+        Self(ManuallyDrop::new(Arc::new(work)))
+    }
+}
+
+impl Deref for SharedWork {
+    type Target = CoreWork;
+
+    fn deref(&self) -> &CoreWork {
+        &self.0
+    }
+}
+
+impl Drop for SharedWork {
+    fn drop(&mut self) {
+        // SAFETY: the value is taken here alone, once, and `self` is not used afterwards.
+        let work = unsafe { ManuallyDrop::take(&mut self.0) };
+        if let Some(work) = Arc::into_inner(work) {
+            work.release();
+        }
     }
 }

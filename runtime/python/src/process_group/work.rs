@@ -1,6 +1,7 @@
 //! [`Work`]: an operation under way, with the methods that PyTorch's programs call.
 
 use super::callbacks::Callbacks;
+use super::detached::{CoreWork, SharedWork};
 use super::errors::{exception_for, of_torch};
 use super::fork::OfProcess;
 use super::options::duration;
@@ -8,13 +9,11 @@ use super::tensor::CopyBack;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use rcomm::{Done, Error, Op, WorkStatus};
+use rcomm::{Done, Error, WorkStatus};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
-
-pub(crate) type CoreWork = rcomm::Work<(Op<'static>, Done)>;
 
 /// The results of an operation.
 pub(crate) struct Results {
@@ -24,7 +23,7 @@ pub(crate) struct Results {
 }
 
 enum WorkState {
-    UnderWay(Arc<CoreWork>),
+    UnderWay(SharedWork),
     Ended(Result<Done, Error>),
 }
 
@@ -61,7 +60,7 @@ impl Work {
         callbacks: Arc<Callbacks>,
     ) -> Self {
         let (name, seq) = (work.op().name(), work.seq());
-        let state = WorkState::UnderWay(Arc::new(work));
+        let state = WorkState::UnderWay(SharedWork::new(work));
         Self::new(state, results, timeout, (name, seq), callbacks)
     }
 
@@ -125,7 +124,7 @@ impl WorkCell {
     }
 
     /// The operation, if it is not known to have ended. No lock is held afterwards.
-    fn under_way(&self) -> Option<Arc<CoreWork>> {
+    fn under_way(&self) -> Option<SharedWork> {
         match &*self.state() {
             WorkState::UnderWay(work) => Some(work.clone()),
             WorkState::Ended(_) => None,

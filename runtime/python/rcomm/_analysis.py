@@ -77,11 +77,14 @@ class Report:
 
     def __str__(self) -> str:
         if self._paths:
-            return _fr("analyze", *self._options, "--color", "never", *self._paths).stdout.rstrip()
+            text = _fr("analyze", *self._options, "--color", "never", *self._paths).stdout.rstrip()
+            if text:
+                return text
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """The lines of the text for a running job, which has no files that ``rcomm-fr`` could read again."""
+        """The lines of the text where there are no files that ``rcomm-fr`` could read again: for a running job, and once
+        the records are gone."""
         word = self.verdict.upper()
         if not self.findings:
             end = self.raw.get("end") or {}
@@ -103,15 +106,21 @@ class Report:
     def html(self) -> str:
         """The report as one HTML page that needs no other files. Runs ``rcomm-fr`` and waits for it.
 
-        Raises AnalysisError for the report of `analyze(job=...)`, which has no files, and FileNotFoundError if
-        ``rcomm-fr`` is missing.
+        Raises AnalysisError if the records can no longer be read, and for the report of `analyze(job=...)`, which has
+        no files; FileNotFoundError if ``rcomm-fr`` is missing.
         """
         if not self._paths:
             raise AnalysisError("a look at a running job has no page: analyze its rings or dumps")
-        return _fr("analyze", *self._options, "--format", "html", *self._paths).stdout
+        done = _fr("analyze", *self._options, "--format", "html", *self._paths)
+        if not done.stdout:
+            raise AnalysisError(_failure_text(done))
+        return done.stdout
 
     def _repr_html_(self) -> str | None:
-        return self.html() if self._paths else None
+        try:
+            return self.html()
+        except AnalysisError:
+            return None
 
     @property
     def entries(self) -> Table:

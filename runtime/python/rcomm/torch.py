@@ -126,34 +126,55 @@ def why_on_signal(number: int = signal.SIGUSR2) -> None:
     interpreter writes each signal into a pipe (``signal.set_wakeup_fd``), and a thread of this module reads the pipe.
     The thread needs the interpreter's lock, which PyTorch's waits give up.
 
-    Replaces the signal's handler. Raises ValueError outside of the main thread, and RuntimeError if another library,
-    such as asyncio, has already called ``signal.set_wakeup_fd``.
+    Replaces the signal's handler. May be called again for other signals. Raises ValueError outside of the main thread,
+    OSError or ValueError for a number that takes no handler, and RuntimeError if another library, such as asyncio, has
+    already called ``signal.set_wakeup_fd``.
     """
-    reads, writes = os.pipe()
-    for end in (reads, writes):
-        os.set_blocking(end, end == reads)
+    global _why_pipe
+    process, reads, writes = _why_pipe or (0, -1, -1)
+    # A forked child has its parent's pipe, and not the thread that reads it.
+    inherited, is_new = writes, process != os.getpid()
+    if is_new:
+        reads, writes = os.pipe()
+        for end in (reads, writes):
+            os.set_blocking(end, end == reads)
     try:
         before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-        if before != -1:
+        if before not in (-1, inherited):
             signal.set_wakeup_fd(before)
             raise RuntimeError("another library has called signal.set_wakeup_fd()")
-        signal.signal(number, lambda *_: None)
+        try:
+            signal.signal(number, lambda *_: None)
+        except BaseException:
+            # Else the interpreter would write into whatever gets the number of the pipe that is closed below.
+            signal.set_wakeup_fd(before, warn_on_full_buffer=False)
+            raise
     except BaseException:
-        os.close(reads)
-        os.close(writes)
+        if is_new:
+            os.close(reads)
+            os.close(writes)
         raise
+    _why_numbers.add(number)
+    if is_new:
+        _why_pipe = (os.getpid(), reads, writes)
+        threading.Thread(target=_answer_signals, args=(reads,), name="rcomm-why", daemon=True).start()
 
-    def answer() -> None:
-        while numbers := os.read(reads, 512):
-            # Other signals come through the same pipe.
-            if number in numbers:
-                try:
-                    text = str(why())
-                except Exception as error:
-                    text = f"rcomm: {error}"
-                print(text, file=sys.stderr, flush=True)
 
-    threading.Thread(target=answer, name="rcomm-why", daemon=True).start()
+# The pipe into which the interpreter writes the signals of `why_on_signal`: the process that made it, and its two ends. And
+# the numbers of these signals.
+_why_pipe: tuple[int, int, int] | None = None
+_why_numbers: set[int] = set()
+
+
+def _answer_signals(reads: int) -> None:
+    while numbers := os.read(reads, 512):
+        # Other signals come through the same pipe.
+        if not _why_numbers.isdisjoint(numbers):
+            try:
+                text = str(why())
+            except Exception as error:
+                text = f"rcomm: {error}"
+            print(text, file=sys.stderr, flush=True)
 
 
 _lock = threading.Lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,6 +173,52 @@ def test_signal_prints_the_verdict_while_the_main_thread_waits_in_pytorch(job, t
     until(lambda: len(list(started.rings.glob("*.ring"))) == 2)
     until(lambda: all_reduces(started, tmp_path, 0) == 2)
     assert until(answered)
+
+
+def test_signals_of_why_are_added_and_refused_ones_leave_other_libraries_alone():
+    program = """
+import asyncio, os, signal
+import pytest
+from rcomm.torch import why_on_signal
+
+with pytest.raises(OSError):
+    why_on_signal(signal.SIGKILL)
+# Nothing writes into the pipe that the refused call has closed.
+assert signal.set_wakeup_fd(-1) == -1
+why_on_signal()
+why_on_signal(signal.SIGUSR1)
+own = signal.set_wakeup_fd(-1)
+os.fstat(own)
+with pytest.raises(OSError):
+    why_on_signal(signal.SIGKILL)
+other = os.pipe()[1]
+os.set_blocking(other, False)
+signal.set_wakeup_fd(other)
+with pytest.raises(RuntimeError, match="another library"):
+    why_on_signal()
+assert signal.set_wakeup_fd(own) == other
+child = os.fork()
+if child == 0:
+    # The thread that answers is the parent's.
+    why_on_signal()
+    assert signal.set_wakeup_fd(-1) != own
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=300, check=True)
+
+
+def test_report_keeps_its_text_when_the_records_are_gone(tmp_path):
+    ring = _native.Ring("gone", 0, 2, directory=tmp_path, entries=64)
+    report = rcomm.analyze(tmp_path / "gone")
+    assert report.verdict.upper() in str(report)
+    assert report._repr_html_()
+    del ring
+    shutil.rmtree(tmp_path / "gone")
+    assert report.verdict.upper() in str(report)
+    assert report._repr_html_() is None
+    with pytest.raises(rcomm.AnalysisError):
+        report.html()
 
 
 def all_reduces(job, tmp_path: Path, rank: int) -> int:

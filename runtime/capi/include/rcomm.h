@@ -162,6 +162,10 @@ typedef struct rcomm_device_memory rcomm_device_memory;
 // An ordered set of ranks that call operations together.
 typedef struct rcomm_group rcomm_group;
 
+// Segments of device memory that NCCL allocates, for an allocator that cuts them into tensors. Groups with which the
+// pool is registered use the memory directly.
+typedef struct rcomm_pool rcomm_pool;
+
 // Averages the gradients of a model over the ranks of a group.
 typedef struct rcomm_reducer rcomm_reducer;
 
@@ -176,6 +180,13 @@ typedef struct rcomm_symmetric rcomm_symmetric;
 
 // The place for the value that a function of a store has read: see `rcomm_value_set`.
 typedef struct rcomm_value rcomm_value;
+
+// Collectives of small values over a store: for the control of a job, where no group is there yet, or none is usable.
+// Calls of the same handle run one after the other.
+typedef struct rcomm_store_collectives rcomm_store_collectives;
+
+// Values that a collective over the store has returned, numbered from 0.
+typedef struct rcomm_values rcomm_values;
 
 // A wait of the program's, which is counted from its begin to its end.
 typedef struct rcomm_wait rcomm_wait;
@@ -196,6 +207,18 @@ typedef struct rcomm_reduction {
   // Factor of this rank's input; used for `RCOMM_PREMUL_SUM` only.
   double factor;
 } rcomm_reduction;
+
+// The device memory of a group's communicators on one rank, in bytes.
+typedef struct rcomm_comm_memory {
+  // All device memory that the library counts.
+  uint64_t total;
+  // What `rcomm_group_suspend` keeps.
+  uint64_t persistent;
+  // What `rcomm_group_suspend` releases, or has released.
+  uint64_t releasable;
+  // 1 if the releasable memory is released now, else 0.
+  int32_t is_released;
+} rcomm_comm_memory;
 
 // The functions of a store of the caller, and the argument that each of them gets first. Keys are texts that end with
 // a zero byte; values are any bytes. A function returns 0, or another number if the store failed.
@@ -351,6 +374,103 @@ int32_t rcomm_all_to_all_v_single(const struct rcomm_group *group,
                                   const size_t *output_splits,
                                   uint8_t dtype,
                                   struct rcomm_work **work);
+
+// Releases the device memory of the group's communicators that can be made again, for example while the program
+// generates between two phases of training. Operations on devices are refused until `rcomm_group_resume`. All members
+// call this. Waits for the other members and the operations under way, for the handle's time-out at most; after
+// `RCOMM_TIMEOUT` the group is unusable. `RCOMM_UNSUPPORTED` if the group has no backend for devices, or its NCCL is too
+// old; `RCOMM_INVALID_ARGUMENT` if the group is suspended.
+//
+// # Safety
+// `group` is a valid handle.
+int32_t rcomm_group_suspend(const struct rcomm_group *group);
+
+// Undoes `rcomm_group_suspend`. All members call it; it waits and fails like that. `RCOMM_INVALID_ARGUMENT` if the group
+// is not suspended.
+//
+// # Safety
+// `group` is a valid handle.
+int32_t rcomm_group_resume(const struct rcomm_group *group);
+
+// Writes how much device memory the group's communicators have on this rank. `RCOMM_UNSUPPORTED` if the group has no
+// backend for devices, or its NCCL does not report it.
+//
+// # Safety
+// `group` is a valid handle; `memory` may be written.
+int32_t rcomm_group_comm_memory(const struct rcomm_group *group,
+                                struct rcomm_comm_memory *memory);
+
+// Makes a pool without segments for this rank's device. `RCOMM_BACKEND` if there is no NCCL; `RCOMM_UNSUPPORTED` if it is
+// too old to allocate or register memory.
+//
+// # Safety
+// `world` is a valid handle; `pool` may be written.
+int32_t rcomm_pool_new(const struct rcomm_world *world,
+                       struct rcomm_pool **pool);
+
+// Allocates a segment of `bytes` bytes, with undefined contents, registers it with the groups of the pool, and writes its
+// address on the device. If a group does not register it, the segment is freed again. Waits until no launch of a group is
+// in progress, at most 30 seconds for each registration.
+//
+// # Safety
+// `pool` is a valid handle; `address` may be written.
+int32_t rcomm_pool_allocate(const struct rcomm_pool *pool,
+                            size_t bytes,
+                            void **address);
+
+// Deregisters the segment at this address from all groups of the pool and frees it. Waits for the groups' operations on
+// it, at most 30 seconds for each group. `RCOMM_INVALID_ARGUMENT` if the pool has no such segment. After the error of a
+// group that does not deregister it the segment stays.
+//
+// # Safety
+// `pool` is a valid handle; the operations on the segment have released it, and it is not used afterwards.
+int32_t rcomm_pool_deallocate(const struct rcomm_pool *pool,
+                              void *address);
+
+// Registers all present and future segments of the pool with the communicator of a group. If the group has no
+// communicator yet, the segments are registered once it has one: at the next allocation, or when this is called again.
+// After an error the group stays in the pool until `rcomm_pool_deregister`.
+//
+// # Safety
+// `pool` and `group` are valid handles.
+int32_t rcomm_pool_register(const struct rcomm_pool *pool,
+                            const struct rcomm_group *group);
+
+// Undoes `rcomm_pool_register`. Waits for the group's operations on the segments, at most 30 seconds for each.
+// `RCOMM_INVALID_ARGUMENT` if the pool is not registered with the group. After any other error, the segments that are
+// left are still registered.
+//
+// # Safety
+// `pool` and `group` are valid handles.
+int32_t rcomm_pool_deregister(const struct rcomm_pool *pool,
+                              const struct rcomm_group *group);
+
+// Writes the segments of the pool, sorted by address, as JSON: a list of `{"address": .., "bytes": ..}`. Free the text with
+// `rcomm_text_free`.
+//
+// # Safety
+// `pool` is a valid handle; `json` may be written.
+int32_t rcomm_pool_segments(const struct rcomm_pool *pool,
+                            char **json);
+
+// Makes this the pool from which the functions that are written to `allocate` and `release` take and return segments of
+// its device, until the process ends: they have the signatures of PyTorch's `CUDAPluggableAllocator`. Their stream is not
+// used; where they fail, the reason is logged, and `allocate` returns NULL. `RCOMM_INVALID_ARGUMENT` if another pool is
+// installed for the device.
+//
+// # Safety
+// `pool` is a valid handle; `allocate` and `release` may be written.
+int32_t rcomm_pool_install(const struct rcomm_pool *pool,
+                           void *(**allocate)(ptrdiff_t size, int device, void *stream),
+                           void (**release)(void *at, ptrdiff_t size, int device, void *stream));
+
+// Frees the handle, and with it the pool unless it is installed. A segment of the pool is freed once no group has it
+// registered any more. NULL has no effect.
+//
+// # Safety
+// `pool` is NULL or a valid handle that is not used afterwards; its segments are not used afterwards unless the pool is
+// installed.
+void rcomm_pool_free(struct rcomm_pool *pool);
 
 // Makes a configuration, to be freed with `rcomm_config_free`. Options that are not set in it come from the
 // environment, which is read when a world is made with it.
@@ -797,7 +917,8 @@ int32_t rcomm_extend_timeouts(const struct rcomm_world *world,
                               uint64_t extra_ms);
 
 // Measures from now on how long the operations of all groups that exist run (`duration_ms` in records); stops
-// measuring if `on` is 0. Fails with `RCOMM_UNSUPPORTED` if a group's backend cannot be timed on the host.
+// measuring if `on` is 0. The NCCL backend measures on the device. Fails with `RCOMM_UNSUPPORTED` if a group's backend can
+// be timed neither on the host nor by itself.
 //
 // # Safety
 // `world` is a valid handle.
@@ -1397,6 +1518,123 @@ int32_t rcomm_symmetric_close(struct rcomm_symmetric *memory);
 // # Safety
 // `memory` is NULL or a valid handle that is not used afterwards, and nor is the memory.
 void rcomm_symmetric_free(struct rcomm_symmetric *memory);
+
+// Makes collectives of the ranks of `rcomm_world_group`, with their numbers there, over the store at which the ranks
+// found each other. All these ranks make collectives of the same name, and call the same functions with them in the same
+// order. The name distinguishes their keys from others in the store: it is used once in a job. A call waits for
+// `timeout_ms` at most, and after a time-out for two seconds more to find out which ranks did not come: the error's text
+// names them.
+//
+// # Safety
+// `world` is a valid handle; `name` is a text that ends with a zero byte; `made` may be written.
+int32_t rcomm_store_collectives_new(const struct rcomm_world *world,
+                                    const char *name,
+                                    struct rcomm_store_collectives **made);
+
+// Like `rcomm_store_collectives_new`, of `size` ranks, for rank `rank`, over the store that `rcomm_config_set_store` has
+// set: it needs no world. `RCOMM_INVALID_ARGUMENT` if none was set.
+//
+// # Safety
+// `config` is a valid handle; `name` is a text that ends with a zero byte; `made` may be written.
+int32_t rcomm_store_collectives_with(const struct rcomm_config *config,
+                                     const char *name,
+                                     uint32_t rank,
+                                     uint32_t size,
+                                     struct rcomm_store_collectives **made);
+
+// Frees the handle; the store keeps the values of its last calls. NULL has no effect.
+//
+// # Safety
+// `collectives` is NULL or a valid handle that is not used afterwards.
+void rcomm_store_collectives_free(struct rcomm_store_collectives *collectives);
+
+// Returns once all ranks have called it.
+//
+// # Safety
+// `collectives` is a valid handle.
+int32_t rcomm_store_barrier(const struct rcomm_store_collectives *collectives, uint64_t timeout_ms);
+
+// Writes the sum of the numbers of all ranks, on all ranks; it wraps.
+//
+// # Safety
+// `collectives` is a valid handle; `sum` may be written.
+int32_t rcomm_store_all_sum(const struct rcomm_store_collectives *collectives,
+                            int64_t number,
+                            uint64_t timeout_ms,
+                            int64_t *sum);
+
+// Writes the values of all ranks, by rank, on all ranks. Free them with `rcomm_values_free`.
+//
+// # Safety
+// `collectives` is a valid handle; `length` bytes lie at `bytes`, which may be NULL if there are none; `values` may be
+// written.
+int32_t rcomm_store_all_gather(const struct rcomm_store_collectives *collectives,
+                               const uint8_t *bytes,
+                               size_t length,
+                               uint64_t timeout_ms,
+                               struct rcomm_values **values);
+
+// Writes one value, that of `root`, on all ranks. `root` does not wait; the bytes of the other ranks are ignored. Free
+// the value with `rcomm_values_free`.
+//
+// # Safety
+// `collectives` is a valid handle; on `root` `length` bytes lie at `bytes`, which may be NULL if there are none;
+// `values` may be written.
+int32_t rcomm_store_broadcast(const struct rcomm_store_collectives *collectives,
+                              const uint8_t *bytes,
+                              size_t length,
+                              uint32_t root,
+                              uint64_t timeout_ms,
+                              struct rcomm_values **values);
+
+// Writes the values of all ranks, by rank, on `root`, and NULL on the other ranks, which do not wait. Free them with
+// `rcomm_values_free`.
+//
+// # Safety
+// `collectives` is a valid handle; `length` bytes lie at `bytes`, which may be NULL if there are none; `values` may be
+// written.
+int32_t rcomm_store_gather(const struct rcomm_store_collectives *collectives,
+                           const uint8_t *bytes,
+                           size_t length,
+                           uint32_t root,
+                           uint64_t timeout_ms,
+                           struct rcomm_values **values);
+
+// Writes one value: this rank's of the `count` values that `root` passes, one for each rank, by rank. `root` does not
+// wait; the lists of the other ranks are ignored. Free the value with `rcomm_values_free`.
+//
+// # Safety
+// `collectives` is a valid handle; on `root`, `list` and `lengths` have `count` members, and as many bytes as its length
+// says lie at each pointer of `list`, which may be NULL if there are none; `values` may be written.
+int32_t rcomm_store_scatter(const struct rcomm_store_collectives *collectives,
+                            const uint8_t *const *list,
+                            const size_t *lengths,
+                            size_t count,
+                            uint32_t root,
+                            uint64_t timeout_ms,
+                            struct rcomm_values **values);
+
+// Writes the number of the values.
+//
+// # Safety
+// `values` is a valid handle; `count` may be written.
+int32_t rcomm_values_count(const struct rcomm_values *values, size_t *count);
+
+// Writes where the value of this number is, and its length in bytes. The bytes are valid until the values are freed.
+// `RCOMM_INVALID_ARGUMENT` if there is no such value.
+//
+// # Safety
+// `values` is a valid handle; `bytes` and `length` may be written.
+int32_t rcomm_values_get(const struct rcomm_values *values,
+                         size_t number,
+                         const uint8_t **bytes,
+                         size_t *length);
+
+// Frees the values. NULL has no effect.
+//
+// # Safety
+// `values` is NULL or a valid handle that is not used afterwards, and nor are the bytes of its values.
+void rcomm_values_free(struct rcomm_values *values);
 
 // Takes the window that `work` has made, once; fails with `RCOMM_INVALID_ARGUMENT` if there is none, or not yet. Does
 // not wait for the operation.

@@ -230,6 +230,17 @@ class Group {
         return Group(handle);
     }
 
+    /* Releases the device memory of the communicators that can be made again, until resume(). All members call it. */
+    void suspend() const { check(rcomm_group_suspend(get())); }
+    void resume() const { check(rcomm_group_resume(get())); }
+
+    /* The device memory of the communicators on this rank. */
+    rcomm_comm_memory comm_memory() const {
+        rcomm_comm_memory memory{};
+        check(rcomm_group_comm_memory(get(), &memory));
+        return memory;
+    }
+
     /* All members call this, with the same size. */
     SymmetricMemory symmetric_memory(std::size_t bytes) const {
         rcomm_symmetric *made = nullptr;
@@ -297,6 +308,37 @@ class Group {
 
   private:
     detail::Handle<rcomm_group, rcomm_group_free> handle_;
+};
+
+/* Segments of device memory that NCCL allocates. Groups with which the pool is registered use them directly. */
+class MemoryPool {
+  public:
+    explicit MemoryPool(rcomm_pool *handle) : handle_(handle) {}
+
+    /* The address of a new segment, with undefined contents. */
+    void *allocate(std::size_t bytes) const {
+        void *address = nullptr;
+        check(rcomm_pool_allocate(get(), bytes, &address));
+        return address;
+    }
+
+    /* Frees a segment, on which all operations have ended. */
+    void deallocate(void *address) const { check(rcomm_pool_deallocate(get(), address)); }
+
+    void register_with(const Group &group) const { check(rcomm_pool_register(get(), group.get())); }
+    void deregister_from(const Group &group) const { check(rcomm_pool_deregister(get(), group.get())); }
+
+    /* The addresses and sizes of the segments, as JSON. */
+    std::string segments() const {
+        char *json = nullptr;
+        check(rcomm_pool_segments(get(), &json));
+        return detail::take(json);
+    }
+
+    rcomm_pool *get() const noexcept { return handle_.get(); }
+
+  private:
+    detail::Handle<rcomm_pool, rcomm_pool_free> handle_;
 };
 
 /* Options of a world, by the names of their environment variables. */
@@ -447,6 +489,13 @@ class World {
         return Stream(made);
     }
 
+    /* A pool of memory that NCCL allocates on the device of this rank. */
+    MemoryPool memory_pool() const {
+        rcomm_pool *made = nullptr;
+        check(rcomm_pool_new(get(), &made));
+        return MemoryPool(made);
+    }
+
     /* A stream of the program's: CUstream, cudaStream_t. It must outlive what is made with the handle. */
     Stream borrow_stream(void *raw) const {
         rcomm_stream *made = nullptr;
@@ -494,74 +543,9 @@ class World {
     detail::Handle<rcomm_world, rcomm_world_free> handle_;
 };
 
-/* Averages gradients of type T while the backward pass computes others. */
-template <typename T> class Reducer {
-  public:
-    /* `parameters` are names and numbers of elements; sizes of 0 are the defaults. */
-    Reducer(const Group &group, const std::vector<std::pair<std::string, uint64_t>> &parameters,
-            std::size_t first_bytes = 0, std::size_t bucket_bytes = 0) {
-        std::vector<const char *> names;
-        std::vector<uint64_t> lens;
-        for (const auto &[name, len] : parameters) {
-            names.push_back(name.c_str());
-            lens.push_back(len);
-        }
-        rcomm_reducer *made = nullptr;
-        check(rcomm_reducer_new(group.get(), names.data(), lens.data(), names.size(), dtype<T>::code, first_bytes,
-                                bucket_bytes, 0, &made));
-        handle_.reset(made);
-    }
-
-    /* `options` is a JSON object, as for rcomm_reducer_new_with. */
-    Reducer(const Group &group, const std::vector<std::pair<std::string, uint64_t>> &parameters,
-            const std::string &options) {
-        std::vector<const char *> names;
-        std::vector<uint64_t> lens;
-        for (const auto &[name, len] : parameters) {
-            names.push_back(name.c_str());
-            lens.push_back(len);
-        }
-        rcomm_reducer *made = nullptr;
-        check(rcomm_reducer_new_with(group.get(), names.data(), lens.data(), names.size(), dtype<T>::code,
-                                     options.c_str(), &made));
-        handle_.reset(made);
-    }
-
-    /* The memory of a parameter's gradient. Fill it before the next call with this reducer. */
-    std::pair<T *, std::size_t> gradient(std::size_t parameter) const {
-        void *data = nullptr;
-        std::size_t len = 0;
-        check(rcomm_reducer_gradient(get(), parameter, &data, &len));
-        return {static_cast<T *>(data), len};
-    }
-
-    void ready(std::size_t parameter) const { check(rcomm_reducer_ready(get(), parameter)); }
-    void finish() const { check(rcomm_reducer_finish(get())); }
-
-    /* For ranks that may run out of input before others: takes part in the others' steps until all ranks have called
-     * this. Returns in how many steps this rank took part in that way, and a rank that had input in the last step. */
-    std::pair<uint64_t, uint32_t> join() const {
-        uint64_t shadowed = 0;
-        uint32_t last = 0;
-        check(rcomm_reducer_join(get(), &shadowed, &last));
-        return {shadowed, last};
-    }
-
-    /* The memory of a parameter's average in the last step, valid until the next call with this reducer; NULL and 0 if
-     * no rank has used the parameter. */
-    std::pair<T *, std::size_t> average(std::size_t parameter) const {
-        void *data = nullptr;
-        std::size_t len = 0;
-        check(rcomm_reducer_average(get(), parameter, &data, &len));
-        return {static_cast<T *>(data), len};
-    }
-
-    rcomm_reducer *get() const noexcept { return handle_.get(); }
-
-  private:
-    detail::Handle<rcomm_reducer, rcomm_reducer_free> handle_;
-};
-
 } // namespace rcomm
+
+#include "rcomm_reducer.hpp"
+#include "rcomm_values.hpp"
 
 #endif

@@ -35,6 +35,11 @@ impl Configuration {
         Ok((options, choices.store.clone()))
     }
 
+    /// The caller's store, if one was set.
+    pub(crate) fn store(&self) -> Option<Arc<dyn Store>> {
+        self.choices().store.clone()
+    }
+
     fn choices(&self) -> MutexGuard<'_, Choices> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

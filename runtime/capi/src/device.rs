@@ -22,7 +22,7 @@ pub struct Stream(Arc<CudaStream>);
 pub struct DeviceMemory(DeviceBuffer);
 
 /// The device on which the groups of this world work, as the options say.
-fn device_of(world: &World) -> Result<Arc<CudaDevice>> {
+pub(crate) fn device_of(world: &World) -> Result<Arc<CudaDevice>> {
     let world = world.core();
     let local_rank = world.place().local_rank.unwrap_or(world.rank());
     NcclOptions::of(world.config())?.open_device(local_rank)

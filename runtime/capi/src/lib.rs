@@ -28,7 +28,9 @@
 //! | `reducer`, `reducer_options` | gradients averaged in buckets |
 //! | `config`, `store` | options of a world; stores of the caller |
 //! | `control` | handlers and waits of the program's, the debug level |
+//! | `values` | collectives of small values over a store |
 //! | `device` | streams, device memory, operations on it |
+//! | `communicator` | the device memory of communicators; pools of memory that NCCL allocates |
 //! | `collective`, `list`, `message` | operations on one or two buffers, on lists of them, between two ranks |
 //! | `sparse`, `object`, `window`, `symmetric` | sparse tensors, JSON values, one-sided windows, symmetric memory |
 //! | `work` | operations in progress |
@@ -36,6 +38,7 @@
 
 pub mod code;
 pub mod collective;
+pub mod communicator;
 pub mod config;
 pub mod control;
 pub mod device;
@@ -53,6 +56,7 @@ pub mod sparse;
 pub mod status;
 pub mod store;
 pub mod symmetric;
+pub mod values;
 pub mod window;
 pub mod work;
 pub mod world;

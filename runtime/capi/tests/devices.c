@@ -133,6 +133,88 @@ static void window(const rcomm_group *group, const rcomm_stream *stream) {
     rcomm_group_free(on);
 }
 
+/* Memory of a pool is registered with the pool's groups, and operations take it by its address. */
+static void pool(const rcomm_world *world, const rcomm_group *group, const rcomm_stream *stream) {
+    rcomm_group *on = NULL;
+    OK(rcomm_group_on_stream(group, stream, &on));
+    rcomm_pool *made = NULL, *second = NULL;
+    OK(rcomm_pool_new(world, &made));
+    void *first = NULL, *later = NULL, *more = NULL;
+    OK(rcomm_pool_allocate(made, COUNT * sizeof(float), &first));
+    OK(rcomm_pool_register(made, on));
+    OK(rcomm_pool_allocate(made, COUNT * sizeof(float), &later));
+    CHECK(first && later && first != later);
+    char *segments = NULL;
+    OK(rcomm_pool_segments(made, &segments));
+    CHECK(strstr(segments, "\"address\"") && strstr(segments, "\"bytes\":1024"));
+    rcomm_text_free(segments);
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_pool_allocate(made, 0, &more));
+
+    rcomm_device_memory *source = NULL;
+    void *at = NULL;
+    OK(rcomm_device_new(stream, COUNT, RCOMM_F32, &source));
+    OK(rcomm_device_address(source, &at));
+    float ranks[COUNT];
+    for (size_t place = 0; place < COUNT; place++) ranks[place] = (float)rank;
+    OK(rcomm_device_fill(source, ranks, COUNT));
+    /* The contents of a segment are undefined at first: the reduction writes them. */
+    OK(rcomm_reduce_scatter_single(on, at, later, COUNT / size, RCOMM_F32, sum, NULL));
+    OK(rcomm_all_gather_single(on, later, at, COUNT / size, RCOMM_F32, NULL));
+    check_elements(source, (float)(size * (size - 1) / 2));
+    rcomm_device_free(source);
+
+    OK(rcomm_pool_deallocate(made, later));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_pool_deallocate(made, later));
+    OK(rcomm_pool_deregister(made, on));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_pool_deregister(made, on));
+    void *(*allocate)(ptrdiff_t, int, void *) = NULL;
+    void (*release)(void *, ptrdiff_t, int, void *) = NULL;
+    OK(rcomm_pool_install(made, &allocate, &release));
+    OK(rcomm_pool_new(world, &second));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_pool_install(second, &allocate, &release));
+    rcomm_pool_free(second);
+    rcomm_pool_free(NULL);
+    uint32_t device = 0;
+    OK(rcomm_stream_device(stream, &device));
+    void *taken = allocate(4096, (int)device, NULL);
+    CHECK(taken);
+    /* An installed pool outlives its handle. */
+    rcomm_pool_free(made);
+    release(taken, 4096, (int)device, NULL);
+    taken = allocate(4096, (int)device, NULL);
+    CHECK(taken);
+    release(taken, 4096, (int)device, NULL);
+    release(first, COUNT * sizeof(float), (int)device, NULL);
+    rcomm_group_free(on);
+}
+
+/* The memory of communicators is released while the group is not used. */
+static void suspension(const rcomm_group *group, const rcomm_stream *stream) {
+    rcomm_group *on = NULL;
+    OK(rcomm_group_on_stream(group, stream, &on));
+    rcomm_device_memory *memory = NULL;
+    void *at = NULL;
+    OK(rcomm_device_new(stream, COUNT, RCOMM_F32, &memory));
+    OK(rcomm_device_address(memory, &at));
+    OK(rcomm_all_reduce(on, at, COUNT, RCOMM_F32, sum, NULL));
+    rcomm_comm_memory before = {0}, now = {0};
+    OK(rcomm_group_comm_memory(on, &before));
+    CHECK(!before.is_released && before.releasable > 0 && before.total == before.releasable + before.persistent);
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_comm_memory(on, NULL));
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_resume(on));
+    OK(rcomm_group_suspend(on));
+    OK(rcomm_group_comm_memory(on, &now));
+    CHECK(now.is_released);
+    CODE(RCOMM_INVALID_ARGUMENT, rcomm_group_suspend(on));
+    CHECK(rcomm_all_reduce(on, at, COUNT, RCOMM_F32, sum, NULL) != RCOMM_OK);
+    OK(rcomm_group_resume(on));
+    OK(rcomm_group_comm_memory(on, &now));
+    CHECK(!now.is_released && now.total == before.total && now.persistent == before.persistent);
+    OK(rcomm_all_reduce(on, at, COUNT, RCOMM_F32, sum, NULL));
+    rcomm_device_free(memory);
+    rcomm_group_free(on);
+}
+
 int main(void) {
     rcomm_world *world = NULL;
     rcomm_group *group = NULL;
@@ -156,6 +238,8 @@ int main(void) {
     operations(group, stream, other);
     operations(group, standard, other);
     window(group, stream);
+    pool(world, group, stream);
+    suspension(group, stream);
     OK(rcomm_stream_synchronize(stream));
     rcomm_stream_free(standard);
     rcomm_stream_free(other);

@@ -318,6 +318,12 @@ static void objects(void) {
 }
 
 static void refusals(void) {
+    /* There is no device here. */
+    rcomm_comm_memory memory = {0};
+    CODE(RCOMM_UNSUPPORTED, rcomm_group_suspend(group));
+    CHECK(strstr(rcomm_last_error(), "no backend for the memory of devices"));
+    CODE(RCOMM_UNSUPPORTED, rcomm_group_resume(group));
+    CODE(RCOMM_UNSUPPORTED, rcomm_group_comm_memory(group, &memory));
     float number = 1.0f;
     CODE(RCOMM_INVALID_ARGUMENT, rcomm_broadcast(group, &number, 1, RCOMM_F32, size, NULL));
     CHECK(strstr(rcomm_last_error(), "is not in a group of"));
@@ -806,6 +812,8 @@ static void shrinks(rcomm_world *world) {
 
 #include "control.h"
 #include "ended.h"
+#include "values.h"
+/* Uses the functions of values.h. */
 #include "stores.h"
 #include "symmetric.h"
 
@@ -833,6 +841,7 @@ int main(void) {
     hooks();
     records(world);
     control(world);
+    values(world);
     groups(world);
     more_groups(world);
     reducers(world);

@@ -159,6 +159,48 @@ static void control(const rcomm::World &world) {
     CHECK(world.waits().find("\"loader\"") != std::string::npos);
 }
 
+static void values(const rcomm::World &world) {
+    const rcomm::StoreCollectives store(world, "values");
+    const uint32_t rank = world.rank(), size = world.size(), last = size - 1;
+    store.barrier(60000);
+    CHECK(store.all_sum(rank, 60000) == size * last / 2);
+    const std::string own(rank, 'r');
+    const std::vector<std::string> all = store.all_gather(own, 60000);
+    CHECK(all.size() == size && all[last] == std::string(last, 'r'));
+    CHECK(store.broadcast(rank == last ? "last" : "", last, 60000) == "last");
+    const std::vector<std::string> gathered = store.gather(own, 0, 60000);
+    CHECK(gathered.size() == (rank == 0 ? size : 0));
+    CHECK(store.scatter(rank == 0 ? all : std::vector<std::string>(), 0, 60000) == own);
+    try {
+        const rcomm::StoreCollectives none(rcomm::Config(), "values", rank, size);
+        CHECK(!"a configuration without a store is refused");
+    } catch (const rcomm::Error &error) {
+        CHECK(error.code() == RCOMM_INVALID_ARGUMENT);
+    }
+}
+
+static void communicators(const rcomm::World &world, const rcomm::Group &group) {
+    const rcomm::Stream stream = world.stream();
+    const rcomm::Group on = group.on(stream);
+    const rcomm::MemoryPool pool = world.memory_pool();
+    void *segment = pool.allocate(64 * sizeof(float));
+    pool.register_with(on);
+    CHECK(pool.segments().find("\"bytes\":256") != std::string::npos);
+    const rcomm::DeviceMemory<float> memory(stream, 64);
+    memory.fill(std::vector<float>(64, 1.0f));
+    on.reduce_scatter(memory.data(), static_cast<float *>(segment), 64 / group.size());
+    on.all_gather(static_cast<float *>(segment), memory.data(), 64 / group.size());
+    CHECK(memory.read() == std::vector<float>(64, static_cast<float>(group.size())));
+    pool.deregister_from(on);
+    pool.deallocate(segment);
+    CHECK(pool.segments() == "[]");
+    CHECK(!on.comm_memory().is_released);
+    on.suspend();
+    CHECK(on.comm_memory().is_released);
+    on.resume();
+    on.barrier();
+}
+
 int main() {
     rcomm::World world = rcomm::World::init(rcomm::Config().set("RCOMM_RING_ENTRIES", "4096"));
     world.phase("train");
@@ -172,6 +214,8 @@ int main() {
         symmetric(group);
         merges(world, group);
         control(world);
+        values(world);
+        communicators(world, group);
         const auto mesh = world.device_mesh({{"dp", world.size()}, {"tp", 1}});
         CHECK(mesh.size() == 2 && mesh[0].size() == world.size() && mesh[1].size() == 1);
         mesh[0].barrier();

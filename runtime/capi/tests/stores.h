@@ -166,4 +166,7 @@ static void stores(rcomm_world *world) {
     await_count(&map.released, 3);
     merged_with_no_other(world);
     await_count(&map.released, 4);
+    rcomm_store_calls calls = {&map, map_set, map_get, map_add, map_compare_set, map_remove, map_release};
+    values_without_a_world(calls);
+    await_count(&map.released, 5);
 }

@@ -528,3 +528,73 @@ fn a_size_that_gloo_did_not_expect_is_a_mismatch_and_no_crash() {
     assert!(finding.sentence.starts_with(beginning), "{finding:?}");
     assert!(finding.culprit_ranks.is_empty(), "{finding:?}");
 }
+
+/// The log of a torchrun job on gloo whose ranks in `ranks` timed out; rank 0 ended first, with this code.
+fn gloo_timeouts(ranks: &[u32], code: i32) -> Vec<String> {
+    let error = "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting \
+                 10000ms for recv operation to complete";
+    let mut lines: Vec<String> = ranks
+        .iter()
+        .map(|rank| format!("[rank{rank}]: {error}"))
+        .collect();
+    lines.push("Failures:".to_owned());
+    for rank in 1..4 {
+        lines.push(format!("  rank      : {rank} (local_rank: {rank})"));
+        lines.push(format!("  exitcode  : -15 (pid: 127{rank})"));
+    }
+    lines.push("Root Cause (first observed failure):".to_owned());
+    lines.push("  rank      : 0 (local_rank: 0)".to_owned());
+    lines.push(format!("  exitcode  : {code} (pid: 1270)"));
+    lines
+}
+
+#[test]
+fn a_time_out_in_gloo_does_not_accuse_the_rank_that_ended_first_by_it() {
+    // Python's own end may be SIGABRT after an exception.
+    for code in [1, -6] {
+        let mut lines = gloo_timeouts(&[0, 2, 3], code);
+        // Rank 3 also saw the end of a rank that had timed out.
+        let closed =
+            "[rank3]: RuntimeError: [/__w/gloo/pair.cc:561] Connection closed by peer [::1]:6";
+        lines.push(closed.to_owned());
+        let report = judge_lines(&lines);
+        let finding = &report.findings[0];
+        assert_eq!(
+            (report.verdict, finding.code),
+            (Verdict::Stuck, Code::E102),
+            "{finding:?}"
+        );
+        assert_eq!(finding.culprit_ranks, [1]);
+        assert!(finding.confidence <= 0.4, "{finding:?}");
+        let sentence = "ranks 0, 2 and 3 timed out in a message of gloo, after 10 s, and no line shows that rank 1 did: ";
+        assert!(finding.sentence.starts_with(sentence), "{finding:?}");
+        // All timed out: no line shows for whom they waited.
+        let report = judge_lines(&gloo_timeouts(&[0, 1, 2, 3], code));
+        assert_eq!(report.verdict, Verdict::Inconclusive, "{report:?}");
+        assert!(report.findings[0].culprit_ranks.is_empty(), "{report:?}");
+        // The rank that ended first did so by itself.
+        let report = judge_lines(&gloo_timeouts(&[1, 2, 3], code));
+        assert_eq!(report.findings[0].code, Code::E150, "{report:?}");
+        assert_eq!(report.findings[0].culprit_ranks, [0]);
+    }
+}
+
+#[test]
+fn the_exception_of_a_rank_that_was_then_aborted_is_cited() {
+    let lines = [
+        "[rank1]: RuntimeError: bad sample",
+        "terminate called without an active exception",
+        "Root Cause (first observed failure):",
+        "  rank      : 1 (local_rank: 1)",
+        "  exitcode  : -6 (pid: 1367)",
+    ];
+    let report = judge_lines(&lines.map(str::to_owned));
+    let finding = &report.findings[0];
+    assert_eq!(
+        finding.sentence,
+        "the process 1367 of rank 1 was killed by signal 6 (SIGABRT) after it had raised RuntimeError: bad sample"
+    );
+    assert_eq!(finding.next, "read the traceback above line 1");
+    let lines: Vec<u64> = finding.log.iter().map(|line| line.line).collect();
+    assert_eq!(lines, [5, 1]);
+}

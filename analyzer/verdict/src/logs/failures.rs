@@ -3,6 +3,7 @@
 use super::conclusion::{COMPARE_CALLS, Conclusion};
 use super::digest::{Digest, Seen};
 use super::facts::{Ended, Event};
+use super::gloo;
 use crate::report::format::{bytes, format_ranks};
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::Rank;
@@ -14,7 +15,7 @@ const SIGTERM: i32 = 15;
 
 /// The process that ended first: the one that the launcher names, or the first in the log that was not terminated by
 /// SIGTERM.
-fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)> {
+pub(super) fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)> {
     let ends = || {
         digest
             .all
@@ -30,12 +31,18 @@ fn first_end<'a>(digest: &Digest<'a>) -> Option<(Seen<'a>, &'a Ended)> {
 }
 
 /// The first process was ended by a signal other than SIGTERM, and not by SIGABRT after a time-out or after a transfer
-/// whose two ends have different sizes.
+/// whose two ends have different sizes. An exception that the rank raised before is cited: a process of Python can end
+/// by SIGABRT after one, if a thread of it still runs.
 pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
     let (seen, end) = first_end(digest)?;
     let signal = end.code.checked_neg().filter(|&signal| signal > 0)?;
     // gloo aborts the process that receives another size than it expects.
-    let explained = || digest.any_timed_out() || sizes_differ(digest).is_some();
+    let own_time_out = || {
+        seen.fact
+            .rank
+            .is_some_and(|rank| gloo::has_timed_out(digest, rank))
+    };
+    let explained = || digest.any_timed_out() || sizes_differ(digest).is_some() || own_time_out();
     if signal == SIGTERM || (signal == SIGABRT && explained()) {
         return None;
     }
@@ -43,12 +50,18 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
         Event::OutOfMemory { pid } => pid.is_none() || end.pid.is_none() || pid == end.pid,
         _ => false,
     });
-    let why = match (signal, memory) {
-        (_, Some(_)) => "; the kernel ended it because memory ran out",
-        (SIGKILL, None) => {
+    let raised = match (signal, memory) {
+        (SIGKILL, _) | (_, Some(_)) => None,
+        _ => raised_before(digest, seen),
+    };
+    let why = match (signal, memory, raised) {
+        (_, Some(_), _) => "; the kernel ended it because memory ran out".to_owned(),
+        (SIGKILL, ..) => {
             ", as the kernel's out-of-memory killer does; the log does not show who sent it"
+                .to_owned()
         }
-        _ => "",
+        (.., Some((_, error))) => format!(" after it had raised {error}"),
+        _ => String::new(),
     };
     let mut found = Conclusion::new(
         Code::E150,
@@ -65,8 +78,12 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
     found
         .lines
         .extend(memory.map(|seen| seen.cite("out of memory".to_owned())));
-    found.next = match signal {
-        SIGKILL => {
+    found
+        .lines
+        .extend(raised.map(|(seen, error)| seen.cite(format!("raised {error}"))));
+    found.next = match (signal, raised) {
+        (_, Some((raised, _))) => format!("read the traceback above line {}", raised.fact.line),
+        (SIGKILL, _) => {
             "look for the out-of-memory killer in the kernel's log of its host (dmesg), and for \
                     limits of its container"
                 .to_owned()
@@ -74,6 +91,21 @@ pub(super) fn killed(digest: &Digest<'_>) -> Option<Conclusion> {
         _ => "look for the core dump and the last lines of its own log".to_owned(),
     };
     Some(found)
+}
+
+/// The first exception that the rank of this end had raised by itself, in the same log.
+fn raised_before<'a>(digest: &Digest<'a>, end: Seen<'a>) -> Option<(Seen<'a>, &'a str)> {
+    let rank = end.fact.rank?;
+    digest.all.iter().find_map(|&seen| match &seen.fact.event {
+        Event::Raised(error)
+            if seen.fact.rank == Some(rank)
+                && std::ptr::eq(seen.log, end.log)
+                && seen.fact.line < end.fact.line =>
+        {
+            Some((seen, error.as_str()))
+        }
+        _ => None,
+    })
 }
 
 /// The first process ended with an exit code other than 0, and no time-out explains it.

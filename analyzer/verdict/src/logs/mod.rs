@@ -15,6 +15,7 @@ mod conclusion;
 mod digest;
 mod facts;
 mod failures;
+mod gloo;
 mod join;
 mod rules;
 mod timeouts;

@@ -3,7 +3,7 @@
 use super::conclusion::{COMPARE_CALLS, Conclusion};
 use super::digest::{Digest, Seen};
 use super::facts::{Absent, Event, Issued};
-use super::{failures, timeouts};
+use super::{failures, gloo, timeouts};
 use crate::report::format::format_ranks;
 use crate::report::{Code, Verdict};
 use rcomm_recorder::model::Rank;
@@ -26,6 +26,7 @@ const RULES: &[Rule] = &[
     failures::device,
     failures::sizes,
     timeouts::silent,
+    gloo::timed_out,
     failures::peer_lost,
     failures::unreachable,
     failures::exited,

@@ -38,6 +38,10 @@ const VARIABLES: [(&str, &str, &str); 5] = [
     ),
 ];
 
+/// What a job without a record has in place of the meaning of `RCOMM_RECORD` if the variable asks for one.
+const NOT_RECORDED: &str = "and still no record: no group was made yet, or the package rcomm is not in the job's Python, \
+                            or the job has another RCOMM_RING_DIR than this shell";
+
 /// The text for a node without records: which paths were searched, how the variables are set, and what to do.
 pub(super) fn advice(
     searched: &[SearchedPath],
@@ -96,7 +100,11 @@ fn how_to_get_records(jobs: &[RankJob], environment: &dyn Fn(&str) -> Option<OsS
         Some(first) => first.variables.get(name).cloned(),
         None => environment(name).map(|value| value.to_string_lossy().into_owned()),
     };
-    for (name, older, meaning) in VARIABLES {
+    let asks_for_record = |value: String| !matches!(value.as_str(), "" | "0");
+    for (name, older, mut meaning) in VARIABLES {
+        if name == "RCOMM_RECORD" && first.is_some() && value(name).is_some_and(asks_for_record) {
+            meaning = NOT_RECORDED;
+        }
         let set = [name, older]
             .into_iter()
             .filter(|name| !name.is_empty())
@@ -208,6 +216,15 @@ mod tests {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert!(text.contains("collect --ask --analyze"), "{text}");
+        assert!(!text.contains(NOT_RECORDED), "{text}");
+        let recorded = |value: &str| {
+            let mut process = process.clone();
+            let variable = ("RCOMM_RECORD".to_owned(), value.to_owned());
+            process.variables.extend([variable]);
+            advice(&[], &RankJob::group(vec![process]), &|_| None)
+        };
+        assert!(recorded("1").contains(NOT_RECORDED));
+        assert!(!recorded("0").contains(NOT_RECORDED));
         // Of several jobs, each is listed with the option that chooses it.
         let text = advice(&[], &RankJob::group(vec![process, other]), &|_| None);
         for part in [

@@ -69,7 +69,7 @@ const TOOLS: [Tool; 3] = [
 
 /// The native stack of the main thread, or of another if a program shows none of it, as text that
 /// [`stacks::parse_native`](rcomm_analyzer::stacks::parse_native) reads, and the reasons why programs gave none. Blocks
-/// for at most [`LIMIT`] and [`DETACH_LIMIT`] per program.
+/// for at most [`LIMIT`] and [`DETACH_LIMIT`] per program, and then for [`DETACH_LIMIT`].
 pub(super) fn take(pid: u32) -> (String, Vec<String>) {
     let mut reasons = Vec::new();
     match state(pid) {
@@ -85,6 +85,10 @@ pub(super) fn take(pid: u32) -> (String, Vec<String>) {
             if reasons.is_empty() {
                 let names = TOOLS.map(|tool| tool.name).join(", ");
                 reasons.push(format!("none of {names} is in PATH"));
+            }
+            // A program that was ended may still hold the process.
+            if !wait_until_untraced(|| state(pid), Instant::now() + DETACH_LIMIT) {
+                return (text("the kernel", pid, &[]), reasons);
             }
         }
         Some(_) => {
@@ -168,6 +172,18 @@ fn end(child: &mut Child) {
         let _ = child.kill();
         let _ = child.wait();
     }
+}
+
+/// Waits until the process is neither stopped nor traced. Until then the kernel would show where a tracer holds it, and
+/// not where it waits. Returns whether that was so by the deadline.
+fn wait_until_untraced(mut state: impl FnMut() -> Option<char>, deadline: Instant) -> bool {
+    while matches!(state(), Some('T' | 't')) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    true
 }
 
 /// The letter of the process's state in the kernel; `None` if it has ended.
@@ -364,6 +380,20 @@ mod tests {
         // A sandbox may hide the kernel's view, and refuse to trace: then there are reasons.
         assert!(!frames.is_empty() || !reasons.is_empty(), "{text}");
         assert_eq!(after, Some('S'), "{text} {reasons:?}");
+    }
+
+    #[test]
+    fn the_kernel_is_asked_only_once_no_program_holds_the_process() {
+        let soon = || Instant::now() + Duration::from_secs(30);
+        let mut states = ['t', 'T', 'S', 't'].into_iter();
+        assert!(wait_until_untraced(|| states.next(), soon()));
+        assert_eq!(
+            states.next(),
+            Some('t'),
+            "it waited on after the process slept"
+        );
+        assert!(wait_until_untraced(|| None, soon()));
+        assert!(!wait_until_untraced(|| Some('t'), Instant::now()));
     }
 
     #[test]

@@ -295,7 +295,9 @@ fn read_frame(line: &str) -> Option<NativeFrame> {
         .find_map(|sign| rest.rsplit_once(sign))
         .unwrap_or((rest, ""));
     let name = call.split(" (").next().unwrap_or(call).trim();
-    (!name.is_empty() && !is_address(name)).then(|| NativeFrame::new(name, place))
+    // gdb writes `??` for a function without a symbol.
+    let is_known = !matches!(name, "" | "??") && !is_address(name);
+    is_known.then(|| NativeFrame::new(name, place))
 }
 
 #[cfg(test)]
@@ -317,7 +319,8 @@ mod tests {
             #0  0x00007f86 in epoll_wait (epfd=3) from /lib/libc.so.6\n\n\
             Thread 1 (Thread 0x7f0 (LWP 7) \"python3\"):\n\
             #0  __GI___clock_nanosleep (clock_id=1) at ../sysdeps/clock_nanosleep.c:71\n\
-            #1  0x00007f86 in gloo::transport::tcp::UnboundBuffer::waitRecv(int*) () from /x/libtorch_cpu.so\n";
+            #1  0x00007f85 in ?? () from /x/libtorch_cpu.so\n\
+            #2  0x00007f86 in gloo::transport::tcp::UnboundBuffer::waitRecv(int*) () from /x/libtorch_cpu.so\n";
         let thread = |id: u64, frames: &[&str]| -> (u64, Vec<String>) {
             (id, frames.iter().map(ToString::to_string).collect())
         };

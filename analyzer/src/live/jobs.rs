@@ -97,7 +97,7 @@ impl NodeJobs {
         let jobs = Self::new(directory).poll(anchor).unwrap_or_default();
         let has_error = |job: &&NodeJob| job.alive > 0 && job.urgency() == 0;
         if let Some(job) = jobs.iter().find(has_error) {
-            choice.show_unchosen(&job.name);
+            choice.show_unchosen(&job.name, true);
         }
     }
 

@@ -26,7 +26,7 @@ const START_DURATION: Duration = Duration::from_secs(10);
 /// Maximum number of jobs that an error names.
 const MOST_NAMED: usize = 8;
 
-/// A job is shown for this time after its last process ended; then a living job replaces it, unless the user chose it.
+/// A job that lived while it was shown stays for this time after its last process ended.
 pub(super) const KEPT_AFTER_END: Duration = Duration::from_secs(300);
 
 /// The rings of one job as a source; see the module.
@@ -73,7 +73,8 @@ impl RingSource {
     /// Reads the rings in `directory` of the job that is chosen at the time of each poll.
     ///
     /// Without a choice, the first poll takes the newest job, preferring one that is alive. That job remains even if
-    /// others start. Five minutes after all its processes were found to have ended, the newest living job replaces it.
+    /// others start. The newest living job replaces it at once if none of its processes lived since it was first shown, else
+    /// five minutes after all were found to have ended.
     pub fn showing(directory: PathBuf, choice: JobChoice) -> Self {
         Self {
             directory,
@@ -192,25 +193,25 @@ impl RingSource {
             .rings
             .values()
             .any(|ring| ring.follower.reader().is_alive());
-        match has_living_process {
-            true => self.ended = None,
-            false => self.ended = self.ended.or_else(|| Some(Instant::now())),
+        if has_living_process {
+            self.ended = None;
+            self.choice.note_alive();
+        } else {
+            self.ended = self.ended.or_else(|| Some(Instant::now()));
         }
+        let ended_long_ago = |ended: Instant| ended.elapsed() >= KEPT_AFTER_END;
+        let never_lived = !self.rings.is_empty() && !self.choice.was_alive();
+        let may_be_replaced = never_lived || self.ended.is_some_and(ended_long_ago);
         match (self.choice.shown(), newest) {
             (Some((job, true)), _) => Some(job),
-            (Some((job, false)), Some((true, _, newer)))
-                if newer != job
-                    && self
-                        .ended
-                        .is_some_and(|ended| ended.elapsed() >= KEPT_AFTER_END) =>
-            {
-                self.choice.show_unchosen(&newer);
+            (Some((job, false)), Some((true, _, newer))) if newer != job && may_be_replaced => {
+                self.choice.show_unchosen(&newer, true);
                 Some(newer)
             }
             (Some((job, false)), _) => Some(job),
             (None, newest) => {
-                let (_, _, job) = newest?;
-                self.choice.show_unchosen(&job);
+                let (is_alive, _, job) = newest?;
+                self.choice.show_unchosen(&job, is_alive);
                 Some(job)
             }
         }
@@ -520,10 +521,7 @@ mod tests {
             source.ended = source
                 .ended
                 .and_then(|ended| ended.checked_sub(KEPT_AFTER_END));
-            assert!(
-                source.ended.is_some(),
-                "a process that ended is not noticed"
-            );
+            assert!(source.ended.is_some(), "the end was not noticed");
             source.listed = None;
             source.poll(soon()).expect("there is a ring");
             let expected = if chosen { &*first } else { "second" };

@@ -366,7 +366,8 @@ class _Recorder:
         )
         if self.ring.path is None:
             _log.warning("rcomm records into this process's own memory, which no other can read")
-        for install in (self.load_native, self.watch_barriers, self.watch_program, self.watch_end):
+        notes_termination = self.ring.notes_termination
+        for install in (self.load_native, self.watch_barriers, self.watch_program, self.watch_end, notes_termination):
             _quietly(install)
         return self.ring
 

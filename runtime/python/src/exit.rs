@@ -1,9 +1,11 @@
 //! Records with which code the process exits.
 //!
 //! Python runs its own exit functions without telling them the code; the C library passes the code to functions that
-//! were registered by `on_exit`. A process that a signal kills, or that calls `_exit`, runs no such function.
+//! were registered by `on_exit`. A process that a signal kills, or that calls `_exit`, runs no such function; for SIGTERM see
+//! [`termination`](crate::termination).
 
 use crate::ring::RingState;
+use crate::termination;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -39,6 +41,7 @@ extern "C" fn exited(code: c_int, state: *mut c_void) {
     let note = || {
         // There is no ring in a forked child, which inherits the function.
         let Some(ring) = state.ring.get() else { return };
+        termination::forget();
         // The parent process gets only the lowest eight bits of the code.
         ring.note_exit(code.to_le_bytes()[0]);
         if code == 0 && state.closes.load(Ordering::Relaxed) {

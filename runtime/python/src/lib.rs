@@ -11,6 +11,7 @@
 //! | `native` | what the hooks in C++ call |
 //! | `tensors` | shapes and types of PyTorch's tensors |
 //! | `exit` | the process's exit code |
+//! | `termination` | the end by SIGTERM |
 //! | `frames` | which line of the program called |
 //! | `process_group` | `torch.distributed`'s backend "rcomm" |
 //! | `arrays` | the module `rcomm` for numpy and every library that has DLPack |
@@ -27,6 +28,7 @@ mod process_group;
 mod ring;
 mod tables;
 mod tensors;
+mod termination;
 
 use pyo3::prelude::*;
 

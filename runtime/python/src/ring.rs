@@ -5,6 +5,7 @@ use crate::frames::CallSites;
 use crate::hooks::GroupHooks;
 use crate::pending::Pending;
 use crate::tensors::Types;
+use crate::termination;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use rcomm_recorder::model::ProcessGroupInfo;
@@ -151,6 +152,12 @@ impl Ring {
     fn exits(&self, closes: bool) -> PyResult<()> {
         self.0.closes.store(closes, Ordering::Relaxed);
         exit::watch(&self.0).map_err(|error| PyOSError::new_err(error.to_string()))
+    }
+
+    /// From now on, a SIGTERM that ends the process is recorded as exit code 143, as a shell reports it. Does nothing if
+    /// another ring of the process does so, or if the program handles or ignores the signal.
+    fn notes_termination(&self) {
+        termination::watch(&self.0);
     }
 }
 

@@ -240,6 +240,58 @@ def test_killed_rank_is_named_after_its_death(job, until):
     assert report.culprit.culprit_ranks == (2,), str(report)
 
 
+def test_killed_rank_is_told_from_ranks_that_sigterm_ended_afterward(job, tmp_path, until):
+    ready = [tmp_path / f"ready-{rank}" for rank in range(3)]
+
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        if rank == 2:
+            until(lambda: all(file.exists() for file in ready[:2]))
+            os.kill(os.getpid(), signal.SIGKILL)
+        # Rank 1 sees that a peer is gone. Rank 0 does not, like a rank that a launcher ends before it can.
+        if rank == 1:
+            dist.all_reduce(torch.zeros(4), async_op=True)
+        ready[rank].touch()
+        time.sleep(FOREVER)
+
+    started = job(3, body)
+    assert os.waitpid(started.pids[2], 0)[1] == signal.SIGKILL
+    for pid in started.pids[:2]:
+        os.kill(pid, signal.SIGTERM)
+    del started.pids[2]
+    assert started.wait() == [-signal.SIGTERM] * 2
+    report = rcomm.analyze(started.rings)
+    assert report.verdict == "crashed" and report.culprit.culprit_ranks == (2,), str(report)
+    exits = {rank: dump["status"].get("exit_code") for rank, dump in dumps_by_rank(started, tmp_path).items()}
+    assert exits == {0: 128 + signal.SIGTERM, 1: 128 + signal.SIGTERM, 2: None}
+
+
+def test_sigterm_is_not_recorded_for_a_program_that_handles_it_nor_for_a_forked_child(job, tmp_path, until):
+    ready = [tmp_path / f"ready-{rank}" for rank in range(2)]
+
+    def body(rank):
+        dist.all_reduce(torch.zeros(4))
+        if rank == 0:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+        else:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(FOREVER)
+            os.kill(pid, signal.SIGTERM)
+            assert os.waitpid(pid, 0)[1] == signal.SIGTERM
+        ready[rank].touch()
+        if rank == 0:
+            time.sleep(FOREVER)
+        os._exit(0)
+
+    started = job(2, body)
+    until(lambda: all(file.exists() for file in ready))
+    os.kill(started.pids[0], signal.SIGTERM)
+    assert started.wait() == [7, 0]
+    for dump in dumps_by_rank(started, tmp_path).values():
+        assert "exit_code" not in dump["status"]
+
+
 def test_uncaught_exception_is_recorded_as_the_phase(job, tmp_path):
     def body(rank):
         dist.all_reduce(torch.zeros(4))

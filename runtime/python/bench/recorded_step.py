@@ -3,8 +3,9 @@
     python bench/recorded_step.py [--ranks 2] [--rounds 30] [--steps 4] [--width 1024]
 
 In each round all ranks train some steps with the hooks on the group, and as many without; which comes first alternates.
-A line shows the median round of each, and the median and the quartiles of the rounds' ratios: load that changes from
-round to round affects both halves of a round. The hooks are those in C++ if they were built
+One line is on the time of the steps, another on the processor time of all ranks, which load affects less. Each shows the
+median round of each half, and the median and the quartiles of the rounds' ratios: load that changes from round to round
+affects both halves of a round. The hooks are those in C++ if they were built
 (`python -m rcomm build-hooks`); --python chooses those in Python.
 """
 
@@ -45,17 +46,19 @@ def train(options: argparse.Namespace) -> None:
             pg.unregister_pre_hook(recording._HOOK_ID)
             pg.unregister_post_hook(recording._HOOK_ID)
 
-    def steps() -> float:
+    def steps() -> tuple[float, float]:
+        """Milliseconds a step, and of the processor time of this process."""
         dist.barrier()
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         for _ in range(options.steps):
             optimizer.zero_grad()
             model(torch.randn(4, options.width)).square().mean().backward()
             optimizer.step()
-        return (time.perf_counter() - start) / options.steps * 1e3
+        took, used = time.perf_counter() - start, time.process_time() - used
+        return took / options.steps * 1e3, used / options.steps * 1e3
 
     steps()
-    round_ms: dict[bool, list[float]] = {True: [], False: []}
+    round_ms: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
     attached = True
     for number in range(options.rounds):
         for on in (number % 2 == 0, number % 2 != 0):
@@ -65,16 +68,24 @@ def train(options: argparse.Namespace) -> None:
             round_ms[on].append(steps())
     if not attached:
         switch(True)
+    # Rank 0's times, and the processor times of all ranks.
+    plain, recorded = torch.tensor(round_ms[False]), torch.tensor(round_ms[True])
+    for times in (plain, recorded):
+        used = times[:, 1].clone()
+        dist.all_reduce(used)
+        times[:, 1] = used
     if rank == 0:
-        ratios = [100 * (on / off - 1) for on, off in zip(round_ms[True], round_ms[False], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
         kind = "C++" if recorder.native is not None else "Python"
-        plain, recorded = statistics.median(round_ms[False]), statistics.median(round_ms[True])
-        print(
-            f"hooks in {kind}: plain {plain:.1f} ms, recorded {recorded:.1f} ms a step; "
-            f"recorded is {middle:+.1f} % slower (quartiles {low:+.1f}, {high:+.1f}); load {os.getloadavg()[0]:.1f}",
-            flush=True,
-        )
+        print(f"hooks in {kind}, load {os.getloadavg()[0]:.1f}")
+        for what, column in (("a step", 0), ("processor time of all ranks", 1)):
+            off, on = plain[:, column].tolist(), recorded[:, column].tolist()
+            ratios = [100 * (with_hooks / without - 1) for with_hooks, without in zip(on, off, strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            print(
+                f"{what}: plain {statistics.median(off):.1f} ms, recorded {statistics.median(on):.1f} ms; "
+                f"recorded takes {middle:+.1f} % more (quartiles {low:+.1f}, {high:+.1f})",
+                flush=True,
+            )
     dist.destroy_process_group()
 
 

@@ -83,8 +83,8 @@ class Report:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """The lines of the text where there are no files that ``rcomm-fr`` could read again: for a running job, and once
-        the records are gone."""
+        """The lines of the text where there are no files that ``rcomm-fr`` could read again: for a running job, and
+        once the records are gone."""
         word = self.verdict.upper()
         if not self.findings:
             end = self.raw.get("end") or {}

@@ -160,8 +160,8 @@ def why_on_signal(number: int = signal.SIGUSR2) -> None:
         threading.Thread(target=_answer_signals, args=(reads,), name="rcomm-why", daemon=True).start()
 
 
-# The pipe into which the interpreter writes the signals of `why_on_signal`: the process that made it, and its two ends. And
-# the numbers of these signals.
+# The pipe into which the interpreter writes the signals of `why_on_signal`: the process that made it, and its two ends.
+# And the numbers of these signals.
 _why_pipe: tuple[int, int, int] | None = None
 _why_numbers: set[int] = set()
 

@@ -84,7 +84,14 @@ fn a_signal_after_the_ranks_of_a_node_have_ended_ends_the_other_nodes() {
 fn a_signal_while_a_launcher_waits_for_the_other_nodes_ends_them() {
     let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
     let first = node(1, "0", &port, "sleep 1000");
-    let options = ["--nnodes", "2", "--node-rank", "1", "--master-port", port.as_str()];
+    let options = [
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "1",
+        "--master-port",
+        port.as_str(),
+    ];
     let mut command = shell(1, &options, "echo $TORCHELASTIC_RUN_ID");
     command
         .env("RCOMM_JOB_SECRET", "of all nodes")

@@ -12,8 +12,8 @@
 //! same members, only their descriptions differ. Such a difference is reported if the order in which the ranks made
 //! their groups shows who is odd, and if no operation of such a group has completed.
 
-use crate::align::position;
 use crate::align::record::{Record, SharedGroup};
+use crate::align::{GlooWorld, position};
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::wait_graph::{Node, Place};
@@ -61,10 +61,19 @@ fn conflicts(ctx: &Context<'_>) -> Vec<Conflict> {
     let ambiguous: Vec<bool> = (ctx.aligned.shared.groups.iter())
         .map(|group| !group.name.is_empty() && is_ambiguous(group))
         .collect();
+    // Gloo's own recorder may name the members of another group.
+    let of_gloo = GlooWorld::of(ctx.aligned.shared, ctx.aligned.records);
+    let is_by_gloo = |group: u32| {
+        let world = of_gloo.as_ref();
+        world.is_some_and(|world| world.contains(group))
+    };
     let mut stated: BTreeMap<&str, BTreeMap<Rank, BTreeSet<u32>>> = BTreeMap::new();
     for record in ctx.aligned.records {
         for local in &record.groups {
             let group = group(ctx, local.group);
+            if is_by_gloo(local.group) {
+                continue;
+            }
             if ambiguous[local.group as usize] && position(&group.ranks, record.rank).is_some() {
                 let of_name = stated.entry(&group.name).or_default();
                 of_name.entry(record.rank).or_default().insert(local.group);

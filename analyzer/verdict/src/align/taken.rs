@@ -153,12 +153,12 @@ impl Aligned<'_> {
     /// Marks records as too early that state when they were taken, if their ranks provably went on after that.
     /// `taken`: for each record, when it was taken.
     pub(crate) fn note_went_on(&mut self, taken: &[Taken]) {
-        for record in 0..self.records.len() {
+        for (record, taken) in taken.iter().enumerate() {
             let full_record = &self.records[record];
             let is_judged = full_record.identity.dump_time_ns > 0
                 && !full_record.only_active
                 && self.clock_known[record];
-            let at_ns = taken[record].at_ns.filter(|_| is_judged);
+            let at_ns = taken.at_ns.filter(|_| is_judged);
             // The clocks of hosts are related by estimates.
             let surely_ns = at_ns.map(|at_ns| at_ns.saturating_add(SLACK_NS));
             let went_on = surely_ns.is_some_and(|ns| self.went_on_after(record, ns));

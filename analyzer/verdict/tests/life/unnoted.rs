@@ -208,6 +208,22 @@ fn a_rank_that_was_asked_to_end_is_not_accused_in_place_of_the_one_that_aborted(
     assert_eq!(judge(&dumps, 40.0).verdict, Verdict::Cancelled);
 }
 
+#[test]
+fn a_rank_that_sigterm_ended_is_not_taken_for_the_first_where_another_noted_the_failure() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.4))];
+    let asked = |rank| with_exit(dead(record(rank, 4, &inside), 1.45), 143, 1.45);
+    // Rank 2 was killed, rank 1 noticed that, and the launcher ended the others.
+    let dumps = [
+        asked(0),
+        with_exit(dead(record(1, 4, &failed), 1.5), 1, 1.5),
+        dead(record(2, 4, &inside), 1.2),
+        asked(3),
+    ];
+    let report = judge(&dumps, 40.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
+}
+
 /// The record of a rank whose program ended with the exception of SIGINT at this time.
 fn interrupted(mut dump: Dump, since: f64) -> Dump {
     let status = dump.status.as_mut().expect("the record has a status");

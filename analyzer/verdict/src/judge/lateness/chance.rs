@@ -379,7 +379,7 @@ mod tests {
     fn a_rank_that_is_behind_for_a_while_by_turns_is_not_late() {
         // How often rank 1 is last proves that it is late, unless it is last in a few long runs.
         let in_runs = |nth: usize| usize::from(!matches!(nth, 0..7 | 33..41));
-        let scattered = |nth: usize| usize::from(nth % 6 != 0);
+        let scattered = |nth: usize| usize::from(!nth.is_multiple_of(6));
         assert!(late(&losses(86, |nth| (in_runs(nth), 60.0)), 2).is_empty());
         assert_eq!(late(&losses(86, |nth| (scattered(nth), 60.0)), 2), [1]);
         assert_eq!(late(&losses(86, |_| (1, 60.0)), 2), [1]);

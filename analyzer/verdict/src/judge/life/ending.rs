@@ -1,7 +1,7 @@
 //! Describes the end of a job in its report, and lowers the confidence of findings where the end leaves questions open.
 
 use crate::judge::context::{Context, FindingDraft};
-use crate::judge::life::{End, Gone};
+use crate::judge::life::{End, Gone, SIGNALLED, is_of_end_signal};
 use crate::judge::policy::LaterAttempt;
 use crate::report::format::{count, format_ranks, time_of_day};
 use crate::report::{Code, EndKind, Finding, JobEnd, Report};
@@ -331,7 +331,7 @@ fn launcher_too(ctx: &Context<'_>) -> String {
     })
 }
 
-/// The end of a process, like `was killed by SIGKILL` or `exited with code 3`.
+/// The end of a process, like `was killed by SIGKILL`, `exited with code 3` or `ended with code 143, as after SIGTERM`.
 pub(crate) fn format_exit(end: &RankEnd) -> String {
     let memory = match end.out_of_memory {
         Some(true) => " (the kernel ran out of memory)",
@@ -339,6 +339,11 @@ pub(crate) fn format_exit(end: &RankEnd) -> String {
     };
     match (end.signal, end.exit_code) {
         (Some(signal), _) => format!("was killed by {}{memory}", signal_name(signal)),
+        // The process may have been killed after it had noted this code.
+        (None, Some(code)) if is_of_end_signal(code) => {
+            let signal = signal_name(code - SIGNALLED);
+            format!("ended with code {code}, as after {signal}{memory}")
+        }
         (None, Some(code)) => format!("exited with code {code}{memory}"),
         (None, None) => format!("ended{memory}"),
     }

@@ -360,6 +360,14 @@ const fn is_end_signal(signal: i32) -> bool {
     matches!(signal, 1 | 2 | 9 | 15)
 }
 
+/// The exit code of a program that a signal ended is higher than this by the number of the signal.
+const SIGNALLED: i32 = 128;
+
+/// Whether shells, and programs that handle signals, report one of [these signals](is_end_signal) as this exit code.
+const fn is_of_end_signal(code: i32) -> bool {
+    code > SIGNALLED && is_end_signal(code - SIGNALLED)
+}
+
 /// The process of a rank, if it is gone. `exit` is the rank's entry in [`exits`].
 fn gone(aligned: &Aligned<'_>, rank: Rank, exit: Option<&(RankEnd, bool)>) -> Option<Gone> {
     let to_common = |record: RecordIx, ns: i64| ns.saturating_sub(aligned.offsets_ns[record]);

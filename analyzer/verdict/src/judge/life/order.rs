@@ -1,6 +1,6 @@
 //! Finds out which processes ended first.
 
-use super::{Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, ranks_of};
+use super::{Gone, NOTICED_NS, TOGETHER_NS, is_dated, is_end_signal, is_of_end_signal, ranks_of};
 use crate::align::record::{Op, Record};
 use crate::align::{Aligned, RecordIx};
 use crate::judge::overcome::{is_history, is_overcome};
@@ -11,8 +11,6 @@ use std::collections::{BTreeSet, HashSet};
 const PEERS_NOTICE_NS: i64 = 3_000_000_000;
 /// The name of the CPU backend in records.
 const CPU: &str = "cpu";
-/// The exit code of a program that a signal ended is higher than this by the number of the signal.
-const SIGNALLED: i32 = 128;
 /// The beginning of the phase that the recorder for PyTorch notes for the exception of SIGINT.
 const INTERRUPTED: &str = "raised KeyboardInterrupt";
 /// Ranks that note within this time, ns, that a signal asked them to end, were asked at one time, even on a busy host.
@@ -196,8 +194,7 @@ fn exited_first(
 /// exception of an interrupt ended its program.
 pub(super) fn was_asked(aligned: &Aligned<'_>, process: &Gone) -> bool {
     let code = process.exit.and_then(|exit| exit.exit_code);
-    // Shells, and programs that handle signals, report a signal as such a code.
-    let by_code = code.is_some_and(|code| code > SIGNALLED && is_end_signal(code - SIGNALLED));
+    let by_code = code.is_some_and(is_of_end_signal);
     !process.is_launched && (by_code || was_interrupted(aligned, process.rank))
 }
 
@@ -286,14 +283,14 @@ fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
 /// `harm_ns` is the result of the function of that name.
 fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     // A process that lived on after the first failure did not cause it: launchers terminate such ranks once one has
-    // failed.
+    // failed. Nor did a process that a signal asked to end.
     let causes = |process: &&Gone| {
         let slack_ns = match on_one_host(aligned) {
             true => NOTICED_NS,
             false => TOGETHER_NS,
         };
         let is_before = process.at_ns <= harm_ns.saturating_add(slack_ns);
-        is_before && suffered_ns(aligned, process.rank).is_none()
+        is_before && suffered_ns(aligned, process.rank).is_none() && !was_asked(aligned, process)
     };
     let mut possible: Vec<&Gone> = gone
         .iter()

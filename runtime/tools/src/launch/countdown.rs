@@ -55,7 +55,7 @@ mod tests {
         assert!(!is_over(3_600_000));
         let later = 3_600_000 + 4_800;
         assert!(
-            ((3_600_100)..later)
+            (3_600_100..later)
                 .step_by(100)
                 .all(|millis| !is_over(millis))
         );

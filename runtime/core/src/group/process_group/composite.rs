@@ -28,6 +28,7 @@ use crate::watch::watched::WatchedGroup;
 use rcomm_recorder::model::{OpType, Peer};
 use rcomm_recorder::record::{Operation, SignatureKey, SignatureRef, Tensor};
 use std::panic::Location;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -224,6 +225,7 @@ impl Group {
             issue.collective_seq += 1;
             issue.collective_seq
         };
+        self.issued.store(issue.collective_seq, Ordering::Relaxed);
         issue.op_id += 1;
         let next = issue.turns[lane] + 1;
         issue.turns[lane] += collectives;

@@ -65,6 +65,8 @@ pub(crate) struct Group {
     /// Whether the group measures how long its operations run.
     timing: AtomicBool,
     pub(super) issue: Mutex<Issue>,
+    /// The number of the last collective that was issued, to be read without the issue lock.
+    pub(super) issued: AtomicU64,
     /// How many turns have ended in each lane.
     ended: Box<[AtomicU64]>,
     worker: Worker,
@@ -126,6 +128,7 @@ impl Group {
             timeout_ms: AtomicU64::new(0),
             timing: AtomicBool::new(false),
             issue: Mutex::new(issue),
+            issued: AtomicU64::new(0),
             ended,
             worker: Worker::new("worker"),
             sequencer: StepSequencer::new(),
@@ -393,7 +396,12 @@ impl WatchedGroup for Group {
     }
 
     fn status(&self) -> ProcessGroupStatus {
-        self.recorder.status(self.handle)
+        let mut status = self.recorder.status(self.handle);
+        // The ring of a rank that has made many groups has no row for this one.
+        if let Ok(issued @ 1..) = i64::try_from(self.issued.load(Ordering::Relaxed)) {
+            status.last_enqueued = status.last_enqueued.max(issued);
+        }
+        status
     }
 
     fn comm_state(&self) -> Vec<CommState> {

@@ -342,6 +342,7 @@ impl Group {
             start,
         };
         let SeqIds { seq, turn } = issue.next(lane, is_p2p);
+        self.issued.store(issue.collective_seq, Ordering::Relaxed);
         let tickets = self.record_all(issue, op, &params);
         let op_info = OpInfo {
             record_id: tickets.operation.record_id(),

@@ -392,6 +392,26 @@ impl Pending for Ticket {
     }
 }
 
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let is_free = self.is_free();
+        let op = self.op.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(op) = op.take().filter(|_| !is_free) else {
+            return;
+        };
+        let placed = self.placed.get_mut();
+        let placed = std::mem::replace(placed.unwrap_or_else(PoisonError::into_inner), Placed::No);
+        match (placed, self.failed_launch.take()) {
+            (Placed::Between(_, end), _) | (_, Some(RemainingWork::Until(end))) => {
+                self.queue.keep_until(op.op_type(), Box::new(op), end);
+            }
+            (Placed::No | Placed::Passed, _) => {
+                self.queue.shared.leak(op.op_type(), Box::new(op));
+            }
+        }
+    }
+}
+
 /// Locks an operation that has ended with `outcome`; `None` if a thread may still be inside the call that launches it.
 fn lock_ended<'a, T>(op: &'a Mutex<T>, outcome: &Result<Done>) -> Option<MutexGuard<'a, T>> {
     if outcome.is_ok() {

@@ -171,9 +171,8 @@ impl Responder {
     fn call_roll(&mut self) {
         let broadcast = &self.broadcast;
         broadcast.store_asked();
-        let called = self
-            .roll
-            .call(&*broadcast.parts.root, broadcast.rolls.time());
+        let now = || broadcast.rolls.time();
+        let called = self.roll.call(&*broadcast.parts.root, &now);
         if let Ok(called) = called {
             broadcast.rolls.keep(called);
         }
@@ -200,8 +199,9 @@ impl Responder {
     /// Answers the newest roll call and new alarms; if there is no new alarm, makes a dump if PyTorch's flag is newly set.
     pub(super) fn read_store(&mut self) -> Result<()> {
         let parts = &self.broadcast.parts;
-        self.roll
-            .answer(&*parts.root, self.broadcast.rolls.time())?;
+        let now = || self.broadcast.rolls.time();
+        // A store that refuses this answer may still hold alarms.
+        let roll_answered = self.roll.answer(&*parts.root, &now);
         // A rank of rcomm sets the flag after it has raised the alarm. If the alarm were read first, one that is raised
         // between the two reads would look like a failure of a PyTorch rank, whose cause is not known.
         let flag = parts.root.check(&[FLAG])?;
@@ -228,7 +228,7 @@ impl Responder {
             }
         }
         self.flag_seen = flag;
-        Ok(())
+        roll_answered
     }
 
     /// Until when a dump for another rank's alarm may keep this rank's status from being published: a disk that does
@@ -355,7 +355,11 @@ impl Responder {
                 let exchange = self.exchange(alarm);
                 let processes = &self.broadcast.parts.processes;
                 processes.learn_stopped(incident.members());
-                let is_stopped = |rank| processes.is_stopped(rank);
+                // The waits may lead to ranks that are no members.
+                let is_stopped = |rank| {
+                    processes.learn_stopped(&[rank]);
+                    processes.is_stopped(rank)
+                };
                 let query = incident.query(&is_stopped, self.broadcast.rolls.newest());
                 let mut answers = exchange.collect(&*self.broadcast.parts.root, &query);
                 if let Some((at, cause)) = &self.announced

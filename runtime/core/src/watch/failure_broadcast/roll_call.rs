@@ -136,8 +136,8 @@ impl RollAnswers {
         format!("rcomm/roll/{}", self.attempt)
     }
 
-    /// Answers the newest call, unless this rank has. `now` is the time for which this process has run.
-    pub(super) fn answer(&mut self, store: &dyn Store, now: Duration) -> Result<()> {
+    /// Answers the newest call, unless this rank has. `now` returns the time for which this process has run.
+    pub(super) fn answer(&mut self, store: &dyn Store, now: &dyn Fn() -> Duration) -> Result<()> {
         let called = store.add(&self.roll_key(), 0)?;
         match called > self.answered.0 {
             true => self.note(store, called, now),
@@ -147,13 +147,17 @@ impl RollAnswers {
 
     /// Calls the roll, or joins a call that another rank has just made. Returns the call's number, and when this rank made
     /// or answered it.
-    pub(super) fn call(&mut self, store: &dyn Store, now: Duration) -> Result<(i64, Duration)> {
+    pub(super) fn call(
+        &mut self,
+        store: &dyn Store,
+        now: &dyn Fn() -> Duration,
+    ) -> Result<(i64, Duration)> {
         let key = self.roll_key();
         let called = store.add(&key, 0)?;
         let (answered, at) = self.answered;
         if called > answered {
             self.note(store, called, now)?;
-        } else if called == 0 || now.saturating_sub(at) > JOIN_TIME {
+        } else if called == 0 || now().saturating_sub(at) > JOIN_TIME {
             // All members call at about the same time: the compare-and-set makes it one call.
             let (held, next) = (called.to_string(), (called + 1).to_string());
             let held = store.compare_set(&key, held.as_bytes(), next.as_bytes())?;
@@ -165,10 +169,11 @@ impl RollAnswers {
         Ok(self.answered)
     }
 
-    fn note(&mut self, store: &dyn Store, called: i64, now: Duration) -> Result<()> {
+    fn note(&mut self, store: &dyn Store, called: i64, now: &dyn Fn() -> Duration) -> Result<()> {
         let key = here_key(self.attempt, self.rank);
         store.set(&key, called.to_string().as_bytes())?;
-        self.answered = (called, now);
+        // The other ranks may not have seen the call before the store replied, which may have taken long.
+        self.answered = (called, now());
         Ok(())
     }
 }
@@ -193,14 +198,32 @@ mod tests {
         let store = HashStore::new();
         let mut ranks = [3, 5].map(|rank| RollAnswers::new(0, rank));
         let [first, second] = &mut ranks;
-        assert_eq!(first.call(&store, SECOND).unwrap(), (1, SECOND));
-        assert_eq!(second.call(&store, 9 * SECOND).unwrap(), (1, 9 * SECOND));
+        assert_eq!(first.call(&store, &|| SECOND).unwrap(), (1, SECOND));
+        assert_eq!(
+            second.call(&store, &|| 9 * SECOND).unwrap(),
+            (1, 9 * SECOND)
+        );
         let soon = SECOND + JOIN_TIME;
-        assert_eq!(first.call(&store, soon).unwrap(), (1, SECOND));
-        assert_eq!(first.call(&store, 2 * SECOND).unwrap(), (2, 2 * SECOND));
+        assert_eq!(first.call(&store, &|| soon).unwrap(), (1, SECOND));
+        assert_eq!(first.call(&store, &|| 2 * SECOND).unwrap(), (2, 2 * SECOND));
         // The second rank answers that call before it comes near a time-out, too.
-        second.answer(&store, 10 * SECOND).unwrap();
-        assert_eq!(second.call(&store, 10 * SECOND).unwrap(), (2, 10 * SECOND));
+        second.answer(&store, &|| 10 * SECOND).unwrap();
+        assert_eq!(
+            second.call(&store, &|| 10 * SECOND).unwrap(),
+            (2, 10 * SECOND)
+        );
+    }
+
+    #[test]
+    fn a_call_is_as_old_as_the_reply_of_the_store() {
+        let store = HashStore::new();
+        let clock = AtomicU64::new(0);
+        // Each look at the clock is a second after the one before: so long the store takes.
+        let now = || Duration::from_secs(clock.fetch_add(1, Ordering::Relaxed));
+        let mut caller = RollAnswers::new(0, 3);
+        assert_eq!(caller.call(&store, &now).unwrap(), (1, Duration::ZERO));
+        clock.store(10, Ordering::Relaxed);
+        assert_eq!(caller.call(&store, &now).unwrap(), (2, 11 * SECOND));
     }
 
     #[test]
@@ -217,13 +240,13 @@ mod tests {
             let here = call.answered(&store, 0, &[0, 1, 2, 3], until);
             here.into_iter().collect::<Vec<_>>()
         };
-        caller.call(&store, SECOND).unwrap();
+        caller.call(&store, &|| SECOND).unwrap();
         assert_eq!(here(1), [0]);
-        lively.answer(&store, SECOND).unwrap();
-        frozen.answer(&store, SECOND).unwrap();
+        lively.answer(&store, &|| SECOND).unwrap();
+        frozen.answer(&store, &|| SECOND).unwrap();
         assert_eq!(here(1), [0, 1, 2]);
-        caller.call(&store, 5 * SECOND).unwrap();
-        lively.answer(&store, 5 * SECOND).unwrap();
+        caller.call(&store, &|| 5 * SECOND).unwrap();
+        lively.answer(&store, &|| 5 * SECOND).unwrap();
         assert_eq!((here(1), here(2)), (vec![0, 1, 2], vec![0, 1]));
     }
 

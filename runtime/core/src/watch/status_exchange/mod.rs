@@ -241,7 +241,9 @@ impl StatusExchange {
         }
         let until = began + self.wait_time + self.read_time;
         let answered = call.answered(store, self.attempt, ranks, until);
-        let _ = wait(&mut answered.into_iter(), self.wait_time);
+        if !answered.is_empty() {
+            let _ = wait(&mut answered.into_iter(), self.wait_time);
+        }
     }
 
     /// How long after an alarm the answers of ranks are waited for that have not answered this call.
@@ -377,10 +379,16 @@ impl StatusExchange {
         rank: Rank,
         began: Instant,
     ) -> Option<RankReport> {
-        self.wait_for(store, query, &[rank], began);
+        let is_late = || began.elapsed() >= self.wait_time + self.read_time;
+        if is_late() {
+            return None;
+        }
         let key = self.key(rank);
-        let is_late = began.elapsed() >= self.wait_time + self.read_time;
-        if is_late || !store.check(&[&key]).ok()? {
+        match (query.is_stopped)(rank) {
+            true => self.wait_for_stopped(store, query, vec![(rank, &key)], began),
+            false => self.wait_for(store, query, &[rank], began),
+        }
+        if is_late() || !store.check(&[&key]).ok()? {
             return None;
         }
         // The key exists, so this does not wait.

@@ -512,6 +512,8 @@ fn open_backends(
     write(first.chain(announce()).collect())?;
     let mut others = Vec::new();
     for open in to_open {
+        // The other ranks know the ports by now, and a library may take long to load.
+        context.later.run();
         let factory = open(context)?;
         others.extend(announced_by(&factory));
         factories.push(factory);

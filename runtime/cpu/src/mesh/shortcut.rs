@@ -12,6 +12,7 @@ use rcomm_recorder::model::{Rank, text};
 use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
 /// A new name for a socket at which this process gives out `file`; other processes can find the socket only by its name.
@@ -48,9 +49,15 @@ pub(super) fn attach(maker: Rank, socket: &str, identity: &Identity) -> io::Resu
     if owner != rustix::process::geteuid().as_raw() {
         return Err(io::Error::other("the process belongs to another user"));
     }
-    // Whatever is opened, this does not wait, and becomes no terminal of this process.
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let path = format!("/proc/{process}/fd/{descriptor}");
+    // In another namespace the number may be that of another process: no other file is opened, since that may wait or have
+    // effects.
+    let target = std::fs::read_link(&path)?;
+    if !target.as_os_str().as_bytes().starts_with(b"/memfd:rcomm") {
+        return Err(io::Error::other("the descriptor is not of shared memory"));
+    }
+    // The descriptor may have changed since: this does not wait, and becomes no terminal of this process.
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = rustix::fs::open(path, flags, Mode::empty())?;
     let is_proved =
         |nonce: &[u8; 32], proof: &[u8; 32]| identity.verifies_segment(maker, nonce, proof);

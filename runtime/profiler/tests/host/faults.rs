@@ -280,7 +280,7 @@ fn the_first_finding_names_a_stopped_rank_and_its_last_event_also_once_the_other
             // The device of rank 2 has ended the operation of the pair, as that of rank 3, whose proxy thread has seen it.
             let mut job = Job::start(version, absent, variable(ON_PAIR, "2 running"));
             job.stop(2);
-            assert_leads_while_stopped(&job, "where 3 ranks wait for", &of);
+            assert_leads_while_stopped(&job, "where 3 ranks have waited", &of);
             for rank in [0, 1, 3] {
                 match aborts {
                     true => job.close_one(rank),

@@ -224,6 +224,28 @@ fn a_rank_that_sigterm_ended_is_not_taken_for_the_first_where_another_noted_the_
     assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
 }
 
+#[test]
+fn a_rank_that_was_asked_to_end_before_all_others_ended_may_have_been_the_first() {
+    let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.4))];
+    let harmed = |rank| with_exit(dead(record(rank, 4, &failed), 1.5), 1, 1.5);
+    let asked = || with_exit(dead(record(2, 4, &inside), 1.2), 143, 1.2);
+    // Somebody ended rank 2 alone. Rank 1 died later, and noted nothing.
+    let died = dead(record(1, 4, &inside[..1]), 1.45);
+    let report = judge(&[harmed(0), died, asked(), harmed(3)], 40.0);
+    let end = report.end.as_ref().expect("the job is over");
+    assert_eq!(end.first_ranks, [0; 0], "{}", end.sentence);
+    assert!(
+        end.sentence.contains("one of ranks 1 and 2"),
+        "{}",
+        end.sentence
+    );
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    // All others failed because of it.
+    let report = judge(&[harmed(0), harmed(1), asked(), harmed(3)], 40.0);
+    assert_eq!(root(&report), (Verdict::Crashed, Code::E150, &[2][..]));
+}
+
 /// The record of a rank whose program ended with the exception of SIGINT at this time.
 fn interrupted(mut dump: Dump, since: f64) -> Dump {
     let status = dump.status.as_mut().expect("the record has a status");

@@ -283,14 +283,14 @@ fn before_signals(aligned: &Aligned<'_>, failed: &[&Gone]) -> Option<Order> {
 /// `harm_ns` is the result of the function of that name.
 fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     // A process that lived on after the first failure did not cause it: launchers terminate such ranks once one has
-    // failed. Nor did a process that a signal asked to end.
+    // failed.
     let causes = |process: &&Gone| {
         let slack_ns = match on_one_host(aligned) {
             true => NOTICED_NS,
             false => TOGETHER_NS,
         };
         let is_before = process.at_ns <= harm_ns.saturating_add(slack_ns);
-        is_before && suffered_ns(aligned, process.rank).is_none() && !was_asked(aligned, process)
+        is_before && suffered_ns(aligned, process.rank).is_none()
     };
     let mut possible: Vec<&Gone> = gone
         .iter()
@@ -309,6 +309,13 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     let is_lost = |process: &&Gone| lost.contains(&process.rank);
     if possible.iter().any(is_lost) {
         possible.retain(is_lost);
+    }
+    // A launcher asks the others to end once a process has ended.
+    let unasked_ns = possible
+        .iter()
+        .filter(|process| !was_asked(aligned, process));
+    if let Some(unasked_ns) = unasked_ns.map(|process| process.at_ns).min() {
+        possible.retain(|process| !was_asked(aligned, process) || process.at_ns < unasked_ns);
     }
     let ranks = ranks_of(&possible);
     match possible.len() {

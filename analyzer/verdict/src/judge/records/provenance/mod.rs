@@ -182,7 +182,7 @@ fn keep_one_world(shared: &Shared, records: &mut Vec<Record>, aside: &mut LeftAs
         (
             world.lives,
             // A rank that has died leaves no record.
-            is_left_last && world.present.len() * 2 >= ranks.len(),
+            is_left_last && world.present.len() * 2 > ranks.len(),
             world.present.len() * 1_000_000 / ranks.len(),
             world.newest_ns,
             Reverse(ranks.len()),

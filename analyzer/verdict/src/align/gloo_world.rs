@@ -31,6 +31,7 @@ impl GlooWorld {
         let mut groups = BTreeSet::new();
         let mut ranks = BTreeSet::new();
         let mut times: Option<(i64, i64)> = None;
+        let mut newest_first_ns = 0;
         let by_gloo = records
             .iter()
             .filter(|record| retiring_is_all(record.recorder));
@@ -40,6 +41,8 @@ impl GlooWorld {
             }
             let listed = record.groups.iter().map(|local| local.group);
             groups.extend(listed.filter(|&group| is_world(shared, group)));
+            let first_ns = record.ops.first().map_or(0, |op| op.created_ns);
+            newest_first_ns = newest_first_ns.max(first_ns);
             let newest_ns = record.newest_ns();
             if newest_ns > 0 {
                 times = Some(times.map_or((newest_ns, newest_ns), |(from, to)| {
@@ -50,7 +53,9 @@ impl GlooWorld {
         let group = |index: &u32| &shared.groups[*index as usize];
         let first = group(groups.first()?);
         let have_one_name = groups.iter().all(|index| group(index).name == first.name);
-        let are_of_one_run = times.is_none_or(|(from, to)| from.abs_diff(to) < ONE_RUN_NS);
+        // A record that ended before another one began is of an earlier run.
+        let are_of_one_run = times
+            .is_none_or(|(from, to)| from.abs_diff(to) < ONE_RUN_NS && from >= newest_first_ns);
         if groups.len() < 2 || !have_one_name || !are_of_one_run {
             return None;
         }

@@ -92,7 +92,7 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
         .collect();
     let culprits = ctx.ranks(&gone);
     let detail = format!(
-        " while inside {} #{} on group {}{}; {}{}",
+        " while inside {} #{} on group {}{}; {}",
         op_ref.op,
         op_ref.seq,
         ctx.group_name(op_ref.group),
@@ -103,16 +103,19 @@ fn gone_inside(ctx: &Context<'_>, place: usize) -> Option<FindingDraft> {
                 "was inside, too",
                 "were inside, too"
             ),
-            false => count_ranks(
-                inside.len() - gone.len(),
-                "is still there",
-                "are still there"
+            false => format!(
+                "{}{}",
+                count_ranks(
+                    inside.len() - gone.len(),
+                    "is still there",
+                    "are still there"
+                ),
+                ctx.waiting_in_all(
+                    &[&gone[..], &[place + ctx.graph.ranks]].concat(),
+                    others.len()
+                )
             ),
         },
-        ctx.waiting_in_all(
-            &[&gone[..], &[place + ctx.graph.ranks]].concat(),
-            others.len()
-        ),
     );
     let mut draft = FindingDraft::from(Finding::process_gone(culprits, &detail));
     look_at_exit(ctx, &mut draft);

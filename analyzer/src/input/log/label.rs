@@ -1,6 +1,7 @@
 //! Reads the labels before a message: rank, time, and the labels of programs that forwarded the message.
 
 use super::scan::leading_number;
+use super::torch::MOST_RANKS;
 use rcomm_recorder::model::Rank;
 use serde::Deserialize;
 use std::borrow::Cow;
@@ -29,10 +30,12 @@ impl Label {
                 break;
             };
             match kind {
-                LabelKind::Rank(rank) => label.rank = Some(rank),
-                LabelKind::Task(rank) => label.rank = label.rank.or(Some(rank)),
+                LabelKind::Rank(rank) if rank < MOST_RANKS => label.rank = Some(rank),
+                LabelKind::Task(rank) if rank < MOST_RANKS => {
+                    label.rank = label.rank.or(Some(rank));
+                }
                 LabelKind::Local(rank) => label.local_rank = Some(rank),
-                LabelKind::Other => {}
+                LabelKind::Rank(_) | LabelKind::Task(_) | LabelKind::Other => {}
             }
             end += indent + length;
             if line[end..].starts_with(' ') {

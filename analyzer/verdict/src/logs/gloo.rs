@@ -48,8 +48,10 @@ pub(super) fn timed_out(digest: &Digest<'_>) -> Option<Conclusion> {
     // Without a stated world size, only gaps below the highest rank named are known to be ranks.
     let size = digest
         .world_size
-        .or_else(|| digest.named.last().map(|last| last + 1))?;
-    let missing: Vec<Rank> = (0..size).filter(|rank| !ranks.contains(rank)).collect();
+        .or_else(|| digest.named.last().map(|last| last.saturating_add(1)))?;
+    // A few are enough: a line may state any number as a rank.
+    let missing = (0..size).filter(|rank| !ranks.contains(rank));
+    let missing: Vec<Rank> = missing.take(ranks.len()).collect();
     let ranks: Vec<Rank> = ranks.into_iter().collect();
     let fact = format!(
         "{} timed out in a message of gloo, after {}",

@@ -248,8 +248,10 @@ pub(super) fn silent(digest: &Digest<'_>) -> Option<Conclusion> {
     // Without a stated world size, only gaps below the highest rank named are known to be ranks.
     let size = digest
         .world_size
-        .or_else(|| digest.named.last().map(|last| last + 1))?;
-    let missing: Vec<Rank> = (0..size).filter(|&rank| !digest.timed_out(rank)).collect();
+        .or_else(|| digest.named.last().map(|last| last.saturating_add(1)))?;
+    // A few are enough: a line may state any number as a rank.
+    let missing = (0..size).filter(|&rank| !digest.timed_out(rank));
+    let missing: Vec<Rank> = missing.take(timeouts.ranks.len()).collect();
     if missing.is_empty() || missing.len() * 2 >= timeouts.ranks.len() {
         return None;
     }

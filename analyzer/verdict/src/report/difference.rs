@@ -14,6 +14,9 @@ pub struct Difference {
     pub schema: &'static str,
     /// The verdicts of both, the first report's first.
     pub verdicts: [Verdict; 2],
+    /// The [words](Report::word) of both verdicts.
+    #[serde(skip)]
+    pub words: [&'static str; 2],
     /// Errors and warnings of the second report that the first one lacks.
     pub new: Vec<Finding>,
     /// Errors and warnings of both reports, as in the second.
@@ -85,6 +88,7 @@ impl Difference {
         Self {
             schema: Self::SCHEMA,
             verdicts: [before.verdict, after.verdict],
+            words: [before.word(), after.word()],
             new,
             remaining,
             gone,

@@ -19,9 +19,7 @@ pub fn write_difference(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let mut page = Page::new(layout, out);
-    let [before, after] = difference
-        .verdicts
-        .map(|verdict| verdict.word().to_uppercase());
+    let [before, after] = difference.words.map(str::to_uppercase);
     let style = verdict_style(difference.verdicts[1]);
     let comparison = if before == after {
         "as before".to_owned()

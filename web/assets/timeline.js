@@ -33,7 +33,9 @@ export function firstRange(answer) {
   if (slices.length === 0) return { from: 0, to: length };
   const first = Math.max(0, slices.reduce((least, { start }) => Math.min(least, start), length));
   const last = slices.reduce((most, { start, length: took }) => Math.max(most, start + (took ?? 0)), first);
-  const to = Math.min(length, Math.max(last + (last - first), 1));
+  // An operation that has begun alone takes no time yet.
+  const shown = Math.max(last - first, length / 100);
+  const to = Math.min(length, Math.max(last + shown, 1));
   return { from: first > to / 4 ? Math.max(0, first - (to - first) / 50) : 0, to };
 }
 

@@ -175,10 +175,11 @@ fn keep_previous(path: &Path, ring: RingId<'_>) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(Error::io(format!("open {}", path.display()), error)),
     };
-    // A reader that checks whether the owner is alive holds the lock for an instant, on a busy host for longer.
+    // A reader that checks whether the owner is alive holds the lock for an instant, on a busy host for longer. Another
+    // world of this process holds it for as long as it lives: a process may make many, which need not wait each time.
     let mut tries = 0;
     while !lock_is_free(&file, FlockOperation::NonBlockingLockExclusive) {
-        if tries == 500 {
+        if tries == 500 || (tries == 20 && is_locked_here(&file)) {
             return Err(ring.taken_error(path.to_owned()));
         }
         tries += 1;
@@ -281,6 +282,22 @@ pub(crate) fn ring_files(directory: &Path) -> impl Iterator<Item = (RingName, Pa
 pub(crate) fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     Ok(rfs::open(path, flags, Mode::empty())?)
+}
+
+/// Whether this process holds an exclusive lock on the file; false also where the kernel does not tell.
+fn is_locked_here(file: &OwnedFd) -> bool {
+    let Ok(stat) = rfs::fstat(file) else {
+        return false;
+    };
+    let (major, minor) = (rfs::major(stat.st_dev), rfs::minor(stat.st_dev));
+    let place = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    let process = std::process::id().to_string();
+    // A line is `1: FLOCK ADVISORY WRITE 4711 00:1b:429284 0 EOF`.
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    locks.lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        matches!(words[..], [_, "FLOCK", _, "WRITE", owner, at, ..] if owner == process && at == place)
+    })
 }
 
 /// Whether the lock is free. If it is, it is now taken, until the caller unlocks or closes `file`.
@@ -447,6 +464,24 @@ pub(crate) fn ensure_private(directory: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_of_this_process_is_told_from_no_lock_and_from_another_file() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = |name: &str| -> OwnedFd {
+            let path = directory.path().join(name);
+            let options = &mut fs::File::options();
+            let file = options.write(true).create(true).truncate(false).open(path);
+            file.unwrap().into()
+        };
+        let (owner, other) = (file("1.0.ring"), file("2.0.ring"));
+        assert!(!is_locked_here(&file("1.0.ring")));
+        rfs::flock(&owner, FlockOperation::LockExclusive).unwrap();
+        assert!(is_locked_here(&file("1.0.ring")));
+        assert!(!is_locked_here(&other));
+        drop(owner);
+        assert!(!is_locked_here(&file("1.0.ring")));
+    }
 
     #[test]
     fn leftovers_of_killed_processes_are_removed_and_nothing_else() {

@@ -130,7 +130,13 @@ fn boot_id() -> [u64; 2] {
 /// nine calls, and every rank reads such files when it starts.
 pub(crate) fn read_short(path: &str) -> io::Result<String> {
     let mut bytes = [0; 1024];
-    let count = fs::File::open(path)?.read(&mut bytes)?;
+    let mut file = fs::File::open(path)?;
+    let count = loop {
+        match file.read(&mut bytes) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => break read?,
+        }
+    };
     Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
 }
 

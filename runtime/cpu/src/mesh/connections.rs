@@ -51,6 +51,8 @@ pub(crate) struct Mesh {
     /// The first failure of one of the groups of this rank since the newest group was made.
     failure: Mutex<Option<Error>>,
     is_closed: AtomicBool,
+    /// Whether the thread that answers callers could not be started when it was due.
+    is_listener_due: AtomicBool,
     wake: Arc<OwnedFd>,
     thread: Mutex<ListenerThread>,
 }
@@ -134,6 +136,7 @@ impl Mesh {
             watched: Mutex::new(HashMap::new()),
             failure: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            is_listener_due: AtomicBool::new(false),
             wake,
             thread: Mutex::new(ListenerThread::Waiting(Box::new(listener))),
         });
@@ -143,7 +146,9 @@ impl Mesh {
         }
         let later = Arc::downgrade(&mesh);
         world.later.add(move || {
-            if let Some(Err(error)) = later.upgrade().map(|mesh| mesh.listen()) {
+            let Some(mesh) = later.upgrade() else { return };
+            if let Err(error) = mesh.listen() {
+                mesh.is_listener_due.store(true, Ordering::Relaxed);
                 tracing::warn!(%error, "cannot start the thread rcomm/mesh: other ranks cannot connect to this one");
             }
         });
@@ -293,6 +298,9 @@ impl Mesh {
     ) -> Result<Vec<Wire>, Failure> {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(Failure::Closed);
+        }
+        if self.is_listener_due.load(Ordering::Relaxed) && self.listen().is_ok() {
+            self.is_listener_due.store(false, Ordering::Relaxed);
         }
         let handshakes = (0..request.streams as u32).map(|stream| Handshake {
             kind: request.kind,

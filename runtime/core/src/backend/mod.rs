@@ -394,7 +394,7 @@ pub trait Backend: Send + Sync {
     }
 
     /// Sets whether a backend that measures itself measures the operations that are issued from now on, for
-    /// [`Done::duration`]. Called only if it [can](Self::can_be_timed).
+    /// [`Done::duration`]. Set only if it [can](Self::can_be_timed); it may be unset in any case.
     fn set_timing(&self, is_on: bool) {
         let _ = is_on;
     }

@@ -266,8 +266,8 @@ impl Host {
         Ok(Layout::new(&names, rank))
     }
 
-    /// Reads the notes under these keys; waits for them for `limit` at most. A rank publishes its note only once the
-    /// maker of the segment has answered it: so the wait ends early if this rank cannot accept callers.
+    /// Reads the notes under these keys; waits for them for `limit` at most. A rank may publish its note only
+    /// once the maker of the segment has answered it: so the wait ends early if this rank cannot accept callers.
     ///
     /// # Errors
     /// Those of the store; `Timeout` if it does not answer; `Io` if this rank cannot accept the connections of others.

@@ -17,29 +17,36 @@ const ENDED_BY_SIGTERM: u8 = 128 + libc::SIGTERM as u8;
 static NOTED_IN: AtomicPtr<RingState> = AtomicPtr::new(null_mut());
 
 /// From now on, a SIGTERM that ends the process is recorded in this ring as exit code 143, before it does. Does nothing
-/// if another ring has been watched before, or if SIGTERM would not end the process: the program's own handler, set
-/// before or later, is left alone.
+/// if another ring of this process has been watched before, or if SIGTERM would not end the process: the program's own
+/// handler, set before or later, is left alone.
 pub(crate) fn watch(state: &Arc<RingState>) {
+    // The kernel drops a SIGTERM for the first process of a container that has no handler for it: it does not end.
+    if std::process::id() == 1 {
+        return;
+    }
+    let former = NOTED_IN.load(Ordering::Acquire);
+    // SAFETY: the pointer is null, or a reference that is never dropped.
+    let noted_in = unsafe { former.as_ref() };
+    // A forked child inherits the pointer to its parent's state, and a ring of its own takes the place of that.
+    if noted_in.is_some_and(|state| state.ring.get().is_some()) {
+        return;
+    }
     let reference = Arc::into_raw(state.clone());
-    let first = NOTED_IN.compare_exchange(
-        null_mut(),
+    let replaced = NOTED_IN.compare_exchange(
+        former,
         reference.cast_mut(),
         Ordering::Release,
         Ordering::Relaxed,
     );
-    if first.is_err() {
+    if replaced.is_err() {
         // SAFETY: nothing else has taken the reference.
         drop(unsafe { Arc::from_raw(reference) });
         return;
     }
-    // SAFETY: all bits zero are a valid value: the default action, no flags and an empty mask.
-    let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: the call only writes what SIGTERM does now to `before`.
-    let read = unsafe { libc::sigaction(libc::SIGTERM, std::ptr::null(), &raw mut before) };
-    if read != 0 || before.sa_sigaction != libc::SIG_DFL {
+    // In a forked child the handler is there already.
+    let Some(mut action) = default_action() else {
         return;
-    }
-    let mut action = before;
+    };
     action.sa_sigaction = ended as extern "C" fn(c_int) as libc::sighandler_t;
     // The kernel restores the default action before it calls the handler.
     action.sa_flags = libc::SA_RESETHAND | libc::SA_ONSTACK;
@@ -54,11 +61,26 @@ pub(crate) fn forget() {
     NOTED_IN.store(null_mut(), Ordering::Relaxed);
 }
 
+/// What SIGTERM does now, if that is the default. May be called in a handler.
+fn default_action() -> Option<libc::sigaction> {
+    // SAFETY: all bits zero are a valid value: the default action, no flags and an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: the call only writes what SIGTERM does now to `action`.
+    let read = unsafe { libc::sigaction(libc::SIGTERM, std::ptr::null(), &raw mut action) };
+    (read == 0 && action.sa_sigaction == libc::SIG_DFL).then_some(action)
+}
+
 /// The handler. It takes no lock and allocates nothing, since it may run in the middle of any function.
 extern "C" fn ended(signal: c_int) {
+    // A handler that was set later may call this one, as those of the crates `signal-hook` and `tokio` do. Then the
+    // kernel has not restored the default action, and the program decides whether it ends: a signal that is raised here
+    // would come back to that handler, and so on without end.
+    if default_action().is_none() {
+        return;
+    }
     // SAFETY: `watch` gave away a reference that is never dropped.
     let state = unsafe { NOTED_IN.load(Ordering::Acquire).as_ref() };
-    // There is no ring in a forked child, which inherits the handler.
+    // A forked child, which inherits the handler, may have no ring of its own.
     if let Some(ring) = state.and_then(|state| state.ring.get()) {
         ring.note_exit(ENDED_BY_SIGTERM);
     }

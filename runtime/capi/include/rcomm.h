@@ -1521,9 +1521,9 @@ void rcomm_symmetric_free(struct rcomm_symmetric *memory);
 
 // Makes collectives of the ranks of `rcomm_world_group`, with their numbers there, over the store at which the ranks
 // found each other. All these ranks make collectives of the same name, and call the same functions with them in the same
-// order. The name distinguishes their keys from others in the store: it is used once in a job. A call waits for
-// `timeout_ms` at most, and after a time-out for two seconds more to find out which ranks did not come: the error's text
-// names them.
+// order. The name distinguishes their keys from others in the store. They also have the number of the world's attempt, so
+// a name is used once in an attempt: a job that is started again may use it again. A call waits for `timeout_ms` at most,
+// and after a time-out for two seconds more to find out which ranks did not come: the error's text names them.
 //
 // # Safety
 // `world` is a valid handle; `name` is a text that ends with a zero byte; `made` may be written.
@@ -1532,7 +1532,9 @@ int32_t rcomm_store_collectives_new(const struct rcomm_world *world,
                                     struct rcomm_store_collectives **made);
 
 // Like `rcomm_store_collectives_new`, of `size` ranks, for rank `rank`, over the store that `rcomm_config_set_store` has
-// set: it needs no world. `RCOMM_INVALID_ARGUMENT` if none was set.
+// set: it needs no world. The keys have no number of an attempt: a name is used once in the life of the store, so where
+// the store outlives an attempt of the job, the program puts a number of the attempt into the name.
+// `RCOMM_INVALID_ARGUMENT` if no store was set.
 //
 // # Safety
 // `config` is a valid handle; `name` is a text that ends with a zero byte; `made` may be written.

@@ -10,7 +10,7 @@ namespace rcomm {
  * at most, and its error names the ranks that did not come. */
 class StoreCollectives {
   public:
-    /* Of the ranks of world.group(). The name is used once in a job. */
+    /* Of the ranks of world.group(). The name is used once in an attempt of the job. */
     StoreCollectives(const World &world, const std::string &name) {
         rcomm_store_collectives *made = nullptr;
         check(rcomm_store_collectives_new(world.get(), name.c_str(), &made));

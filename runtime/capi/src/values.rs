@@ -5,7 +5,7 @@ use crate::memory::array;
 use crate::status::{borrow, call, free, give, put, refused, text};
 use crate::world::World;
 use rcomm::store::StoreCollectives;
-use rcomm::{Result, Store};
+use rcomm::{PrefixStore, Result, Store};
 use std::ffi::c_char;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +22,9 @@ pub struct Values(Vec<Vec<u8>>);
 
 /// Makes collectives of the ranks of `rcomm_world_group`, with their numbers there, over the store at which the ranks
 /// found each other. All these ranks make collectives of the same name, and call the same functions with them in the same
-/// order. The name distinguishes their keys from others in the store: it is used once in a job. A call waits for
-/// `timeout_ms` at most, and after a time-out for two seconds more to find out which ranks did not come: the error's text
-/// names them.
+/// order. The name distinguishes their keys from others in the store. They also have the number of the world's attempt, so
+/// a name is used once in an attempt: a job that is started again may use it again. A call waits for `timeout_ms` at most,
+/// and after a time-out for two seconds more to find out which ranks did not come: the error's text names them.
 ///
 /// # Safety
 /// `world` is a valid handle; `name` is a text that ends with a zero byte; `made` may be written.
@@ -39,14 +39,19 @@ pub unsafe extern "C" fn rcomm_store_collectives_new(
         let world = unsafe { borrow(world, "the world")? }.core();
         // SAFETY: `name` is NULL, or ends with a zero byte and stays unchanged during the call.
         let name = unsafe { text(name, "the name")? };
-        let (store, group) = (world.store().clone(), world.group());
+        let group = world.group();
+        // A launcher's store outlives an attempt, and has the keys of its last calls.
+        let prefix = format!("rcomm/{}/values", world.place().attempt);
+        let store = Arc::new(PrefixStore::new(prefix, world.store().clone()));
         // SAFETY: `made` is NULL, which is refused, or the caller lets a handle be written there.
         unsafe { give_collectives(store, name, group.rank(), group.size(), made) }
     })
 }
 
 /// Like `rcomm_store_collectives_new`, of `size` ranks, for rank `rank`, over the store that `rcomm_config_set_store` has
-/// set: it needs no world. `RCOMM_INVALID_ARGUMENT` if none was set.
+/// set: it needs no world. The keys have no number of an attempt: a name is used once in the life of the store, so where
+/// the store outlives an attempt of the job, the program puts a number of the attempt into the name.
+/// `RCOMM_INVALID_ARGUMENT` if no store was set.
 ///
 /// # Safety
 /// `config` is a valid handle; `name` is a text that ends with a zero byte; `made` may be written.

@@ -184,6 +184,31 @@ fn batched_power_sgd_gives_what_its_algorithm_gives_in_one_process() {
 }
 
 #[test]
+fn batched_power_sgd_takes_a_bucket_without_elements() {
+    run(2, |world| {
+        let shapes: [&[&[u64]]; 2] = [&[&[0]], &[&[0], &[64]]];
+        for shapes in shapes {
+            let names = shapes.iter().map(|shape| Parameter::new("p", shape));
+            let options = ReducerOptions {
+                hook: Some(Box::new(BatchedPowerSgdHook::new(1, 0).unwrap())),
+                ..small_buckets()
+            };
+            let mut reducer = Reducer::new(world.group(), names.collect(), options).unwrap();
+            assert_eq!(reducer.buckets().last(), Some(&vec![0]));
+            for _ in 0..2 {
+                for (parameter, shape) in shapes.iter().enumerate().rev() {
+                    let gradient = vec![1.0; shape[0] as usize];
+                    reducer.ready(parameter, &gradient).unwrap();
+                }
+                reducer.finish_in_place().unwrap();
+                assert_eq!(reducer.average(0).map(<[f32]>::len), Some(0));
+            }
+        }
+        world.shutdown().unwrap();
+    });
+}
+
+#[test]
 fn gradients_are_averaged_over_all_ranks_first_and_in_local_groups_later() {
     run(4, |world| {
         let rank = world.rank();
@@ -223,6 +248,12 @@ fn gradients_are_averaged_over_all_ranks_first_and_in_local_groups_later() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         let expected = "4 ranks do not divide into groups of 3";
         assert!(error.to_string().contains(expected), "{error}");
+        // The step has failed, so the hook may be replaced although the group is open.
+        reducer.set_hook(None).unwrap();
+        reducer.regroup(world.group()).unwrap();
+        for (parameter, got) in step(&mut reducer, rank, 0).iter().enumerate() {
+            assert_eq!(got, &mean_over(&[0, 1, 2, 3], parameter, 0));
+        }
         world.group().barrier().unwrap();
         world.shutdown().unwrap();
     });

@@ -120,6 +120,13 @@ impl<T: Gradient> Reducer<T> {
         has_input: bool,
         each: &mut dyn FnMut(usize, &mut [T]),
     ) -> Result<()> {
+        let ended = self.end_step(has_input, each);
+        // A step that has ended was reset.
+        self.step.has_failed |= ended.is_err();
+        ended
+    }
+
+    fn end_step(&mut self, has_input: bool, each: &mut dyn FnMut(usize, &mut [T])) -> Result<()> {
         self.meter.begin_finish();
         for parameter in 0..self.parameters.len() {
             if self.step.states[parameter] != GradientState::Ready {

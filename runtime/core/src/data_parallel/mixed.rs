@@ -14,6 +14,9 @@ use half::{bf16, f16};
 use rcomm_recorder::model::{DType, ReduceOp};
 use std::fmt;
 
+/// The types of gradients, in the order in which their groups and reducers are made.
+const TYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
+
 /// The options of a [`MixedReducer`], which mean what they mean in [`ReducerOptions`]. All ranks pass the same options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MixedOptions {
@@ -141,21 +144,21 @@ impl MixedReducer {
             reducers: Reducers::default(),
         };
         made.check(group)?;
+        let [f32, f64, f16, bf16] = made.groups()?;
         made.reducers = Reducers {
-            f32: made.make(options, options.wire)?,
-            f64: made.make(options, options.wire)?,
-            f16: made.make(options, Wire::Own)?,
-            bf16: made.make(options, Wire::Own)?,
+            f32: made.make(f32, options, options.wire)?,
+            f64: made.make(f64, options, options.wire)?,
+            f16: made.make(f16, options, Wire::Own)?,
+            bf16: made.make(bf16, options, Wire::Own)?,
         };
         Ok(made)
     }
 
     /// Checks that all ranks of `group` have these parameters, of these types.
     fn check(&self, group: &ProcessGroup) -> Result<()> {
-        let known = [DType::F32, DType::F64, DType::F16, DType::Bf16];
         let mut typed = Vec::with_capacity(self.parameters.len());
         for (parameter, dtype) in &self.parameters {
-            if !known.contains(dtype) {
+            if !TYPES.contains(dtype) {
                 let message = format!("there are no gradients of {dtype}, as {}", parameter.name);
                 return Err(refuse(group, message));
             }
@@ -180,12 +183,29 @@ impl MixedReducer {
         self.group.new_subgroups(self.group.size(), &options)
     }
 
-    /// The reducer for the parameters of type `T`; `None` if there are none.
+    /// The groups for the reducers of all types, by [`TYPES`]; `None` for a type that no parameter has. All are made
+    /// before the first reducer compares anything: to make a group may wait for all ranks, of which some are in
+    /// [`new`](Self::new) and others in [`regroup`](Self::regroup).
+    fn groups(&self) -> Result<[Option<ProcessGroup>; TYPES.len()]> {
+        let mut groups = [const { None }; TYPES.len()];
+        for (group, dtype) in groups.iter_mut().zip(TYPES) {
+            if self.parameters.iter().any(|(_, it)| *it == dtype) {
+                *group = Some(self.group_of(dtype)?);
+            }
+        }
+        Ok(groups)
+    }
+
+    /// The reducer in `group` for the parameters of type `T`; `None` if there are none.
     fn make<T: Gradient>(
         &mut self,
+        group: Option<ProcessGroup>,
         options: &MixedOptions,
         wire: Wire,
     ) -> Result<Option<Reducer<T>>> {
+        let Some(group) = group else {
+            return Ok(None);
+        };
         let (mut parameters, mut sparse) = (Vec::new(), Vec::new());
         for (number, (parameter, dtype)) in self.parameters.iter().enumerate() {
             if *dtype != T::DTYPE {
@@ -197,9 +217,6 @@ impl MixedReducer {
             }
             parameters.push(parameter.clone());
         }
-        if parameters.is_empty() {
-            return Ok(None);
-        }
         let options = ReducerOptions {
             buckets: options.buckets,
             rebuild_buckets: options.rebuild_buckets,
@@ -210,7 +227,7 @@ impl MixedReducer {
             wire,
             ..ReducerOptions::default()
         };
-        Reducer::new(&self.group_of(T::DTYPE)?, parameters, options).map(Some)
+        Reducer::new(&group, parameters, options).map(Some)
     }
 
     /// The reducer of the parameters of type `T`, with their averages, buckets and statistics; `None` if there are none.
@@ -310,6 +327,16 @@ impl MixedReducer {
     /// Those of [`Reducer::finish_in_place`], which name the parameters of one type.
     pub fn finish_in_place(&mut self) -> Result<()> {
         each!(self.reducers, reducer => reducer.check_used()?);
+        let ended = self.complete();
+        if ended.is_err() {
+            // The step is over for all types, and so the hook of each may be replaced.
+            each!(self.reducers, reducer => reducer.step.has_failed = true);
+        }
+        ended
+    }
+
+    /// Ends a step in which all parameters have the gradients that they must have.
+    fn complete(&mut self) -> Result<()> {
         // A rank that has joined waits for the votes of all types before it takes part in any.
         each!(self.reducers, reducer => reducer.begin()?);
         each!(self.reducers, reducer => reducer.complete(true, &mut |_, _| {})?);
@@ -383,16 +410,10 @@ impl MixedReducer {
     pub fn regroup(&mut self, group: &ProcessGroup) -> Result<()> {
         self.check(group)?;
         self.group = group.clone();
-        let mut made = Vec::new();
-        for dtype in [DType::F32, DType::F64, DType::F16, DType::Bf16] {
-            if self.parameters.iter().any(|(_, it)| *it == dtype) {
-                made.push(self.group_of(dtype)?);
-            }
-        }
-        let mut made = made.iter();
+        let mut groups = self.groups()?.into_iter().flatten();
         each!(self.reducers, reducer => {
-            if let Some(group) = made.next() {
-                reducer.regroup(group)?;
+            if let Some(group) = groups.next() {
+                reducer.regroup(&group)?;
             }
         });
         Ok(())

@@ -413,8 +413,9 @@ impl<T: Gradient> Reducer<T> {
             if self.step.missing.get(next) != Some(&0) {
                 return Ok(());
             }
-            let under_way = self.send(next)?;
-            self.step.under_way.push(under_way);
+            let sent = self.send(next);
+            self.step.has_failed |= sent.is_err();
+            self.step.under_way.push(sent?);
         }
     }
 

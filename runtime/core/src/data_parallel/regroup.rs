@@ -46,13 +46,14 @@ impl<T: Gradient> Reducer<T> {
     /// between the same steps. Before [`regroup`](Self::regroup) it may also be called in a step that has failed.
     ///
     /// # Errors
-    /// `InvalidArgument` in the middle of a step, unless the group takes no more operations; or if gradients are sent in
-    /// another type ([`ReducerOptions::wire`](super::ReducerOptions::wire)).
+    /// `InvalidArgument` in the middle of a step, unless that has failed or the group takes no more operations; or if
+    /// gradients are sent in another type ([`ReducerOptions::wire`](super::ReducerOptions::wire)).
     pub fn set_hook(&mut self, hook: Option<Box<dyn CommHook<T>>>) -> Result<()> {
         if hook.is_some() && self.options.wire != Wire::Own {
             return Err(wire_with_hook(self.options.wire).in_group(self.group.desc()));
         }
-        if self.step.is_touched && self.group.refusal().is_none() {
+        // The error may be that of another group, as the local one of post-local SGD, while this one is still open.
+        if self.step.is_touched && !self.step.has_failed && self.group.refusal().is_none() {
             let message = "a hook is set between steps: finish the step first";
             return Err(self.refuse(message.to_owned()));
         }

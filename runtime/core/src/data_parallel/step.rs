@@ -51,6 +51,8 @@ pub(super) struct Step<T> {
     pub(super) is_touched: bool,
     /// Whether this rank takes part in the step.
     pub(super) has_begun: bool,
+    /// Whether a bucket could not be sent or averaged.
+    pub(super) has_failed: bool,
 }
 
 impl<T> Default for Step<T> {
@@ -64,6 +66,7 @@ impl<T> Default for Step<T> {
             vote: None,
             is_touched: false,
             has_begun: false,
+            has_failed: false,
         }
     }
 }
@@ -85,6 +88,7 @@ impl<T> Step<T> {
         self.vote = None;
         self.is_touched = false;
         self.has_begun = false;
+        self.has_failed = false;
     }
 }
 

@@ -92,10 +92,10 @@ fn check_rank(rank: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether two factors of this rank are small enough in place of `len` elements.
+/// Whether two factors of this rank are small enough in place of `len` elements. Without elements there is no matrix.
 fn is_worth_it(rows: usize, columns: usize, rank: usize, len: usize) -> bool {
     let sent = (rows + columns).saturating_mul(rank);
-    sent.saturating_mul(MIN_GAIN) <= len
+    len > 0 && sent.saturating_mul(MIN_GAIN) <= len
 }
 
 /// Takes the first `len` elements out of `values`, or all of them if there are fewer.

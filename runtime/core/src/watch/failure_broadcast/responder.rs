@@ -200,8 +200,11 @@ impl Responder {
     pub(super) fn read_store(&mut self) -> Result<()> {
         let parts = &self.broadcast.parts;
         let now = || self.broadcast.rolls.time();
-        // A store that refuses this answer may still hold alarms.
         let roll_answered = self.roll.answer(&*parts.root, &now);
+        // A store that refuses this answer may still hold alarms; one that does not reply is not asked again.
+        if matches!(&roll_answered, Err(error) if error.kind() == ErrorKind::Timeout) {
+            return roll_answered;
+        }
         // A rank of rcomm sets the flag after it has raised the alarm. If the alarm were read first, one that is raised
         // between the two reads would look like a failure of a PyTorch rank, whose cause is not known.
         let flag = parts.root.check(&[FLAG])?;

@@ -230,7 +230,7 @@ fn a_rank_that_was_asked_to_end_before_all_others_ended_may_have_been_the_first(
     let failed = [(0.0, State::Done(0.1)), (1.0, State::Failed(1.4))];
     let harmed = |rank| with_exit(dead(record(rank, 4, &failed), 1.5), 1, 1.5);
     let asked = || with_exit(dead(record(2, 4, &inside), 1.2), 143, 1.2);
-    // Somebody ended rank 2 alone. Rank 1 died later, and noted nothing.
+    // A signal ended rank 2 alone. Rank 1 died later, and noted nothing.
     let died = dead(record(1, 4, &inside[..1]), 1.45);
     let report = judge(&[harmed(0), died, asked(), harmed(3)], 40.0);
     let end = report.end.as_ref().expect("the job is over");
@@ -240,6 +240,14 @@ fn a_rank_that_was_asked_to_end_before_all_others_ended_may_have_been_the_first(
         "{}",
         end.sentence
     );
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    // Each on a host of its own.
+    let died = dead(record(1, 4, &inside[..1]), 2.0);
+    let mut dumps = [harmed(0), died, asked(), harmed(3)];
+    for (number, dump) in dumps.iter_mut().enumerate() {
+        dump.identity.host = format!("n{number}");
+    }
+    let report = judge(&dumps, 40.0);
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     // All others failed because of it.
     let report = judge(&[harmed(0), harmed(1), asked(), harmed(3)], 40.0);

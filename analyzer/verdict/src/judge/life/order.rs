@@ -321,7 +321,11 @@ fn before_harm(aligned: &Aligned<'_>, gone: &[Gone], harm_ns: i64) -> Order {
     match possible.len() {
         1 => Order::First(ranks),
         0 => Order::OneOf(ranks),
-        _ if possible.iter().all(is_lost) || are_whole_hosts(aligned, &possible) => {
+        _ if possible.iter().all(is_lost) => Order::First(ranks),
+        // A host that is lost lets no process note its exit.
+        _ if are_whole_hosts(aligned, &possible)
+            && possible.iter().all(|process| process.exit.is_none()) =>
+        {
             Order::First(ranks)
         }
         // A launcher may have terminated the others before they noticed.

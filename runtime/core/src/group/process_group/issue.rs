@@ -1,6 +1,5 @@
-//! The path of every operation that is a single [`Op`]: check, take the issue lock, give the sequence number,
-//! record, hand to the backend. A blocking call releases the lock before the backend runs the operation, an
-//! asynchronous one after the backend has accepted it.
+//! The path of every operation that is a single [`Op`]: check, issue lock, sequence number, record, backend. A blocking call
+//! releases the lock before the backend runs the operation, an asynchronous one after the backend has accepted it.
 
 use super::group::Group;
 use crate::backend::{Call, Done, Observer, Pending, Progress};

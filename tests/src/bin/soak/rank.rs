@@ -38,7 +38,7 @@ const KINDS: [Kind; 9] = [
 ];
 /// How long the threads of a world may take to end: a thread that waits for a store that does not answer ends only with
 /// the store's time-out.
-pub(crate) const ENDING: Duration = Duration::from_secs(70);
+pub(crate) const ENDING: Duration = Duration::from_secs(120);
 /// The numbers of elements per rank.
 const COUNTS: [usize; 6] = [1, 3, 64, 1_000, 5_000, 40_000];
 

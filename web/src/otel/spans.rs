@@ -423,8 +423,8 @@ mod tests {
         assert!(pending.iter().any(|span| span.name == "all_reduce dp"));
     }
 
-    #[test]
-    fn stuck_operations_beyond_the_limit_are_counted_once() {
+    /// What a view knows of a stuck job after two looks.
+    fn stuck_snapshot() -> Snapshot {
         let simulation = Simulation::new(Situation::StuckRank, 16, 0);
         let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
         let mut newest = None;
@@ -437,7 +437,12 @@ mod tests {
             live.observe(0, source.poll(Instant::now()), at);
             newest = live.refresh(at).or(newest);
         }
-        let snapshot = newest.expect("the first look gives a snapshot");
+        newest.expect("the first look gives a snapshot")
+    }
+
+    #[test]
+    fn stuck_operations_beyond_the_limit_are_counted_once() {
+        let snapshot = stuck_snapshot();
         let mut spans = Spans::beginning_now(0.0);
         let (rank, dump) = snapshot.counted().next().expect("a rank is read");
         let recorder = recorder_key(rank, dump);
@@ -454,19 +459,7 @@ mod tests {
 
     #[test]
     fn stuck_operations_of_the_next_attempt_are_exported_although_their_ids_are_the_same() {
-        let simulation = Simulation::new(Situation::StuckRank, 16, 0);
-        let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
-        let mut newest = None;
-        for ns in [LOOKS[2], LOOKS[3]] {
-            let mut source = SimulatedSource::new(simulation.clone(), move || ns);
-            let at = Moment {
-                elapsed: Duration::from_nanos(ns as u64),
-                wall_ns: ns,
-            };
-            live.observe(0, source.poll(Instant::now()), at);
-            newest = live.refresh(at).or(newest);
-        }
-        let first = newest.expect("the first look gives a snapshot");
+        let first = stuck_snapshot();
         let mut second = first.clone();
         let mut ranks = second.ranks.to_vec();
         for dump in ranks.iter_mut().flat_map(|view| &mut view.dumps) {

@@ -194,6 +194,12 @@ impl StatusExchange {
             arrivals.add(query, rank, report.as_ref());
             reports.insert(rank, report);
         }
+        // This rank has published its own answer: if that is not there, the store has failed, and no answer that is missing
+        // says anything of its rank.
+        if matches!(reports.get(&self.rank), Some(None)) {
+            let unread = "the answers of the members cannot be read from the store";
+            return StatusReplies::text(unread.to_owned());
+        }
         let mut text = arrivals.to_text(query.is_p2p);
         let (arrived, absent) = (arrivals.arrived.clone(), arrivals.absent(query.is_p2p));
         // A rank that has come to the operation does not hold it up.

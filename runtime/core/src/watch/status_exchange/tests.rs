@@ -188,6 +188,7 @@ fn a_pending_collective_is_followed_to_the_members_that_have_not_come_to_it() {
         };
         exchange.collect(&store, &query)
     };
+    publish(1, 0, 0);
     publish(2, 78, 2_900);
     // A collective that has just begun is not why this rank waits for rank 0.
     publish(0, 78, 20);
@@ -413,6 +414,20 @@ fn a_summary_accuses_no_rank_that_the_answers_themselves_would_not() {
     assert_eq!(ask(5, false, &[3]), Some(vec![6, 40]));
     assert_eq!(ask(7, false, &[3]), Some(vec![6, 40]));
     assert_eq!(ask(6, false, &[3]), Some(vec![40]));
+}
+
+#[test]
+fn no_rank_is_named_by_a_store_that_has_lost_the_own_answer() {
+    let store = HashStore::new();
+    // Rank 0 has published its answer before it asks, but only that of rank 1 is there.
+    let published = exchange(1, Duration::ZERO).publish(&store, &report(41, ""));
+    published.expect("the store in memory failed");
+    let replies = exchange(0, Duration::ZERO).collect(&store, &query(&[0, 1, 2]));
+    assert_eq!(
+        replies.text,
+        "the answers of the members cannot be read from the store"
+    );
+    assert_eq!(replies.cause_of_wait(&[]), None);
 }
 
 #[test]

@@ -476,7 +476,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             Code::N302,
             "",
             format!(
-                "the rings of {} dropped the entries that would show whether {} reached the operation others wait in",
+                "the rings of {} have overwritten the entries that would show whether {} reached the operation others wait in",
                 format_ranks(&lost),
                 if lost.len() == 1 { "it" } else { "they" }
             ),
@@ -492,7 +492,7 @@ fn note_lost_history(ctx: &Context<'_>, problems: &mut Vec<Problem>) {
             Code::N302,
             "",
             format!(
-                "by the status of group {}, {} {have} issued #{} on it and not completed it; the rings have dropped it",
+                "by the status of group {}, {} {have} issued #{} on it and not completed it; the rings have overwritten it",
                 ctx.group_name(unkept.group),
                 format_ranks(&unkept.waiting),
                 unkept.seq

@@ -50,7 +50,7 @@ pub(crate) fn lower_confidence(ctx: &Context<'_>, drafts: &mut [FindingDraft]) {
             _ => ("rings", "they are"),
         };
         draft.doubts.push(format!(
-            "the {ring} of {} may have dropped the operation that {they} in",
+            "the {ring} of {} may have overwritten the operation that {they} in",
             format_ranks(&with_lost_front)
         ));
     }
@@ -67,7 +67,7 @@ pub(crate) fn note(ctx: &Context<'_>, noted: &BTreeSet<Rank>) -> Option<Problem>
         _ => ("rings", "they are"),
     };
     let sentence = format!(
-        "the oldest entry in the {ring} of {} has not completed: the operation that {they} in may have been dropped",
+        "the oldest entry in the {ring} of {} has not completed: the operation that {they} in may have been overwritten",
         format_ranks(&with_lost_front)
     );
     Some(Problem::new(Code::N302, "", sentence))

@@ -74,7 +74,7 @@ codes! {
     E152 unreachable Error "a rank or host is cut off from another: the network between them gives no sign of life, or gave up";
     E153 store_lost Error "the store does not answer: its host is gone, frozen or cut off";
     W150 silent_rank Warning "a rank's record or endpoint stopped answering";
-    W160 ring_too_small Warning "the ring holds less than a step, has dropped what is needed, or lacks records";
+    W160 ring_too_small Warning "the ring holds less than a step, has overwritten what is needed, or lacks records";
     W220 straggler Warning "a rank is repeatedly the last to arrive";
     W230 uneven_bytes Warning "ranks of one group move very different amounts";
     W240 tiny_collectives Warning "many operations too small to be worth their latency";
@@ -85,7 +85,7 @@ codes! {
     W290 unbatched_sends Warning "opposite sends that only buffering keeps from a deadlock";
     N300 stale_dump Note "a file from another run, another shape or an older time was left aside";
     N301 unreadable_dump Note "a file cut short or damaged; what could be salvaged was used";
-    N302 history_lost Note "the ring had dropped what the question needs";
+    N302 history_lost Note "the ring had overwritten what the question needs";
     N303 mixed_versions Note "files of several format versions were read together";
     N304 live_or_hang Note "the files do not show whether the job still ran or hung when they were taken";
     N305 nothing_pending Note "nothing recorded is pending or wrong: if the job hung, where else to look";

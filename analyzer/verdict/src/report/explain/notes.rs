@@ -45,7 +45,7 @@ pub(super) const N301: Prose = Prose {
 };
 
 pub(super) const N302: Prose = Prose {
-    meaning: "The ring has dropped what would decide the verdict, or a log that was read without records does not hold \
+    meaning: "The ring has overwritten what would decide the verdict, or a log that was read without records does not hold \
              it. An operation that a ring no longer holds may have been issued all the same, so the analysis reports \
              that it does not know, and accuses no rank on that ground.",
     causes: &[

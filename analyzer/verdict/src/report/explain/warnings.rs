@@ -18,7 +18,7 @@ pub(super) const W150: Prose = Prose {
 };
 
 pub(super) const W160: Prose = Prose {
-    meaning: "The ring keeps less than one step of history, has dropped what the analysis needs, or lacks records: \
+    meaning: "The ring keeps less than one step of history, has overwritten what the analysis needs, or lacks records: \
              several threads met in one slot, the ring's folder was full, or the process ended while it wrote. After \
              a hang the record may then begin after its cause.",
     causes: &[

@@ -38,7 +38,7 @@ fn draft(ctx: &Context<'_>, unkept: &Unkept) -> FindingDraft {
     let waiting = count_ranks(unkept.waiting.len(), "has", "have");
     let sentence = format!(
         "{} never issued #{} on group {group}; {waiting} issued it and not completed it, by the status of the group: the \
-         rings have dropped it since",
+         rings have overwritten it since",
         format_ranks(&unkept.absent),
         unkept.seq
     );

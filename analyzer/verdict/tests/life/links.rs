@@ -70,6 +70,29 @@ fn a_rank_that_the_others_do_not_hear_while_they_hear_each_other_is_cut_off() {
 }
 
 #[test]
+fn ranks_that_end_their_connections_after_a_silence_are_not_cut_off_by_that() {
+    let mut dumps = dumps();
+    connect(&mut dumps, |from, _| from == 2);
+    // Ranks 0, 1 and 3 heard each other until they failed and reset the connections between them.
+    for dump in &mut dumps {
+        let links = dump.peers.iter_mut();
+        for link in links.filter(|link| link.heard_ns > at(CUT)) {
+            link.errno = 104;
+        }
+    }
+    // Rank 2 and rank 3 left no record: one silent link shows which end is at fault only because others were heard.
+    dumps.truncate(2);
+    dumps[1].peers.retain(|link| link.end != LinkEnd::Rank(2));
+    let finding = first_finding(&dumps);
+    assert_eq!(
+        (finding.code, &finding.culprit_ranks[..]),
+        (Code::E152, &[2][..]),
+        "{}",
+        finding.sentence
+    );
+}
+
+#[test]
 fn a_link_between_two_ranks_that_others_reach_accuses_neither() {
     let mut dumps = dumps();
     connect(&mut dumps, |from, to| (from, to) == (1, 2));

@@ -117,12 +117,22 @@ impl<'a> Links<'a> {
                 }
             }
         }
+        let silent = ends.values().filter(|end| end.link.is_silent());
+        let first_silence = silent.map(End::last_sign_ns).min();
+        // On a working link, the last sign of life may be one and a half intervals old.
+        let idle_ns = |end: &End<'_>| i64::from(end.link.interval_ms).saturating_mul(1_500_000);
+        // Ranks that have failed end their connections: an error of a connection that was heard for long after another
+        // one had fallen silent is a consequence.
+        let follows = |end: &End<'_>| {
+            let first = first_silence.unwrap_or(i64::MAX);
+            end.last_sign_ns() > first.saturating_add(idle_ns(end))
+        };
         let mut bad: BTreeMap<Pair, i64> = BTreeMap::new();
         for (&(from, to), end) in &ends {
             let reverse = ends.get(&(to, from));
             // A process that ends resets its connections, and records nothing of that: so a reset counts only if both
             // ends recorded it.
-            let reset = |end: &End<'_>| is_network_error(end.link.errno);
+            let reset = |end: &End<'_>| is_network_error(end.link.errno) && !follows(end);
             let since = match (end.link.is_silent(), reverse) {
                 (true, _) => end.last_sign_ns(),
                 (false, Some(reverse)) if reset(end) && reset(reverse) => {
@@ -135,13 +145,12 @@ impl<'a> Links<'a> {
         }
         let first = bad.values().copied().min().unwrap_or(i64::MAX);
         let lives = |end: &End<'_>| {
-            // On a working link, the last sign of life may be one and a half intervals old.
-            let idle_ns = i64::from(end.link.interval_ms).saturating_mul(1_500_000);
-            end.link.errno == 0
-                && !end.link.is_silent()
+            let works =
+                end.link.errno == 0 && end.last_sign_ns().saturating_add(idle_ns(end)) > first;
+            !end.link.is_silent()
                 && end.link.silence_ns().is_some()
                 && end.sampled_ns() > first
-                && end.last_sign_ns().saturating_add(idle_ns) > first
+                && (works || follows(end))
         };
         let good = ends
             .iter()

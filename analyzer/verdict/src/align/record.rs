@@ -76,6 +76,10 @@ impl Op {
         self.state == EntryState::Completed
     }
 
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.state, EntryState::Completed | EntryState::Failed)
+    }
+
     /// When the end of the operation was noticed, wall clock of its host, ns; `None` if it was not noticed or is not
     /// recorded.
     pub(crate) fn completed_ns(&self) -> Option<i64> {

@@ -1,6 +1,6 @@
 //! Tests time-outs that name different ranks: who waited for whom.
 
-use crate::job::{State, at, closed, fails, record};
+use crate::job::{State, alive, at, closed, fails, record, stopped};
 use crate::root;
 use rcomm_recorder::model::{Failure, FailureKind, Rank};
 use rcomm_recorder::publish::Dump;
@@ -12,17 +12,24 @@ const RANKS: Rank = 4;
 /// operation timed out there, and the rank that this time-out names, if it is recorded; `second` is what rank 2 issued
 /// after its first one.
 fn judge_time_outs(others: [(Rank, f64, Option<Rank>); 3], second: &[(f64, State)]) -> Report {
-    let first = (0.0, State::Done(0.1));
-    let rank_2: Vec<_> = [first].iter().chain(second).copied().collect();
+    let rank_2: Vec<_> = [FIRST].iter().chain(second).copied().collect();
+    judge_with(others, record(2, RANKS, &rank_2))
+}
+
+/// The all_reduce with which all ranks begin.
+const FIRST: (f64, State) = (0.0, State::Done(0.1));
+
+/// Like [`judge_time_outs`], with this record of rank 2.
+fn judge_with(others: [(Rank, f64, Option<Rank>); 3], rank_2: Dump) -> Report {
     let waited = others.map(|(rank, then, about)| {
-        let dump = record(rank, RANKS, &[first, (1.0, State::Failed(then))]);
+        let dump = record(rank, RANKS, &[FIRST, (1.0, State::Failed(then))]);
         match about {
             Some(about) => fails(dump, FailureKind::Timeout, &[about], then),
             None => dump,
         }
     });
     let mut dumps: Vec<Dump> = waited.into_iter().collect();
-    dumps.push(record(2, RANKS, &rank_2));
+    dumps.push(rank_2);
     analyze(&dumps, &Policy::default())
 }
 
@@ -63,6 +70,35 @@ fn a_rank_that_had_issued_the_operation_is_not_said_to_be_absent_from_it() {
     let expected = "all_reduce #2 on group default_pg timed out on ranks 0 and 1, which waited for rank 2, at 13:00:31 \
                     UTC; rank 2 had issued it, too, and the records do not show whose part was missing";
     assert!(sentence.starts_with(expected), "{sentence}");
+}
+
+#[test]
+fn a_rank_that_has_just_gone_on_in_the_operation_that_timed_out_was_stopped_in_it() {
+    let others = [(3, 31.0, Some(1)), (1, 31.1, Some(2)), (0, 31.2, Some(2))];
+    let rank_2 = |state, now| alive(record(2, RANKS, &[FIRST, (1.0, state)]), now);
+    // Its ring is read before its own time-out is recorded, or what the others had sent completes the operation.
+    for (state, how) in [
+        (
+            State::Pending,
+            "which had not ended there 30 s after its time-out",
+        ),
+        (
+            State::Done(61.0),
+            "which ended there 30 s after its time-out",
+        ),
+    ] {
+        let report = judge_with(others, rank_2(state, 61.0));
+        assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2][..]));
+        let sentence = &report.findings[0].sentence;
+        assert!(sentence.contains(how), "{sentence}");
+    }
+    // The process is still stopped, and the others have ended.
+    let rank_2_stopped = record(2, RANKS, &[FIRST, (1.0, State::Pending)]);
+    let report = judge_with(others, stopped(rank_2_stopped, 1.0, 61.0));
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E151, &[2][..]));
+    // Soon after the others gave up, it may be about to.
+    let report = judge_with(others, rank_2(State::Pending, 32.0));
+    assert_eq!(root(&report), (Verdict::Stuck, Code::E135, &[][..]));
 }
 
 /// The report on ranks that gave up waiting for the others in the meeting that ends the job: each rank, when it gave

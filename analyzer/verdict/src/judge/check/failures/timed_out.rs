@@ -7,7 +7,7 @@ use crate::align::record::Op;
 use crate::judge::context::{Context, FindingDraft};
 use crate::report::Code;
 use crate::report::format::{format_ranks, format_time, time_of_day};
-use rcomm_recorder::model::{Pattern, Rank};
+use rcomm_recorder::model::{EntryState, Pattern, Rank};
 use std::collections::BTreeSet;
 
 /// The operation that a rank was waiting in when another gave up.
@@ -252,12 +252,21 @@ pub(super) fn late(ctx: &Context<'_>, failures: &[Recorded<'_>]) -> Option<Findi
 /// reason that another rank may have given takes up to two seconds.
 const OVERRUN_NS: i64 = 2_500_000_000;
 
-/// How much longer than its time-out an operation that failed lasted, ns; `None` if it ended soon after its deadline,
-/// or has none.
-fn overran_ns(ctx: &Context<'_>, op: &Op) -> Option<i64> {
+/// How much longer than its time-out a rank was in an operation, ns; `None` if it ended soon after its deadline, or has
+/// none. An operation that has not ended counts if the rank's process is there: it may have gone on just now.
+fn overran_ns(ctx: &Context<'_>, wait: &Wait<'_>) -> Option<i64> {
+    let (record, op) = (&ctx.aligned.records[wait.record], wait.op);
     let limit_ms = ctx.aligned.shared.calls.get(op.call).timeout_ms;
     let limit_ns = (limit_ms as i64).saturating_mul(1_000_000);
-    let took_ns = op.failed_ns()?.saturating_sub(op.created_ns);
+    let ended_ns = match op.state {
+        EntryState::Failed => op.failed_ns(),
+        EntryState::Completed => op.completed_ns(),
+        _ => {
+            let is_there = record.lives() || record.stop().is_some();
+            is_there.then_some(record.identity.dump_time_ns)
+        }
+    };
+    let took_ns = ended_ns?.saturating_sub(op.created_ns);
     let over_ns = took_ns.saturating_sub(limit_ns);
     (limit_ns > 0 && over_ns >= OVERRUN_NS).then_some(over_ns)
 }
@@ -278,8 +287,8 @@ fn all_inside(
         .iter()
         .filter(|rank| !culprits.contains(rank))
         .filter_map(|&rank| wait_inside(ctx, rank, witness))
-        .any(|wait| overran_ns(ctx, wait.op).is_some());
-    let overran = inside.iter().map(|wait| overran_ns(ctx, wait.op));
+        .any(|wait| overran_ns(ctx, &wait).is_some());
+    let overran = inside.iter().map(|wait| overran_ns(ctx, wait));
     let overran = overran.collect::<Option<Vec<i64>>>();
     let overran = overran.filter(|_| !others_overran);
     let place = ctx.describe_op(inside[0].record, inside[0].op);
@@ -290,8 +299,12 @@ fn all_inside(
             _ => "the processes of",
         };
         let was = if culprits.len() == 1 { "was" } else { "were" };
+        let ended = match inside.iter().all(|wait| wait.op.has_ended()) {
+            true => "which ended there",
+            false => "which had not ended there",
+        };
         let sentence = format!(
-            "{whose} {named} {was} stopped or without processor time inside {place}, which ended there {} after its \
+            "{whose} {named} {was} stopped or without processor time inside {place}, {ended} {} after its \
              time-out; {waiting} waited for {named} and gave up at {when}",
             format_time(over_ns as f64 / 1e6),
         );

@@ -6,7 +6,7 @@
 
 use super::lock;
 use crate::transport::Channel;
-use crate::transport::health::{SocketHealth, health};
+use crate::transport::health::{SocketHealth, health, last_sign};
 use crate::transport::tcp::{Counts, keep_alive};
 use rcomm_core::backend::WorldContext;
 use rcomm_recorder::model::{LinkEnd, Rank, WaitingOperation};
@@ -46,6 +46,32 @@ struct Peer {
     sockets: Vec<Weak<TcpStream>>,
     /// Whether this host's own system has ended one of the connections.
     is_aborted: bool,
+}
+
+impl Peer {
+    /// Writes an error of the system on a connection into the peer's row.
+    ///
+    /// The connection may have ended long before this process noticed: it may have been stopped, or have used the
+    /// connection for nothing. So the last sign of life that the system knows of counts, and the time from then to now
+    /// is no silence of the peer, unless the error says that the system gave up because nothing came.
+    fn record_error(&self, recorder: &FlightRecorder, errno: i32) {
+        let now = recorder.now();
+        let sockets = self.sockets.iter().filter_map(Weak::upgrade);
+        let heard = sockets.filter_map(|socket| last_sign(&socket)).min();
+        recorder.update_peer(self.row, |facts| {
+            facts.errno = errno.unsigned_abs();
+            if let Some(ago) = heard {
+                facts.heard = facts.heard.max(before(now, ago));
+            }
+            let since_heard = now.as_ns().saturating_sub(facts.heard.as_ns());
+            // A connection that was never sampled has no interval, and shows no silence.
+            let is_recent = since_heard <= 2 * nanoseconds(facts.interval);
+            facts.sampled = match is_recent || facts.interval.is_zero() || is_silence(errno) {
+                true => now,
+                false => facts.sampled.max(facts.heard),
+            };
+        });
+    }
 }
 
 impl Links {
@@ -131,11 +157,7 @@ impl Links {
         };
         if let Some(peer) = lock(&self.peers).get_mut(&rank) {
             peer.is_aborted |= is_abort(error);
-            let now = recorder.now();
-            recorder.update_peer(peer.row, |facts| {
-                facts.errno = errno.unsigned_abs();
-                facts.sampled = now;
-            });
+            peer.record_error(recorder, errno);
         }
     }
 
@@ -153,9 +175,7 @@ impl Links {
             // The system reports an error only once, so a later read of the socket sees only its end.
             peer.is_aborted |= error.as_ref().is_some_and(is_abort);
             if let Some(errno) = error.and_then(|error| error.raw_os_error()) {
-                recorder.update_peer(peer.row, |facts| {
-                    (facts.errno, facts.sampled) = (errno.unsigned_abs(), now);
-                });
+                peer.record_error(recorder, errno);
             }
         }
     }
@@ -224,6 +244,12 @@ pub(crate) fn is_abort(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(Errno::CONNABORTED.raw_os_error())
 }
 
+/// Whether the error says that the system has given a connection up since nothing came from the other end.
+fn is_silence(errno: i32) -> bool {
+    let gave_up = [Errno::TIMEDOUT, Errno::HOSTUNREACH, Errno::NETUNREACH];
+    gave_up.iter().any(|error| error.raw_os_error() == errno)
+}
+
 fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -232,4 +258,98 @@ fn nanoseconds(duration: Duration) -> u64 {
 fn before(now: Timestamp, ago: Duration) -> Timestamp {
     // 0 would mean "never".
     Timestamp::from_ns(now.as_ns().saturating_sub(nanoseconds(ago)).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcomm_recorder::model::PeerLink;
+    use rcomm_recorder::record::{Placement, RecorderConfig};
+    use rustix::net::sockopt::set_socket_linger;
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    /// Links with one connection to rank 1, heard and sampled for the last time this long ago; and its other end.
+    fn heard_and_sampled(ago: Duration) -> (Links, Arc<TcpStream>, TcpStream) {
+        let config = RecorderConfig {
+            placement: Placement::Memory,
+            ..RecorderConfig::new("job", 0, 2)
+        };
+        let recorder = Arc::new(FlightRecorder::create(&config).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (near, (far, _)) = (Arc::new(near), listener.accept().unwrap());
+        let mut peers = HashMap::new();
+        let peer = peer_with_row(&mut peers, 1, &recorder).unwrap();
+        peer.sockets.push(Arc::downgrade(&near));
+        recorder.update_peer(peer.row, |facts| {
+            let then = before(recorder.now(), ago);
+            (facts.heard, facts.sampled) = (then, then);
+            facts.interval = Duration::from_secs(1);
+        });
+        let links = Links {
+            recorder: Some(recorder),
+            interval: Duration::from_secs(1),
+            patience: Duration::from_secs(60),
+            peers: Mutex::new(peers),
+            sampled: AtomicU64::new(0),
+        };
+        (links, near, far)
+    }
+
+    fn recorded(links: &Links) -> PeerLink {
+        links.recorder.as_ref().unwrap().snapshot().peers.remove(0)
+    }
+
+    fn reset(near: &TcpStream, far: TcpStream) -> std::io::Error {
+        set_socket_linger(&far, Some(Duration::ZERO)).unwrap();
+        drop(far);
+        (&*near).read(&mut [0]).unwrap_err()
+    }
+
+    #[test]
+    fn a_connection_that_breaks_after_a_long_time_without_a_sample_was_not_silent() {
+        let (links, near, far) = heard_and_sampled(Duration::from_secs(10));
+        let before_reset = recorded(&links).heard_ns;
+        links.note_error(1, &reset(&near, far));
+        let link = recorded(&links);
+        assert_eq!(link.errno, Errno::CONNRESET.raw_os_error().unsigned_abs());
+        assert!(!link.is_silent(), "{link:?}");
+        // The system knows of the packets since the last sample.
+        assert!(link.heard_ns > before_reset, "{link:?}");
+    }
+
+    #[test]
+    fn an_error_that_is_noticed_late_makes_no_silence() {
+        let (links, near, far) = heard_and_sampled(Duration::from_secs(10));
+        let error = reset(&near, far);
+        // The connection is closed, and what the system knew of it is gone.
+        drop(near);
+        links.note_error(1, &error);
+        let link = recorded(&links);
+        assert!(link.errno != 0 && !link.is_silent(), "{link:?}");
+    }
+
+    #[test]
+    fn a_connection_that_the_system_gave_up_was_silent() {
+        let (links, near, _far) = heard_and_sampled(Duration::from_secs(10));
+        drop(near);
+        links.note_error(1, &Errno::TIMEDOUT.into());
+        assert!(recorded(&links).is_silent());
+    }
+
+    #[test]
+    fn an_error_does_not_end_a_silence_that_was_sampled() {
+        let (links, near, far) = heard_and_sampled(Duration::from_secs(10));
+        let error = reset(&near, far);
+        drop(near);
+        let recorder = links.recorder.as_ref().unwrap();
+        let row = lock(&links.peers)[&1].row;
+        recorder.update_peer(row, |facts| {
+            facts.sampled = before(recorder.now(), Duration::from_secs(5))
+        });
+        assert!(recorded(&links).is_silent());
+        links.note_error(1, &error);
+        assert!(recorded(&links).is_silent());
+    }
 }

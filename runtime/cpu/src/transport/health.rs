@@ -20,6 +20,25 @@ pub(crate) struct SocketHealth {
 pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
     // The kernel's `TCP_ESTABLISHED`.
     const ESTABLISHED: u8 = 1;
+    let info = tcp_info(socket).filter(|info| info.tcpi_state == ESTABLISHED)?;
+    Some(SocketHealth {
+        silent_for: last_sign_of(&info),
+        unacknowledged: info.tcpi_unacked,
+    })
+}
+
+/// How long ago the last bytes or the last acknowledgement arrived, also on a connection that is no longer open; `None`
+/// if the system does not report it.
+pub(crate) fn last_sign(socket: &TcpStream) -> Option<Duration> {
+    tcp_info(socket).as_ref().map(last_sign_of)
+}
+
+fn last_sign_of(info: &libc::tcp_info) -> Duration {
+    let silent_ms = info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv);
+    Duration::from_millis(silent_ms.into())
+}
+
+fn tcp_info(socket: &TcpStream) -> Option<libc::tcp_info> {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
     // SAFETY: the pointer and the length describe `info`, of which the system writes at most `length` bytes.
@@ -33,14 +52,7 @@ pub(crate) fn health(socket: &TcpStream) -> Option<SocketHealth> {
         )
     };
     // SAFETY: `info` was zeroed, and every field is a number, for which any bit pattern is valid.
-    let info = unsafe { info.assume_init() };
-    (done == 0 && info.tcpi_state == ESTABLISHED).then(|| {
-        let silent_ms = info.tcpi_last_data_recv.min(info.tcpi_last_ack_recv);
-        SocketHealth {
-            silent_for: Duration::from_millis(silent_ms.into()),
-            unacknowledged: info.tcpi_unacked,
-        }
-    })
+    (done == 0).then(|| unsafe { info.assume_init() })
 }
 
 /// Limits the pause between two retransmissions of unacknowledged data. `pause` is limited to the range that the kernel

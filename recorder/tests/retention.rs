@@ -58,10 +58,10 @@ fn the_oldest_dead_jobs_beyond_the_count_are_removed_and_no_other() {
     let alive = ring(root, "alive", 0);
     let kept = KeptJobs { jobs: 4, ..MAX };
     assert_eq!(kept.apply(root).expect("a directory").len(), 0);
-    remove_jobs_beside(&alive, &KeptJobs { jobs: 2, ..MAX });
+    remove_jobs_beside(alive.storage(), &KeptJobs { jobs: 2, ..MAX });
     assert_eq!(jobs(root), names(["alive", "c", "d"]));
     assert!(!root.join("a").exists());
-    remove_jobs_beside(&alive, &KeptJobs { jobs: 0, ..MAX });
+    remove_jobs_beside(alive.storage(), &KeptJobs { jobs: 0, ..MAX });
     assert_eq!(jobs(root), names(["alive"]));
 }
 
@@ -74,9 +74,17 @@ fn no_ring_is_removed_once_the_time_has_passed() {
     }
     let alive = ring(root, "alive", 0);
     let none = KeptJobs { jobs: 0, ..MAX };
-    assert!(remove_jobs_beside_within(&alive, &none, Duration::ZERO));
+    assert!(remove_jobs_beside_within(
+        alive.storage(),
+        &none,
+        Duration::ZERO
+    ));
     assert_eq!(jobs(root), names(["a", "alive", "b"]));
-    assert!(remove_jobs_beside_within(&alive, &none, Duration::MAX));
+    assert!(remove_jobs_beside_within(
+        alive.storage(),
+        &none,
+        Duration::MAX
+    ));
     assert_eq!(jobs(root), names(["alive"]));
 }
 
@@ -89,18 +97,18 @@ fn a_rank_leaves_dead_jobs_to_a_lower_rank_that_lives() {
     }
     let none = KeptJobs { jobs: 0, ..MAX };
     let (lower, upper) = (ring(root, "alive", 0), ring(root, "alive", 1));
-    assert!(!remove_jobs_beside(&upper, &none));
+    assert!(!remove_jobs_beside(upper.storage(), &none));
     assert_eq!(jobs(root), names(["a", "b", "alive"]));
-    assert!(remove_jobs_beside(&lower, &none));
+    assert!(remove_jobs_beside(lower.storage(), &none));
     assert_eq!(jobs(root), names(["alive"]));
     // A lower rank that is gone, or is on another host, removes nothing here.
     create_dead_job(root, "c");
     drop(lower);
-    assert!(remove_jobs_beside(&upper, &none));
+    assert!(remove_jobs_beside(upper.storage(), &none));
     assert_eq!(jobs(root), names(["alive"]));
     create_dead_job(root, "d");
     let _distant = ring_on(Some("elsewhere"), root, "alive", 0);
-    remove_jobs_beside(&upper, &none);
+    remove_jobs_beside(upper.storage(), &none);
     assert_eq!(jobs(root), names(["alive"]));
 }
 

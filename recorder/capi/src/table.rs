@@ -115,7 +115,7 @@ pub unsafe extern "C" fn rcomm_recorder_open(
             config.placement = Placement::Dir(directory.as_ref().into());
         }
         let created = FlightRecorder::create(&config).map_err(|error| error.to_string())?;
-        remove_jobs_beside(&created, &KeptJobs::default());
+        remove_jobs_beside(created.storage(), &KeptJobs::default());
         let created = ForkGuarded::new(created).map_err(|error| error.to_string())?;
         // SAFETY: `recorder` is not NULL (checked above), so the caller lets this function write one
         // pointer there.

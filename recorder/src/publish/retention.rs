@@ -9,7 +9,7 @@
 use crate::error::Result;
 use crate::publish::ring_reader::{RingListing, files_in};
 use crate::publish::{LaunchRecord, RingSummary};
-use crate::record::FlightRecorder;
+use crate::record::Storage;
 use crate::record::file::directory;
 use crate::record::file::names::RingName;
 use std::collections::BTreeMap;
@@ -111,25 +111,21 @@ impl KeptJobs {
     }
 }
 
-/// Removes the dead jobs beyond `kept` from the directory in which this recorder's job has its directory. Leaves that to a
+/// Removes the dead jobs beyond `kept` from the directory in which the job of this ring has its directory. Leaves that to a
 /// lower rank of the job that lives on this host: then this does nothing, and returns false, and a caller that learns
 /// later that ranks have ended calls it again. Errors are ignored: a job starts even if old rings cannot be removed.
-pub fn remove_jobs_beside(recorder: &FlightRecorder, kept: &KeptJobs) -> bool {
-    remove_beside(recorder, kept, None)
+pub fn remove_jobs_beside(own: &Storage, kept: &KeptJobs) -> bool {
+    remove_beside(own, kept, None)
 }
 
 /// Like [`remove_jobs_beside`], but begins to read or remove no further ring once `limit` has passed, for a process to
 /// which the files of other jobs must not matter. What is left is removed by the next job that looks.
-pub fn remove_jobs_beside_within(
-    recorder: &FlightRecorder,
-    kept: &KeptJobs,
-    limit: Duration,
-) -> bool {
-    remove_beside(recorder, kept, Instant::now().checked_add(limit))
+pub fn remove_jobs_beside_within(own: &Storage, kept: &KeptJobs, limit: Duration) -> bool {
+    remove_beside(own, kept, Instant::now().checked_add(limit))
 }
 
-fn remove_beside(recorder: &FlightRecorder, kept: &KeptJobs, until: Option<Instant>) -> bool {
-    let ring = recorder.storage().path();
+fn remove_beside(own: &Storage, kept: &KeptJobs, until: Option<Instant>) -> bool {
+    let ring = own.path();
     let Some((job, directory)) = ring.and_then(|ring| {
         let job = ring.parent()?;
         Some((job, job.parent()?))

@@ -59,7 +59,8 @@ fn remove_old_rings(process: &'static Process) {
     let remove = || {
         block_signals();
         guarded((), || {
-            remove_jobs_beside_within(&process.recorder, &KeptJobs::default(), OLD_RINGS);
+            let ring = process.recorder.storage();
+            remove_jobs_beside_within(ring, &KeptJobs::default(), OLD_RINGS);
         });
     };
     // Without the thread, the next job that looks removes them.

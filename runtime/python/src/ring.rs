@@ -65,7 +65,7 @@ impl Ring {
         }
         let made = FlightRecorder::create(&config);
         let made = made.map_err(|error| PyOSError::new_err(error.to_string()))?;
-        remove_jobs_beside(&made, &KeptJobs::default());
+        remove_jobs_beside(made.storage(), &KeptJobs::default());
         let ring = ForkGuarded::new(made).map_err(|_| {
             PyOSError::new_err("recording needs Linux 4.14 or later (MADV_WIPEONFORK)")
         })?;

@@ -32,7 +32,7 @@ use crate::world::step_meter::StepMeter;
 use crate::world::{Threads, World, WorldShared, session};
 use rcomm_recorder::model::{LinkEnd, Rank};
 use rcomm_recorder::publish::{KeptJobs, remove_abandoned_dumps, remove_jobs_beside};
-use rcomm_recorder::record::{FlightRecorder, OnConflict};
+use rcomm_recorder::record::{FlightRecorder, OnConflict, Storage};
 use std::marker::PhantomData;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -232,9 +232,9 @@ impl<B: BackendSet> WorldBuilder<B> {
             .unwrap_or_else(|| Box::new(FileDumpWriter::new(&dump_dir, config.dump_format)));
         let later = Later::new();
         later.add({
-            let (recorder, kept_jobs) = (recorder.clone(), config.kept_jobs);
+            let (ring, kept_jobs) = (recorder.storage().clone(), config.kept_jobs);
             let dumps = clears_dumps.then(|| config.dump_dir.clone());
-            move || clear_old_files(recorder, kept_jobs, dumps)
+            move || clear_old_files(ring, kept_jobs, dumps)
         });
         let dumps = Arc::new(Dumps::new(recorder.clone(), watch.clone(), writer));
         let pipes = open_pipes(&config.dump_pipes, place.rank);
@@ -524,12 +524,11 @@ fn open_backends(
 
 /// Removes the rings of old jobs beyond the limits, and incomplete dumps of processes that were killed from the directory
 /// `dumps`, on a thread `rcomm/dump-file`, which is not joined: it ends with the disk's answer, and a job must not wait for
-/// that.
-fn clear_old_files(recorder: Arc<FlightRecorder>, kept: KeptJobs, dumps: Option<PathBuf>) {
+/// that. So the thread has only the place of this rank's ring: the recorder may end before.
+fn clear_old_files(ring: Storage, kept: KeptJobs, dumps: Option<PathBuf>) {
     let thread = std::thread::Builder::new().name("rcomm/dump-file".to_owned());
     let started = thread.spawn(move || {
-        remove_jobs_beside(&recorder, &kept);
-        drop(recorder);
+        remove_jobs_beside(&ring, &kept);
         if let Some(dumps) = dumps {
             remove_abandoned_dumps(&dumps);
         }

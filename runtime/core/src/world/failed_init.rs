@@ -41,7 +41,7 @@ impl FailedInit {
             failure.kind = FailureKind::Timeout;
         }
         recorder.note_failure(&failure);
-        remove_jobs_beside(&recorder, &self.kept_jobs);
+        remove_jobs_beside(recorder.storage(), &self.kept_jobs);
         recorder.mark_closed();
     }
 }

@@ -1864,7 +1864,8 @@ int32_t rcomm_shutdown_within(struct rcomm_world *world,
 
 // Continues without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
 // groups with a lost member are aborted. All ranks that are left call this with the same list. Waits for them, for the
-// time-out of the group of all ranks at most; meanwhile other calls with this world wait. Ranks keep their numbers.
+// time-out of the group of all ranks at most; meanwhile other calls with this world wait, except `rcomm_dump` and
+// `rcomm_snapshot`. Ranks keep their numbers.
 //
 // # Safety
 // `world` is a valid handle; `without` holds `count` ranks.
@@ -1875,7 +1876,8 @@ int32_t rcomm_shrink(const struct rcomm_world *world,
 // Makes the world anew with `size` ranks: those that are left keep their numbers, and processes that join
 // (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same size and the
 // same list of lost ranks. Waits for all `size` ranks, for the time-out of the start at most; meanwhile other calls
-// with this world wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
+// with this world wait, except `rcomm_dump` and `rcomm_snapshot`. `rcomm_world_group` then gives the group of all
+// ranks; all other groups have ended.
 //
 // # Safety
 // `world` is a valid handle; `lost` holds `count` ranks.

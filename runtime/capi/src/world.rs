@@ -3,21 +3,47 @@
 use crate::group::Group;
 use crate::memory::array;
 use crate::status::{borrow, call, consume, free, give, put, refused, text};
-use rcomm::{Config, GroupOptions, Rendezvous};
+use rcomm::{Config, DumpHandle, GroupOptions, Rendezvous};
 use std::ffi::{CString, c_char};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 /// This process's membership in a job.
-pub struct World(RwLock<rcomm::World>);
+pub struct World {
+    core: RwLock<rcomm::World>,
+    /// For dumps while a thread changes the world.
+    dumps: Mutex<DumpHandle>,
+}
 
 impl World {
     pub(crate) fn new(world: rcomm::World) -> Self {
-        Self(RwLock::new(world))
+        Self {
+            dumps: Mutex::new(world.dump_handle()),
+            core: RwLock::new(world),
+        }
     }
 
     pub(crate) fn core(&self) -> RwLockReadGuard<'_, rcomm::World> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.core.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the world, once no other thread uses it.
+    fn change(
+        &self,
+        operation: impl FnOnce(&mut rcomm::World) -> rcomm::Result<()>,
+    ) -> rcomm::Result<()> {
+        let mut world = self.core.write().unwrap_or_else(PoisonError::into_inner);
+        let changed = operation(&mut world);
+        // The operation may have made the world anew.
+        *self.dumps.lock().unwrap_or_else(PoisonError::into_inner) = world.dump_handle();
+        changed
+    }
+
+    fn dumps(&self) -> DumpHandle {
+        self.dumps
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 }
 
@@ -145,7 +171,7 @@ pub unsafe extern "C" fn rcomm_shutdown(world: *mut World) -> i32 {
     call(|| {
         // SAFETY: `world` is NULL or a handle of this type that the caller gives up.
         let world = unsafe { consume(world, "the world")? };
-        let world = world.0.into_inner();
+        let world = world.core.into_inner();
         world.unwrap_or_else(PoisonError::into_inner).shutdown()
     })
 }
@@ -160,7 +186,7 @@ pub unsafe extern "C" fn rcomm_shutdown_within(world: *mut World, timeout_ms: u6
     call(|| {
         // SAFETY: `world` is NULL or a handle of this type that the caller gives up.
         let world = unsafe { consume(world, "the world")? };
-        let world = world.0.into_inner();
+        let world = world.core.into_inner();
         let world = world.unwrap_or_else(PoisonError::into_inner);
         world.shutdown_within(Duration::from_millis(timeout_ms))
     })
@@ -168,7 +194,8 @@ pub unsafe extern "C" fn rcomm_shutdown_within(world: *mut World, timeout_ms: u6
 
 /// Continues without these ranks, after they were lost: `rcomm_world_group` then gives the group of the others, and
 /// groups with a lost member are aborted. All ranks that are left call this with the same list. Waits for them, for the
-/// time-out of the group of all ranks at most; meanwhile other calls with this world wait. Ranks keep their numbers.
+/// time-out of the group of all ranks at most; meanwhile other calls with this world wait, except `rcomm_dump` and
+/// `rcomm_snapshot`. Ranks keep their numbers.
 ///
 /// # Safety
 /// `world` is a valid handle; `without` holds `count` ranks.
@@ -183,15 +210,15 @@ pub unsafe extern "C" fn rcomm_shrink(
         let world = unsafe { borrow(world, "the world")? };
         // SAFETY: `without` is NULL, or holds `count` values that stay unchanged during the call.
         let without = unsafe { array(without, count, "the list of ranks")? };
-        let mut world = world.0.write().unwrap_or_else(PoisonError::into_inner);
-        world.shrink(without)
+        world.change(|world| world.shrink(without))
     })
 }
 
 /// Makes the world anew with `size` ranks: those that are left keep their numbers, and processes that join
 /// (`RCOMM_JOIN=1`) take the other numbers below `size`. All ranks that are left call this with the same size and the
 /// same list of lost ranks. Waits for all `size` ranks, for the time-out of the start at most; meanwhile other calls
-/// with this world wait. `rcomm_world_group` then gives the group of all ranks; all other groups have ended.
+/// with this world wait, except `rcomm_dump` and `rcomm_snapshot`. `rcomm_world_group` then gives the group of all
+/// ranks; all other groups have ended.
 ///
 /// # Safety
 /// `world` is a valid handle; `lost` holds `count` ranks.
@@ -207,8 +234,7 @@ pub unsafe extern "C" fn rcomm_grow(
         let world = unsafe { borrow(world, "the world")? };
         // SAFETY: `lost` is NULL, or holds `count` values that stay unchanged during the call.
         let lost = unsafe { array(lost, count, "the list of ranks")? };
-        let mut world = world.0.write().unwrap_or_else(PoisonError::into_inner);
-        world.grow(lost, size)
+        world.change(|world| world.grow(lost, size))
     })
 }
 
@@ -251,7 +277,7 @@ pub unsafe extern "C" fn rcomm_dump(world: *const World, path: *mut *mut c_char)
     call(|| {
         // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
-        let written = world.core().dump()?;
+        let written = world.dumps().dump()?;
         match path.is_null() {
             true => Ok(()),
             // SAFETY: `path` is not NULL, so the caller lets one address be written there.
@@ -269,7 +295,7 @@ pub unsafe extern "C" fn rcomm_snapshot(world: *const World, json: *mut *mut c_c
     call(|| {
         // SAFETY: the caller keeps the handle `world` alive during the call.
         let world = unsafe { borrow(world, "the world")? };
-        let record = world.core().snapshot();
+        let record = world.dumps().snapshot();
         // SAFETY: `json` is NULL, which is refused, or the caller lets one address be written there.
         unsafe { give_text(json, record.to_json()) }
     })
@@ -314,4 +340,61 @@ unsafe fn give_text(out: *mut *mut c_char, text: impl Into<Vec<u8>>) -> rcomm::R
 pub unsafe extern "C" fn rcomm_world_free(world: *mut World) {
     // SAFETY: `world` is NULL or a handle of this type that the caller gives up.
     unsafe { free(world) }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rcomm::HashStore;
+    use rcomm::config::RingDir;
+    use std::ptr;
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_dump_can_be_made_while_a_thread_changes_the_world() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config {
+            rendezvous: Some(Rendezvous::explicit(0, 1, "127.0.0.1", 1).unwrap()),
+            ring_dir: RingDir::Memory,
+            dump_dir: folder.path().to_owned(),
+            ..Config::default()
+        };
+        let world = World::new(
+            rcomm::World::builder(config)
+                .store(Arc::new(HashStore::new()))
+                .init()
+                .unwrap(),
+        );
+        let (begun, has_begun) = channel();
+        let (end, may_end) = channel();
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                world.change(|_| {
+                    begun.send(()).unwrap();
+                    // An error is the end of the other thread, which has failed.
+                    let _ = may_end.recv_timeout(Duration::from_secs(120));
+                    Ok(())
+                })
+            });
+            has_begun.recv().unwrap();
+            let mut path = ptr::null_mut();
+            let mut json = ptr::null_mut();
+            // SAFETY: the handle is valid during both calls, and the pointers may be written.
+            let codes = unsafe {
+                (
+                    rcomm_dump(&world, &mut path),
+                    rcomm_snapshot(&world, &mut json),
+                )
+            };
+            // The other thread still changes the world: it waits for this.
+            end.send(()).expect("the dump came only after the change");
+            assert_eq!(codes, (0, 0));
+            for text in [path, json] {
+                // SAFETY: the calls have written texts that the caller frees.
+                drop(unsafe { CString::from_raw(text) });
+            }
+        });
+    }
 }

@@ -88,6 +88,11 @@ impl DumpHandle {
     pub fn dump(&self) -> Result<String> {
         self.0.try_make("requested by the program")
     }
+
+    /// This rank's records as they are now, like [`World::snapshot`](crate::World::snapshot).
+    pub fn snapshot(&self) -> Dump {
+        self.0.recorder.snapshot()
+    }
 }
 
 impl std::fmt::Debug for DumpHandle {

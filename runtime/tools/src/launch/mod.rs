@@ -131,7 +131,8 @@ fn try_run(options: &Options, signals: &Signals, sinks: &mut Sinks) -> Result<Op
             Some(failure) => {
                 let may_restart =
                     failure.restart == Restart::Counted && restarts < options.max_restarts;
-                nodes.agree_to_restart(may_restart, failure, options)?
+                let account = ranks.account();
+                nodes.agree_to_restart(may_restart, failure, options, signals, account, sinks)?
             }
         };
         if !goes_on {

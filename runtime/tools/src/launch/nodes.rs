@@ -424,16 +424,21 @@ impl Nodes {
     }
 
     /// Returns whether this launcher goes on after the attempt that has ended with this failure. It does if every node
-    /// may start its ranks again. If the number of hosts may change, it does unless it has left the job.
+    /// may start its ranks again and no launcher was asked to stop meanwhile. If the number of hosts may change, it does
+    /// unless it has left the job.
     ///
     /// # Blocking
-    /// Until all launchers have ended their ranks: for the time that the ranks' end may take, and the launchers'
-    /// time-out. Not at all if the number of hosts may change: [`begin`](Self::begin) then waits.
+    /// Until all launchers have ended their ranks, or one of them does not go on: for the time that the ranks' end may
+    /// take, and the launchers' time-out. Not at all if the number of hosts may change: [`begin`](Self::begin) then
+    /// waits.
     pub(super) fn agree_to_restart(
         &mut self,
         may_restart: bool,
         failure: &Failure,
         options: &Options,
+        signals: &Signals,
+        account: &mut Account,
+        sinks: &mut Sinks,
     ) -> Result<bool> {
         if let Some(rounds) = &mut self.rounds {
             return rounds.ended(&self.keys, failure);
@@ -442,23 +447,39 @@ impl Nodes {
         if nnodes == 1 {
             return Ok(may_restart);
         }
-        let own_key = format!("restart/{attempt}/{}", self.job.node);
-        let answer: &[u8] = if may_restart { b"yes" } else { b"no" };
-        let published = self.keys.set(&own_key, answer);
+        // One key, which is set once, so that all launchers read the same decision.
+        let decision = format!("restart/{attempt}");
+        let decide = |answer: &[u8]| self.keys.compare_set(&decision, b"", answer);
         if !may_restart {
             // The store may have failed; this node leaves in any case.
+            let _ = decide(b"no");
             return Ok(false);
         }
-        published?;
-        let keys = (0..nnodes).map(|node| format!("restart/{attempt}/{node}"));
-        let keys: Vec<String> = keys.collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let ready = format!("restart/{attempt}/ready");
+        if self.keys.add(&ready, 1)? == i64::from(nnodes) {
+            return Ok(decide(b"yes")? == b"yes");
+        }
         let limit = options.linger + options.grace + options.timeout;
-        let answers = self
-            .keys
-            .multi_get(&keys, limit)
-            .context("cannot start again: a node's launcher did not say whether it does")?;
-        Ok(answers.iter().all(|answer| answer == b"yes"))
+        let began = Instant::now();
+        loop {
+            match self.keys.get(&decision, PULSE / 10) {
+                Err(error) if error.kind() == ErrorKind::Timeout && began.elapsed() < limit => {}
+                decided => {
+                    let decided = decided.context(
+                        "cannot start again: a node's launcher did not say whether it does",
+                    )?;
+                    return Ok(decided == b"yes");
+                }
+            }
+            if signals.has_stop() {
+                let goes_on = decide(b"no")? == b"yes";
+                // If the launchers have agreed before, the next attempt begins, and takes the signal.
+                if !goes_on {
+                    self.stopped(signals, account, sinks);
+                }
+                return Ok(goes_on);
+            }
+        }
     }
 
     /// Ends the job on this node, and returns the job's failure, if any. The launcher with the store waits up to

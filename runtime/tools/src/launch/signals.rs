@@ -2,6 +2,7 @@
 
 use super::{Failure, LAUNCHER_FAILED, Restart};
 use rustix::fd::{AsFd, BorrowedFd};
+use rustix::net::RecvFlags;
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use std::io;
@@ -38,6 +39,17 @@ impl Signals {
     /// A signal that asks to end the job and was received since the last call, if any. Other signals are dropped.
     pub(super) fn take_stop(&self) -> Option<Signal> {
         self.take().into_iter().find(|&signal| asks_to_stop(signal))
+    }
+
+    /// Whether a signal that asks to end the job was received and not taken yet.
+    pub(super) fn has_stop(&self) -> bool {
+        let signals = self.0.iter();
+        let mut stops =
+            signals.filter(|(signal, _)| Signal::from_named_raw(*signal).is_some_and(asks_to_stop));
+        stops.any(|(_, read)| {
+            let peeked = rustix::net::recv(read, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+            peeked.is_ok_and(|(_, count)| count > 0)
+        })
     }
 
     /// The signals received since the last call.

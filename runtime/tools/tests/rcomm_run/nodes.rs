@@ -166,6 +166,56 @@ fn all_nodes_start_their_ranks_again_after_a_failure_on_one() {
     assert_eq!(by_rank(out.as_bytes())[&1], ["up"; 3]);
 }
 
+#[test]
+fn a_signal_while_a_launcher_waits_to_start_again_ends_the_job() {
+    let (port, marks) = (free_port(), tempfile::tempdir().unwrap());
+    let start = |node_rank: &str, script: &str| {
+        let options = [
+            "--nnodes",
+            "2",
+            "--node-rank",
+            node_rank,
+            "--master-port",
+            port.as_str(),
+            "--max-restarts",
+            "1",
+            "--linger",
+            "0",
+            "--grace",
+            "100",
+        ];
+        let mut command = shell(1, &options, script);
+        command
+            .env("RCOMM_JOB_SECRET", "of all nodes")
+            .env("MARKS", marks.path());
+        Running::start(command)
+    };
+    // Rank 1 does not end when it is asked to, so the launcher of node 0 waits for that of node 1.
+    let first = start("0", "until [ -e $MARKS/up ]; do sleep 0.01; done; exit 3");
+    let mut second = start(
+        "1",
+        "trap '' TERM; : >$MARKS/up; echo up; while :; do sleep 0.05; done",
+    );
+    second.line();
+    let access = StoreAccess::Secret(Secret::from_text("of all nodes"));
+    let number = port.parse().unwrap();
+    let store = TcpStore::connect_with("127.0.0.1", number, LONG, &access).unwrap();
+    store.wait(&["rcomm-run/restart/0/ready"], LONG).unwrap();
+    first.signal(Signal::TERM);
+    let decision = store.get("rcomm-run/restart/0", LONG).unwrap();
+    assert_eq!(text(&decision), "no");
+    let (_, err, code) = first.finish();
+    assert_eq!(code, 3, "{err}");
+    assert!(
+        err.contains("SIGTERM: the ranks of this host have ended") && !err.contains("start again"),
+        "{err}"
+    );
+    // The second signal after that of the failure ends the rank at once.
+    second.signal(Signal::TERM);
+    let (_, err, code) = second.finish();
+    assert_ne!(code, 0, "{err}");
+}
+
 /// Whether a process is running; a zombie is not.
 fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));

@@ -38,6 +38,26 @@ fn a_stopped_rank_is_named_whether_it_came_or_not() {
 }
 
 #[test]
+fn the_watchdog_of_a_stopped_rank_is_no_finding_of_its_own() {
+    let waits = [(0.0, State::Done(0.1)), (1.0, State::Pending)];
+    let between = [(0.0, State::Done(0.1))];
+    let judge = |of_others: &[(f64, State)]| {
+        let dumps = [
+            alive(record(0, 2, of_others), 95.0),
+            stopped(record(1, 2, &between), 1.2, 95.0),
+        ];
+        analyze(&dumps, &Policy::default()).findings
+    };
+    let codes: Vec<Code> = judge(&waits).iter().map(|finding| finding.code).collect();
+    assert_eq!(codes, [Code::E151]);
+    // Nobody waits for it: the watchdog is what shows, and the process has to go on before stacks say more.
+    let alone = judge(&between);
+    let codes: Vec<Code> = alone.iter().map(|finding| finding.code).collect();
+    assert_eq!(codes, [Code::E140]);
+    assert!(alone[0].next.contains("kill -CONT 101"), "{alone:?}");
+}
+
+#[test]
 fn the_record_of_a_stopped_rank_is_not_out_of_date() {
     // The rank was stopped inside an operation in which it had done its part: the other completed it after the stop.
     let inside = [(0.0, State::Done(0.1)), (1.0, State::Pending)];

@@ -348,8 +348,10 @@ fn draft(ctx: &Context<'_>, frozen: &[(Node, usize, Frozen)], detail: &str) -> F
         }
     }
     draft.next = match is_seen {
-        true if are_all(Frozen::Stopped(Stop::Debugger)) => detach(ctx, &records),
-        true => go_on(ctx, &records),
+        true if are_all(Frozen::Stopped(Stop::Debugger)) => {
+            let_go_on(ctx, Stop::Debugger, &records)
+        }
+        true => let_go_on(ctx, Stop::Signal, &records),
         false => look_at_load(ctx, &records),
     };
     draft.targets = frozen.iter().map(|&(node, ..)| node).collect();
@@ -365,6 +367,14 @@ const fn pronoun(records: &[RecordIx]) -> &'static str {
     }
 }
 
+/// The next step for ranks that are stopped.
+pub(super) fn let_go_on(ctx: &Context<'_>, stop: Stop, records: &[RecordIx]) -> String {
+    match stop {
+        Stop::Debugger => detach(ctx, records),
+        Stop::Signal => go_on(ctx, records),
+    }
+}
+
 /// The next step for ranks that a debugger holds.
 fn detach(ctx: &Context<'_>, records: &[RecordIx]) -> String {
     let first = ctx.processes(records, 1).pop();
@@ -375,7 +385,7 @@ fn detach(ctx: &Context<'_>, records: &[RecordIx]) -> String {
     )
 }
 
-/// The next step for stopped ranks.
+/// The next step for ranks that a signal has stopped.
 fn go_on(ctx: &Context<'_>, records: &[RecordIx]) -> String {
     let parts = ctx.processes(records, MAX_PIDS).into_iter();
     let parts: Vec<String> = parts

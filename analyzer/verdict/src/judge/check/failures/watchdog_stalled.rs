@@ -2,9 +2,11 @@
 //!
 //! The rank's own record shows this: the heartbeat is much older than the record, both by the clock of the rank's host,
 //! or the heartbeat monitor raised the alarm and so had the record written. [`rank_failed`](super::rank_failed) covers
-//! a process that is gone, whose watchdog makes no rounds either. A stalled watchdog holds up no rank, so this finding
-//! is listed under the cause of the waits, if there is one.
+//! a process that is gone, and [`rank_frozen`](super::rank_frozen) one that is stopped while others wait for it: their
+//! watchdogs make no rounds either. A stalled watchdog holds up no rank, so this finding is listed under the cause of
+//! the waits, if there is one.
 
+use super::rank_frozen;
 use crate::align::record::Record;
 use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
@@ -26,8 +28,13 @@ impl Check for WatchdogStalled {
 
     fn run(&self, ctx: &Context<'_>, so_far: &[FindingDraft]) -> Vec<FindingDraft> {
         let explained = so_far.iter().any(|draft| draft.is_root);
+        let is_frozen = |rank| {
+            let mut frozen = so_far.iter().filter(|draft| draft.code == Code::E151);
+            frozen.any(|draft| draft.culprits.contains(&rank))
+        };
         let records = ctx.aligned.records.iter().enumerate();
         records
+            .filter(|(_, record)| !is_frozen(record.rank))
             .filter_map(|(index, record)| {
                 let silent = silence(record)?;
                 let mut draft = draft(ctx, index, record, silent);
@@ -68,6 +75,9 @@ fn draft(ctx: &Context<'_>, index: usize, record: &Record, silent_ns: i64) -> Fi
     if let Some(op) = ctx.last_op(index) {
         draft.frames = ctx.frames_of(index, op, "last_seen");
     }
-    draft.next = format!("take native stacks of rank {rank}: which thread holds what");
+    draft.next = match record.stop() {
+        Some(stop) => rank_frozen::let_go_on(ctx, stop, &[index]),
+        None => format!("take native stacks of rank {rank}: which thread holds what"),
+    };
     draft
 }

@@ -18,8 +18,8 @@ pub(super) const W150: Prose = Prose {
 };
 
 pub(super) const W160: Prose = Prose {
-    meaning: "The ring keeps less than one step of history, has overwritten what the analysis needs, or lacks records: \
-             several threads met in one slot, the ring's folder was full, or the process ended while it wrote. After \
+    meaning: "The ring holds less than one step, has overwritten what the analysis needs, or lacks records: threads \
+             wrote to one place of it at the same time, its folder was full, or the process ended while it wrote. After \
              a hang the record may then begin after its cause.",
     causes: &[
         "the ring has the size of a smaller model: operations per step grew with layers or groups",

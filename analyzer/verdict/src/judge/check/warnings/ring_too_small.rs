@@ -12,7 +12,7 @@ use crate::judge::check::Check;
 use crate::judge::context::{Context, FindingDraft};
 use crate::judge::waits::wait_graph::Missing;
 use crate::report::Code;
-use crate::report::format::format_ranks;
+use crate::report::format::{count, format_ranks};
 use rcomm_recorder::model::Rank;
 use std::collections::BTreeSet;
 
@@ -59,20 +59,27 @@ fn short_rings(ctx: &Context<'_>) -> Option<FindingDraft> {
     ranks.dedup();
     let entries = short.iter().map(|record| record.ops.len()).min()?;
     let why = match needed {
-        Some(step) => format!("one step of the program has about {step}"),
-        None => "the entries that would show the current operation were overwritten".to_owned(),
+        Some(step) => format!("a step of the program has about {step}"),
+        None => {
+            let do_now = if ranks.len() == 1 {
+                "rank does"
+            } else {
+                "ranks do"
+            };
+            format!("those that would show what the {do_now} now were overwritten")
+        }
     };
     let holds = match ranks.len() {
         1 => format!(
-            "the ring of {} holds only the newest {entries}",
+            "the ring of {} holds only its newest {entries} operations",
             format_ranks(&ranks)
         ),
         _ => format!(
-            "the rings of {} hold as few as {entries}",
+            "of the rings of {} the smallest holds only its newest {entries} operations",
             format_ranks(&ranks)
         ),
     };
-    let mut draft = FindingDraft::new(Code::W160, format!("{holds} operations; {why}"));
+    let mut draft = FindingDraft::new(Code::W160, format!("{holds}, and {why}"));
     draft.confidence = 0.9;
     let enough = needed.unwrap_or(entries as u64).saturating_mul(4);
     draft.next = format!(
@@ -111,14 +118,15 @@ fn lost_records(ctx: &Context<'_>) -> Option<FindingDraft> {
     let mut draft = FindingDraft::new(
         Code::W160,
         format!(
-            "the recorder of {} could not keep {total} record{}: several threads met in one slot, the ring's folder \
-             was full, or the process ended while it wrote",
+            "{} of {} {} lost: threads wrote to one place of the ring at the same time, the ring's folder was full, or \
+             the process ended while it wrote",
+            count(total, "record"),
             format_ranks(&ranks),
-            if total == 1 { "" } else { "s" }
+            if total == 1 { "was" } else { "were" }
         ),
     );
     draft.confidence = 1.0;
-    draft.next = "make sure that the ring's folder has space; in a larger ring (RCOMM_RING_ENTRIES) threads collide less \
+    draft.next = "make sure that the ring's folder has space; in a larger ring (RCOMM_RING_ENTRIES) threads meet less \
                   often"
         .to_owned();
     Some(draft)

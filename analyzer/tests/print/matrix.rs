@@ -1,8 +1,8 @@
 //! Tests the matrix of the ranks and sequence numbers of a group, on simulated jobs.
 
-use rcomm_analyzer::GroupRef;
 use rcomm_analyzer::matrix::{Matrix, Row, Rows, matrix};
 use rcomm_analyzer::simulate::{Simulation, Situation};
+use rcomm_analyzer::{GroupRef, Policy, analyze};
 
 /// The last five operations of a group in a simulated job of 16 ranks, 10 s after the fault.
 fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix {
@@ -18,7 +18,7 @@ fn matrix_of(situation: Situation, desc: &str, name: &str, rows: Rows) -> Matrix
         desc: desc.into(),
         ranks: group.info.ranks.clone(),
     };
-    matrix((0..).zip(&dumps), &group, 5, rows)
+    matrix((0..).zip(&dumps), &group, &[], 5, rows)
 }
 
 /// The letter of each cell.
@@ -64,7 +64,7 @@ fn an_overwritten_entry_is_lost_and_not_missing() {
     };
     let overwritten = dumps[0].entries.len() - 3;
     dumps[0].entries.drain(..overwritten);
-    let matrix = matrix((0..).zip(&dumps), &group, 6, Rows::Each);
+    let matrix = matrix((0..).zip(&dumps), &group, &[], 6, Rows::Each);
     assert!(letters(&matrix.rows[0]).starts_with('*'));
     assert!(letters(&matrix.rows[1]).starts_with('C'));
 }
@@ -78,6 +78,48 @@ fn a_member_without_a_record_is_shown_as_such() {
         desc: "tp".into(),
         ranks: [0, 1].into(),
     };
-    let matrix = matrix([(0, &dumps[0])], &group, 3, Rows::Each);
+    let matrix = matrix([(0, &dumps[0])], &group, &[], 3, Rows::Each);
     assert_eq!(letters(&matrix.rows[1]), "???");
+}
+
+#[test]
+fn a_call_whose_size_does_not_fit_is_a_mismatch_though_its_operation_is_that_of_the_others() {
+    let simulation = Simulation::new(Situation::StuckRank, 16, 0);
+    let mut dumps = simulation.dumps_at(simulation.fault_ns() + 10_000_000_000);
+    let group = GroupRef {
+        name: "tp_0".into(),
+        desc: "tp".into(),
+        ranks: (0..8).collect(),
+    };
+    // The newest call of rank 3 on the group sends one element more.
+    let dump = &mut dumps[3];
+    let index = dump
+        .groups
+        .iter()
+        .position(|known| known.info.name == "tp_0");
+    let index = index.expect("the simulation has this group") as u32;
+    let last = dump.entries.iter_mut().rfind(|entry| entry.group == index);
+    let last = last.expect("the rank has an operation on it");
+    let mut signature = dump.signatures[last.signature as usize].clone();
+    for size in signature
+        .input_sizes
+        .iter_mut()
+        .chain(&mut signature.output_sizes)
+    {
+        size[0] += 1;
+    }
+    last.signature = dump.signatures.len() as u32;
+    let seq = last.collective_seq_id;
+    dump.signatures.push(signature);
+    let findings = analyze(&dumps, &Policy::default()).findings;
+    let matrix = matrix((0..).zip(&dumps), &group, &findings, 5, Rows::Each);
+    let column = matrix.seqs.iter().position(|&shown| shown == seq);
+    let column = column.expect("the call is among the newest");
+    let letters: String = matrix
+        .rows
+        .iter()
+        .map(|row| row.cells[column].letter())
+        .collect();
+    assert_eq!(letters.find('X'), Some(3), "{letters} {findings:?}");
+    assert_eq!(letters.matches('X').count(), 1, "{letters}");
 }

@@ -52,6 +52,12 @@ pub(crate) async fn group_matrix(
     };
     Ok(Json(Focus {
         group: group.clone(),
-        matrix: matrix(snapshot.dumps(), group, columns, rows),
+        matrix: matrix(
+            snapshot.dumps(),
+            group,
+            &snapshot.report.findings,
+            columns,
+            rows,
+        ),
     }))
 }

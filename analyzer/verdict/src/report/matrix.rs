@@ -1,10 +1,10 @@
 //! The rank × sequence matrix of one group: the state of each of the newest collectives on each member.
 
-use crate::report::GroupRef;
+use crate::report::{Code, Finding, GroupRef, SeqKind};
 use rcomm_recorder::model::{Entry, EntryState, OpType, Rank};
 use rcomm_recorder::publish::Dump;
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The state of one collective on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -20,7 +20,8 @@ pub enum Cell {
     Failed,
     /// The record covers this number, and the rank did not issue it.
     NeverIssued,
-    /// Issued as another operation than that in [`Matrix::ops`].
+    /// Issued as another operation than that in [`Matrix::ops`], or with an element type, a size or an argument that a
+    /// finding names as not fitting the others'.
     Mismatch,
     /// Older than what the rank's record holds of the group: the rank may have issued it.
     Lost,
@@ -98,10 +99,11 @@ struct Line<'a> {
 /// The matrix of the last `columns` collectives of `group`; empty if the dumps hold none. Members without a dump have
 /// [`Cell::NoRecord`].
 ///
-/// `dumps` are (rank, dump) in any order; ranks outside of the group are ignored, if its ranks are known.
+/// `findings` are those of the report on these dumps; `dumps` are (rank, dump) in any order; ranks outside of the group are ignored, if its ranks are known.
 pub fn matrix<'a>(
     dumps: impl IntoIterator<Item = (Rank, &'a Dump)>,
     group: &GroupRef,
+    findings: &[Finding],
     columns: usize,
     rows: Rows,
 ) -> Matrix {
@@ -134,13 +136,14 @@ pub fn matrix<'a>(
     let start = oldest.max((newest + 1).saturating_sub(columns as u64));
     let seqs: Vec<u64> = (start..=newest).collect();
     let ops: Vec<&str> = seqs.iter().map(|seq| majority(&lines, *seq)).collect();
+    let odd = odd_calls(findings, group);
     let mut matrix_rows: Vec<Row> = Vec::new();
     let mut row_of: HashMap<Vec<Cell>, usize> = HashMap::new();
     for line in lines.values() {
         let cells: Vec<Cell> = seqs
             .iter()
             .zip(&ops)
-            .map(|(&seq, op)| line.cell(seq, op))
+            .map(|(&seq, op)| line.cell(seq, op, odd.contains(&(line.rank, seq))))
             .collect();
         let since = line.pending_since();
         let index = match rows {
@@ -236,12 +239,12 @@ impl<'a> Line<'a> {
         Some(line)
     }
 
-    fn cell(&self, seq: u64, op: &str) -> Cell {
+    fn cell(&self, seq: u64, op: &str, is_odd: bool) -> Cell {
         if !self.read {
             return Cell::NoRecord;
         }
         match self.entries.get(&seq) {
-            Some((_, issued)) if *issued != op => Cell::Mismatch,
+            Some((_, issued)) if is_odd || *issued != op => Cell::Mismatch,
             Some((entry, _)) => match entry.state {
                 EntryState::Scheduled => Cell::Queued,
                 EntryState::Started => Cell::Started,
@@ -262,6 +265,29 @@ impl<'a> Line<'a> {
             .filter(|&ns| ns > 0)
             .min()
     }
+}
+
+/// The rank and the number of each call on `group` that a finding names as not fitting the others'. If it names no rank
+/// at fault, the calls of all sides.
+fn odd_calls(findings: &[Finding], group: &GroupRef) -> BTreeSet<(Rank, u64)> {
+    let about_calls = |finding: &&Finding| {
+        use Code::{E110, E111, E112, E114};
+        matches!(finding.code, E110 | E111 | E112 | E114)
+            && finding.seq_kind == Some(SeqKind::CollectiveSeqId)
+            && finding.group.as_ref() == Some(group)
+    };
+    let calls = findings.iter().filter(about_calls).flat_map(|finding| {
+        let sides = match finding.culprit_ranks.is_empty() {
+            true => finding.alternatives.as_slice(),
+            false => std::slice::from_ref(&finding.culprit_ranks),
+        };
+        let ranks = sides.iter().flatten().copied();
+        finding
+            .seq
+            .into_iter()
+            .flat_map(move |seq| ranks.clone().map(move |rank| (rank, seq)))
+    });
+    calls.collect()
 }
 
 /// The operation that most ranks issued at `seq`; in a tie, the first by name.

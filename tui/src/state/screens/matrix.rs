@@ -8,7 +8,8 @@ use crate::state::index::Marked;
 use rcomm_analyzer::filter::Subject;
 use rcomm_analyzer::format::rank_set;
 use rcomm_analyzer::matrix::{self, Matrix, Rows};
-use rcomm_analyzer::{GroupRef, InstanceState, RankState};
+use rcomm_analyzer::source::Liveness;
+use rcomm_analyzer::{GroupRef, GroupState, InstanceState, RankState};
 use rcomm_recorder::model::Rank;
 use rcomm_recorder::model::text::age;
 use std::borrow::Cow;
@@ -30,7 +31,8 @@ pub(super) fn page(model: &ViewModel<'_>, group: &GroupRef) -> Page {
     // rank shows them.
     let answering = (model.snapshot.ranks.iter()).filter(|view| !view.silent);
     let dumps = answering.flat_map(|view| view.dumps.iter().map(|dump| (view.rank, dump.as_ref())));
-    let matrix = matrix::matrix(dumps, group, columns, rows);
+    let findings = &model.snapshot.report.findings;
+    let matrix = matrix::matrix(dumps, group, findings, columns, rows);
     Page::of(head(model, group, &matrix), "matrix", table(model, &matrix))
 }
 
@@ -57,13 +59,19 @@ fn head(model: &ViewModel<'_>, group: &GroupRef, matrix: &Matrix) -> Vec<Line> {
     if let (Some(first), Some(last)) = (matrix.seqs.first(), matrix.seqs.last()) {
         facts.push_str(&format!("  seq {first} .. {last}"));
     }
+    let oldest = model.index.oldest(model.snapshot, group);
+    // Where the call that is at fault has failed, nobody is stuck any more.
+    let word = match oldest {
+        Some(oldest) if oldest.state == InstanceState::Failed => GroupState::Failed.word(),
+        _ => state.word(),
+    };
     let mut lines = vec![vec![
         styled(model.labels([group]), Tone::Title),
         plain(facts),
         plain("  "),
-        styled(state.word(), state.mark().tone),
+        styled(word, state.mark().tone),
     ]];
-    if let Some(oldest) = model.index.oldest(model.snapshot, group) {
+    if let Some(oldest) = oldest {
         let expected = super::in_flight::expected(oldest);
         let joined = format!("{}/{expected}", oldest.joined.len());
         let failed = oldest.state == InstanceState::Failed;
@@ -133,7 +141,13 @@ fn table(model: &ViewModel<'_>, matrix: &Matrix) -> Table {
         if model.problems_only && !problem {
             return None;
         }
-        let pending_ns = row.pending_since_ns.zip(model.as_of_ns);
+        // Nothing is pending in a process that is gone.
+        let is_gone = |rank: &Rank| {
+            let view = model.snapshot.rank(*rank);
+            view.is_some_and(|view| view.liveness == Liveness::Dead)
+        };
+        let since_ns = row.pending_since_ns.filter(|_| !ranks.iter().all(is_gone));
+        let pending_ns = since_ns.zip(model.as_of_ns);
         let waited = pending_ns.map(|(since, now)| (now - since) as f64 / 1e6 + model.later_ms);
         let hosts: BTreeSet<&str> = ranks.iter().map(|&rank| model.host(rank)).collect();
         let host = match hosts.len() {

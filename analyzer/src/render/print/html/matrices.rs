@@ -3,6 +3,7 @@
 use super::Text;
 use super::shown::ShownRecords;
 use rcomm_recorder::model::Rank;
+use rcomm_verdict::Finding;
 use rcomm_verdict::format::{GroupNames, Ranks, Spans, count};
 use rcomm_verdict::matrix::{Cell, Matrix, Row, Rows, matrix};
 use std::io::{self, Write};
@@ -14,6 +15,7 @@ const MAX_ROWS: usize = 40;
 
 pub(super) fn write(
     shown: &ShownRecords<'_>,
+    findings: &[Finding],
     names: &GroupNames,
     out: &mut dyn Write,
 ) -> io::Result<()> {
@@ -34,6 +36,7 @@ pub(super) fn write(
         let table = matrix(
             shown.dumps.iter().copied(),
             group,
+            findings,
             MAX_COLUMNS,
             Rows::Folded,
         );

@@ -42,7 +42,7 @@ pub fn write(report: &Report, dumps: &[Dump], out: &mut dyn Write) -> io::Result
     findings::write(report, &names, out)?;
     graph::write(report, &names, out)?;
     let shown = shown::ShownRecords::of(report, dumps);
-    matrices::write(&shown, &names, out)?;
+    matrices::write(&shown, &report.findings, &names, out)?;
     timeline::write(&shown, &names, out)?;
     stacks::write(report, out)?;
     tables::write(report, &names, out)?;
@@ -76,7 +76,7 @@ fn write_header(report: &Report, out: &mut dyn Write) -> io::Result<()> {
         let end = report.end.as_ref().map(|end| end.sentence.as_str());
         let text = end.unwrap_or(match report.verdict {
             Verdict::Healthy => "Nothing recorded is pending or wrong",
-            Verdict::Running => "Work is pending, none of it is overdue",
+            Verdict::Running => "Nothing is overdue",
             _ => "The records are inconclusive",
         });
         writeln!(out, "<h1>{}</h1>", Text(text))?;

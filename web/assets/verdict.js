@@ -21,7 +21,7 @@ export function wordOf(report) {
 }
 
 /** Says how many operations are pending while none of them is overdue, as rcomm-top does. @param {number} count */
-const pending = (count) => count === 0 ? "nothing is overdue"
+const pending = (count) => count === 0 ? "no operation in flight, nothing overdue"
   : `${count.toLocaleString("en")} ${count === 1 ? "operation" : "operations"} in flight, none overdue`;
 
 /** Says that the job may have more ranks than are known; empty if their number is known. @param {object} report */

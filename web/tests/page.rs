@@ -177,7 +177,7 @@ fn the_page_writes_the_verdict_as_the_reports_do() {
         "warning",
         "running",
         "1 operation in flight, none overdue",
-        "nothing is overdue; 3 of 4 ranks read",
+        "no operation in flight, nothing overdue; 3 of 4 ranks read",
         "nothing recorded is pending or wrong",
     ];
     assert_eq!(written.lines().collect::<Vec<_>>(), expected);

@@ -16,6 +16,10 @@ use std::time::{Duration, Instant};
 /// time if they were polled since, because sentences contain ages.
 const AGES_INTERVAL: Duration = Duration::from_secs(5);
 
+/// A job that issued or completed an operation less than this long ago is running, though nothing is in flight at the
+/// moment of a look: without this, the verdict on a job that is well would alternate between healthy and running.
+const BETWEEN_OPERATIONS: Duration = Duration::from_secs(10);
+
 /// How urgent a new judgment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Urgency {
@@ -235,8 +239,17 @@ impl Live {
             .collect();
         self.number += 1;
         self.remember(at, policy.now_ns, &watched);
-        let change = until_change.map(|left| at.elapsed + left);
-        self.due = self.due.into_iter().chain(change).min();
+        let is_healthy = report.verdict == Verdict::Healthy;
+        let until_quiet = policy
+            .now_ns
+            .filter(|_| is_healthy)
+            .and_then(|now_ns| between_operations(&dumps, now_ns));
+        if until_quiet.is_some() {
+            report.verdict = Verdict::Running;
+        }
+        let changes = until_change.into_iter().chain(until_quiet);
+        let changes = changes.map(|left| at.elapsed + left);
+        self.due = self.due.into_iter().chain(changes).min();
         let sources = self.kept.feeds.iter().map(|feed| SourceStatus {
             silence: feed.answered.map(|then| at.elapsed.saturating_sub(then)),
             ..feed.status.clone()
@@ -326,6 +339,20 @@ impl Live {
             .then(|| seen::until_change(ranks, now_ns, overdue))
             .flatten()
     }
+}
+
+/// The time after which a job in which nothing is in flight at `now_ns` has been quiet for [`BETWEEN_OPERATIONS`], at
+/// least a second; `None` if it has been already.
+fn between_operations(dumps: &[Arc<Dump>], now_ns: i64) -> Option<Duration> {
+    let newest = dumps.iter().filter_map(|dump| dump.entries.last());
+    let newest = newest.map(|entry| {
+        entry
+            .time_created_ns
+            .max(entry.time_discovered_completed_ns)
+    });
+    let quiet_for = u64::try_from(now_ns.saturating_sub(newest.max()?)).unwrap_or(0);
+    let left = BETWEEN_OPERATIONS.checked_sub(Duration::from_nanos(quiet_for))?;
+    (!left.is_zero()).then(|| left.max(Duration::from_secs(1)))
 }
 
 /// The newest of these attempts, with all of its ranks that any source saw: the processes of a job may be on several

@@ -192,7 +192,7 @@ fn a_job_that_stops_communicating_is_judged_again() {
     let snapshot = live
         .refresh(moment(began))
         .expect("the first poll gives a snapshot");
-    assert_eq!(snapshot.report.verdict, Verdict::Healthy);
+    assert_eq!(snapshot.report.verdict, Verdict::Running);
     for (later, judged) in [(8.0, false), (10.5, true), (12.0, false), (15.6, true)] {
         live.observe(
             0,
@@ -303,6 +303,38 @@ fn pending_operations_are_shown_at_once_and_blame_no_rank_before_they_are_overdu
         );
         assert!(report.in_flight[0].overdue);
     }
+}
+
+#[test]
+fn a_job_that_goes_on_is_running_between_its_operations() {
+    let mut live = Live::new(LiveOptions::default(), analyze, vec!["test".into()]);
+    let mut look = |seconds: f64, began: Option<f64>| {
+        let dumps = (0..2).map(|rank| {
+            let mut dump = idle(rank, (seconds * 1e9) as i64);
+            for entry in &mut dump.entries {
+                let later_ns = (began.unwrap_or(0.0) * 1e9) as i64;
+                entry.time_created_ns += later_ns;
+                entry.time_discovered_completed_ns += later_ns;
+            }
+            dump
+        });
+        let seen = match began {
+            Some(_) => poll(dumps.collect()),
+            None => unchanged_as_of(0..2, seconds),
+        };
+        live.observe(0, seen, moment(seconds));
+        let snapshot = live.refresh(moment(seconds));
+        (
+            snapshot.map(|snapshot| snapshot.report.verdict),
+            live.due().map(|due| due.as_secs_f64().round()),
+        )
+    };
+    // The last operation was completed at 0.8 s, then at 3.8 s.
+    assert_eq!(look(1.0, Some(0.0)), (Some(Verdict::Running), Some(11.0)));
+    assert_eq!(look(4.0, Some(3.0)), (Some(Verdict::Running), Some(14.0)));
+    assert_eq!(look(8.0, None).0, None);
+    // Then it has been quiet for as long as this view calls a job of such a pace silent.
+    assert_eq!(look(14.0, None).0, Some(Verdict::Inconclusive));
 }
 
 #[test]

@@ -187,7 +187,7 @@ impl Report {
 pub enum Verdict {
     /// Every expected rank was read, and nothing recorded is pending or wrong.
     Healthy,
-    /// The job runs: work is pending, none of it is overdue.
+    /// The job runs: work is pending, or was a moment ago in a live view, and none of it is overdue.
     Running,
     /// An operation does not end, and ranks wait in it.
     Stuck,

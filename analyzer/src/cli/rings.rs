@@ -10,6 +10,7 @@ use rcomm_analyzer::source::ring_directory;
 use rcomm_recorder::publish::{
     RingListing, RingReader, RingSummary, list_rings, remove_stale_rings,
 };
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -44,11 +45,16 @@ pub(super) fn find(place: &RingPlace) -> Result<Vec<RingListing>, Failure> {
 fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
     let rings = find(place)?;
     let now = now_ns();
-    let mut rows = Vec::new();
+    // A name of a job or a path may be long: one line for each job has them, so that the rows fit a terminal.
+    let mut rows: BTreeMap<(&str, &Path), Vec<Vec<String>>> = BTreeMap::new();
     let mut unreadable = Vec::new();
     for listing in &rings {
         match &listing.ring {
-            Ok(ring) => rows.push(row(ring, &listing.path, now)),
+            Ok(ring) => {
+                let folder = listing.path.parent().unwrap_or(Path::new(""));
+                let of_job = rows.entry((&ring.identity.job, folder)).or_default();
+                of_job.push(row(ring, &listing.path, now));
+            }
             Err(error) => unreadable.push(error.to_string()),
         }
     }
@@ -63,24 +69,31 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
             let of_job = of_job.unwrap_or_default();
             return writeln!(out, "no rings{of_job} in {}", directory(place).display());
         }
-        human::write_table(
-            "",
-            &[
-                "job",
-                "rank",
-                "attempt",
-                "process",
-                "pid",
-                "host",
-                "last heartbeat",
-                "operations",
-                "size",
-                "file",
-            ],
-            rows,
-            &layout,
-            out,
-        )?;
+        for ((job, folder), rows) in rows {
+            writeln!(
+                out,
+                "job {job}: {} in {}",
+                count(rows.len() as u64, "ring"),
+                folder.display()
+            )?;
+            human::write_table(
+                "",
+                &[
+                    "rank",
+                    "attempt",
+                    "process",
+                    "pid",
+                    "host",
+                    "heartbeat",
+                    "operations",
+                    "size",
+                    "file",
+                ],
+                rows,
+                &layout,
+                out,
+            )?;
+        }
         for error in &unreadable {
             writeln!(out, "  unreadable: {error}")?;
         }
@@ -89,11 +102,10 @@ fn list(place: &RingPlace, color: ColorChoice) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The cells of a ring in the table of [`list`].
+/// The cells of a ring in the table of its job in [`list`].
 fn row(ring: &RingSummary, path: &Path, now: i64) -> Vec<String> {
     let identity = &ring.identity;
     vec![
-        identity.job.clone(),
         identity
             .rank
             .map_or_else(|| "?".to_owned(), |rank| rank.to_string()),
@@ -107,7 +119,8 @@ fn row(ring: &RingSummary, path: &Path, now: i64) -> Vec<String> {
         },
         grouped(ring.records),
         bytes(ring.size_bytes),
-        path.display().to_string(),
+        path.file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
     ]
 }
 

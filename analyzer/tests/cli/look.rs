@@ -234,7 +234,9 @@ fn a_job_that_runs_without_a_record_comes_before_old_records() {
         .stdout
         .split_once("The newest records are 1 h old:\n")
         .unwrap();
-    let job_line = format!("--job {job}   2 processes without a record, since ");
+    // The lines are as wide as the terminal.
+    let advice = advice.split_whitespace().collect::<Vec<_>>().join(" ");
+    let job_line = format!("--job {job} 2 processes without a record, since ");
     for part in [
         job_line.as_str(),
         "sleep 600 (rank 0: process ",

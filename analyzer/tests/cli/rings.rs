@@ -97,14 +97,23 @@ fn rings_of_the_living_and_the_dead_are_listed() {
     for args in [&[][..], &["list"]] {
         let listed = rings(dir.path(), args);
         assert_eq!(listed.code, Some(0), "{}", listed.stderr);
+        // A line for the job, the heads, and the row of its ring.
         let line = |job: &str| {
-            let mut lines = listed.stdout.lines();
-            lines
-                .find(|line| line.trim().starts_with(job))
-                .unwrap()
-                .to_owned()
+            let first = format!("job {job}: 1 ring in {}", dir.path().join(job).display());
+            let mut lines = listed.stdout.lines().skip_while(|line| *line != first);
+            lines.nth(2).unwrap().to_owned()
         };
         let (alive, dead) = (line("alive"), line("dead"));
+        let widths = listed
+            .stdout
+            .lines()
+            .filter(|line| !line.starts_with("job "));
+        let widest = widths.map(str::len).max();
+        assert!(
+            widest.is_some_and(|widest| widest <= 80),
+            "{}",
+            listed.stdout
+        );
         assert!(
             alive.contains(" alive ") && alive.contains(" n001 "),
             "{alive}"
@@ -124,7 +133,7 @@ fn a_list_has_all_rings_of_a_large_node() {
         .collect();
     let listed = rings(dir.path(), &["list"]);
     let lines = listed.stdout.lines();
-    let of_job = lines.filter(|line| line.trim().starts_with("large"));
+    let of_job = lines.filter(|line| line.trim().starts_with("job large"));
     assert_eq!(of_job.count(), 70, "{}", listed.stdout);
 }
 

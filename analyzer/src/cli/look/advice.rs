@@ -1,6 +1,7 @@
 //! Writes advice on how to get records where there are none: those of the jobs that run, and of the next job.
 
 use super::{SearchedPath, list_of};
+use crate::cli::output::page_width;
 use rcomm_analyzer::source::{RankJob, RankProcess, dump_beginnings};
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -129,10 +130,14 @@ fn heading(jobs: &[RankJob]) -> String {
     }
 }
 
-/// Appends a line for each job, for at most [`MOST_LISTED`], and the number of the others.
+/// Appends a paragraph for each job, for at most [`MOST_LISTED`], and the number of the others.
 fn list(jobs: &[RankJob], text: &mut String) {
+    let page = textwrap::Options::new(page_width())
+        .initial_indent("  ")
+        .subsequent_indent("      ")
+        .break_words(false);
     for line in RankJob::lines(jobs).iter().take(MOST_LISTED) {
-        let _ = writeln!(text, "  {line}");
+        let _ = writeln!(text, "{}", textwrap::fill(line, &page));
     }
     if jobs.len() > MOST_LISTED {
         let _ = writeln!(text, "  and {} more", jobs.len() - MOST_LISTED);

@@ -344,7 +344,7 @@ fn options() -> Options {
         still: false,
         dumps: false,
         fault_ns: None,
-        history: 256 << 20,
+        history: Some(256 << 20),
         keymap: Keymap::default(),
         muted: Default::default(),
         columns: Default::default(),

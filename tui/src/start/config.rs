@@ -20,7 +20,7 @@ pub struct Config {
     pub ascii: Option<bool>,
     /// Whether the wheel scrolls and clicks select; on if absent.
     pub mouse: Option<bool>,
-    /// Memory for the snapshots that are kept, MiB.
+    /// Memory for the snapshots that are kept, MiB; if absent, it depends on the number of ranks.
     pub history_mib: Option<usize>,
     /// Age from which a pending operation is overdue; half of its own time-out if that is shorter.
     pub overdue: Option<String>,
@@ -90,7 +90,7 @@ pub const DEFAULTS: &str = r#"# rcomm-top: $XDG_CONFIG_HOME/rcomm/top.toml
 #ascii = false
 # The wheel scrolls, clicks select and open. Hold shift to select text, or turn it off.
 #mouse = true
-# Memory for the snapshots that are kept, MiB.
+# Memory for the snapshots that are kept, MiB. Default: one for each rank, at least 16 and at most 64.
 #history_mib = 64
 # Age from which a pending operation is overdue; half of its own time-out if that is shorter.
 #overdue = "5s"
@@ -117,7 +117,7 @@ const TABLES: &str = r#"
 
 [layout]
 # Panes of the first screen from top to bottom: warnings, why, look, trends, groups, in_flight, timeline,
-# ranks.
+# operations, ranks.
 # Default: depends on the job and on the size of the terminal.
 #overview = ["warnings", "groups", "ranks"]
 "#;

@@ -368,7 +368,7 @@ fn state(
         still,
         dumps: false,
         fault_ns: None,
-        history: config.history_mib.unwrap_or(64) << 20,
+        history: config.history_mib.map(|mib| mib << 20),
         keymap,
         muted,
         columns: config.columns.clone(),

@@ -19,7 +19,8 @@ pub struct History {
     /// The frame that was cut last: the original and the cut one.
     newest_cut: Option<(Arc<Snapshot>, Arc<Snapshot>)>,
     bytes: usize,
-    budget: usize,
+    /// Maximum number of bytes; `None` if it depends on the number of ranks: see [`History::default_budget`].
+    budget: Option<usize>,
     /// Index of the displayed frame; `None` if the newest is displayed, whichever that is.
     displayed: Option<usize>,
 }
@@ -33,8 +34,9 @@ struct Frame {
 }
 
 impl History {
-    /// Creates a history with a budget in bytes. The newest frame is always kept.
-    pub fn new(budget: usize) -> Self {
+    /// Creates a history with a budget in bytes; `None`: one MiB for each rank, at least 16 and at most 64. The newest
+    /// frame is always kept.
+    pub fn new(budget: Option<usize>) -> Self {
         Self {
             frames: VecDeque::new(),
             newest_cut: None,
@@ -58,22 +60,30 @@ impl History {
             is_whole: true,
         });
         self.estimate(self.frames.len() - 1);
+        let budget = self.budget.unwrap_or_else(|| self.default_budget());
         self.cut_old(MAX_WHOLE);
         // Whole frames get at most half of the budget, so that there is room for older ones.
         let mut whole = self.frames.len().min(MAX_WHOLE);
-        while whole > 1 && self.bytes_of_newest(whole) > self.budget / 2 {
+        while whole > 1 && self.bytes_of_newest(whole) > budget / 2 {
             whole -= 1;
             self.cut_old(whole);
         }
         // The displayed frame is kept, and so is the newest.
-        while self.bytes > self.budget && self.frames.len() > 1 && self.displayed != Some(0) {
+        while self.bytes > budget && self.frames.len() > 1 && self.displayed != Some(0) {
             self.remove(0);
             self.displayed = self.displayed.map(|index| index - 1);
         }
         // If the displayed frame is the oldest, the frames after it are dropped, except the newest.
-        while self.bytes > self.budget && self.frames.len() > 2 {
+        while self.bytes > budget && self.frames.len() > 2 {
             self.remove(1);
         }
+    }
+
+    /// The budget that suits the number of ranks of the newest frame: a frame of a few ranks is small, and a view of them
+    /// should be, too.
+    fn default_budget(&self) -> usize {
+        let ranks = self.newest().map_or(0, |frame| frame.ranks.len());
+        ranks.clamp(16, 64) << 20
     }
 
     /// The bytes of the newest `count` frames.

@@ -58,8 +58,8 @@ pub struct Options {
     pub dumps: bool,
     /// When the fault of a simulated job begins, wall clock, ns since the epoch; `None` if there is none.
     pub fault_ns: Option<i64>,
-    /// Memory for the snapshots that are kept, in bytes.
-    pub history: usize,
+    /// Memory for the snapshots that are kept, in bytes; `None` if it depends on the number of ranks.
+    pub history: Option<usize>,
     /// The key bindings.
     pub keymap: Keymap,
     /// Codes that are muted at start.

@@ -96,7 +96,7 @@ pub(crate) fn options() -> Options {
         still: false,
         dumps: false,
         fault_ns: None,
-        history: 64 << 20,
+        history: None,
         keymap: Keymap::default(),
         muted: Default::default(),
         columns: Default::default(),

@@ -165,7 +165,7 @@ fn run_view(
         still: false,
         dumps: false,
         fault_ns: None,
-        history: 1 << 20,
+        history: Some(1 << 20),
         keymap: Keymap::default(),
         muted: Default::default(),
         columns: Default::default(),

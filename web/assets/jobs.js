@@ -11,15 +11,17 @@ const shownJob = (jobs) => jobs.find((job) => (named ? job.name === named : job.
 /** Whether the line counts a job: it has a live process, or is in trouble. */
 const counts = (job) => job.alive > 0 || job.in_trouble;
 
-/** The line about the jobs that the page does not show: `2 other jobs on this node, 1 stuck`; empty if there are none.
+/** The line about the jobs that the page does not show: `4 other jobs on this node, 1 stuck, 2 over`; empty if there are none.
  * @param {object[]} jobs */
 function others(jobs) {
   const rest = jobs.filter((job) => job !== shownJob(jobs) && counts(job));
   if (rest.length === 0) return "";
-  const line = `${rest.length} other ${rest.length === 1 ? "job" : "jobs"} on this node`;
-  // The list begins with the jobs in trouble.
-  const { in_trouble: trouble, word } = rest[0];
-  return trouble ? `${line}, ${rest.filter((job) => job.word === word).length} ${word}` : line;
+  let line = `${rest.length} other ${rest.length === 1 ? "job" : "jobs"} on this node`;
+  // A job without a process hangs no more, whatever its record shows. The list begins with the jobs in trouble.
+  const alive = rest.filter((job) => job.alive > 0), worst = alive[0];
+  if (worst?.in_trouble) line += `, ${alive.filter((job) => job.word === worst.word).length} ${worst.word}`;
+  if (alive.length < rest.length) line += `, ${rest.length - alive.length} over`;
+  return line;
 }
 
 /** The newest list. @type {object[]} */

@@ -29,12 +29,23 @@ fn other_jobs_of_the_node_are_counted_listed_and_shown_on_demand() {
     ];
     let mut state = showing(shown, (100, 30));
     assert!(!text::of(&state).contains("on this node"));
-    update(&mut state, Event::Jobs(jobs.into()));
+    update(&mut state, Event::Jobs(jobs.clone().into()));
     let screen = text::of(&state);
     assert!(
         screen.contains("2 other jobs on this node, 1 STUCK"),
         "{screen}"
     );
+    // A job that is over hangs no more.
+    let mut over = job("fourth", Situation::StuckRank);
+    over.alive = 0;
+    let with_over: Vec<NodeJob> = jobs.iter().cloned().chain([over]).collect();
+    update(&mut state, Event::Jobs(with_over.into()));
+    let screen = text::of(&state);
+    assert!(
+        screen.contains("3 other jobs on this node, 1 STUCK, 1 over"),
+        "{screen}"
+    );
+    update(&mut state, Event::Jobs(jobs.into()));
     press(&mut state, "9");
     insta::assert_snapshot!(text::of(&state));
     let command = press(&mut state, "<enter>");

@@ -91,20 +91,27 @@ fn word(model: &ViewModel<'_>, job: &NodeJob) -> (&'static str, Tone) {
     }
 }
 
-/// A line on the other jobs that are alive or have a problem: `2 other jobs on this node, 1 STUCK  [9]`. `None` if
-/// there is none.
+/// A line on the other jobs that are alive or have a problem: `4 other jobs on this node, 1 STUCK, 2 over  [9]`. `None`
+/// if there is none.
 pub(super) fn others(model: &ViewModel<'_>) -> Option<Line> {
     let others = model.jobs.iter();
     let others: Vec<&NodeJob> = others
         .filter(|job| *job.name != *model.snapshot.job && job.urgency() < 3)
         .collect();
-    let worst = others.first()?;
+    if others.is_empty() {
+        return None;
+    }
     let n = others.len() as u64;
     let mut line = vec![plain(format!("{} on this node", count(n, "other job")))];
-    if worst.urgency() < 2 {
+    // A job without a process hangs no more, whatever its record shows.
+    let (alive, over): (Vec<&NodeJob>, Vec<_>) = others.into_iter().partition(|job| job.alive > 0);
+    if let Some(worst) = alive.first().filter(|job| job.urgency() < 2) {
         let (name, tone) = word(model, worst);
-        let alike = others.iter().filter(|job| word(model, job).0 == name);
+        let alike = alive.iter().filter(|job| word(model, job).0 == name);
         line.push(styled(format!(", {} {name}", alike.count()), tone));
+    }
+    if !over.is_empty() {
+        line.push(plain(format!(", {} over", over.len())));
     }
     line.push(styled("  [9]", Tone::Dim));
     Some(line)

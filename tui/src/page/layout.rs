@@ -4,7 +4,7 @@ use super::selection::{Selection, first_shown};
 use super::table::{Headings, Table};
 use super::theme::Tone;
 use super::width::text_width;
-use super::{Body, Line, Page, Pane, styled};
+use super::{Body, Line, Page, Pane, Timeline, styled};
 use ratatui::layout::Rect;
 
 /// Rectangles of one screen.
@@ -277,6 +277,17 @@ fn share(wanted: &[u16], available: u16, spare: usize) -> Vec<u16> {
     given
 }
 
+/// Maximum number of rows of a lane of a timeline.
+const MAX_LANE_ROWS: u16 = 3;
+
+/// The number of rows of each lane of a timeline whose lanes share `rows` rows: more than one where all have room.
+pub(crate) fn rows_of_lane(timeline: &Timeline, rows: u16) -> u16 {
+    let lanes = u16::try_from(timeline.lanes.len())
+        .unwrap_or(u16::MAX)
+        .max(1);
+    (rows / lanes).clamp(1, MAX_LANE_ROWS)
+}
+
 /// Number of lines that the headings of columns take: 0 or 1.
 pub(crate) fn headings(table: &Table) -> usize {
     usize::from(table.headings == Headings::Shown && !table.rows.is_empty())
@@ -308,6 +319,11 @@ pub fn hit(
     if let Body::Table(table) = &pane.body {
         row = row.checked_sub(headings(table))?;
         shown_rows = shown_rows.saturating_sub(headings(table));
+    }
+    if let Body::Timeline(timeline) = &pane.body {
+        let lane_rows = usize::from(rows_of_lane(timeline, body.height.saturating_sub(1)));
+        row /= lane_rows;
+        shown_rows = shown_rows.saturating_sub(1) / lane_rows;
     }
     let selected = if selection.pane == index {
         selection.row

@@ -1,7 +1,9 @@
-//! Draws operations over time: one lane (row) per rank, wide operations with their names, and the cursor.
+//! Draws operations over time: one lane per rank, wide operations with their names, and the cursor.
 
+use crate::page::layout::rows_of_lane;
 use crate::page::selection::first_shown;
 use crate::page::theme::{Theme, Tone};
+use crate::page::width::fit;
 use crate::page::{INSIDE, Lane, PENDING, Timeline};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -10,8 +12,13 @@ use rcomm_recorder::model::text::time_of_day;
 
 /// Width of the names of the lanes.
 const LABEL_WIDTH: u16 = 10;
-/// Number of cells between two times on the axis.
+/// Minimum number of cells between two times on the axis.
 const TICK: usize = 16;
+/// The times between two of the axis, ms: round ones, so that a reader can count them.
+const STEPS_MS: [i64; 24] = [
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000,
+    120_000, 300_000, 600_000, 900_000, 1_800_000, 3_600_000, 7_200_000, 14_400_000,
+];
 
 pub(super) fn draw(
     timeline: &Timeline,
@@ -23,32 +30,44 @@ pub(super) fn draw(
     if area.height < 2 || area.width <= LABEL_WIDTH {
         return;
     }
-    let height = usize::from(area.height) - 1;
+    let lanes_area = Rect {
+        height: area.height - 1,
+        ..area
+    };
+    let lane_rows = rows_of_lane(timeline, lanes_area.height);
+    let height = usize::from(lanes_area.height / lane_rows);
     let first = first_shown(selected.unwrap_or(0), timeline.lanes.len(), height);
     let width = usize::from(area.width - LABEL_WIDTH);
-    for (y, position) in (area.y..area.bottom() - 1).zip(first..timeline.lanes.len()) {
+    let tops = (lanes_area.y..)
+        .step_by(usize::from(lane_rows))
+        .take(height);
+    for (y, position) in tops.zip(first..timeline.lanes.len()) {
         let lane = &timeline.lanes[position];
         let label = usize::from(LABEL_WIDTH) - 1;
         // The label is as wide as what a selection inverts, so that all of it has one color.
         let text = format!("{:label$}", lane.label);
         buffer.set_stringn(area.x, y, text, label, theme.style(lane.tone));
-        for (x, cell) in (area.x + LABEL_WIDTH..).zip(cells(timeline, lane, width, theme)) {
+        let drawn = cells(timeline, lane, width, theme);
+        for (x, cell) in (area.x + LABEL_WIDTH..).zip(&drawn) {
             buffer.set_string(x, y, cell.glyph.to_string(), cell.style);
+        }
+        // The last row of a high lane stays empty: bars of two ranks do not touch.
+        for below in y + 1..y + lane_rows.saturating_sub(1) {
+            for (x, cell) in (area.x + LABEL_WIDTH..).zip(&drawn) {
+                buffer.set_string(x, below, cell.bar.to_string(), cell.style);
+            }
         }
         if selected == Some(position) {
             let label = Rect::new(area.x, y, LABEL_WIDTH - 1, 1);
             buffer.set_style(label, theme.selected());
         }
     }
-    axis(timeline, area, width, theme, buffer);
+    let lanes = u16::try_from(timeline.lanes.len().min(height)).unwrap_or(u16::MAX);
+    let rows = lanes.saturating_mul(lane_rows).min(lanes_area.height);
+    let under = Rect::new(area.x, area.y + rows, area.width, 1);
+    axis(timeline, under, width, theme, buffer);
     if let Some(x) = cursor(timeline, width) {
-        let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
-        let column = Rect::new(
-            area.x + LABEL_WIDTH + x,
-            area.y,
-            1,
-            lanes.min(area.height - 1),
-        );
+        let column = Rect::new(area.x + LABEL_WIDTH + x, area.y, 1, rows);
         buffer.set_style(column, theme.selected());
     }
 }
@@ -64,10 +83,13 @@ fn cursor(timeline: &Timeline, width: usize) -> Option<u16> {
     u16::try_from(((share * width as f64) as usize).min(width.saturating_sub(1))).ok()
 }
 
-/// One character of a lane.
+/// One column of a lane.
 #[derive(Clone, Copy)]
 struct Cell {
+    /// What the first row has: of a wide operation, a letter of its name.
     glyph: char,
+    /// What the rows below have.
+    bar: char,
     style: Style,
 }
 
@@ -79,6 +101,7 @@ const MIN_NAMED_WIDTH: usize = 8;
 fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<Cell> {
     let outside = Cell {
         glyph: '·',
+        bar: ' ',
         style: theme.style(Tone::Dim),
     };
     let mut cells = vec![outside; width];
@@ -102,34 +125,52 @@ fn cells(timeline: &Timeline, lane: &Lane, width: usize, theme: &Theme) -> Vec<C
         let style = theme.style(tone);
         // One column of the bar is kept before the name, so that two bars side by side can be distinguished.
         let is_named = bar.len() >= MIN_NAMED_WIDTH;
-        let name = operation.label.chars().map(Some).filter(|_| is_named);
+        // A number that was cut without a sign of it would be another number.
+        let name = fit(&operation.label, bar.len() - 1);
+        let name = name.chars().map(Some).filter(|_| is_named);
         let name = std::iter::once(None).chain(name);
         for (cell, letter) in bar.iter_mut().zip(name.chain(std::iter::repeat(None))) {
             *cell = match letter {
-                Some(glyph) => Cell {
-                    glyph,
+                Some(letter) => Cell {
+                    glyph: letter,
+                    // In inverse colors, a blank is a full bar.
+                    bar: ' ',
                     style: style.add_modifier(Modifier::REVERSED),
                 },
-                None => Cell { glyph, style },
+                None => Cell {
+                    glyph,
+                    bar: glyph,
+                    style,
+                },
             };
         }
     }
     cells
 }
 
-/// Draws the time of day under the lanes, every [`TICK`] columns.
+/// Draws the time of day under the lanes, at round times at least [`TICK`] columns apart.
 fn axis(timeline: &Timeline, area: Rect, width: usize, theme: &Theme, buffer: &mut Buffer) {
-    let span = timeline.to_ns - timeline.from_ns;
-    let lanes = u16::try_from(timeline.lanes.len()).unwrap_or(u16::MAX);
-    let y = area.y + lanes.min(area.height - 1);
-    for position in (0..width).step_by(TICK) {
-        let ns = timeline.from_ns + (span as f64 * position as f64 / width as f64) as i64;
-        let millis = ns.div_euclid(1_000_000).rem_euclid(1000);
-        let text = format!("|{}.{millis:03}", time_of_day(ns));
+    let span = (timeline.to_ns - timeline.from_ns).max(1);
+    let columns = |ns: i64| ns as f64 / span as f64 * width as f64;
+    let steps = STEPS_MS.iter().map(|ms| ms * 1_000_000);
+    let is_wide = |step: &i64| columns(*step) >= TICK as f64;
+    let step = steps.clone().find(is_wide).or(steps.max()).unwrap_or(span);
+    let first = timeline.from_ns.saturating_add(step - 1).div_euclid(step);
+    for tick in first.. {
+        let ns = tick * step;
+        if ns >= timeline.to_ns {
+            return;
+        }
+        let position = columns(ns - timeline.from_ns) as usize;
+        let mut text = format!("|{}", time_of_day(ns));
+        if step < 1_000_000_000 {
+            let millis = ns.div_euclid(1_000_000).rem_euclid(1000);
+            text.push_str(&format!(".{millis:03}"));
+        }
         let x = area.x + LABEL_WIDTH + u16::try_from(position).unwrap_or(0);
         // A time that was cut would be another time.
-        if text.len() <= (width - position).min(TICK - 1) {
-            buffer.set_string(x, y, text, theme.style(Tone::Dim));
+        if text.len() <= width.saturating_sub(position) {
+            buffer.set_string(x, area.y, text, theme.style(Tone::Dim));
         }
     }
 }
@@ -162,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_does_not_fit_is_left_out_of_the_axis() {
+    fn the_axis_has_round_times_and_none_that_does_not_fit() {
         let timeline = Timeline {
             lanes: vec![],
             from_ns: 0,
@@ -180,7 +221,8 @@ mod tests {
         );
         let cells = buffer.content().iter();
         let drawn: String = cells.map(|cell| cell.symbol()).collect();
-        assert_eq!(drawn.trim(), "|00:00:00.000   |00:00:00.016");
+        // Every 20 ms, of which the second would be 0.040.
+        assert_eq!(drawn.trim(), "|00:00:00.000       |00:00:00.020");
     }
 
     fn span(from_ns: i64, to_ns: Option<i64>) -> Span {
@@ -216,8 +258,8 @@ mod tests {
             tone: Tone::Plain,
             spans: vec![span(0, Some(20)), span(30, None)],
         };
-        assert_eq!(drawn(&lane, 40), "█all_red····▒all_reduce #3 dp▒▒▒▒▒▒▒▒▒▒▒");
-        assert_eq!(drawn(&lane, 20), "████··▒all_reduce #3");
+        assert_eq!(drawn(&lane, 40), "█all_re…····▒all_reduce #3 dp▒▒▒▒▒▒▒▒▒▒▒");
+        assert_eq!(drawn(&lane, 18), "███··▒all_reduce …");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::State;
 use super::command::{self, TypedCommand};
 use super::input::{Input, Purpose};
 use super::screen::Screen;
-use super::screens::{Fold, OverviewPane, command_for, neighbor, overview_panes};
+use super::screens::{Fold, OverviewPane, command_for, first_rank, neighbor, overview_panes};
 use crate::keys::{Action, Pressed, key_name};
 use crate::page::Body;
 use crate::page::table::Target;
@@ -315,7 +315,7 @@ impl State {
     }
 
     /// On the first screen, opens the view of the focused pane, or the first rank at fault for the pane that looks
-    /// further at it. The trends have no view.
+    /// further at it and for that of its operations. The trends have no view.
     fn expand(&mut self) {
         let shown = self.history.shown();
         if let Some(snapshot) = shown.filter(|_| *self.screen() == Screen::Overview) {
@@ -327,10 +327,11 @@ impl State {
                 Some(OverviewPane::Ranks) => Screen::Ranks,
                 Some(OverviewPane::Why) => Screen::Why(None),
                 Some(OverviewPane::Timeline) => Screen::Timeline,
-                Some(OverviewPane::Look) => match self.index.roots().first() {
-                    Some(&rank) => Screen::Rank(rank),
-                    None => return,
-                },
+                Some(OverviewPane::Look | OverviewPane::Operations) => {
+                    let rank = first_rank(&self.model(snapshot));
+                    let Some(rank) = rank else { return };
+                    Screen::Rank(rank)
+                }
                 Some(OverviewPane::Trends) | None => return,
             };
             self.go(screen);

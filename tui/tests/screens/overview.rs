@@ -1,10 +1,11 @@
 //! The first screen: verdict, age, trends, a replay, a job that ended, no job.
 
-use super::common::{judged, moment, press, recorded, showing, simulation};
-use rcomm_analyzer::simulate::Situation;
+use super::common::{START_NS, judged, moment, press, recorded, showing, simulation};
+use rcomm_analyzer::simulate::{Simulation, Situation};
 use rcomm_analyzer::{Code, EndKind, JobEnd, Problem, Report, Snapshot, SourceStatus, Verdict};
 use rcomm_recorder::publish::Dump;
 use rcomm_top::state::event::Event;
+use rcomm_top::state::screen::Screen;
 use rcomm_top::state::update;
 use rcomm_top::view::text;
 use std::sync::Arc;
@@ -149,6 +150,34 @@ fn trends_get_the_rows_that_no_pane_needs() {
         "{screen}"
     );
     assert_eq!(rows[2].matches('█').count(), 2, "{screen}");
+}
+
+#[test]
+fn rows_that_no_pane_needs_have_the_newest_operations() {
+    for situation in [Situation::Healthy, Situation::StuckRank] {
+        let simulation = Simulation::new(situation, 8, START_NS);
+        let snapshot = judged(&simulation, simulation.fault_ns() + 60_000_000_000);
+        let rank = match situation {
+            Situation::Healthy => 0,
+            _ => simulation.culprit(),
+        };
+        for size in [(120, 40), (200, 50)] {
+            let mut state = showing(snapshot.clone(), size);
+            let screen = text::of(&state);
+            let empty = screen.lines().filter(|line| line.trim().is_empty());
+            assert!(empty.count() <= 2, "{screen}");
+            assert!(
+                screen.contains(&format!("last operations of rank {rank} ")),
+                "{screen}"
+            );
+            // Its pane opens the rank.
+            let panes = state.page.panes.iter();
+            let at = panes.take_while(|pane| !pane.title.starts_with("last operations"));
+            let tabs = "<tab>".repeat(at.count());
+            press(&mut state, &format!("{tabs}e"));
+            assert_eq!(*state.screen(), Screen::Rank(rank), "{screen}");
+        }
+    }
 }
 
 #[test]

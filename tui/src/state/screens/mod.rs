@@ -1,6 +1,7 @@
-//! Builds the page of each screen from a snapshot: one file per screen, and `look_further` for a pane that several
-//! screens have.
+//! Builds the page of each screen from a snapshot: one file per screen, `charts` for the trends of the first one, and
+//! `look_further` for a pane that several screens have.
 
+mod charts;
 mod compare;
 mod finding;
 mod groups;
@@ -22,7 +23,7 @@ mod why;
 
 pub(super) use look_further::command as command_for;
 pub use overview::OverviewPane;
-pub(super) use overview::panes as overview_panes;
+pub(super) use overview::{first_rank, panes as overview_panes};
 pub use ranks::Metric;
 pub use timeline::Scale;
 pub(super) use timeline::neighbor;

@@ -1,7 +1,8 @@
 //! The first screen: whether the job is stuck, the rank at fault, and since when.
 
+use super::charts::trends;
 use super::{
-    ViewModel, finding, groups, in_flight, jobs, look_further, ranks, timeline, warnings, why,
+    ViewModel, finding, groups, in_flight, jobs, look_further, rank, ranks, timeline, warnings, why,
 };
 use crate::keys::Action;
 use crate::page::layout::{is_whole, needed};
@@ -9,7 +10,6 @@ use crate::page::table::{Cell, Headings, Row, Table, Target};
 use crate::page::theme::Tone;
 use crate::page::{Body, Grid, Line, Page, Pane, Strip, plain, styled};
 use crate::state::index::{Marked, since_ms};
-use crate::state::trends::Trend;
 use rcomm_analyzer::format::{count, duration_ms, rank_set};
 use rcomm_analyzer::print::human::format_ranks_read;
 use rcomm_analyzer::{Finding, RankState, Report, Until, Verdict, causes};
@@ -52,6 +52,8 @@ pub enum OverviewPane {
     Look,
     /// The operations of up to 32 ranks over time, those that are marked or in trouble first.
     Timeline,
+    /// The newest operations of the first rank at fault, or else of the first rank.
+    Operations,
 }
 
 impl OverviewPane {
@@ -64,12 +66,22 @@ impl OverviewPane {
                 Warnings, Why, Look, Groups, InFlight, Trends, Timeline, Ranks,
             ],
             (true, false) if columns >= WIDE_COLUMNS => {
-                &[Warnings, Groups, Trends, InFlight, Timeline, Ranks]
+                &[Warnings, Trends, Groups, InFlight, Timeline, Ranks]
             }
             (true, true) => &[Warnings, Why, Look, Groups, InFlight, Trends, Ranks],
             (true, false) => &[Warnings, Trends, Groups, InFlight, Ranks],
             (false, true) => &[Warnings, Groups, Ranks],
             (false, false) => &[Warnings, Trends, Groups, Ranks],
+        }
+    }
+
+    /// The panes that the default ones are joined by, in this order, as long as that leaves every pane whole. If no rank
+    /// is at fault, a low terminal gets none: the job runs, and the rows of its operations would come and go.
+    fn where_rows_are_left((_, rows): (u16, u16), blocked: bool) -> &'static [Self] {
+        match (rows >= ROOMY_ROWS, blocked) {
+            (true, _) => &[Self::Timeline, Self::Operations],
+            (false, true) => &[Self::InFlight],
+            (false, false) => &[],
         }
     }
 
@@ -105,6 +117,7 @@ impl OverviewPane {
             Self::Trends => ("trends".into(), Body::Text(trends(model, 1))),
             Self::Why => ("why".into(), Body::Table(why::table_of_hang(model))),
             Self::Timeline => ("timeline".into(), timeline::of_first(model, MAX_LANES)),
+            Self::Operations => return operations_pane(model, MIN_OPERATIONS),
             Self::Look => {
                 let root = model.index.roots().first();
                 let width = match has_two_columns(model) {
@@ -135,24 +148,34 @@ pub(in crate::state) fn panes(model: &ViewModel<'_>) -> Vec<OverviewPane> {
 /// The first screen's panes, and its page with them.
 fn arranged(model: &ViewModel<'_>) -> (Vec<OverviewPane>, Page) {
     let blocked = !model.index.roots().is_empty();
-    let panes = OverviewPane::chosen(model.layout, model.size, blocked);
-    let page = page_of(model, panes);
-    // If a rank is at fault, a low terminal also shows what is in flight, where that leaves every pane whole. Otherwise
-    // the job runs, and the rows of its operations would come and go.
-    let (last, others) = match panes.split_last() {
-        Some(parts) if blocked && model.layout.is_empty() && !is_roomy(model) => parts,
-        _ => return (panes.to_vec(), page),
+    let mut panes = OverviewPane::chosen(model.layout, model.size, blocked).to_vec();
+    let mut page = page_of(model, &panes);
+    let more = match model.layout.is_empty() {
+        true => OverviewPane::where_rows_are_left(model.size, blocked),
+        false => &[],
     };
-    let more_panes = [others, &[OverviewPane::InFlight, *last]].concat();
-    let more = page_of(model, &more_panes);
-    match needed(&more, model.size) <= model.size.1 {
-        true => (more_panes, more),
-        false => (panes.to_vec(), page),
+    // Operations in flight come and go while the job runs: what is above them stays in its place.
+    let is_last = |pane: &OverviewPane| match pane {
+        OverviewPane::InFlight => !blocked && !has_two_columns(model),
+        pane => *pane == OverviewPane::Ranks,
+    };
+    for &pane in more {
+        if panes.contains(&pane) {
+            continue;
+        }
+        let mut with = panes.clone();
+        with.insert(panes.iter().position(is_last).unwrap_or(panes.len()), pane);
+        let page_with = page_of(model, &with);
+        if needed(&page_with, model.size) <= model.size.1 {
+            (panes, page) = (with, page_with);
+        }
     }
+    (panes, page)
 }
 
 /// The first screen with these panes.
 fn page_of(model: &ViewModel<'_>, panes: &[OverviewPane]) -> Page {
+    let blocked = !model.index.roots().is_empty();
     let mut head = vec![headline(model)];
     head.extend(doubt_line(model));
     head.extend(next_line(model));
@@ -169,7 +192,9 @@ fn page_of(model: &ViewModel<'_>, panes: &[OverviewPane]) -> Page {
     let two_columns = has_two_columns(model);
     let right = panes.iter().enumerate().filter(|(_, pane)| {
         use OverviewPane::{Groups, InFlight, Trends};
-        two_columns && matches!(pane, Groups | InFlight | Trends)
+        // Without a rank at fault, the trends are what the left column has.
+        let is_right = matches!(pane, Groups | InFlight) || blocked && matches!(pane, Trends);
+        two_columns && is_right
     });
     let mut page = Page {
         head,
@@ -178,7 +203,40 @@ fn page_of(model: &ViewModel<'_>, panes: &[OverviewPane]) -> Page {
     };
     replace_cut_heat_map(model, &mut page);
     enlarge_trends(model, panes, &mut page);
+    if let Some(at) = panes
+        .iter()
+        .position(|pane| *pane == OverviewPane::Operations)
+    {
+        let spare = model.size.1.saturating_sub(needed(&page, model.size));
+        page.panes[at] = operations_pane(model, MIN_OPERATIONS + usize::from(spare));
+    }
     page
+}
+
+/// The fewest operations for which the first screen has a pane.
+const MIN_OPERATIONS: usize = 3;
+
+/// The rank whose newest operations the first screen shows: the first one at fault, or else the first of all.
+pub(in crate::state) fn first_rank(model: &ViewModel<'_>) -> Option<Rank> {
+    let first = model.snapshot.ranks.first().map(|view| view.rank);
+    model.index.roots().first().copied().or(first)
+}
+
+/// The newest operations of one rank, at most `rows` of them.
+fn operations_pane(model: &ViewModel<'_>, rows: usize) -> Pane {
+    let rank = first_rank(model);
+    let view = rank.and_then(|rank| model.snapshot.rank(rank));
+    let mut table = view
+        .map(|view| rank::operations(model, view))
+        .unwrap_or_default();
+    table.rows.truncate(rows);
+    let whose = rank.map_or_else(String::new, |rank| {
+        format!(" of {}", model.rank_label(rank))
+    });
+    Pane {
+        title: format!("last operations{whose}, newest first"),
+        body: Body::Table(table),
+    }
 }
 
 /// A heat map that does not fit would hide ranks, and perhaps the one at fault: the strip takes its place.
@@ -212,7 +270,7 @@ fn simulated_fault(model: &ViewModel<'_>) -> Option<Line> {
 }
 
 /// Whether panes are drawn in two columns. A user's own order of panes is kept: one below the other.
-fn has_two_columns(model: &ViewModel<'_>) -> bool {
+pub(super) fn has_two_columns(model: &ViewModel<'_>) -> bool {
     is_roomy(model) && model.size.0 >= WIDE_COLUMNS && model.layout.is_empty()
 }
 
@@ -269,7 +327,7 @@ fn headline(model: &ViewModel<'_>) -> Line {
             let mut sentence = match report.verdict {
                 Verdict::Healthy => "nothing recorded is pending or wrong".to_owned(),
                 Verdict::Running => match report.pending().count() {
-                    0 => "nothing is overdue".to_owned(),
+                    0 => "no operation in flight, nothing overdue".to_owned(),
                     n => format!("{} in flight, none overdue", count(n as u64, "operation")),
                 },
                 _ => match report.silence() {
@@ -380,9 +438,6 @@ fn refer_to_headline(model: &ViewModel<'_>, table: &mut Table) {
     }
 }
 
-/// Characters of a bar, from low to high. The last one fills its cell, so that a bar can go on in the cell above.
-const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-
 /// Maximum number of rows of the chart of one trend.
 const MAX_CHART_ROWS: u16 = 3;
 
@@ -399,69 +454,6 @@ fn enlarge_trends(model: &ViewModel<'_>, panes: &[OverviewPane], page: &mut Page
     let charts = u16::try_from(drawn.count()).unwrap_or(u16::MAX).max(1);
     let height = (1 + spare / charts).min(MAX_CHART_ROWS);
     page.panes[at].body = Body::Text(trends(model, usize::from(height)));
-}
-
-/// `steps/s   9.8  ▁▂▃▅▇  max 12`: one chart below the other, each with bars of `height` rows, the newest value on the
-/// right. The highest bar ends below the top, so that the bars of two charts do not touch.
-fn trends(model: &ViewModel<'_>, height: usize) -> Vec<Line> {
-    let trends = model.trends.until(model.snapshot.at.wall_ns);
-    // Where panes are in two columns, a line is half as wide. 36 of its characters are for the texts around the bars.
-    let width = if has_two_columns(model) {
-        model.size.0.saturating_sub(1) / 2
-    } else {
-        model.size.0
-    };
-    let room = usize::from(width).saturating_sub(36).max(8);
-    let number = |value: Option<f64>| match value {
-        Some(value) if value >= 100.0 => format!("{value:.0}"),
-        Some(value) if value >= 10.0 => format!("{value:.1}"),
-        Some(value) if value > 0.0 && value < 0.005 => "<0.01".to_owned(),
-        Some(value) => format!("{value:.2}"),
-        None => "--".to_owned(),
-    };
-    let lines = |trend: &Trend| {
-        if !trend.is_known() {
-            let unknown = format!("  {:<9}{:>7}  {}", trend.name, "--", trend.unknown);
-            return vec![vec![styled(unknown, Tone::Dim)]];
-        }
-        let newest = &trend.values[trend.values.len().saturating_sub(room)..];
-        let max = newest.iter().flatten().copied().reduce(f64::max);
-        // The height of a bar is in eighths of a row: the lowest bar has one, and the highest has all but one.
-        let most = BARS.len() * height - 1;
-        let eighths = |value: f64| match max {
-            Some(max) if max > 0.0 => 1 + (value / max * (most - 1) as f64).round() as usize,
-            _ => 1,
-        };
-        let bar = |value: &Option<f64>, row: usize| {
-            let above = value.map_or(0, |value| eighths(value).min(most));
-            match above.saturating_sub(row * BARS.len()) {
-                0 => ' ',
-                filled => BARS[filled.min(BARS.len()) - 1],
-            }
-        };
-        let blank = " ".repeat(room.saturating_sub(newest.len()));
-        let now = number(trend.values.last().copied().flatten());
-        (0..height)
-            .rev()
-            .map(move |row| {
-                let bars: String = newest.iter().map(|value| bar(value, row)).collect();
-                let first = row + 1 == height;
-                let mut line = match first {
-                    true => vec![
-                        styled(format!("  {:<9}", trend.name), Tone::Dim),
-                        plain(format!("{now:>7}  ")),
-                    ],
-                    false => vec![plain(" ".repeat(20))],
-                };
-                line.push(styled(format!("{blank}{bars}"), Tone::Accent));
-                if first {
-                    line.push(styled(format!("  max {}", number(max)), Tone::Dim));
-                }
-                line
-            })
-            .collect::<Vec<Line>>()
-    };
-    trends.iter().flat_map(lines).collect()
 }
 
 /// `why: 517 <- dp_5 #9133 (15 ranks wait) <- tp_64..71 (56 ranks wait), pp_3 #7 (1 rank waits)`: the ranks right of an

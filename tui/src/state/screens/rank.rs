@@ -16,7 +16,7 @@ use rcomm_recorder::publish::Dump;
 use std::sync::Arc;
 
 /// Maximum number of listed operations of each dump.
-const MAX_LISTED: usize = 20;
+const MAX_LISTED: usize = 64;
 
 pub(super) fn page(model: &ViewModel<'_>, rank: Rank) -> Page {
     let Some(view) = model.snapshot.rank(rank) else {
@@ -188,7 +188,7 @@ pub(super) fn group_of(dump: &Dump, entry: &Entry) -> Option<GroupRef> {
 
 /// The newest operations. If no backend measured how long the completed ones ran, the time from the issue to the end is
 /// shown.
-fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
+pub(super) fn operations(model: &ViewModel<'_>, view: &RankView) -> Table {
     let newest = || {
         view.dumps.iter().flat_map(|dump| {
             let entries = dump.entries.iter().rev().take(MAX_LISTED);

@@ -24,10 +24,16 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from . import _native
+from . import _native, _world
 from .torch import _job, _library_folders
 
 NAME = "rcomm"
+
+# The version of PyTorch on which the backend was tested. The backend calls private functions of PyTorch, which any other
+# version may change.
+_TESTED = "2.15"
+# The variable with which a process uses the backend on another version.
+_UNTESTED = "RCOMM_UNTESTED_TORCH"
 
 # How long destroy_process_group() waits for operations under way. The rank that serves the store waits as long for the
 # other ranks, which may destroy their groups later.
@@ -344,6 +350,12 @@ def _create(opts: Any, options: Any) -> Group | _Inner:
     global _default
     ranks = list(opts.global_ranks_in_group)
     if not ranks:
+        other = _world.open_world()
+        if other is not None:
+            raise RuntimeError(
+                f"rcomm: this process is already rank {other.rank} of the job {other.job!r} by rcomm.init(): shut that "
+                "world down first, or use its groups"
+            )
         _default = made = _join(opts)
         group, owns = made.group(), True
     elif world() is not None:
@@ -472,9 +484,11 @@ def _name_job(suffix: str) -> str:
 
 
 def register() -> None:
-    """Registers the backend. A second call does nothing."""
+    """Registers the backend. A second call does nothing. Raises RuntimeError with a version of PyTorch on which the
+    backend was not tested."""
     if NAME.upper() in dist.Backend._plugins:
         return
+    _check_version(torch.__version__)
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
     create_shrunk = getattr(dist.distributed_c10d, "_create_shrunk_process_group", None)
     if create_shrunk is not None:
@@ -483,6 +497,17 @@ def register() -> None:
     # This backend records its operations. PyTorch's recorder would see only the operations that PyTorch's C++ issues,
     # and takes 30 ms a group.
     getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add(NAME)
+
+
+def _check_version(version: str) -> None:
+    """Raises RuntimeError if the backend was not tested on this version of PyTorch, and the environment does not ask
+    for it all the same."""
+    if version.split(".")[:2] == _TESTED.split(".") or os.environ.get(_UNTESTED, "") not in ("", "0"):
+        return
+    raise RuntimeError(
+        f"rcomm: the backend was tested on PyTorch {_TESTED}, and this is {version}: install torch=={_TESTED}.*, use "
+        f"gloo, which RCOMM_RECORD=1 records, or set {_UNTESTED}=1 to try this version"
+    )
 
 
 def _end() -> None:

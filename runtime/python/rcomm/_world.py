@@ -153,6 +153,12 @@ class World:
         return repr(self._native)
 
 
+def open_world() -> World | None:
+    """The world that `init` made; None if it was ended, or there was none."""
+    world = _world
+    return world if world is not None and world.is_open else None
+
+
 def init(
     *,
     rank: int | None = None,
@@ -187,9 +193,10 @@ def init(
     elif size is not None and size != 1:
         raise InvalidArgument(f"a job of {size} ranks needs address=")
     with _lock:
-        if _world is not None and _world.is_open:
+        made = open_world()
+        if made is not None:
             raise InvalidArgument(
-                f"this process is already rank {_world.rank} of the job {_world.job!r}: shut that world down first, or "
+                f"this process is already rank {made.rank} of the job {made.job!r}: shut that world down first, or "
                 "make groups in it with new_group()"
             )
         backend = sys.modules.get("rcomm._backend")
@@ -236,8 +243,8 @@ def step(number: int) -> contextlib.AbstractContextManager[None]:
     torch = sys.modules.get("rcomm.torch")
     if torch is not None:
         torch.step(number)
-    world = _world
-    if world is not None and world.is_open:
+    world = open_world()
+    if world is not None:
         world._native.step(number)
     return contextlib.nullcontext()
 
@@ -268,8 +275,8 @@ _phase = ""
 
 
 def _name_phase(name: str) -> None:
-    world = _world
-    if world is not None and world.is_open:
+    world = open_world()
+    if world is not None:
         world._native.phase(name)
 
 
@@ -304,8 +311,8 @@ def _library_folders() -> list[str]:
 def _end() -> None:
     """Ends a world that the program did not shut down, when the interpreter ends; abandons the world if an exception
     has ended the program."""
-    world = _world
-    if world is None or not world.is_open:
+    world = open_world()
+    if world is None:
         return
     error = getattr(sys, "last_value", None)
     if error is not None:

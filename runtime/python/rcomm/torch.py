@@ -42,7 +42,8 @@ _END_TIME = 0.5
 def record() -> None:
     """Records every process group of this process from now on, and those that it has already.
 
-    Needs PyTorch 2.5 or later; with an older one, logs a warning and records nothing. A second call does nothing.
+    Needs PyTorch 2.5 or later with torch.distributed; with another one, logs a warning and records nothing. A second
+    call does nothing.
     ``RCOMM_JOB`` names the job (else torchrun's run id, Slurm's job and step, ``MASTER_ADDR-MASTER_PORT``, or "torch"),
     ``RCOMM_RING_DIR`` the folder of the rings (else ``/dev/shm/rcomm-UID``), ``RCOMM_RING_ENTRIES`` how many
     operations a ring holds (else 16,384).
@@ -52,6 +53,10 @@ def record() -> None:
         if _recorder is not None:
             return
         import torch
+
+        if not torch.distributed.is_available():
+            _log.warning("rcomm records nothing: this PyTorch was built without torch.distributed")
+            return
         from torch.distributed import distributed_c10d as c10d
 
         from . import _dispatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import datetime
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 pytest_plugins = ["pytester"]
 
@@ -23,9 +25,8 @@ pytest_plugins = ["pytester"]
 TIME_LIMIT = 120
 
 # Whether PyTorch has hooks, as 2.15 and later do: the backend needs other parts of these versions, too.
-HAS_HOOKS = hasattr(torch.distributed.ProcessGroup, "register_pre_hook")
-collect_ignore = [] if HAS_HOOKS else ["test_backend.py"]
-
+HAS_HOOKS = hasattr(dist.ProcessGroup, "register_pre_hook")
+collect_ignore = [] if HAS_HOOKS else ["test_backend.py", "test_backend_refuses.py"]
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
@@ -66,8 +67,6 @@ class Job:
         )
         code = 1
         try:
-            import torch.distributed as dist
-
             import rcomm._cpp
             import rcomm.torch
 
@@ -112,6 +111,49 @@ class Job:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         self.pids = []
+
+
+class BackendJob(Job):
+    """Ranks whose default group is of one backend; the program imports and sets nothing for the backend."""
+
+    def __init__(self, rings: Path, size: int, body, backend: str = "rcomm", timeout: float = TIME_LIMIT):
+        self.backend, self.timeout = backend, timeout
+        super().__init__(rings, size, body)
+
+    def _run_rank(self, rank, size, port, body):
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            RCOMM_JOB="job",
+            RCOMM_RING_DIR=str(self.root),
+            RCOMM_DUMP_DIR=str(self.root / "dumps"),
+        )
+        code = 1
+        try:
+            dist.init_process_group(self.backend, timeout=datetime.timedelta(seconds=self.timeout))
+            body(rank)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    jobs = []
+
+    def start(size, body, **options):
+        jobs.append(BackendJob(tmp_path, size, body, **options))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.end()
 
 
 @pytest.fixture(scope="session")

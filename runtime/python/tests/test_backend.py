@@ -12,63 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import Shard, distribute_tensor
-from conftest import TIME_LIMIT, Job
+from conftest import TIME_LIMIT
 
 import rcomm
 from rcomm import _native, _programs
 
 FOREVER = 10**6
-
-
-class BackendJob(Job):
-    """Ranks whose default group is of one backend; the program imports and sets nothing for the backend."""
-
-    def __init__(self, rings: Path, size: int, body, backend: str = "rcomm", timeout: float = TIME_LIMIT):
-        self.backend, self.timeout = backend, timeout
-        super().__init__(rings, size, body)
-
-    def _run_rank(self, rank, size, port, body):
-        os.environ.update(
-            RANK=str(rank),
-            WORLD_SIZE=str(size),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            RCOMM_JOB="job",
-            RCOMM_RING_DIR=str(self.root),
-            RCOMM_DUMP_DIR=str(self.root / "dumps"),
-        )
-        code = 1
-        try:
-            dist.init_process_group(self.backend, timeout=datetime.timedelta(seconds=self.timeout))
-            body(rank)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-
-@pytest.fixture
-def ranks(tmp_path):
-    jobs = []
-
-    def start(size, body, **options):
-        jobs.append(BackendJob(tmp_path, size, body, **options))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.end()
 
 
 def every_operation(rank: int, size: int, group) -> dict[str, list[torch.Tensor]]:
@@ -608,51 +562,6 @@ def test_groups_can_be_destroyed_and_made_again(ranks):
         dist.destroy_process_group()
         with pytest.raises(dist.DistBackendError, match="was shut down"):
             group.allreduce([torch.ones(2)])
-
-    assert ranks(2, body).wait() == [0, 0]
-
-
-def test_what_cannot_be_communicated_is_refused_by_name(ranks):
-    def body(rank):
-        with pytest.raises(ValueError, match="this one is on meta"):
-            dist.all_reduce(torch.zeros(2, device="meta"))
-        with pytest.raises(ValueError, match="torch.quint8"):
-            dist.broadcast(torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8), 0)
-        with pytest.raises(ValueError, match="torch.sparse_coo"):
-            dist.broadcast(torch.zeros(2).to_sparse(), 0)
-        with pytest.raises(ValueError, match="ReduceOp.SUM only"):
-            dist.all_reduce(torch.zeros(2).to_sparse(), dist.ReduceOp.MAX)
-        with pytest.raises(NotImplementedError, match="not defined for elements of type Float"):
-            dist.all_reduce(torch.zeros(2), dist.ReduceOp.BXOR)
-        ones = torch.ones(6)
-        for overlapping in (ones[:1].expand(4), ones[:3, None].expand(3, 4), ones.as_strided((3, 2), (1, 1))):
-            with pytest.raises(ValueError, match=r"may share memory.*clone\(\)"):
-                dist.all_reduce(overlapping)
-            with pytest.raises(ValueError, match="may share memory"):
-                dist.recv(overlapping, 1 - rank)
-        with pytest.raises(ValueError, match="may share memory"):
-            dist.all_gather_into_tensor(ones[:1].expand(4), ones[:2])
-        assert ones.tolist() == [1.0] * 6
-        with pytest.raises(ValueError, match=r"splits \[-1, 5\].*are negative"):
-            dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [-1, 5], [2, 2])
-        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
-        sharded = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
-        with FakeTensorMode():
-            fake = torch.zeros(2)
-        for wrapper in (sharded, fake, torch._efficientzerotensor(4)):
-            with pytest.raises(ValueError, match=f"this {type(wrapper).__name__} has none"):
-                dist.group.WORLD.allreduce([wrapper]).wait()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                dist.all_reduce(torch.zeros(2))
-            except dist.DistBackendError as error:
-                os._exit(0 if "fork" in str(error) else 2)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        tensor = torch.ones(2)
-        dist.all_reduce(tensor)
-        assert tensor.tolist() == [2.0, 2.0]
 
     assert ranks(2, body).wait() == [0, 0]
 

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyTuple, PyType};
 use rcomm::{Access, Buffer, DType, Device};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -16,6 +16,9 @@ const MAX_DIMENSIONS: usize = 8;
 
 /// The arguments of `__dlpack__` that ask for a versioned capsule, which says whether its memory may be written.
 static VERSIONED: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+
+/// The first type found that is not one of JAX, so that its module is not looked up in every call.
+static MUTABLE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 /// An array's extents.
 #[derive(Clone, Copy)]
@@ -234,11 +237,18 @@ fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAn
 
 /// Whether the array is one of JAX, whose memory must not be written, although capsules may not say so.
 fn is_immutable(array: &Bound<'_, PyAny>) -> bool {
-    let module = array.get_type().module();
-    module.is_ok_and(|module| {
-        let module = module.to_string_lossy();
-        module.starts_with("jax")
-    })
+    let (py, kind) = (array.py(), array.get_type());
+    if MUTABLE.get(py).is_some_and(|known| kind.is(known.bind(py))) {
+        return false;
+    }
+    let is_of_jax = kind
+        .module()
+        .is_ok_and(|module| module.to_string_lossy().starts_with("jax"));
+    if !is_of_jax {
+        // Another thread may have kept another type.
+        let _ = MUTABLE.set(py, kind.unbind());
+    }
+    is_of_jax
 }
 
 /// The name of an object's type, for errors.
